@@ -1,0 +1,36 @@
+# Every target sets up what it needs in .venv; nothing has to be installed by hand.
+# Python 3.10 to 3.12: the first of these that runs, or say make PYTHON=/path/to/python.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.10 python3 python; do \
+  $$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && echo $$p && break; done)
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.PHONY: demo test check format bench clean
+
+demo: $(INSTALLED)
+	$(BIN)/gmmvit demo --output demo-output --force
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest
+
+check: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(INSTALLED)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(INSTALLED)
+	$(BIN)/python benchmarks/folded_cost.py
+
+clean:
+	rm -rf .venv demo-output
+
+$(INSTALLED): pyproject.toml .ci/constraints.txt
+	@test -n "$(PYTHON)" || { echo "Error: no Python 3.10 to 3.12 found"; echo "hint: install one, or say make PYTHON=/path/to/python"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt --editable '.[dev]'
+	touch $@

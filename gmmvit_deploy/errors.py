@@ -1,0 +1,119 @@
+"""Every error that this package raises on purpose.
+
+    GmmvitError
+    ├── InputError               something the user handed in is wrong
+    │   ├── SpecError            a model description that cannot be
+    │   ├── CheckpointError      a checkpoint file that cannot be loaded, or not safely
+    │   ├── BundleError          a bundle that is not whole, or not what it says
+    │   ├── RepositoryError      a Triton model repository that cannot be written or served
+    │   └── ImageError           bytes that are not an image we take
+    ├── FoldError                a folding pass could not prove its end state
+    ├── ExportError              an exported graph is not what it must be
+    ├── OutputError              a result could not be written; nothing of it was left behind
+    ├── ServerError              a server did not start, is not there, or failed
+    │   └── RequestRejectedError the server is well; it refused what it was sent
+    └── MissingDependencyError   an optional package is needed and absent
+
+Each carries a ``hint``, the next thing to do: its own, or the usual one of its class. The command
+line prints ``Error: <message>`` and ``hint: <hint>`` and leaves with status 1.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BundleError",
+    "CheckpointError",
+    "ExportError",
+    "FoldError",
+    "GmmvitError",
+    "ImageError",
+    "InputError",
+    "MissingDependencyError",
+    "OutputError",
+    "RepositoryError",
+    "RequestRejectedError",
+    "ServerError",
+    "SpecError",
+]
+
+
+class GmmvitError(Exception):
+    """Root of the tree.  ``hint`` says what to do next; without one, that of the class serves."""
+
+    usual_hint = "gmmvit doctor says what works here"
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint or self.usual_hint
+
+
+class InputError(GmmvitError):
+    """Something the user handed in is wrong."""
+
+    usual_hint = "the command with --help says what it takes"
+
+
+class SpecError(InputError):
+    """A model description that cannot be."""
+
+
+class CheckpointError(InputError):
+    """A checkpoint file that cannot be loaded, or not safely."""
+
+    usual_hint = "use the file that the training code saved, whole and unchanged"
+
+
+class BundleError(InputError):
+    """A bundle that is not whole, or not what it says."""
+
+    usual_hint = "write it again with gmmvit export"
+
+
+class RepositoryError(InputError):
+    """A Triton model repository that cannot be written or served."""
+
+    usual_hint = "gmmvit repository writes one from a bundle"
+
+
+class ImageError(InputError):
+    """Bytes that are not an image we take."""
+
+    usual_hint = "JPEG, PNG, WebP and BMP with 8 bits a channel are taken"
+
+
+class FoldError(GmmvitError):
+    """A folding pass could not prove its end state."""
+
+    usual_hint = "nothing was written; compare the checkpoint with gmmvit inspect"
+
+
+class ExportError(GmmvitError):
+    """An exported graph is not what it must be."""
+
+    usual_hint = "nothing was written; gmmvit doctor says which versions are at work"
+
+
+class OutputError(GmmvitError):
+    """A result could not be written; nothing of it was left behind."""
+
+    usual_hint = "choose another place with -o, or make room"
+
+
+class ServerError(GmmvitError):
+    """A server did not start, is not there, or failed."""
+
+
+class RequestRejectedError(ServerError):
+    """The server is well; it refused what it was sent."""
+
+    usual_hint = "send what the model states: GET /v2/models/MODEL on the HTTP port shows it"
+
+
+class MissingDependencyError(GmmvitError):
+    """An optional package is needed and absent."""
+
+    def __init__(self, package: str, *, extra: str) -> None:
+        super().__init__(
+            f"{package} is not installed",
+            hint=f"pip install 'gmmvit-deploy[{extra}]'",
+        )

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gmmvit_deploy.datasets import DATASETS, dataset
+from gmmvit_deploy.errors import InputError, SpecError
+from gmmvit_deploy.presets import PRESETS, preset_spec
+from gmmvit_deploy.specs import MaskSpec, ViTSpec, spec_from_json, spec_to_json
+
+SPEC = ViTSpec(
+    image_size=32,
+    patch_size=4,
+    classes=10,
+    dim=48,
+    depth=3,
+    heads=3,
+    head_dim=16,
+    mlp_dim=96,
+    class_token=False,
+    mask=MaskSpec(kind="gmm", kernels=5, shared=True, closed_form=True),
+)
+
+
+def test_json_round_trip() -> None:
+    assert spec_from_json(spec_to_json(SPEC)) == SPEC
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"patch_size": 5}, "do not tile"),
+        ({"heads": 0}, "heads is 0"),
+        ({"class_token": True}, "no class token"),
+    ],
+    ids=["patches that do not tile", "no heads", "class token with a mask"],
+)
+def test_refuses_what_cannot_be(change: dict[str, int], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        replace(SPEC, **change)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [{"kind": "gmm"}, {"kind": "elm", "kernels": 3}, {"kind": "plain", "shared": True}, {"kind": "retention"}],
+    ids=str,
+)
+def test_refuses_a_mask_that_cannot_be(mask: dict[str, object]) -> None:
+    with pytest.raises(SpecError):
+        MaskSpec(**mask)
+
+
+@pytest.mark.parametrize("data", [{}, {"family": "resnet"}, {"family": "vit"}, {**spec_to_json(SPEC), "colour": 1}])
+def test_json_of_something_else(data: dict[str, object]) -> None:
+    with pytest.raises(SpecError):
+        spec_from_json(data)
+
+
+def test_unknown_preset_lists_the_known_ones() -> None:
+    with pytest.raises(SpecError) as caught:
+        preset_spec("vit-huge", classes=10, image_size=32, mask=MaskSpec())
+    assert all(name in caught.value.hint for name in PRESETS)
+
+
+def test_datasets_have_as_many_labels_as_classes() -> None:
+    classes = {"cifar10": 10, "cifar100": 100, "svhn": 10, "tiny-imagenet": 200, "digits": 10}
+    assert {name: len(set(found.labels)) for name, found in DATASETS.items()} == classes
+
+
+def test_unknown_dataset_lists_the_known_ones() -> None:
+    with pytest.raises(InputError) as caught:
+        dataset("imagenet")
+    assert "tiny-imagenet" in caught.value.hint
