@@ -1,0 +1,26 @@
+"""What the user says about a checkpoint where the file itself is silent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gmmvit_deploy.errors import InputError
+
+__all__ = ["LoadHints"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadHints:
+    """heads: H.  preset: a name of `gmmvit_deploy.presets`.
+
+    closed_form: the mask was trained with the paper's formula from distances, not with the
+    stored base of the released code. None means: not said, so a stored base is expected.
+    """
+
+    heads: int | None = None
+    preset: str | None = None
+    closed_form: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.heads is not None and self.heads < 1:
+            raise InputError(f"--heads is {self.heads}; at least 1 was wanted")

@@ -1,0 +1,173 @@
+"""Bytes on disk → named tensors, without running anything the file contains.
+
+PyTorch files go through the weights-only unpickler, which builds tensors and plain containers and
+refuses every other name a pickle may call. Safetensors files hold no code at all.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gmmvit_deploy.artifacts import sha256_of_file
+from gmmvit_deploy.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["SPEC_METADATA_KEY", "TensorFile", "read_tensors"]
+
+SPEC_METADATA_KEY = "gmmvit_spec"
+"""Safetensors metadata entry in which our own files carry the model spec as JSON."""
+
+_WRAPPER_KEYS = ("model_state_dict", "state_dict", "model")
+_ZIP_MAGIC = b"PK\x03\x04"  # what torch.save has written since 1.6
+_DATA_PARALLEL_PREFIX = "module."
+_WANTED = "a PyTorch checkpoint (.pth) or a safetensors file was wanted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorFile:
+    """The tensors of one checkpoint file, by the names the file gives them less any prefix.
+
+    wrapping: how the tensors were packed, in words; metadata: text entries of a safetensors file.
+    """
+
+    path: Path
+    sha256: str
+    wrapping: str
+    tensors: dict[str, Tensor]
+    metadata: dict[str, str]
+
+    def spec_json(self) -> Mapping[str, Any] | None:
+        """The model spec that one of our own files carries, None in anyone else's."""
+        text = self.metadata.get(SPEC_METADATA_KEY)
+        if text is None:
+            return None
+        try:
+            data = json.loads(text)
+        except ValueError as exc:
+            raise CheckpointError(f"{self.path}: its spec metadata is not JSON: {exc}") from exc
+        if not isinstance(data, dict):
+            raise CheckpointError(f"{self.path}: its spec metadata is not an object")
+        return data
+
+
+def read_tensors(path: Path) -> TensorFile:
+    """Read a checkpoint file.
+
+    Takes what the released training code writes (a dict with ``model_state_dict`` or a bare state
+    dict, keys with or without ``module.``) and safetensors.
+    Errors: CheckpointError when the file is absent, damaged, of another kind, or would run code.
+    """
+    if not path.is_file():
+        problem = "is a folder" if path.is_dir() else "does not exist"
+        raise CheckpointError(f"{path}: {_WANTED}, but it {problem}")
+    try:
+        digest = sha256_of_file(path)
+        with path.open("rb") as file:
+            head = file.read(16)
+    except OSError as exc:
+        raise CheckpointError(f"{path}: cannot be read: {exc.strerror}") from exc
+    metadata: dict[str, str] = {}
+    if _looks_like_safetensors(head, path.stat().st_size):
+        found, metadata = _read_safetensors(path)
+        wrapping = "safetensors"
+    else:
+        found, wrapping = _unwrap(path, _read_pytorch(path, head))
+    tensors, prefixed = _without_prefix(_only_tensors(path, found))
+    if prefixed:
+        wrapping += ", keys with a 'module.' prefix"
+    return TensorFile(path=path, sha256=digest, wrapping=wrapping, tensors=tensors, metadata=metadata)
+
+
+def _looks_like_safetensors(head: bytes, size_bytes: int) -> bool:
+    header_bytes = int.from_bytes(head[:8], "little")
+    return len(head) >= 9 and head[8:9] == b"{" and 2 <= header_bytes <= max(size_bytes, 1 << 20)
+
+
+def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+            return tensors, dict(file.metadata() or {})
+    except SafetensorError as exc:
+        raise CheckpointError(
+            f"{path}: damaged safetensors file: {exc}", hint="copy or download the file again"
+        ) from exc
+
+
+def _read_pytorch(path: Path, head: bytes) -> object:
+    import torch
+
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    # A damaged or hostile pickle can fail inside the unpickler with any exception there is.
+    except Exception as exc:
+        text = str(exc)
+        forbidden = re.search(r"GLOBAL ([\w.]+)", text)
+        if forbidden:
+            raise CheckpointError(
+                f"{path}: it asks for {forbidden.group(1)} to be called while loading, "
+                "which only code needs; nothing of it was run",
+                hint="where the file was made, save torch.save({'model_state_dict': "
+                "model.state_dict()}, 'weights.pth') and use that",
+            ) from exc
+        if "TorchScript" in text:
+            raise CheckpointError(
+                f"{path}: {_WANTED}, found a TorchScript archive, which is code",
+                hint="save the model's state_dict() instead",
+            ) from exc
+        if head.startswith(_ZIP_MAGIC) or "unexpected EOF" in text:
+            raise CheckpointError(
+                f"{path}: the file is truncated or damaged ({path.stat().st_size} bytes)",
+                hint="copy or download the file again",
+            ) from exc
+        raise CheckpointError(
+            f"{path}: {_WANTED}, found something else ({type(exc).__name__})",
+            hint="name the file that torch.save or safetensors wrote",
+        ) from exc
+
+
+def _unwrap(path: Path, loaded: object) -> tuple[dict[str, Any], str]:
+    if not isinstance(loaded, dict):
+        raise CheckpointError(f"{path}: a dict of tensors was wanted, found {type(loaded).__name__}")
+    for key in _WRAPPER_KEYS:
+        if isinstance(loaded.get(key), dict):
+            return loaded[key], f"training checkpoint, weights under '{key}'"
+    return loaded, "bare state dict"
+
+
+def _only_tensors(path: Path, found: Mapping[str, Any]) -> dict[str, Tensor]:
+    import torch
+
+    if not found:
+        raise CheckpointError(f"{path}: it holds no tensors")
+    others = [
+        f"{name!r} ({type(value).__name__})"
+        for name, value in found.items()
+        if not (isinstance(name, str) and isinstance(value, torch.Tensor))
+    ]
+    if others:
+        raise CheckpointError(
+            f"{path}: a state dict maps names to tensors, found also {', '.join(others[:5])}",
+            hint=f"weights are looked for at the top level or under {', '.join(_WRAPPER_KEYS)}",
+        )
+    for name, tensor in found.items():
+        # A view that repeats a small storage would fill the memory when copied.
+        dense = tensor.layout == torch.strided and not tensor.is_quantized
+        if not dense or tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():
+            raise CheckpointError(f"{path}: {name} is no plain dense tensor")
+    return dict(found)
+
+
+def _without_prefix(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], bool]:
+    if not all(name.startswith(_DATA_PARALLEL_PREFIX) for name in tensors):
+        return tensors, False
+    return {name.removeprefix(_DATA_PARALLEL_PREFIX): tensor for name, tensor in tensors.items()}, True

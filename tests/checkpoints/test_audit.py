@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.errors import CheckpointError
+from tests.checkpoints.test_loading import State, released_state, saved
+from tests.conftest import GOLDEN
+
+ALPHA, SIGMA, BASE = (f"transformer.layers.1.0.fn.mask.{part}" for part in ("alpha", "sigma", "mask"))
+
+
+def findings(state: State, folder: Path) -> list[tuple[str, str, str]]:
+    found = load_checkpoint(saved(folder, state)).findings
+    return [(finding.severity, finding.where, finding.what) for finding in found]
+
+
+def _edit(name: str, change: Callable[[torch.Tensor], None]) -> State:
+    state = {key: tensor.clone() for key, tensor in released_state().items()}
+    change(state[name])
+    return state
+
+
+def test_nothing_but_the_underflow_in_a_sound_file(tmp_path: Path) -> None:
+    (only,) = findings(released_state(), tmp_path)
+    assert only[0] == "note"
+    assert only[2].startswith("0 of 4096 entries underflowed to zero and 4 lost digits")
+
+
+def test_underflow_is_counted() -> None:
+    (note,) = [f for f in load_checkpoint(GOLDEN / "vit_gmm_256_tokens.pth").findings if "underflowed" in f.what]
+    assert note.what.startswith("21792 of 65536 entries")
+
+
+@pytest.mark.parametrize(
+    ("state", "where", "what"),
+    [
+        (_edit(SIGMA, lambda t: t[2, 1].fill_(0.01)), "blocks.1 head 1 kernel 2", "sees only itself"),
+        (_edit(ALPHA, lambda t: t[3, 0].fill_(0)), "blocks.1 head 0 kernel 3", "kernel is dead"),
+        (_edit(ALPHA, lambda t: t[:, 2].fill_(0)), "blocks.1 head 2", "mask is zero"),
+        (_edit(SIGMA, lambda t: t[:, 2].fill_(1e6)), "blocks.1 head 2", "mask is constant"),
+        (_edit(BASE, lambda t: t[0, 0, 0, 1].fill_(0.5)), "blocks.1.attention.mask", "differs from"),
+        (_edit("mask", lambda t: t.fill_(0.5)), "mask", "unused base"),
+    ],
+    ids=["narrow sigma", "dead kernel", "zero mask", "constant mask", "bases differ", "root base differs"],
+)
+def test_oddities_are_named_with_their_place(state: State, where: str, what: str, tmp_path: Path) -> None:
+    found = [f for f in findings(state, tmp_path) if f[1] == where and what in f[2]]
+    assert found
+    assert found[0][0] == "warning"
+
+
+def test_nan_in_an_unused_tensor_only_warns(tmp_path: Path) -> None:
+    found = findings(_edit("mask", lambda t: t.fill_(float("nan"))), tmp_path)
+    assert ("warning", "mask") in [f[:2] for f in found]
+
+
+def test_a_mask_that_overflows_is_an_error(tmp_path: Path) -> None:
+    state = _edit(ALPHA, lambda t: t.fill_(3e38))
+    with pytest.raises(CheckpointError, match=r"blocks\.1: its mask holds NaN or infinite"):
+        load_checkpoint(saved(tmp_path, state))

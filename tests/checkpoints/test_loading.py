@@ -1,0 +1,289 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from gmmvit_deploy.checkpoints.hints import LoadHints
+from gmmvit_deploy.checkpoints.loading import load_checkpoint, released_state_dict
+from gmmvit_deploy.checkpoints.reading import SPEC_METADATA_KEY
+from gmmvit_deploy.errors import CheckpointError, InputError, SpecError
+from gmmvit_deploy.models.masks import ClosedFormGaussianMask
+from gmmvit_deploy.models.vit import ViT
+from gmmvit_deploy.specs import MaskSpec, ViTSpec, spec_to_json
+from tests.conftest import GOLDEN, MANIFEST, Golden, golden
+
+State = dict[str, torch.Tensor]
+
+
+def released_state(name: str = "vit_gmm") -> State:
+    loaded = torch.load(GOLDEN / f"{name}.pth", weights_only=True)
+    return dict(loaded.get("model_state_dict", loaded))
+
+
+def saved(folder: Path, state: Any, name: str = "model.pth") -> Path:
+    torch.save(state, folder / name)
+    return folder / name
+
+
+def test_logits_are_the_released_ones(each_golden: Golden) -> None:
+    loaded = load_checkpoint(each_golden.path, each_golden.hints)
+    with torch.inference_mode():
+        logits = loaded.model(torch.from_numpy(each_golden.inputs)).numpy()
+    # 0.0 on the machine that made the files' notes; another BLAS may round otherwise
+    np.testing.assert_allclose(logits, each_golden.logits, rtol=0, atol=1e-5)
+
+
+def test_spec_is_read_off_the_file(each_golden: Golden) -> None:
+    config, spec = MANIFEST[each_golden.name]["config"], load_checkpoint(each_golden.path, each_golden.hints).spec
+    mask = MANIFEST[each_golden.name]["mask"]
+    assert (spec.family, spec.mask.kind) == ("vit", mask)
+    assert (spec.image_size, spec.patch_size, spec.classes) == (
+        config["img_size"],
+        config["patch_size"],
+        config["num_classes"],
+    )
+    assert (spec.dim, spec.depth, spec.heads, spec.head_dim) == (
+        config["dim"],
+        config["depth"],
+        config["heads"],
+        config["dim_head"],
+    )
+    assert spec.mlp_dim == config["dim"] * config["mlp_dim_ratio"]
+    assert spec.mask.kernels == (config["num_kernals"] if mask == "gmm" else 0)
+    assert spec.class_token == (mask == "plain")
+
+
+def test_trainable_parameters_are_the_released_ones(each_golden: Golden) -> None:
+    loaded = load_checkpoint(each_golden.path, each_golden.hints)
+    assert loaded.trainable_parameters == MANIFEST[each_golden.name]["trainable_parameters"]
+
+
+def _bare(state: State, folder: Path) -> Path:
+    return saved(folder, state)
+
+
+def _training(state: State, folder: Path) -> Path:
+    training = {"model_state_dict": state, "epoch": 3, "optimizer_state_dict": {"state": {}}, "scheduler": {"t": 1}}
+    return saved(folder, training)
+
+
+def _data_parallel(state: State, folder: Path) -> Path:
+    return saved(folder, {"model_state_dict": {f"module.{name}": tensor for name, tensor in state.items()}})
+
+
+def _safetensors(state: State, folder: Path) -> Path:
+    save_file({name: tensor.clone() for name, tensor in state.items()}, folder / "model.safetensors")
+    return folder / "model.safetensors"
+
+
+def _old_format(state: State, folder: Path) -> Path:
+    torch.save(state, folder / "old.pth", _use_new_zipfile_serialization=False)
+    return folder / "old.pth"
+
+
+@pytest.mark.parametrize("wrap", [_bare, _training, _data_parallel, _safetensors, _old_format])
+def test_every_wrapping_gives_the_same_model(wrap: Callable[[State, Path], Path], tmp_path: Path) -> None:
+    loaded = load_checkpoint(wrap(released_state(), tmp_path))
+    reference = load_checkpoint(GOLDEN / "vit_gmm.pth")
+    assert loaded.spec == reference.spec
+    for name, tensor in reference.model.state_dict().items():
+        assert loaded.model.state_dict()[name].equal(tensor), name
+
+
+def test_every_key_is_accounted_for() -> None:
+    loaded = load_checkpoint(GOLDEN / "vit_gmm.pth")
+    assert set(loaded.unused) == {"mask"}
+
+
+def test_what_we_write_is_what_the_released_code_writes() -> None:
+    state = released_state()
+    written = released_state_dict(load_checkpoint(GOLDEN / "vit_gmm.pth").model)
+    assert set(written) == set(state)
+    for name, tensor in state.items():
+        assert written[name].reshape(tensor.shape).equal(tensor), name
+
+
+class TestHeads:
+    def test_asked_for_where_the_file_cannot_tell(self) -> None:
+        with pytest.raises(CheckpointError, match="cannot be read off") as caught:
+            load_checkpoint(GOLDEN / "vit_plain.pth")
+        assert "--heads" in caught.value.hint
+
+    def test_wrong_heads_give_other_answers_and_no_error(self) -> None:
+        case = golden("vit_plain")
+        image = torch.from_numpy(case.inputs)
+        with torch.inference_mode():
+            logits = load_checkpoint(case.path, LoadHints(heads=6)).model(image).numpy()
+        assert float(np.abs(logits - case.logits).max()) > 1e-3
+
+    @pytest.mark.parametrize("heads", [5, 49])
+    def test_that_do_not_divide(self, heads: int) -> None:
+        with pytest.raises(CheckpointError, match=f"{heads} heads do not divide"):
+            load_checkpoint(GOLDEN / "vit_plain.pth", LoadHints(heads=heads))
+
+    def test_that_contradict_the_masks(self) -> None:
+        with pytest.raises(CheckpointError, match="its masks have 3"):
+            load_checkpoint(GOLDEN / "vit_gmm.pth", LoadHints(heads=6))
+
+    def test_below_one(self) -> None:
+        with pytest.raises(InputError, match="at least 1"):
+            LoadHints(heads=0)
+
+    def test_one_head_without_projection_is_known(self) -> None:
+        assert load_checkpoint(GOLDEN / "vit_gmm_one_head.pth").spec.heads == 1
+
+
+class TestSharedMask:
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        state = released_state()
+        for name in list(state):
+            if name.endswith((".alpha", ".sigma")):
+                state[name] = state[name][:, :1].clone()
+        return saved(tmp_path, state)
+
+    def test_needs_heads(self, path: Path) -> None:
+        with pytest.raises(CheckpointError, match="cannot be read off"):
+            load_checkpoint(path)
+
+    def test_is_one_mask_for_all(self, path: Path) -> None:
+        loaded = load_checkpoint(path, LoadHints(heads=3))
+        assert loaded.spec.mask.shared
+        assert loaded.trainable_parameters == 62548 - 3 * 2 * 5 * 2
+
+
+class TestClosedForm:
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        return saved(
+            tmp_path, {name: tensor for name, tensor in released_state().items() if not name.endswith("mask.mask")}
+        )
+
+    def test_is_never_guessed(self, path: Path) -> None:
+        with pytest.raises(CheckpointError, match="stored base mask, is missing") as caught:
+            load_checkpoint(path)
+        assert "--mask-form closed" in caught.value.hint
+
+    def test_is_taken_when_said(self, path: Path) -> None:
+        loaded = load_checkpoint(path, LoadHints(closed_form=True))
+        assert loaded.spec.mask.closed_form
+        assert isinstance(loaded.model.blocks[0].attention.mask, ClosedFormGaussianMask)
+
+    def test_leaves_a_stored_base_unused(self) -> None:
+        loaded = load_checkpoint(GOLDEN / "vit_gmm_256_tokens.pth", LoadHints(closed_form=True))
+        assert any(name.endswith("fn.mask.mask") for name in loaded.unused)
+
+    def test_gives_other_answers_at_256_tokens(self) -> None:
+        case = golden("vit_gmm_256_tokens")
+        with torch.inference_mode():
+            model = load_checkpoint(case.path, LoadHints(closed_form=True)).model
+            logits = model(torch.from_numpy(case.inputs)).numpy()
+        assert float(np.abs(logits - case.logits).max()) > 1e-3
+
+    def test_of_an_elm_is_refused(self) -> None:
+        with pytest.raises(CheckpointError, match="no alpha and sigma"):
+            load_checkpoint(GOLDEN / "vit_elm.pth", LoadHints(heads=3, closed_form=True))
+
+
+class TestPreset:
+    def spec(self, mask: MaskSpec) -> ViTSpec:
+        return ViTSpec(
+            image_size=32,
+            patch_size=4,
+            classes=10,
+            dim=192,
+            depth=9,
+            heads=12,
+            head_dim=16,
+            mlp_dim=384,
+            class_token=mask.kind == "plain",
+            mask=mask,
+        )
+
+    def test_tells_the_heads(self, tmp_path: Path) -> None:
+        path = saved(tmp_path, released_state_dict(ViT(self.spec(MaskSpec(kind="elm")))))
+        assert load_checkpoint(path, LoadHints(preset="vit")).spec.heads == 12
+
+    def test_that_does_not_fit_lists_what_differs(self) -> None:
+        with pytest.raises(CheckpointError, match=r"not a vit: .*dim 48 \(the preset has 192\)"):
+            load_checkpoint(GOLDEN / "vit_gmm.pth", LoadHints(preset="vit"))
+
+    def test_unknown(self) -> None:
+        with pytest.raises(SpecError, match="is not known"):
+            load_checkpoint(GOLDEN / "vit_plain.pth", LoadHints(preset="vit-huge"))
+
+    def test_against_heads(self, tmp_path: Path) -> None:
+        path = saved(tmp_path, released_state_dict(ViT(self.spec(MaskSpec()))))
+        with pytest.raises(CheckpointError, match="6 heads were named, but the preset has 12"):
+            load_checkpoint(path, LoadHints(preset="vit", heads=6))
+
+
+def _drop(name: str) -> Callable[[State], None]:
+    return lambda state: state.__delitem__(name)
+
+
+def _set(name: str, tensor: torch.Tensor) -> Callable[[State], None]:
+    return lambda state: state.__setitem__(name, tensor)
+
+
+_BLOCK0 = "transformer.layers.0.0.fn"
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_drop("transformer.layers.1.1.norm.bias"), r"missing transformer\.layers\.1\.1\.norm\.bias"),
+        (_drop("to_patch_embedding.1.weight"), "unknown architecture"),
+        (_drop("mlp_head.1.weight"), r"mlp_head\.1\.weight is missing"),
+        (_drop("pos_embedding"), "pos_embedding is missing"),
+        (_drop(f"{_BLOCK0}.mask.alpha"), r"alpha is missing"),
+        (_drop("transformer.layers.1.0.fn.mask.sigma"), r"missing transformer\.layers\.1\.0\.fn\.mask\.sigma"),
+        (_set("stowaway", torch.zeros(3)), r"unknown key stowaway \(3,\)"),
+        (_set("mlp_head.0.weight", torch.zeros(7)), r"mlp_head\.0\.weight has shape \(7,\), wanted \(48,\)"),
+        (_set("mlp_head.0.weight", torch.zeros(48, dtype=torch.float16)), r"is torch\.float16, wanted torch\.float32"),
+        (_set(f"{_BLOCK0}.mask.alpha", torch.zeros(5)), "4 dimensions"),
+        (_set("transformer.layers.1.0.fn.mask.alpha", torch.zeros(5, 3)), r"has shape \(5, 3\), wanted \(5, 3, 1, 1\)"),
+        (_set("transformer.layers.1.0.fn.mask.sigma", torch.zeros(5, 3, 1)), r"wanted \(5, 3, 1, 1\)"),
+        (_set("pos_embedding", torch.zeros(1, 63, 48)), "square grid"),
+        (_set("to_patch_embedding.1.weight", torch.zeros(48, 47)), r"3·p·p"),
+        (_set("mlp_head.0.weight", torch.full((48,), float("nan"))), "NaN or infinite"),
+        (_set("mlp_head.0.bias", torch.full((48,), float("inf"))), "NaN or infinite"),
+        (_set("cls_token", torch.zeros(1, 1, 48)), "square grid"),
+    ],
+)
+def test_keys_that_do_not_fit_are_named(damage: Callable[[State], None], message: str, tmp_path: Path) -> None:
+    state = released_state()
+    damage(state)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load_checkpoint(saved(tmp_path, state))
+    assert "model.pth" in str(caught.value)
+
+
+def test_another_architecture_is_named() -> None:
+    with pytest.raises(CheckpointError, match="looks like a Swin"):
+        load_checkpoint(GOLDEN / "swin_gmm.pth")
+
+
+class TestOwnSpec:
+    """Safetensors files of ours carry their spec, so nobody is asked twice."""
+
+    def path(self, tmp_path: Path, metadata: str) -> Path:
+        state = {name: tensor.clone() for name, tensor in released_state("vit_plain").items()}
+        save_file(state, tmp_path / "weights.safetensors", metadata={SPEC_METADATA_KEY: metadata})
+        return tmp_path / "weights.safetensors"
+
+    def test_tells_the_heads(self, tmp_path: Path) -> None:
+        spec = load_checkpoint(GOLDEN / "vit_plain.pth", LoadHints(heads=3)).spec
+        assert load_checkpoint(self.path(tmp_path, json.dumps(spec_to_json(spec)))).spec == spec
+
+    @pytest.mark.parametrize("metadata", ["{", "[]", "{}"])
+    def test_that_is_broken(self, tmp_path: Path, metadata: str) -> None:
+        with pytest.raises(InputError):
+            load_checkpoint(self.path(tmp_path, metadata))

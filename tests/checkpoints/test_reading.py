@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gmmvit_deploy.checkpoints.reading import read_tensors
+from gmmvit_deploy.errors import CheckpointError
+from tests.conftest import GOLDEN
+
+
+class RunsCode:
+    """A pickle that creates a file when it is loaded carelessly."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self.marker}",)
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip format", "old format"])
+def test_code_in_a_checkpoint_is_never_run(tmp_path: Path, zipped: bool) -> None:
+    marker = tmp_path / "ran"
+    path = tmp_path / "evil.pth"
+    payload = {"model_state_dict": {"a": torch.zeros(1)}, "epoch": RunsCode(marker)}
+    torch.save(payload, path, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(CheckpointError, match="nothing of it was run") as caught:
+        read_tensors(path)
+    assert "system" in str(caught.value)
+    assert not marker.exists()
+
+
+def test_the_payload_would_have_run(tmp_path: Path) -> None:
+    """The test above proves something only if this pickle is dangerous."""
+    marker = tmp_path / "ran"
+    pickle.loads(pickle.dumps(RunsCode(marker)))
+    assert marker.exists()
+
+
+def test_plain_pickle_with_code(tmp_path: Path) -> None:
+    marker, path = tmp_path / "ran", tmp_path / "evil.pkl"
+    path.write_bytes(pickle.dumps(RunsCode(marker), protocol=2))
+    with pytest.raises(CheckpointError):
+        read_tensors(path)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("share", [0.01, 0.3, 0.9, 0.999])
+def test_truncated_checkpoint(tmp_path: Path, share: float) -> None:
+    data = (GOLDEN / "vit_gmm.pth").read_bytes()
+    path = tmp_path / "cut.pth"
+    path.write_bytes(data[: int(len(data) * share)])
+    with pytest.raises(CheckpointError, match=r"cut\.pth: the file is truncated or damaged") as caught:
+        read_tensors(path)
+    assert "again" in caught.value.hint
+
+
+def test_truncated_safetensors(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"a": torch.zeros(1000)}, tmp_path / "whole.safetensors")
+    cut = tmp_path / "cut.safetensors"
+    cut.write_bytes((tmp_path / "whole.safetensors").read_bytes()[:1500])
+    with pytest.raises(CheckpointError, match="damaged safetensors"):
+        read_tensors(cut)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"hello", b"\x89PNG\r\n\x1a\n" + b"x" * 100, np.random.default_rng(0).bytes(5000), b"PK\x03\x04" + b"x" * 50],
+    ids=["empty", "text", "png", "noise", "zip head"],
+)
+def test_not_a_checkpoint(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "file.pth"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"file\.pth"):
+        read_tensors(path)
+
+
+def test_torchscript_is_code(tmp_path: Path) -> None:
+    path = tmp_path / "script.pt"
+    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), path)
+    with pytest.raises(CheckpointError, match=r"script\.pt"):
+        read_tensors(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [[torch.zeros(2)], {}, {"a": 1}, {1: torch.zeros(2)}, torch.zeros(3), {"a": torch.zeros(2).to_sparse()}],
+    ids=["list", "empty", "numbers", "number keys", "a tensor", "sparse"],
+)
+def test_not_a_state_dict(tmp_path: Path, content: Any) -> None:
+    torch.save(content, tmp_path / "file.pth")
+    with pytest.raises(CheckpointError, match=r"file\.pth"):
+        read_tensors(tmp_path / "file.pth")
+
+
+def test_a_small_file_cannot_unfold_into_a_huge_tensor(tmp_path: Path) -> None:
+    torch.save({"a": torch.zeros(1).expand(10**12)}, tmp_path / "bomb.pth")
+    with pytest.raises(CheckpointError, match="no plain dense tensor"):
+        read_tensors(tmp_path / "bomb.pth")
+
+
+def test_absent_file_and_folder(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="does not exist"):
+        read_tensors(tmp_path / "nowhere.pth")
+    with pytest.raises(CheckpointError, match="is a folder"):
+        read_tensors(tmp_path)
