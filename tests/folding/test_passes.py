@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.errors import FoldError
+from gmmvit_deploy.folding.fold import fold
+from gmmvit_deploy.folding.passes import attentions, fold_masks, merge_scale
+from gmmvit_deploy.models.masks import ConstantMask, mask_from_spec
+from gmmvit_deploy.models.vit import ViT
+from gmmvit_deploy.specs import MaskSpec, ViTSpec
+from tests.conftest import Golden, golden
+
+MASKED = {
+    "gmm": MaskSpec(kind="gmm", kernels=3),
+    "shared": MaskSpec(kind="gmm", kernels=3, shared=True),
+    "closed": MaskSpec(kind="gmm", kernels=3, closed_form=True),
+    "elm": MaskSpec(kind="elm"),
+}
+
+
+def small(mask: MaskSpec) -> ViT:
+    spec = ViTSpec(
+        image_size=16,
+        patch_size=4,
+        classes=3,
+        dim=12,
+        depth=2,
+        heads=2,
+        head_dim=5,
+        mlp_dim=8,
+        class_token=mask.kind == "plain",
+        mask=mask,
+    )
+    return ViT(spec).eval()
+
+
+@pytest.mark.parametrize("mask", MASKED.values(), ids=MASKED.keys())
+def test_folded_mask_is_the_trained_one_bit_for_bit(mask: MaskSpec) -> None:
+    model = small(mask)
+    for (_, trained), record in zip(attentions(model), fold(model).masks, strict=True):
+        assert trained.mask is not None
+        assert record.trained.numpy().tobytes() == trained.mask.matrix().detach().numpy().tobytes()
+        # what the trained module multiplies by, seen from outside
+        ones = torch.ones(1, 2, 16, 16)
+        assert trained.mask(ones)[0].detach().equal(record.trained.expand(2, 16, 16))
+
+
+def test_folds_the_released_masks(each_golden: Golden) -> None:
+    loaded = load_checkpoint(each_golden.path, each_golden.hints)
+    result = fold(loaded.model)
+    kind = loaded.spec.mask.kind
+    assert len(result.masks) == (0 if kind == "plain" else loaded.spec.depth)
+    with torch.inference_mode():
+        logits = result.model(torch.from_numpy(each_golden.inputs)).numpy()
+    np.testing.assert_allclose(logits, each_golden.logits, rtol=0, atol=1e-5)
+
+
+def test_leaves_plain_attention_alone() -> None:
+    model = small(MaskSpec())
+    result = fold(model)
+    assert result.passes == {"fold_masks": (), "merge_scale": ()}
+    assert result.masks == ()
+    assert all(a.mask is None and a.scale == a.head_dim**-0.5 for _, a in attentions(result.model))
+
+
+@pytest.mark.parametrize("mask", MASKED.values(), ids=MASKED.keys())
+def test_nothing_learned_is_left_of_a_mask(mask: MaskSpec) -> None:
+    result = fold(small(mask))
+    names = set(result.model.state_dict())
+    assert not {name for name in names if name.endswith(("alpha", "sigma", "base", "mask.weight"))}
+    assert all(isinstance(a.mask, ConstantMask) and a.scale is None for _, a in attentions(result.model))
+
+
+@pytest.mark.parametrize("mask", MASKED.values(), ids=MASKED.keys())
+def test_folding_twice_changes_nothing(mask: MaskSpec) -> None:
+    once = fold(small(mask))
+    twice = fold(once.model)
+    assert twice.passes == {"fold_masks": (), "merge_scale": ()}
+    before, after = once.model.state_dict(), twice.model.state_dict()
+    assert before.keys() == after.keys()
+    assert all(before[name].equal(after[name]) for name in before)
+
+
+def test_the_trained_model_stays_as_it_is() -> None:
+    model = small(MASKED["gmm"])
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    fold(model)
+    assert all(model.state_dict()[name].equal(tensor) for name, tensor in before.items())
+
+
+def test_merged_constant_is_mask_times_scale() -> None:
+    for record in fold(small(MASKED["gmm"])).masks:
+        assert record.constant.equal(record.trained * 5**-0.5)
+
+
+def test_merge_scale_wants_folded_masks() -> None:
+    with pytest.raises(FoldError, match="not folded yet"):
+        merge_scale(small(MASKED["gmm"]))
+
+
+def test_fold_masks_wants_evaluation_mode() -> None:
+    with pytest.raises(FoldError, match="training mode"):
+        fold_masks(small(MASKED["gmm"]).train())
+
+
+def test_fold_first_cast_second() -> None:
+    with pytest.raises(FoldError, match="fold first, cast second"):
+        fold_masks(small(MASKED["gmm"]).half())
+
+
+def test_a_mask_that_is_not_finite_is_refused() -> None:
+    model = small(MASKED["elm"])
+    with torch.no_grad():
+        model.blocks[0].attention.mask.weight[0, 0] = float("nan")
+    with pytest.raises(FoldError, match=r"blocks\.0\.attention: its mask has NaN"):
+        fold_masks(model)
+
+
+def test_the_proof_can_fail() -> None:
+    """A mask that gives another matrix each time cannot be shown to be folded."""
+    model = small(MASKED["elm"])
+
+    class Restless(type(model.blocks[0].attention.mask)):  # type: ignore[misc]
+        def matrix(self) -> torch.Tensor:
+            return torch.randn(16, 16)
+
+    model.blocks[1].attention.mask = Restless(torch.zeros(16, 16))
+    with pytest.raises(FoldError, match=r"blocks\.1\.attention: the folded mask is not the trained one"):
+        fold_masks(model)
+
+
+def test_256_tokens_keep_their_zeros() -> None:
+    case = golden("vit_gmm_256_tokens")
+    for record in fold(load_checkpoint(case.path).model).masks:
+        assert int((record.constant == 0).all(0).sum()) >= 21792
+
+
+def test_elm_masks_start_near_one() -> None:
+    mask = mask_from_spec(MaskSpec(kind="elm"), heads=2, grid=4)
+    assert mask is not None
+    assert float(mask.matrix().detach().mean()) == pytest.approx(1, abs=0.05)
