@@ -1,0 +1,200 @@
+"""Checkpoint → bundle: load, fold, export, prove; written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import gmmvit_deploy
+from gmmvit_deploy import artifacts
+from gmmvit_deploy.artifacts import Bundle, InputKind, Manifest, Preprocessing, new_folder, open_bundle, require_free
+from gmmvit_deploy.checkpoints.hints import LoadHints
+from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
+from gmmvit_deploy.checkpoints.reading import SPEC_METADATA_KEY
+from gmmvit_deploy.errors import ExportError, InputError
+from gmmvit_deploy.export.graph_proof import prove_folded
+from gmmvit_deploy.export.onnx_from_model import OPSET, onnx_from_model
+from gmmvit_deploy.folding.fold import FoldedModel, fold
+from gmmvit_deploy.preprocess import tensor_from_pixels
+from gmmvit_deploy.runtime.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.specs import ModelSpec, spec_to_json
+from gmmvit_deploy.tolerances import FP32
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["ExportOptions", "bundle_from_checkpoint"]
+
+_GOLDEN_SEED = 20230905
+_GOLDEN_BATCH = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportOptions:
+    """How the network is to be called.
+
+    input_kind: ``pixels`` (uint8, normalised inside the graph) needs preprocessing and labels;
+    ``tensor`` (float32, normalised outside) takes them too, so that a server can do that part.
+    """
+
+    input_kind: InputKind = "pixels"
+    max_batch: int = 64
+    preprocessing: Preprocessing | None = None
+    labels: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_batch < 1:
+            raise InputError(f"--max-batch is {self.max_batch}; at least 1 was wanted")
+        if self.input_kind == "pixels" and (self.preprocessing is None or self.labels is None):
+            raise InputError(
+                "with pixels as input, the graph normalises, so it must be told how training did",
+                hint="--dataset NAME, or all of --mean --std --labels; or --input tensor to normalise outside",
+            )
+
+
+def bundle_from_checkpoint(
+    checkpoint: Path, out: Path, options: ExportOptions, *, hints: LoadHints | None = None, force: bool = False
+) -> Bundle:
+    """Export a checkpoint.
+
+    force: replace a folder that exists at ``out``.
+    Errors: CheckpointError, FoldError, ExportError, OutputError, and InputError when the labels do
+    not fit the model. Whatever the error, ``out`` is as it was.
+    """
+    require_free(out, force=force)
+    loaded = load_checkpoint(checkpoint, hints)
+    labels = _fitting_labels(options.labels, loaded.spec)
+    folded = fold(loaded.model)
+    with new_folder(out, force=force) as folder:
+        manifest = _write(folder, loaded, folded, options, labels)
+        _write_manifest(folder, manifest)
+        # The proof runs on what lies on disk, through the door that every later step uses.
+        difference = _prove_numerically(open_bundle(folder), loaded)
+        manifest.export_parity.update(difference)
+        _write_manifest(folder, manifest)
+    return open_bundle(out)
+
+
+def _fitting_labels(labels: tuple[str, ...] | None, spec: ModelSpec) -> tuple[str, ...]:
+    if labels is None:
+        return tuple(str(index) for index in range(spec.classes))
+    if len(labels) != spec.classes:
+        raise InputError(
+            f"{len(labels)} labels were given for a model of {spec.classes} classes",
+            hint="--labels takes a file with one label a line, in the order of the class index",
+        )
+    if broken := [label for label in labels if not label.strip() or "\n" in label or ":" in label]:
+        # The classification extension answers "score:index:label".
+        raise InputError(f"labels must not be empty or hold ':' or a line break, found {broken[:3]}")
+    if len(set(labels)) != len(labels):
+        raise InputError(f"labels repeat: {sorted({x for x in labels if labels.count(x) > 1})[:3]}")
+    return labels
+
+
+def _write(
+    folder: Path, loaded: LoadedCheckpoint, folded: FoldedModel, options: ExportOptions, labels: Sequence[str]
+) -> Manifest:
+    """All files but the manifest; returns what it will say."""
+    inside = options.preprocessing if options.input_kind == "pixels" else None
+    proto = onnx_from_model(folded.model, preprocessing=inside, max_batch=options.max_batch)
+    masks = prove_folded(proto, folded.masks)
+    notes = {"gmmvit.checkpoint_sha256": loaded.file.sha256}
+    notes |= {f"gmmvit.mask_sha256.{mask.layer}": mask.trained_sha256 for mask in masks}
+    for key, value in notes.items():
+        proto.metadata_props.add(key=key, value=value)
+    (folder / artifacts.MODEL_FILE).write_bytes(proto.SerializeToString(deterministic=True))
+    _write_weights(folder / artifacts.WEIGHTS_FILE, loaded.file.tensors, loaded.spec)
+    _write_golden(folder / artifacts.GOLDEN_FILE, loaded, options)
+    (folder / artifacts.LABELS_FILE).write_text("".join(f"{label}\n" for label in labels), encoding="utf-8")
+    return Manifest(
+        spec=loaded.spec,
+        trainable_parameters=loaded.trainable_parameters,
+        checkpoint={
+            "name": loaded.file.path.name,
+            "sha256": loaded.file.sha256,
+            "wrapping": loaded.file.wrapping,
+        },
+        input_kind=options.input_kind,
+        max_batch=options.max_batch,
+        preprocessing=options.preprocessing,
+        labels=tuple(labels),
+        opset=OPSET,
+        folding=tuple(name for name, changed in folded.passes.items() if changed),
+        masks=masks,
+        export_parity={},
+        versions=_versions(),
+        files={file.name: artifacts.sha256_of_file(file) for file in sorted(folder.iterdir())},
+    )
+
+
+def _write_manifest(folder: Path, manifest: Manifest) -> None:
+    text = json.dumps(manifest.to_json(), indent=1, ensure_ascii=False)
+    (folder / artifacts.MANIFEST_FILE).write_text(text + "\n", encoding="utf-8")
+
+
+def _write_weights(path: Path, tensors: dict[str, Tensor], spec: ModelSpec) -> None:
+    """The checkpoint's tensors, under its names.  Tied ones are stored each: safetensors knows no ties."""
+    from safetensors.torch import save
+
+    separate = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+    path.write_bytes(save(separate, metadata={SPEC_METADATA_KEY: json.dumps(spec_to_json(spec))}))
+
+
+def _write_golden(path: Path, loaded: LoadedCheckpoint, options: ExportOptions) -> None:
+    """Inputs and the logits that the trained module gives for them, before any folding."""
+    import torch
+
+    size = loaded.spec.image_size
+    generator = np.random.default_rng(_GOLDEN_SEED)
+    if options.input_kind == "pixels" and options.preprocessing is not None:
+        inputs = _golden_pixels(generator, size)
+        tensors = tensor_from_pixels(inputs, options.preprocessing.mean, options.preprocessing.std)
+    else:
+        inputs = tensors = generator.standard_normal((_GOLDEN_BATCH, 3, size, size), dtype=np.float32)
+    with torch.inference_mode():
+        logits = loaded.model(torch.from_numpy(tensors)).numpy()
+    np.savez(path, inputs=inputs, tensors=tensors, logits=logits)
+
+
+def _golden_pixels(generator: np.random.Generator, size: int) -> NDArray[Any]:
+    """Noise, ramps, black and white: every value of a channel occurs, and both ends."""
+    pixels = generator.integers(0, 256, (_GOLDEN_BATCH, size, size, 3), dtype=np.uint8)
+    ramp = np.linspace(0, 255, size).astype(np.uint8)
+    pixels[0] = ramp[None, :, None]
+    pixels[1] = ramp[:, None, None]
+    pixels[2], pixels[3] = 0, 255
+    return pixels
+
+
+def _prove_numerically(bundle: Bundle, loaded: LoadedCheckpoint) -> dict[str, float]:
+    """ONNX Runtime against the golden logits, whole batch and row by row."""
+    inputs, wanted = bundle.golden()
+    size = bundle.manifest.max_batch
+    with OnnxRuntimeRunner(bundle) as runner:
+        batched = np.concatenate([runner.run(inputs[i : i + size]) for i in range(0, len(inputs), size)])
+        single = np.concatenate([runner.run(row[None]) for row in inputs])
+    largest = max(float(np.abs(found - wanted).max()) for found in (batched, single))
+    if not (FP32.accepts(batched, wanted) and FP32.accepts(single, wanted)):
+        raise ExportError(
+            f"{loaded.file.path}: ONNX Runtime's logits differ from PyTorch's by {largest:.3g}; "
+            f"at most {FP32.limit(wanted):.3g} was wanted"
+        )
+    return {"onnxruntime_largest_abs": largest, "limit": FP32.limit(wanted)}
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import version
+
+    packages = ("torch", "onnx", "onnxscript", "onnxruntime", "numpy", "pillow", "safetensors")
+    return {
+        "gmmvit-deploy": gmmvit_deploy.__version__,
+        "python": platform.python_version(),
+        **{name: version(name) for name in packages},
+    }

@@ -1,0 +1,96 @@
+"""Proof that an exported graph is folded: it holds each mask once, as a constant, and no arithmetic on it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gmmvit_deploy.artifacts import MaskRecord, sha256_of_bytes
+from gmmvit_deploy.errors import ExportError
+from gmmvit_deploy.folding.fold import FoldedMask
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto
+    from torch import Tensor
+
+__all__ = ["bytes_of_tensor", "constant_nodes", "prove_folded"]
+
+FORBIDDEN = frozenset({"Einsum", "Exp", "Pow", "Reciprocal", "ScatterND", "Sqrt"})
+"""Operators that a folded graph has no use for: each is a piece of a mask that was left."""
+
+
+def bytes_of_tensor(tensor: Tensor) -> bytes:
+    """The float32 values in C order, little-endian: what a mask's SHA-256 is taken of."""
+    return tensor.detach().contiguous().numpy().astype("<f4", copy=False).tobytes()
+
+
+def constant_nodes(graph: GraphProto) -> list[str]:
+    """Names of nodes that compute from constants alone: work that should have been folded."""
+    constants = {initializer.name for initializer in graph.initializer}
+    found = []
+    for node in graph.node:
+        if node.op_type == "Constant":
+            constants.update(node.output)
+        elif all(name in constants or not name for name in node.input):
+            found.append(f"{node.name or node.output[0]} ({node.op_type})")
+            constants.update(node.output)
+    return found
+
+
+def prove_folded(proto: ModelProto, masks: Sequence[FoldedMask]) -> tuple[MaskRecord, ...]:
+    """Check the whole graph and find the constant of every mask in it.
+
+    Layers whose masks are equal share one constant.
+    Errors: ExportError when an operator of `FORBIDDEN` is there, when a node computes from
+    constants alone, or when a mask's constant is absent, doubled, or used other than in one Mul a layer.
+    """
+    graph = proto.graph
+    operators = Counter(node.op_type for node in graph.node)
+    if left := sorted(FORBIDDEN & operators.keys()):
+        raise ExportError(f"the graph is not folded: it still has {', '.join(left)}")
+    if idle := constant_nodes(graph):
+        raise ExportError(f"the graph computes constants at run time: {', '.join(idle)}")
+    names_by_bytes = _float_constants(graph, {tuple(mask.constant.shape) for mask in masks})
+    layers_by_bytes = Counter(bytes_of_tensor(mask.constant) for mask in masks)
+    records = []
+    for mask in masks:
+        data = bytes_of_tensor(mask.constant)
+        names = names_by_bytes.get(data, [])
+        if len(names) != 1:
+            raise ExportError(f"{mask.layer}: its mask is in the graph {len(names)} times; once was wanted")
+        uses = [node.op_type for node in graph.node for name in node.input if name == names[0]]
+        if uses != ["Mul"] * layers_by_bytes[data]:
+            raise ExportError(f"{mask.layer}: its mask is used by {uses or 'nothing'}; one Mul a layer was wanted")
+        records.append(
+            MaskRecord(
+                layer=mask.layer,
+                shape=tuple(mask.constant.shape),
+                trained_sha256=sha256_of_bytes(bytes_of_tensor(mask.trained)),
+                constant_sha256=sha256_of_bytes(data),
+                constant=names[0],
+            )
+        )
+    return tuple(records)
+
+
+def _float_constants(graph: GraphProto, shapes: set[tuple[int, ...]]) -> dict[bytes, list[str]]:
+    """Bytes → names of the float32 constants of the given shapes."""
+    from onnx import TensorProto, numpy_helper
+
+    tensors = [(initializer.name, initializer) for initializer in graph.initializer]
+    tensors += [
+        (node.output[0], attribute.t)
+        for node in graph.node
+        if node.op_type == "Constant"
+        for attribute in node.attribute
+        if attribute.name == "value"
+    ]
+    found: dict[bytes, list[str]] = {}
+    for name, tensor in tensors:
+        if tensor.data_type == TensorProto.FLOAT and tuple(tensor.dims) in shapes:
+            values = numpy_helper.to_array(tensor)
+            found.setdefault(np.ascontiguousarray(values).astype("<f4", copy=False).tobytes(), []).append(name)
+    return found

@@ -1,0 +1,111 @@
+"""Folded model → ONNX graph."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor, nn
+
+from gmmvit_deploy.artifacts import Preprocessing
+from gmmvit_deploy.errors import ExportError
+from gmmvit_deploy.models.vit import ViT
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+__all__ = ["OPSET", "PixelInput", "onnx_from_model"]
+
+OPSET = 20  # the first with Gelu; LayerNormalization came with 17
+OUTPUT_NAME = "logits"
+
+
+class PixelInput(nn.Module):
+    """uint8 pixels (B, S, S, 3) → the model's logits; scaling and normalisation inside.
+
+    x = (pixels / 255 − mean) / std, in this order: the bits that training's ToTensor and Normalize give.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, model: nn.Module, preprocessing: Preprocessing) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("mean", torch.tensor(preprocessing.mean, dtype=torch.float32))
+        self.register_buffer("std", torch.tensor(preprocessing.std, dtype=torch.float32))
+
+    def forward(self, pixels: UInt8[Tensor, "batch side side 3"]) -> Float[Tensor, "batch classes"]:
+        images = (pixels.to(torch.float32) / 255.0 - self.mean) / self.std
+        logits: Tensor = self.model(images.permute(0, 3, 1, 2))
+        return logits
+
+
+def onnx_from_model(model: ViT, *, preprocessing: Preprocessing | None, max_batch: int) -> ModelProto:
+    """Export a folded model.
+
+    preprocessing: given, the graph takes ``pixels`` (uint8, B×S×S×3); None, it takes ``tensor``
+    (float32, B×3×S×S). The output is ``logits`` (float32, B×C); B is dynamic.
+    Errors: ExportError when the exporter fails.
+    """
+    size = model.spec.image_size
+    if preprocessing is None:
+        module: nn.Module = model
+        name, example = "tensor", torch.zeros(2, 3, size, size)
+    else:
+        module = PixelInput(model, preprocessing).eval()
+        name, example = "pixels", torch.zeros(2, size, size, 3, dtype=torch.uint8)
+    # torch.export needs a range of more than one value to call a dimension dynamic.
+    batch = torch.export.Dim("batch", min=1, max=max(2, max_batch))
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                module,
+                (example,),
+                dynamo=True,
+                opset_version=OPSET,
+                input_names=[name],
+                output_names=[OUTPUT_NAME],
+                dynamic_shapes=({0: batch},),
+                verbose=False,
+            )
+    except torch.onnx.OnnxExporterError as exc:
+        raise ExportError(f"the torch {torch.__version__} exporter failed: {exc}") from exc
+    if program is None:
+        raise ExportError(f"the torch {torch.__version__} exporter returned nothing")
+    proto = program.model_proto
+    _strip_traces(proto)
+    return proto
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter tells of its own progress, deprecations and absent torchvision; none is ours."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _strip_traces(proto: ModelProto) -> None:
+    """Drop the exporter's notes: they name paths on this machine and change from run to run."""
+    del proto.metadata_props[:]
+    for part in (*proto.graph.node, *proto.graph.value_info, *proto.graph.input, *proto.graph.output):
+        del part.metadata_props[:]
+    for node in proto.graph.node:
+        node.ClearField("doc_string")
+    for initializer in proto.graph.initializer:
+        initializer.ClearField("doc_string")
+        del initializer.metadata_props[:]
+    del proto.graph.metadata_props[:]

@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+
+from gmmvit_deploy import artifacts
+from gmmvit_deploy.artifacts import Bundle, open_bundle, sha256_of_bytes
+from gmmvit_deploy.checkpoints.hints import LoadHints
+from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.errors import BundleError, ExportError, InputError, OutputError
+from gmmvit_deploy.export import bundle_from_checkpoint as module
+from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.preprocess import tensor_from_pixels
+from gmmvit_deploy.runtime.eager import EagerRunner
+from gmmvit_deploy.runtime.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.tolerances import Tolerance
+from tests.conftest import GOLDEN, NAMES, cifar_options, golden
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_golden_logits_through_onnxruntime(name: str, tensor_bundles: dict[str, Bundle]) -> None:
+    case = golden(name)
+    with OnnxRuntimeRunner(tensor_bundles[name]) as runner:
+        np.testing.assert_allclose(runner.run(case.inputs), case.logits, rtol=0, atol=1e-5)
+        for row, wanted in zip(case.inputs, case.logits, strict=True):
+            np.testing.assert_allclose(runner.run(row[None]), wanted[None], rtol=0, atol=1e-5)
+        order = [2, 0, 3, 1]
+        np.testing.assert_allclose(runner.run(case.inputs[order]), case.logits[order], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_eager_is_rebuilt_from_the_bundle_alone(name: str, tensor_bundles: dict[str, Bundle], tmp_path: Path) -> None:
+    moved = tmp_path / "moved"
+    shutil.copytree(tensor_bundles[name].path, moved)
+    case = golden(name)
+    with EagerRunner(open_bundle(moved)) as runner:
+        np.testing.assert_allclose(runner.run(case.inputs), case.logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "plain" not in name])
+def test_mask_hashes_are_those_of_the_trained_module_and_the_graph(
+    name: str, tensor_bundles: dict[str, Bundle]
+) -> None:
+    bundle, case = tensor_bundles[name], golden(name)
+    model = load_checkpoint(case.path, case.hints).model
+    graph = onnx.load(bundle.onnx_path)
+    constants = {i.name: numpy_helper.to_array(i) for i in graph.graph.initializer}
+    notes = {entry.key: entry.value for entry in graph.metadata_props}
+    assert len(bundle.manifest.masks) == bundle.manifest.spec.depth
+    for record in bundle.manifest.masks:
+        attention = model.get_submodule(record.layer)
+        matrix = attention.mask.matrix().detach()
+        assert record.trained_sha256 == sha256_of_bytes(matrix.numpy().tobytes())
+        assert record.constant_sha256 == sha256_of_bytes((matrix * attention.scale).numpy().tobytes())
+        assert record.constant_sha256 == sha256_of_bytes(constants[record.constant].tobytes())
+        assert notes[f"gmmvit.mask_sha256.{record.layer}"] == record.trained_sha256
+
+
+def test_pixels_are_normalised_inside_the_graph(bundle: Bundle) -> None:
+    pixels, logits = bundle.golden()
+    preprocessing = bundle.manifest.preprocessing
+    assert preprocessing is not None
+    tensors = torch.from_numpy(tensor_from_pixels(pixels, preprocessing.mean, preprocessing.std))
+    with torch.inference_mode():
+        wanted = load_checkpoint(GOLDEN / "vit_gmm.pth").model(tensors).numpy()
+    np.testing.assert_array_equal(logits, wanted)
+    with OnnxRuntimeRunner(bundle) as runner:
+        assert float(np.abs(runner.run(pixels) - wanted).max()) < 1e-5
+
+
+def test_exporting_twice_gives_the_same_bytes(bundle: Bundle, tmp_path: Path) -> None:
+    again = bundle_from_checkpoint(GOLDEN / "vit_gmm.pth", tmp_path / "again", cifar_options())
+    assert again.sha256 == bundle.sha256
+
+
+def test_manifest_says_where_it_came_from(bundle: Bundle) -> None:
+    manifest = json.loads((bundle.path / "manifest.json").read_text())
+    assert manifest["checkpoint"]["sha256"] == artifacts.sha256_of_file(GOLDEN / "vit_gmm.pth")
+    assert manifest["trainable_parameters"] == 62548
+    assert manifest["labels"][6] == "frog"
+    assert manifest["folding"] == ["fold_masks", "merge_scale"]
+    assert set(manifest["files"]) == {"model.onnx", "weights.safetensors", "golden.npz", "labels.txt"}
+
+
+def test_closed_form_survives_the_bundle(tmp_path: Path) -> None:
+    case = golden("vit_gmm_256_tokens")
+    options = ExportOptions(input_kind="tensor", max_batch=4)
+    closed = bundle_from_checkpoint(case.path, tmp_path / "closed", options, hints=LoadHints(closed_form=True))
+    with OnnxRuntimeRunner(closed) as folded, EagerRunner(closed) as eager:
+        logits = folded.run(case.inputs)
+        np.testing.assert_allclose(logits, eager.run(case.inputs), rtol=0, atol=1e-5)
+    assert float(np.abs(logits - case.logits).max()) > 1e-3  # another network, and it says so
+    assert closed.manifest.spec.mask.closed_form
+
+
+class TestOptions:
+    @pytest.mark.parametrize(
+        "options",
+        [{}, {"preprocessing": cifar_options().preprocessing}, {"labels": ("a",)}],
+        ids=["neither", "no labels", "no mean and std"],
+    )
+    def test_pixels_have_no_silent_default(self, options: dict[str, Any]) -> None:
+        with pytest.raises(InputError, match="must be told how training did"):
+            ExportOptions(**options)
+
+    def test_tensor_needs_nothing(self, tensor_bundles: dict[str, Bundle]) -> None:
+        manifest = tensor_bundles["vit_gmm"].manifest
+        assert manifest.preprocessing is None
+        assert manifest.labels == tuple("0123456789")
+
+    @pytest.mark.parametrize(
+        ("labels", "message"),
+        [
+            (("cat", "dog"), "2 labels were given for a model of 10 classes"),
+            (("a:b", *"bcdefghij"), "must not be empty or hold"),
+            (("", *"bcdefghij"), "must not be empty or hold"),
+            (("b", *"bcdefghij"), "repeat"),
+        ],
+    )
+    def test_labels_that_do_not_fit(self, labels: tuple[str, ...], message: str, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match=message):
+            bundle_from_checkpoint(GOLDEN / "vit_gmm.pth", tmp_path / "b", cifar_options(labels=labels))
+        assert list(tmp_path.iterdir()) == []
+
+    def test_max_batch_below_one(self) -> None:
+        with pytest.raises(InputError, match="at least 1"):
+            cifar_options(max_batch=0)
+
+    def test_max_batch_of_one(self, tmp_path: Path) -> None:
+        single = bundle_from_checkpoint(GOLDEN / "vit_gmm.pth", tmp_path / "b", cifar_options(max_batch=1))
+        inputs, logits = single.golden()
+        with OnnxRuntimeRunner(single) as runner:
+            np.testing.assert_allclose(runner.run(inputs[:1]), logits[:1], rtol=0, atol=1e-5)
+            with pytest.raises(InputError, match=r"outside this bundle's 1\.\.1"):
+                runner.run(inputs[:2])
+
+
+class TestNothingHalfWritten:
+    def export(self, out: Path, **arguments: Any) -> Bundle:
+        return bundle_from_checkpoint(GOLDEN / "vit_gmm.pth", out, cifar_options(), **arguments)
+
+    def test_existing_output_is_kept(self, tmp_path: Path) -> None:
+        out = tmp_path / "bundle"
+        out.mkdir()
+        (out / "precious").write_text("mine")
+        with pytest.raises(OutputError, match="exists") as caught:
+            self.export(out)
+        assert "--force" in caught.value.hint
+        assert (out / "precious").read_text() == "mine"
+
+    def test_force_replaces_a_folder(self, tmp_path: Path) -> None:
+        out = tmp_path / "bundle"
+        out.mkdir()
+        (out / "old").write_text("old")
+        self.export(out, force=True)
+        assert not (out / "old").exists()
+        assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+    def test_force_does_not_replace_a_file(self, tmp_path: Path) -> None:
+        (tmp_path / "bundle").write_text("a file")
+        with pytest.raises(OutputError, match="no folder"):
+            self.export(tmp_path / "bundle", force=True)
+        assert (tmp_path / "bundle").read_text() == "a file"
+
+    @pytest.mark.parametrize("force", [False, True])
+    def test_failure_in_the_middle(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool) -> None:
+        out = tmp_path / "deep" / "bundle"
+        if force:
+            out.mkdir(parents=True)
+            (out / "old").write_text("old")
+        monkeypatch.setattr(module, "FP32", Tolerance(atol=0, rtol=0))
+        with pytest.raises(ExportError, match="ONNX Runtime's logits differ"):
+            self.export(out, force=force)
+        left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
+        assert left == (["deep", "deep/bundle", "deep/bundle/old"] if force else [])
+
+    def test_full_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(module, "_write_golden", full)
+        with pytest.raises(OutputError, match="No space left on device"):
+            self.export(tmp_path / "bundle")
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.skipif(not Path("/proc/version").exists(), reason="needs a folder that nobody can write to")
+    def test_read_only_place(self) -> None:
+        with pytest.raises(OutputError, match="/proc/gmmvit"):
+            self.export(Path("/proc/gmmvit/bundle"))
+
+    def test_permissions_are_the_usual_ones(self, bundle: Bundle) -> None:
+        umask = os.umask(0)
+        os.umask(umask)
+        assert bundle.path.stat().st_mode & 0o777 == 0o777 & ~umask
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _rewrite(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    def edit(path: Path) -> None:
+        data = json.loads((path / "manifest.json").read_text())
+        change(data)
+        (path / "manifest.json").write_text(json.dumps(data))
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: _truncate(path / "model.onnx"), r"model\.onnx: its SHA-256 is"),
+        (lambda path: _truncate(path / "weights.safetensors"), r"weights\.safetensors: its SHA-256 is"),
+        (lambda path: (path / "golden.npz").unlink(), r"golden\.npz is missing"),
+        (lambda path: (path / "manifest.json").unlink(), r"holds no manifest\.json"),
+        (lambda path: (path / "manifest.json").write_text("{"), "not a manifest"),
+        (lambda path: (path / "manifest.json").write_text("[]"), "not a manifest"),
+        (_rewrite(lambda data: data.update(format="gmmvit-bundle/9")), "gmmvit-bundle/9"),
+        (_rewrite(lambda data: data.pop("masks")), "not a manifest"),
+        (_rewrite(lambda data: data.update(input_kind="sound")), "not a manifest"),
+        (_rewrite(lambda data: data["files"].pop("golden.npz")), r"lists no golden\.npz"),
+        (_rewrite(lambda data: data["files"].update({"../x": "0"})), "missing"),
+    ],
+)
+def test_a_bundle_that_is_not_whole(
+    damage: Callable[[Path], None], message: str, bundle: Bundle, tmp_path: Path
+) -> None:
+    path = tmp_path / "bundle"
+    shutil.copytree(bundle.path, path)
+    damage(path)
+    with pytest.raises(BundleError, match=message):
+        open_bundle(path)
+
+
+def test_not_a_bundle_at_all(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="does not exist"):
+        open_bundle(tmp_path / "nowhere")
+
+
+def test_weights_that_are_not_the_manifest_s(bundle: Bundle, tensor_bundles: dict[str, Bundle], tmp_path: Path) -> None:
+    path = tmp_path / "bundle"
+    shutil.copytree(bundle.path, path)
+    shutil.copyfile(tensor_bundles["vit_gmm_head_dim"].weights_path, path / "weights.safetensors")
+    digest = artifacts.sha256_of_file(path / "weights.safetensors")
+    _rewrite(lambda data: data["files"].update({"weights.safetensors": digest}))(path)
+    with pytest.raises(BundleError, match="the weights are those of"):
+        EagerRunner(open_bundle(path))
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        np.zeros((2, 32, 32, 3), np.float32),
+        np.zeros((2, 3, 32, 32), np.uint8),
+        np.zeros((0, 32, 32, 3), np.uint8),
+        np.zeros((9, 32, 32, 3), np.uint8),
+        np.zeros((32, 32, 3), np.uint8),
+    ],
+    ids=["dtype", "layout", "empty", "over the maximum", "no batch"],
+)
+def test_runners_refuse_other_batches(batch: np.ndarray, bundle: Bundle) -> None:
+    with OnnxRuntimeRunner(bundle) as runner, pytest.raises(InputError):
+        runner.run(batch)

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from torch import nn
+
+from gmmvit_deploy.errors import ExportError
+from gmmvit_deploy.export.graph_proof import constant_nodes, prove_folded
+from gmmvit_deploy.export.onnx_from_model import onnx_from_model
+from gmmvit_deploy.folding.fold import FoldedModel, fold
+from gmmvit_deploy.models.vit import ViT
+from gmmvit_deploy.specs import MaskSpec
+from tests.folding.test_passes import small
+
+GMM = MaskSpec(kind="gmm", kernels=2)
+
+
+@pytest.fixture(scope="module")
+def folded() -> FoldedModel:
+    torch.manual_seed(0)
+    return fold(small(GMM))
+
+
+@pytest.fixture(scope="module")
+def graph(folded: FoldedModel) -> onnx.ModelProto:
+    return onnx_from_model(folded.model, preprocessing=None, max_batch=4)
+
+
+def test_a_folded_graph_passes_and_names_its_constants(graph: onnx.ModelProto, folded: FoldedModel) -> None:
+    records = prove_folded(graph, folded.masks)
+    stored = {initializer.name: numpy_helper.to_array(initializer) for initializer in graph.graph.initializer}
+    for record, mask in zip(records, folded.masks, strict=True):
+        assert stored[record.constant].tobytes() == mask.constant.numpy().tobytes()
+
+
+def test_operators_of_a_folded_graph(graph: onnx.ModelProto) -> None:
+    assert {node.op_type for node in graph.graph.node} == {
+        "Add",
+        "Gelu",
+        "Gemm",
+        "LayerNormalization",
+        "MatMul",
+        "Mul",
+        "ReduceMean",
+        "Reshape",
+        "Softmax",
+        "Split",
+        "Transpose",
+    }
+    assert sum(node.op_type == "Mul" for node in graph.graph.node) == 2  # one a layer: the mask
+
+
+def test_batch_is_dynamic(graph: onnx.ModelProto) -> None:
+    batch = graph.graph.input[0].type.tensor_type.shape.dim[0]
+    assert batch.dim_param
+    assert graph.opset_import[0].version >= 20
+
+
+def test_nothing_of_this_machine_is_in_the_graph(graph: onnx.ModelProto) -> None:
+    data = graph.SerializeToString()
+    assert b".py" not in data
+    assert b"/" + b"home" not in data
+    assert not any(node.metadata_props for node in graph.graph.node)
+
+
+def test_an_unfolded_graph_is_refused(folded: FoldedModel) -> None:
+    unfolded = onnx_from_model(small(GMM), preprocessing=None, max_batch=4)
+    with pytest.raises(ExportError):
+        prove_folded(unfolded, folded.masks)
+
+
+def test_a_graph_of_other_masks_is_refused(graph: onnx.ModelProto, folded: FoldedModel) -> None:
+    wrong = copy.deepcopy(folded.masks)
+    wrong[1].constant[0, 0, 0] += 1e-6
+    with pytest.raises(ExportError, match=r"blocks\.1\.attention: its mask is in the graph 0 times"):
+        prove_folded(graph, wrong)
+
+
+def test_a_mask_kept_twice_is_refused(graph: onnx.ModelProto, folded: FoldedModel) -> None:
+    doubled = copy.deepcopy(graph)
+    extra = doubled.graph.initializer.add()
+    extra.CopyFrom(numpy_helper.from_array(folded.masks[0].constant.numpy(), "again"))
+    with pytest.raises(ExportError, match="2 times"):
+        prove_folded(doubled, folded.masks)
+
+
+def test_arithmetic_on_constants_is_refused(graph: onnx.ModelProto, folded: FoldedModel) -> None:
+    busy = copy.deepcopy(graph)
+    name = prove_folded(graph, folded.masks)[0].constant
+    node = onnx.helper.make_node("Neg", [name], ["negated"])
+    busy.graph.node.insert(0, node)
+    assert constant_nodes(busy.graph) == ["negated (Neg)"]
+    with pytest.raises(ExportError, match="computes constants at run time"):
+        prove_folded(busy, folded.masks)
+
+
+@pytest.mark.parametrize("operator", ["Einsum", "Pow"])
+def test_pieces_of_a_mask_are_refused(graph: onnx.ModelProto, folded: FoldedModel, operator: str) -> None:
+    left = copy.deepcopy(graph)
+    left.graph.node.append(onnx.helper.make_node(operator, ["logits", "logits"], ["more"]))
+    with pytest.raises(ExportError, match=operator):
+        prove_folded(left, folded.masks)
+
+
+def test_equal_masks_of_two_layers_share_one_constant() -> None:
+    model: ViT = small(MaskSpec(kind="elm"))
+    for block in model.blocks:
+        block.attention.mask.weight = nn.Parameter(torch.full((16, 16), 0.5) + torch.eye(16))
+    result = fold(model)
+    records = prove_folded(onnx_from_model(result.model, preprocessing=None, max_batch=4), result.masks)
+    assert len({record.constant for record in records}) == 1
+
+
+def test_max_batch_of_one_still_exports() -> None:
+    proto = onnx_from_model(fold(small(GMM)).model, preprocessing=None, max_batch=1)
+    assert np.prod([len(proto.graph.input), len(proto.graph.output)]) == 1
