@@ -1,0 +1,48 @@
+"""Eager PyTorch: the trained module itself, rebuilt from the bundle alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gmmvit_deploy.errors import BundleError
+from gmmvit_deploy.preprocess import tensor_from_pixels
+from gmmvit_deploy.runtime.runner import Runner
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from gmmvit_deploy.artifacts import Bundle
+
+__all__ = ["EagerRunner"]
+
+
+class EagerRunner(Runner):
+    """The reference. Nothing is folded and nothing exported: masks are computed as in training.
+
+    With ``pixels`` the normalisation is numpy's, so the one inside the exported graph is held to
+    an independent implementation.
+    """
+
+    name = "eager"
+
+    def __init__(self, bundle: Bundle) -> None:
+        from gmmvit_deploy.checkpoints.loading import load_checkpoint
+
+        super().__init__(bundle)
+        loaded = load_checkpoint(bundle.weights_path)
+        if loaded.spec != bundle.manifest.spec:
+            raise BundleError(
+                f"{bundle.path}: the weights are those of {loaded.spec}, the manifest describes {bundle.manifest.spec}",
+                hint="write it again with gmmvit export",
+            )
+        self._model = loaded.model
+        self._preprocessing = bundle.manifest.preprocessing if bundle.manifest.input_kind == "pixels" else None
+
+    def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
+        import torch
+
+        if self._preprocessing is not None:
+            batch = tensor_from_pixels(batch, self._preprocessing.mean, self._preprocessing.std)
+        with torch.inference_mode():
+            logits: NDArray[Any] = self._model(torch.from_numpy(batch)).numpy()
+        return logits

@@ -1,0 +1,65 @@
+"""One small interface for everything that can turn a batch into logits."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from gmmvit_deploy.errors import InputError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from gmmvit_deploy.artifacts import Bundle
+
+__all__ = ["Runner"]
+
+
+class Runner:
+    """``run(batch) -> logits``.  Abstract; used as a context manager.
+
+    A batch is what the bundle's graph takes: uint8 (B, S, S, 3) for ``pixels``, float32
+    (B, 3, S, S) for ``tensor``. Logits are float32 (B, C).
+    """
+
+    name: str
+
+    def __init__(self, bundle: Bundle) -> None:
+        self.input_shape = bundle.input_shape
+        self.input_dtype = bundle.input_dtype
+        self.max_batch = bundle.manifest.max_batch
+        self.classes = bundle.manifest.spec.classes
+
+    def run(self, batch: NDArray[Any]) -> NDArray[Any]:
+        """Logits for a batch.
+
+        Errors: InputError on a batch of another shape, type or size than the bundle states.
+        """
+        self._check(batch)
+        return self._run(batch)
+
+    def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Give back what the runner holds."""
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check(self, batch: NDArray[Any]) -> None:
+        if str(batch.dtype) != self.input_dtype or tuple(batch.shape[1:]) != self.input_shape:
+            raise InputError(
+                f"a batch of {self.input_dtype} (B, {', '.join(map(str, self.input_shape))}) was wanted, "
+                f"found {batch.dtype} {tuple(batch.shape)}"
+            )
+        if not 1 <= batch.shape[0] <= self.max_batch:
+            raise InputError(
+                f"batch {batch.shape[0]} is outside this bundle's 1..{self.max_batch}",
+                hint="split it, or export again with a larger --max-batch",
+            )

@@ -1,0 +1,186 @@
+"""A live Triton server over gRPC or HTTP."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from gmmvit_deploy.errors import BundleError, InputError, RequestRejectedError, ServerError
+from gmmvit_deploy.extras import require
+from gmmvit_deploy.runtime.runner import Runner
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from gmmvit_deploy.artifacts import Bundle
+
+__all__ = ["DEFAULT_MODEL", "ServedModel", "TritonConnection", "TritonRunner", "parse_url"]
+
+DEFAULT_MODEL = "gmmvit"
+_TRITON_TYPES = {"uint8": "UINT8", "float32": "FP32", "object": "BYTES"}
+_DEFAULT_PORTS = {"http": 8000, "grpc": 8001}
+_REJECTED = ("INVALID_ARGUMENT", "400")
+
+
+def parse_url(url: str) -> tuple[Literal["grpc", "http"], str]:
+    """``grpc://host:port`` or ``http://host:port`` → (protocol, ``host:port``).
+
+    Without a port, 8001 and 8000.  Errors: InputError on anything else.
+    """
+    found = re.fullmatch(r"(grpc|http)://(\[[0-9a-fA-F:]+\]|[^:/\[\]]+)(?::(\d{1,5}))?/?", url)
+    if found is None:
+        raise InputError(
+            f"{url!r} is no server address", hint="grpc://host:port or http://host:port, such as grpc://localhost:8001"
+        )
+    protocol: Literal["grpc", "http"] = "grpc" if found.group(1) == "grpc" else "http"
+    return protocol, f"{found.group(2)}:{found.group(3) or _DEFAULT_PORTS[protocol]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """What the server says of a model.  bundle_sha256: None when no bundle of ours made it."""
+
+    name: str
+    max_batch: int
+    inputs: dict[str, tuple[int, ...]]
+    labels: tuple[str, ...]
+    bundle_sha256: str | None
+
+
+class TritonConnection:
+    """Requests to one server, each thread with a client of its own.
+
+    Errors of every method: ServerError when the server is not there, or not with that model;
+    RequestRejectedError when it refuses the request itself.
+    """
+
+    def __init__(self, url: str, *, timeout_s: float = 60.0) -> None:
+        self.url = url
+        self.protocol, self._address = parse_url(url)
+        self._timeout_s = timeout_s
+        self._module = require(f"tritonclient.{self.protocol}", package="tritonclient", extra="client")
+        self._error = require("tritonclient.utils", package="tritonclient", extra="client").InferenceServerException
+        self._local = threading.local()
+        self._clients: list[Any] = []
+
+    def __enter__(self) -> TritonConnection:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close every client: a server that is stopping waits for open connections."""
+        clients, self._clients = self._clients, []
+        for client in clients:
+            client.close()
+
+    def infer(self, model: str, name: str, values: NDArray[Any]) -> NDArray[Any]:
+        """The model's ``logits`` for one input tensor: uint8, float32, or object (encoded bytes)."""
+        tensor = self._module.InferInput(name, list(values.shape), _TRITON_TYPES[str(values.dtype)])
+        tensor.set_data_from_numpy(values)
+        wanted = [self._module.InferRequestedOutput("logits")]
+        options = {"client_timeout": self._timeout_s} if self.protocol == "grpc" else {}
+        answer = self._call(model, "infer", model_name=model, inputs=[tensor], outputs=wanted, **options)
+        logits: NDArray[Any] | None = answer.as_numpy("logits")
+        if logits is None or logits.shape[0] != values.shape[0]:
+            found = "nothing" if logits is None else f"shape {logits.shape}"
+            raise ServerError(f"{model} at {self.url}: logits for {values.shape[0]} inputs were wanted, found {found}")
+        return logits
+
+    def model(self, name: str) -> ServedModel:
+        """What the server says of a model."""
+        options = {"as_json": True} if self.protocol == "grpc" else {}
+        answer = self._call(name, "get_model_config", model_name=name, **options)
+        config: Mapping[str, Any] = answer.get("config", answer)
+        parameters = {key: value.get("string_value", "") for key, value in config.get("parameters", {}).items()}
+        return ServedModel(
+            name=name,
+            max_batch=int(config.get("max_batch_size", 0)),
+            inputs={i["name"]: tuple(map(int, i["dims"])) for i in config["input"]},
+            labels=tuple(json.loads(parameters.get("gmmvit_labels", "[]"))),
+            bundle_sha256=parameters.get("gmmvit_bundle_sha256"),
+        )
+
+    def _client(self) -> Any:
+        client = getattr(self._local, "client", None)
+        if client is None:
+            if self.protocol == "http":
+                times = {"connection_timeout": self._timeout_s, "network_timeout": self._timeout_s}
+                client = self._module.InferenceServerClient(self._address, **times)
+            else:
+                client = self._module.InferenceServerClient(self._address)
+            self._local.client = client
+            self._clients.append(client)
+        return client
+
+    def _call(self, model: str, method: str, **arguments: Any) -> Any:
+        try:
+            return getattr(self._client(), method)(**arguments)
+        except self._error as exc:
+            raise self._translated(exc, model) from exc
+        # gevent and the socket layer raise their own errors through the HTTP client.
+        except OSError as exc:
+            raise self._unreachable(str(exc)) from exc
+
+    def _translated(self, exc: Any, model: str) -> ServerError:
+        status, message = str(exc.status()), str(exc.message())
+        if "UNAVAILABLE" in status and "unknown model" not in message:
+            return self._unreachable(message)
+        if "DEADLINE_EXCEEDED" in status or "timed out" in message.lower():
+            return ServerError(f"{model} at {self.url}: no answer within {self._timeout_s:g} s")
+        if "unknown model" in message or "is not found" in message or "NOT_FOUND" in status or "404" in status:
+            return ServerError(
+                f"the server at {self.url} has no model {model!r}",
+                hint="name the one it has with --model, or serve the bundle with gmmvit serve",
+            )
+        if any(code in status for code in _REJECTED):
+            return RequestRejectedError(f"{model} at {self.url} refused the request: {_without_ensemble(message)}")
+        return ServerError(f"{model} at {self.url}: {message} ({status})")
+
+    def _unreachable(self, detail: str) -> ServerError:
+        return ServerError(
+            f"no Triton server answers at {self.url}: {' '.join(detail.split())[:160]}",
+            hint="start one with gmmvit serve, or say where it is with --url grpc://host:port or http://host:port",
+        )
+
+
+def _without_ensemble(message: str) -> str:
+    return re.sub(r"^in ensemble '[^']*', ", "", message)
+
+
+class TritonRunner(Runner):
+    """The network of a served bundle, as clients reach it."""
+
+    def __init__(self, bundle: Bundle, url: str, *, model: str = DEFAULT_MODEL) -> None:
+        """Errors: ServerError; BundleError when the server serves another bundle than this one."""
+        super().__init__(bundle)
+        self._connection = TritonConnection(url)
+        self.name = f"triton-{self._connection.protocol}"
+        self._model = f"{model}_network"
+        self._input = bundle.manifest.input_kind
+        try:
+            served = self._connection.model(self._model)
+        except ServerError:
+            self._connection.close()
+            raise
+        if served.bundle_sha256 != bundle.sha256:
+            self._connection.close()
+            found = served.bundle_sha256[:12] + "…" if served.bundle_sha256 else "nothing we know"
+            raise BundleError(
+                f"{url} serves {self._model} from bundle {found}, not from {bundle.path} ({bundle.sha256[:12]}…)",
+                hint="write the repository again from this bundle and restart the server",
+            )
+
+    def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
+        return self._connection.infer(self._model, self._input, batch)
+
+    def close(self) -> None:
+        self._connection.close()

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.errors import InputError, ServerError
+from gmmvit_deploy.runtime.classify import (
+    BundleClassifier,
+    Classifier,
+    TritonClassifier,
+    classify_files,
+    image_files,
+)
+from gmmvit_deploy.serving.server import TritonServer
+from tests.test_preprocess import encoded, photo
+
+
+@pytest.fixture
+def folder(tmp_path: Path, bundle: Bundle) -> Path:
+    """Eight golden images as PNG files, the row in the name."""
+    images = tmp_path / "images"
+    images.mkdir()
+    for row, pixels in enumerate(bundle.golden()[0]):
+        Image.fromarray(pixels).save(images / f"{row}.png")
+    return images
+
+
+@pytest.fixture(params=["bundle", "grpc", "http"])
+def classifier(request: pytest.FixtureRequest, bundle: Bundle) -> Iterator[Classifier]:
+    if request.param == "bundle":
+        opened: Classifier = BundleClassifier(bundle)
+    else:
+        server: TritonServer = request.getfixturevalue("server")
+        opened = TritonClassifier(server.grpc_url if request.param == "grpc" else server.http_url)
+    with opened:
+        yield opened
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8, 100])
+def test_answers_are_those_of_the_network(classifier: Classifier, folder: Path, bundle: Bundle, batch: int) -> None:
+    logits = bundle.golden()[1].astype(np.float64)
+    wanted = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    answers = classify_files(classifier, image_files([str(folder)]), top=3, batch=batch)
+    for row, answer in enumerate(answers):
+        assert answer.path.name == f"{row}.png"
+        assert answer.error == ""
+        assert len(answer.predictions) == 3
+        best = answer.predictions[0]
+        assert best.index == logits[row].argmax()
+        assert best.label == bundle.manifest.labels[best.index]
+        for prediction in answer.predictions:
+            assert prediction.probability == pytest.approx(wanted[row, prediction.index], abs=1e-5)
+
+
+def test_more_classes_than_there_are(classifier: Classifier, folder: Path) -> None:
+    (answer,) = classify_files(classifier, [folder / "0.png"], top=99)
+    assert len(answer.predictions) == 10
+    assert sum(prediction.probability for prediction in answer.predictions) == pytest.approx(1)
+
+
+def test_a_bad_file_spoils_nobody_else_s_answer(classifier: Classifier, folder: Path) -> None:
+    (folder / "2.png").write_bytes(b"no image")
+    (folder / "4.png").write_bytes(b"")
+    (folder / "6.png").write_bytes((folder / "6.png").read_bytes()[:-2000])
+    answers = classify_files(classifier, image_files([str(folder)]), batch=4)
+    assert [bool(answer.error) for answer in answers] == [False, False, True, False, True, False, True, False]
+    assert "no JPEG, PNG, WEBP or BMP image" in answers[2].error
+    assert answers[4].error == "it is empty"
+    assert all(answer.predictions for answer in answers if not answer.error)
+
+
+def test_a_file_that_cannot_be_read(classifier: Classifier, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Path.read_bytes
+
+    def refuse(path: Path) -> bytes:
+        # root may read everything, so the refusal cannot be had with permissions alone
+        if path.name == "3.png":
+            raise PermissionError(13, "Permission denied")
+        return real(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    answers = classify_files(classifier, image_files([str(folder)]))
+    assert [answer.path.name for answer in answers if answer.error] == ["3.png"]
+    assert answers[3].error == "it cannot be read: Permission denied"
+
+
+def test_progress_counts_every_file(classifier: Classifier, folder: Path) -> None:
+    counts: list[int] = []
+    classify_files(classifier, image_files([str(folder)]), batch=3, on_done=counts.append)
+    assert sum(counts) == 8
+
+
+def test_tensor_bundles_with_normalisation_classify_too(tmp_path: Path, folder: Path, bundle: Bundle) -> None:
+    from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
+    from tests.conftest import GOLDEN, cifar_options
+
+    options = cifar_options(input_kind="tensor")
+    normalised_outside = bundle_from_checkpoint(GOLDEN / "vit_gmm.pth", tmp_path / "b", options)
+    with BundleClassifier(normalised_outside) as one, BundleClassifier(bundle) as other:
+        for a, b in zip(*(classify_files(c, image_files([str(folder)])) for c in (one, other)), strict=True):
+            assert [p.label for p in a.predictions] == [p.label for p in b.predictions]
+            assert a.predictions[0].probability == pytest.approx(b.predictions[0].probability, abs=1e-5)
+
+
+def test_a_bundle_without_normalisation_cannot_classify(tensor_bundles: dict[str, Bundle]) -> None:
+    with pytest.raises(InputError, match="does not say how images become its input"):
+        BundleClassifier(tensor_bundles["vit_gmm"])
+
+
+def test_a_model_that_takes_no_images(server: TritonServer) -> None:
+    with pytest.raises(ServerError, match="takes pixels, not encoded images"):
+        TritonClassifier(server.grpc_url, model="gmmvit_network")
+
+
+class TestImageFiles:
+    def test_folder_glob_and_file(self, tmp_path: Path) -> None:
+        for name in ("b.JPG", "a.png", "deep/er/c.webp", "notes.txt"):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_bytes(encoded(photo(4, 4), "PNG"))
+        names = [path.name for path in image_files([str(tmp_path)])]
+        assert names == ["a.png", "b.JPG", "c.webp"]
+        assert [path.name for path in image_files([str(tmp_path / "*.png")])] == ["a.png"]
+        assert [path.name for path in image_files([str(tmp_path / "**/*.webp")])] == ["c.webp"]
+        # a file that was named is asked about whatever it is called, and once
+        named = str(tmp_path / "notes.txt")
+        assert image_files([named, named]) == [tmp_path / "notes.txt"]
+
+    def test_a_name_with_brackets_is_a_file_first(self, tmp_path: Path) -> None:
+        (tmp_path / "a[1].png").touch()
+        assert image_files([str(tmp_path / "a[1].png")]) == [tmp_path / "a[1].png"]
+
+    @pytest.mark.parametrize("argument", ["nowhere.png", "*.tiff", "empty"])
+    def test_nothing_there(self, argument: str, tmp_path: Path) -> None:
+        (tmp_path / "empty").mkdir()
+        with pytest.raises(InputError, match=argument.replace("*", r"\*")):
+            image_files([os.path.join(tmp_path, argument)])  # noqa: PTH118
