@@ -1,0 +1,19 @@
+"""Become another program that dies with its parent.  Run as a script: PARENT_PID PROGRAM ARG...
+
+The kernel sends the signal when the parent ends for any reason, SIGKILL included, so no server is
+left behind by a supervisor that could not clean up.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+
+if __name__ == "__main__":
+    parent, program, *arguments = sys.argv[1:]
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != int(parent):  # it died before the call above took effect
+        sys.exit(1)
+    os.execv(program, [program, *arguments])  # noqa: S606 - no shell is what we want

@@ -1,0 +1,175 @@
+"""The three ``config.pbtxt`` of a repository, built as protobufs and parsed back.
+
+<name>             ensemble: IMAGE (encoded bytes) → logits
+<name>_preprocess  IMAGE → what the network takes
+<name>_network     pixels or tensor → logits
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from gmmvit_deploy.errors import InputError, RepositoryError
+from gmmvit_deploy.extras import require
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.artifacts import Bundle
+
+__all__ = ["LABELS_FILE", "WARMUP_FILE", "Backend", "RepositoryOptions", "config_text", "model_configs"]
+
+Backend = Literal["onnxruntime", "python", "tensorrt"]
+LABELS_FILE = "labels.txt"
+WARMUP_FILE = "image"
+"""In ``<preprocess>/warmup/``: one encoded image, each with its length before it, as Triton reads it."""
+IMAGE_INPUT = "IMAGE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepositoryOptions:
+    """name: of the ensemble; the others are named after it.
+
+    max_queue_delay_us: how long the batcher may hold a request to fill a batch.
+    instances: copies of the network that run side by side.
+    threads: of ONNX Runtime in one instance (python backend); 0 is one a core.
+    """
+
+    backend: Backend = "python"
+    name: str = "gmmvit"
+    max_queue_delay_us: int = 0
+    instances: int = 1
+    threads: int = 0
+
+    def __post_init__(self) -> None:
+        if self.backend not in get_args(Backend):
+            raise InputError(f"backend {self.backend!r} is not one of {', '.join(get_args(Backend))}")
+        if not self.name.replace("_", "").replace("-", "").isalnum() or not self.name.isascii():
+            raise InputError(f"model name {self.name!r}: letters, digits, - and _ were wanted")
+        for field in ("max_queue_delay_us", "threads"):
+            if getattr(self, field) < 0:
+                raise InputError(f"{field} is {getattr(self, field)}; at least 0 was wanted")
+        if self.instances < 1:
+            raise InputError(f"instances is {self.instances}; at least 1 was wanted")
+
+    @property
+    def network(self) -> str:
+        return f"{self.name}_network"
+
+    @property
+    def preprocess(self) -> str:
+        return f"{self.name}_preprocess"
+
+
+def model_configs(bundle: Bundle, options: RepositoryOptions) -> dict[str, Any]:
+    """Model name → ``ModelConfig`` protobuf; the ensemble and its preprocessing only where it is known."""
+    configs = {options.network: _network(bundle, options)}
+    if bundle.manifest.preprocessing is not None:
+        configs[options.preprocess] = _preprocess(bundle, options)
+        configs[options.name] = _ensemble(bundle, options)
+    return configs
+
+
+def config_text(config: Any) -> str:
+    """Protobuf → text format, after a round trip that must change nothing.  Errors: RepositoryError."""
+    text_format = require("google.protobuf.text_format", package="protobuf", extra="client")
+    text: str = text_format.MessageToString(config)
+    parsed = type(config)()
+    text_format.Parse(text, parsed)
+    if parsed != config:
+        raise RepositoryError(f"{config.name}: its configuration does not survive being written and read")
+    return text
+
+
+def _protobuf() -> Any:
+    return require("tritonclient.grpc.model_config_pb2", package="tritonclient", extra="client")
+
+
+def _skeleton(bundle: Bundle, name: str) -> Any:
+    config = _protobuf().ModelConfig(name=name, max_batch_size=bundle.manifest.max_batch)
+    parameters = {
+        "gmmvit_bundle_sha256": bundle.sha256,
+        "gmmvit_checkpoint_sha256": bundle.manifest.checkpoint["sha256"],
+        "gmmvit_labels": json.dumps(bundle.manifest.labels),
+    }
+    for key, value in parameters.items():
+        config.parameters[key].string_value = value
+    return config
+
+
+def _input_tensor(bundle: Bundle) -> dict[str, Any]:
+    pb = _protobuf()
+    kind = bundle.manifest.input_kind
+    data_type = pb.TYPE_UINT8 if kind == "pixels" else pb.TYPE_FP32
+    return {"name": kind, "data_type": data_type, "dims": bundle.input_shape}
+
+
+def _logits(bundle: Bundle) -> dict[str, Any]:
+    return {
+        "name": "logits",
+        "data_type": _protobuf().TYPE_FP32,
+        "dims": [bundle.manifest.spec.classes],
+        "label_filename": LABELS_FILE,
+    }
+
+
+def _network(bundle: Bundle, options: RepositoryOptions) -> Any:
+    pb = _protobuf()
+    config = _skeleton(bundle, options.network)
+    config.backend = options.backend
+    config.input.add(**_input_tensor(bundle))
+    config.output.add(**_logits(bundle))
+    kind = pb.ModelInstanceGroup.KIND_GPU if options.backend == "tensorrt" else pb.ModelInstanceGroup.KIND_CPU
+    config.instance_group.add(count=options.instances, kind=kind)
+    config.dynamic_batching.max_queue_delay_microseconds = options.max_queue_delay_us
+    if options.backend == "python":
+        config.parameters["onnxruntime_threads"].string_value = str(options.threads)
+    if options.backend == "onnxruntime" and options.threads:
+        config.parameters["intra_op_thread_count"].string_value = str(options.threads)
+    for batch in sorted({1, bundle.manifest.max_batch}):
+        sample = config.model_warmup.add(name=f"batch {batch}", batch_size=batch)
+        tensor = _input_tensor(bundle)
+        sample.inputs[tensor.pop("name")].CopyFrom(pb.ModelWarmup.Input(**tensor, random_data=True))
+    return config
+
+
+def _preprocess(bundle: Bundle, options: RepositoryOptions) -> Any:
+    pb = _protobuf()
+    config = _skeleton(bundle, options.preprocess)
+    config.backend = "python"
+    config.input.add(name=IMAGE_INPUT, data_type=pb.TYPE_STRING, dims=[1])
+    config.output.add(**_input_tensor(bundle))
+    config.instance_group.add(count=1, kind=pb.ModelInstanceGroup.KIND_CPU)
+    config.dynamic_batching.max_queue_delay_microseconds = 0
+    preprocessing = bundle.manifest.preprocessing
+    if preprocessing is None:
+        raise RepositoryError(f"{bundle.path}: it does not say how its images are normalised")
+    config.parameters["preprocessing"].string_value = json.dumps(
+        {
+            "image_size": bundle.manifest.spec.image_size,
+            "mean": preprocessing.mean,
+            "std": preprocessing.std,
+            "threads": 2,
+        }
+    )
+    sample = config.model_warmup.add(name="one image", batch_size=1)
+    sample.inputs[IMAGE_INPUT].CopyFrom(
+        pb.ModelWarmup.Input(data_type=pb.TYPE_STRING, dims=[1], input_data_file=WARMUP_FILE)
+    )
+    return config
+
+
+def _ensemble(bundle: Bundle, options: RepositoryOptions) -> Any:
+    pb = _protobuf()
+    config = _skeleton(bundle, options.name)
+    config.platform = "ensemble"
+    config.input.add(name=IMAGE_INPUT, data_type=pb.TYPE_STRING, dims=[1])
+    config.output.add(**_logits(bundle))
+    between = bundle.manifest.input_kind
+    first = config.ensemble_scheduling.step.add(model_name=options.preprocess, model_version=-1)
+    first.input_map[IMAGE_INPUT] = IMAGE_INPUT
+    first.output_map[between] = between
+    second = config.ensemble_scheduling.step.add(model_name=options.network, model_version=-1)
+    second.input_map[between] = between
+    second.output_map["logits"] = "logits"
+    return config

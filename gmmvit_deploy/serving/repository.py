@@ -1,0 +1,104 @@
+"""Bundle → Triton model repository."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import gmmvit_deploy.preprocess
+from gmmvit_deploy.artifacts import LABELS_FILE as BUNDLE_LABELS_FILE
+from gmmvit_deploy.artifacts import Bundle, new_folder
+from gmmvit_deploy.errors import RepositoryError
+from gmmvit_deploy.serving.model_configs import (
+    LABELS_FILE,
+    WARMUP_FILE,
+    RepositoryOptions,
+    config_text,
+    model_configs,
+)
+
+__all__ = ["Repository", "repository_from_bundle"]
+
+_TEMPLATES = Path(__file__).parent / "triton_models"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repository:
+    """path: what ``tritonserver --model-repository`` takes.  models: names, the callable one first."""
+
+    path: Path
+    models: tuple[str, ...]
+    skipped: tuple[str, ...]
+
+
+def repository_from_bundle(
+    bundle: Bundle,
+    out: Path,
+    options: RepositoryOptions | None = None,
+    *,
+    engine: Path | None = None,
+    force: bool = False,
+) -> Repository:
+    """Write the network, its preprocessing and the ensemble of the two.
+
+    engine: a TensorRT plan built from the bundle's ONNX file, for the tensorrt backend.
+    Errors: RepositoryError when the tensorrt backend is asked for without an engine; OutputError.
+    """
+    options = options or RepositoryOptions()
+    configs = model_configs(bundle, options)
+    source, target = _network_file(bundle, options, engine)
+    with new_folder(out, force=force) as folder:
+        for name, config in configs.items():
+            model = folder / name
+            (model / "1").mkdir(parents=True)
+            (model / "config.pbtxt").write_text(config_text(config), encoding="utf-8")
+            if any(output.label_filename for output in config.output):
+                shutil.copyfile(bundle.path / BUNDLE_LABELS_FILE, model / LABELS_FILE)
+        shutil.copyfile(source, folder / options.network / "1" / target)
+        if options.backend == "python":
+            shutil.copyfile(_TEMPLATES / "network_model.py", folder / options.network / "1" / "model.py")
+        if options.preprocess in configs:
+            _write_preprocess(folder / options.preprocess, bundle)
+    ordered = [name for name in (options.name, options.network, options.preprocess) if name in configs]
+    skipped = () if options.preprocess in configs else (_NO_PREPROCESSING,)
+    return Repository(path=out, models=tuple(ordered), skipped=skipped)
+
+
+_NO_PREPROCESSING = (
+    "no model takes encoded images: the bundle does not say how they are normalised; "
+    "export with --dataset or --mean --std to get one"
+)
+
+
+def _network_file(bundle: Bundle, options: RepositoryOptions, engine: Path | None) -> tuple[Path, str]:
+    if options.backend != "tensorrt":
+        if engine is not None:
+            raise RepositoryError(f"an engine goes with --backend tensorrt, not {options.backend}")
+        return bundle.onnx_path, "model.onnx"
+    if engine is None:
+        kind, shape = bundle.manifest.input_kind, "x".join(map(str, bundle.input_shape))
+        raise RepositoryError(
+            f"{bundle.path}: the tensorrt backend needs an engine, and the bundle holds none",
+            hint="on the GPU that will serve: trtexec "
+            f"--onnx={bundle.onnx_path} --minShapes={kind}:1x{shape} --optShapes={kind}:8x{shape} "
+            f"--maxShapes={kind}:{bundle.manifest.max_batch}x{shape} --saveEngine=model.plan, then --engine model.plan",
+        )
+    if not engine.is_file() or engine.stat().st_size == 0:
+        raise RepositoryError(f"{engine}: a TensorRT engine was wanted, found no file or an empty one")
+    return engine, "model.plan"
+
+
+def _write_preprocess(model: Path, bundle: Bundle) -> None:
+    from PIL import Image
+
+    shutil.copyfile(_TEMPLATES / "preprocess_model.py", model / "1" / "model.py")
+    # The very file that export and parity use: one implementation, wherever an image is decoded.
+    shutil.copyfile(str(gmmvit_deploy.preprocess.__file__), model / "1" / "gmmvit_preprocess.py")
+    size = bundle.manifest.spec.image_size
+    encoded = io.BytesIO()
+    Image.new("RGB", (size, size), "grey").save(encoded, "PNG")
+    (model / "warmup").mkdir()
+    (model / "warmup" / WARMUP_FILE).write_bytes(struct.pack("<I", encoded.tell()) + encoded.getvalue())

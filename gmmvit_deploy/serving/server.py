@@ -1,0 +1,331 @@
+"""A real Triton server as a child of this process: started, watched, stopped, nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TextIO
+
+from gmmvit_deploy.errors import OutputError, RepositoryError, ServerError
+from gmmvit_deploy.serving.installs import ServerInstall, find_server, stage_backends
+
+__all__ = ["ServerOptions", "TritonServer"]
+
+_LAUNCHER = Path(__file__).with_name("_launch.py")
+_POLL_S = 0.05
+_LINES_KEPT = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """host: address to listen on; anything but loopback lets strangers in.
+
+    Ports: 0 takes a free one.  exit_timeout_s: how long requests in flight may take once it is
+    told to stop.  log_path: where the server's own log goes; None keeps none.
+    """
+
+    host: str = "127.0.0.1"
+    http_port: int = 8000
+    grpc_port: int = 8001
+    metrics_port: int = 8002
+    start_timeout_s: float = 120.0
+    exit_timeout_s: int = 15
+    log_path: Path | None = None
+
+
+class TritonServer:
+    """``with TritonServer(repository) as server:`` is ready inside the block and gone after it.
+
+    Start it from the main thread: the server is told to stop when the thread that started it ends.
+    """
+
+    def __init__(
+        self,
+        repository: Path,
+        *,
+        install: ServerInstall | None = None,
+        options: ServerOptions | None = None,
+        on_log_line: Callable[[str], None] | None = None,
+    ) -> None:
+        self.repository = repository
+        self.install = install or find_server()
+        self.options = options or ServerOptions()
+        self._on_log_line = on_log_line
+        self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
+        self._process: subprocess.Popen[str] | None = None
+        self._runtime: Path | None = None
+        self._reader: threading.Thread | None = None
+        self.http_port = self.grpc_port = self.metrics_port = 0
+
+    @property
+    def http_url(self) -> str:
+        return f"http://{self.options.host}:{self.http_port}"
+
+    @property
+    def grpc_url(self) -> str:
+        return f"grpc://{self.options.host}:{self.grpc_port}"
+
+    @property
+    def metrics_url(self) -> str:
+        return f"http://{self.options.host}:{self.metrics_port}/metrics"
+
+    @property
+    def pid(self) -> int:
+        """Process ID of ``tritonserver``; 0 when none runs."""
+        return self._process.pid if self._process is not None else 0
+
+    def __enter__(self) -> TritonServer:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self, *, cancelled: Callable[[], bool] = lambda: False) -> None:
+        """Start the server and wait until every model is ready, or until ``cancelled`` says so.
+
+        Errors: RepositoryError when the repository is none, or asks for a backend that this server
+        lacks; ServerError when a port is taken, a model fails to load, or time runs out. Nothing
+        is left running then.
+        """
+        _check_backends(self.repository, self.install)
+        self.http_port, self.grpc_port, self.metrics_port = self._free_ports()
+        self._runtime = Path(tempfile.mkdtemp(prefix="gmmvit-serve-"))
+        try:
+            self._spawn()
+            self._wait_ready(cancelled)
+        except BaseException:
+            self.stop()
+            raise
+
+    def wait(self, poll: Callable[[], bool] = lambda: False) -> None:
+        """Return when ``poll`` says so.  Errors: ServerError when the server ends by itself."""
+        while not poll():
+            if self._process is None or self._process.poll() is not None:
+                raise self._ended("ended by itself")
+            time.sleep(_POLL_S)
+
+    def stop(self) -> None:
+        """Ask it to stop, let requests in flight finish, then make sure that all of it is gone."""
+        process = self._process
+        if process is not None:
+            process.terminate()
+            try:
+                process.wait(self.options.exit_timeout_s + 5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            # Stubs of the Python backend are in the server's group, and outlive it when it is killed.
+            _kill_group(process.pid)
+            self._process = None
+        if self._reader is not None:
+            self._reader.join(timeout=5)
+            self._reader = None
+        if self._runtime is not None:
+            for left in Path("/dev/shm").glob(f"{self._runtime.name}*"):  # noqa: S108 - Triton's own shared memory
+                left.unlink(missing_ok=True)
+            shutil.rmtree(self._runtime, ignore_errors=True)
+            self._runtime = None
+
+    def kill_now(self) -> None:
+        """End it at once, whatever it is doing.  Safe in a signal handler; `stop` still clears up."""
+        if self._process is not None:
+            _kill_group(self._process.pid)
+
+    def _free_ports(self) -> tuple[int, int, int]:
+        wanted = {
+            "HTTP": self.options.http_port,
+            "gRPC": self.options.grpc_port,
+            "metrics": self.options.metrics_port,
+        }
+        taken: list[socket.socket] = []
+        try:
+            for service, port in wanted.items():
+                taken.append(_bound(self.options.host, port, service))
+            http, grpc, metrics = (probe.getsockname()[1] for probe in taken)
+        finally:
+            for probe in taken:
+                probe.close()
+        return http, grpc, metrics
+
+    def _command(self, backends: Path, prefix: str) -> list[str]:
+        host = self.options.host
+        return [
+            str(self.install.binary),
+            f"--model-repository={self.repository}",
+            f"--backend-directory={backends}",
+            f"--backend-config=python,shm-region-prefix-name={prefix}",
+            "--model-control-mode=none",
+            "--disable-auto-complete-config",
+            "--strict-readiness=true",
+            f"--exit-timeout-secs={self.options.exit_timeout_s}",
+            f"--http-address={host}",
+            f"--http-port={self.http_port}",
+            f"--grpc-address={host}",
+            f"--grpc-port={self.grpc_port}",
+            f"--metrics-address={host}",
+            f"--metrics-port={self.metrics_port}",
+        ]
+
+    def _spawn(self) -> None:
+        if self._runtime is None:
+            raise ServerError("the server has no runtime folder; start() makes one")
+        log = _opened_log(self.options.log_path)
+        command = self._command(stage_backends(self.install, self._runtime), self._runtime.name)
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", str(_LAUNCHER), str(os.getpid()), *command],
+            env={**os.environ, **self.install.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C reaches us alone; we decide how the server ends
+        )
+        self._reader = threading.Thread(target=self._read_log, args=(self._process, log), daemon=True)
+        self._reader.start()
+
+    def _read_log(self, process: subprocess.Popen[str], log: TextIO | None) -> None:
+        """Drain the server's output to its end: a full pipe would stop the server itself."""
+        sinks = [sink for sink in (self._on_log_line, _line_writer(log)) if sink is not None]
+        for line in process.stdout or ():
+            self._lines.append(line.rstrip("\n"))
+            for sink in tuple(sinks):
+                try:
+                    sink(line.rstrip("\n"))
+                except (OSError, ValueError):  # the disk is full, or the reader of our stderr went away
+                    sinks.remove(sink)
+        if log is not None:
+            with contextlib.suppress(OSError):
+                log.close()
+
+    def _wait_ready(self, cancelled: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + self.options.start_timeout_s
+        while time.monotonic() < deadline and not cancelled():
+            if self._process is None or self._process.poll() is not None:
+                raise self._ended("did not start")
+            if _is_ready(f"{self.http_url}/v2/health/ready"):
+                return
+            time.sleep(_POLL_S)
+        if cancelled():
+            return
+        raise ServerError(
+            f"the server was not ready after {self.options.start_timeout_s:.0f} s; last it said: {self._last_words()}",
+            hint="give it longer with --start-timeout, or see its log with --log",
+        )
+
+    def _ended(self, what: str) -> ServerError:
+        if self._reader is not None:
+            self._reader.join(timeout=5)
+        code = self._process.returncode if self._process is not None else None
+        how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"status {code}"
+        causes = _causes(self._lines)
+        detail = ":\n  " + "\n  ".join(causes) if causes else f"; last it said: {self._last_words()}"
+        return ServerError(f"the Triton server {what} ({how}){detail}", hint="its whole log: --log FILE")
+
+    def _last_words(self) -> str:
+        return next((line.strip() for line in reversed(self._lines) if line.strip()), "nothing")
+
+
+def _opened_log(path: Path | None) -> TextIO | None:
+    if path is None:
+        return None
+    try:
+        return path.open("a", encoding="utf-8")
+    except OSError as exc:
+        raise OutputError(f"{path}: the server's log cannot be written there: {exc.strerror}") from exc
+
+
+def _line_writer(log: TextIO | None) -> Callable[[str], None] | None:
+    if log is None:
+        return None
+
+    def write(line: str) -> None:
+        log.write(line + "\n")
+        log.flush()
+
+    return write
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:  # noqa: S310 - http, to the server we started
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _bound(host: str, port: int, service: str) -> socket.socket:
+    if not 0 <= port <= 65535:
+        raise ServerError(f"{service} port {port} is outside 0..65535")
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        probe = socket.socket(family, kind)
+    except OSError as exc:
+        raise ServerError(f"{host}: no address to listen on: {exc.strerror or exc}") from exc
+    try:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
+        probe.listen(1)
+    except OSError as exc:
+        probe.close()
+        raise ServerError(
+            f"{service} port {port} on {host} cannot be had: {exc.strerror}",
+            hint=f"another server may be running; stop it, or choose another port with --{service.lower()}-port "
+            "(0 takes a free one)",
+        ) from exc
+    return probe
+
+
+def _check_backends(repository: Path, install: ServerInstall) -> None:
+    configs = sorted(repository.glob("*/config.pbtxt")) if repository.is_dir() else []
+    if not configs:
+        raise RepositoryError(
+            f"{repository}: a Triton model repository was wanted, found no model's config.pbtxt in it",
+            hint="gmmvit repository makes one from a bundle",
+        )
+    for config in configs:
+        found = re.search(r'^backend:\s*"(\w+)"', config.read_text(encoding="utf-8"), re.MULTILINE)
+        if found and found.group(1) not in install.backend_names:
+            there = ", ".join(install.backend_names) or "none"
+            raise RepositoryError(
+                f"{config.parent.name} needs the {found.group(1)} backend; {install.binary} has: {there}",
+                hint="write the repository with --backend python, or name a server that has it with --tritonserver",
+            )
+
+
+def _causes(lines: deque[str]) -> list[str]:
+    """What Triton's log gives as the reason of its end: model by model, without its decoration."""
+    text = "\n".join(lines)
+    failed = re.findall(r"failed to load '([^']+)' version \d+: (.*?)(?=\n[A-Z]\d{4} |\n\+|\Z)", text, re.DOTALL)
+    causes = [f"{model}: {_one_line(why)}" for model, why in failed]
+    causes += [_one_line(why) for why in re.findall(r"^error: (.*)$", text, re.MULTILINE)]
+    causes += [_one_line(why) for why in re.findall(r"(failed to start \w+ service: .*)", text, re.IGNORECASE)]
+    return list(dict.fromkeys(causes))[:5]
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.replace("\\n", " ").split())[:400].strip(' "')
+
+
+def _kill_group(leader: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # all of it may be gone already
+        os.killpg(leader, signal.SIGKILL)

@@ -1,0 +1,77 @@
+"""Serve until told to stop: what ``gmmvit serve`` does."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+from gmmvit_deploy.artifacts import MANIFEST_FILE, open_bundle
+from gmmvit_deploy.serving.installs import find_server
+from gmmvit_deploy.serving.model_configs import RepositoryOptions
+from gmmvit_deploy.serving.repository import repository_from_bundle
+from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+
+__all__ = ["serve_path"]
+
+
+def serve_path(
+    path: Path,
+    options: ServerOptions,
+    *,
+    tritonserver: Path | None = None,
+    on_ready: Callable[[TritonServer], None] = lambda server: None,
+    on_log_line: Callable[[str], None] | None = None,
+) -> None:
+    """Serve a bundle or a repository from the main thread until SIGINT or SIGTERM.
+
+    A bundle is served from a repository made for it, with the best backend the server has.
+    A second signal ends the server at once instead of waiting for requests in flight.
+    Errors: as `TritonServer.start`; ServerError when the server ends by itself.
+    """
+    install = find_server(tritonserver)
+    with tempfile.TemporaryDirectory(prefix="gmmvit-repository-") as folder:
+        repository = path
+        if (path / MANIFEST_FILE).is_file():
+            backend = RepositoryOptions(backend=install.best_backend)
+            repository = repository_from_bundle(open_bundle(path), Path(folder) / "models", backend).path
+        server = TritonServer(repository, install=install, options=options, on_log_line=on_log_line)
+        signals = _Signals(server)
+        with signals:
+            try:
+                server.start(cancelled=signals.any_seen)
+                if not signals.any_seen():
+                    on_ready(server)
+                server.wait(poll=signals.any_seen)
+            except BaseException:
+                if not signals.seen:
+                    raise
+            finally:
+                server.stop()
+
+
+class _Signals:
+    """Counts SIGINT and SIGTERM; from the second one on, the server is killed."""
+
+    def __init__(self, server: TritonServer) -> None:
+        self.seen = 0
+        self._server = server
+        self._before: dict[signal.Signals, object] = {}
+
+    def any_seen(self) -> bool:
+        return self.seen > 0
+
+    def __enter__(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._count)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal() returned
+
+    def _count(self, number: int, frame: FrameType | None) -> None:
+        self.seen += 1
+        if self.seen > 1:
+            self._server.kill_now()

@@ -1,0 +1,62 @@
+"""Triton Python-backend model: the network, run by ONNX Runtime.
+
+``gmmvit repository --backend python`` copies this file to ``<network>/1/model.py`` beside
+``model.onnx``. It needs numpy and onnxruntime in the server's Python and nothing of this project.
+The dynamic batcher hands over several requests at once; they run as one batch.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import triton_python_backend_utils as pb_utils
+
+OUTPUT = "logits"
+
+
+class TritonPythonModel:
+    def initialize(self, args: dict[str, str]) -> None:
+        config = json.loads(args["model_config"])
+        parameters = {name: value["string_value"] for name, value in config["parameters"].items()}
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        options.intra_op_num_threads = int(parameters["onnxruntime_threads"])  # 0: one a core
+        self.input = config["input"][0]["name"]
+        self.max_batch = config["max_batch_size"]
+        self.session = onnxruntime.InferenceSession(
+            str(Path(__file__).with_name("model.onnx")), options, providers=["CPUExecutionProvider"]
+        )
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        batches = [pb_utils.get_input_tensor_by_name(request, self.input).as_numpy() for request in requests]
+        answers: list[Any] = [None] * len(requests)
+        sound = []
+        for i, batch in enumerate(batches):
+            if 1 <= len(batch) <= self.max_batch:
+                sound.append(i)
+            else:
+                message = f"a batch of 1 to {self.max_batch} was wanted, found {len(batch)}"
+                answers[i] = pb_utils.InferenceResponse(
+                    error=pb_utils.TritonError(message, pb_utils.TritonError.INVALID_ARG)
+                )
+        if sound:
+            self._run(batches, sound, answers)
+        return answers
+
+    def _run(self, batches: list[Any], sound: list[int], answers: list[Any]) -> None:
+        """Run the sound requests as one batch and put each one's rows into its answer."""
+        together = batches[sound[0]] if len(sound) == 1 else np.concatenate([batches[i] for i in sound])
+        try:
+            logits = self.session.run([OUTPUT], {self.input: together})[0]
+        except Exception as exc:  # whatever ONNX Runtime raises is this request's failure, not the server's end
+            error = pb_utils.TritonError(f"ONNX Runtime: {exc}")
+            for i in sound:
+                answers[i] = pb_utils.InferenceResponse(error=error)
+            return
+        start = 0
+        for i in sound:
+            rows = logits[start : start + len(batches[i])]
+            start += len(batches[i])
+            answers[i] = pb_utils.InferenceResponse([pb_utils.Tensor(OUTPUT, np.ascontiguousarray(rows))])

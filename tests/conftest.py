@@ -1,0 +1,111 @@
+"""Golden files and what is made from them once for all tests."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gmmvit_deploy.artifacts import Bundle, Preprocessing
+from gmmvit_deploy.checkpoints.hints import LoadHints
+from gmmvit_deploy.datasets import dataset
+from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
+from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+
+GOLDEN = Path(__file__).parent / "golden"
+MANIFEST: dict[str, dict[str, Any]] = json.loads((GOLDEN / "manifest.json").read_text())
+NAMES = tuple(MANIFEST)
+FREE_PORTS = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+
+
+@dataclass(frozen=True)
+class Golden:
+    """A released checkpoint, inputs, and the logits that the released implementation gives."""
+
+    name: str
+    path: Path
+    inputs: np.ndarray
+    logits: np.ndarray
+    heads: int | None
+
+    @property
+    def hints(self) -> LoadHints:
+        return LoadHints(heads=self.heads)
+
+
+def golden(name: str) -> Golden:
+    arrays = np.load(GOLDEN / f"{name}.npz")
+    told = MANIFEST[name]["mask"] in ("plain", "elm")
+    return Golden(
+        name=name,
+        path=GOLDEN / f"{name}.pth",
+        inputs=arrays["input"],
+        logits=arrays["logits"],
+        heads=MANIFEST[name]["config"]["heads"] if told else None,
+    )
+
+
+@pytest.fixture(params=NAMES)
+def each_golden(request: pytest.FixtureRequest) -> Golden:
+    return golden(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seed() -> None:
+    torch.manual_seed(0)
+
+
+def cifar_options(**changes: Any) -> ExportOptions:
+    cifar = dataset("cifar10")
+    values = {"preprocessing": Preprocessing(mean=cifar.mean, std=cifar.std), "labels": cifar.labels, "max_batch": 8}
+    return ExportOptions(**{**values, **changes})
+
+
+@pytest.fixture(scope="session")
+def tensor_bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
+    """Every golden checkpoint, exported with ``--input tensor``."""
+    folder = tmp_path_factory.mktemp("tensor-bundles")
+    options = ExportOptions(input_kind="tensor", max_batch=8)
+    return {
+        name: bundle_from_checkpoint(golden(name).path, folder / name, options, hints=golden(name).hints)
+        for name in NAMES
+    }
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """``vit_gmm`` with pixels as input and CIFAR-10's normalisation and labels."""
+    out = tmp_path_factory.mktemp("pixels") / "bundle"
+    return bundle_from_checkpoint(golden("vit_gmm").path, out, cifar_options())
+
+
+@pytest.fixture(scope="session")
+def repository(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Repository:
+    return repository_from_bundle(bundle, tmp_path_factory.mktemp("repository") / "models")
+
+
+@pytest.fixture(scope="session")
+def server(repository: Repository) -> Iterator[TritonServer]:
+    """A real Triton server with the pixel bundle."""
+    with TritonServer(repository.path, options=ServerOptions(**FREE_PORTS)) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def gmmvit() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs the command line as a user does, in a process of its own."""
+
+    def run(*arguments: str | Path, timeout_s: float = 120, **options: Any) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "gmmvit_cli.main", *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False, **options)
+
+    return run

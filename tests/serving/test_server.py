@@ -1,0 +1,459 @@
+"""A real Triton server: what it answers, what it refuses, and that nothing of it is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from PIL import Image
+
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.errors import RepositoryError, RequestRejectedError, ServerError
+from gmmvit_deploy.parity.check import check_parity
+from gmmvit_deploy.runtime.triton import TritonConnection, TritonRunner
+from gmmvit_deploy.serving import installs
+from gmmvit_deploy.serving.installs import find_server, system_server, wheel_server
+from gmmvit_deploy.serving.model_configs import RepositoryOptions
+from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
+from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+from tests.conftest import FREE_PORTS, NAMES, golden
+from tests.serving.processes import processes_naming, wait_gone
+from tests.test_preprocess import encoded, photo, png_bomb
+
+pytestmark = pytest.mark.server
+PROTOCOLS = ("grpc", "http")
+
+
+def url_of(server: TritonServer, protocol: str) -> str:
+    return server.grpc_url if protocol == "grpc" else server.http_url
+
+
+@pytest.fixture(params=PROTOCOLS)
+def connection(request: pytest.FixtureRequest, server: TritonServer) -> Iterator[TritonConnection]:
+    with TritonConnection(url_of(server, request.param)) as opened:
+        yield opened
+
+
+def as_bytes(*images: bytes) -> np.ndarray:
+    return np.array([[data] for data in images], dtype=np.object_)
+
+
+class TestAnswers:
+    @pytest.fixture(scope="class")
+    def golden_server(
+        self, tensor_bundles: dict[str, Bundle], tmp_path_factory: pytest.TempPathFactory
+    ) -> Iterator[TritonServer]:
+        """All golden checkpoints on one server."""
+        models = tmp_path_factory.mktemp("golden") / "models"
+        models.mkdir()
+        for name, bundle in tensor_bundles.items():
+            written = repository_from_bundle(bundle, models.parent / name, RepositoryOptions(name=name, threads=1))
+            shutil.move(written.path / f"{name}_network", models)
+        with TritonServer(models, options=ServerOptions(**FREE_PORTS)) as running:
+            yield running
+
+    @pytest.mark.parametrize("protocol", PROTOCOLS)
+    @pytest.mark.parametrize("name", NAMES)
+    def test_golden_logits(
+        self, name: str, protocol: str, golden_server: TritonServer, tensor_bundles: dict[str, Bundle]
+    ) -> None:
+        case = golden(name)
+        with TritonRunner(tensor_bundles[name], url_of(golden_server, protocol), model=name) as runner:
+            np.testing.assert_allclose(runner.run(case.inputs), case.logits, rtol=0, atol=1e-5)
+            np.testing.assert_allclose(runner.run(case.inputs[::-1]), case.logits[::-1], rtol=0, atol=1e-5)
+            for row, wanted in zip(case.inputs, case.logits, strict=True):
+                np.testing.assert_allclose(runner.run(row[None]), wanted[None], rtol=0, atol=1e-5)
+
+    @pytest.mark.parametrize("protocol", PROTOCOLS)
+    def test_parity(self, protocol: str, server: TritonServer, bundle: Bundle) -> None:
+        with TritonRunner(bundle, url_of(server, protocol)) as runner:
+            result = check_parity(bundle, runner)
+        assert result.passed, result.to_json()
+
+    def test_encoded_images(self, connection: TritonConnection, bundle: Bundle) -> None:
+        pixels, logits = bundle.golden()
+        images = as_bytes(*(encoded(Image.fromarray(image), "PNG") for image in pixels))
+        found = connection.infer("gmmvit", "IMAGE", images)
+        assert float(np.abs(found - logits).max()) < 1e-5
+
+    @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP"])
+    def test_formats(self, kind: str, connection: TritonConnection) -> None:
+        assert connection.infer("gmmvit", "IMAGE", as_bytes(encoded(photo(60, 40), kind))).shape == (1, 10)
+
+    def test_classification_extension_names_the_labels(self, server: TritonServer, bundle: Bundle) -> None:
+        pixels, logits = bundle.golden()
+        client = tritonclient.grpc.InferenceServerClient(server.grpc_url.removeprefix("grpc://"))
+        tensor = tritonclient.grpc.InferInput("pixels", list(pixels.shape), "UINT8")
+        tensor.set_data_from_numpy(pixels)
+        wanted = tritonclient.grpc.InferRequestedOutput("logits", class_count=2)
+        answer = client.infer("gmmvit_network", [tensor], outputs=[wanted]).as_numpy("logits")
+        client.close()
+        for row, scores in zip(answer, logits, strict=True):
+            score, index, label = row[0].decode().split(":")
+            assert int(index) == scores.argmax()
+            assert label == bundle.manifest.labels[int(index)]
+            assert float(score) == pytest.approx(float(scores.max()), abs=1e-4)
+
+    def test_many_at_once_each_get_their_own_answer(self, server: TritonServer, bundle: Bundle) -> None:
+        """Requests of 1 to 3 rows from many threads: the dynamic batcher mixes them."""
+        pixels, logits = bundle.golden()
+
+        def ask(seed: int) -> float:
+            generator = np.random.default_rng(seed)
+            protocol = PROTOCOLS[seed % 2]
+            with TritonConnection(url_of(server, protocol)) as own:
+                worst = 0.0
+                for _ in range(10):
+                    rows = generator.integers(0, len(pixels), generator.integers(1, 4))
+                    found = own.infer("gmmvit_network", "pixels", pixels[rows])
+                    worst = max(worst, float(np.abs(found - logits[rows]).max()))
+            return worst
+
+        with ThreadPoolExecutor(12) as pool:
+            assert max(pool.map(ask, range(24))) < 1e-5
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("image", "message"),
+        [
+            (b"no image", "no JPEG, PNG, WEBP or BMP image"),
+            (b"", "it is empty"),
+            (encoded(photo(64, 64), "JPEG")[:-700], "damaged or truncated JPEG"),
+            (png_bomb(9_000, 9_000), "at most 50000000 pixels"),
+            (png_bomb(60_000, 60_000), "too large"),
+        ],
+        ids=["text", "empty", "truncated jpeg", "bomb", "huge bomb"],
+    )
+    def test_bytes_that_are_no_image(self, image: bytes, message: str, connection: TritonConnection) -> None:
+        with pytest.raises(RequestRejectedError, match=message):
+            connection.infer("gmmvit", "IMAGE", as_bytes(image))
+
+    def test_the_bad_one_of_a_batch_is_named(self, connection: TritonConnection) -> None:
+        good = encoded(photo(32, 32), "PNG")
+        with pytest.raises(RequestRejectedError, match="image 1: it is no JPEG"):
+            connection.infer("gmmvit", "IMAGE", as_bytes(good, b"bad", good))
+
+    @pytest.mark.parametrize(
+        "batch",
+        [
+            np.zeros((1, 31, 32, 3), np.uint8),
+            np.zeros((1, 32, 32, 3), np.float32),
+            np.zeros((9, 32, 32, 3), np.uint8),
+            np.zeros((32, 32, 3), np.uint8),
+        ],
+        ids=["shape", "dtype", "over the maximum", "no batch"],
+    )
+    def test_tensors_that_do_not_fit(self, batch: np.ndarray, connection: TritonConnection) -> None:
+        with pytest.raises(RequestRejectedError):
+            connection.infer("gmmvit_network", "pixels", batch)
+
+    @pytest.mark.parametrize(
+        ("model", "name", "batch"),
+        [
+            ("gmmvit_network", "pixels", np.zeros((0, 32, 32, 3), np.uint8)),
+            ("gmmvit", "IMAGE", np.zeros((0, 1), np.object_)),
+        ],
+    )
+    def test_empty_batch(self, model: str, name: str, batch: np.ndarray, connection: TritonConnection) -> None:
+        with pytest.raises(RequestRejectedError):
+            connection.infer(model, name, batch)
+
+    def test_more_images_than_the_maximum(self, connection: TritonConnection) -> None:
+        with pytest.raises(RequestRejectedError):
+            connection.infer("gmmvit", "IMAGE", as_bytes(*[encoded(photo(32, 32), "PNG")] * 9))
+
+    def test_a_model_it_does_not_have(self, connection: TritonConnection) -> None:
+        with pytest.raises(ServerError, match="has no model 'resnet'") as caught:
+            connection.infer("resnet", "pixels", np.zeros((1, 32, 32, 3), np.uint8))
+        assert "--model" in caught.value.hint
+
+    def test_it_still_answers_after_all_that(self, connection: TritonConnection, bundle: Bundle) -> None:
+        pixels, logits = bundle.golden()
+        for _ in range(3):
+            with pytest.raises(RequestRejectedError):
+                connection.infer("gmmvit", "IMAGE", as_bytes(b"bad"))
+        assert float(np.abs(connection.infer("gmmvit_network", "pixels", pixels) - logits).max()) < 1e-5
+
+
+class TestStarting:
+    def start(self, repository: Path, **options: Any) -> None:
+        server = TritonServer(repository, options=ServerOptions(**{**FREE_PORTS, **options}))
+        try:
+            server.start()
+        finally:
+            server.stop()
+
+    def test_ready_server_has_a_url_for_each_protocol(self, server: TritonServer) -> None:
+        assert server.http_url.startswith("http://127.0.0.1:")
+        assert server.pid > 0
+
+    @pytest.mark.parametrize("service", ["http_port", "grpc_port", "metrics_port"])
+    def test_a_port_in_use(self, service: str, server: TritonServer, repository: Repository) -> None:
+        taken = getattr(server, service)
+        with pytest.raises(
+            ServerError, match=rf"port {taken} on 127\.0\.0\.1 cannot be had: Address already in use"
+        ) as e:
+            self.start(repository.path, **{service: taken})
+        assert f"--{service.replace('_', '-').split('-')[0]}-port" in e.value.hint
+
+    def test_the_first_server_does_not_mind(self, server: TritonServer, repository: Repository, bundle: Bundle) -> None:
+        with pytest.raises(ServerError):
+            self.start(repository.path, grpc_port=server.grpc_port)
+        with TritonRunner(bundle, server.grpc_url) as runner:
+            assert runner.run(bundle.golden()[0]).shape == (8, 10)
+
+    def test_an_address_that_is_not_ours(self, repository: Repository) -> None:
+        with pytest.raises(ServerError, match=r"192\.0\.2\.1"):
+            self.start(repository.path, host="192.0.2.1")
+
+    def test_a_network_that_does_not_load(self, repository: Repository, tmp_path: Path) -> None:
+        broken = tmp_path / "models"
+        shutil.copytree(repository.path, broken)
+        (broken / "gmmvit_network" / "1" / "model.onnx").write_bytes(b"no graph")
+        with pytest.raises(ServerError, match=r"gmmvit_network: .*model\.onnx") as caught:
+            self.start(broken)
+        assert "\n  gmmvit_network: " in str(caught.value)
+        assert wait_gone(str(broken)) == {}
+
+    def test_a_preprocessing_that_does_not_load(self, repository: Repository, tmp_path: Path) -> None:
+        broken = tmp_path / "models"
+        shutil.copytree(repository.path, broken)
+        (broken / "gmmvit_preprocess" / "1" / "gmmvit_preprocess.py").unlink()
+        with pytest.raises(ServerError, match="gmmvit_preprocess"):
+            self.start(broken)
+
+    def test_a_backend_it_lacks(self, bundle: Bundle, tmp_path: Path) -> None:
+        options = RepositoryOptions(backend="onnxruntime")
+        written = repository_from_bundle(bundle, tmp_path / "models", options)
+        if "onnxruntime" in find_server().backend_names:
+            pytest.skip("this server has the onnxruntime backend")
+        with pytest.raises(RepositoryError, match=r"needs the onnxruntime backend; .* has: python") as caught:
+            self.start(written.path)
+        assert "--backend python" in caught.value.hint
+
+    def test_no_repository(self, tmp_path: Path) -> None:
+        with pytest.raises(RepositoryError, match=r"found no model's config\.pbtxt"):
+            self.start(tmp_path)
+
+    def test_time_that_runs_out(self, repository: Repository) -> None:
+        with pytest.raises(ServerError, match="not ready after 0 s"):
+            self.start(repository.path, start_timeout_s=0.01)
+
+    def test_log_that_cannot_be_written(self, repository: Repository) -> None:
+        with pytest.raises(Exception, match="log cannot be written"):
+            self.start(repository.path, log_path=Path("/proc/gmmvit/log"))
+
+    def test_runtime_folders_are_removed(self, repository: Repository, tmp_path: Path, monkeypatch) -> None:
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        with TritonServer(repository.path, options=ServerOptions(**FREE_PORTS)) as running:
+            assert running._runtime is not None
+            name = running._runtime.name
+            assert list(Path("/dev/shm").glob(f"{name}*"))
+        assert list(tmp_path.iterdir()) == []
+        assert not list(Path("/dev/shm").glob(f"{name}*"))
+
+
+class Serve:
+    """``gmmvit serve`` as a process of its own."""
+
+    def __init__(self, path: Path, *arguments: str) -> None:
+        command = [sys.executable, "-m", "gmmvit_cli.main", "serve", str(path), "--json", *arguments]
+        ports = [part for name in ("http", "grpc", "metrics") for part in (f"--{name}-port", "0")]
+        self.process = subprocess.Popen(command + ports, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.path = path
+
+    def ready(self) -> dict[str, Any]:
+        lines = []
+        for line in self.process.stdout:
+            lines.append(line)
+            if line.startswith("}"):
+                break
+        return json.loads("".join(lines))
+
+    def end(self, timeout_s: float = 30) -> tuple[int, str]:
+        """(exit status, stderr)"""
+        _, errors = self.process.communicate(timeout=timeout_s)
+        return self.process.returncode, errors
+
+
+@pytest.fixture
+def serve(repository: Repository, tmp_path: Path) -> Iterator[Callable[..., Serve]]:
+    """Starts ``gmmvit serve`` on a copy of the repository, whose path names its processes."""
+    started = []
+
+    def start(*arguments: str) -> Serve:
+        path = tmp_path / f"models-{len(started)}"
+        shutil.copytree(repository.path, path)
+        started.append(Serve(path, *arguments))
+        return started[-1]
+
+    yield start
+    for one in started:
+        if one.process.poll() is None:
+            one.process.kill()
+            one.process.communicate()
+        assert wait_gone(str(one.path)) == {}
+
+
+class TestStopping:
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_signals_end_it_cleanly(self, number: signal.Signals, serve: Callable[..., Serve]) -> None:
+        running = serve()
+        running.ready()
+        assert len(processes_naming(str(running.path))) >= 4  # gmmvit, tritonserver and two stubs
+        running.process.send_signal(number)
+        status, errors = running.end()
+        assert status == 0, errors
+        assert "Traceback" not in errors
+        assert wait_gone(str(running.path)) == {}
+
+    def test_a_signal_while_it_starts(self, serve: Callable[..., Serve]) -> None:
+        running = serve()
+        while len(processes_naming(str(running.path))) < 2:
+            time.sleep(0.01)
+        running.process.send_signal(signal.SIGTERM)
+        status, errors = running.end()
+        assert "Traceback" not in errors
+        assert status in (0, 143)
+
+    def test_killing_triton_is_noticed(self, serve: Callable[..., Serve]) -> None:
+        running = serve()
+        os.kill(running.ready()["pid"], signal.SIGKILL)
+        status, errors = running.end()
+        assert status == 1
+        assert "Error: the Triton server ended by itself (signal SIGKILL)" in errors
+        assert wait_gone(str(running.path)) == {}
+
+    def test_killing_gmmvit_ends_triton(self, serve: Callable[..., Serve]) -> None:
+        running = serve()
+        running.ready()
+        running.process.kill()
+        running.process.communicate()
+        assert wait_gone(str(running.path), timeout_s=25) == {}
+
+    def test_stopping_under_load(self, serve: Callable[..., Serve], bundle: Bundle) -> None:
+        """Every request is answered rightly or fails with a clear error; then all of it is gone."""
+        running = serve()
+        where = running.ready()
+        pixels, logits = bundle.golden()
+        answers: list[float] = []
+        failures: list[Exception] = []
+        done = threading.Event()
+
+        def load() -> None:
+            with TritonConnection(where["grpc"], timeout_s=20) as own:
+                while not done.is_set():
+                    try:
+                        found = own.infer("gmmvit_network", "pixels", pixels)
+                        answers.append(float(np.abs(found - logits).max()))
+                    except ServerError as exc:
+                        failures.append(exc)
+                        return
+
+        threads = [threading.Thread(target=load) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        while len(answers) < 20:
+            time.sleep(0.01)
+        running.process.send_signal(signal.SIGTERM)
+        status, errors = running.end(timeout_s=60)
+        done.set()
+        for thread in threads:
+            thread.join(timeout=30)
+            assert not thread.is_alive()
+        assert status == 0, errors
+        assert max(answers) < 1e-5
+        assert len(failures) == 4
+        assert wait_gone(str(running.path)) == {}
+
+    def test_serving_a_bundle_directly(self, bundle: Bundle, tmp_path: Path) -> None:
+        copy = tmp_path / "bundle"
+        shutil.copytree(bundle.path, copy)
+        running = Serve(copy)
+        try:
+            where = running.ready()
+            with TritonRunner(bundle, where["http"]) as runner:
+                assert runner.run(bundle.golden()[0]).shape == (8, 10)
+            running.process.send_signal(signal.SIGTERM)
+            assert running.end()[0] == 0
+            assert not Path(where["repository"]).exists()
+        finally:
+            running.process.kill()
+
+    def test_log_file(self, serve: Callable[..., Serve], tmp_path: Path) -> None:
+        running = serve("--log", str(tmp_path / "triton.log"))
+        running.ready()
+        running.process.send_signal(signal.SIGINT)
+        status, errors = running.end()
+        assert (status, errors) == (0, "")
+        assert "Started GRPCInferenceService" in (tmp_path / "triton.log").read_text()
+
+
+class TestInstalls:
+    def test_named_server_must_be_a_program(self, tmp_path: Path) -> None:
+        (tmp_path / "tritonserver").write_text("text")
+        for path in (tmp_path / "tritonserver", tmp_path / "nowhere"):
+            with pytest.raises(ServerError, match="found none that can be run"):
+                find_server(path)
+
+    def test_a_server_on_path_comes_first(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        binary = tmp_path / "bin" / "tritonserver"
+        binary.parent.mkdir()
+        binary.write_text("#!/bin/sh\n")
+        binary.chmod(0o755)
+        (tmp_path / "backends" / "onnxruntime").mkdir(parents=True)
+        monkeypatch.setenv("PATH", str(binary.parent), prepend=os.pathsep)
+        found = find_server()
+        assert (found.kind, found.binary) == ("system", binary)
+        assert found.best_backend == "onnxruntime"
+        assert system_server(binary).backends == tmp_path / "backends"
+
+    def test_new_numpy_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """With numpy 2 the wheel's server returns zero bytes and says nothing."""
+        import importlib.metadata
+
+        real = importlib.metadata.version
+        monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.1.0" if name == "numpy" else real(name))
+        with pytest.raises(ServerError, match=r"empty outputs under numpy 2\.1\.0"):
+            wheel_server()
+
+    def test_absent_wheel_names_the_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(installs.importlib.util, "find_spec", lambda name: None)
+        with pytest.raises(Exception, match="nvidia-pytriton") as caught:
+            wheel_server()
+        assert "gmmvit-deploy[serve]" in caught.value.hint
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_another_bundle_on_the_server_is_noticed(
+    protocol: str, server: TritonServer, tensor_bundles: dict[str, Bundle]
+) -> None:
+    with pytest.raises(Exception, match="serves gmmvit_network from bundle"):
+        TritonRunner(tensor_bundles["vit_gmm"], url_of(server, protocol))
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_no_server(protocol: str) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with TritonConnection(f"{protocol}://127.0.0.1:{port}", timeout_s=5) as nobody:
+        with pytest.raises(ServerError, match="no Triton server answers") as caught:
+            nobody.model("gmmvit")
+        assert "gmmvit serve" in caught.value.hint
