@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from gmmvit_cli.options import FORCE, HEADS, MASK_FORM, PRESET, hints_from, labels_from, preprocessing_from
+from gmmvit_cli.output import JSON_OPTION, print_json, print_table, working
+from gmmvit_deploy.errors import InputError
+
+
+def export(
+    checkpoint: Path = typer.Argument(help="A .pth checkpoint or a safetensors file."),
+    out: Path = typer.Option(..., "-o", "--output", help="The bundle to write."),
+    input_kind: str = typer.Option(
+        "pixels", "--input", help="pixels: uint8, normalised inside the graph. tensor: float32, normalised outside."
+    ),
+    max_batch: int = typer.Option(64, help="Largest batch."),
+    heads: int | None = HEADS,
+    preset: str | None = PRESET,
+    mask_form: str = MASK_FORM,
+    dataset: str | None = typer.Option(
+        None, help="Mean, std and labels of cifar10, cifar100, svhn, tiny-imagenet or digits."
+    ),
+    mean: str | None = typer.Option(None, help="Mean of R, G and B in [0, 1]: 0.49,0.48,0.45"),
+    std: str | None = typer.Option(None, help="Standard deviation of R, G and B in [0, 1]."),
+    labels: str | None = typer.Option(None, help="A file with one label a line, or labels with commas between."),
+    force: bool = FORCE,
+    as_json: bool = JSON_OPTION,
+) -> None:
+    """Load a checkpoint, fold its masks, export it to ONNX, and prove that it gives the same answers."""
+    hints = hints_from(heads, preset, mask_form)
+    if input_kind not in ("pixels", "tensor"):
+        raise InputError(f"--input is {input_kind!r}; pixels or tensor was wanted")
+    preprocessing, dataset_labels = preprocessing_from(dataset, mean, std)
+    with working(f"exporting {checkpoint}"):
+        from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+
+        options = ExportOptions(
+            input_kind="pixels" if input_kind == "pixels" else "tensor",
+            max_batch=max_batch,
+            preprocessing=preprocessing,
+            labels=labels_from(labels) or dataset_labels,
+        )
+        bundle = bundle_from_checkpoint(checkpoint, out, options, hints=hints, force=force)
+    manifest = bundle.manifest
+    if as_json:
+        print_json({"bundle": str(out), "sha256": bundle.sha256, "manifest": manifest.to_json()})
+        return
+    shape = ", ".join(map(str, bundle.input_shape))
+    rows = [
+        ("model", f"{manifest.spec.family}, {manifest.spec.mask} mask"),
+        ("input", f"{manifest.input_kind}: {bundle.input_dtype} (1..{manifest.max_batch}, {shape})"),
+        ("output", f"logits: float32 (1..{manifest.max_batch}, {manifest.spec.classes})"),
+        (
+            "folded",
+            f"{len(manifest.masks)} masks, one constant each ({', '.join(manifest.folding) or 'nothing to fold'})",
+        ),
+        (
+            "proven",
+            f"ONNX Runtime differs from PyTorch by at most {manifest.export_parity['onnxruntime_largest_abs']:.1e} "
+            f"(limit {manifest.export_parity['limit']:.1e})",
+        ),
+        ("bundle", bundle.sha256),
+    ]
+    print_table(("", ""), rows)
+    typer.echo(out)

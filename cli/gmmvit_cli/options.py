@@ -1,0 +1,77 @@
+"""Options that several commands share, and what their text means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from gmmvit_deploy.errors import InputError
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.artifacts import Preprocessing
+    from gmmvit_deploy.checkpoints.hints import LoadHints
+
+__all__ = ["FORCE", "HEADS", "MASK_FORM", "PRESET", "hints_from", "labels_from", "preprocessing_from"]
+
+HEADS = typer.Option(None, "--heads", help="Attention heads, where the file cannot tell (plain, ELM, shared masks).")
+PRESET = typer.Option(None, "--preset", help="Name of the model in the paper's code, such as vit or vit_d15.")
+MASK_FORM = typer.Option(
+    "stored",
+    "--mask-form",
+    help="stored: the mask raises the stored base to a power, as the released code does. "
+    "closed: the model was trained with the paper's formula from distances.",
+)
+FORCE = typer.Option(False, "--force", help="Replace the output folder if it exists.")
+
+
+def hints_from(heads: int | None, preset: str | None, mask_form: str) -> LoadHints:
+    from gmmvit_deploy.checkpoints.hints import LoadHints
+
+    if mask_form not in ("stored", "closed"):
+        raise InputError(f"--mask-form is {mask_form!r}; stored or closed was wanted")
+    return LoadHints(heads=heads, preset=preset, closed_form=True if mask_form == "closed" else None)
+
+
+def preprocessing_from(
+    name: str | None, mean: str | None, std: str | None
+) -> tuple[Preprocessing | None, tuple[str, ...] | None]:
+    """(preprocessing, the data set's labels) from ``--dataset``, or from ``--mean --std``, or neither."""
+    from gmmvit_deploy.artifacts import Preprocessing
+    from gmmvit_deploy.datasets import dataset
+
+    if name is not None:
+        if mean is not None or std is not None:
+            raise InputError("--dataset already says mean and std; give it, or --mean and --std")
+        found = dataset(name)
+        return Preprocessing(mean=found.mean, std=found.std), found.labels
+    if (mean is None) != (std is None):
+        raise InputError("--mean and --std go together")
+    if mean is None or std is None:
+        return None, None
+    return Preprocessing(mean=_channels("--mean", mean), std=_channels("--std", std)), None
+
+
+def _channels(option: str, text: str) -> tuple[float, float, float]:
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError as exc:
+        raise InputError(f"{option} is {text!r}; numbers for R, G and B were wanted, such as 0.49,0.48,0.45") from exc
+    if len(values) != 3:
+        raise InputError(f"{option} has {len(values)} numbers; three were wanted, for R, G and B")
+    return (values[0], values[1], values[2])
+
+
+def labels_from(text: str | None) -> tuple[str, ...] | None:
+    """A file with one label a line, or labels with commas between them."""
+    if text is None:
+        return None
+    path = Path(text)
+    if "," in text and not path.exists():
+        return tuple(part.strip() for part in text.split(","))
+    try:
+        return tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    except (OSError, UnicodeDecodeError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8 text"
+        raise InputError(f"--labels {text}: a file with one label a line was wanted: {reason}") from exc

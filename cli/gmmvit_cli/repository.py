@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from gmmvit_cli.options import FORCE
+from gmmvit_cli.output import JSON_OPTION, note, print_json
+
+
+def repository(
+    bundle: Path = typer.Argument(help="A bundle that gmmvit export wrote."),
+    out: Path = typer.Option(Path("model_repository"), "-o", "--output", help="The repository to write."),
+    backend: str = typer.Option(
+        "python",
+        help="python: ONNX Runtime in Triton's Python backend, which every server has. "
+        "onnxruntime: Triton's own. tensorrt: an engine.",
+    ),
+    name: str = typer.Option("gmmvit", help="Name of the model on the server."),
+    engine: Path | None = typer.Option(None, help="A TensorRT plan, for --backend tensorrt."),
+    max_queue_delay_us: int = typer.Option(0, help="How long a request may wait for others to fill its batch."),
+    instances: int = typer.Option(1, help="Copies of the network that run side by side."),
+    threads: int = typer.Option(0, help="ONNX Runtime threads of an instance; 0 is one a core."),
+    force: bool = FORCE,
+    as_json: bool = JSON_OPTION,
+) -> None:
+    """Write a Triton model repository: the network, its preprocessing, and the ensemble of the two."""
+    from gmmvit_deploy.artifacts import open_bundle
+    from gmmvit_deploy.serving.model_configs import RepositoryOptions
+    from gmmvit_deploy.serving.repository import repository_from_bundle
+
+    options = RepositoryOptions(
+        backend=backend,  # type: ignore[arg-type]  # checked there, with the error that users see
+        name=name,
+        max_queue_delay_us=max_queue_delay_us,
+        instances=instances,
+        threads=threads,
+    )
+    written = repository_from_bundle(open_bundle(bundle), out, options, engine=engine, force=force)
+    if as_json:
+        print_json({"repository": str(out), "models": written.models, "skipped": written.skipped})
+        return
+    for reason in written.skipped:
+        note(f"skipped: {reason}")
+    note(f"models: {', '.join(written.models)}")
+    typer.echo(out)

@@ -1,0 +1,187 @@
+"""The main job from end to end on real parts: train, export, prove, serve, classify."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gmmvit_deploy.artifacts import Bundle, Preprocessing, new_folder, require_free
+from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.datasets import dataset
+from gmmvit_deploy.demo.digits import load_digit_images, save_checkpoint, train
+from gmmvit_deploy.errors import GmmvitError
+from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.parity.check import ParityResult, check_parity, open_runner
+from gmmvit_deploy.runtime.classify import BundleClassifier, Classification, TritonClassifier, classify_files
+from gmmvit_deploy.runtime.eager import EagerRunner
+from gmmvit_deploy.runtime.triton import DEFAULT_MODEL
+from gmmvit_deploy.serving.installs import find_server
+from gmmvit_deploy.serving.model_configs import RepositoryOptions
+from gmmvit_deploy.serving.repository import repository_from_bundle
+from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+
+__all__ = ["DemoResult", "DemoStep", "run_demo"]
+
+_LEAST_TOP1 = 0.95
+EPOCHS = 36
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoStep:
+    """What a step did, in words, how long it took, and the command that does the same by hand."""
+
+    name: str
+    result: str
+    seconds: float
+    command: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoResult:
+    """path: the folder that holds everything.  top1: share of held-out digits, by who answered."""
+
+    path: Path
+    steps: tuple[DemoStep, ...]
+    top1: dict[str, float]
+
+
+def run_demo(
+    out: Path,
+    *,
+    force: bool = False,
+    tritonserver: Path | None = None,
+    on_step: Callable[[str], None] = lambda name: None,
+    on_epoch: Callable[[int, int, float], None] = lambda epoch, epochs, loss: None,
+) -> DemoResult:
+    """Run the demo; everything it made lies in ``out`` afterwards, or nothing does.
+
+    Errors: GmmvitError when any step does not give what it must, parity and accuracy included.
+    """
+    require_free(out, force=force)
+    install = find_server(tritonserver)  # a missing server should not be found out after a minute of training
+    demo = _Demo(on_step)
+    with new_folder(out, force=force) as folder:
+        checkpoint, images = folder / "checkpoint.pth", folder / "images"
+        with demo.step("train", ""):
+            digits = load_digit_images()
+            model = train(digits, epochs=EPOCHS, on_epoch=lambda epoch, loss: on_epoch(epoch, EPOCHS, loss))
+            save_checkpoint(model, checkpoint, epoch=EPOCHS)
+            _save_images(images, digits.held_out_pixels, digits.held_out_classes)
+            demo.says(f"GMM-ViT on {len(digits.train_classes)} digits; {len(digits.held_out_classes)} held out")
+        with demo.step("inspect", "gmmvit inspect checkpoint.pth"):
+            loaded = load_checkpoint(checkpoint)
+            demo.says(f"{loaded.spec.family}, {loaded.spec.mask}, {loaded.trainable_parameters:,} parameters")
+        with demo.step("export", "gmmvit export checkpoint.pth -o bundle --dataset digits"):
+            bundle = bundle_from_checkpoint(checkpoint, folder / "bundle", _export_options())
+            demo.says(f"{len(bundle.manifest.masks)} masks folded; model.onnx takes uint8 pixels")
+        for name in ("eager", "onnxruntime"):
+            with demo.step(f"parity {name}", f"gmmvit parity bundle --runner {name}"):
+                demo.says(_parity(bundle, name))
+        top1 = {"eager PyTorch": _eager_top1(bundle, digits.held_out_pixels, digits.held_out_classes)}
+        with demo.step("classify", "gmmvit classify images --bundle bundle"):
+            with BundleClassifier(bundle) as classifier:
+                top1["ONNX Runtime"] = _top1(classify_files(classifier, sorted(images.glob("*/*.png")), top=1))
+            demo.says(f"top-1 {top1['ONNX Runtime']:.1%} in process")
+        with demo.step("repository", "gmmvit repository bundle -o model_repository"):
+            options = RepositoryOptions(backend=install.best_backend)
+            repository = repository_from_bundle(bundle, folder / "model_repository", options)
+            demo.says(f"{', '.join(repository.models)} ({options.backend} backend)")
+        ports = ServerOptions(http_port=0, grpc_port=0, metrics_port=0, log_path=folder / "tritonserver.log")
+        server = TritonServer(repository.path, install=install, options=ports)
+        with demo.step("serve", "gmmvit serve model_repository"):
+            server.start()
+            demo.says(f"Triton is ready, {len(repository.models)} models")
+        try:
+            for protocol, url in (("grpc", server.grpc_url), ("http", server.http_url)):
+                with demo.step(f"parity {protocol}", f"gmmvit parity bundle --runner triton-{protocol}"):
+                    demo.says(_parity(bundle, f"triton-{protocol}", url=url))
+                with demo.step(f"classify {protocol}", f"gmmvit classify images --url {protocol}://localhost:…"):
+                    with TritonClassifier(url, model=DEFAULT_MODEL) as remote:
+                        answers = classify_files(remote, sorted(images.glob("*/*.png")), top=1)
+                    top1[f"Triton, {protocol}"] = _top1(answers)
+                    demo.says(f"top-1 {top1[f'Triton, {protocol}']:.1%} on PNG bytes")
+        finally:
+            server.stop()
+        _judge(top1)
+    return DemoResult(path=out, steps=tuple(demo.steps), top1=top1)
+
+
+class _Demo:
+    """Collects the steps: ``with demo.step(...): … demo.says(...)``."""
+
+    def __init__(self, on_step: Callable[[str], None]) -> None:
+        self.steps: list[DemoStep] = []
+        self._on_step = on_step
+        self._name = self._command = self._result = ""
+        self._start = 0.0
+
+    def step(self, name: str, command: str) -> _Demo:
+        self._name, self._command, self._result = name, command, ""
+        self._on_step(name)
+        return self
+
+    def says(self, result: str) -> None:
+        self._result = result
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            seconds = time.perf_counter() - self._start
+            self.steps.append(DemoStep(name=self._name, result=self._result, seconds=seconds, command=self._command))
+
+
+def _export_options() -> ExportOptions:
+    digits = dataset("digits")
+    return ExportOptions(preprocessing=Preprocessing(mean=digits.mean, std=digits.std), labels=digits.labels)
+
+
+def _save_images(folder: Path, pixels: NDArray[Any], classes: NDArray[Any]) -> None:
+    """``images/<class>/<number>.png``: the true class is the folder's name."""
+    from PIL import Image
+
+    for number, (image, label) in enumerate(zip(pixels, classes, strict=True)):
+        target = folder / str(label)
+        target.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(target / f"{number:03d}.png")
+
+
+def _parity(bundle: Bundle, runner: str, *, url: str | None = None) -> str:
+    with open_runner(runner, bundle, url=url) as opened:
+        result: ParityResult = check_parity(bundle, opened)
+    worst = result.worst()
+    if not result.passed:
+        raise GmmvitError(f"{runner}: logits differ by {worst.largest_abs:.3g}, at most {worst.limit:.3g} was wanted")
+    return f"largest difference {worst.largest_abs:.1e}, limit {worst.limit:.1e}"
+
+
+def _eager_top1(bundle: Bundle, pixels: NDArray[Any], classes: NDArray[Any]) -> float:
+    with EagerRunner(bundle) as eager:
+        size = bundle.manifest.max_batch
+        logits = np.concatenate([eager.run(pixels[i : i + size]) for i in range(0, len(pixels), size)])
+    return float((logits.argmax(1) == classes).mean())
+
+
+def _top1(answers: Sequence[Classification]) -> float:
+    failed = [f"{answer.path}: {answer.error}" for answer in answers if answer.error]
+    if failed:
+        raise GmmvitError(f"{len(failed)} images were not classified: {failed[0]}")
+    return sum(a.predictions[0].label == a.path.parent.name for a in answers) / len(answers)
+
+
+def _judge(top1: dict[str, float]) -> None:
+    for (one, a), (other, b) in itertools.pairwise(top1.items()):
+        if a != b:
+            raise GmmvitError(f"{one} has {a:.2%} of the held-out digits right, {other} {b:.2%}: they must be equal")
+    if min(top1.values()) < _LEAST_TOP1:
+        raise GmmvitError(
+            f"the trained model has {min(top1.values()):.2%} right; at least {_LEAST_TOP1:.0%} was wanted"
+        )

@@ -1,0 +1,257 @@
+"""The command line as a user meets it: in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.serving.server import TritonServer
+from tests.checkpoints.test_loading import released_state, saved
+from tests.checkpoints.test_reading import RunsCode
+from tests.conftest import GOLDEN
+from tests.test_preprocess import encoded, photo
+
+Gmmvit = Callable[..., "subprocess.CompletedProcess[str]"]
+COMMANDS = ("demo", "inspect", "export", "parity", "repository", "serve", "classify", "doctor")
+CIFAR = ("--dataset", "cifar10")
+
+
+def test_help_lists_the_commands_and_stays_light() -> None:
+    code = (
+        "import sys; sys.argv = ['gmmvit', '--help']\n"
+        "from gmmvit_cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit as end: status = end.code\n"
+        "heavy = {'torch', 'onnx', 'onnxruntime', 'numpy', 'tritonclient', 'PIL'} & set(sys.modules)\n"
+        "print('status', status, 'heavy', sorted(heavy))"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert all(command in answer.stdout for command in COMMANDS)
+    assert answer.stdout.endswith("status 0 heavy []\n")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_and_json(command: str, gmmvit: Gmmvit) -> None:
+    answer = gmmvit(command, "--help")
+    assert answer.returncode == 0
+    assert "--json" in answer.stdout
+
+
+def test_version(gmmvit: Gmmvit) -> None:
+    assert gmmvit("--version").stdout.startswith("gmmvit-deploy 0.")
+
+
+def test_inspect_json(gmmvit: Gmmvit) -> None:
+    answer = gmmvit("inspect", GOLDEN / "vit_gmm.pth", "--json")
+    report = json.loads(answer.stdout)
+    assert (report["family"], report["mask"], report["trainable_parameters"]) == ("vit", "gmm", 62548)
+    assert report["spec"]["heads"] == 3
+    assert "underflowed" in report["audit"][0]["what"]
+
+
+def test_inspect_table(gmmvit: Gmmvit) -> None:
+    answer = gmmvit("inspect", GOLDEN / "vit_gmm.pth")
+    assert answer.returncode == 0
+    assert "62,548" in answer.stdout
+    assert "gmm, K=5, per head, stored base" in answer.stdout
+
+
+def test_export_parity_repository_classify(gmmvit: Gmmvit, tmp_path: Path) -> None:
+    bundle, models = tmp_path / "bundle", tmp_path / "models"
+    exported = gmmvit("export", GOLDEN / "vit_elm.pth", "-o", bundle, "--heads", 3, *CIFAR)
+    assert exported.returncode == 0, exported.stderr
+    assert exported.stdout.rstrip().endswith(str(bundle))
+    for runner in ("eager", "onnxruntime"):
+        parity = gmmvit("parity", bundle, "--runner", runner, "--json")
+        assert parity.returncode == 0, parity.stderr
+        assert json.loads(parity.stdout)["passed"] is True
+    written = gmmvit("repository", bundle, "-o", models)
+    assert written.stdout == f"{models}\n"
+    (tmp_path / "image.png").write_bytes(encoded(photo(50, 50), "PNG"))
+    answer = gmmvit("classify", tmp_path / "image.png", "--bundle", bundle, "--top", 2, "--json")
+    (only,) = json.loads(answer.stdout)
+    assert len(only["predictions"]) == 2
+
+
+def test_parity_table_and_status(gmmvit: Gmmvit, bundle: Bundle) -> None:
+    answer = gmmvit("parity", bundle.path)
+    assert answer.returncode == 0
+    assert answer.stdout.rstrip().endswith("passed")
+    assert "same argmax" in answer.stdout
+
+
+def test_export_json_has_the_manifest(gmmvit: Gmmvit, tmp_path: Path) -> None:
+    answer = gmmvit("export", GOLDEN / "vit_gmm.pth", "-o", tmp_path / "b", "--input", "tensor", "--json")
+    assert json.loads(answer.stdout)["manifest"] == json.loads((tmp_path / "b" / "manifest.json").read_text())
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_classify_and_parity_on_a_live_server(
+    protocol: str, gmmvit: Gmmvit, server: TritonServer, bundle: Bundle, tmp_path: Path
+) -> None:
+    url = server.grpc_url if protocol == "grpc" else server.http_url
+    (tmp_path / "a.png").write_bytes(encoded(photo(32, 32), "PNG"))
+    (tmp_path / "b.jpg").write_bytes(encoded(photo(99, 50), "JPEG"))
+    remote = gmmvit("classify", tmp_path, "--url", url, "--json")
+    local = gmmvit("classify", tmp_path, "--bundle", bundle.path, "--json")
+    assert remote.returncode == 0, remote.stderr
+    for a, b in zip(json.loads(remote.stdout), json.loads(local.stdout), strict=True):
+        assert [p["label"] for p in a["predictions"]] == [p["label"] for p in b["predictions"]]
+    parity = gmmvit("parity", bundle.path, "--runner", f"triton-{protocol}", "--url", url, "--json")
+    assert json.loads(parity.stdout)["passed"] is True
+
+
+def test_classify_names_the_bad_file_and_answers_the_others(gmmvit: Gmmvit, bundle: Bundle, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(encoded(photo(32, 32), "PNG"))
+    (tmp_path / "b.png").write_bytes(b"no image")
+    answer = gmmvit("classify", tmp_path, "--bundle", bundle.path)
+    assert answer.returncode == 1
+    assert "a.png: " in answer.stdout
+    assert f"Error: {tmp_path / 'b.png'}: it is no JPEG" in answer.stderr
+
+
+def _evil(folder: Path) -> Path:
+    torch.save({"model_state_dict": {}, "x": RunsCode(folder / "ran")}, folder / "evil.pth")
+    return folder / "evil.pth"
+
+
+def _cut(folder: Path) -> Path:
+    (folder / "cut.pth").write_bytes((GOLDEN / "vit_gmm.pth").read_bytes()[:9000])
+    return folder / "cut.pth"
+
+
+def _text(folder: Path) -> Path:
+    (folder / "text.pth").write_text("weights")
+    return folder / "text.pth"
+
+
+def _extra(folder: Path) -> Path:
+    return saved(folder, {**released_state(), "stowaway": torch.zeros(2)})
+
+
+def _nan(folder: Path) -> Path:
+    state = released_state()
+    state["mlp_head.1.bias"] = torch.full((10,), float("nan"))
+    return saved(folder, state)
+
+
+BAD_CHECKPOINTS = {
+    "absent": (lambda folder: folder / "nowhere.pth", "does not exist"),
+    "text": (_text, "found something else"),
+    "truncated": (_cut, "truncated or damaged"),
+    "code": (_evil, "nothing of it was run"),
+    "unknown architecture": (lambda folder: GOLDEN / "swin_gmm.pth", "looks like a Swin"),
+    "extra key": (_extra, "unknown key stowaway"),
+    "nan": (_nan, "NaN or infinite"),
+    "heads not said": (lambda folder: GOLDEN / "vit_plain.pth", "cannot be read off"),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), BAD_CHECKPOINTS.values(), ids=BAD_CHECKPOINTS.keys())
+def test_bad_checkpoints(make: Callable[[Path], Path], message: str, gmmvit: Gmmvit, tmp_path: Path) -> None:
+    path = make(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    answer = gmmvit("export", path, "-o", tmp_path / "out" / "bundle", *CIFAR)
+    assert answer.returncode == 1
+    assert answer.stderr.startswith(f"Error: {path}: ")
+    assert message in answer.stderr
+    assert "\nhint: " in answer.stderr
+    assert "Traceback" not in answer.stderr
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "must be told how training did"),
+        (("--dataset", "imagenet"), "is not known"),
+        (("--dataset", "cifar100"), "100 labels were given for a model of 10 classes"),
+        (("--mean", "0.5,0.5,0.5"), "--mean and --std go together"),
+        (("--mean", "0.5", "--std", "0.5"), "three were wanted"),
+        (("--mean", "a,b,c", "--std", "1,1,1"), "numbers for R, G and B"),
+        (("--mean", "0,0,0", "--std", "0,1,1", "--labels", "0,1,2,3,4,5,6,7,8,9"), "above 0"),
+        (("--mean", "nan,0,0", "--std", "1,1,1", "--labels", "0,1,2,3,4,5,6,7,8,9"), "finite"),
+        (("--mean", "0.5,0.5,0.5", "--std", "1,1,1", "--labels", "nowhere.txt"), "nowhere.txt"),
+        ((*CIFAR, "--mean", "0,0,0"), "already says mean and std"),
+        ((*CIFAR, "--input", "sound"), "pixels or tensor"),
+        ((*CIFAR, "--max-batch", "0"), "at least 1"),
+        ((*CIFAR, "--mask-form", "open"), "stored or closed"),
+        ((*CIFAR, "--heads", "7"), "its masks have 3"),
+        ((*CIFAR, "--preset", "vit-huge"), "is not known"),
+    ],
+    ids=str,
+)
+def test_bad_options_of_export(arguments: tuple[str, ...], message: str, gmmvit: Gmmvit, tmp_path: Path) -> None:
+    answer = gmmvit("export", GOLDEN / "vit_gmm.pth", "-o", tmp_path / "bundle", *arguments)
+    assert answer.returncode == 1, answer.stdout
+    assert answer.stderr.startswith("Error: ")
+    assert message in answer.stderr
+    assert "\nhint: " in answer.stderr
+    assert "Traceback" not in answer.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("parity", "nowhere"),
+        ("parity", GOLDEN),
+        ("repository", "nowhere"),
+        ("serve", "nowhere"),
+        ("classify", "nowhere.png"),
+        ("classify", GOLDEN / "manifest.json", "--url", "grpc://127.0.0.1:9"),
+        ("classify", GOLDEN / "manifest.json", "--url", "http://127.0.0.1:9"),
+        ("classify", GOLDEN / "manifest.json", "--url", "ftp://host"),
+        ("serve", GOLDEN, "--tritonserver", "/bin/nothing"),
+        ("inspect", GOLDEN),
+    ],
+    ids=str,
+)
+def test_errors_are_two_lines_and_status_one(arguments: tuple[str | Path, ...], gmmvit: Gmmvit) -> None:
+    answer = gmmvit(*arguments)
+    assert answer.returncode == 1
+    assert answer.stderr.startswith("Error: ")
+    assert "\nhint: " in answer.stderr
+    assert "Traceback" not in answer.stderr
+    assert answer.stdout == ""
+
+
+def test_usage_errors_have_status_two(gmmvit: Gmmvit) -> None:
+    assert gmmvit("export", "x").returncode == 2
+    assert gmmvit("no-such-command").returncode == 2
+
+
+def test_what_was_not_foreseen_is_an_error_too(gmmvit: Gmmvit, tmp_path: Path) -> None:
+    (tmp_path / "jaxtyping.py").write_text("raise RuntimeError('a broken install')")
+    environment = {"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    answer = gmmvit("inspect", GOLDEN / "vit_gmm.pth", env=environment)
+    assert answer.returncode == 1
+    assert answer.stderr.startswith("Error: unexpected RuntimeError: a broken install")
+    assert "GMMVIT_DEBUG=1" in answer.stderr
+    assert "Traceback" not in answer.stderr
+    with_trace = gmmvit("inspect", GOLDEN / "vit_gmm.pth", env={**environment, "GMMVIT_DEBUG": "1"})
+    assert "Traceback" in with_trace.stderr
+
+
+def test_a_reader_that_goes_away(bundle: Bundle) -> None:
+    command = f"{sys.executable} -m gmmvit_cli.main parity {bundle.path} --json | true"
+    answer = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert "Traceback" not in answer.stderr
+    assert "Exception ignored" not in answer.stderr
+
+
+def test_doctor(gmmvit: Gmmvit) -> None:
+    checks = {check["name"]: check for check in json.loads(gmmvit("doctor", "--json").stdout)}
+    for name in ("eager", "onnxruntime", "triton-grpc", "triton-http", "tritonserver"):
+        assert checks[name]["works"], checks[name]
+    for check in checks.values():
+        assert check["detail"]
+    absent = [check for check in checks.values() if check["kind"] == "engine" and not check["works"]]
+    assert all(check["fix"].startswith("pip install ") for check in absent)

@@ -1,0 +1,26 @@
+"""Benchmarks are run for their numbers elsewhere; here, that they run and say what they claim."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_folded_cost_runs_and_checks_its_outputs(tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    script = ROOT / "benchmarks" / "folded_cost.py"
+    command = [sys.executable, str(script), "--rounds", "2", "--output", str(out)]
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+    result = json.loads(out.read_text())
+    for found in result["batches"].values():
+        assert found["largest_logit_difference"] < 1e-4  # the masked graphs are the same network
+        assert set(found["median_ms"]) == {"plain", "folded", "unfolded", "einsum"}
+    operators = result["operators"]
+    assert "Einsum" not in operators["folded"]
+    assert operators["einsum"]["Einsum"] == 18
+    assert operators["folded"] == operators["plain"]  # folding leaves nothing of the mask but its constant
+    assert {"versions", "cpu", "cores", "load_before", "load_after"} <= result["card"].keys()

@@ -1,0 +1,56 @@
+"""What importing costs, and that the public names are the ones that are there."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gmmvit_deploy
+from gmmvit_deploy import errors
+
+LIGHT = ("gmmvit_deploy.runtime", "gmmvit_deploy.serving", "gmmvit_deploy.artifacts", "gmmvit_deploy.preprocess")
+IN_THE_SERVER = ("gmmvit_deploy.serving.triton_models.",)  # run inside Triton, which alone has their imports
+
+
+def modules(package: str) -> list[str]:
+    root = importlib.import_module(package)
+    below = (info.name for info in pkgutil.walk_packages(getattr(root, "__path__", []), f"{package}."))
+    return [package, *(name for name in below if not name.startswith(IN_THE_SERVER))]
+
+
+def test_light_rooms_import_no_torch() -> None:
+    names = [name for package in LIGHT for name in modules(package) if not name.endswith("_launch")]
+    code = f"import importlib, sys\nfor name in {names}: importlib.import_module(name)\n"
+    code += "print(sorted({'torch', 'onnx', 'onnxruntime', 'tritonclient', 'PIL'} & set(sys.modules)))"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("name", modules("gmmvit_deploy"))
+def test_public_names_are_sorted_and_there(name: str) -> None:
+    module = importlib.import_module(name)
+    public = getattr(module, "__all__", [])
+    assert public == sorted(public, key=lambda x: (not x.isupper(), not x[0].isupper(), x)), name
+    assert all(hasattr(module, one) for one in public), name
+
+
+def test_every_error_is_in_the_tree_that_its_file_draws() -> None:
+    drawn = errors.__doc__ or ""
+    for name, kind in inspect.getmembers(errors, inspect.isclass):
+        if kind.__module__ == errors.__name__:
+            assert issubclass(kind, errors.GmmvitError)
+            assert f"{name} " in drawn or f"{name}\n" in drawn, name
+            assert name in errors.__all__
+            if kind is not errors.MissingDependencyError:
+                assert kind("what went wrong").hint  # what to do is never left out
+
+
+def test_files_are_short_enough_to_read() -> None:
+    for path in Path(gmmvit_deploy.__path__[0]).rglob("*.py"):
+        assert len(path.read_text().splitlines()) <= 400, path
