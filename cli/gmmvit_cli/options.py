@@ -55,7 +55,7 @@ def preprocessing_from(
 
 def _channels(option: str, text: str) -> tuple[float, float, float]:
     try:
-        values = tuple(float(part) for part in text.split(","))
+        values = tuple(float(part) for part in text.replace(",", " ").split())
     except ValueError as exc:
         raise InputError(f"{option} is {text!r}; numbers for R, G and B were wanted, such as 0.49,0.48,0.45") from exc
     if len(values) != 3:

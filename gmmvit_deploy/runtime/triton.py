@@ -65,6 +65,11 @@ class TritonConnection:
         self._timeout_s = timeout_s
         self._module = require(f"tritonclient.{self.protocol}", package="tritonclient", extra="client")
         self._error = require("tritonclient.utils", package="tritonclient", extra="client").InferenceServerException
+        # What the transport below the client raises by itself: gevent, sockets, the HTTP parser, JSON.
+        self._transport_errors: tuple[type[Exception], ...] = (OSError, ValueError)
+        if self.protocol == "http":
+            parser = require("geventhttpclient.response", package="geventhttpclient", extra="client")
+            self._transport_errors += (parser.HTTPParseError,)
         self._local = threading.local()
         self._clients: list[Any] = []
 
@@ -99,15 +104,13 @@ class TritonConnection:
         """What the server says of a model."""
         options = {"as_json": True} if self.protocol == "grpc" else {}
         answer = self._call(name, "get_model_config", model_name=name, **options)
-        config: Mapping[str, Any] = answer.get("config", answer)
-        parameters = {key: value.get("string_value", "") for key, value in config.get("parameters", {}).items()}
-        return ServedModel(
-            name=name,
-            max_batch=int(config.get("max_batch_size", 0)),
-            inputs={i["name"]: tuple(map(int, i["dims"])) for i in config["input"]},
-            labels=tuple(json.loads(parameters.get("gmmvit_labels", "[]"))),
-            bundle_sha256=parameters.get("gmmvit_bundle_sha256"),
-        )
+        try:
+            return _served_model(name, answer)
+        except (AttributeError, KeyError, TypeError, ValueError) as exc:
+            raise ServerError(
+                f"something answers at {self.url}, but not as Triton does: no configuration of {name}",
+                hint="say where the Triton server is with --url grpc://host:port or http://host:port",
+            ) from exc
 
     def _client(self) -> Any:
         client = getattr(self._local, "client", None)
@@ -126,9 +129,8 @@ class TritonConnection:
             return getattr(self._client(), method)(**arguments)
         except self._error as exc:
             raise self._translated(exc, model) from exc
-        # gevent and the socket layer raise their own errors through the HTTP client.
-        except OSError as exc:
-            raise self._unreachable(str(exc)) from exc
+        except self._transport_errors as exc:
+            raise self._unreachable(str(exc) or type(exc).__name__) from exc
 
     def _translated(self, exc: Any, model: str) -> ServerError:
         status, message = str(exc.status()), str(exc.message())
@@ -150,6 +152,18 @@ class TritonConnection:
             f"no Triton server answers at {self.url}: {' '.join(detail.split())[:160]}",
             hint="start one with gmmvit serve, or say where it is with --url grpc://host:port or http://host:port",
         )
+
+
+def _served_model(name: str, answer: Mapping[str, Any]) -> ServedModel:
+    config: Mapping[str, Any] = answer.get("config", answer)
+    parameters = {key: value.get("string_value", "") for key, value in config.get("parameters", {}).items()}
+    return ServedModel(
+        name=name,
+        max_batch=int(config.get("max_batch_size", 0)),
+        inputs={i["name"]: tuple(map(int, i["dims"])) for i in config["input"]},
+        labels=tuple(json.loads(parameters.get("gmmvit_labels", "[]"))),
+        bundle_sha256=parameters.get("gmmvit_bundle_sha256"),
+    )
 
 
 def _without_ensemble(message: str) -> str:

@@ -198,6 +198,35 @@ def test_bad_options_of_export(arguments: tuple[str, ...], message: str, gmmvit:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_disk_that_refuses_to_take_more(tmp_path: Path) -> None:
+    """A real write error: no file may grow beyond 64 KiB, as on a disk that is nearly full."""
+    command = f"ulimit -f 64; exec {sys.executable} -m gmmvit_cli.main export "
+    command += f"{GOLDEN / 'vit_gmm.pth'} -o {tmp_path / 'deep' / 'bundle'} --dataset cifar10"
+    answer = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert answer.returncode == 1
+    assert answer.stderr.startswith(f"Error: {tmp_path / 'deep' / 'bundle'}: cannot be written: File too large")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_classify_on_a_server_without_the_model(protocol: str, gmmvit: Gmmvit, server: TritonServer) -> None:
+    url = server.grpc_url if protocol == "grpc" else server.http_url
+    answer = gmmvit("classify", GOLDEN / "manifest.json", "--url", url, "--model", "resnet")
+    assert answer.returncode == 1
+    assert answer.stderr.startswith(f"Error: the server at {url} has no model 'resnet'\nhint: ")
+
+
+def test_mean_and_std_with_spaces_or_commas(gmmvit: Gmmvit, tmp_path: Path) -> None:
+    labels = ("--labels", ",".join("abcdefghij"))
+    for out, between in (("a", " "), ("b", ",")):
+        numbers = between.join(["0.5", "0.4", "0.3"])
+        answer = gmmvit(
+            "export", GOLDEN / "vit_gmm.pth", "-o", tmp_path / out, "--mean", numbers, "--std", numbers, *labels
+        )
+        assert answer.returncode == 0, answer.stderr
+    assert (tmp_path / "a" / "manifest.json").read_bytes() == (tmp_path / "b" / "manifest.json").read_bytes()
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

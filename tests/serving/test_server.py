@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import shutil
@@ -347,7 +348,8 @@ class TestStopping:
         running.process.communicate()
         assert wait_gone(str(running.path), timeout_s=25) == {}
 
-    def test_stopping_under_load(self, serve: Callable[..., Serve], bundle: Bundle) -> None:
+    @pytest.mark.parametrize("protocol", PROTOCOLS)
+    def test_stopping_under_load(self, protocol: str, serve: Callable[..., Serve], bundle: Bundle) -> None:
         """Every request is answered rightly or fails with a clear error; then all of it is gone."""
         running = serve()
         where = running.ready()
@@ -357,7 +359,7 @@ class TestStopping:
         done = threading.Event()
 
         def load() -> None:
-            with TritonConnection(where["grpc"], timeout_s=20) as own:
+            with TritonConnection(where[protocol], timeout_s=20) as own:
                 while not done.is_set():
                     try:
                         found = own.infer("gmmvit_network", "pixels", pixels)
@@ -457,3 +459,32 @@ def test_no_server(protocol: str) -> None:
         with pytest.raises(ServerError, match="no Triton server answers") as caught:
             nobody.model("gmmvit")
         assert "gmmvit serve" in caught.value.hint
+
+
+class _NotTriton(http.server.BaseHTTPRequestHandler):
+    """Some other web server, which knows nothing of inference."""
+
+    status, body = 200, b"<html>hello</html>"
+
+    def do_GET(self) -> None:
+        self.send_response(self.status)
+        self.end_headers()
+        self.wfile.write(self.body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("status", [200, 404, 500])
+@pytest.mark.parametrize("body", [b"<html>hello</html>", b"", b"{}", b"[]"])
+def test_a_server_that_is_no_triton(status: int, body: bytes) -> None:
+    handler = type("Handler", (_NotTriton,), {"status": status, "body": body})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as other:
+        thread = threading.Thread(target=other.serve_forever)
+        thread.start()
+        try:
+            with TritonConnection(f"http://127.0.0.1:{other.server_port}") as opened, pytest.raises(ServerError):
+                opened.model("gmmvit")
+        finally:
+            other.shutdown()
+            thread.join()
