@@ -25,6 +25,7 @@ format: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/folded_cost.py
+	$(BIN)/python benchmarks/folded_families.py
 
 clean:
 	rm -rf .venv demo-output

@@ -19,8 +19,8 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,12 @@ import numpy as np
 import onnx
 import run_card
 import torch
+from interleaved import ratio, time_rounds
 from torch import nn
 
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.folding.fold import fold
-from gmmvit_deploy.models.attention import MaskedAttention
+from gmmvit_deploy.models.attention import MaskedAttention, heads_of
 from gmmvit_deploy.models.vit import ViT
 from gmmvit_deploy.presets import vit
 from gmmvit_deploy.runtime.onnxruntime import session_from_onnx
@@ -51,9 +52,8 @@ class EinsumAttention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         attention = self.original
-        query, key, value = (attention._heads_of(part) for part in attention.qkv(x).chunk(3, dim=-1))
-        scores = torch.einsum("bhid,bhjd->bhij", query, key) * attention.scale
-        weights = torch.softmax(attention.mask(scores), dim=-1)
+        query, key, value = (heads_of(part, attention.heads) for part in attention.qkv(x).chunk(3, dim=-1))
+        weights = torch.softmax(attention.scores(torch.einsum("bhid,bhjd->bhij", query, key)), dim=-1)
         mixed = torch.einsum("bhij,bhjd->bhid", weights, value)
         return attention.out(mixed.transpose(1, 2).flatten(2))
 
@@ -72,33 +72,8 @@ def graphs() -> dict[str, onnx.ModelProto]:
     return {name: onnx_from_model(model, preprocessing=None, max_batch=max(BATCHES)) for name, model in models.items()}
 
 
-def time_rounds(sessions: dict[str, Any], batch: int, rounds: int) -> tuple[dict[str, np.ndarray], float]:
-    """Milliseconds of every run by graph, and the largest difference among the masked graphs' logits."""
-    generator = np.random.default_rng(batch)
-    times: dict[str, list[float]] = {name: [] for name in sessions}
-    worst = 0.0
-    repeats = max(1, 32 // batch)
-    for round_number in range(rounds + 3):
-        images = generator.standard_normal((batch, 3, 32, 32), dtype=np.float32)
-        logits = {}
-        for name in generator.permutation(list(sessions)):
-            start = time.perf_counter()
-            for _ in range(repeats):
-                logits[name] = sessions[name].run(["logits"], {"tensor": images})[0]
-            elapsed = (time.perf_counter() - start) / repeats
-            if round_number >= 3:  # the first rounds fill caches and start threads
-                times[name].append(elapsed * 1e3)
-        masked = [logits[name] for name in ("folded", "unfolded", "einsum")]
-        worst = max(worst, *(float(np.abs(masked[0] - other).max()) for other in masked[1:]))
-    return {name: np.array(values) for name, values in times.items()}, worst
-
-
-def ratio(above: np.ndarray, below: np.ndarray) -> dict[str, float]:
-    """Median of the ratios within rounds, and its 95 % bootstrap interval."""
-    ratios = above / below
-    drawn = np.random.default_rng(0).integers(0, len(ratios), (2000, len(ratios)))
-    low, high = np.percentile(np.median(ratios[drawn], axis=1), [2.5, 97.5])
-    return {"median": float(np.median(ratios)), "low": float(low), "high": float(high)}
+def program(session: Any) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda images: session.run(["logits"], {"tensor": images})[0]
 
 
 def main() -> None:
@@ -117,7 +92,9 @@ def main() -> None:
             results["operators"][name] = dict(sorted(Counter(n.op_type for n in proto.graph.node).items()))
             sessions[name] = session_from_onnx(path)
         for batch in BATCHES:
-            times, worst = time_rounds(sessions, batch, arguments.rounds)
+            programs = {name: program(session) for name, session in sessions.items()}
+            times, logits = time_rounds(programs, batch, arguments.rounds)
+            worst = max(float(np.abs(logits["folded"] - logits[other]).max()) for other in ("unfolded", "einsum"))
             results["batches"][str(batch)] = {
                 "median_ms": {name: float(np.median(values)) for name, values in times.items()},
                 "folded_over_plain": ratio(times["folded"], times["plain"]),

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import IO, TYPE_CHECKING, Any, Literal, get_args
 
 from gmmvit_deploy.errors import BundleError, InputError, OutputError
 from gmmvit_deploy.specs import ModelSpec, spec_from_json, spec_to_json
@@ -32,10 +32,11 @@ if TYPE_CHECKING:
 __all__ = [
     "BUNDLE_FORMAT",
     "Bundle",
+    "ConstantRecord",
     "InputKind",
     "Manifest",
-    "MaskRecord",
     "Preprocessing",
+    "new_file",
     "new_folder",
     "open_bundle",
     "require_free",
@@ -119,9 +120,7 @@ def _make_parents(parent: Path) -> list[Path]:
 
 
 def _publish(staging: Path, path: Path, *, force: bool) -> None:
-    umask = os.umask(0)
-    os.umask(umask)
-    staging.chmod(0o777 & ~umask)  # mkdtemp made it private
+    staging.chmod(0o777 & ~_umask())  # mkdtemp made it private
     require_free(path, force=force)  # somebody else may have been faster
     if not path.exists():
         staging.rename(path)
@@ -135,6 +134,38 @@ def _publish(staging: Path, path: Path, *, force: bool) -> None:
         raise
     finally:
         shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def new_file(path: Path, *, force: bool = False) -> Iterator[IO[bytes]]:
+    """Yield a file to write; it becomes ``path`` when the block ends well, else it is gone.
+
+    Errors: OutputError when ``path`` exists and ``force`` is not set, or when the disk refuses.
+    """
+    if os.path.lexists(path) and (not force or path.is_dir()):
+        raise OutputError(f"{path} exists", hint="choose another name, or replace the file with --force")
+    staging: Path | None = None
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.partial-")
+        staging = Path(name)
+        with os.fdopen(handle, "wb") as file:
+            yield file
+        staging.chmod(0o666 & ~_umask())
+        staging.replace(path)
+    except OSError as exc:
+        raise OutputError(
+            f"{path}: cannot be written: {exc.strerror or exc}; nothing was left behind",
+            hint="choose another place, or make room",
+        ) from exc
+    finally:
+        if staging is not None:
+            staging.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,11 +187,11 @@ class Preprocessing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MaskRecord:
-    """What became of the mask of one layer.
+class ConstantRecord:
+    """What became of the mask, or of the bias on the scores, of one layer.
 
-    trained_sha256: of the little-endian float32 bytes of the matrix M that the trained module
-    multiplies by; constant_sha256: likewise of the constant in the graph, M·d^(−1/2).
+    trained_sha256: of the little-endian float32 bytes of the matrix that the trained module
+    multiplies by, or adds; constant_sha256: likewise of the constant in the graph, for a mask M·d^(−1/2).
     constant: name of that constant in ``model.onnx``.  shape: of both.
     """
 
@@ -177,7 +208,8 @@ class Manifest:
 
     checkpoint: name, SHA-256 and wrapping of the file it came from.
     preprocessing: None when the input is ``tensor`` and nobody said how it is made.
-    export_parity: the largest difference seen when the bundle was made.
+    export_parity: the largest difference seen when the bundle was made, and its limit.
+    float32_noise: largest difference of PyTorch's float32 and float64 logits on the golden inputs.
     files: name → SHA-256, of all files but the manifest.
     """
 
@@ -190,8 +222,10 @@ class Manifest:
     labels: tuple[str, ...]
     opset: int
     folding: tuple[str, ...]
-    masks: tuple[MaskRecord, ...]
+    masks: tuple[ConstantRecord, ...]
+    biases: tuple[ConstantRecord, ...]
     export_parity: dict[str, float]
+    float32_noise: float
     versions: dict[str, str]
     files: dict[str, str]
 
@@ -199,7 +233,8 @@ class Manifest:
         data = {name: getattr(self, name) for name in self.__slots__}
         data["spec"] = spec_to_json(self.spec)
         data["preprocessing"] = asdict(self.preprocessing) if self.preprocessing else None
-        data["masks"] = [asdict(mask) for mask in self.masks]
+        for name in ("masks", "biases"):
+            data[name] = [asdict(record) for record in data[name]]
         return {"format": BUNDLE_FORMAT, **data}
 
     @classmethod
@@ -213,7 +248,8 @@ class Manifest:
             fields["preprocessing"] = Preprocessing(
                 mean=tuple(fields["preprocessing"]["mean"]), std=tuple(fields["preprocessing"]["std"])
             )
-        fields["masks"] = tuple(MaskRecord(**{**m, "shape": tuple(m["shape"])}) for m in fields["masks"])
+        for name in ("masks", "biases"):
+            fields[name] = tuple(ConstantRecord(**{**m, "shape": tuple(m["shape"])}) for m in fields[name])
         for name in ("labels", "folding"):
             fields[name] = tuple(fields[name])
         return cls(**fields)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gmmvit_deploy.errors import SpecError
-from gmmvit_deploy.specs import MaskSpec, ViTSpec
+from gmmvit_deploy.specs import CaiTSpec, MaskSpec, ModelSpec, PiTSpec, SwinSpec, T2TSpec, ViTSpec
 
 __all__ = ["PRESETS", "preset_spec"]
 
@@ -79,7 +79,79 @@ def vit_d60(classes: int, image_size: int, mask: MaskSpec) -> ViTSpec:
     return _vit(dim=72, depth=60, heads=12, classes=classes, image_size=image_size, mask=mask)
 
 
-PRESETS: dict[str, Callable[[int, int, MaskSpec], ViTSpec]] = {
+def _fine_patch(image_size: int) -> int:
+    """Patch side of Swin and PiT: 2 at 32×32, 4 at 64×64."""
+    return 4 if image_size == 64 else 2
+
+
+def swin(classes: int, image_size: int, mask: MaskSpec) -> SwinSpec:
+    return SwinSpec(
+        image_size=image_size,
+        patch_size=_fine_patch(image_size),
+        classes=classes,
+        dim=96,
+        depths=(2, 6, 4),
+        heads=(3, 6, 12),
+        window=4,
+        mlp_dims=(192, 384, 768),
+        mask=mask,
+    )
+
+
+def _cait(*, dim: int, classes: int, image_size: int, mask: MaskSpec) -> CaiTSpec:
+    return CaiTSpec(
+        image_size=image_size,
+        patch_size=8 if image_size == 64 else 4,
+        classes=classes,
+        dim=dim,
+        depth=24,
+        class_depth=2,
+        heads=4,
+        head_dim=64,
+        mlp_dim=384,
+        mask=mask,
+    )
+
+
+def cait(classes: int, image_size: int, mask: MaskSpec) -> CaiTSpec:
+    return _cait(dim=192, classes=classes, image_size=image_size, mask=mask)
+
+
+def cait_tiny(classes: int, image_size: int, mask: MaskSpec) -> CaiTSpec:
+    return _cait(dim=108, classes=classes, image_size=image_size, mask=mask)
+
+
+def pit(classes: int, image_size: int, mask: MaskSpec) -> PiTSpec:
+    return PiTSpec(
+        image_size=image_size,
+        patch_size=_fine_patch(image_size),
+        classes=classes,
+        dim=96,
+        depths=(2, 6, 4),
+        heads=(2, 4, 8),
+        head_dim=48,
+        mlp_dims=(192, 384, 768),
+        mask=mask,
+    )
+
+
+def t2t(classes: int, image_size: int, mask: MaskSpec) -> T2TSpec:
+    return T2TSpec(
+        image_size=image_size,
+        classes=classes,
+        dim=256,
+        depth=12,
+        heads=4,
+        head_dim=64,
+        mlp_dim=512,
+        token_layers=2 if image_size == 64 else 1,
+        token_dim=64,
+        token_mlp_dim=64,
+        mask=mask,
+    )
+
+
+PRESETS: dict[str, Callable[[int, int, MaskSpec], ModelSpec]] = {
     "vit": vit,
     "vit-base": vit_base,
     "vit-heat": vit_heat,
@@ -89,10 +161,15 @@ PRESETS: dict[str, Callable[[int, int, MaskSpec], ViTSpec]] = {
     "vit_d30*": vit_d30_star,
     "vit_d30**": vit_d30_star_star,
     "vit_d60": vit_d60,
+    "swin": swin,
+    "cait": cait,
+    "cait-tiny": cait_tiny,
+    "pit": pit,
+    "t2t": t2t,
 }
 
 
-def preset_spec(name: str, *, classes: int, image_size: int, mask: MaskSpec) -> ViTSpec:
+def preset_spec(name: str, *, classes: int, image_size: int, mask: MaskSpec) -> ModelSpec:
     """The spec of a named model.  Errors: SpecError on a name that is not in `PRESETS`."""
     if name not in PRESETS:
         raise SpecError(f"preset {name!r} is not known", hint=f"known: {', '.join(PRESETS)}")

@@ -24,3 +24,13 @@ def test_folded_cost_runs_and_checks_its_outputs(tmp_path: Path) -> None:
     assert operators["einsum"]["Einsum"] == 18
     assert operators["folded"] == operators["plain"]  # folding leaves nothing of the mask but its constant
     assert {"versions", "cpu", "cores", "load_before", "load_after"} <= result["card"].keys()
+
+
+def test_folded_families_runs(tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    script = ROOT / "benchmarks" / "folded_families.py"
+    command = [sys.executable, str(script), "--rounds", "2", "--family", "pit", "--output", str(out)]
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+    (family,) = json.loads(out.read_text())["families"].values()
+    assert set(family) == {"1", "64"}
+    assert all(found["gmm_over_plain"]["low"] <= found["gmm_over_plain"]["high"] for found in family.values())

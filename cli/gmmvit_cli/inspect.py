@@ -1,41 +1,89 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from gmmvit_cli.options import HEADS, MASK_FORM, PRESET, hints_from
-from gmmvit_cli.output import JSON_OPTION, print_json, print_table, working
+from gmmvit_cli.output import JSON_OPTION, note, print_json, print_table, working
+from gmmvit_deploy.errors import InputError
 
 
 def inspect(
-    checkpoint: Path = typer.Argument(help="A .pth checkpoint or a safetensors file."),
+    checkpoint: Path | None = typer.Argument(None, help="A .pth checkpoint or a safetensors file."),
     heads: int | None = HEADS,
     preset: str | None = PRESET,
     mask_form: str = MASK_FORM,
+    report: Path | None = typer.Option(None, help="Write the masks as a page (.html) or a picture (.png)."),
+    force: bool = typer.Option(False, help="Replace the report if it exists."),
+    classes: int | None = typer.Option(None, help="Without a file: classes of the preset."),
+    image_size: int | None = typer.Option(None, help="Without a file: side of its images in pixels."),
+    mask: str = typer.Option("plain", help="Without a file: plain, elm or gmm."),
+    kernels: int = typer.Option(5, help="Without a file: Gaussians of a gmm mask."),
+    shared: bool = typer.Option(False, help="Without a file: one gmm mask for all heads."),
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """Say what a checkpoint is: family, sizes, parameters, every key accounted for, and what is odd about it."""
-    hints = hints_from(heads, preset, mask_form)
-    with working(f"reading {checkpoint}"):
-        from gmmvit_deploy.checkpoints.report import report_on
+    """Say what a checkpoint is: family, sizes, parameters, MACs, every key, what is odd; or what a preset would be."""
+    if checkpoint is None:
+        described = _preset(preset, classes, image_size, mask, kernels, shared)
+    else:
+        hints = hints_from(heads, preset, mask_form)
+        with working(f"reading {checkpoint}"):
+            from gmmvit_deploy.checkpoints.loading import load_checkpoint
+            from gmmvit_deploy.checkpoints.report import describe_checkpoint
 
-        report = report_on(checkpoint, hints)
+            loaded = load_checkpoint(checkpoint, hints)
+            described = describe_checkpoint(loaded)
+            if report is not None:
+                from gmmvit_deploy.pictures.mask_numbers import masks_of
+                from gmmvit_deploy.pictures.mask_report import write_report
+
+                write_report(loaded, report, force=force)
+                described |= {"report": str(report), "masks": [layer.to_json() for layer in masks_of(loaded.model)]}
     if as_json:
-        print_json(report)
+        print_json(described)
         return
-    spec = {name: value for name, value in report["spec"].items() if name not in ("family", "mask")}
+    _print(described)
+    if report is not None and checkpoint is not None:
+        note(f"report: {report}")
+
+
+def _preset(
+    preset: str | None, classes: int | None, image_size: int | None, mask: str, kernels: int, shared: bool
+) -> dict[str, Any]:
+    if preset is None or classes is None or image_size is None:
+        raise InputError(
+            "nothing to inspect",
+            hint="name a checkpoint, or all of --preset NAME --classes N --image-size S",
+        )
+    from gmmvit_deploy.checkpoints.report import describe_spec
+    from gmmvit_deploy.presets import preset_spec
+    from gmmvit_deploy.specs import MaskSpec
+
+    chosen = MaskSpec(
+        kind=mask,  # type: ignore[arg-type]  # checked there, with the error that users see
+        kernels=kernels if mask == "gmm" else 0,
+        shared=shared,
+    )
+    return describe_spec(preset_spec(preset, classes=classes, image_size=image_size, mask=chosen))
+
+
+def _print(described: dict[str, Any]) -> None:
+    file = described.get("checkpoint")
+    spec = {name: value for name, value in described["spec"].items() if name not in ("family", "mask")}
     rows = [
-        ("file", f"{checkpoint} ({report['checkpoint']['wrapping']})"),
-        ("SHA-256", report["checkpoint"]["sha256"]),
-        ("family", report["family"]),
-        ("mask", report["mask_description"]),
+        *([("file", f"{file['path']} ({file['wrapping']})"), ("SHA-256", file["sha256"])] if file else []),
+        ("family", described["family"]),
+        ("mask", described["mask_description"]),
         *((name.replace("_", " "), str(value)) for name, value in spec.items()),
-        ("trainable parameters", f"{report['trainable_parameters']:,}"),
-        *((f"unused key {key}", why) for key, why in report["unused_keys"].items()),
+        ("trainable parameters", f"{described['trainable_parameters']:,}"),
+        ("multiply-accumulates", f"{described['macs']:,} an image"),
+        *((f"unused key {key}", why) for key, why in described.get("unused_keys", {}).items()),
     ]
     print_table(("", ""), rows)
-    if report["audit"]:
-        print_table(("audit", "where", "what"), [(f["severity"], f["where"], f["what"]) for f in report["audit"]])
-    else:
+    if described.get("audit"):
+        findings = [(f["severity"], f["where"], f["what"]) for f in described["audit"]]
+        print_table(("audit", "where", "what"), findings)
+    elif file:
         typer.echo("audit: nothing odd")

@@ -6,16 +6,17 @@ said and left to judgement, each with the layer, head and kernel it is about.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from gmmvit_deploy.models.masks import SIGMA_EPS, GaussianMixtureMask, Mask, stored_base
+from gmmvit_deploy.models.attention import MaskedScores
+from gmmvit_deploy.models.biases import WindowBias, relative_position_index
+from gmmvit_deploy.models.masks import SIGMA_EPS, ClassTokenMask, GaussianMixtureMask, stored_base
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-    from gmmvit_deploy.specs import ModelSpec
 
 __all__ = ["Finding", "audit_model", "audit_tensors"]
 
@@ -45,21 +46,46 @@ def audit_tensors(tensors: Mapping[str, Tensor], used: set[str]) -> Iterator[Fin
             )
 
 
-def audit_model(model: nn.Module, spec: ModelSpec, root_base: Tensor | None) -> list[Finding]:
-    """Look at every mask of a loaded model.
+def audit_model(model: nn.Module, unused: Mapping[str, Tensor]) -> list[Finding]:
+    """Look at every mask and bias of a loaded model.
 
-    root_base: the unused base at the root of a released file, to be compared with those in use.
+    unused: tensors of the file that the model does not read; base masks among them are compared
+    with those in use.
     """
     findings: list[Finding] = []
-    masks = {name: module for name, module in model.named_modules() if isinstance(module, Mask)}
-    for name, mask in masks.items():
-        layer = name.removesuffix(".attention.mask")
+    bases: dict[str, Tensor] = {}
+    for name, scores in model.named_modules():
+        if not isinstance(scores, MaskedScores):
+            continue
+        layer = name.removesuffix(".scores").removesuffix(".inner").removesuffix(".attention")
+        mask = scores.mask.patches if isinstance(scores.mask, ClassTokenMask) else scores.mask
         if isinstance(mask, GaussianMixtureMask):
             findings += _audit_mixture(layer, mask)
-        findings += _audit_matrix(layer, mask.matrix().detach())
-    bases = {name: mask.base for name, mask in masks.items() if isinstance(mask, GaussianMixtureMask)}
-    findings += _audit_bases(bases, spec.grid, root_base)
+            bases[layer] = mask.base
+        if mask is not None:
+            findings += _audit_matrix(layer, mask.matrix().detach())
+        if isinstance(scores.bias, WindowBias):
+            findings += _audit_bias(layer, scores.bias)
+    findings += _audit_bases(bases, unused)
     return findings
+
+
+def _audit_bias(layer: str, bias: WindowBias) -> Iterator[Finding]:
+    window = math.isqrt(bias.index.shape[0])
+    if not bias.index.equal(relative_position_index(window)):
+        inside = bool(((bias.index >= 0) & (bias.index < bias.table.shape[0])).all())
+        yield Finding(
+            severity="warning" if inside else "error",
+            where=layer,
+            what="its stored relative_position_index is not that of its window"
+            + ("; the stored one is used" if inside else ", and points outside the bias table"),
+        )
+    if bias.outside is not None:
+        strange = bool(((bias.outside != 0) & (bias.outside != -100)).any())
+        if strange:
+            yield Finding(
+                severity="warning", where=layer, what="its stored shift mask holds values other than 0 and −100"
+            )
 
 
 def _audit_matrix(layer: str, matrix: Tensor) -> Iterator[Finding]:
@@ -93,33 +119,38 @@ def _audit_mixture(layer: str, mask: GaussianMixtureMask) -> Iterator[Finding]:
         )
 
 
-def _audit_bases(bases: Mapping[str, Tensor], grid: int, root_base: Tensor | None) -> Iterator[Finding]:
-    if not bases:
-        return
-    first_name, first = next(iter(bases.items()))
-    for name, base in bases.items():
-        if not base.equal(first):
+def _audit_bases(bases: Mapping[str, Tensor], unused: Mapping[str, Tensor]) -> Iterator[Finding]:
+    """Stored bases: those of one size must be equal, and be sqrt(exp(−d²)); what underflowed is counted."""
+    first_of_size: dict[int, str] = {}
+    for layer, base in bases.items():
+        first = first_of_size.setdefault(base.shape[-1], layer)
+        if not base.equal(bases[first]):
             yield Finding(
-                severity="warning",
-                where=name,
-                what=f"its stored base differs from {first_name}'s; each is used as stored",
+                severity="warning", where=layer, what=f"its stored base differs from that of {first}; each is used"
             )
-    if root_base is not None and root_base.shape == first.shape and not root_base.equal(first):
-        yield Finding(severity="warning", where="mask", what="the unused base at the root differs from those in use")
-    formula = stored_base(grid)
-    if not first.equal(formula):
-        largest = float((first - formula).abs().max())
+    for name, tensor in unused.items():
+        used = first_of_size.get(tensor.shape[-1]) if tensor.ndim == 4 else None
+        if used is not None and not tensor.equal(bases[used]):
+            yield Finding(severity="warning", where=name, what="this unused base differs from those in use")
+    for layer in first_of_size.values():
+        yield from _audit_base(layer, bases[layer])
+
+
+def _audit_base(layer: str, base: Tensor) -> Iterator[Finding]:
+    formula = stored_base(math.isqrt(base.shape[-1]))
+    if not base.equal(formula):
+        largest = float((base - formula).abs().max())
         yield Finding(
             severity="note" if largest < 1e-6 else "warning",
-            where=first_name,
+            where=layer,
             what=f"the stored base differs from sqrt(exp(−d²)) by up to {largest:.3g}; the stored one is used",
         )
-    zeros = int((first == 0).sum())
-    coarse = int(((first.square() < _SMALLEST_NORMAL) & (first != 0)).sum())
+    zeros = int((base == 0).sum())
+    coarse = int(((base.square() < _SMALLEST_NORMAL) & (base != 0)).sum())
     if zeros or coarse:
         yield Finding(
             severity="note",
-            where=first_name,
-            what=f"{zeros} of {first.numel()} entries underflowed to zero and {coarse} lost digits "
+            where=layer,
+            what=f"{zeros} of {base.numel()} entries underflowed to zero and {coarse} lost digits "
             "when the base was stored; the network was trained with them and they are kept",
         )

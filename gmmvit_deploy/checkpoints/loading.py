@@ -9,23 +9,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gmmvit_deploy.checkpoints import released_vit
 from gmmvit_deploy.checkpoints.audit import Finding, audit_model, audit_tensors
+from gmmvit_deploy.checkpoints.families import family_of, known_unused, released_names
 from gmmvit_deploy.checkpoints.hints import LoadHints
+from gmmvit_deploy.checkpoints.inference import Shapes
 from gmmvit_deploy.checkpoints.reading import TensorFile, read_tensors
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.models.vit import ViT
-from gmmvit_deploy.specs import ModelSpec, spec_from_json
+from gmmvit_deploy.models.build import Model, model_from_spec
+from gmmvit_deploy.models.counting import trainable_parameters
+from gmmvit_deploy.specs import FAMILIES, ModelSpec, spec_from_json
 
 __all__ = ["LoadedCheckpoint", "load_checkpoint", "released_state_dict"]
 
 _MOST_LISTED = 12
-_OTHER_FAMILIES = {
-    "relative_position_bias_table": "a Swin",
-    "patch_transformer.": "a CaiT",
-    "downsample.net.": "a PiT",
-    "tokens_to_token.": "a T2T-ViT",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +33,13 @@ class LoadedCheckpoint:
 
     file: TensorFile
     spec: ModelSpec
-    model: ViT
+    model: Model
     unused: dict[str, str]
     findings: tuple[Finding, ...]
 
     @property
     def trainable_parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.model.parameters())
+        return trainable_parameters(self.model)
 
 
 def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpoint:
@@ -55,26 +51,27 @@ def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpo
     file = read_tensors(path)
     hints = _with_own_spec(file, hints or LoadHints())
     source = str(path)
-    if not released_vit.is_vit(file.tensors):
-        raise CheckpointError(f"{path}: {_unknown_architecture(file.tensors)}", hint="known: ViT (plain, GMM, ELM)")
-    spec = released_vit.infer_spec(file.tensors, hints, source=source)
-    names = released_vit.released_names(spec)
+    family = family_of(file.tensors)
+    if family is None:
+        raise CheckpointError(
+            f"{path}: unknown architecture; its first keys are {', '.join(list(file.tensors)[:4])}",
+            hint=f"known are the released code's {', '.join(FAMILIES)}, plain and masked",
+        )
+    spec: ModelSpec = family.infer_spec(Shapes(file.tensors, source), hints)
+    names = released_names(spec)
     unused = _account_for_keys(file, spec, names)
     findings = list(audit_tensors(file.tensors, used=set(names.values())))
     _refuse(source, findings)
     model = _built(spec, {ours: file.tensors[theirs] for ours, theirs in names.items()})
-    findings += audit_model(model, spec, root_base=file.tensors.get("mask"))
+    findings += audit_model(model, unused={key: file.tensors[key] for key in unused})
     _refuse(source, findings)
     return LoadedCheckpoint(file=file, spec=spec, model=model, unused=unused, findings=tuple(findings))
 
 
-def released_state_dict(model: ViT) -> dict[str, Tensor]:
-    """The state dict that the released code would save for this model."""
+def released_state_dict(model: Model) -> dict[str, Tensor]:
+    """The state dict that the released code would save for this model, less the bases it stores unused."""
     state = model.state_dict()
-    names = released_vit.released_names(model.spec)
-    released = {theirs: state[ours] for ours, theirs in names.items()}
-    bases = [tensor for name, tensor in released.items() if name.endswith("fn.mask.mask") and tensor.ndim == 4]
-    return {"mask": bases[0], **released} if bases else released
+    return {theirs: state[ours] for ours, theirs in released_names(model.spec).items()}
 
 
 def _with_own_spec(file: TensorFile, hints: LoadHints) -> LoadHints:
@@ -85,30 +82,27 @@ def _with_own_spec(file: TensorFile, hints: LoadHints) -> LoadHints:
     own = spec_from_json(data)
     return replace(
         hints,
-        heads=own.heads if hints.heads is None and hints.preset is None else hints.heads,
+        heads=_first(own.heads) if hints.heads is None and hints.preset is None else hints.heads,
         closed_form=own.mask.closed_form if hints.closed_form is None else hints.closed_form,
     )
 
 
-def _unknown_architecture(tensors: Mapping[str, Tensor]) -> str:
-    for part, family in _OTHER_FAMILIES.items():
-        if any(part in name for name in tensors):
-            return f"it looks like {family}, an architecture this version does not load"
-    return f"unknown architecture; its first keys are {', '.join(list(tensors)[:4])}"
+def _first(heads: int | tuple[int, ...]) -> int:
+    return heads if isinstance(heads, int) else heads[0]
 
 
 def _account_for_keys(file: TensorFile, spec: ModelSpec, names: Mapping[str, str]) -> dict[str, str]:
     """Every key used, known to be unused, or an error that lists it.  Returns the unused ones."""
     with torch.device("meta"):
-        shapes = {names[ours]: tensor.shape for ours, tensor in ViT(spec).state_dict().items()}
-    unused = {key: why for key, why in released_vit.known_unused(spec).items() if key in file.tensors}
-    problems = [f"missing {key}" for key in shapes if key not in file.tensors]
+        wanted = {names[ours]: tensor for ours, tensor in model_from_spec(spec).state_dict().items()}
+    unused = {key: why for key, why in known_unused(spec).items() if key in file.tensors}
+    problems = [f"missing {key}" for key in wanted if key not in file.tensors]
     for key, tensor in file.tensors.items():
-        if key in shapes and tensor.shape != shapes[key]:
-            problems.append(f"{key} has shape {tuple(tensor.shape)}, wanted {tuple(shapes[key])}")
-        elif key in shapes and tensor.dtype != torch.float32:
-            problems.append(f"{key} is {tensor.dtype}, wanted torch.float32")
-        elif key not in shapes and key not in unused:
+        if key in wanted and tensor.shape != wanted[key].shape:
+            problems.append(f"{key} has shape {tuple(tensor.shape)}, wanted {tuple(wanted[key].shape)}")
+        elif key in wanted and tensor.dtype != wanted[key].dtype:
+            problems.append(f"{key} is {tensor.dtype}, wanted {wanted[key].dtype}")
+        elif key not in wanted and key not in unused:
             problems.append(f"unknown key {key} {tuple(tensor.shape)}")
     if problems:
         more = len(problems) - _MOST_LISTED
@@ -120,8 +114,8 @@ def _account_for_keys(file: TensorFile, spec: ModelSpec, names: Mapping[str, str
     return unused
 
 
-def _built(spec: ModelSpec, state: Mapping[str, Tensor]) -> ViT:
-    model = ViT(spec)
+def _built(spec: ModelSpec, state: Mapping[str, Tensor]) -> Model:
+    model = model_from_spec(spec)
     # Tied tensors share storage in the file; copies keep layers independent here.
     model.load_state_dict({name: tensor.detach().clone() for name, tensor in state.items()}, strict=True)
     return model.eval().requires_grad_(True)

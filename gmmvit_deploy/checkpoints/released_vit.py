@@ -10,33 +10,50 @@ mask                          the base mask once more, unused
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from gmmvit_deploy.checkpoints.hints import LoadHints
+from gmmvit_deploy.checkpoints.inference import (
+    Shapes,
+    compared_with_preset,
+    infer_heads,
+    infer_mask,
+    mask_names,
+    preset_of,
+)
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.presets import preset_spec
 from gmmvit_deploy.specs import MaskSpec, ViTSpec
 
-if TYPE_CHECKING:
-    from torch import Tensor
+__all__ = ["block_names", "infer_spec", "known_unused", "recognises", "released_names"]
 
-__all__ = ["infer_spec", "is_vit", "known_unused", "released_names"]
-
-_BLOCK = re.compile(r"transformer\.layers\.(\d+)\.[01]\.")
-_MASK = "transformer.layers.0.0.fn.mask"
+_LAYERS = "transformer.layers"
+_FIRST = f"{_LAYERS}.0.0.fn"
 
 
-def is_vit(names: Mapping[str, object]) -> bool:
+def recognises(names: Mapping[str, object]) -> bool:
     """True when the names are those of a released ViT."""
-    return "to_patch_embedding.1.weight" in names and any(_BLOCK.match(name) for name in names)
+    return "to_patch_embedding.1.weight" in names and any(name.startswith(f"{_LAYERS}.") for name in names)
+
+
+def block_names(
+    ours: str, theirs: str, *, mask: MaskSpec, mask_at: str = "mask", projects: bool = True
+) -> dict[str, str]:
+    """Our name → released name of everything in one ViT or PiT block."""
+    pairs = {
+        "attention_norm": "0.norm",
+        "mlp_norm": "1.norm",
+        "mlp.0": "1.fn.net.0",
+        "mlp.2": "1.fn.net.3",
+        **({"attention.out": "0.fn.to_out.0"} if projects else {}),
+    }
+    names = {f"{ours}.{a}.{part}": f"{theirs}.{b}.{part}" for a, b in pairs.items() for part in ("weight", "bias")}
+    names[f"{ours}.attention.qkv.weight"] = f"{theirs}.0.fn.to_qkv.weight"
+    return names | mask_names(mask, f"{ours}.attention.scores.{mask_at}", f"{theirs}.0.fn.mask")
 
 
 def released_names(spec: ViTSpec) -> dict[str, str]:
-    """Name in our `ViT` → name in the released file, for every tensor of the trained model."""
+    """Name in our model → name in the released file, for every tensor of the trained model."""
     names = {
         "patch_embedding.project.weight": "to_patch_embedding.1.weight",
         "patch_embedding.project.bias": "to_patch_embedding.1.bias",
@@ -48,27 +65,9 @@ def released_names(spec: ViTSpec) -> dict[str, str]:
     }
     if spec.class_token:
         names |= {"class_token": "cls_token"}
-    block = {
-        "attention_norm.weight": "0.norm.weight",
-        "attention_norm.bias": "0.norm.bias",
-        "attention.qkv.weight": "0.fn.to_qkv.weight",
-        "mlp_norm.weight": "1.norm.weight",
-        "mlp_norm.bias": "1.norm.bias",
-        "mlp.0.weight": "1.fn.net.0.weight",
-        "mlp.0.bias": "1.fn.net.0.bias",
-        "mlp.2.weight": "1.fn.net.3.weight",
-        "mlp.2.bias": "1.fn.net.3.bias",
-    }
-    if spec.projects_output:
-        block |= {f"attention.out.{part}": f"0.fn.to_out.0.{part}" for part in ("weight", "bias")}
-    if spec.mask.kind == "elm":
-        block["attention.mask.weight"] = "0.fn.mask.mask"
-    if spec.mask.kind == "gmm":
-        block |= {f"attention.mask.{part}": f"0.fn.mask.{part}" for part in ("alpha", "sigma")}
-        if not spec.mask.closed_form:
-            block["attention.mask.base"] = "0.fn.mask.mask"
+    projects = not (spec.heads == 1 and spec.head_dim == spec.dim)
     for i in range(spec.depth):
-        names |= {f"blocks.{i}.{ours}": f"transformer.layers.{i}.{theirs}" for ours, theirs in block.items()}
+        names |= block_names(f"blocks.{i}", f"{_LAYERS}.{i}", mask=spec.mask, projects=projects)
     return names
 
 
@@ -77,53 +76,39 @@ def known_unused(spec: ViTSpec) -> dict[str, str]:
     unused = {"mask": "the base mask, stored once more at the root"}
     if spec.mask.closed_form:
         reason = "a stored base; this model was trained with the closed form"
-        unused |= {f"transformer.layers.{i}.0.fn.mask.mask": reason for i in range(spec.depth)}
+        unused |= {f"{_LAYERS}.{i}.0.fn.mask.mask": reason for i in range(spec.depth)}
     return unused
 
 
-def infer_spec(tensors: Mapping[str, Tensor], hints: LoadHints, *, source: str) -> ViTSpec:
+def infer_spec(shapes: Shapes, hints: LoadHints) -> ViTSpec:
     """Read the whole spec off names and shapes, asking ``hints`` only where they are silent.
 
-    source: the file's name, for messages.
     Errors: CheckpointError when a tensor that tells the spec is missing or has an impossible
     shape, when heads are needed and not given, or when hints contradict the file.
     """
-    shapes = _Shapes(tensors, source)
-    dim, patch_values = shapes.of("to_patch_embedding.1.weight", rank=2)
-    patch_size = _exact_root(patch_values / 3)
-    if patch_size is None:
-        raise CheckpointError(
-            f"{source}: to_patch_embedding.1.weight takes patches of {patch_values} values; "
-            "3·p·p for a square RGB patch was wanted"
-        )
-    class_token = "cls_token" in tensors
-    positions = shapes.of("pos_embedding", rank=3)[1]
-    grid = _exact_root(positions - int(class_token))
-    if grid is None:
-        raise CheckpointError(
-            f"{source}: pos_embedding has {positions} positions"
-            f"{' with a class token' if class_token else ''}; a square grid of patches was wanted"
-        )
-    mask, mask_heads = _infer_mask(shapes, hints, source)
+    source = shapes.source
+    dim = shapes.of("to_patch_embedding.1.weight", rank=2)[0]
+    patch_size = shapes.patch_size("to_patch_embedding.1.weight")
+    class_token = "cls_token" in shapes
+    positions = shapes.of("pos_embedding", rank=3)[1] - int(class_token)
+    grid = shapes.grid(positions, where="pos_embedding, less a class token," if class_token else "pos_embedding")
+    mask, mask_heads = infer_mask(shapes, hints, f"{_FIRST}.mask")
     if class_token and mask.kind != "plain":
         raise CheckpointError(
             f"{source}: it has a class token and a {mask.kind} mask; the released masked ViTs have none, "
             "so how the two would meet is not known"
         )
-    depth = 1 + max(int(found.group(1)) for found in map(_BLOCK.match, tensors) if found)
-    inner_dim = shapes.of("transformer.layers.0.0.fn.to_qkv.weight", rank=2)[0] // 3
-    has_output_projection = "transformer.layers.0.0.fn.to_out.0.weight" in tensors
+    inner_dim = shapes.of(f"{_FIRST}.to_qkv.weight", rank=2)[0] // 3
     classes = shapes.of("mlp_head.1.weight", rank=2)[0]
-    preset = None
-    if hints.preset is not None:
-        preset = preset_spec(hints.preset, classes=classes, image_size=grid * patch_size, mask=mask)
-    heads = _infer_heads(
+    preset = preset_of(hints, ViTSpec, classes=classes, image_size=grid * patch_size, mask=mask)
+    single = f"{_FIRST}.to_out.0.weight" not in shapes and inner_dim == dim
+    heads = infer_heads(
         source,
-        inner_dim=inner_dim,
-        mask_heads=mask_heads,
-        single=not has_output_projection and inner_dim == dim,
-        told=hints.heads,
-        preset=preset,
+        width=inner_dim,
+        known=mask_heads or (1 if single else None),
+        evidence="its masks have" if mask_heads else "without an output projection it has",
+        hints=hints,
+        preset_heads=preset.heads if isinstance(preset, ViTSpec) else None,
     )
     if heads == 1 and mask.shared:
         mask = replace(mask, shared=False)  # one head shares its mask with nobody
@@ -132,102 +117,12 @@ def infer_spec(tensors: Mapping[str, Tensor], hints: LoadHints, *, source: str) 
         patch_size=patch_size,
         classes=classes,
         dim=dim,
-        depth=depth,
+        depth=shapes.count(r"transformer\.layers\.(\d+)\.[01]\."),
         heads=heads,
         head_dim=inner_dim // heads,
-        mlp_dim=shapes.of("transformer.layers.0.1.fn.net.0.weight", rank=2)[0],
+        mlp_dim=shapes.of(f"{_LAYERS}.0.1.fn.net.0.weight", rank=2)[0],
         class_token=class_token,
         mask=mask,
     )
-    if preset is not None:
-        _check_preset(spec, preset, name=str(hints.preset), source=source)
+    compared_with_preset(spec, preset, name=hints.preset, source=source)
     return spec
-
-
-class _Shapes:
-    """Shapes by name, with an error that says what was wanted."""
-
-    def __init__(self, tensors: Mapping[str, Tensor], source: str) -> None:
-        self.tensors = tensors
-        self.source = source
-
-    def of(self, name: str, *, rank: int) -> tuple[int, ...]:
-        if name not in self.tensors:
-            raise CheckpointError(f"{self.source}: {name} is missing; the model's size is read off it")
-        shape = tuple(self.tensors[name].shape)
-        if len(shape) != rank or 0 in shape:
-            raise CheckpointError(
-                f"{self.source}: {name} has shape {shape}; {rank} dimensions, none empty, were wanted"
-            )
-        return shape
-
-
-def _exact_root(value: float) -> int | None:
-    if value < 1 or value != int(value):
-        return None
-    root = math.isqrt(int(value))
-    return root if root * root == value else None
-
-
-def _infer_mask(shapes: _Shapes, hints: LoadHints, source: str) -> tuple[MaskSpec, int | None]:
-    """The mask, and how many heads it speaks of: None when it does not tell."""
-    parts = {part for part in ("alpha", "sigma", "mask") if f"{_MASK}.{part}" in shapes.tensors}
-    if not parts:
-        return MaskSpec(), None
-    if parts == {"mask"}:
-        if hints.closed_form:
-            raise CheckpointError(f"{source}: closed form was asked for, but the file holds no alpha and sigma")
-        return MaskSpec(kind="elm"), None
-    missing = {"alpha", "sigma"} - parts
-    if missing:
-        raise CheckpointError(f"{source}: {_MASK}.{missing.pop()} is missing")
-    if "mask" not in parts and not hints.closed_form:
-        raise CheckpointError(
-            f"{source}: {_MASK}.mask, the stored base mask, is missing",
-            hint="if the model was trained with the paper's closed formula, say --mask-form closed",
-        )
-    kernels, heads, *_ = shapes.of(f"{_MASK}.alpha", rank=4)
-    mask = MaskSpec(kind="gmm", kernels=kernels, shared=heads == 1, closed_form=bool(hints.closed_form))
-    return mask, heads if heads > 1 else None
-
-
-def _infer_heads(
-    source: str, *, inner_dim: int, mask_heads: int | None, single: bool, told: int | None, preset: ViTSpec | None
-) -> int:
-    if told is not None and preset is not None and told != preset.heads:
-        raise CheckpointError(f"{source}: {told} heads were named, but the preset has {preset.heads}")
-    known = mask_heads if mask_heads is not None else (1 if single else None)
-    if known is not None and told is not None and told != known:
-        evidence = "its masks have" if mask_heads is not None else "without an output projection it has"
-        raise CheckpointError(f"{source}: {told} heads were named, but {evidence} {known}")
-    heads = known or told or (preset.heads if preset is not None else None)
-    if heads is None:
-        raise CheckpointError(
-            f"{source}: the number of attention heads cannot be read off this file",
-            hint="say --heads N with the number it was trained with (wrong heads raise no error, they only "
-            f"give wrong answers); q, k and v are {inner_dim} wide, so one of {_divisors(inner_dim)}; or --preset NAME",
-        )
-    if inner_dim % heads:
-        raise CheckpointError(
-            f"{source}: {heads} heads do not divide q, k and v, which are {inner_dim} wide",
-            hint=f"one of {_divisors(inner_dim)}: the number it was trained with",
-        )
-    return heads
-
-
-def _divisors(width: int) -> list[int]:
-    """Head counts that are possible, up to the largest anybody trains with."""
-    return [n for n in range(1, 65) if width % n == 0]
-
-
-def _check_preset(spec: ViTSpec, preset: ViTSpec, *, name: str, source: str) -> None:
-    fields = ["dim", "depth", "heads", "head_dim", "mlp_dim"]
-    if spec.image_size in (32, 64):  # the sizes that the released code has a patch size for
-        fields.insert(0, "patch_size")
-    differing = [
-        f"{field} {getattr(spec, field)} (the preset has {getattr(preset, field)})"
-        for field in fields
-        if getattr(spec, field) != getattr(preset, field)
-    ]
-    if differing:
-        raise CheckpointError(f"{source}: not a {name}: {', '.join(differing)}")

@@ -1,28 +1,43 @@
-"""What there is to say about a checkpoint, as plain JSON values."""
+"""What there is to say about a checkpoint, or about a named model, as plain JSON values."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from gmmvit_deploy.checkpoints.hints import LoadHints
-from gmmvit_deploy.checkpoints.loading import load_checkpoint
-from gmmvit_deploy.specs import spec_to_json
+import torch
 
-__all__ = ["report_on"]
+from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint
+from gmmvit_deploy.models.build import model_from_spec
+from gmmvit_deploy.models.counting import multiply_accumulates, trainable_parameters
+from gmmvit_deploy.specs import ModelSpec, spec_to_json
+
+__all__ = ["describe_checkpoint", "describe_spec"]
 
 
-def report_on(path: Path, hints: LoadHints | None = None) -> dict[str, Any]:
-    """Load a checkpoint and describe it.  Errors: as `load_checkpoint`."""
-    loaded = load_checkpoint(path, hints)
+def describe_checkpoint(loaded: LoadedCheckpoint) -> dict[str, Any]:
+    """Everything that `describe_spec` says, and where it was read, the unused keys and the audit."""
     return {
-        "checkpoint": {"path": str(path), "sha256": loaded.file.sha256, "wrapping": loaded.file.wrapping},
-        "family": loaded.spec.family,
-        "mask": loaded.spec.mask.kind,
-        "mask_description": str(loaded.spec.mask),
-        "trainable_parameters": loaded.trainable_parameters,
-        "spec": spec_to_json(loaded.spec),
+        "checkpoint": {
+            "path": str(loaded.file.path),
+            "sha256": loaded.file.sha256,
+            "wrapping": loaded.file.wrapping,
+        },
+        **describe_spec(loaded.spec),
         "unused_keys": loaded.unused,
         "audit": [asdict(finding) for finding in loaded.findings],
+    }
+
+
+def describe_spec(spec: ModelSpec) -> dict[str, Any]:
+    """Family, mask, sizes and what they cost; no file is needed.  MACs are of one image."""
+    with torch.device("meta"):
+        parameters = trainable_parameters(model_from_spec(spec))
+    return {
+        "family": spec.family,
+        "mask": spec.mask.kind,
+        "mask_description": str(spec.mask),
+        "trainable_parameters": parameters,
+        "macs": multiply_accumulates(spec),
+        "spec": spec_to_json(spec),
     }

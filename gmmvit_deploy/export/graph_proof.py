@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gmmvit_deploy.artifacts import MaskRecord, sha256_of_bytes
+from gmmvit_deploy.artifacts import ConstantRecord, sha256_of_bytes
 from gmmvit_deploy.errors import ExportError
-from gmmvit_deploy.folding.fold import FoldedMask
+from gmmvit_deploy.folding.fold import FoldedConstant, FoldedModel
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto
@@ -40,12 +40,14 @@ def constant_nodes(graph: GraphProto) -> list[str]:
     return found
 
 
-def prove_folded(proto: ModelProto, masks: Sequence[FoldedMask]) -> tuple[MaskRecord, ...]:
-    """Check the whole graph and find the constant of every mask in it.
+def prove_folded(
+    proto: ModelProto, folded: FoldedModel
+) -> tuple[tuple[ConstantRecord, ...], tuple[ConstantRecord, ...]]:
+    """Check the whole graph and find the constant of every mask and of every bias in it.
 
-    Layers whose masks are equal share one constant.
+    Layers whose masks are equal share one constant.  Returns (masks, biases).
     Errors: ExportError when an operator of `FORBIDDEN` is there, when a node computes from
-    constants alone, or when a mask's constant is absent, doubled, or used other than in one Mul a layer.
+    constants alone, or when a constant is absent, doubled, or used other than once a layer.
     """
     graph = proto.graph
     operators = Counter(node.op_type for node in graph.node)
@@ -53,22 +55,33 @@ def prove_folded(proto: ModelProto, masks: Sequence[FoldedMask]) -> tuple[MaskRe
         raise ExportError(f"the graph is not folded: it still has {', '.join(left)}")
     if idle := constant_nodes(graph):
         raise ExportError(f"the graph computes constants at run time: {', '.join(idle)}")
-    names_by_bytes = _float_constants(graph, {tuple(mask.constant.shape) for mask in masks})
-    layers_by_bytes = Counter(bytes_of_tensor(mask.constant) for mask in masks)
+    return (
+        _find_constants(graph, folded.masks, what="mask", operator="Mul"),
+        _find_constants(graph, folded.biases, what="bias", operator="Add"),
+    )
+
+
+def _find_constants(
+    graph: GraphProto, constants: Sequence[FoldedConstant], *, what: str, operator: str
+) -> tuple[ConstantRecord, ...]:
+    names_by_bytes = _float_constants(graph, {tuple(one.constant.shape) for one in constants})
+    layers_by_bytes = Counter(bytes_of_tensor(one.constant) for one in constants)
     records = []
-    for mask in masks:
-        data = bytes_of_tensor(mask.constant)
+    for one in constants:
+        data = bytes_of_tensor(one.constant)
         names = names_by_bytes.get(data, [])
         if len(names) != 1:
-            raise ExportError(f"{mask.layer}: its mask is in the graph {len(names)} times; once was wanted")
+            raise ExportError(f"{one.layer}: its {what} is in the graph {len(names)} times; once was wanted")
         uses = [node.op_type for node in graph.node for name in node.input if name == names[0]]
-        if uses != ["Mul"] * layers_by_bytes[data]:
-            raise ExportError(f"{mask.layer}: its mask is used by {uses or 'nothing'}; one Mul a layer was wanted")
+        if uses != [operator] * layers_by_bytes[data]:
+            raise ExportError(
+                f"{one.layer}: its {what} is used by {uses or 'nothing'}; one {operator} a layer was wanted"
+            )
         records.append(
-            MaskRecord(
-                layer=mask.layer,
-                shape=tuple(mask.constant.shape),
-                trained_sha256=sha256_of_bytes(bytes_of_tensor(mask.trained)),
+            ConstantRecord(
+                layer=one.layer,
+                shape=tuple(one.constant.shape),
+                trained_sha256=sha256_of_bytes(bytes_of_tensor(one.trained)),
                 constant_sha256=sha256_of_bytes(data),
                 constant=names[0],
             )

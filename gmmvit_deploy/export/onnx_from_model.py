@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gmmvit_deploy.artifacts import Preprocessing
 from gmmvit_deploy.errors import ExportError
-from gmmvit_deploy.models.vit import ViT
+from gmmvit_deploy.models.build import Model
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -47,7 +47,7 @@ class PixelInput(nn.Module):
         return logits
 
 
-def onnx_from_model(model: ViT, *, preprocessing: Preprocessing | None, max_batch: int) -> ModelProto:
+def onnx_from_model(model: Model, *, preprocessing: Preprocessing | None, max_batch: int) -> ModelProto:
     """Export a folded model.
 
     preprocessing: given, the graph takes ``pixels`` (uint8, B×S×S×3); None, it takes ``tensor``

@@ -1,27 +1,44 @@
 """Trained model → the same function with plain constants where it had computations.
 
-P = softmax(S ∘ M + B) V        S = Q Kᵀ; M and B constant
+P = softmax(M ∘ S + B) V        S = Q Kᵀ; M and B constant
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from gmmvit_deploy.folding.passes import PASSES, attentions
-from gmmvit_deploy.models.vit import ViT
+from gmmvit_deploy.folding.cait_passes import merge_layer_scale, merge_scale_into_mixing
+from gmmvit_deploy.folding.passes import FoldingPass, fold_biases, fold_masks, masked_scores, merge_scale
+from gmmvit_deploy.folding.t2t_passes import drop_unused, unfold_as_convolution
+from gmmvit_deploy.models.attention import MaskedScores
+from gmmvit_deploy.models.biases import Bias
+from gmmvit_deploy.models.build import Model
+from gmmvit_deploy.models.masks import Mask
 
-__all__ = ["FoldedMask", "FoldedModel", "fold"]
+__all__ = ["PASSES", "FoldedConstant", "FoldedModel", "fold"]
+
+PASSES: tuple[FoldingPass, ...] = (
+    fold_masks,
+    fold_biases,
+    merge_scale,
+    merge_scale_into_mixing,
+    merge_layer_scale,
+    unfold_as_convolution,
+    drop_unused,
+)
+"""In the order in which they run: each may require what an earlier one ensures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FoldedMask:
-    """layer: name of the attention.  trained: M as the trained module multiplies by it.
+class FoldedConstant:
+    """layer: name of the attention.  trained: M, or B, as the trained module uses it.
 
-    constant: what the folded model multiplies the raw scores by.
+    constant: what the folded model multiplies the raw scores by, or adds to them.
     """
 
     layer: str
@@ -31,26 +48,38 @@ class FoldedMask:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FoldedModel:
-    """model: a new module, its weights shared with nothing.  passes: pass → modules it changed."""
+    """model: a new module, its weights shared with nothing.  passes: pass → what it changed."""
 
-    model: ViT
+    model: Model
     passes: dict[str, tuple[str, ...]]
-    masks: tuple[FoldedMask, ...]
+    masks: tuple[FoldedConstant, ...]
+    biases: tuple[FoldedConstant, ...]
 
 
 @torch.no_grad()
-def fold(model: ViT) -> FoldedModel:
+def fold(model: Model) -> FoldedModel:
     """Run every pass on a copy of ``model``, which itself stays as it is.
 
     Folding a folded model gives the same model and an empty list for every pass.
     Errors: FoldError when a pass cannot start or cannot prove its end.
     """
     folded = copy.deepcopy(model).requires_grad_(False)
-    trained = {name: a.mask.matrix().detach().clone() for name, a in attentions(model) if a.mask is not None}
     passes = {run.__name__: run(folded) for run in PASSES}
-    masks = tuple(
-        FoldedMask(layer=name, trained=trained[name], constant=attention.mask.matrix().clone())
-        for name, attention in attentions(folded)
-        if attention.mask is not None
+    return FoldedModel(
+        model=folded,
+        passes=passes,
+        masks=_constants(model, folded, lambda scores: scores.mask),
+        biases=_constants(model, folded, lambda scores: scores.bias),
     )
-    return FoldedModel(model=folded, passes=passes, masks=masks)
+
+
+def _constants(
+    model: Model, folded: Model, part: Callable[[MaskedScores], Mask | Bias | None]
+) -> tuple[FoldedConstant, ...]:
+    """The masks, or the biases, of both models side by side."""
+    trained = {name: found.matrix().detach().clone() for name, s in masked_scores(model) if (found := part(s))}
+    return tuple(
+        FoldedConstant(layer=name, trained=trained[name], constant=found.matrix().clone())
+        for name, scores in masked_scores(folded)
+        if (found := part(scores))
+    )

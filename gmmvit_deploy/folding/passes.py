@@ -1,4 +1,4 @@
-"""Folding passes: each turns a computation that does not depend on the input into a constant.
+"""Folding passes on attention scores: what does not depend on the input becomes a constant.
 
 A pass is a function ``(model) -> names of what it changed``. It states what it requires, what it
 does and what it ensures, and proves the last before it returns. Run again, it changes nothing.
@@ -12,24 +12,25 @@ import torch
 from torch import nn
 
 from gmmvit_deploy.errors import FoldError
-from gmmvit_deploy.models.attention import MaskedAttention
-from gmmvit_deploy.models.masks import ConstantMask
+from gmmvit_deploy.models.attention import MaskedScores
+from gmmvit_deploy.models.biases import Bias, ConstantBias
+from gmmvit_deploy.models.masks import ConstantMask, Mask
 
-__all__ = ["PASSES", "FoldingPass", "attentions", "fold_masks", "merge_scale"]
+__all__ = ["FoldingPass", "fold_biases", "fold_masks", "masked_scores", "merge_scale"]
 
 FoldingPass = Callable[[nn.Module], tuple[str, ...]]
 
 
-def attentions(model: nn.Module) -> Iterator[tuple[str, MaskedAttention]]:
-    """(name, module) of every attention that may carry a mask."""
+def masked_scores(model: nn.Module) -> Iterator[tuple[str, MaskedScores]]:
+    """(name of the attention, its scores) for every attention of any family."""
     for name, module in model.named_modules():
-        if isinstance(module, MaskedAttention):
-            yield name, module
+        if isinstance(module, MaskedScores):
+            yield name.removesuffix(".scores"), module
 
 
 @torch.no_grad()
 def fold_masks(model: nn.Module) -> tuple[str, ...]:
-    """M = Σ_k α_k · base ** (1/(σ_k²+ε)), or E, or the closed form  →  the same M, stored.
+    """M = Σ_k α_k · base ** (1/(σ_k²+ε)), or E, or the closed form, padded or not  →  the same M, stored.
 
     Requires: evaluation mode; float32 (in half precision the base flushes to zero before it is
     raised to its power); a finite matrix.
@@ -37,26 +38,34 @@ def fold_masks(model: nn.Module) -> tuple[str, ...]:
     parameter of a mask is left.
     """
     changed = []
-    for name, attention in attentions(model):
-        mask = attention.mask
+    for name, scores in masked_scores(model):
+        mask = scores.mask
         if mask is None or isinstance(mask, ConstantMask):
             continue
-        if model.training:
-            raise FoldError("the model is in training mode; folding is for inference", hint="call model.eval()")
-        state = [*mask.parameters(), *mask.buffers()]
-        if any(tensor.dtype != torch.float32 for tensor in state):
-            raise FoldError(f"{name}: its mask is not float32; fold first, cast second")
-        matrix = mask.matrix().detach().clone()
-        if not bool(matrix.isfinite().all()):
-            raise FoldError(f"{name}: its mask has NaN or infinite entries")
-        attention.mask = ConstantMask(matrix)
-        if not attention.mask.matrix().equal(mask.matrix()):
+        scores.mask = ConstantMask(_stored(name, "mask", mask, training=model.training))
+        if not scores.mask.constant.equal(mask.matrix()):
             raise FoldError(f"{name}: the folded mask is not the trained one, bit for bit")
         changed.append(name)
-    unfolded = [name for name, attention in attentions(model) if not isinstance(attention.mask, ConstantMask | None)]
-    learned = [f"{name}.mask" for name, attention in attentions(model) if _has_parameters(attention.mask)]
-    if unfolded or learned:
-        raise FoldError(f"not folded: {', '.join(unfolded + learned)}")
+    _prove_constant({name: scores.mask for name, scores in masked_scores(model)}, ConstantMask)
+    return tuple(changed)
+
+
+@torch.no_grad()
+def fold_biases(model: nn.Module) -> tuple[str, ...]:
+    """B = table[index] + shift mask  →  the same B, stored: nothing is gathered at run time.
+
+    Requires and ensures: as `fold_masks`.
+    """
+    changed = []
+    for name, scores in masked_scores(model):
+        bias = scores.bias
+        if bias is None or isinstance(bias, ConstantBias):
+            continue
+        scores.bias = ConstantBias(_stored(name, "bias", bias, training=model.training))
+        if not scores.bias.constant.equal(bias.matrix()):
+            raise FoldError(f"{name}: the folded bias is not the trained one, bit for bit")
+        changed.append(name)
+    _prove_constant({name: scores.bias for name, scores in masked_scores(model)}, ConstantBias)
     return tuple(changed)
 
 
@@ -68,23 +77,38 @@ def merge_scale(model: nn.Module) -> tuple[str, ...]:
     Ensures: a masked attention multiplies its raw scores Q Kᵀ once, by one constant.
     """
     changed = []
-    for name, attention in attentions(model):
-        if attention.mask is None or attention.scale is None:
+    for name, scores in masked_scores(model):
+        if scores.mask is None or scores.scale is None:
             continue
-        if not isinstance(attention.mask, ConstantMask):
+        if not isinstance(scores.mask, ConstantMask):
             raise FoldError(f"{name}: its mask is not folded yet, so its scale cannot be merged into it")
-        attention.mask = ConstantMask(attention.mask.constant * attention.scale)
-        attention.scale = None
+        scores.mask = ConstantMask(scores.mask.constant * scores.scale)
+        scores.scale = None
         changed.append(name)
-    left = [name for name, attention in attentions(model) if attention.mask is not None and attention.scale is not None]
+    left = [name for name, scores in masked_scores(model) if scores.mask is not None and scores.scale is not None]
     if left:
         raise FoldError(f"the scale is still applied on its own in: {', '.join(left)}")
     return tuple(changed)
 
 
-def _has_parameters(mask: nn.Module | None) -> bool:
-    return mask is not None and any(True for _ in mask.parameters())
+def _stored(name: str, what: str, module: Mask | Bias, *, training: bool) -> torch.Tensor:
+    """What ``module.matrix()`` computes, as a tensor of its own."""
+    if training:
+        raise FoldError("the model is in training mode; folding is for inference", hint="call model.eval()")
+    state = [tensor for tensor in (*module.parameters(), *module.buffers()) if tensor.is_floating_point()]
+    if any(tensor.dtype != torch.float32 for tensor in state):
+        raise FoldError(f"{name}: its {what} is not float32; fold first, cast second")
+    matrix = module.matrix().detach().clone()
+    if not bool(matrix.isfinite().all()):
+        raise FoldError(f"{name}: its {what} has NaN or infinite entries")
+    return matrix
 
 
-PASSES: tuple[FoldingPass, ...] = (fold_masks, merge_scale)
-"""In the order in which they run: each may require what an earlier one ensures."""
+def _prove_constant(modules: dict[str, nn.Module | None], wanted: type[nn.Module]) -> None:
+    left = [
+        name
+        for name, module in modules.items()
+        if module is not None and (not isinstance(module, wanted) or any(True for _ in module.parameters()))
+    ]
+    if left:
+        raise FoldError(f"not folded: {', '.join(left)}")

@@ -1,6 +1,10 @@
-"""Masked multi-head self-attention, as trained.
+"""Masked attention, as trained and as folded.
 
-P = softmax(M ∘ (Q Kᵀ · d^(−1/2))) V        M = 1 in a plain model
+    P = softmax(M ∘ (Q Kᵀ · d^(−1/2)) + B) V
+
+`MaskedScores` is the part between Q Kᵀ and softmax, the only part that folding touches; every
+family's attention holds one. Trained, it scales, multiplies by a mask and adds a bias, each
+computed; folded, M and B are constants and the scale is merged into M.
 """
 
 from __future__ import annotations
@@ -9,41 +13,67 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gmmvit_deploy.models.biases import Bias
 from gmmvit_deploy.models.masks import Mask
 
-__all__ = ["MaskedAttention"]
+__all__ = ["MaskedAttention", "MaskedScores", "heads_of"]
 
 
-class MaskedAttention(nn.Module):
-    """Attention whose scores are multiplied by a mask before softmax.
+def heads_of(x: Float[Tensor, "*batch n inner"], heads: int) -> Float[Tensor, "*batch heads n d"]:
+    """Cut the last dimension into heads and put them before the tokens."""
+    return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads).transpose(-3, -2)
 
-    Q, K and V come stacked in that order from one projection without bias, each (H, d). There is
-    no output projection when one head spans the whole model, as in the released code.
 
-    ``scale`` is None once folding has merged it into the mask.
+class MaskedScores(nn.Module):
+    """S = Q Kᵀ  →  M ∘ (S · scale) + B.
+
+    scale: None once it is merged into the mask.  mask, bias: None where there is none.
     """
 
     scale: float | None
 
-    def __init__(self, *, dim: int, heads: int, head_dim: int, mask: Mask | None, projects_output: bool) -> None:
+    def __init__(self, *, scale: float, mask: Mask | None, bias: Bias | None = None) -> None:
         super().__init__()
-        self.heads = heads
-        self.head_dim = head_dim
-        self.scale = head_dim**-0.5
-        self.qkv = nn.Linear(dim, 3 * heads * head_dim, bias=False)
+        self.scale = scale
         self.mask = mask
-        self.out = nn.Linear(heads * head_dim, dim) if projects_output else nn.Identity()
+        self.bias = bias
 
-    def _heads_of(self, x: Float[Tensor, "batch n inner"]) -> Float[Tensor, "batch heads n d"]:
-        return x.reshape(*x.shape[:-1], self.heads, self.head_dim).transpose(1, 2)
-
-    def forward(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch n dim"]:
-        query, key, value = (self._heads_of(part) for part in self.qkv(x).chunk(3, dim=-1))
-        scores = query @ key.transpose(-2, -1)
+    def forward(self, scores: Float[Tensor, "*batch heads n n"]) -> Float[Tensor, "*batch heads n n"]:
         if self.scale is not None:
             scores = scores * self.scale
         if self.mask is not None:
             scores = self.mask(scores)
-        mixed = torch.softmax(scores, dim=-1) @ value
-        projected: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return scores if self.bias is None else self.bias(scores)
+
+
+class MaskedAttention(nn.Module):
+    """Self-attention whose scores are multiplied by a mask before softmax.
+
+    Q, K and V come stacked in that order from one projection, each (H, d). There is no output
+    projection when one head spans the whole model, as in the released code. Swin adds a bias to
+    the scores and to the projection, and has its windows as one more dimension of the batch.
+    """
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        heads: int,
+        head_dim: int,
+        mask: Mask | None,
+        bias: Bias | None = None,
+        qkv_bias: bool = False,
+        projects_output: bool = True,
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(dim, 3 * heads * head_dim, bias=qkv_bias)
+        self.scores = MaskedScores(scale=head_dim**-0.5, mask=mask, bias=bias)
+        self.out = nn.Linear(heads * head_dim, dim) if projects_output else nn.Identity()
+
+    def forward(self, x: Float[Tensor, "*batch n dim"]) -> Float[Tensor, "*batch n dim"]:
+        query, key, value = (heads_of(part, self.heads) for part in self.qkv(x).chunk(3, dim=-1))
+        weights = torch.softmax(self.scores(query @ key.transpose(-2, -1)), dim=-1)
+        mixed = (weights @ value).transpose(-3, -2).flatten(-2)
+        projected: Tensor = self.out(mixed)
         return projected

@@ -19,6 +19,7 @@ from gmmvit_deploy.specs import MaskSpec
 
 __all__ = [
     "SIGMA_EPS",
+    "ClassTokenMask",
     "ClosedFormGaussianMask",
     "ConstantMask",
     "ElementwiseMask",
@@ -111,6 +112,20 @@ class ElementwiseMask(Mask):
 
     def matrix(self) -> Float[Tensor, "n n"]:
         return self.weight
+
+
+class ClassTokenMask(Mask):
+    """A mask on patch–patch scores; the class token, first, keeps its row and column as they are.
+
+    M = [[1, 1], [1, M_patches]], of shape (H, N+1, N+1).
+    """
+
+    def __init__(self, patches: Mask) -> None:
+        super().__init__()
+        self.patches = patches
+
+    def matrix(self) -> Tensor:
+        return nn.functional.pad(self.patches.matrix(), (1, 0, 1, 0), value=1.0)
 
 
 class ConstantMask(Mask):

@@ -20,7 +20,7 @@ from gmmvit_deploy.runtime.eager import EagerRunner
 from gmmvit_deploy.runtime.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runtime.runner import Runner
 from gmmvit_deploy.runtime.triton import DEFAULT_MODEL, TritonRunner
-from gmmvit_deploy.tolerances import FP32, Tolerance
+from gmmvit_deploy.tolerances import Tolerance, fp32_tolerance
 
 __all__ = ["RUNNERS", "Comparison", "ParityResult", "batch_sizes", "check_parity", "open_runner"]
 
@@ -105,18 +105,20 @@ def check_parity(
     bundle: Bundle,
     runner: Runner,
     *,
-    tolerance: Tolerance = FP32,
+    tolerance: Tolerance | None = None,
     on_done: Callable[[str], None] = lambda what: None,
 ) -> ParityResult:
     """Hold a runner to the golden logits and to eager PyTorch.
 
+    tolerance: by default what `fp32_tolerance` grants a model of this float32 noise.
     on_done: told of each comparison that is finished.
     Errors: whatever the runner raises; a difference is no error but a result that did not pass.
     """
+    allowed = tolerance or fp32_tolerance(bundle.manifest.float32_noise)
     comparisons = []
 
     def compare(reference: str, batch: int, found: NDArray[Any], wanted: NDArray[Any]) -> None:
-        comparisons.append(_compared(reference, batch, found, wanted, tolerance))
+        comparisons.append(_compared(reference, batch, found, wanted, allowed))
         on_done(f"{reference}, batch {batch}")
 
     inputs, golden = bundle.golden()

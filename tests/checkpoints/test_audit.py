@@ -43,8 +43,8 @@ def test_underflow_is_counted() -> None:
         (_edit(ALPHA, lambda t: t[3, 0].fill_(0)), "blocks.1 head 0 kernel 3", "kernel is dead"),
         (_edit(ALPHA, lambda t: t[:, 2].fill_(0)), "blocks.1 head 2", "mask is zero"),
         (_edit(SIGMA, lambda t: t[:, 2].fill_(1e6)), "blocks.1 head 2", "mask is constant"),
-        (_edit(BASE, lambda t: t[0, 0, 0, 1].fill_(0.5)), "blocks.1.attention.mask", "differs from"),
-        (_edit("mask", lambda t: t.fill_(0.5)), "mask", "unused base"),
+        (_edit(BASE, lambda t: t[0, 0, 0, 1].fill_(0.5)), "blocks.1", "differs from"),
+        (_edit("mask", lambda t: t.fill_(0.5)), "mask", "unused base differs"),
     ],
     ids=["narrow sigma", "dead kernel", "zero mask", "constant mask", "bases differ", "root base differs"],
 )

@@ -17,7 +17,7 @@ from gmmvit_deploy.errors import CheckpointError, InputError, SpecError
 from gmmvit_deploy.models.masks import ClosedFormGaussianMask
 from gmmvit_deploy.models.vit import ViT
 from gmmvit_deploy.specs import MaskSpec, ViTSpec, spec_to_json
-from tests.conftest import GOLDEN, MANIFEST, Golden, golden
+from tests.conftest import GOLDEN, MANIFEST, NAMES, Golden, golden
 
 State = dict[str, torch.Tensor]
 
@@ -40,9 +40,47 @@ def test_logits_are_the_released_ones(each_golden: Golden) -> None:
     np.testing.assert_allclose(logits, each_golden.logits, rtol=0, atol=1e-5)
 
 
-def test_spec_is_read_off_the_file(each_golden: Golden) -> None:
-    config, spec = MANIFEST[each_golden.name]["config"], load_checkpoint(each_golden.path, each_golden.hints).spec
-    mask = MANIFEST[each_golden.name]["mask"]
+def test_family_mask_size_and_classes_are_read_off_the_file(each_golden: Golden) -> None:
+    entry = MANIFEST[each_golden.name]
+    spec = load_checkpoint(each_golden.path, each_golden.hints).spec
+    assert (spec.family, spec.mask.kind) == (entry["family"], entry["mask"])
+    assert (spec.image_size, spec.classes) == (entry["config"]["img_size"], entry["config"]["num_classes"])
+    assert spec.mask.kernels == (entry["config"]["num_kernals"] if entry["mask"] == "gmm" else 0)
+    assert not spec.mask.shared
+
+
+def _listed(value: object) -> list[object]:
+    return list(value) if isinstance(value, tuple | list) else [value]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if MANIFEST[name]["family"] != "vit"])
+def test_sizes_of_the_other_families_are_read_off_the_file(name: str) -> None:
+    config, spec = MANIFEST[name]["config"], load_checkpoint(golden(name).path, golden(name).hints).spec
+    wanted = {
+        "dim": config.get("dim", config.get("embed_dim")),
+        "heads": config.get("heads", config.get("num_heads")),
+        "depths" if hasattr(spec, "depths") else "depth": config.get("depth", config.get("depths")),
+    }
+    wanted |= {
+        ours: config[theirs]
+        for ours, theirs in {
+            "patch_size": "patch_size",
+            "window": "window_size",
+            "head_dim": "dim_head",
+            "class_depth": "cls_depth",
+            "mlp_dim": "mlp_dim",
+            "token_dim": "token_dim",
+        }.items()
+        if theirs in config
+    }
+    assert {field: _listed(getattr(spec, field)) for field in wanted} == {k: _listed(v) for k, v in wanted.items()}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if MANIFEST[name]["family"] == "vit"])
+def test_spec_of_a_vit_is_read_off_the_file(name: str) -> None:
+    case = golden(name)
+    config, spec = MANIFEST[name]["config"], load_checkpoint(case.path, case.hints).spec
+    mask = MANIFEST[name]["mask"]
     assert (spec.family, spec.mask.kind) == ("vit", mask)
     assert (spec.image_size, spec.patch_size, spec.classes) == (
         config["img_size"],
@@ -102,12 +140,18 @@ def test_every_key_is_accounted_for() -> None:
     assert set(loaded.unused) == {"mask"}
 
 
-def test_what_we_write_is_what_the_released_code_writes() -> None:
-    state = released_state()
-    written = released_state_dict(load_checkpoint(GOLDEN / "vit_gmm.pth").model)
-    assert set(written) == set(state)
-    for name, tensor in state.items():
-        assert written[name].reshape(tensor.shape).equal(tensor), name
+def test_what_we_write_is_what_the_released_code_writes(each_golden: Golden) -> None:
+    state = released_state(each_golden.name)
+    loaded = load_checkpoint(each_golden.path, each_golden.hints)
+    written = released_state_dict(loaded.model)
+    assert (
+        set(written) == set(state) - set(loaded.unused) - {name for name in state if name.startswith("module.")}
+        or each_golden.name == "vit_gmm_img64"
+    )
+    for name, tensor in written.items():
+        stored = state[name] if name in state else state[f"module.{name}"]
+        assert tensor.shape == stored.shape, name
+        assert tensor.equal(stored), name
 
 
 class TestHeads:
@@ -174,7 +218,7 @@ class TestClosedForm:
     def test_is_taken_when_said(self, path: Path) -> None:
         loaded = load_checkpoint(path, LoadHints(closed_form=True))
         assert loaded.spec.mask.closed_form
-        assert isinstance(loaded.model.blocks[0].attention.mask, ClosedFormGaussianMask)
+        assert isinstance(loaded.model.blocks[0].attention.scores.mask, ClosedFormGaussianMask)
 
     def test_leaves_a_stored_base_unused(self) -> None:
         loaded = load_checkpoint(GOLDEN / "vit_gmm_256_tokens.pth", LoadHints(closed_form=True))
@@ -266,9 +310,76 @@ def test_keys_that_do_not_fit_are_named(damage: Callable[[State], None], message
     assert "model.pth" in str(caught.value)
 
 
-def test_another_architecture_is_named() -> None:
-    with pytest.raises(CheckpointError, match="looks like a Swin"):
-        load_checkpoint(GOLDEN / "swin_gmm.pth")
+def test_another_architecture_is_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"conv1.weight": torch.zeros(64, 3, 7, 7), "fc.bias": torch.zeros(10)})
+    with pytest.raises(CheckpointError, match=r"unknown architecture; its first keys are conv1\.weight") as caught:
+        load_checkpoint(path)
+    assert "vit, swin, cait, pit, t2t" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["pit_plain", "pit_elm", "t2t_plain", "t2t_elm"])
+def test_heads_of_pit_and_t2t_are_asked_for(name: str) -> None:
+    with pytest.raises(CheckpointError, match="cannot be read off"):
+        load_checkpoint(GOLDEN / f"{name}.pth")
+
+
+@pytest.mark.parametrize(
+    ("name", "heads", "evidence"),
+    [
+        ("swin_plain", 6, "position bias table has 3"),
+        ("cait_plain", 8, "mixing matrices have 4"),
+        ("pit_gmm", 4, "first masks have 2"),
+        ("t2t_gmm", 8, "masks have 4"),
+    ],
+)
+def test_heads_that_contradict_the_file(name: str, heads: int, evidence: str) -> None:
+    with pytest.raises(CheckpointError, match=evidence):
+        load_checkpoint(GOLDEN / f"{name}.pth", LoadHints(heads=heads))
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "tensor", "message"),
+    [
+        ("swin_gmm", "layers.0.blocks.0.attn.relative_position_index", torch.zeros(16, 16), "wanted torch.int64"),
+        ("swin_gmm", "layers.0.blocks.1.attn_mask", torch.zeros(4, 16, 16), r"wanted \(16, 16, 16\)"),
+        ("swin_gmm", "layers.1.blocks.0.attn.mask.alpha", torch.zeros(5, 3, 1, 1), r"wanted \(5, 6, 1, 1\)"),
+        ("swin_plain", "layers.0.blocks.0.attn.mask.mask", torch.zeros(16, 16), "no ELM-Swin"),
+        ("cait_gmm", "cls_transformer.layers.0.0.fn.fn.mask.mask", torch.zeros(1), "unknown key cls_transformer"),
+        ("pit_gmm", "layers.1.cls_ff.weight", torch.zeros(48, 25), r"wanted \(48, 24\)"),
+        ("t2t_gmm", "tokens_to_token.attention1.attn.mask.sigma", torch.zeros(5, 1), r"wanted \(5, 1, 1, 1\)"),
+        (
+            "swin_gmm",
+            "layers.0.blocks.0.attn.relative_position_index",
+            torch.full((16, 16), 49),
+            "points outside the bias table",
+        ),
+    ],
+)
+def test_keys_of_other_families_that_do_not_fit(
+    name: str, key: str, tensor: torch.Tensor, message: str, tmp_path: Path
+) -> None:
+    path = saved(tmp_path, {**released_state(name), key: tensor})
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize("name", ["swin_gmm", "cait_gmm", "pit_gmm", "t2t_gmm"])
+@pytest.mark.parametrize("form", ["shared", "closed"])
+def test_shared_and_closed_masks_of_other_families(name: str, form: str, tmp_path: Path) -> None:
+    state = released_state(name)
+    for key in list(state):
+        if form == "shared" and key.endswith((".mask.alpha", ".mask.sigma")):
+            state[key] = state[key][:, :1].clone()
+        if form == "closed" and key.endswith(".mask.mask"):
+            del state[key]
+    config = MANIFEST[name]["config"]
+    heads = config.get("heads", config.get("num_heads"))
+    hints = LoadHints(
+        heads=heads[0] if isinstance(heads, list) else heads, closed_form=True if form == "closed" else None
+    )
+    loaded = load_checkpoint(saved(tmp_path, state), hints)
+    assert (loaded.spec.mask.shared, loaded.spec.mask.closed_form) == (form == "shared", form == "closed")
+    assert loaded.model(torch.zeros(1, 3, 32, 32)).isfinite().all()
 
 
 class TestOwnSpec:

@@ -56,6 +56,47 @@ def test_inspect_json(gmmvit: Gmmvit) -> None:
     assert "underflowed" in report["audit"][0]["what"]
 
 
+def test_inspect_a_preset_without_a_file(gmmvit: Gmmvit) -> None:
+    sizes = ("--classes", "10", "--image-size", "32")
+    answer = gmmvit("inspect", "--preset", "swin", *sizes, "--mask", "gmm", "--kernels", "5", "--json")
+    described = json.loads(answer.stdout)
+    assert (described["family"], described["mask"]) == ("swin", "gmm")
+    assert (described["trainable_parameters"], described["macs"]) == (7_074_088, 240_946_944)
+    assert "7,074,088" in gmmvit("inspect", "--preset", "swin", *sizes, "--mask", "gmm").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "nothing to inspect"),
+        (("--preset", "vit"), "nothing to inspect"),
+        (("--preset", "alexnet", "--classes", "10", "--image-size", "32"), "is not known"),
+        (("--preset", "vit", "--classes", "10", "--image-size", "33"), "do not tile"),
+        (("--preset", "swin", "--classes", "10", "--image-size", "32", "--mask", "elm"), "no ELM-Swin"),
+        (("--preset", "swin", "--classes", "10", "--image-size", "40"), "windows of 4 do not tile"),
+        (("--preset", "vit", "--classes", "0", "--image-size", "32"), "classes is 0"),
+        (("--preset", "vit", "--classes", "9", "--image-size", "32", "--mask", "sparse"), "is not one of"),
+    ],
+    ids=str,
+)
+def test_presets_that_cannot_be(arguments: tuple[str, ...], message: str, gmmvit: Gmmvit) -> None:
+    answer = gmmvit("inspect", *arguments)
+    assert answer.returncode == 1
+    assert message in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_inspect_writes_a_report(gmmvit: Gmmvit, tmp_path: Path) -> None:
+    for name in ("masks.html", "masks.png"):
+        answer = gmmvit("inspect", GOLDEN / "swin_gmm.pth", "--report", tmp_path / name, "--json")
+        assert answer.returncode == 0, answer.stderr
+        described = json.loads(answer.stdout)
+        assert described["report"] == str(tmp_path / name)
+        assert len(described["masks"]) == 4
+        assert len(described["masks"][0]["heads"][0]["within"]) == 3
+    assert gmmvit("inspect", GOLDEN / "swin_gmm.pth", "--report", tmp_path / "masks.png").returncode == 1
+
+
 def test_inspect_table(gmmvit: Gmmvit) -> None:
     answer = gmmvit("inspect", GOLDEN / "vit_gmm.pth")
     assert answer.returncode == 0
@@ -147,7 +188,10 @@ BAD_CHECKPOINTS = {
     "text": (_text, "found something else"),
     "truncated": (_cut, "truncated or damaged"),
     "code": (_evil, "nothing of it was run"),
-    "unknown architecture": (lambda folder: GOLDEN / "swin_gmm.pth", "looks like a Swin"),
+    "unknown architecture": (
+        lambda folder: saved(folder, {"conv1.weight": torch.zeros(64, 3, 7, 7)}),
+        "unknown architecture",
+    ),
     "extra key": (_extra, "unknown key stowaway"),
     "nan": (_nan, "NaN or infinite"),
     "heads not said": (lambda folder: GOLDEN / "vit_plain.pth", "cannot be read off"),

@@ -9,12 +9,15 @@ import torch
 from onnx import numpy_helper
 from torch import nn
 
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.export.graph_proof import constant_nodes, prove_folded
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.folding.fold import FoldedModel, fold
 from gmmvit_deploy.models.vit import ViT
 from gmmvit_deploy.specs import MaskSpec
+from tests.conftest import NAMES, golden
 from tests.folding.test_passes import small
 
 GMM = MaskSpec(kind="gmm", kernels=2)
@@ -32,7 +35,7 @@ def graph(folded: FoldedModel) -> onnx.ModelProto:
 
 
 def test_a_folded_graph_passes_and_names_its_constants(graph: onnx.ModelProto, folded: FoldedModel) -> None:
-    records = prove_folded(graph, folded.masks)
+    records, _ = prove_folded(graph, folded)
     stored = {initializer.name: numpy_helper.to_array(initializer) for initializer in graph.graph.initializer}
     for record, mask in zip(records, folded.masks, strict=True):
         assert stored[record.constant].tobytes() == mask.constant.numpy().tobytes()
@@ -71,12 +74,12 @@ def test_nothing_of_this_machine_is_in_the_graph(graph: onnx.ModelProto) -> None
 def test_an_unfolded_graph_is_refused(folded: FoldedModel) -> None:
     unfolded = onnx_from_model(small(GMM), preprocessing=None, max_batch=4)
     with pytest.raises(ExportError):
-        prove_folded(unfolded, folded.masks)
+        prove_folded(unfolded, folded)
 
 
 def test_a_graph_of_other_masks_is_refused(graph: onnx.ModelProto, folded: FoldedModel) -> None:
-    wrong = copy.deepcopy(folded.masks)
-    wrong[1].constant[0, 0, 0] += 1e-6
+    wrong = copy.deepcopy(folded)
+    wrong.masks[1].constant[0, 0, 0] += 1e-6
     with pytest.raises(ExportError, match=r"blocks\.1\.attention: its mask is in the graph 0 times"):
         prove_folded(graph, wrong)
 
@@ -86,17 +89,17 @@ def test_a_mask_kept_twice_is_refused(graph: onnx.ModelProto, folded: FoldedMode
     extra = doubled.graph.initializer.add()
     extra.CopyFrom(numpy_helper.from_array(folded.masks[0].constant.numpy(), "again"))
     with pytest.raises(ExportError, match="2 times"):
-        prove_folded(doubled, folded.masks)
+        prove_folded(doubled, folded)
 
 
 def test_arithmetic_on_constants_is_refused(graph: onnx.ModelProto, folded: FoldedModel) -> None:
     busy = copy.deepcopy(graph)
-    name = prove_folded(graph, folded.masks)[0].constant
+    name = prove_folded(graph, folded)[0][0].constant
     node = onnx.helper.make_node("Neg", [name], ["negated"])
     busy.graph.node.insert(0, node)
     assert constant_nodes(busy.graph) == ["negated (Neg)"]
     with pytest.raises(ExportError, match="computes constants at run time"):
-        prove_folded(busy, folded.masks)
+        prove_folded(busy, folded)
 
 
 @pytest.mark.parametrize("operator", ["Einsum", "Pow"])
@@ -104,18 +107,65 @@ def test_pieces_of_a_mask_are_refused(graph: onnx.ModelProto, folded: FoldedMode
     left = copy.deepcopy(graph)
     left.graph.node.append(onnx.helper.make_node(operator, ["logits", "logits"], ["more"]))
     with pytest.raises(ExportError, match=operator):
-        prove_folded(left, folded.masks)
+        prove_folded(left, folded)
 
 
 def test_equal_masks_of_two_layers_share_one_constant() -> None:
     model: ViT = small(MaskSpec(kind="elm"))
     for block in model.blocks:
-        block.attention.mask.weight = nn.Parameter(torch.full((16, 16), 0.5) + torch.eye(16))
+        block.attention.scores.mask.weight = nn.Parameter(torch.full((16, 16), 0.5) + torch.eye(16))
     result = fold(model)
-    records = prove_folded(onnx_from_model(result.model, preprocessing=None, max_batch=4), result.masks)
+    records, _ = prove_folded(onnx_from_model(result.model, preprocessing=None, max_batch=4), result)
     assert len({record.constant for record in records}) == 1
 
 
 def test_max_batch_of_one_still_exports() -> None:
     proto = onnx_from_model(fold(small(GMM)).model, preprocessing=None, max_batch=1)
     assert np.prod([len(proto.graph.input), len(proto.graph.output)]) == 1
+
+
+VIT = {"Add", "Gelu", "Gemm", "LayerNormalization", "MatMul", "Mul", "Reshape", "Softmax", "Split", "Transpose"}
+TOKEN = {"Concat", "Expand", "Gather", "Shape"}  # a class token is repeated for the batch, and read off at the end
+OPERATORS = {
+    "vit_plain": VIT | TOKEN,
+    "vit_elm": VIT | {"ReduceMean"},
+    "vit_gmm": VIT | {"ReduceMean"},
+    "swin_plain": VIT | {"Concat", "Conv", "ReduceMean", "Slice"},
+    "swin_gmm": VIT | {"Concat", "Conv", "ReduceMean", "Slice"},
+    "cait_plain": (VIT - {"Mul"}) | TOKEN,
+    "cait_elm": VIT | TOKEN,
+    "cait_gmm": VIT | TOKEN,
+    "pit_plain": VIT | TOKEN | {"Conv", "Slice"},
+    "pit_elm": VIT | TOKEN | {"Conv", "Slice"},
+    "pit_gmm": VIT | TOKEN | {"Conv", "Slice"},
+    "t2t_plain": VIT | {"Conv", "ReduceMean", "Squeeze", "Unsqueeze"},
+    "t2t_elm": VIT | {"Conv", "ReduceMean", "Squeeze", "Unsqueeze"},
+    "t2t_gmm": VIT | {"Conv", "ReduceMean", "Squeeze", "Unsqueeze"},
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_of_every_family(name: str, tensor_bundles: dict[str, Bundle]) -> None:
+    proto = onnx.load(tensor_bundles[name].onnx_path)
+    assert {node.op_type for node in proto.graph.node} == OPERATORS[name]
+    assert constant_nodes(proto.graph) == []
+    masks = tensor_bundles[name].manifest.masks
+    multiplied = sum(node.op_type == "Mul" for node in proto.graph.node)
+    if masks:
+        assert multiplied == len(masks)  # a masked graph multiplies elementwise by its masks and by nothing else
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_two_large_constants_are_equal(name: str, tensor_bundles: dict[str, Bundle]) -> None:
+    graph = onnx.load(tensor_bundles[name].onnx_path).graph
+    shapes = {record.shape for record in (*tensor_bundles[name].manifest.masks, *tensor_bundles[name].manifest.biases)}
+    seen = [i.raw_data for i in graph.initializer if tuple(i.dims) in shapes and i.data_type == onnx.TensorProto.FLOAT]
+    assert len(seen) == len(set(seen))
+
+
+def test_an_unfolded_bias_is_refused(tensor_bundles: dict[str, Bundle]) -> None:
+    """A table that is gathered from at run time is arithmetic on constants."""
+    case = golden("swin_gmm")
+    trained = load_checkpoint(case.path).model
+    with pytest.raises(ExportError):
+        prove_folded(onnx_from_model(trained, preprocessing=None, max_batch=2), fold(trained))

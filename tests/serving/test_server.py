@@ -25,14 +25,16 @@ from PIL import Image
 
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.errors import RepositoryError, RequestRejectedError, ServerError
+from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
 from gmmvit_deploy.parity.check import check_parity
+from gmmvit_deploy.runtime.classify import TritonClassifier, classify_files
 from gmmvit_deploy.runtime.triton import TritonConnection, TritonRunner
 from gmmvit_deploy.serving import installs
 from gmmvit_deploy.serving.installs import find_server, system_server, wheel_server
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
-from tests.conftest import FREE_PORTS, NAMES, golden
+from tests.conftest import FREE_PORTS, NAMES, cifar_options, golden
 from tests.serving.processes import processes_naming, wait_gone
 from tests.test_preprocess import encoded, photo, png_bomb
 
@@ -54,20 +56,40 @@ def as_bytes(*images: bytes) -> np.ndarray:
     return np.array([[data] for data in images], dtype=np.object_)
 
 
-class TestAnswers:
-    @pytest.fixture(scope="class")
-    def golden_server(
-        self, tensor_bundles: dict[str, Bundle], tmp_path_factory: pytest.TempPathFactory
-    ) -> Iterator[TritonServer]:
-        """All golden checkpoints on one server."""
-        models = tmp_path_factory.mktemp("golden") / "models"
-        models.mkdir()
-        for name, bundle in tensor_bundles.items():
-            written = repository_from_bundle(bundle, models.parent / name, RepositoryOptions(name=name, threads=1))
-            shutil.move(written.path / f"{name}_network", models)
-        with TritonServer(models, options=ServerOptions(**FREE_PORTS)) as running:
-            yield running
+@pytest.fixture(scope="module")
+def golden_server(
+    tensor_bundles: dict[str, Bundle], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TritonServer]:
+    """All golden checkpoints on one server."""
+    models = tmp_path_factory.mktemp("golden") / "models"
+    models.mkdir()
+    for name, bundle in tensor_bundles.items():
+        written = repository_from_bundle(bundle, models.parent / name, RepositoryOptions(name=name, threads=1))
+        shutil.move(written.path / f"{name}_network", models)
+    with TritonServer(models, options=ServerOptions(**FREE_PORTS)) as running:
+        yield running
 
+
+@pytest.mark.parametrize("name", ["swin_gmm", "cait_gmm", "pit_gmm", "t2t_gmm"])
+def test_the_whole_way_for_every_family(name: str, tmp_path: Path) -> None:
+    """Released checkpoint → bundle → repository → Triton → PNG bytes → the answer PyTorch gives."""
+    bundle = bundle_from_checkpoint(golden(name).path, tmp_path / "bundle", cifar_options())
+    repository = repository_from_bundle(bundle, tmp_path / "models")
+    pixels, logits = bundle.golden()
+    files = []
+    for row, image in enumerate(pixels):
+        Image.fromarray(image).save(tmp_path / f"{row}.png")
+        files.append(tmp_path / f"{row}.png")
+    with TritonServer(repository.path, options=ServerOptions(**FREE_PORTS)) as running:
+        for protocol in PROTOCOLS:
+            with TritonRunner(bundle, url_of(running, protocol)) as runner:
+                assert check_parity(bundle, runner).passed
+            with TritonClassifier(url_of(running, protocol)) as classifier:
+                answers = classify_files(classifier, files, top=1)
+            assert [answer.predictions[0].index for answer in answers] == logits.argmax(1).tolist()
+
+
+class TestAnswers:
     @pytest.mark.parametrize("protocol", PROTOCOLS)
     @pytest.mark.parametrize("name", NAMES)
     def test_golden_logits(
@@ -75,10 +97,10 @@ class TestAnswers:
     ) -> None:
         case = golden(name)
         with TritonRunner(tensor_bundles[name], url_of(golden_server, protocol), model=name) as runner:
-            np.testing.assert_allclose(runner.run(case.inputs), case.logits, rtol=0, atol=1e-5)
-            np.testing.assert_allclose(runner.run(case.inputs[::-1]), case.logits[::-1], rtol=0, atol=1e-5)
+            np.testing.assert_allclose(runner.run(case.inputs), case.logits, rtol=0, atol=case.atol)
+            np.testing.assert_allclose(runner.run(case.inputs[::-1]), case.logits[::-1], rtol=0, atol=case.atol)
             for row, wanted in zip(case.inputs, case.logits, strict=True):
-                np.testing.assert_allclose(runner.run(row[None]), wanted[None], rtol=0, atol=1e-5)
+                np.testing.assert_allclose(runner.run(row[None]), wanted[None], rtol=0, atol=case.atol)
 
     @pytest.mark.parametrize("protocol", PROTOCOLS)
     def test_parity(self, protocol: str, server: TritonServer, bundle: Bundle) -> None:

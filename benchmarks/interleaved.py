@@ -1,0 +1,45 @@
+"""Timing several programs side by side: rounds interleaved, ratios within rounds, intervals by bootstrap."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+__all__ = ["ratio", "time_rounds"]
+
+_WARM_UP_ROUNDS = 3  # they fill caches and start threads
+_IMAGES_A_TURN = 32
+
+
+def time_rounds(
+    programs: dict[str, Callable[[np.ndarray], np.ndarray]], batch: int, rounds: int, *, image_size: int = 32
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Run every program in every round, in random order, on the same random images.
+
+    A program takes images (B, 3, S, S) and gives logits. A drifting machine drifts for all.
+    Returns (milliseconds of each round by program, the logits of the last timed round by program).
+    """
+    generator = np.random.default_rng(batch)
+    times: dict[str, list[float]] = {name: [] for name in programs}
+    logits: dict[str, np.ndarray] = {}
+    repeats = max(1, _IMAGES_A_TURN // batch)
+    for round_number in range(rounds + _WARM_UP_ROUNDS):
+        images = generator.standard_normal((batch, 3, image_size, image_size), dtype=np.float32)
+        for name in generator.permutation(list(programs)):
+            start = time.perf_counter()
+            for _ in range(repeats):
+                logits[name] = programs[name](images)
+            elapsed = (time.perf_counter() - start) / repeats
+            if round_number >= _WARM_UP_ROUNDS:
+                times[name].append(elapsed * 1e3)
+    return {name: np.array(values) for name, values in times.items()}, logits
+
+
+def ratio(above: np.ndarray, below: np.ndarray) -> dict[str, float]:
+    """Median of the ratios within rounds, and its 95 % bootstrap interval."""
+    ratios = above / below
+    drawn = np.random.default_rng(0).integers(0, len(ratios), (2000, len(ratios)))
+    low, high = np.percentile(np.median(ratios[drawn], axis=1), [2.5, 97.5])
+    return {"median": float(np.median(ratios)), "low": float(low), "high": float(high)}

@@ -1,0 +1,191 @@
+"""Reading a spec off names and shapes: what all families share.
+
+Shapes tell almost everything. Heads they tell only through per-head masks, position bias tables
+and mixing matrices; where those are absent the user must say, since wrong heads raise no error,
+they only give wrong answers.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from gmmvit_deploy.checkpoints.hints import LoadHints
+from gmmvit_deploy.errors import CheckpointError
+from gmmvit_deploy.presets import preset_spec
+from gmmvit_deploy.specs import MaskSpec, ModelSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "Shapes",
+    "compared_with_preset",
+    "exact_root",
+    "infer_heads",
+    "infer_mask",
+    "mask_heads",
+    "mask_names",
+    "preset_of",
+]
+
+_CONFIGURED_SIZES = (32, 64)  # the image sizes for which the released code has a patch size
+
+
+class Shapes:
+    """Shapes by name, with errors that say what was wanted.  source: the file's name."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], source: str) -> None:
+        self.tensors = tensors
+        self.source = source
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.tensors
+
+    def of(self, name: str, *, rank: int) -> tuple[int, ...]:
+        """Errors: CheckpointError when the tensor is absent, of another rank, or empty."""
+        if name not in self.tensors:
+            raise CheckpointError(f"{self.source}: {name} is missing; the model's size is read off it")
+        shape = tuple(self.tensors[name].shape)
+        if len(shape) != rank or 0 in shape:
+            raise CheckpointError(
+                f"{self.source}: {name} has shape {shape}; {rank} dimensions, none empty, were wanted"
+            )
+        return shape
+
+    def count(self, pattern: str) -> int:
+        """1 + the largest number that the first group of ``pattern`` takes in any name; 0 when it takes none."""
+        found = [match for match in map(re.compile(pattern).match, self.tensors) if match]
+        return max((int(match.group(1)) + 1 for match in found), default=0)
+
+    def grid(self, positions: int, *, where: str) -> int:
+        """Side of a square grid.  Errors: CheckpointError when ``positions`` is no square."""
+        side = exact_root(positions)
+        if side is None:
+            raise CheckpointError(f"{self.source}: {where} has {positions} positions; a square grid was wanted")
+        return side
+
+    def patch_size(self, name: str) -> int:
+        """P of a linear patch embedding (D, 3·p·p)."""
+        values = self.of(name, rank=2)[1]
+        side = exact_root(values / 3)
+        if side is None:
+            raise CheckpointError(
+                f"{self.source}: {name} takes patches of {values} values; 3·p·p for a square RGB patch was wanted"
+            )
+        return side
+
+    def convolution_patch(self, name: str) -> tuple[int, int]:
+        """(D, p) of a patch convolution (D, 3, p, p)."""
+        dim, channels, height, width = self.of(name, rank=4)
+        if channels != 3 or height != width:
+            raise CheckpointError(
+                f"{self.source}: {name} has shape {(dim, channels, height, width)}; (D, 3, p, p) was wanted"
+            )
+        return dim, height
+
+
+def exact_root(value: float) -> int | None:
+    """The whole square root, None when there is none."""
+    if value < 1 or value != int(value):
+        return None
+    root = math.isqrt(int(value))
+    return root if root * root == value else None
+
+
+def mask_names(mask: MaskSpec, ours: str, theirs: str) -> dict[str, str]:
+    """Our name → released name of the tensors of one mask."""
+    if mask.kind == "elm":
+        return {f"{ours}.weight": f"{theirs}.mask"}
+    if mask.kind == "plain":
+        return {}
+    names = {f"{ours}.{part}": f"{theirs}.{part}" for part in ("alpha", "sigma")}
+    return names if mask.closed_form else {**names, f"{ours}.base": f"{theirs}.mask"}
+
+
+def infer_mask(shapes: Shapes, hints: LoadHints, prefix: str) -> tuple[MaskSpec, int | None]:
+    """The mask of the attention whose mask tensors start with ``prefix``, and its heads where it tells them."""
+    source = shapes.source
+    parts = {part for part in ("alpha", "sigma", "mask") if f"{prefix}.{part}" in shapes}
+    if not parts & {"alpha", "sigma"}:
+        if hints.closed_form:
+            raise CheckpointError(f"{source}: closed form was asked for, but the file holds no alpha and sigma")
+        return MaskSpec(kind="elm" if parts else "plain"), None
+    if missing := {"alpha", "sigma"} - parts:
+        raise CheckpointError(f"{source}: {prefix}.{missing.pop()} is missing")
+    if "mask" not in parts and not hints.closed_form:
+        raise CheckpointError(
+            f"{source}: {prefix}.mask, the stored base mask, is missing",
+            hint="if the model was trained with the paper's closed formula, say --mask-form closed",
+        )
+    kernels, heads, *_ = shapes.of(f"{prefix}.alpha", rank=4)
+    mask = MaskSpec(kind="gmm", kernels=kernels, shared=heads == 1, closed_form=bool(hints.closed_form))
+    return mask, heads if heads > 1 else None
+
+
+def mask_heads(shapes: Shapes, prefixes: Sequence[str]) -> list[int]:
+    """Heads that the masks of several attentions speak of, 1 for each that speaks of none or of one."""
+    alphas = [f"{prefix}.alpha" for prefix in prefixes]
+    return [shapes.of(alpha, rank=4)[1] if alpha in shapes else 1 for alpha in alphas]
+
+
+def infer_heads(
+    source: str, *, width: int, known: int | None, evidence: str, hints: LoadHints, preset_heads: int | None
+) -> int:
+    """Heads from what the file shows, else from what the user says.
+
+    width: of q, H·d.  known: heads that the file shows by its ``evidence``, None when it does not.
+    """
+    told = hints.heads
+    if told is not None and preset_heads is not None and told != preset_heads:
+        raise CheckpointError(f"{source}: {told} heads were named, but the preset has {preset_heads}")
+    if known is not None and told is not None and told != known:
+        raise CheckpointError(f"{source}: {told} heads were named, but {evidence} {known}")
+    heads = known or told or preset_heads
+    if heads is None:
+        raise CheckpointError(
+            f"{source}: the number of attention heads cannot be read off this file",
+            hint="say --heads N with the number it was trained with (wrong heads raise no error, they only give "
+            f"wrong answers); q, k and v are {width} wide, so one of {_divisors(width)}; or --preset NAME",
+        )
+    if width % heads:
+        raise CheckpointError(
+            f"{source}: {heads} heads do not divide q, k and v, which are {width} wide",
+            hint=f"one of {_divisors(width)}: the number it was trained with",
+        )
+    return heads
+
+
+def _divisors(width: int) -> list[int]:
+    """Head counts that are possible, up to the largest anybody trains with."""
+    return [n for n in range(1, 65) if width % n == 0]
+
+
+def preset_of(
+    hints: LoadHints, family: type[ModelSpec], *, classes: int, image_size: int, mask: MaskSpec
+) -> ModelSpec | None:
+    """The spec that ``--preset`` names, with the file's classes, image size and mask; None when none was named."""
+    if hints.preset is None:
+        return None
+    preset = preset_spec(hints.preset, classes=classes, image_size=image_size, mask=mask)
+    if not isinstance(preset, family):
+        raise CheckpointError(f"the file holds a {family.family}, the preset {hints.preset} is a {preset.family}")
+    return preset
+
+
+def compared_with_preset(spec: ModelSpec, preset: ModelSpec | None, *, name: str | None, source: str) -> None:
+    """Errors: CheckpointError that lists every field in which the file and the named preset differ."""
+    if preset is None:
+        return
+    fields = [f for f in type(spec).__dataclass_fields__ if f not in ("image_size", "classes", "mask", "class_token")]
+    if spec.image_size not in _CONFIGURED_SIZES:
+        fields = [f for f in fields if f != "patch_size"]
+    differing = [
+        f"{field} {getattr(spec, field)} (the preset has {getattr(preset, field)})"
+        for field in fields
+        if getattr(spec, field) != getattr(preset, field)
+    ]
+    if differing:
+        raise CheckpointError(f"{source}: not a {name}: {', '.join(differing)}")

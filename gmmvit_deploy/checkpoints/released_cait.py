@@ -1,0 +1,105 @@
+"""CaiT checkpoints of the paper's released training code.
+
+to_patch_embedding.1, pos_embedding (patches only), cls_token
+{patch,cls}_transformer.layers.{i}.0   scale, fn.norm, fn.fn.{to_q,to_kv,to_out.0},
+fn.fn.mix_heads_{pre,post}_attn, fn.fn.mask.{alpha,sigma,mask}
+{patch,cls}_transformer.layers.{i}.1   scale, fn.norm, fn.fn.net.{0,3}
+mlp_head.{0,1};  mask                  the base mask once more, unused
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gmmvit_deploy.checkpoints.hints import LoadHints
+from gmmvit_deploy.checkpoints.inference import (
+    Shapes,
+    compared_with_preset,
+    infer_heads,
+    infer_mask,
+    mask_names,
+    preset_of,
+)
+from gmmvit_deploy.specs import CaiTSpec
+
+__all__ = ["infer_spec", "known_unused", "recognises", "released_names"]
+
+_PATCH, _CLASS = "patch_transformer.layers", "cls_transformer.layers"
+_BOTH = ("weight", "bias")
+
+
+def recognises(names: Mapping[str, object]) -> bool:
+    """True when the names are those of a released CaiT."""
+    return any(name.startswith(_PATCH) for name in names)
+
+
+def released_names(spec: CaiTSpec) -> dict[str, str]:
+    """Name in our model → name in the released file, for every tensor of the trained model."""
+    pairs = {"patch_embedding.project": "to_patch_embedding.1", "head_norm": "mlp_head.0", "head": "mlp_head.1"}
+    names = {"position_embedding": "pos_embedding", "class_token": "cls_token"}
+    stacks = [(f"patch_blocks.{i}", f"{_PATCH}.{i}") for i in range(spec.depth)]
+    stacks += [(f"class_blocks.{i}", f"{_CLASS}.{i}") for i in range(spec.class_depth)]
+    for ours, theirs in stacks:
+        pairs |= {
+            f"{ours}.attention.norm": f"{theirs}.0.fn.norm",
+            f"{ours}.attention.inner.out": f"{theirs}.0.fn.fn.to_out.0",
+            f"{ours}.mlp.norm": f"{theirs}.1.fn.norm",
+            f"{ours}.mlp.inner.0": f"{theirs}.1.fn.fn.net.0",
+            f"{ours}.mlp.inner.2": f"{theirs}.1.fn.fn.net.3",
+        }
+        names |= {
+            f"{ours}.attention.gamma": f"{theirs}.0.scale",
+            f"{ours}.mlp.gamma": f"{theirs}.1.scale",
+            f"{ours}.attention.inner.query.weight": f"{theirs}.0.fn.fn.to_q.weight",
+            f"{ours}.attention.inner.key_value.weight": f"{theirs}.0.fn.fn.to_kv.weight",
+            f"{ours}.attention.inner.mix_before": f"{theirs}.0.fn.fn.mix_heads_pre_attn",
+            f"{ours}.attention.inner.mix_after": f"{theirs}.0.fn.fn.mix_heads_post_attn",
+        }
+        if ours.startswith("patch"):
+            names |= mask_names(spec.mask, f"{ours}.attention.inner.scores.mask", f"{theirs}.0.fn.fn.mask")
+    return names | {f"{a}.{part}": f"{z}.{part}" for a, z in pairs.items() for part in _BOTH}
+
+
+def known_unused(spec: CaiTSpec) -> dict[str, str]:
+    """Names a released file may hold that the network never reads → why not."""
+    unused = {"mask": "the base mask, stored once more at the root"}
+    if spec.mask.closed_form:
+        reason = "a stored base; this model was trained with the closed form"
+        unused |= {f"{_PATCH}.{i}.0.fn.fn.mask.mask": reason for i in range(spec.depth)}
+    return unused
+
+
+def infer_spec(shapes: Shapes, hints: LoadHints) -> CaiTSpec:
+    """Read the whole spec off names and shapes; the mixing matrices tell the heads.  Errors: CheckpointError."""
+    source, first = shapes.source, f"{_PATCH}.0.0.fn.fn"
+    patch_size = shapes.patch_size("to_patch_embedding.1.weight")
+    grid = shapes.grid(shapes.of("pos_embedding", rank=3)[1], where="pos_embedding")
+    mask, _ = infer_mask(shapes, hints, f"{first}.mask")
+    inner_dim = shapes.of(f"{first}.to_q.weight", rank=2)[0]
+    classes = shapes.of("mlp_head.1.weight", rank=2)[0]
+    preset = preset_of(hints, CaiTSpec, classes=classes, image_size=grid * patch_size, mask=mask)
+    heads = infer_heads(
+        source,
+        width=inner_dim,
+        known=shapes.of(f"{first}.mix_heads_pre_attn", rank=2)[0],
+        evidence="its mixing matrices have",
+        hints=hints,
+        preset_heads=preset.heads if isinstance(preset, CaiTSpec) else None,
+    )
+    if heads == 1 and mask.shared:
+        mask = replace(mask, shared=False)  # one head shares its mask with nobody
+    spec = CaiTSpec(
+        image_size=grid * patch_size,
+        patch_size=patch_size,
+        classes=classes,
+        dim=shapes.of("to_patch_embedding.1.weight", rank=2)[0],
+        depth=shapes.count(r"patch_transformer\.layers\.(\d+)\."),
+        class_depth=shapes.count(r"cls_transformer\.layers\.(\d+)\."),
+        heads=heads,
+        head_dim=inner_dim // heads,
+        mlp_dim=shapes.of(f"{_PATCH}.0.1.fn.fn.net.0.weight", rank=2)[0],
+        mask=mask,
+    )
+    compared_with_preset(spec, preset, name=hints.preset, source=source)
+    return spec

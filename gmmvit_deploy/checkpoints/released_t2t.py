@@ -1,0 +1,103 @@
+"""T2T-ViT checkpoints of the paper's released training code.
+
+tokens_to_token.attention{1,2}   norm1, attn.{qkv,proj,mask}, norm2, mlp.{fc1,fc2};  mask: unused base
+tokens_to_token.project          after the last unfold;  tokens_to_token.norm: stored, never applied
+pos_embed (stored, fixed), cls_token (stored, never read)
+blocks.{i}                       norm1, attn.{qkv,proj,mask}, norm2, mlp.{fc1,fc2}
+norm, head;  mask                the base mask once more, unused
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gmmvit_deploy.checkpoints.hints import LoadHints
+from gmmvit_deploy.checkpoints.inference import (
+    Shapes,
+    compared_with_preset,
+    infer_heads,
+    infer_mask,
+    mask_names,
+    preset_of,
+)
+from gmmvit_deploy.specs import T2TSpec
+
+__all__ = ["infer_spec", "known_unused", "recognises", "released_names"]
+
+_BOTH = ("weight", "bias")
+_TOKENS = "tokens_to_token"
+
+
+def recognises(names: Mapping[str, object]) -> bool:
+    """True when the names are those of a released T2T-ViT."""
+    return any(name.startswith(f"{_TOKENS}.attention1.") for name in names)
+
+
+def released_names(spec: T2TSpec) -> dict[str, str]:
+    """Name in our model → name in the released file, for every tensor of the trained model."""
+    pairs = {"project": f"{_TOKENS}.project", "norm": "norm", "head": "head"}
+    names = {
+        "position_embedding": "pos_embed",
+        "unused.class_token": "cls_token",
+        "unused.token_norm_weight": f"{_TOKENS}.norm.weight",
+        "unused.token_norm_bias": f"{_TOKENS}.norm.bias",
+    }
+    inside = {"attention_norm": "norm1", "mlp_norm": "norm2", "mlp.0": "mlp.fc1", "mlp.2": "mlp.fc2"}
+    stacks = [(f"token_transformers.{i}", "", f"{_TOKENS}.attention{i + 1}") for i in range(spec.token_layers)]
+    stacks += [(f"blocks.{i}", ".attention", f"blocks.{i}") for i in range(spec.depth)]
+    for ours, attention, theirs in stacks:
+        pairs |= {f"{ours}.{a}": f"{theirs}.{z}" for a, z in inside.items()}
+        pairs[f"{ours}{attention}.out"] = f"{theirs}.attn.proj"
+        names[f"{ours}{attention}.qkv.weight"] = f"{theirs}.attn.qkv.weight"
+        names |= mask_names(spec.mask, f"{ours}{attention}.scores.mask", f"{theirs}.attn.mask")
+    return names | {f"{a}.{part}": f"{z}.{part}" for a, z in pairs.items() for part in _BOTH}
+
+
+def known_unused(spec: T2TSpec) -> dict[str, str]:
+    """Names a released file may hold that the network never reads → why not."""
+    unused = {"mask": "the base mask, stored once more at the root"}
+    layers = [f"{_TOKENS}.attention{i + 1}" for i in range(spec.token_layers)]
+    unused |= {f"{layer}.mask": "the token transformer's base mask, stored once more" for layer in layers}
+    if spec.mask.closed_form:
+        reason = "a stored base; this model was trained with the closed form"
+        layers += [f"blocks.{i}" for i in range(spec.depth)]
+        unused |= {f"{layer}.attn.mask.mask": reason for layer in layers}
+    return unused
+
+
+def infer_spec(shapes: Shapes, hints: LoadHints) -> T2TSpec:
+    """Read the whole spec off names and shapes; only per-head masks tell the heads.  Errors: CheckpointError."""
+    source = shapes.source
+    grid = shapes.grid(shapes.of("pos_embed", rank=3)[1], where="pos_embed")
+    token_layers = shapes.count(rf"{_TOKENS}\.attention(\d+)\.") - 1
+    image_size = grid << (token_layers + 1)
+    mask, mask_heads = infer_mask(shapes, hints, "blocks.0.attn.mask")
+    inner_dim = shapes.of("blocks.0.attn.qkv.weight", rank=2)[0] // 3
+    classes = shapes.of("head.weight", rank=2)[0]
+    preset = preset_of(hints, T2TSpec, classes=classes, image_size=image_size, mask=mask)
+    heads = infer_heads(
+        source,
+        width=inner_dim,
+        known=mask_heads,
+        evidence="its masks have",
+        hints=hints,
+        preset_heads=preset.heads if isinstance(preset, T2TSpec) else None,
+    )
+    if heads == 1 and mask.shared:
+        mask = replace(mask, shared=False)
+    spec = T2TSpec(
+        image_size=image_size,
+        classes=classes,
+        dim=shapes.of(f"{_TOKENS}.project.weight", rank=2)[0],
+        depth=shapes.count(r"blocks\.(\d+)\."),
+        heads=heads,
+        head_dim=inner_dim // heads,
+        mlp_dim=shapes.of("blocks.0.mlp.fc1.weight", rank=2)[0],
+        token_layers=token_layers,
+        token_dim=shapes.of(f"{_TOKENS}.attention1.attn.proj.weight", rank=2)[0],
+        token_mlp_dim=shapes.of(f"{_TOKENS}.attention1.mlp.fc1.weight", rank=2)[0],
+        mask=mask,
+    )
+    compared_with_preset(spec, preset, name=hints.preset, source=source)
+    return spec

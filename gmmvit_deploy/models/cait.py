@@ -1,0 +1,115 @@
+"""CaiT: heads mix before and after softmax, branches are scaled, classes are read off in blocks of their own.
+
+scores:        S' = W_preᵀ · (M ∘ (Q Kᵀ · d^(−1/2))) over the heads
+weights:       A' = W_postᵀ · softmax(S') over the heads;   out = A' V
+patch blocks:  x = x + γ ∘ attention(norm(x));  x = x + γ ∘ mlp(norm(x))
+class blocks:  likewise, on the class token alone; keys and values are the patch tokens, not normed
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gmmvit_deploy.models.attention import MaskedScores, heads_of
+from gmmvit_deploy.models.layers import Mlp, PatchEmbedding, layer_norm
+from gmmvit_deploy.models.masks import Mask, mask_from_spec
+from gmmvit_deploy.specs import CaiTSpec
+
+__all__ = ["CaiT", "ScaledBranch", "TalkingHeadsAttention"]
+
+
+def mix_heads(
+    scores: Float[Tensor, "batch heads i j"], mixing: Float[Tensor, "heads heads"]
+) -> Float[Tensor, "batch heads i j"]:
+    """out[g] = Σ_h scores[h] · mixing[h, g], as one matrix product."""
+    return (mixing.transpose(0, 1) @ scores.flatten(2)).reshape(scores.shape)
+
+
+class TalkingHeadsAttention(nn.Module):
+    """Attention from ``x`` to ``context`` whose heads are mixed before and after softmax."""
+
+    def __init__(self, *, dim: int, heads: int, head_dim: int, mask: Mask | None) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Linear(dim, heads * head_dim, bias=False)
+        self.key_value = nn.Linear(dim, 2 * heads * head_dim, bias=False)
+        self.scores = MaskedScores(scale=head_dim**-0.5, mask=mask)
+        self.mix_before = nn.Parameter(torch.randn(heads, heads))
+        self.mix_after = nn.Parameter(torch.randn(heads, heads))
+        self.out = nn.Linear(heads * head_dim, dim)
+
+    def forward(self, x: Float[Tensor, "batch i dim"], context: Tensor) -> Float[Tensor, "batch i dim"]:
+        query = heads_of(self.query(x), self.heads)
+        key, value = (heads_of(part, self.heads) for part in self.key_value(context).chunk(2, dim=-1))
+        scores = mix_heads(self.scores(query @ key.transpose(-2, -1)), self.mix_before)
+        weights = mix_heads(torch.softmax(scores, dim=-1), self.mix_after)
+        projected: Tensor = self.out((weights @ value).transpose(1, 2).flatten(2))
+        return projected
+
+
+class ScaledBranch(nn.Module):
+    """γ ∘ f(norm(x), …): LayerScale around a pre-norm branch.  γ is None once it is merged into f."""
+
+    gamma: nn.Parameter | None
+
+    def __init__(self, dim: int, inner: nn.Module) -> None:
+        super().__init__()
+        self.norm = layer_norm(dim)
+        self.inner = inner
+        self.gamma = nn.Parameter(torch.full((1, 1, dim), 0.1))
+
+    def forward(self, x: Tensor, *context: Tensor) -> Tensor:
+        normed = self.norm(x)
+        # Patch blocks attend to themselves, normed; class blocks to the patches as they are.
+        if isinstance(self.inner, TalkingHeadsAttention):
+            out: Tensor = self.inner(normed, *(context or (normed,)))
+        else:
+            out = self.inner(normed)
+        return out if self.gamma is None else out * self.gamma
+
+
+class CaiTBlock(nn.Module):
+    """x + scaled attention, then x + scaled mlp."""
+
+    def __init__(self, spec: CaiTSpec, mask: Mask | None) -> None:
+        super().__init__()
+        attention = TalkingHeadsAttention(dim=spec.dim, heads=spec.heads, head_dim=spec.head_dim, mask=mask)
+        self.attention = ScaledBranch(spec.dim, attention)
+        self.mlp = ScaledBranch(spec.dim, Mlp(spec.dim, spec.mlp_dim))
+
+    def forward(self, x: Tensor, *context: Tensor) -> Tensor:
+        x = x + self.attention(x, *context)
+        out: Tensor = x + self.mlp(x)
+        return out
+
+
+class CaiT(nn.Module):
+    """CaiT, plain or masked.
+
+    forward: images (B, 3, S, S), normalised, float32 → logits (B, C).
+    """
+
+    def __init__(self, spec: CaiTSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.patch_embedding = PatchEmbedding(spec.patch_size, spec.dim)
+        self.position_embedding = nn.Parameter(0.02 * torch.randn(1, spec.grid**2, spec.dim))
+        self.class_token = nn.Parameter(torch.randn(1, 1, spec.dim))
+        self.patch_blocks = nn.ModuleList(
+            CaiTBlock(spec, mask_from_spec(spec.mask, heads=spec.heads, grid=spec.grid)) for _ in range(spec.depth)
+        )
+        self.class_blocks = nn.ModuleList(CaiTBlock(spec, None) for _ in range(spec.class_depth))
+        self.head_norm = layer_norm(spec.dim)
+        self.head = nn.Linear(spec.dim, spec.classes)
+
+    def forward(self, images: Float[Tensor, "batch 3 side side"]) -> Float[Tensor, "batch classes"]:
+        x = self.patch_embedding(images) + self.position_embedding
+        for block in self.patch_blocks:
+            x = block(x)
+        token = self.class_token.expand(x.shape[0], -1, -1)
+        for block in self.class_blocks:
+            token = block(token, x)
+        logits: Tensor = self.head(self.head_norm(token[:, 0]))
+        return logits

@@ -1,0 +1,63 @@
+"""What the families share: patch embedding, mlp, pre-norm block."""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gmmvit_deploy.models.attention import MaskedAttention
+from gmmvit_deploy.models.masks import Mask
+
+__all__ = ["LAYER_NORM_EPS", "Block", "Mlp", "PatchEmbedding", "layer_norm"]
+
+LAYER_NORM_EPS = 1e-5
+
+
+def layer_norm(dim: int) -> nn.LayerNorm:
+    return nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
+
+
+class PatchEmbedding(nn.Module):
+    """One linear map of each p×p patch, flattened with the channel fastest: (row, column, channel)."""
+
+    def __init__(self, patch_size: int, dim: int) -> None:
+        super().__init__()
+        self.patch_size = patch_size
+        self.project = nn.Linear(3 * patch_size**2, dim)
+
+    def forward(self, images: Float[Tensor, "batch 3 side side"]) -> Float[Tensor, "batch n dim"]:
+        patches: Tensor = images.unflatten(3, (-1, self.patch_size)).unflatten(2, (-1, self.patch_size))
+        # (B, channel, grid row, row, grid column, column)
+        patches = patches.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
+        projected: Tensor = self.project(patches)
+        return projected
+
+
+class Mlp(nn.Sequential):
+    """Linear, exact (erf) GELU, linear."""
+
+    def __init__(self, dim: int, hidden_dim: int) -> None:
+        super().__init__(nn.Linear(dim, hidden_dim), nn.GELU(), nn.Linear(hidden_dim, dim))
+
+
+class Block(nn.Module):
+    """Pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, *, dim: int, heads: int, head_dim: int, mlp_dim: int, mask: Mask | None) -> None:
+        super().__init__()
+        self.attention_norm = layer_norm(dim)
+        self.attention = MaskedAttention(
+            dim=dim,
+            heads=heads,
+            head_dim=head_dim,
+            mask=mask,
+            # The released attention drops its output projection when one head spans the model.
+            projects_output=not (heads == 1 and head_dim == dim),
+        )
+        self.mlp_norm = layer_norm(dim)
+        self.mlp = Mlp(dim, mlp_dim)
+
+    def forward(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch n dim"]:
+        x = x + self.attention(self.attention_norm(x))
+        out: Tensor = x + self.mlp(self.mlp_norm(x))
+        return out

@@ -1,0 +1,126 @@
+"""T2T-ViT: soft split into overlapping patches, re-structured by small one-head transformers.
+
+    tokens = unfold(image);  for each token transformer: tokens = unfold(grid(transformer(tokens)))
+    token transformer:  q, k, v = qkv(norm1(x)), scores · (input width)^(−1/2), x' = proj(attention) + v,
+                        x'' = x' + mlp(norm2(x')): no skip from x itself
+    ViT block:          y = norm1(x);  x = x + (proj(attention(y)) + y);  x = x + mlp(norm2(x))
+    logits = head(mean over tokens of norm(x))
+
+unfold is 3×3 of stride 2, padding 1; its channels are ordered (channel, row, column).
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gmmvit_deploy.models.attention import MaskedAttention, MaskedScores
+from gmmvit_deploy.models.layers import Mlp, layer_norm
+from gmmvit_deploy.models.masks import Mask, mask_from_spec
+from gmmvit_deploy.specs import T2TSpec
+
+__all__ = ["T2T", "TokenTransformer"]
+
+_SIDE = 3
+_PATCH = _SIDE**2
+
+
+class TokenTransformer(nn.Module):
+    """One-head attention from ``width`` to ``dim`` with V as its skip, then an mlp."""
+
+    def __init__(self, *, width: int, dim: int, mlp_dim: int, mask: Mask | None) -> None:
+        super().__init__()
+        self.attention_norm = layer_norm(width)
+        self.qkv = nn.Linear(width, 3 * dim, bias=False)
+        # The released code scales by the width that goes in, not by the head dim.
+        self.scores = MaskedScores(scale=width**-0.5, mask=mask)
+        self.out = nn.Linear(dim, dim)
+        self.mlp_norm = layer_norm(dim)
+        self.mlp = Mlp(dim, mlp_dim)
+
+    def forward(self, x: Float[Tensor, "batch n width"]) -> Float[Tensor, "batch n dim"]:
+        query, key, value = (part.unsqueeze(1) for part in self.qkv(self.attention_norm(x)).chunk(3, dim=-1))
+        weights = torch.softmax(self.scores(query @ key.transpose(-2, -1)), dim=-1)
+        x = (self.out(weights @ value) + value).squeeze(1)
+        out: Tensor = x + self.mlp(self.mlp_norm(x))
+        return out
+
+
+class T2TBlock(nn.Module):
+    """A pre-norm block whose attention adds its own normed input."""
+
+    def __init__(self, spec: T2TSpec) -> None:
+        super().__init__()
+        self.attention_norm = layer_norm(spec.dim)
+        self.attention = MaskedAttention(
+            dim=spec.dim,
+            heads=spec.heads,
+            head_dim=spec.head_dim,
+            mask=mask_from_spec(spec.mask, heads=spec.heads, grid=spec.grids[-1]),
+        )
+        self.mlp_norm = layer_norm(spec.dim)
+        self.mlp = Mlp(spec.dim, spec.mlp_dim)
+
+    def forward(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch n dim"]:
+        normed = self.attention_norm(x)
+        x = x + (self.attention(normed) + normed)
+        out: Tensor = x + self.mlp(self.mlp_norm(x))
+        return out
+
+
+class Unfold(nn.Module):
+    """(B, c, S, S) → (B, S²/4, 9c): 3×3 neighbourhoods at stride 2."""
+
+    def forward(self, lattice: Tensor) -> Tensor:
+        return nn.functional.unfold(lattice, _SIDE, stride=2, padding=1).transpose(1, 2)
+
+
+class T2T(nn.Module):
+    """Tokens-to-token vision transformer, plain or masked.
+
+    forward: images (B, 3, S, S), normalised, float32 → logits (B, C).
+    """
+
+    position_embedding: Tensor
+    unused: nn.ParameterDict | None
+
+    def __init__(self, spec: T2TSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        channels = [3] + [spec.token_dim] * spec.token_layers
+        self.unfolds = nn.ModuleList(Unfold() for _ in channels)
+        self.token_transformers = nn.ModuleList(
+            TokenTransformer(
+                width=_PATCH * width,
+                dim=spec.token_dim,
+                mlp_dim=spec.token_mlp_dim,
+                mask=mask_from_spec(spec.mask, heads=1, grid=grid),
+            )
+            for width, grid in zip(channels[:-1], spec.grids[:-1], strict=True)
+        )
+        self.project = nn.Linear(_PATCH * spec.token_dim, spec.dim)
+        self.register_buffer("position_embedding", torch.zeros(1, spec.grids[-1] ** 2, spec.dim))
+        self.blocks = nn.ModuleList(T2TBlock(spec) for _ in range(spec.depth))
+        self.norm = layer_norm(spec.dim)
+        self.head = nn.Linear(spec.dim, spec.classes)
+        # The released model trains these and never reads them; they count as its parameters.
+        self.unused = nn.ParameterDict(
+            {
+                "class_token": torch.zeros(1, 1, spec.dim),
+                "token_norm_weight": torch.ones(_PATCH * spec.token_dim),
+                "token_norm_bias": torch.zeros(_PATCH * spec.token_dim),
+            }
+        )
+
+    def forward(self, images: Float[Tensor, "batch 3 side side"]) -> Float[Tensor, "batch classes"]:
+        x = self.unfolds[0](images)
+        for step, transformer in enumerate(self.token_transformers):
+            x = transformer(x)
+            grid = self.spec.grids[step]
+            x = self.unfolds[step + 1](x.transpose(1, 2).reshape(-1, self.spec.token_dim, grid, grid))
+        x = self.project(x) + self.position_embedding
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.head(self.norm(x).mean(dim=1))
+        return logits

@@ -1,0 +1,77 @@
+"""Masks as pictures: each as a matrix, and as one small map for each token position.
+
+Colours: white is 0, blue is above, red below, on one scale for all heads of a layer, so that heads
+can be compared. The scale's end is the 99.5th percentile: one extreme entry must not bleach the rest.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+
+from gmmvit_deploy.pictures.mask_numbers import LayerMasks
+
+__all__ = ["colour_limit", "coloured", "matrix_image", "position_maps_image", "sheet"]
+
+_POSITIVE, _NEGATIVE = np.array([8, 64, 129]), np.array([165, 15, 21])
+_GAP = 1
+_MARGIN, _LINE, _SMALLEST_CELL = 12, 18, 160  # of a sheet, in pixels
+
+
+def colour_limit(layer: LayerMasks) -> float:
+    """|value| that gets the full colour."""
+    limit = float(np.percentile(np.abs(layer.matrices), 99.5))
+    return limit or float(np.abs(layer.matrices).max()) or 1.0
+
+
+def coloured(values: NDArray[Any], limit: float) -> NDArray[np.uint8]:
+    """(…,) → (…, 3): white at 0, blue at +limit, red at −limit."""
+    share = np.clip(np.abs(values) / limit, 0, 1)[..., None]
+    end = np.where(values[..., None] >= 0, _POSITIVE, _NEGATIVE)
+    mixed: NDArray[np.uint8] = (255 + (end - 255) * share).round().astype(np.uint8)
+    return mixed
+
+
+def matrix_image(layer: LayerMasks, head: int) -> Image.Image:
+    """M[i, j]: row i is the token that asks, column j the one it looks at."""
+    return Image.fromarray(coloured(layer.matrices[head], colour_limit(layer)))
+
+
+def position_maps_image(layer: LayerMasks, head: int) -> Image.Image:
+    """A grid of grids: at the place of token i, row i of M laid out over the image (the paper's figure 3)."""
+    grid, step = layer.grid, layer.grid + _GAP
+    canvas = np.full((grid * step - _GAP, grid * step - _GAP, 3), 200, np.uint8)
+    maps = coloured(layer.matrices[head].reshape(grid, grid, grid, grid), colour_limit(layer))
+    for row in range(grid):
+        for column in range(grid):
+            top, left = row * step, column * step
+            canvas[top : top + grid, left : left + grid] = maps[row, column]
+    return Image.fromarray(canvas)
+
+
+def sheet(layers: list[LayerMasks], *, title: str) -> Image.Image:
+    """One picture: a row a layer; for each head its matrix and, to the right of it, its position maps."""
+    pairs = [[(matrix_image(x, h), position_maps_image(x, h)) for h in range(len(x.heads))] for x in layers]
+    cell = max(_SMALLEST_CELL, *(image.width for row in pairs for pair in row for image in pair))
+    head_width = 2 * cell + 3 * _MARGIN
+    width = _MARGIN + max(len(row) for row in pairs) * head_width
+    canvas = Image.new("RGB", (width, 2 * _LINE + len(layers) * (cell + 2 * _LINE + _MARGIN)), "white")
+    draw = ImageDraw.Draw(canvas)
+    draw.text((_MARGIN, 4), title, fill="black")
+    top = 2 * _LINE
+    for layer, row in zip(layers, pairs, strict=True):
+        limit = colour_limit(layer)
+        draw.text((_MARGIN, top), f"{layer.layer}   blue +{limit:.3g}, white 0, red -{limit:.3g}", fill="black")
+        for head, pair in enumerate(row):
+            left = _MARGIN + head * head_width
+            draw.text((left, top + _LINE), f"head {head}", fill="dimgrey")
+            for side, image in enumerate(pair):
+                # Whole factors only: an uneven one would draw some tokens wider than others.
+                factor = cell // image.width
+                enlarged = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+                canvas.paste(enlarged, (left + side * (cell + _MARGIN), top + 2 * _LINE))
+        top += cell + 2 * _LINE + _MARGIN
+    return canvas

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.errors import FoldError
+from gmmvit_deploy.folding.cait_passes import merge_layer_scale, merge_scale_into_mixing
+from gmmvit_deploy.folding.fold import fold
+from gmmvit_deploy.folding.passes import fold_biases, fold_masks, masked_scores, merge_scale
+from gmmvit_deploy.folding.t2t_passes import UnfoldConvolution, drop_unused, unfold_as_convolution
+from gmmvit_deploy.models.biases import ConstantBias
+from gmmvit_deploy.models.build import Model
+from tests.conftest import golden
+
+
+def trained(name: str) -> Model:
+    case = golden(name)
+    return load_checkpoint(case.path, case.hints).model.requires_grad_(False)
+
+
+def test_swin_biases_are_the_trained_ones_bit_for_bit() -> None:
+    model = trained("swin_gmm_whole_grid")
+    result = fold(model)
+    shapes = []
+    for (_, scores), record in zip(masked_scores(model), result.biases, strict=True):
+        assert record.constant.equal(scores.bias.matrix())
+        shapes.append(tuple(record.constant.shape))
+    # shifted blocks have a bias a window; the last stage is one window, which nothing shifts
+    assert shapes == [(3, 16, 16), (16, 3, 16, 16), (6, 16, 16), (4, 6, 16, 16), (12, 16, 16), (12, 16, 16)]
+
+
+def test_other_families_have_no_bias_to_fold() -> None:
+    for name in ("vit_gmm", "cait_gmm", "pit_gmm", "t2t_gmm"):
+        assert fold_biases(trained(name)) == ()
+
+
+def test_fold_biases_wants_evaluation_mode() -> None:
+    with pytest.raises(FoldError, match="training mode"):
+        fold_biases(trained("swin_plain").train())
+
+
+def test_a_bias_that_is_not_finite_is_refused() -> None:
+    model = trained("swin_plain")
+    next(masked_scores(model))[1].bias.table[0, 0] = float("inf")
+    with pytest.raises(FoldError, match="its bias has NaN or infinite"):
+        fold_biases(model)
+
+
+def test_pit_masks_leave_the_class_token_alone() -> None:
+    for record in fold(trained("pit_gmm")).masks:
+        assert bool((record.trained[:, 0] == 1).all())
+        assert bool((record.trained[:, :, 0] == 1).all())
+        assert not bool((record.trained[:, 1:, 1:] == 1).all())
+
+
+def test_layer_scale_is_merged_as_the_product() -> None:
+    model = trained("cait_gmm")
+    branch = model.patch_blocks[0].mlp
+    gamma, last = branch.gamma.flatten().clone(), branch.inner[-1]
+    weight, bias = last.weight.clone(), last.bias.clone()
+    assert len(merge_layer_scale(model)) == 2 * (3 + 2)
+    assert branch.gamma is None
+    assert last.weight.equal(gamma[:, None] * weight)
+    assert last.bias.equal(gamma * bias)
+    assert merge_layer_scale(model) == ()
+
+
+def test_layer_scale_wants_a_linear_map_to_go_into() -> None:
+    model = trained("cait_plain")
+    model.patch_blocks[0].mlp.inner = nn.Sequential(nn.GELU())
+    with pytest.raises(FoldError, match="does not end in a linear map"):
+        merge_layer_scale(model)
+
+
+def test_scale_goes_into_the_mixing_only_without_a_mask() -> None:
+    model = trained("cait_plain")
+    before = model.patch_blocks[0].attention.inner.mix_before.clone()
+    assert len(merge_scale_into_mixing(model)) == 3 + 2
+    assert model.patch_blocks[0].attention.inner.mix_before.equal(before * 16**-0.5)
+    with pytest.raises(FoldError, match="stands between the scale and the mixing"):
+        merge_scale_into_mixing(trained("cait_gmm"))
+    masked = trained("cait_gmm")
+    fold_masks(masked)
+    assert len(merge_scale(masked)) == 3
+    assert len(merge_scale_into_mixing(masked)) == 2  # the class blocks, which have no mask
+
+
+@pytest.mark.parametrize("side", [2, 3, 8, 32])
+def test_unfold_as_convolution_is_exact(side: int) -> None:
+    lattice = 1e3 * torch.randn(2, 5, side, side)
+    wanted = nn.functional.unfold(lattice, 3, stride=2, padding=1).transpose(1, 2)
+    assert UnfoldConvolution(5)(lattice).equal(wanted)
+
+
+def test_t2t_loses_what_it_never_reads() -> None:
+    model = trained("t2t_gmm")
+    image = torch.randn(1, 3, 32, 32)
+    wanted = model(image)
+    dropped = {"unused.class_token", "unused.token_norm_weight", "unused.token_norm_bias"}
+    assert set(drop_unused(model)) == dropped
+    assert drop_unused(model) == ()
+    assert model(image).equal(wanted)
+    assert not [name for name in model.state_dict() if name.startswith("unused")]
+
+
+def test_passes_of_one_family_keep_their_hands_off_the_others() -> None:
+    vit = trained("vit_gmm")
+    for run in (fold_biases, merge_layer_scale, merge_scale_into_mixing, unfold_as_convolution, drop_unused):
+        assert run(vit) == ()
+    assert isinstance(next(masked_scores(fold(trained("swin_gmm")).model))[1].bias, ConstantBias)

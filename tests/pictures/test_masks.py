@@ -1,0 +1,156 @@
+"""Masks in numbers and pictures, on masks whose numbers are known."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.errors import InputError, OutputError
+from gmmvit_deploy.models.build import Model, model_from_spec
+from gmmvit_deploy.models.masks import ElementwiseMask, GaussianMixtureMask, stored_base
+from gmmvit_deploy.pictures.mask_images import coloured, matrix_image, position_maps_image, sheet
+from gmmvit_deploy.pictures.mask_numbers import masks_of
+from gmmvit_deploy.pictures.mask_report import page_of, write_report
+from gmmvit_deploy.specs import MaskSpec, ViTSpec
+from tests.conftest import GOLDEN, NAMES, golden
+
+GRID = 4
+
+
+def model_with(weight: torch.Tensor) -> Model:
+    """One block, one ELM mask."""
+    spec = ViTSpec(
+        image_size=GRID,
+        patch_size=1,
+        classes=2,
+        dim=4,
+        depth=1,
+        heads=2,
+        head_dim=2,
+        mlp_dim=4,
+        class_token=False,
+        mask=MaskSpec(kind="elm"),
+    )
+    model = model_from_spec(spec).eval()
+    model.blocks[0].attention.scores.mask = ElementwiseMask(weight)
+    return model
+
+
+def test_a_mask_of_the_token_itself_is_as_local_as_can_be() -> None:
+    (layer,) = masks_of(model_with(torch.eye(GRID**2)))
+    (head,) = layer.heads
+    assert head.within == (1.0, 1.0, 1.0)
+    assert head.itself == pytest.approx(GRID**2)
+    assert head.negative == 0
+    assert (head.smallest, head.largest) == (0, 1)
+
+
+def test_a_constant_mask_spreads_like_the_grid() -> None:
+    (layer,) = masks_of(model_with(torch.ones(GRID**2, GRID**2)))
+    (head,) = layer.heads
+    # pairs at distance ≤ 1 on a 4×4 grid: 16 with themselves, 48 with a neighbour, of 256
+    assert head.within[0] == pytest.approx(64 / 256)
+    assert head.itself == pytest.approx(1)
+
+
+def test_negative_entries_are_counted() -> None:
+    weight = torch.ones(GRID**2, GRID**2)
+    weight[:, 0] = -1
+    assert masks_of(model_with(weight))[0].heads[0].negative == pytest.approx(1 / GRID**2)
+
+
+def test_dead_kernels_are_named_by_head() -> None:
+    model = model_with(torch.eye(GRID**2))
+    alpha, sigma = torch.ones(3, 2, 1, 1), torch.ones(3, 2, 1, 1)
+    alpha[1, 0] = 0
+    model.blocks[0].attention.scores.mask = GaussianMixtureMask(alpha, sigma, stored_base(GRID))
+    (layer,) = masks_of(model)
+    assert [head.dead for head in layer.heads] == [(1,), ()]
+    assert layer.heads[0].alpha == (1, 0, 1)
+
+
+def test_underflow_is_counted() -> None:
+    layers = masks_of(load_checkpoint(GOLDEN / "vit_gmm_256_tokens.pth").model)
+    assert [layer.underflowed for layer in layers] == [21792, 21792]
+
+
+def test_class_token_is_left_out_of_the_picture() -> None:
+    layers = masks_of(load_checkpoint(GOLDEN / "pit_gmm.pth").model)
+    assert [(layer.grid, layer.matrices.shape) for layer in layers] == [
+        (16, (2, 256, 256)),
+        (8, (4, 64, 64)),
+        (8, (4, 64, 64)),
+        (4, (8, 16, 16)),
+    ]
+
+
+def test_colours_say_the_sign() -> None:
+    white, blue, red, beyond = coloured(np.array([0.0, 1.0, -1.0, 5.0]), 1.0)
+    assert white.tolist() == [255, 255, 255]
+    assert blue[2] > blue[0]
+    assert red[0] > red[2]
+    assert beyond.tolist() == blue.tolist()
+
+
+def test_position_maps_put_row_i_at_the_place_of_token_i() -> None:
+    weight = torch.zeros(GRID**2, GRID**2)
+    weight[6, 11] = 1  # token (1, 2) looks at token (2, 3)
+    (layer,) = masks_of(model_with(weight))
+    picture = np.asarray(position_maps_image(layer, 0)).astype(int)
+    coloured_at = [tuple(at) for at in np.argwhere(picture[..., 0] < 100)]
+    assert coloured_at == [(1 * (GRID + 1) + 2, 2 * (GRID + 1) + 3)]
+    assert np.asarray(matrix_image(layer, 0))[6, 11].tolist() == picture[coloured_at[0]].tolist()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_reports_of_every_golden_checkpoint(name: str, tmp_path: Path) -> None:
+    case = golden(name)
+    loaded = load_checkpoint(case.path, case.hints)
+    write_report(loaded, tmp_path / "masks.html")
+    page = (tmp_path / "masks.html").read_text()
+    layers = masks_of(loaded.model)
+    assert page.count("<img ") == 2 * sum(len(layer.heads) for layer in layers)
+    assert all(f"<h2>{layer.layer}</h2>" in page for layer in layers)
+    # self-contained: nothing is fetched
+    assert not re.search(r"""(?:src|href)=["'](?!data:)|url\(|@import|<script""", page)
+    if layers:
+        write_report(loaded, tmp_path / "masks.png")
+        assert Image.open(tmp_path / "masks.png").size == sheet(layers, title="").size
+    else:
+        assert "no mask" in page
+        with pytest.raises(InputError, match="no masks to draw"):
+            write_report(loaded, tmp_path / "masks.png")
+
+
+def test_names_in_the_page_are_escaped(tmp_path: Path) -> None:
+    path = tmp_path / "<b>&.pth"
+    path.write_bytes((GOLDEN / "vit_gmm.pth").read_bytes())
+    loaded = load_checkpoint(path)
+    assert "<b>&.pth" not in page_of(loaded, masks_of(loaded.model))
+
+
+def test_reports_are_not_overwritten_unasked(tmp_path: Path) -> None:
+    loaded = load_checkpoint(GOLDEN / "vit_gmm.pth")
+    (tmp_path / "masks.png").write_text("mine")
+    with pytest.raises(OutputError, match="exists"):
+        write_report(loaded, tmp_path / "masks.png")
+    assert (tmp_path / "masks.png").read_text() == "mine"
+    write_report(loaded, tmp_path / "masks.png", force=True)
+    assert [file.name for file in tmp_path.iterdir()] == ["masks.png"]
+
+
+@pytest.mark.parametrize("path", ["masks.pdf", "masks"])
+def test_other_kinds_of_report_are_refused(path: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"\.html page or a \.png picture"):
+        write_report(load_checkpoint(GOLDEN / "vit_gmm.pth"), tmp_path / path)
+
+
+def test_a_place_that_cannot_be_written() -> None:
+    with pytest.raises(OutputError, match="nothing was left behind"):
+        write_report(load_checkpoint(GOLDEN / "vit_gmm.pth"), Path("/proc/masks.png"))
