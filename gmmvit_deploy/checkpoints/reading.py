@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,7 +108,9 @@ def _read_pytorch(path: Path, head: bytes) -> object:
     import torch
 
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what torch warns of here, we refuse with an error of our own
+            return torch.load(path, map_location="cpu", weights_only=True)
     # A damaged or hostile pickle can fail inside the unpickler with any exception there is.
     except Exception as exc:
         text = str(exc)

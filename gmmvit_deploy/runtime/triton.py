@@ -119,10 +119,16 @@ class TritonConnection:
                 times = {"connection_timeout": self._timeout_s, "network_timeout": self._timeout_s}
                 client = self._module.InferenceServerClient(self._address, **times)
             else:
-                client = self._module.InferenceServerClient(self._address)
+                client = self._module.InferenceServerClient(self._address, channel_args=self._channel_arguments())
             self._local.client = client
             self._clients.append(client)
         return client
+
+    def _channel_arguments(self) -> list[tuple[str, int]]:
+        """Messages of any size; and no proxy of the environment between here and this machine itself."""
+        sizes = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+        here = re.match(r"(localhost|127\.[\d.]+|\[::1\]):", self._address)
+        return [*sizes, ("grpc.enable_http_proxy", 0)] if here else sizes
 
     def _call(self, model: str, method: str, **arguments: Any) -> Any:
         try:

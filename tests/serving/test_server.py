@@ -278,6 +278,13 @@ class TestStarting:
         with pytest.raises(ServerError, match="not ready after 0 s"):
             self.start(repository.path, start_timeout_s=0.01)
 
+    def test_a_proxy_in_the_environment_is_not_asked(
+        self, repository: Repository, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+        monkeypatch.delenv("no_proxy", raising=False)
+        self.start(repository.path, start_timeout_s=30)
+
     def test_log_that_cannot_be_written(self, repository: Repository) -> None:
         with pytest.raises(Exception, match="log cannot be written"):
             self.start(repository.path, log_path=Path("/proc/gmmvit/log"))
@@ -470,6 +477,17 @@ def test_another_bundle_on_the_server_is_noticed(
 ) -> None:
     with pytest.raises(Exception, match="serves gmmvit_network from bundle"):
         TritonRunner(tensor_bundles["vit_gmm"], url_of(server, protocol))
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_clients_ask_this_machine_without_a_proxy(
+    protocol: str, server: TritonServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(variable, "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    with TritonConnection(url_of(server, protocol), timeout_s=10) as opened:
+        assert opened.model("gmmvit").labels[6] == "frog"
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
