@@ -99,8 +99,8 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> PiTSpec:
     if any(width % head_dim for width in widths):
         raise CheckpointError(f"{source}: a head dim of {head_dim} does not divide the stages' widths {widths}")
     heads = tuple(width // head_dim for width in widths)
-    # A stage of one head says nothing; one of several whose mask speaks of one shares it.
-    mask = replace(mask, shared=mask.kind == "gmm" and spoken != list(heads))
+    # A stage of one head says nothing: shared are masks that never speak of several heads where there are several.
+    mask = replace(mask, shared=mask.kind == "gmm" and set(spoken) == {1} and set(heads) != {1})
     spec = PiTSpec(
         image_size=grid * patch_size,
         patch_size=patch_size,

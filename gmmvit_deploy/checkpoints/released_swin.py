@@ -99,8 +99,8 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> SwinSpec:
     )
     heads = [table[1] for table in tables]
     spoken = mask_heads(shapes, [f"layers.{s}.blocks.0.attn.mask" for s in range(stages)])
-    # A stage of one head says nothing; one of several whose mask speaks of one shares it.
-    mask = replace(mask, shared=mask.kind == "gmm" and spoken != heads)
+    # A stage of one head says nothing: shared are masks that never speak of several heads where there are several.
+    mask = replace(mask, shared=mask.kind == "gmm" and set(spoken) == {1} and set(heads) != {1})
     spec = SwinSpec(
         image_size=grid * patch_size,
         patch_size=patch_size,

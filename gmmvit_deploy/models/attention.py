@@ -25,21 +25,34 @@ def heads_of(x: Float[Tensor, "*batch n inner"], heads: int) -> Float[Tensor, "*
 
 
 class MaskedScores(nn.Module):
-    """S = Q Kᵀ  →  M ∘ (S · scale) + B.
+    """Q, K  →  M ∘ (Q Kᵀ · scale) + B.
 
     scale: None once it is merged into the mask.  mask, bias: None where there is none.
+    scales_query: the released code of some families scales Q instead of Q Kᵀ. The formula is the
+    same, the last bits of the logits are not, and ours shall be theirs.
     """
 
     scale: float | None
 
-    def __init__(self, *, scale: float, mask: Mask | None, bias: Bias | None = None) -> None:
+    def __init__(
+        self, *, scale: float, mask: Mask | None, bias: Bias | None = None, scales_query: bool = False
+    ) -> None:
         super().__init__()
         self.scale = scale
+        self.scales_query = scales_query
         self.mask = mask
         self.bias = bias
 
-    def forward(self, scores: Float[Tensor, "*batch heads n n"]) -> Float[Tensor, "*batch heads n n"]:
-        if self.scale is not None:
+    def forward(
+        self, query: Float[Tensor, "*batch heads i d"], key: Float[Tensor, "*batch heads j d"]
+    ) -> Float[Tensor, "*batch heads i j"]:
+        if self.scale is not None and self.scales_query:
+            query = query * self.scale
+        return self.masked(query @ key.transpose(-2, -1))
+
+    def masked(self, scores: Float[Tensor, "*batch heads i j"]) -> Float[Tensor, "*batch heads i j"]:
+        """What follows the product: scale, mask, bias."""
+        if self.scale is not None and not self.scales_query:
             scores = scores * self.scale
         if self.mask is not None:
             scores = self.mask(scores)
@@ -64,16 +77,17 @@ class MaskedAttention(nn.Module):
         bias: Bias | None = None,
         qkv_bias: bool = False,
         projects_output: bool = True,
+        scales_query: bool = False,
     ) -> None:
         super().__init__()
         self.heads = heads
         self.qkv = nn.Linear(dim, 3 * heads * head_dim, bias=qkv_bias)
-        self.scores = MaskedScores(scale=head_dim**-0.5, mask=mask, bias=bias)
+        self.scores = MaskedScores(scale=head_dim**-0.5, mask=mask, bias=bias, scales_query=scales_query)
         self.out = nn.Linear(heads * head_dim, dim) if projects_output else nn.Identity()
 
     def forward(self, x: Float[Tensor, "*batch n dim"]) -> Float[Tensor, "*batch n dim"]:
         query, key, value = (heads_of(part, self.heads) for part in self.qkv(x).chunk(3, dim=-1))
-        weights = torch.softmax(self.scores(query @ key.transpose(-2, -1)), dim=-1)
+        weights = torch.softmax(self.scores(query, key), dim=-1)
         mixed = (weights @ value).transpose(-3, -2).flatten(-2)
         projected: Tensor = self.out(mixed)
         return projected

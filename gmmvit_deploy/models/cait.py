@@ -43,7 +43,7 @@ class TalkingHeadsAttention(nn.Module):
     def forward(self, x: Float[Tensor, "batch i dim"], context: Tensor) -> Float[Tensor, "batch i dim"]:
         query = heads_of(self.query(x), self.heads)
         key, value = (heads_of(part, self.heads) for part in self.key_value(context).chunk(2, dim=-1))
-        scores = mix_heads(self.scores(query @ key.transpose(-2, -1)), self.mix_before)
+        scores = mix_heads(self.scores(query, key), self.mix_before)
         weights = mix_heads(torch.softmax(scores, dim=-1), self.mix_after)
         projected: Tensor = self.out((weights @ value).transpose(1, 2).flatten(2))
         return projected

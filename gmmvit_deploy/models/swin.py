@@ -38,6 +38,7 @@ class WindowBlock(nn.Module):
             mask=mask_from_spec(spec.mask, heads=heads, grid=self.window),
             bias=WindowBias(table, relative_position_index(self.window), outside),
             qkv_bias=True,
+            scales_query=True,
         )
         self.mlp_norm = layer_norm(dim)
         self.mlp = Mlp(dim, spec.mlp_dims[stage])

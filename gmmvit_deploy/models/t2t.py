@@ -34,14 +34,14 @@ class TokenTransformer(nn.Module):
         self.attention_norm = layer_norm(width)
         self.qkv = nn.Linear(width, 3 * dim, bias=False)
         # The released code scales by the width that goes in, not by the head dim.
-        self.scores = MaskedScores(scale=width**-0.5, mask=mask)
+        self.scores = MaskedScores(scale=width**-0.5, mask=mask, scales_query=True)
         self.out = nn.Linear(dim, dim)
         self.mlp_norm = layer_norm(dim)
         self.mlp = Mlp(dim, mlp_dim)
 
     def forward(self, x: Float[Tensor, "batch n width"]) -> Float[Tensor, "batch n dim"]:
         query, key, value = (part.unsqueeze(1) for part in self.qkv(self.attention_norm(x)).chunk(3, dim=-1))
-        weights = torch.softmax(self.scores(query @ key.transpose(-2, -1)), dim=-1)
+        weights = torch.softmax(self.scores(query, key), dim=-1)
         x = (self.out(weights @ value) + value).squeeze(1)
         out: Tensor = x + self.mlp(self.mlp_norm(x))
         return out

@@ -36,7 +36,7 @@ def test_logits_are_the_released_ones(each_golden: Golden) -> None:
     loaded = load_checkpoint(each_golden.path, each_golden.hints)
     with torch.inference_mode():
         logits = loaded.model(torch.from_numpy(each_golden.inputs)).numpy()
-    # 0.0 on the machine that made the files' notes; another BLAS may round otherwise
+    # the difference is 0.0 for all of them where this was written; another processor's BLAS may round otherwise
     np.testing.assert_allclose(logits, each_golden.logits, rtol=0, atol=1e-5)
 
 
