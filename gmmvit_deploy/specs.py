@@ -51,6 +51,13 @@ def _require_tiling(image_size: int, patch_size: int) -> None:
     _require(image_size % patch_size == 0, f"patches of {patch_size} pixels do not tile an image of {image_size}")
 
 
+def _require_stages(depths: tuple[int, ...], heads: tuple[int, ...], mlp_dims: tuple[int, ...]) -> None:
+    _require(
+        len(depths) == len(heads) == len(mlp_dims),
+        f"{len(depths)} depths, {len(heads)} heads and {len(mlp_dims)} mlp widths; one a stage",
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskSpec:
     """The mask on the attention scores of every block.
@@ -145,10 +152,7 @@ class SwinSpec:
     def __post_init__(self) -> None:
         _require_counts(self, "image_size", "patch_size", "classes", "dim", "depths", "heads", "window", "mlp_dims")
         _require_tiling(self.image_size, self.patch_size)
-        _require(
-            len(self.depths) == len(self.heads) == len(self.mlp_dims),
-            f"{len(self.depths)} depths, {len(self.heads)} heads and {len(self.mlp_dims)} mlp widths; one a stage",
-        )
+        _require_stages(self.depths, self.heads, self.mlp_dims)
         _require(self.mask.kind != "elm", "there is no ELM-Swin")
         for stage, heads in enumerate(self.heads):
             grid, dim = self.grids[stage], self.dims[stage]
@@ -229,10 +233,7 @@ class PiTSpec:
     def __post_init__(self) -> None:
         _require_counts(self, "image_size", "patch_size", "classes", "dim", "depths", "heads", "head_dim", "mlp_dims")
         _require_tiling(self.image_size, self.patch_size)
-        _require(
-            len(self.depths) == len(self.heads) == len(self.mlp_dims),
-            f"{len(self.depths)} depths, {len(self.heads)} heads and {len(self.mlp_dims)} mlp widths; one a stage",
-        )
+        _require_stages(self.depths, self.heads, self.mlp_dims)
 
     @property
     def grids(self) -> tuple[int, ...]:

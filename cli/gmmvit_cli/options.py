@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["FORCE", "HEADS", "MASK_FORM", "PRESET", "hints_from", "labels_from", "preprocessing_from"]
 
-HEADS = typer.Option(None, "--heads", help="Attention heads, where the file cannot tell (plain, ELM, shared masks).")
+HEADS = typer.Option(
+    None, "--heads", help="Attention heads (of the first stage), where the file cannot tell: plain, ELM, shared masks."
+)
 PRESET = typer.Option(None, "--preset", help="Name of the model in the paper's code, such as vit or vit_d15.")
 MASK_FORM = typer.Option(
     "stored",

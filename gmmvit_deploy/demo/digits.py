@@ -15,6 +15,7 @@ from torch.nn import functional
 from gmmvit_deploy.checkpoints.loading import released_state_dict
 from gmmvit_deploy.datasets import dataset
 from gmmvit_deploy.extras import require
+from gmmvit_deploy.models.masks import stored_base
 from gmmvit_deploy.models.vit import ViT
 from gmmvit_deploy.preprocess import tensor_from_pixels
 from gmmvit_deploy.specs import MaskSpec, ViTSpec
@@ -106,4 +107,6 @@ def train(
 
 def save_checkpoint(model: ViT, path: Path, *, epoch: int) -> None:
     """Write what the released training code would write: weights under ``model_state_dict``."""
-    torch.save({"model_state_dict": released_state_dict(model), "epoch": epoch}, path)
+    # The released code keeps the base mask once more at the root, unused.
+    state = {"mask": stored_base(model.spec.grid), **released_state_dict(model)}
+    torch.save({"model_state_dict": state, "epoch": epoch}, path)

@@ -7,6 +7,7 @@ does and what it ensures, and proves the last before it returns. Run again, it c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 import torch
 from torch import nn
@@ -37,17 +38,7 @@ def fold_masks(model: nn.Module) -> tuple[str, ...]:
     Ensures: every mask is a `ConstantMask`, bit for bit what the trained module multiplies by; no
     parameter of a mask is left.
     """
-    changed = []
-    for name, scores in masked_scores(model):
-        mask = scores.mask
-        if mask is None or isinstance(mask, ConstantMask):
-            continue
-        scores.mask = ConstantMask(_stored(name, "mask", mask, training=model.training))
-        if not scores.mask.constant.equal(mask.matrix()):
-            raise FoldError(f"{name}: the folded mask is not the trained one, bit for bit")
-        changed.append(name)
-    _prove_constant({name: scores.mask for name, scores in masked_scores(model)}, ConstantMask)
-    return tuple(changed)
+    return _fold_part(model, "mask", ConstantMask)
 
 
 @torch.no_grad()
@@ -56,17 +47,7 @@ def fold_biases(model: nn.Module) -> tuple[str, ...]:
 
     Requires and ensures: as `fold_masks`.
     """
-    changed = []
-    for name, scores in masked_scores(model):
-        bias = scores.bias
-        if bias is None or isinstance(bias, ConstantBias):
-            continue
-        scores.bias = ConstantBias(_stored(name, "bias", bias, training=model.training))
-        if not scores.bias.constant.equal(bias.matrix()):
-            raise FoldError(f"{name}: the folded bias is not the trained one, bit for bit")
-        changed.append(name)
-    _prove_constant({name: scores.bias for name, scores in masked_scores(model)}, ConstantBias)
-    return tuple(changed)
+    return _fold_part(model, "bias", ConstantBias)
 
 
 @torch.no_grad()
@@ -91,6 +72,31 @@ def merge_scale(model: nn.Module) -> tuple[str, ...]:
     return tuple(changed)
 
 
+def _fold_part(
+    model: nn.Module, part: Literal["mask", "bias"], constant: type[ConstantMask] | type[ConstantBias]
+) -> tuple[str, ...]:
+    """Replace the mask, or the bias, of every attention by what its ``matrix()`` gives; prove it."""
+    changed = []
+    for name, scores in masked_scores(model):
+        trained: Mask | Bias | None = getattr(scores, part)
+        if trained is None or isinstance(trained, constant):
+            continue
+        folded = constant(_stored(name, part, trained, training=model.training))
+        if not folded.constant.equal(trained.matrix()):
+            raise FoldError(f"{name}: the folded {part} is not the trained one, bit for bit")
+        setattr(scores, part, folded)
+        changed.append(name)
+    left = [
+        name
+        for name, scores in masked_scores(model)
+        if (found := getattr(scores, part)) is not None
+        and (not isinstance(found, constant) or any(True for _ in found.parameters()))
+    ]
+    if left:
+        raise FoldError(f"not folded: {', '.join(left)}")
+    return tuple(changed)
+
+
 def _stored(name: str, what: str, module: Mask | Bias, *, training: bool) -> torch.Tensor:
     """What ``module.matrix()`` computes, as a tensor of its own."""
     if training:
@@ -102,13 +108,3 @@ def _stored(name: str, what: str, module: Mask | Bias, *, training: bool) -> tor
     if not bool(matrix.isfinite().all()):
         raise FoldError(f"{name}: its {what} has NaN or infinite entries")
     return matrix
-
-
-def _prove_constant(modules: dict[str, nn.Module | None], wanted: type[nn.Module]) -> None:
-    left = [
-        name
-        for name, module in modules.items()
-        if module is not None and (not isinstance(module, wanted) or any(True for _ in module.parameters()))
-    ]
-    if left:
-        raise FoldError(f"not folded: {', '.join(left)}")
