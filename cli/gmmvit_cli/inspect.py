@@ -36,11 +36,10 @@ def inspect(
             loaded = load_checkpoint(checkpoint, hints)
             described = describe_checkpoint(loaded)
             if report is not None:
-                from gmmvit_deploy.pictures.mask_numbers import masks_of
                 from gmmvit_deploy.pictures.mask_report import write_report
 
-                write_report(loaded, report, force=force)
-                described |= {"report": str(report), "masks": [layer.to_json() for layer in masks_of(loaded.model)]}
+                layers = write_report(loaded, report, force=force)
+                described |= {"report": str(report), "masks": [layer.to_json() for layer in layers]}
     if as_json:
         print_json(described)
         return

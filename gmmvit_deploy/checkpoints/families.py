@@ -34,4 +34,8 @@ def released_names(spec: ModelSpec) -> dict[str, str]:
 def known_unused(spec: ModelSpec) -> dict[str, str]:
     """Names a released file may hold that the network never reads → why not."""
     unused: dict[str, str] = _FAMILIES[spec.family].known_unused(spec)
+    if spec.mask.closed_form:
+        reason = "a stored base; this model was trained with the closed form"
+        alphas = [name for name in released_names(spec).values() if name.endswith(".mask.alpha")]
+        unused = unused | {f"{alpha.removesuffix('.alpha')}.mask": reason for alpha in alphas}
     return unused

@@ -105,10 +105,9 @@ def _account_for_keys(file: TensorFile, spec: ModelSpec, names: Mapping[str, str
         elif key not in wanted and key not in unused:
             problems.append(f"unknown key {key} {tuple(tensor.shape)}")
     if problems:
-        more = len(problems) - _MOST_LISTED
-        listed = "\n  ".join(problems[:_MOST_LISTED] + ([f"and {more} more"] if more > 0 else []))
         raise CheckpointError(
-            f"{file.path}: read as {spec.family} with {spec.mask} mask, {len(problems)} keys do not fit:\n  {listed}",
+            f"{file.path}: read as {spec.family} with {spec.mask} mask, {len(problems)} keys do not fit:"
+            + _listed(problems),
             hint="the file and the architecture must agree key by key; nothing is filled in or left out silently",
         )
     return unused
@@ -124,9 +123,14 @@ def _built(spec: ModelSpec, state: Mapping[str, Tensor]) -> Model:
 def _refuse(source: str, findings: list[Finding]) -> None:
     errors = [f"{finding.where}: {finding.what}" for finding in findings if finding.severity == "error"]
     if errors:
-        more = len(errors) - _MOST_LISTED
-        listed = "\n  ".join(errors[:_MOST_LISTED] + ([f"and {more} more"] if more > 0 else []))
         raise CheckpointError(
-            f"{source}: it would give meaningless answers:\n  {listed}",
+            f"{source}: it would give meaningless answers:{_listed(errors)}",
             hint="the training diverged, or the file is damaged",
         )
+
+
+def _listed(lines: list[str]) -> str:
+    """One indented line each, the first of them when there are many."""
+    more = len(lines) - _MOST_LISTED
+    shown = lines[:_MOST_LISTED] + ([f"and {more} more"] if more > 0 else [])
+    return "".join(f"\n  {line}" for line in shown)

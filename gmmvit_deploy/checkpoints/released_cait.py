@@ -63,11 +63,7 @@ def released_names(spec: CaiTSpec) -> dict[str, str]:
 
 def known_unused(spec: CaiTSpec) -> dict[str, str]:
     """Names a released file may hold that the network never reads → why not."""
-    unused = {"mask": "the base mask, stored once more at the root"}
-    if spec.mask.closed_form:
-        reason = "a stored base; this model was trained with the closed form"
-        unused |= {f"{_PATCH}.{i}.0.fn.fn.mask.mask": reason for i in range(spec.depth)}
-    return unused
+    return {"mask": "the base mask, stored once more at the root"}
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> CaiTSpec:

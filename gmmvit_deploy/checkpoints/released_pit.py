@@ -54,13 +54,7 @@ def released_names(spec: PiTSpec) -> dict[str, str]:
 
 def known_unused(spec: PiTSpec) -> dict[str, str]:
     """Names a released file may hold that the network never reads → why not."""
-    stages = range(len(spec.depths))
-    unused = {f"layers.{2 * s}.mask": "the stage's base mask, stored once more" for s in stages}
-    if spec.mask.closed_form:
-        reason = "a stored base; this model was trained with the closed form"
-        for s in stages:
-            unused |= {f"layers.{2 * s}.layers.{i}.0.fn.mask.mask": reason for i in range(spec.depths[s])}
-    return unused
+    return {f"layers.{2 * s}.mask": "the stage's base mask, stored once more" for s in range(len(spec.depths))}
 
 
 def _first_heads(widths: list[int], spoken: list[int]) -> int | None:

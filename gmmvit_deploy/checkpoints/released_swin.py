@@ -66,12 +66,7 @@ def released_names(spec: SwinSpec) -> dict[str, str]:
 
 def known_unused(spec: SwinSpec) -> dict[str, str]:
     """Names a released file may hold that the network never reads → why not."""
-    unused = {"mask": "the window's base mask, stored once more at the root"}
-    if spec.mask.closed_form:
-        reason = "a stored base; this model was trained with the closed form"
-        for s, depth in enumerate(spec.depths):
-            unused |= {f"layers.{s}.blocks.{b}.attn.mask.mask": reason for b in range(depth)}
-    return unused
+    return {"mask": "the window's base mask, stored once more at the root"}
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> SwinSpec:

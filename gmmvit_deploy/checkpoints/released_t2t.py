@@ -59,10 +59,6 @@ def known_unused(spec: T2TSpec) -> dict[str, str]:
     unused = {"mask": "the base mask, stored once more at the root"}
     layers = [f"{_TOKENS}.attention{i + 1}" for i in range(spec.token_layers)]
     unused |= {f"{layer}.mask": "the token transformer's base mask, stored once more" for layer in layers}
-    if spec.mask.closed_form:
-        reason = "a stored base; this model was trained with the closed form"
-        layers += [f"blocks.{i}" for i in range(spec.depth)]
-        unused |= {f"{layer}.attn.mask.mask": reason for layer in layers}
     return unused
 
 

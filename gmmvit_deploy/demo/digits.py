@@ -73,7 +73,7 @@ def load_digit_images() -> Digits:
 def train(
     digits: Digits,
     *,
-    epochs: int = 36,
+    epochs: int,
     batch: int = 64,
     on_epoch: Callable[[int, float], None] = lambda epoch, loss: None,
 ) -> ViT:

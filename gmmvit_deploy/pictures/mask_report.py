@@ -40,8 +40,8 @@ td, th { padding: .15rem .6rem .15rem 0; text-align: right; } th:first-child, td
 """
 
 
-def write_report(loaded: LoadedCheckpoint, path: Path, *, force: bool = False) -> None:
-    """Write the report to ``path``: a page (.html) or one picture (.png).
+def write_report(loaded: LoadedCheckpoint, path: Path, *, force: bool = False) -> list[LayerMasks]:
+    """Write the report to ``path``: a page (.html) or one picture (.png).  Returns the masks it shows.
 
     Errors: InputError on another suffix, or a model without masks as a picture; OutputError.
     """
@@ -58,6 +58,7 @@ def write_report(loaded: LoadedCheckpoint, path: Path, *, force: bool = False) -
         data = page_of(loaded, layers).encode()
     with new_file(path, force=force) as file:
         file.write(data)
+    return layers
 
 
 def page_of(loaded: LoadedCheckpoint, layers: list[LayerMasks]) -> str:
