@@ -6,21 +6,25 @@ P = softmax(M ∘ S + B) V        S = Q Kᵀ; M and B constant
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from gmmvit_deploy.folding.cait_passes import merge_layer_scale, merge_scale_into_mixing
+from gmmvit_deploy.folding.head_padding import pad_heads
 from gmmvit_deploy.folding.passes import FoldingPass, fold_biases, fold_masks, masked_scores, merge_scale
+from gmmvit_deploy.folding.projections import separate_projections
 from gmmvit_deploy.folding.t2t_passes import drop_unused, unfold_as_convolution
+from gmmvit_deploy.folding.wide_heads import widen_heads
+from gmmvit_deploy.folding.window_passes import join_windows
 from gmmvit_deploy.models.attention import MaskedScores
 from gmmvit_deploy.models.biases import Bias
 from gmmvit_deploy.models.build import Model
 from gmmvit_deploy.models.masks import Mask
 
-__all__ = ["PASSES", "FoldedConstant", "FoldedModel", "fold"]
+__all__ = ["ENGINE_PASSES", "PASSES", "QUANTIZED_PASSES", "FoldedConstant", "FoldedModel", "fold", "fold_for_engines"]
 
 PASSES: tuple[FoldingPass, ...] = (
     fold_masks,
@@ -32,6 +36,12 @@ PASSES: tuple[FoldingPass, ...] = (
     drop_unused,
 )
 """In the order in which they run: each may require what an earlier one ensures."""
+
+ENGINE_PASSES: tuple[FoldingPass, ...] = (join_windows, widen_heads, pad_heads)
+"""What GPU engines gain by and CPUs do not: the forms that become one fused attention kernel."""
+
+QUANTIZED_PASSES: tuple[FoldingPass, ...] = (*ENGINE_PASSES, separate_projections)
+"""And what int8 and fp8 need besides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -70,6 +80,27 @@ def fold(model: Model) -> FoldedModel:
         passes=passes,
         masks=_constants(model, folded, lambda scores: scores.mask),
         biases=_constants(model, folded, lambda scores: scores.bias),
+    )
+
+
+@torch.no_grad()
+def fold_for_engines(folded: FoldedModel, passes: Sequence[FoldingPass] = ENGINE_PASSES) -> FoldedModel:
+    """Run the passes for GPU engines on a copy of a folded model.
+
+    Errors: FoldError when a pass cannot start or cannot prove its end.
+    """
+    model = copy.deepcopy(folded.model)
+    changed = {run.__name__: run(model) for run in passes}
+
+    def moved(constants: tuple[FoldedConstant, ...], part: str) -> tuple[FoldedConstant, ...]:
+        now = {name: getattr(scores, part) for name, scores in masked_scores(model)}
+        return tuple(replace(one, constant=now[one.layer].matrix().clone()) for one in constants)
+
+    return FoldedModel(
+        model=model,
+        passes={**folded.passes, **changed},
+        masks=moved(folded.masks, "mask"),
+        biases=moved(folded.biases, "bias"),
     )
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from gmmvit_deploy.models.biases import Bias
 from gmmvit_deploy.models.masks import Mask
 
-__all__ = ["MaskedAttention", "MaskedScores", "heads_of"]
+__all__ = ["MaskedAttention", "MaskedScores", "SeparateProjections", "heads_of", "projected"]
 
 
 def heads_of(x: Float[Tensor, "*batch n inner"], heads: int) -> Float[Tensor, "*batch heads n d"]:
@@ -59,13 +59,43 @@ class MaskedScores(nn.Module):
         return scores if self.bias is None else self.bias(scores)
 
 
+class SeparateProjections(nn.Module):
+    """x → (W_1 x + b_1, W_2 x + b_2, …): what one stacked projection gives, as products of their own."""
+
+    def __init__(self, stacked: nn.Linear, parts: int) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList()
+        biases = [None] * parts if stacked.bias is None else stacked.bias.detach().chunk(parts)
+        for weight, bias in zip(stacked.weight.detach().chunk(parts), biases, strict=True):
+            linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None).requires_grad_(False)
+            linear.weight.copy_(weight)
+            if bias is not None:
+                linear.bias.copy_(bias)
+            self.parts.append(linear)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(linear(x) for linear in self.parts)
+
+
+def projected(projection: nn.Module, x: Float[Tensor, "*batch n dim"], parts: int) -> tuple[Tensor, ...]:
+    """Q, K and V (or K and V): from one stacked projection, or from `SeparateProjections`."""
+    if isinstance(projection, SeparateProjections):
+        return projection(x)  # type: ignore[no-any-return]
+    return projection(x).chunk(parts, dim=-1)  # type: ignore[no-any-return]
+
+
 class MaskedAttention(nn.Module):
     """Self-attention whose scores are multiplied by a mask before softmax.
 
     Q, K and V come stacked in that order from one projection, each (H, d). There is no output
     projection when one head spans the whole model, as in the released code. Swin adds a bias to
     the scores and to the projection, and has its windows as one more dimension of the batch.
+
+    windows: None; or, once folded for engines, how many windows are attended to as if they were heads.
     """
+
+    qkv: nn.Module
+    windows: int | None
 
     def __init__(
         self,
@@ -81,13 +111,19 @@ class MaskedAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.heads = heads
+        self.windows = None
         self.qkv = nn.Linear(dim, 3 * heads * head_dim, bias=qkv_bias)
         self.scores = MaskedScores(scale=head_dim**-0.5, mask=mask, bias=bias, scales_query=scales_query)
         self.out = nn.Linear(heads * head_dim, dim) if projects_output else nn.Identity()
 
     def forward(self, x: Float[Tensor, "*batch n dim"]) -> Float[Tensor, "*batch n dim"]:
-        query, key, value = (heads_of(part, self.heads) for part in self.qkv(x).chunk(3, dim=-1))
+        query, key, value = (heads_of(part, self.heads) for part in projected(self.qkv, x, 3))
+        if self.windows is not None:
+            query, key, value = (part.flatten(1, 2) for part in (query, key, value))
         weights = torch.softmax(self.scores(query, key), dim=-1)
-        mixed = (weights @ value).transpose(-3, -2).flatten(-2)
-        projected: Tensor = self.out(mixed)
-        return projected
+        mixed = weights @ value
+        if self.windows is not None:
+            mixed = mixed.unflatten(1, (self.windows, self.heads))
+        mixed = mixed.transpose(-3, -2).flatten(-2)
+        out: Tensor = self.out(mixed)
+        return out

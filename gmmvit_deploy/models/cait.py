@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gmmvit_deploy.models.attention import MaskedScores, heads_of
+from gmmvit_deploy.models.attention import MaskedScores, heads_of, projected
 from gmmvit_deploy.models.layers import Mlp, PatchEmbedding, layer_norm
 from gmmvit_deploy.models.masks import Mask, mask_from_spec
 from gmmvit_deploy.specs import CaiTSpec
@@ -30,6 +30,8 @@ def mix_heads(
 class TalkingHeadsAttention(nn.Module):
     """Attention from ``x`` to ``context`` whose heads are mixed before and after softmax."""
 
+    key_value: nn.Module
+
     def __init__(self, *, dim: int, heads: int, head_dim: int, mask: Mask | None) -> None:
         super().__init__()
         self.heads = heads
@@ -42,11 +44,11 @@ class TalkingHeadsAttention(nn.Module):
 
     def forward(self, x: Float[Tensor, "batch i dim"], context: Tensor) -> Float[Tensor, "batch i dim"]:
         query = heads_of(self.query(x), self.heads)
-        key, value = (heads_of(part, self.heads) for part in self.key_value(context).chunk(2, dim=-1))
+        key, value = (heads_of(part, self.heads) for part in projected(self.key_value, context, 2))
         scores = mix_heads(self.scores(query, key), self.mix_before)
         weights = mix_heads(torch.softmax(scores, dim=-1), self.mix_after)
-        projected: Tensor = self.out((weights @ value).transpose(1, 2).flatten(2))
-        return projected
+        out: Tensor = self.out((weights @ value).transpose(1, 2).flatten(2))
+        return out
 
 
 class ScaledBranch(nn.Module):
@@ -63,10 +65,8 @@ class ScaledBranch(nn.Module):
     def forward(self, x: Tensor, *context: Tensor) -> Tensor:
         normed = self.norm(x)
         # Patch blocks attend to themselves, normed; class blocks to the patches as they are.
-        if isinstance(self.inner, TalkingHeadsAttention):
-            out: Tensor = self.inner(normed, *(context or (normed,)))
-        else:
-            out = self.inner(normed)
+        inputs = (normed,) if isinstance(self.inner, Mlp) else (normed, *(context or (normed,)))
+        out: Tensor = self.inner(*inputs)
         return out if self.gamma is None else out * self.gamma
 
 

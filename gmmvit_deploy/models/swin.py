@@ -18,7 +18,7 @@ from gmmvit_deploy.models.layers import Mlp, layer_norm
 from gmmvit_deploy.models.masks import mask_from_spec
 from gmmvit_deploy.specs import SwinSpec
 
-__all__ = ["Swin"]
+__all__ = ["Swin", "WindowBlock"]
 
 
 class WindowBlock(nn.Module):
@@ -27,6 +27,7 @@ class WindowBlock(nn.Module):
     def __init__(self, spec: SwinSpec, *, stage: int, block: int) -> None:
         super().__init__()
         self.grid, self.window, self.shift = spec.grids[stage], spec.window, spec.shift(stage, block)
+        self.joined = False  # folding for engines: windows that need no dimension of their own lie in the batch
         dim, heads = spec.dims[stage], spec.heads[stage]
         outside = shift_mask(self.grid, self.window, self.shift) if self.shift else None
         table = 0.02 * torch.randn((2 * self.window - 1) ** 2, heads)
@@ -54,7 +55,9 @@ class WindowBlock(nn.Module):
         if self.shift:
             lattice = torch.roll(lattice, (-self.shift, -self.shift), dims=(1, 2))
         windows = lattice.reshape(-1, side, self.window, side, self.window, dim).transpose(2, 3)
-        mixed = self.attention(windows.reshape(-1, side**2, self.window**2, dim))
+        alone = self.joined and self.attention.windows is None
+        shape = (-1, self.window**2, dim) if alone else (-1, side**2, self.window**2, dim)
+        mixed = self.attention(windows.reshape(shape))
         mixed = mixed.reshape(-1, side, side, self.window, self.window, dim).transpose(2, 3)
         lattice = mixed.reshape(-1, self.grid, self.grid, dim)
         if self.shift:

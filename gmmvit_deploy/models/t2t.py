@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gmmvit_deploy.models.attention import MaskedAttention, MaskedScores
+from gmmvit_deploy.models.attention import MaskedAttention, MaskedScores, projected
 from gmmvit_deploy.models.layers import Mlp, layer_norm
 from gmmvit_deploy.models.masks import Mask, mask_from_spec
 from gmmvit_deploy.specs import T2TSpec
@@ -29,6 +29,8 @@ _PATCH = _SIDE**2
 class TokenTransformer(nn.Module):
     """One-head attention from ``width`` to ``dim`` with V as its skip, then an mlp."""
 
+    qkv: nn.Module
+
     def __init__(self, *, width: int, dim: int, mlp_dim: int, mask: Mask | None) -> None:
         super().__init__()
         self.attention_norm = layer_norm(width)
@@ -40,7 +42,7 @@ class TokenTransformer(nn.Module):
         self.mlp = Mlp(dim, mlp_dim)
 
     def forward(self, x: Float[Tensor, "batch n width"]) -> Float[Tensor, "batch n dim"]:
-        query, key, value = (part.unsqueeze(1) for part in self.qkv(self.attention_norm(x)).chunk(3, dim=-1))
+        query, key, value = (part.unsqueeze(1) for part in projected(self.qkv, self.attention_norm(x), 3))
         weights = torch.softmax(self.scores(query, key), dim=-1)
         x = (self.out(weights @ value) + value).squeeze(1)
         out: Tensor = x + self.mlp(self.mlp_norm(x))

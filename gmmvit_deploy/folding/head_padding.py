@@ -1,0 +1,72 @@
+"""Zeros in the weights until the head dim is one that fused attention kernels take as it is."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from gmmvit_deploy.errors import FoldError
+from gmmvit_deploy.models.attention import MaskedAttention
+
+__all__ = ["LARGEST_FUSED", "pad_heads", "padded_head_dim"]
+
+LARGEST_FUSED = 256
+"""The largest head dim that becomes one kernel, in tensorrt-rtx 1.7.1: 256 does, 264 does not."""
+_MULTIPLE, _SMALLEST = 8, 16
+
+
+def padded_head_dim(head_dim: int) -> int:
+    """The next head dim that needs no copies around a fused kernel: a multiple of 8, and at least 16.
+
+    Seen in tensorrt-rtx 1.7.1 (benchmarks/engines.py): 6 and 8 are not fused; 9, 12, 20 and 21 are,
+    between copies that pad and cut; 16, 24, 32 and 48 are fused without any. Beyond `LARGEST_FUSED`
+    nothing is, and nothing is padded.
+    """
+    if head_dim > LARGEST_FUSED:
+        return head_dim
+    return max(_SMALLEST, -(-head_dim // _MULTIPLE) * _MULTIPLE)
+
+
+@torch.no_grad()
+def pad_heads(model: nn.Module) -> tuple[str, ...]:
+    """D  →  d' ≥ d:  zero rows in the Q, K and V projections, zero columns in the output projection.
+
+    S = Q Kᵀ gains summands that are 0, P V gains columns that are 0, and the output projection does
+    not read them: exact. The scale stays d^(−1/2).
+    Left alone: head dims that are good as they are, and attention without an output projection,
+    where the zeros would have to be cut off again.
+    """
+    changed = []
+    for name, attention in model.named_modules():
+        if not isinstance(attention, MaskedAttention) or not isinstance(attention.out, nn.Linear):
+            continue
+        if not isinstance(attention.qkv, nn.Linear):
+            raise FoldError(f"{name}: its projections are separate already; pad its heads first")
+        heads = attention.heads
+        head_dim = attention.out.in_features // heads
+        wanted = padded_head_dim(head_dim)
+        if wanted == head_dim:
+            continue
+        qkv = _with_rows(attention.qkv, groups=3 * heads, wanted=wanted)
+        out = nn.Linear(heads * wanted, attention.out.out_features)
+        out.weight.copy_(_pad(attention.out.weight.t(), groups=heads, wanted=wanted).t())
+        out.bias.copy_(attention.out.bias)
+        if out.weight.count_nonzero() != attention.out.weight.count_nonzero():
+            raise FoldError(f"{name}: padding its heads changed its output projection")
+        attention.qkv, attention.out = qkv.requires_grad_(False), out.requires_grad_(False)
+        changed.append(name)
+    return tuple(changed)
+
+
+def _with_rows(linear: nn.Linear, *, groups: int, wanted: int) -> nn.Linear:
+    padded = nn.Linear(linear.in_features, groups * wanted, bias=linear.bias is not None)
+    padded.weight.copy_(_pad(linear.weight, groups=groups, wanted=wanted))
+    if linear.bias is not None:
+        padded.bias.copy_(_pad(linear.bias[:, None], groups=groups, wanted=wanted)[:, 0])
+    return padded
+
+
+def _pad(rows: Tensor, *, groups: int, wanted: int) -> Tensor:
+    """(groups·d, c) → (groups·wanted, c): zeros after each group's rows."""
+    grouped = rows.unflatten(0, (groups, -1))
+    return nn.functional.pad(grouped, (0, 0, 0, wanted - grouped.shape[1])).flatten(0, 1)
