@@ -42,6 +42,7 @@ __all__ = [
     "require_free",
     "sha256_of_bytes",
     "sha256_of_file",
+    "tool_versions",
 ]
 
 BUNDLE_FORMAT = "gmmvit-bundle/1"
@@ -53,6 +54,22 @@ MODEL_FILE, WEIGHTS_FILE, GOLDEN_FILE, LABELS_FILE = (
 )
 MANIFEST_FILE = "manifest.json"
 InputKind = Literal["pixels", "tensor"]
+
+
+def tool_versions() -> dict[str, str]:
+    """Of everything that has a hand in what is written."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    import gmmvit_deploy
+
+    found = {"gmmvit-deploy": gmmvit_deploy.__version__, "python": platform.python_version()}
+    for name in ("torch", "onnx", "onnxscript", "onnxruntime", "numpy", "pillow", "safetensors"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
 
 
 def sha256_of_bytes(data: bytes) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["FP32", "Tolerance", "fp32_tolerance"]
+__all__ = ["FP32", "Tolerance", "fp32_tolerance", "precision_tolerance"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +41,7 @@ class Tolerance:
 FP32 = Tolerance(atol=1e-6, rtol=5e-6)
 
 _NOISE_SHARE = 4.0
+_PRECISION_SHARE = 4.0
 
 
 def fp32_tolerance(noise: float) -> Tolerance:
@@ -51,3 +52,13 @@ def fp32_tolerance(noise: float) -> Tolerance:
     (T2T's, without a skip to hold them) is further than `FP32` grants, and no runtime can help it.
     """
     return Tolerance(atol=FP32.atol + _NOISE_SHARE * noise, rtol=FP32.rtol)
+
+
+def precision_tolerance(noise: float, distance: float) -> Tolerance:
+    """What a runtime of lower precision may differ by.
+
+    distance: of the same graph's logits from PyTorch's on the golden inputs, every rounding of that
+    precision made one by one on the CPU (see ``model.<precision>.json``). Other inputs, and sums in
+    another order, round differently by some factor; a wrong answer differs by far more.
+    """
+    return Tolerance(atol=fp32_tolerance(noise).atol + _PRECISION_SHARE * distance, rtol=FP32.rtol)

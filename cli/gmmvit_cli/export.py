@@ -1,12 +1,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
+from gmmvit_cli.convert import CALIBRATION, CALIBRATION_IMAGES, converted, print_variants
 from gmmvit_cli.options import FORCE, HEADS, MASK_FORM, PRESET, hints_from, labels_from, preprocessing_from
 from gmmvit_cli.output import JSON_OPTION, print_json, print_table, working
 from gmmvit_deploy.errors import InputError
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.artifacts import Bundle
+    from gmmvit_deploy.variants import Variant
 
 
 def export(
@@ -25,6 +31,9 @@ def export(
     mean: str | None = typer.Option(None, help="Mean of R, G and B in [0, 1]: 0.49,0.48,0.45"),
     std: str | None = typer.Option(None, help="Standard deviation of R, G and B in [0, 1]."),
     labels: str | None = typer.Option(None, help="A file with one label a line, or labels with commas between."),
+    precision: str = typer.Option("fp32", help="fp32, and fp16, bf16, int8 or fp8 besides, with commas between."),
+    calibration: str | None = CALIBRATION,
+    calibration_images: int = CALIBRATION_IMAGES,
     force: bool = FORCE,
     as_json: bool = JSON_OPTION,
 ) -> None:
@@ -33,7 +42,8 @@ def export(
     if input_kind not in ("pixels", "tensor"):
         raise InputError(f"--input is {input_kind!r}; pixels or tensor was wanted")
     preprocessing, dataset_labels = preprocessing_from(dataset, mean, std)
-    with working(f"exporting {checkpoint}"):
+    variants: list[Variant] = []
+    with working(f"exporting {checkpoint}") as says:
         from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 
         options = ExportOptions(
@@ -42,10 +52,15 @@ def export(
             preprocessing=preprocessing,
             labels=labels_from(labels) or dataset_labels,
         )
-        bundle = bundle_from_checkpoint(checkpoint, out, options, hints=hints, force=force)
+
+        def also(made: Bundle) -> None:
+            variants.extend(converted(made, precision, calibration, calibration_images, says=says))
+
+        bundle = bundle_from_checkpoint(checkpoint, out, options, hints=hints, also=also, force=force)
     manifest = bundle.manifest
     if as_json:
-        print_json({"bundle": str(out), "sha256": bundle.sha256, "manifest": manifest.to_json()})
+        records = {variant.precision: variant.record.to_json() for variant in variants if variant.record}
+        print_json({"bundle": str(out), "sha256": bundle.sha256, "manifest": manifest.to_json(), "precisions": records})
         return
     shape = ", ".join(map(str, bundle.input_shape))
     rows = [
@@ -64,4 +79,6 @@ def export(
         ("bundle", bundle.sha256),
     ]
     print_table(("", ""), rows)
+    if any(variant.record for variant in variants):
+        print_variants(variants)
     typer.echo(out)

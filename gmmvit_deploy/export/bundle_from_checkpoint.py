@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,16 +12,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-import gmmvit_deploy
 from gmmvit_deploy import artifacts
 from gmmvit_deploy.artifacts import Bundle, InputKind, Manifest, Preprocessing, new_folder, open_bundle, require_free
 from gmmvit_deploy.checkpoints.hints import LoadHints
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.checkpoints.reading import SPEC_METADATA_KEY
 from gmmvit_deploy.errors import ExportError, InputError
-from gmmvit_deploy.export.graph_proof import prove_folded
 from gmmvit_deploy.export.onnx_from_model import OPSET, onnx_from_model
 from gmmvit_deploy.folding.fold import FoldedModel, fold
+from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.preprocess import tensor_from_pixels
 from gmmvit_deploy.runtime.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.specs import ModelSpec, spec_to_json
@@ -61,10 +59,17 @@ class ExportOptions:
 
 
 def bundle_from_checkpoint(
-    checkpoint: Path, out: Path, options: ExportOptions, *, hints: LoadHints | None = None, force: bool = False
+    checkpoint: Path,
+    out: Path,
+    options: ExportOptions,
+    *,
+    hints: LoadHints | None = None,
+    also: Callable[[Bundle], object] = lambda bundle: None,
+    force: bool = False,
 ) -> Bundle:
     """Export a checkpoint.
 
+    also: what else to write into the finished bundle, before anybody can see it.
     force: replace a folder that exists at ``out``.
     Errors: CheckpointError, FoldError, ExportError, OutputError, and InputError when the labels do
     not fit the model. Whatever the error, ``out`` is as it was.
@@ -80,6 +85,7 @@ def bundle_from_checkpoint(
         difference = _prove_numerically(open_bundle(folder), loaded)
         manifest.export_parity.update(difference)
         _write_manifest(folder, manifest)
+        also(open_bundle(folder))
     return open_bundle(out)
 
 
@@ -132,7 +138,7 @@ def _write(
         biases=biases,
         export_parity={},
         float32_noise=noise,
-        versions=_versions(),
+        versions=artifacts.tool_versions(),
         files={file.name: artifacts.sha256_of_file(file) for file in sorted(folder.iterdir())},
     )
 
@@ -196,14 +202,3 @@ def _prove_numerically(bundle: Bundle, loaded: LoadedCheckpoint) -> dict[str, fl
             f"at most {tolerance.limit(wanted):.3g} was wanted"
         )
     return {"onnxruntime_largest_abs": largest, "limit": tolerance.limit(wanted)}
-
-
-def _versions() -> dict[str, str]:
-    from importlib.metadata import version
-
-    packages = ("torch", "onnx", "onnxscript", "onnxruntime", "numpy", "pillow", "safetensors")
-    return {
-        "gmmvit-deploy": gmmvit_deploy.__version__,
-        "python": platform.python_version(),
-        **{name: version(name) for name in packages},
-    }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import io
 import logging
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -80,6 +82,7 @@ def onnx_from_model(model: Model, *, preprocessing: Preprocessing | None, max_ba
     if program is None:
         raise ExportError(f"the torch {torch.__version__} exporter returned nothing")
     proto = program.model_proto
+    _name_nodes(proto)
     _strip_traces(proto)
     return proto
 
@@ -96,6 +99,18 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
+
+
+def _name_nodes(proto: ModelProto) -> None:
+    """Call every node after its module: ``blocks.0.attention/Softmax``.  Engines report under these names."""
+    taken: Counter[str] = Counter()
+    for node in proto.graph.node:
+        notes = {note.key: note.value for note in node.metadata_props}
+        scopes = ast.literal_eval(notes.get("pkg.torch.onnx.name_scopes", "[]"))
+        module = (scopes[-2] if len(scopes) > 1 else "").removeprefix("model").removeprefix(".")
+        name = f"{module or 'model'}/{node.op_type}"
+        node.name = f"{name}.{taken[name]}" if taken[name] else name
+        taken[name] += 1
 
 
 def _strip_traces(proto: ModelProto) -> None:

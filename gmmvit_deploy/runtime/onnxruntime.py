@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gmmvit_deploy.artifacts import Bundle
+    from gmmvit_deploy.variants import Variant
 
-__all__ = ["OnnxRuntimeRunner", "session_from_onnx"]
+__all__ = ["OnnxRuntimeRunner", "session_from_bytes", "session_from_onnx"]
 
 
 def session_from_onnx(path: Path, *, threads: int | None = None) -> Any:
@@ -23,26 +24,41 @@ def session_from_onnx(path: Path, *, threads: int | None = None) -> Any:
     threads: of one operator; None leaves it to ONNX Runtime (one a core).
     Errors: MissingDependencyError; BundleError when ONNX Runtime cannot load the graph.
     """
+    return _session(str(path), str(path), threads)
+
+
+def session_from_bytes(graph: bytes, name: str, *, exact: bool = False) -> Any:
+    """As `session_from_onnx`, for a serialised graph that errors shall call ``name``.
+
+    exact: no optimisation, so that every rounding the graph asks for takes place.
+    """
+    return _session(graph, name, None, exact=exact)
+
+
+def _session(graph: str | bytes, name: str, threads: int | None, *, exact: bool = False) -> Any:
     onnxruntime = require("onnxruntime", package="onnxruntime", extra="cpu")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors; warnings at load are about optimisations, not answers
+    if exact:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     if threads is not None:
         options.intra_op_num_threads = threads
     try:
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     # ONNX Runtime raises a dozen unrelated classes for a graph it cannot take.
     except Exception as exc:
-        raise BundleError(f"{path}: ONNX Runtime {onnxruntime.__version__} cannot load it: {exc}") from exc
+        raise BundleError(f"{name}: ONNX Runtime {onnxruntime.__version__} cannot load it: {exc}") from exc
 
 
 class OnnxRuntimeRunner(Runner):
-    """``model.onnx`` of a bundle in ONNX Runtime."""
+    """``model.onnx`` of a bundle in ONNX Runtime, or one of its other precisions."""
 
     name = "onnxruntime"
 
-    def __init__(self, bundle: Bundle, *, threads: int | None = None) -> None:
+    def __init__(self, bundle: Bundle, *, variant: Variant | None = None, threads: int | None = None) -> None:
         super().__init__(bundle)
-        self._session = session_from_onnx(bundle.onnx_path, threads=threads)
+        self.precision = variant.precision if variant else "fp32"
+        self._session = session_from_onnx(variant.path if variant else bundle.onnx_path, threads=threads)
         self._input = bundle.manifest.input_kind
 
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gmmvit_deploy.artifacts import Bundle
+    from gmmvit_deploy.precision import Precision
 
 __all__ = ["Runner"]
 
@@ -20,9 +21,12 @@ class Runner:
 
     A batch is what the bundle's graph takes: uint8 (B, S, S, 3) for ``pixels``, float32
     (B, 3, S, S) for ``tensor``. Logits are float32 (B, C).
+
+    precision: what it computes in, which says how near to float32 it can come.
     """
 
     name: str
+    precision: Precision = "fp32"
 
     def __init__(self, bundle: Bundle) -> None:
         self.input_shape = bundle.input_shape
@@ -37,6 +41,10 @@ class Runner:
         """
         self._check(batch)
         return self._run(batch)
+
+    def takes(self, batch: int) -> bool:
+        """Whether it runs a batch of this size."""
+        return 1 <= batch <= self.max_batch
 
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
         raise NotImplementedError
@@ -58,7 +66,7 @@ class Runner:
                 f"a batch of {self.input_dtype} (B, {', '.join(map(str, self.input_shape))}) was wanted, "
                 f"found {batch.dtype} {tuple(batch.shape)}"
             )
-        if not 1 <= batch.shape[0] <= self.max_batch:
+        if not self.takes(batch.shape[0]):
             raise InputError(
                 f"batch {batch.shape[0]} is outside this bundle's 1..{self.max_batch}",
                 hint="split it, or export again with a larger --max-batch",

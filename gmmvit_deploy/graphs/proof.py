@@ -10,11 +10,12 @@ import numpy as np
 
 from gmmvit_deploy.artifacts import ConstantRecord, sha256_of_bytes
 from gmmvit_deploy.errors import ExportError
-from gmmvit_deploy.folding.fold import FoldedConstant, FoldedModel
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto
     from torch import Tensor
+
+    from gmmvit_deploy.folding.fold import FoldedConstant, FoldedModel
 
 __all__ = ["bytes_of_tensor", "constant_nodes", "prove_folded"]
 

@@ -1,0 +1,165 @@
+"""Bundle → the same network in another precision, in the forms that engines like; proven, recorded, written whole.
+
+weights → model → folded → folded for engines → ONNX, float32 → (int8, fp8: Q/DQ) → cast → record
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gmmvit_deploy.artifacts import Bundle, Preprocessing, new_file, sha256_of_bytes, tool_versions
+from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.errors import ExportError, InputError
+from gmmvit_deploy.export.onnx_from_model import onnx_from_model
+from gmmvit_deploy.folding.fold import ENGINE_PASSES, QUANTIZED_PASSES, FoldedModel, fold, fold_for_engines
+from gmmvit_deploy.folding.head_padding import pad_heads
+from gmmvit_deploy.graphs.calibration import bounds_of, calibrate
+from gmmvit_deploy.graphs.cast import cast_graph
+from gmmvit_deploy.graphs.emulate import emulated_logits
+from gmmvit_deploy.graphs.masks import changes_of, prove_masks
+from gmmvit_deploy.graphs.proof import prove_folded
+from gmmvit_deploy.graphs.quantize import QUANTIZED, quantize_graph
+from gmmvit_deploy.variants import Variant, VariantRecord, onnx_file, open_variant, record_file
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from onnx import ModelProto
+
+    from gmmvit_deploy.models.build import Model
+    from gmmvit_deploy.precision import Precision
+    from gmmvit_deploy.runtime.image_batches import ImageBatches
+
+__all__ = ["PreparedGraph", "graph_from_model", "prepared_graph", "variant_from_bundle"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PreparedGraph:
+    """proto: strongly typed.  folded: the model it was exported from.  calibration: as in `VariantRecord`."""
+
+    proto: ModelProto
+    folded: FoldedModel
+    constants: dict[str, str]
+    mask_sha256: dict[str, str]
+    calibration: dict[str, Any] | None
+
+
+def variant_from_bundle(
+    bundle: Bundle,
+    precision: Precision,
+    *,
+    calibration: ImageBatches | None = None,
+    padded: bool = True,
+    force: bool = False,
+) -> Variant:
+    """Write ``model.<precision>.onnx`` and its record into the bundle.
+
+    calibration: real images, for int8 and fp8.  padded: pad head dims that engines dislike.
+    force: replace what is there.
+    Errors: InputError when calibration is missing, or given and not needed; FoldError, ExportError,
+    OutputError. Whatever the error, the bundle is as it was.
+    """
+    if precision == "fp32":
+        return open_variant(bundle, precision)
+    prepared = prepared_graph(bundle, precision, calibration=calibration, padded=padded)
+    data = prepared.proto.SerializeToString(deterministic=True)
+    record = VariantRecord(
+        precision=precision,
+        bundle_sha256=bundle.sha256,
+        onnx_sha256=sha256_of_bytes(data),
+        passes={name: len(changed) for name, changed in prepared.folded.passes.items() if changed},
+        constants=prepared.constants,
+        mask_sha256=prepared.mask_sha256,
+        masks=tuple(changes_of(prepared.folded.masks, precision)),
+        calibration=prepared.calibration,
+        golden=_measured(bundle, prepared.proto, precision),
+        versions=tool_versions(),
+    )
+    text = json.dumps(record.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    graph_path, record_path = bundle.path / onnx_file(precision), bundle.path / record_file(precision)
+    with new_file(graph_path, force=force) as graph, new_file(record_path, force=True) as notes:
+        graph.write(data)
+        notes.write(text.encode())
+    return open_variant(bundle, precision)
+
+
+def prepared_graph(
+    bundle: Bundle,
+    precision: Precision,
+    *,
+    calibration: ImageBatches | None = None,
+    padded: bool = True,
+) -> PreparedGraph:
+    """The graph of a precision, in memory.  Errors: as `variant_from_bundle`."""
+    if (precision in QUANTIZED) != (calibration is not None):
+        raise InputError(
+            f"{precision} {'needs' if precision in QUANTIZED else 'takes no'} calibration images",
+            hint="--calibration FOLDER_OR_NPZ, with images as the model will see them"
+            if precision in QUANTIZED
+            else "",
+        )
+    manifest = bundle.manifest
+    prepared = graph_from_model(
+        load_checkpoint(bundle.weights_path).model,
+        precision,
+        preprocessing=manifest.preprocessing if manifest.input_kind == "pixels" else None,
+        max_batch=manifest.max_batch,
+        calibration=calibration,
+        padded=padded,
+    )
+    if calibration is not None and prepared.calibration is not None:
+        prepared.calibration.update(source=calibration.source, sha256=calibration.sha256)
+    for key, value in (("gmmvit.bundle_sha256", bundle.sha256), ("gmmvit.precision", precision)):
+        prepared.proto.metadata_props.add(key=key, value=value)
+    return prepared
+
+
+def graph_from_model(
+    model: Model,
+    precision: Precision,
+    *,
+    preprocessing: Preprocessing | None,
+    max_batch: int,
+    calibration: Iterable[NDArray[Any]] | None = None,
+    padded: bool = True,
+) -> PreparedGraph:
+    """Trained model → folded, in the forms that engines like, strongly typed.
+
+    preprocessing: as `onnx_from_model`.  calibration: batches of what the graph takes, for int8 and fp8.
+    Errors: FoldError, ExportError, InputError.
+    """
+    folded = fold(model)
+    if precision != "fp32":  # nothing fuses in float32, so none of the engine forms would pay
+        passes = QUANTIZED_PASSES if precision in QUANTIZED else ENGINE_PASSES
+        folded = fold_for_engines(folded, [one for one in passes if padded or one is not pad_heads])
+    proto = onnx_from_model(folded.model, preprocessing=preprocessing, max_batch=max_batch)
+    records, _ = prove_folded(proto, folded)
+    notes: dict[str, Any] | None = None
+    if calibration is not None:
+        found = calibrate(proto, calibration)
+        bounds = bounds_of(found, precision)
+        proto = quantize_graph(proto, precision, bounds)
+        notes = {"images": found.images, "bounds": dict(bounds)}
+    proto = cast_graph(proto, precision)
+    constants, hashes = prove_masks(proto, folded.masks, records, precision)
+    return PreparedGraph(proto=proto, folded=folded, constants=constants, mask_sha256=hashes, calibration=notes)
+
+
+def _measured(bundle: Bundle, proto: ModelProto, precision: Precision) -> dict[str, float]:
+    inputs, wanted = bundle.golden()
+    found = emulated_logits(proto, inputs, name=onnx_file(precision))
+    if not np.isfinite(found).all():
+        raise ExportError(
+            f"{bundle.path}: in {precision} its logits are not finite: a value left the range of the type",
+            hint="bf16 has float32's range",
+        )
+    largest = float(np.abs(found - wanted).max())
+    return {
+        "largest_abs": largest,
+        "largest_rel": largest / float(np.abs(wanted).max()),
+        "argmax_agreement": float((found.argmax(1) == wanted.argmax(1)).mean()),
+    }

@@ -1,0 +1,99 @@
+"""How large the inputs of each projection are on real images, and where to cut them off.
+
+For fp8 the largest value seen is the bound: its steps grow with the value. For int8 all steps are
+equal, so one outlier would waste them; the bound c is the one with the least expected error
+
+    E(c) = Σ_x  c² / (12·127²)  for |x| ≤ c,   (|x| − c)²  beyond
+
+over a histogram of |x|.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.graphs.quantize import activations_of, grid_of
+from gmmvit_deploy.runtime.onnxruntime import session_from_bytes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from onnx import ModelProto
+
+    from gmmvit_deploy.precision import Precision
+
+__all__ = ["Histograms", "bounds_of", "calibrate"]
+
+_BINS = 2048
+
+
+class Histograms:
+    """|x| of several tensors, batch after batch, in bounded memory.
+
+    A histogram covers 0 to ``top``; a value beyond doubles ``top`` and merges bins two by two.
+    """
+
+    def __init__(self) -> None:
+        self.images = 0
+        self.counts: dict[str, NDArray[Any]] = {}
+        self.top: dict[str, float] = {}
+        self.largest: dict[str, float] = {}
+
+    def add(self, name: str, values: NDArray[Any]) -> None:
+        """Errors: InputError when a value is not finite."""
+        import numpy as np
+
+        magnitudes = np.abs(values).ravel()
+        largest = float(magnitudes.max(initial=0.0))
+        if not np.isfinite(largest):
+            raise InputError(f"calibration: {name} is not finite on these images")
+        counts = self.counts.setdefault(name, np.zeros(_BINS))
+        top = self.top.setdefault(name, max(largest, 1e-12))
+        while largest > top:
+            counts[:] = np.concatenate([counts.reshape(-1, 2).sum(1), np.zeros(_BINS // 2)])
+            top *= 2
+        self.top[name] = top
+        self.largest[name] = max(largest, self.largest.get(name, 0.0))
+        counts += np.histogram(magnitudes, bins=_BINS, range=(0.0, top))[0]
+
+
+def calibrate(proto: ModelProto, batches: Iterable[NDArray[Any]]) -> Histograms:
+    """Run the float32 graph on ``batches`` and collect what goes into each projection.
+
+    Errors: InputError when there is no batch; BundleError when ONNX Runtime cannot run the graph.
+    """
+    from onnx import TensorProto, helper
+
+    probed = type(proto)()
+    probed.CopyFrom(proto)
+    names = activations_of(proto.graph)
+    probed.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names)
+    session = session_from_bytes(probed.SerializeToString(), "the graph that calibrates")
+    (image,) = (one.name for one in proto.graph.input)
+    found = Histograms()
+    for batch in batches:
+        for name, values in zip(names, session.run(list(names), {image: batch}), strict=True):
+            found.add(name, values)
+        found.images += len(batch)
+    if not found.images:
+        raise InputError("calibration needs images, and there are none", hint="--calibration takes a folder or .npz")
+    return found
+
+
+def bounds_of(found: Histograms, precision: Precision) -> Mapping[str, float]:
+    """Tensor → the value that becomes the last on the grid."""
+    if precision == "fp8":
+        return dict(found.largest)
+    return {name: _least_error(counts, found.top[name], found.largest[name]) for name, counts in found.counts.items()}
+
+
+def _least_error(counts: NDArray[Any], top: float, largest: float) -> float:
+    import numpy as np
+
+    centres = (np.arange(_BINS) + 0.5) * (top / _BINS)
+    steps = grid_of("int8").largest
+    cuts = largest * np.linspace(0.3, 1.0, 141)
+    beyond = np.maximum(centres[None, :] - cuts[:, None], 0.0) ** 2
+    within = (centres[None, :] <= cuts[:, None]) * (cuts[:, None] ** 2 / (12 * steps**2))
+    return float(cuts[np.argmin((beyond + within) @ counts)])

@@ -1,0 +1,137 @@
+"""Float32 graph → the same graph, strongly typed: each node in the type that the policy gives its role.
+
+Constants are cast here, once; computed tensors through Cast nodes where two types meet. A node
+that only moves values takes the type it is handed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from gmmvit_deploy.errors import ExportError
+from gmmvit_deploy.graphs.roles import roles_of
+from gmmvit_deploy.precision import POLICY, ElementType, Precision
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto, TensorProto
+
+__all__ = ["cast_graph", "numpy_type"]
+
+
+_FIRST_BF16_OPSET = 22
+
+
+def numpy_type(kind: ElementType) -> Any:
+    """The numpy (or ml_dtypes) type of that name."""
+    import ml_dtypes
+    import numpy as np
+
+    return {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}[kind]
+
+
+def cast_graph(proto: ModelProto, precision: Precision) -> ModelProto:
+    """A new graph; inputs and outputs keep their types.
+
+    Errors: ExportError on a node without a role, or when a finite constant does not stay finite.
+    """
+    return _Cast(proto, {role: kinds[precision] for role, kinds in POLICY.items()}).run()
+
+
+class _Cast:
+    def __init__(self, proto: ModelProto, types: Mapping[str, ElementType]) -> None:
+        from onnx import TensorProto
+
+        self._onnx_types = {
+            "float32": TensorProto.FLOAT,
+            "float16": TensorProto.FLOAT16,
+            "bfloat16": TensorProto.BFLOAT16,
+        }
+        self._proto = proto
+        self._types = types
+        self._roles = roles_of(proto.graph)
+        self._floats = {one.name: one for one in proto.graph.initializer if one.data_type == TensorProto.FLOAT}
+        self._constants: dict[str, TensorProto] = {}
+        self._kinds: dict[str, ElementType] = {
+            one.name: "float32" for one in proto.graph.input if one.type.tensor_type.elem_type == TensorProto.FLOAT
+        }
+        self._nodes: list[NodeProto] = []
+
+    def run(self) -> ModelProto:
+        out = type(self._proto)()
+        out.CopyFrom(self._proto)
+        for node in out.graph.node:
+            self._add(node)
+        for result in out.graph.output:
+            if self._kinds[result.name] != "float32":
+                raise ExportError(f"{result.name} came out as {self._kinds[result.name]}; float32 was wanted")
+        others = [one for one in out.graph.initializer if one.name not in self._floats]
+        for part, values in (
+            (out.graph.node, self._nodes),
+            (out.graph.initializer, [*others, *self._constants.values()]),
+        ):
+            kept = list(values)
+            del part[:]
+            part.extend(kept)
+        del out.graph.value_info[:]
+        if "bfloat16" in self._types.values():
+            # 21 and 22 add bfloat16 to convolutions and change nothing else in the operators used here.
+            out.opset_import[0].version = max(_FIRST_BF16_OPSET, out.opset_import[0].version)
+        return out
+
+    def _add(self, node: NodeProto) -> None:
+        kind = self._kind(node)
+        if kind is not None:
+            inputs = [self._as(name, kind) for name in node.input]
+            del node.input[:]
+            node.input.extend(inputs)
+            if node.op_type != "QuantizeLinear":
+                self._kinds.update(dict.fromkeys(node.output, kind))
+        self._nodes.append(node)
+
+    def _kind(self, node: NodeProto) -> ElementType | None:
+        """What the node computes in; None when it touches no floating-point number."""
+        role = self._roles[node.name]
+        if role == "input" and node.op_type == "Cast":
+            self._kinds[node.output[0]] = "float32"
+            return None
+        if role != "shape":
+            return self._types[role]
+        if node.op_type == "Shape":
+            return None
+        handed = [self._kinds[name] for name in node.input if name in self._kinds]
+        if handed:
+            return handed[0]
+        # the class token, repeated for the batch, is the only constant that is moved about
+        return self._types["residual"] if any(name in self._floats for name in node.input) else None
+
+    def _as(self, name: str, kind: ElementType) -> str:
+        """The name of this tensor in that type; what is not floating point stays as it is."""
+        if name in self._floats:
+            return self._constant(name, kind)
+        if self._kinds.get(name, kind) == kind:
+            return name
+        cast = f"{name}.{kind}"
+        if cast not in self._kinds:
+            from onnx import helper
+
+            self._nodes.append(helper.make_node("Cast", [name], [cast], name=f"{cast}/Cast", to=self._onnx_types[kind]))
+            self._kinds[cast] = kind
+        return cast
+
+    def _constant(self, name: str, kind: ElementType) -> str:
+        import numpy as np
+        from onnx import numpy_helper
+
+        cast = name if kind == "float32" else f"{name}.{kind}"
+        if cast not in self._constants:
+            values = numpy_helper.to_array(self._floats[name])
+            with np.errstate(over="ignore"):
+                rounded = values.astype(numpy_type(kind))
+            if not np.isfinite(rounded.astype(np.float32)).all():
+                raise ExportError(
+                    f"{name}: its largest value, {np.abs(values).max():.3g}, is more than {kind} can hold",
+                    hint="bf16 has float32's range",
+                )
+            self._constants[cast] = numpy_helper.from_array(rounded, cast)
+        return cast

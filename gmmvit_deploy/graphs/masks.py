@@ -1,0 +1,94 @@
+"""What a precision does to masks, entry by entry, and the proof that they are in the graph as constants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gmmvit_deploy.artifacts import sha256_of_bytes
+from gmmvit_deploy.errors import ExportError
+from gmmvit_deploy.graphs.cast import numpy_type
+from gmmvit_deploy.graphs.proof import FORBIDDEN, constant_nodes
+from gmmvit_deploy.precision import POLICY
+from gmmvit_deploy.variants import MaskChange
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from onnx import ModelProto
+
+    from gmmvit_deploy.artifacts import ConstantRecord
+    from gmmvit_deploy.folding.fold import FoldedConstant
+    from gmmvit_deploy.precision import Precision
+
+__all__ = ["changes_of", "prove_masks", "require_folded"]
+
+_EXPORT = "gmmvit export folds masks and proves it"
+
+
+def changes_of(masks: Sequence[FoldedConstant], precision: Precision) -> Iterator[MaskChange]:
+    """One for each layer and head, float32 against what the precision makes of it."""
+    import numpy as np
+
+    kind = numpy_type(POLICY["mask"][precision])
+    smallest = _smallest_normal(kind)
+    for mask in masks:
+        constant = mask.constant.numpy()
+        for head, exact in enumerate(constant.reshape(-1, *constant.shape[-2:])):
+            with np.errstate(over="ignore"):
+                rounded = exact.astype(kind).astype(np.float64)
+            change = np.abs(rounded - exact)
+            flushed = (rounded == 0) & (exact != 0)
+            kept = (exact != 0) & ~flushed & np.isfinite(rounded)
+            yield MaskChange(
+                layer=mask.layer,
+                head=head,
+                entries=exact.size,
+                largest_change=float(change[np.isfinite(change)].max(initial=0.0)),
+                relative_change=float((change[kept] / np.abs(exact[kept].astype(np.float64))).max(initial=0.0)),
+                flushed=int(flushed.sum()),
+                subnormal=int((kept & (np.abs(exact) < smallest)).sum()),
+                saturated=int((~np.isfinite(rounded)).sum()),
+            )
+
+
+def _smallest_normal(kind: Any) -> float:
+    import ml_dtypes
+
+    return float(ml_dtypes.finfo(kind).smallest_normal)  # type: ignore[no-untyped-call]
+
+
+def require_folded(proto: ModelProto) -> None:
+    """Errors: ExportError when a mask is still computed in the graph, or anything else that is constant."""
+    operators = {node.op_type for node in proto.graph.node}
+    if left := sorted(FORBIDDEN & operators):
+        raise ExportError(f"the graph still computes its mask: it has {', '.join(left)}", hint=_EXPORT)
+    idle = [name for name in constant_nodes(proto.graph) if not name.endswith("(DequantizeLinear)")]
+    if idle:
+        what = "still computes its mask" if any("mask" in name for name in idle) else "computes constants at run time"
+        more = f" and {len(idle) - 3} more" if len(idle) > 3 else ""
+        raise ExportError(f"the graph {what}: {', '.join(idle[:3])}{more}", hint=_EXPORT)
+
+
+def prove_masks(
+    proto: ModelProto, masks: Sequence[FoldedConstant], records: Sequence[ConstantRecord], precision: Precision
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Find each mask, cast, in the graph, as a constant and nothing else.
+
+    records: of the float32 graph that was cast.
+    Returns layer → its name there, and layer → SHA-256 of its bytes.
+    Errors: ExportError when one is absent or is not bit for bit the cast of the folded one, or as `require_folded`.
+    """
+    from onnx import numpy_helper
+
+    require_folded(proto)
+    kind = POLICY["mask"][precision]
+    constants = {one.name: one for one in proto.graph.initializer}
+    names, hashes = {}, {}
+    for mask, record in zip(masks, records, strict=True):
+        name = record.constant if kind == "float32" else f"{record.constant}.{kind}"
+        wanted = mask.constant.numpy().astype(numpy_type(kind))
+        found: NDArray[Any] | None = numpy_helper.to_array(constants[name]) if name in constants else None
+        if found is None or found.tobytes() != wanted.tobytes():
+            raise ExportError(f"{mask.layer}: its mask in {kind} is not in the graph")
+        names[mask.layer], hashes[mask.layer] = name, sha256_of_bytes(wanted.tobytes())
+    return names, hashes

@@ -1,0 +1,182 @@
+"""int8 and fp8: Q/DQ pairs on both inputs of every projection, and nowhere else.
+
+    Q(x) = saturate(round(x / s)),  DQ(q) = q · s,  symmetric: no zero point but 0
+
+Activations have one scale each, from calibration; weights one for each output channel. Left alone
+are the first linear map (on the image) and the head, which carry most of the accuracy and little
+of the work, depthwise convolutions, and the products of attention: Q/DQ on those breaks the fused
+kernel. Biases stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gmmvit_deploy.errors import ExportError
+from gmmvit_deploy.graphs.roles import roles_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+
+    from gmmvit_deploy.precision import Precision
+
+__all__ = ["QUANTIZED", "Grid", "activations_of", "grid_of", "quantize_graph"]
+
+QUANTIZED: tuple[Precision, ...] = ("int8", "fp8")
+_SMALLEST_SCALE = 2.0**-24  # of float16, in which scales are stored
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """The values that a quantised number can take.  largest: of them, at scale 1."""
+
+    name: Precision
+    largest: float
+
+    @property
+    def numpy_type(self) -> Any:
+        import ml_dtypes
+        import numpy as np
+
+        return np.int8 if self.name == "int8" else ml_dtypes.float8_e4m3fn
+
+    def quantized(self, values: NDArray[Any], scale: NDArray[Any]) -> NDArray[Any]:
+        """``values`` on the grid of ``scale``, which broadcasts over them."""
+        import numpy as np
+
+        scaled = np.clip(values / scale, -self.largest, self.largest)
+        result: NDArray[Any] = (np.rint(scaled) if self.name == "int8" else scaled).astype(self.numpy_type)
+        return result
+
+    def scale(self, largest: NDArray[Any]) -> NDArray[Any]:
+        """The scale at which ``largest`` is the last value, as float16 can say it.
+
+        Rounded before anything is quantised with it, so rounding it costs no accuracy.
+        """
+        import numpy as np
+
+        scales = np.maximum(np.asarray(largest, np.float64) / self.largest, _SMALLEST_SCALE)
+        result: NDArray[Any] = scales.astype(np.float16).astype(np.float32)
+        return result
+
+
+def grid_of(precision: Precision) -> Grid:
+    """int8: −127 … 127; fp8: E4M3, up to ±448."""
+    return Grid(name=precision, largest=127.0 if precision == "int8" else 448.0)
+
+
+def activations_of(graph: GraphProto) -> tuple[str, ...]:
+    """Tensors that need a scale: what goes into each projection, in the graph's order, each once."""
+    return tuple(dict.fromkeys(node.input[0] for node in _projections(graph)))
+
+
+def _projections(graph: GraphProto) -> list[NodeProto]:
+    roles = roles_of(graph)
+    return [node for node in graph.node if roles[node.name] == "projection"]
+
+
+def quantize_graph(proto: ModelProto, precision: Precision, largest: Mapping[str, float]) -> ModelProto:
+    """A new float32 graph with Q/DQ pairs.
+
+    largest: activation → the value that becomes the grid's last; see `calibration`.
+    Errors: ExportError when an activation has no calibrated value, or one that is not positive and finite.
+    """
+    import numpy as np
+    from onnx import numpy_helper
+
+    out = type(proto)()
+    out.CopyFrom(proto)
+    grid = grid_of(precision)
+    weights = {one.name: one for one in out.graph.initializer}
+    pairs = _Pairs(grid)
+    projections = {node.name for node in _projections(out.graph)}
+    nodes: list[NodeProto] = []
+    for node in out.graph.node:
+        if node.name in projections:
+            activation, weight = node.input[0], node.input[1]
+            bound = largest.get(activation, 0.0)
+            if not (np.isfinite(bound) and bound > 0):
+                raise ExportError(f"{node.name}: calibration found no range for its input ({bound})")
+            node.input[0] = pairs.activation(node.name, activation, bound)
+            node.input[1] = pairs.weight(weight, numpy_helper.to_array(weights[weight]), axis=_output_axis(node))
+            nodes.extend(pairs.take())
+        nodes.append(node)
+    read = {name for node in nodes for name in node.input}
+    kept = [one for one in out.graph.initializer if one.name in read]
+    del out.graph.node[:], out.graph.initializer[:]
+    out.graph.node.extend(nodes)
+    out.graph.initializer.extend([*kept, *pairs.constants])
+    del out.graph.value_info[:]
+    return out
+
+
+def _output_axis(node: NodeProto) -> int:
+    """Of the weight: which dimension counts output channels."""
+    if node.op_type == "Conv":
+        return 0
+    transposed = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
+    return 0 if transposed else 1
+
+
+class _Pairs:
+    """Makes Q/DQ pairs and remembers those that exist."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.constants: list[TensorProto] = []
+        self._grid = grid
+        self._made: dict[str, str] = {}
+        self._nodes: list[NodeProto] = []
+
+    def take(self) -> list[NodeProto]:
+        """The nodes made since last asked."""
+        nodes, self._nodes = self._nodes, []
+        return nodes
+
+    def activation(self, reader: str, name: str, largest: float) -> str:
+        """X → DQ(Q(x)), for this reader alone: a pair of its own fuses into its product."""
+        import numpy as np
+        from onnx import helper
+
+        stem = f"{reader}.input"
+        scale = self._constant(f"{stem}.scale", self._grid.scale(np.asarray(largest)))
+        zero = self._constant(f"{stem}.zero", np.zeros((), self._grid.numpy_type))
+        self._nodes += [
+            helper.make_node(
+                "QuantizeLinear", [name, scale, zero], [f"{stem}.quantized"], name=f"{reader}/QuantizeLinear"
+            ),
+            helper.make_node(
+                "DequantizeLinear", [f"{stem}.quantized", scale, zero], [stem], name=f"{reader}/DequantizeLinear"
+            ),
+        ]
+        return stem
+
+    def weight(self, name: str, values: NDArray[Any], *, axis: int) -> str:
+        """A constant → its quantised values and DQ(…); shared by all who read it."""
+        import numpy as np
+        from onnx import helper
+
+        if name not in self._made:
+            others = tuple(index for index in range(values.ndim) if index != axis)
+            scales = self._grid.scale(np.abs(values).max(axis=others))
+            along = scales.reshape([-1 if index == axis else 1 for index in range(values.ndim)])
+            inputs = [
+                self._constant(f"{name}.quantized", self._grid.quantized(values, along)),
+                self._constant(f"{name}.scale", scales),
+                self._constant(f"{name}.zero", np.zeros(scales.shape, self._grid.numpy_type)),
+            ]
+            self._made[name] = f"{name}.dequantized"
+            self._nodes.append(
+                helper.make_node(
+                    "DequantizeLinear", inputs, [self._made[name]], name=f"{name}/DequantizeLinear", axis=axis
+                )
+            )
+        return self._made[name]
+
+    def _constant(self, name: str, values: NDArray[Any]) -> str:
+        from onnx import numpy_helper
+
+        self.constants.append(numpy_helper.from_array(values, name))
+        return name

@@ -1,0 +1,65 @@
+"""The precisions that a network can be written in, and the policy: which part of it computes in which type.
+
+The policy is one table. The cast pass follows it, and the README prints it. Masks are folded in
+float32 first and cast last: an unfolded base mask flushes to zero in half precision.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, get_args
+
+from gmmvit_deploy.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["POLICY", "PRECISIONS", "ElementType", "Precision", "precision_from", "precisions_from"]
+
+Precision = Literal["fp32", "fp16", "bf16", "int8", "fp8"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+ElementType = Literal["float32", "float16", "bfloat16"]
+
+_F32: ElementType = "float32"
+_F16: ElementType = "float16"
+_B16: ElementType = "bfloat16"
+
+# Roles are explained in graphs/roles.py. In int8 and fp8 the two inputs of a projection go through
+# Q/DQ pairs besides; attention's products are never quantised: int8 there breaks the fused kernel.
+POLICY: Mapping[str, Mapping[Precision, ElementType]] = {
+    role: dict(zip(PRECISIONS, types, strict=True))
+    for role, types in {
+        #             fp32  fp16  bf16  int8  fp8
+        "input":      (_F32, _F32, _F32, _F32, _F32),
+        "embedding":  (_F32, _F16, _B16, _F16, _F16),
+        "projection": (_F32, _F16, _B16, _F16, _F16),
+        "quantize":   (_F32, _F16, _B16, _F16, _F16),
+        "depthwise":  (_F32, _F16, _B16, _F16, _F16),
+        "product":    (_F32, _F16, _B16, _F16, _F16),
+        "scale":      (_F32, _F16, _B16, _F16, _F16),
+        "mask":       (_F32, _F16, _B16, _F16, _F16),
+        "score_bias": (_F32, _F16, _B16, _F16, _F16),
+        "softmax":    (_F32, _F32, _F32, _F32, _F32),
+        "mixing":     (_F32, _F16, _B16, _F16, _F16),
+        "norm":       (_F32, _F32, _F32, _F32, _F32),
+        "gelu":       (_F32, _F16, _B16, _F16, _F16),
+        "bias":       (_F32, _F16, _B16, _F16, _F16),
+        "residual":   (_F32, _F16, _B16, _F16, _F16),
+        "pooling":    (_F32, _F32, _F32, _F32, _F32),
+        "head":       (_F32, _F32, _F32, _F32, _F32),
+    }.items()
+}  # fmt: skip
+
+
+def precision_from(text: str) -> Precision:
+    """Errors: InputError on a precision that does not exist."""
+    if text not in PRECISIONS:
+        raise InputError(f"precision {text!r} is not known", hint=f"known: {', '.join(PRECISIONS)}")
+    return text
+
+
+def precisions_from(text: str) -> tuple[Precision, ...]:
+    """``fp16,int8`` → its parts, each once.  Errors: InputError on one that does not exist, or on none."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        raise InputError("no precision was named", hint=f"known: {', '.join(PRECISIONS)}")
+    return tuple(dict.fromkeys(precision_from(part) for part in parts))

@@ -1,0 +1,116 @@
+"""Real images, from a folder or an array file, as batches of what a bundle's graph takes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gmmvit_deploy.errors import ImageError, InputError
+from gmmvit_deploy.preprocess import UnusableImage, pixels_from_bytes, tensor_from_pixels
+from gmmvit_deploy.runtime.classify import image_files
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from gmmvit_deploy.artifacts import Bundle
+
+__all__ = ["ImageBatches", "open_images"]
+
+_ARRAY_SUFFIXES = (".npy", ".npz")
+
+
+@dataclass(slots=True, kw_only=True)
+class ImageBatches:
+    """Iterate over it: arrays (≤ batch, …) as the bundle's graph takes them.
+
+    source: as it was named.  count: of images.  ``sha256`` is of every image that was handed out,
+    in order, so it says which data a calibration saw.
+    """
+
+    source: str
+    count: int
+    _bundle: Bundle
+    _batch: int
+    _images: list[Path] | NDArray[Any]
+    _digest: Any = field(default_factory=hashlib.sha256)
+
+    @property
+    def sha256(self) -> str:
+        return str(self._digest.hexdigest())
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        import numpy as np
+
+        self._digest = hashlib.sha256()
+        for start in range(0, self.count, self._batch):
+            part = self._images[start : start + self._batch]
+            inputs = np.stack([self._decoded(path) for path in part]) if isinstance(part, list) else part
+            if inputs.dtype == np.uint8 and self._bundle.manifest.input_kind == "tensor":
+                inputs = _normalised(self._bundle, inputs)
+            self._digest.update(np.ascontiguousarray(inputs).tobytes())
+            yield inputs
+
+    def _decoded(self, path: Path) -> NDArray[Any]:
+        try:
+            return pixels_from_bytes(path.read_bytes(), self._bundle.manifest.spec.image_size)
+        except (UnusableImage, OSError) as exc:
+            raise ImageError(f"{path}: {exc}") from exc
+
+
+def _normalised(bundle: Bundle, pixels: NDArray[Any]) -> NDArray[Any]:
+    preprocessing = bundle.manifest.preprocessing
+    if preprocessing is None:
+        raise InputError(
+            f"{bundle.path}: it does not say how images are normalised, so images cannot be fed to it",
+            hint="export with --dataset or --mean --std, or hand in a float32 array in an .npz file",
+        )
+    return tensor_from_pixels(pixels, preprocessing.mean, preprocessing.std)
+
+
+def open_images(bundle: Bundle, source: str, *, limit: int, batch: int = 32) -> ImageBatches:
+    """A folder (or file, or pattern) of images, or an .npz or .npy of uint8 (N, S, S, 3) or the graph's own input.
+
+    limit: how many are taken, spread evenly over what is there.
+    Errors: InputError when there is nothing, when an array has another shape or type, or holds
+    numbers that are not finite.
+    """
+    import numpy as np
+
+    images: list[Path] | NDArray[Any]
+    is_array = Path(source).suffix.lower() in _ARRAY_SUFFIXES
+    images = _array(bundle, Path(source)) if is_array else image_files([source])
+    chosen = np.unique(np.linspace(0, len(images) - 1, min(limit, len(images))).round().astype(int))
+    picked = [images[index] for index in chosen] if isinstance(images, list) else images[chosen]
+    return ImageBatches(source=source, count=len(chosen), _bundle=bundle, _batch=batch, _images=picked)
+
+
+def _array(bundle: Bundle, path: Path) -> NDArray[Any]:
+    import numpy as np
+
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            array = loaded
+        else:
+            with loaded as file:
+                names = [name for name in ("images", "inputs") if name in file.files] or file.files
+                if len(names) != 1 and names[0] not in ("images", "inputs"):
+                    raise InputError(f"{path}: arrays {', '.join(names)}; one called images was wanted")
+                array = file[names[0]]
+    except FileNotFoundError as exc:
+        raise InputError(f"{path}: no such file") from exc
+    except (OSError, ValueError, EOFError) as exc:
+        raise InputError(f"{path}: not an .npz or .npy file of plain arrays: {exc}") from exc
+    size = bundle.manifest.spec.image_size
+    wanted = {("uint8", (size, size, 3)), (bundle.input_dtype, bundle.input_shape)}
+    if (str(array.dtype), tuple(array.shape[1:])) not in wanted:
+        shapes = " or ".join(f"{kind} (N, {', '.join(map(str, shape))})" for kind, shape in sorted(wanted))
+        raise InputError(f"{path}: {shapes} was wanted, found {array.dtype} {tuple(array.shape)}")
+    if not len(array):
+        raise InputError(f"{path}: it holds no image")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise InputError(f"{path}: it holds numbers that are not finite")
+    return array

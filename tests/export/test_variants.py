@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from PIL import Image
+
+from gmmvit_deploy.artifacts import Bundle, open_bundle, sha256_of_file
+from gmmvit_deploy.errors import BundleError, ExportError, ImageError, InputError, OutputError
+from gmmvit_deploy.export import variants as module
+from gmmvit_deploy.export.variants import prepared_graph, variant_from_bundle
+from gmmvit_deploy.graphs.roles import attentions_of
+from gmmvit_deploy.parity.check import check_parity, open_runner
+from gmmvit_deploy.runtime.image_batches import open_images
+from gmmvit_deploy.variants import open_variant
+
+# Largest seen on vit_gmm, of the largest golden logit: fp16 3.1e-4, bf16 4.5e-3, int8 2.5e-2, fp8 4.4e-2.
+LARGEST = {"fp16": 1e-3, "bf16": 1e-2, "int8": 6e-2, "fp8": 1e-1}
+
+
+@pytest.fixture
+def copied(bundle: Bundle, tmp_path: Path) -> Bundle:
+    shutil.copytree(bundle.path, tmp_path / "bundle")
+    return open_bundle(tmp_path / "bundle")
+
+
+@pytest.mark.parametrize("precision", list(LARGEST))
+def test_a_precision_is_recorded_whole(precision: str, precise_bundle: Bundle) -> None:
+    variant = open_variant(precise_bundle, precision)
+    record = variant.record
+    assert record is not None
+    assert record.onnx_sha256 == sha256_of_file(variant.path) == variant.sha256
+    assert record.bundle_sha256 == precise_bundle.sha256
+    assert 0 < record.golden["largest_rel"] < LARGEST[precision]
+    heads = [(mask.layer, mask.head) for mask in record.masks]
+    assert heads == [(one.layer, head) for one in precise_bundle.manifest.masks for head in range(3)]
+    assert all(mask.flushed == mask.saturated == 0 < mask.largest_change for mask in record.masks)
+    assert (record.calibration is None) == (precision in ("fp16", "bf16"))
+    if record.calibration:
+        assert record.calibration["images"] == 64
+        assert len(record.calibration["sha256"]) == 64
+    proto = onnx.load(variant.path)
+    onnx.checker.check_model(proto, full_check=True)
+    assert {attention.mask for attention in attentions_of(proto.graph)} == set(record.constants.values())
+
+
+def test_a_precision_leaves_its_bundle_as_it_was(bundle: Bundle, precise_bundle: Bundle) -> None:
+    assert precise_bundle.sha256 == bundle.sha256
+
+
+def test_the_same_bundle_gives_the_same_bytes(copied: Bundle, precise_bundle: Bundle, calibration_images: Path) -> None:
+    for precision in ("fp16", "int8"):
+        data = open_images(copied, str(calibration_images), limit=64) if precision == "int8" else None
+        made = variant_from_bundle(copied, precision, calibration=data)
+        assert made.sha256 == open_variant(precise_bundle, precision).sha256
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_onnxruntime_runs_it_within_its_own_tolerance(precision: str, precise_bundle: Bundle) -> None:
+    with open_runner("onnxruntime", precise_bundle, precision=precision) as runner:
+        result = check_parity(precise_bundle, runner)
+    assert result.passed, result.worst()
+    with open_runner("onnxruntime", precise_bundle) as exact:
+        assert check_parity(precise_bundle, exact).worst().limit < result.worst().limit / 10
+
+
+def test_fp32_is_the_bundle_itself(copied: Bundle) -> None:
+    before = sorted(path.name for path in copied.path.iterdir())
+    variant = variant_from_bundle(copied, "fp32")
+    assert variant.path == copied.onnx_path
+    assert variant.record is None
+    assert sorted(path.name for path in copied.path.iterdir()) == before
+
+
+def test_what_exists_is_kept(copied: Bundle) -> None:
+    first = variant_from_bundle(copied, "fp16")
+    with pytest.raises(OutputError, match=r"model\.fp16\.onnx exists"):
+        variant_from_bundle(copied, "fp16")
+    assert variant_from_bundle(copied, "fp16", padded=False, force=True).sha256 == first.sha256  # head dim 16 is good
+
+
+def test_heads_are_padded_unless_told_not_to(tensor_bundles: dict[str, Bundle]) -> None:
+    widths = []
+    for padded in (True, False):
+        prepared = prepared_graph(tensor_bundles["pit_plain"], "fp16", padded=padded)
+        shapes = {one.name: tuple(one.dims) for one in prepared.proto.graph.initializer}
+        first = next(node for node in prepared.proto.graph.node if node.name == "stages.0.0.attention.qkv/MatMul")
+        widths.append(shapes[first.input[1]])
+    assert widths == [(24, 3 * 2 * 16), (24, 3 * 2 * 12)]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda b: (b.path / "model.fp16.onnx").unlink(), "has no model.fp16.onnx with its record"),
+        (lambda b: (b.path / "model.fp16.json").unlink(), "has no model.fp16.onnx with its record"),
+        (lambda b: (b.path / "model.fp16.json").write_text("{}"), "not the record of a precision"),
+        (lambda b: (b.path / "model.fp16.json").write_text("[1]"), "not the record of a precision"),
+        (lambda b: (b.path / "model.fp16.onnx").write_bytes(b"x"), "it was changed or damaged"),
+        (
+            lambda b: shutil.copyfile(b.path / "model.bf16.json", b.path / "model.fp16.json"),
+            "it was changed or damaged",
+        ),
+    ],
+)
+def test_a_precision_that_is_not_whole(damage: object, message: str, precise_bundle: Bundle, tmp_path: Path) -> None:
+    shutil.copytree(precise_bundle.path, tmp_path / "b")
+    broken = open_bundle(tmp_path / "b")
+    damage(broken)
+    with pytest.raises(BundleError, match=message) as caught:
+        open_variant(broken, "fp16")
+    assert "gmmvit convert" in caught.value.hint
+
+
+def test_a_precision_of_another_bundle(
+    precise_bundle: Bundle, tensor_bundles: dict[str, Bundle], tmp_path: Path
+) -> None:
+    shutil.copytree(tensor_bundles["vit_gmm"].path, tmp_path / "b")
+    for name in ("model.fp16.onnx", "model.fp16.json"):
+        shutil.copyfile(precise_bundle.path / name, tmp_path / "b" / name)
+    with pytest.raises(BundleError, match="it was made for bundle"):
+        open_variant(open_bundle(tmp_path / "b"), "fp16")
+
+
+def test_calibration_belongs_to_int8_and_fp8(copied: Bundle, calibration_images: Path) -> None:
+    with pytest.raises(InputError, match="int8 needs calibration images"):
+        variant_from_bundle(copied, "int8")
+    with pytest.raises(InputError, match="fp16 takes no calibration images"):
+        variant_from_bundle(copied, "fp16", calibration=open_images(copied, str(calibration_images), limit=4))
+
+
+def test_logits_that_are_not_finite_are_not_written(copied: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = sorted(path.name for path in copied.path.iterdir())
+    monkeypatch.setattr(module, "emulated_logits", lambda *_, **__: np.full((8, 10), np.nan, np.float32))
+    with pytest.raises(ExportError, match="in fp16 its logits are not finite"):
+        variant_from_bundle(copied, "fp16")
+    assert sorted(path.name for path in copied.path.iterdir()) == before
+
+
+def test_a_record_that_cannot_be_written_leaves_no_graph(copied: Bundle) -> None:
+    (copied.path / "model.fp16.json").mkdir()  # where the record would go
+    before = sorted(path.name for path in copied.path.iterdir())
+    with pytest.raises(OutputError):
+        variant_from_bundle(copied, "fp16")
+    assert sorted(path.name for path in copied.path.iterdir()) == before
+
+
+class TestImages:
+    """What ``--calibration`` takes."""
+
+    def test_a_folder_is_decoded_as_the_server_decodes(self, bundle: Bundle, tmp_path: Path) -> None:
+        pixels = np.random.default_rng(0).integers(0, 256, (5, 32, 32, 3), dtype=np.uint8)
+        for number, image in enumerate(pixels):
+            (tmp_path / str(number % 2)).mkdir(exist_ok=True)
+            Image.fromarray(image).save(tmp_path / str(number % 2) / f"{number}.png")
+        batches = list(open_images(bundle, str(tmp_path), limit=10, batch=2))
+        assert [len(batch) for batch in batches] == [2, 2, 1]
+        assert np.concatenate(batches).tobytes() == pixels[[0, 2, 4, 1, 3]].tobytes()
+
+    def test_a_limit_is_spread_over_what_is_there(self, bundle: Bundle, tmp_path: Path) -> None:
+        pixels = np.arange(100, dtype=np.uint8)[:, None, None, None] * np.ones((32, 32, 3), np.uint8)
+        np.save(tmp_path / "x.npy", pixels)
+        images = open_images(bundle, str(tmp_path / "x.npy"), limit=5)
+        assert np.concatenate(list(images))[:, 0, 0, 0].tolist() == [0, 25, 50, 74, 99]
+
+    def test_its_hash_is_of_what_was_handed_out(self, bundle: Bundle, calibration_images: Path) -> None:
+        hashes = []
+        for limit in (4, 4, 5):
+            images = open_images(bundle, str(calibration_images), limit=limit)
+            list(images)
+            hashes.append(images.sha256)
+        assert hashes[0] == hashes[1] != hashes[2]
+
+    def test_pixels_are_normalised_for_a_graph_that_takes_tensors(
+        self, tensor_bundles: dict[str, Bundle], tmp_path: Path
+    ) -> None:
+        np.save(tmp_path / "x.npy", np.zeros((2, 32, 32, 3), np.uint8))
+        with pytest.raises(InputError, match="does not say how images are normalised"):
+            list(open_images(tensor_bundles["vit_gmm"], str(tmp_path / "x.npy"), limit=2))
+        np.save(tmp_path / "t.npy", np.zeros((2, 3, 32, 32), np.float32))
+        assert len(list(open_images(tensor_bundles["vit_gmm"], str(tmp_path / "t.npy"), limit=2))) == 1
+
+    @pytest.mark.parametrize(
+        ("array", "message"),
+        [
+            (np.zeros((3, 28, 28, 3), np.uint8), r"uint8 \(N, 32, 32, 3\) was wanted, found uint8 \(3, 28, 28, 3\)"),
+            (np.zeros((0, 32, 32, 3), np.uint8), "it holds no image"),
+            (np.zeros((3, 32, 32, 3), np.float32), "found float32"),
+            (np.array([{}], dtype=object), "not an .npz or .npy file of plain arrays"),
+        ],
+    )
+    def test_arrays_that_do_not_fit(self, array: np.ndarray, message: str, bundle: Bundle, tmp_path: Path) -> None:
+        np.save(tmp_path / "x.npy", array, allow_pickle=True)
+        with pytest.raises(InputError, match=message):
+            open_images(bundle, str(tmp_path / "x.npy"), limit=4)
+
+    def test_files_that_are_no_images(self, bundle: Bundle, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match="no such file"):
+            open_images(bundle, str(tmp_path / "x.npz"), limit=4)
+        (tmp_path / "x.npz").write_bytes(b"junk")
+        with pytest.raises(InputError, match=r"not an \.npz"):
+            open_images(bundle, str(tmp_path / "x.npz"), limit=4)
+        np.savez(tmp_path / "two.npz", a=np.zeros(1), b=np.zeros(1))
+        with pytest.raises(InputError, match="one called images was wanted"):
+            open_images(bundle, str(tmp_path / "two.npz"), limit=4)
+        (tmp_path / "empty").mkdir()
+        with pytest.raises(InputError, match="holds no"):
+            open_images(bundle, str(tmp_path / "empty"), limit=4)
+        (tmp_path / "broken.png").write_bytes(b"\x89PNG junk")
+        with pytest.raises(ImageError, match=r"broken\.png"):
+            list(open_images(bundle, str(tmp_path / "broken.png"), limit=4))
+
+    def test_float_arrays_that_are_not_finite(self, tensor_bundles: dict[str, Bundle], tmp_path: Path) -> None:
+        np.save(tmp_path / "x.npy", np.full((1, 3, 32, 32), np.inf, np.float32))
+        with pytest.raises(InputError, match="not finite"):
+            open_images(tensor_bundles["vit_gmm"], str(tmp_path / "x.npy"), limit=4)
+
+
+def test_records_are_json_that_anyone_can_read(precise_bundle: Bundle) -> None:
+    data = json.loads((precise_bundle.path / "model.int8.json").read_text())
+    assert data["format"] == "gmmvit-variant/1"
+    assert data["precision"] == "int8"

@@ -1,0 +1,293 @@
+"""Casting, quantising and their emulation, on a graph whose every number is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.errors import ExportError, InputError
+from gmmvit_deploy.export.onnx_from_model import onnx_from_model
+from gmmvit_deploy.folding.fold import FoldedModel, fold
+from gmmvit_deploy.graphs import calibration
+from gmmvit_deploy.graphs.calibration import Histograms, bounds_of, calibrate
+from gmmvit_deploy.graphs.cast import cast_graph
+from gmmvit_deploy.graphs.emulate import emulated_logits, without_bfloat16
+from gmmvit_deploy.graphs.masks import changes_of, prove_masks, require_folded
+from gmmvit_deploy.graphs.proof import prove_folded
+from gmmvit_deploy.graphs.quantize import activations_of, grid_of, quantize_graph
+from gmmvit_deploy.graphs.roles import attentions_of, roles_of
+from gmmvit_deploy.graphs.twin import with_masks_of_one
+from gmmvit_deploy.precision import POLICY, PRECISIONS, precisions_from
+from gmmvit_deploy.specs import MaskSpec
+from tests.conftest import golden
+from tests.folding.test_passes import small
+
+ONNX_TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
+
+
+@pytest.fixture(scope="module")
+def folded() -> FoldedModel:
+    torch.manual_seed(0)
+    return fold(small(MaskSpec(kind="gmm", kernels=2)))
+
+
+@pytest.fixture(scope="module")
+def graph(folded: FoldedModel) -> onnx.ModelProto:
+    return onnx_from_model(folded.model, preprocessing=None, max_batch=4)
+
+
+@pytest.fixture(scope="module")
+def images(graph: onnx.ModelProto) -> np.ndarray:
+    shape = [dim.dim_value for dim in graph.graph.input[0].type.tensor_type.shape.dim[1:]]
+    return np.random.default_rng(0).standard_normal((4, *shape), dtype=np.float32)
+
+
+def types_of(proto: onnx.ModelProto) -> dict[str, int]:
+    """Tensor → element type, as ONNX itself infers it."""
+    inferred = onnx.shape_inference.infer_shapes(proto, strict_mode=True).graph
+    found = {one.name: one.type.tensor_type.elem_type for one in (*inferred.value_info, *inferred.output)}
+    return found | {one.name: one.data_type for one in inferred.initializer}
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_every_node_computes_in_the_type_of_the_policy(precision: str, graph: onnx.ModelProto) -> None:
+    cast = cast_graph(graph, precision)
+    onnx.checker.check_model(cast, full_check=True)
+    types, roles = types_of(cast), roles_of(graph.graph)
+    checked = 0
+    for node in cast.graph.node:
+        role = roles.get(node.name)
+        if role in POLICY:
+            wanted = ONNX_TYPES[POLICY[role][precision]]
+            floats = [types[name] for name in node.input if types.get(name) in ONNX_TYPES.values()]
+            assert {*floats, types[node.output[0]]} == {wanted}, node.name
+            checked += 1
+    assert checked > 20
+    assert [one.type.tensor_type.elem_type for one in (*cast.graph.input, *cast.graph.output)] == [
+        TensorProto.FLOAT
+    ] * 2
+
+
+def test_float32_is_left_as_it_is(graph: onnx.ModelProto, images: np.ndarray) -> None:
+    cast = cast_graph(graph, "fp32")
+    assert [node.op_type for node in cast.graph.node] == [node.op_type for node in graph.graph.node]
+    assert emulated_logits(cast, images, name="x").tobytes() == emulated_logits(graph, images, name="x").tobytes()
+
+
+@pytest.mark.parametrize(("precision", "bound"), [("fp16", 2**-9), ("bf16", 2**-6)])
+def test_lower_precision_is_near_and_not_equal(
+    precision: str, bound: float, graph: onnx.ModelProto, images: np.ndarray
+) -> None:
+    wanted = emulated_logits(graph, images, name="x")
+    found = emulated_logits(cast_graph(graph, precision), images, name="x")
+    distance = np.abs(found - wanted).max() / np.abs(wanted).max()
+    assert 0 < distance < bound
+
+
+def test_a_constant_that_does_not_fit(graph: onnx.ModelProto) -> None:
+    large = onnx.ModelProto()
+    large.CopyFrom(graph)
+    weights = next(one for one in large.graph.initializer if one.name.endswith("mask.constant"))
+    weights.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weights) + np.float32(1e5), weights.name))
+    with pytest.raises(ExportError, match=r"mask.constant: its largest value, 1e\+05, is more than float16 can hold"):
+        cast_graph(large, "fp16")
+    cast_graph(large, "bf16")  # which has float32's range
+
+
+def test_bfloat16_is_emulated_with_every_rounding() -> None:
+    """Y = (x + 1) · 3, each step rounded to bfloat16, against ml_dtypes."""
+    value = helper.make_tensor_value_info
+    one, three = (np.array(number, ml_dtypes.bfloat16) for number in (1.0, 3.0))
+    nodes = [
+        helper.make_node("Cast", ["x"], ["b"], name="down", to=TensorProto.BFLOAT16),
+        helper.make_node("Add", ["b", "one"], ["s"], name="add"),
+        helper.make_node("Mul", ["s", "three"], ["m"], name="mul"),
+        helper.make_node("Cast", ["m"], ["logits"], name="up", to=TensorProto.FLOAT),
+    ]
+    proto = helper.make_model(
+        helper.make_graph(
+            nodes,
+            "g",
+            [value("x", TensorProto.FLOAT, ["n", 1])],
+            [value("logits", TensorProto.FLOAT, ["n", 1])],
+            [numpy_helper.from_array(one, "one"), numpy_helper.from_array(three, "three")],
+        ),
+        opset_imports=[helper.make_opsetid("", 20)],
+        ir_version=10,
+    )
+    x = np.random.default_rng(0).standard_normal((50, 1), dtype=np.float32)
+    wanted = ((x.astype(ml_dtypes.bfloat16) + one) * three).astype(np.float32)
+    assert emulated_logits(proto, x, name="x").tobytes() == wanted.tobytes()
+    emulated = without_bfloat16(proto)
+    assert {node.op_type for node in emulated.graph.node if node.name in ("add", "mul")} == {"Add", "Mul"}
+    assert all(types_of(emulated)[name] == TensorProto.FLOAT for name in ("s", "m"))
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+def test_quantised_values_are_on_their_grid(precision: str) -> None:
+    grid = grid_of(precision)
+    values = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
+    scale = grid.scale(np.abs(values).max())
+    assert float(scale) == float(np.float16(scale)) > 0
+    back = grid.quantized(values, scale).astype(np.float32) * scale
+    step = scale if precision == "int8" else np.maximum(np.abs(values) / 8, scale * 2.0**-6)
+    assert (np.abs(back - values) <= step * 0.51 + 1e-4).all()
+    assert grid.quantized(np.float32([1e9, -1e9]), scale).astype(np.float32).tolist() == [grid.largest, -grid.largest]
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+def test_projections_are_quantised_and_nothing_else(precision: str, graph: onnx.ModelProto, images: np.ndarray) -> None:
+    found = calibrate(graph, [images])
+    quantized = quantize_graph(graph, precision, bounds_of(found, precision))
+    onnx.checker.check_model(quantized, full_check=True)
+    roles = roles_of(quantized.graph)
+    maker = {name: node for node in quantized.graph.node for name in node.output}
+    for node in quantized.graph.node:
+        fed = [maker[name].op_type for name in node.input if name in maker and node.op_type in ("MatMul", "Gemm")]
+        if roles[node.name] == "projection":
+            assert fed == ["DequantizeLinear"] * 2, node.name
+        elif node.op_type in ("MatMul", "Gemm"):
+            assert "DequantizeLinear" not in fed, node.name
+    zeros = [one for one in quantized.graph.initializer if one.name.endswith(".zero")]
+    assert zeros
+    assert not any(numpy_helper.to_array(one).astype(np.float32).any() for one in zeros)  # symmetric
+    wanted = emulated_logits(graph, images, name="x")
+    distance = np.abs(emulated_logits(quantized, images, name="x") - wanted).max() / np.abs(wanted).max()
+    assert 0 < distance < 0.1
+
+
+def test_weights_have_a_scale_for_each_output_channel(graph: onnx.ModelProto) -> None:
+    quantized = quantize_graph(graph, "int8", dict.fromkeys(activations_of(graph.graph), 1.0))
+    constants = {one.name: numpy_helper.to_array(one) for one in quantized.graph.initializer}
+    originals = {one.name: numpy_helper.to_array(one) for one in graph.graph.initializer}
+    checked = 0
+    for node in quantized.graph.node:
+        if node.op_type == "DequantizeLinear" and node.input[0] in constants:
+            values, scales = constants[node.input[0]], constants[node.input[1]]
+            axis = next(attribute.i for attribute in node.attribute if attribute.name == "axis")
+            assert scales.shape == (values.shape[axis],)
+            original = originals[node.input[0].removesuffix(".quantized")]
+            restored = values * np.expand_dims(scales, 1 - axis)
+            assert np.abs(restored - original).max() <= scales.max() * 0.51
+            checked += 1
+    assert checked >= 4
+
+
+@pytest.mark.parametrize("bound", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_range_that_calibration_did_not_find(bound: float, graph: onnx.ModelProto) -> None:
+    with pytest.raises(ExportError, match="calibration found no range"):
+        quantize_graph(graph, "int8", dict.fromkeys(activations_of(graph.graph), bound))
+
+
+def test_calibration_sees_what_goes_into_each_projection(graph: onnx.ModelProto, images: np.ndarray) -> None:
+    found = calibrate(graph, [images[:3], images[3:]])
+    assert found.images == 4
+    probed = onnx.ModelProto()
+    probed.CopyFrom(graph)
+    name = activations_of(graph.graph)[0]
+    probed.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
+    session = onnxruntime.InferenceSession(probed.SerializeToString(), providers=["CPUExecutionProvider"])
+    (values,) = session.run([name], {"tensor": images})
+    assert found.largest[name] == pytest.approx(np.abs(values).max(), rel=1e-5)
+    assert found.counts[name].sum() == values.size
+
+
+def test_calibration_without_images(graph: onnx.ModelProto) -> None:
+    with pytest.raises(InputError, match="calibration needs images"):
+        calibrate(graph, [])
+
+
+def test_calibration_on_numbers_that_are_not_finite(graph: onnx.ModelProto, images: np.ndarray) -> None:
+    with pytest.raises(InputError, match="not finite"):
+        calibrate(graph, [images * np.float32(np.nan)])
+
+
+def test_histograms_grow_and_lose_no_value() -> None:
+    histograms = Histograms()
+    values = np.random.default_rng(0).standard_normal((6, 1000)) * 10.0 ** np.arange(6)[:, None]
+    for part in values:
+        histograms.add("x", part)
+    assert histograms.counts["x"].sum() == values.size
+    assert histograms.top["x"] >= histograms.largest["x"] == np.abs(values).max()
+    median = np.searchsorted(histograms.counts["x"].cumsum(), values.size * 0.9) * histograms.top["x"] / 2048
+    assert median == pytest.approx(np.quantile(np.abs(values), 0.9), rel=0.05)
+
+
+def test_int8_cuts_outliers_where_that_costs_less() -> None:
+    """A million unit normals and one value of 100: cutting it is better than steps of 100/127."""
+    histograms = Histograms()
+    values = np.append(np.random.default_rng(0).standard_normal(1_000_000), 100.0).astype(np.float32)
+    histograms.add("x", values)
+    bound = bounds_of(histograms, "int8")["x"]
+
+    def error(largest: float) -> float:
+        grid = grid_of("int8")
+        scale = np.float32(largest / 127)
+        return float(((grid.quantized(values, scale) * scale - values) ** 2).mean())
+
+    assert bound < 60
+    assert error(bound) < error(100.0)
+    assert bounds_of(histograms, "fp8")["x"] == 100.0
+    assert calibration._least_error(np.ones(2048), 1.0, 1.0) == pytest.approx(1.0, abs=0.05)  # nothing to cut
+
+
+def test_the_report_of_a_mask_that_half_precision_hurts(folded: FoldedModel) -> None:
+    mask = folded.masks[0]
+    hurt = mask.constant.clone()
+    hurt[0, 0, 0], hurt[0, 0, 1], hurt[0, 0, 2] = 1e-9, 3e-6, 1e6
+    first, *others = changes_of([replace(mask, constant=hurt)], "fp16")
+    assert (first.layer, first.head) == (mask.layer, 0)
+    assert first.entries == hurt[0].numel()
+    assert (first.flushed, first.saturated) == (1, 1)
+    assert first.subnormal == 1
+    assert first.relative_change < 0.02  # of the subnormal one; the others keep 11 bits
+    assert all(other.flushed == other.saturated == 0 and other.relative_change < 2**-11 for other in others)
+    unhurt = next(changes_of([replace(mask, constant=hurt)], "bf16"))
+    assert (unhurt.flushed, unhurt.saturated, unhurt.subnormal) == (0, 0, 0)
+    assert next(changes_of([mask], "fp32")).largest_change == 0
+
+
+def test_masks_are_proven_in_the_cast_graph(folded: FoldedModel, graph: onnx.ModelProto) -> None:
+    records, _ = prove_folded(graph, folded)
+    cast = cast_graph(graph, "fp16")
+    names, hashes = prove_masks(cast, folded.masks, records, "fp16")
+    assert list(names) == list(hashes) == [mask.layer for mask in folded.masks]
+    stored = next(one for one in cast.graph.initializer if one.name == names[folded.masks[0].layer])
+    changed = numpy_helper.to_array(stored).copy()
+    changed.flat[1] += 1
+    stored.CopyFrom(numpy_helper.from_array(changed, stored.name))
+    with pytest.raises(ExportError, match="its mask in float16 is not in the graph"):
+        prove_masks(cast, folded.masks, records, "fp16")
+
+
+def test_a_graph_that_still_computes_its_mask() -> None:
+    trained = load_checkpoint(golden("vit_gmm").path).model
+    unfolded = onnx_from_model(trained, preprocessing=None, max_batch=4)
+    with pytest.raises(ExportError, match=r"still computes its mask: blocks\.0\.attention"):
+        require_folded(unfolded)
+
+
+def test_the_twin_has_scalars_in_the_place_of_masks(graph: onnx.ModelProto, images: np.ndarray) -> None:
+    cast = cast_graph(graph, "fp16")
+    twin = with_masks_of_one(cast)
+    onnx.checker.check_model(twin, full_check=True)
+    assert any(attention.mask for attention in attentions_of(cast.graph))
+    assert not any(attention.mask for attention in attentions_of(twin.graph))
+    assert [node.op_type for node in twin.graph.node] == [node.op_type for node in cast.graph.node]
+    assert emulated_logits(twin, images, name="twin").shape == (4, 3)
+
+
+def test_precisions_are_read_from_text() -> None:
+    assert precisions_from("fp16, int8,fp16") == ("fp16", "int8")
+    with pytest.raises(InputError, match="'fp4' is not known"):
+        precisions_from("fp16,fp4")
+    with pytest.raises(InputError, match="no precision"):
+        precisions_from(" , ")
