@@ -11,7 +11,7 @@ demo: $(INSTALLED)
 	$(BIN)/gmmvit demo --output demo-output --force
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
@@ -26,6 +26,7 @@ format: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/folded_cost.py
 	$(BIN)/python benchmarks/folded_families.py
+	$(BIN)/python benchmarks/engines.py
 
 clean:
 	rm -rf .venv demo-output

@@ -9,6 +9,7 @@
     │   └── ImageError           bytes that are not an image we take
     ├── FoldError                a folding pass could not prove its end state
     ├── ExportError              an exported graph is not what it must be
+    ├── EngineError              an engine was not built, or is not what was required
     ├── OutputError              a result could not be written; nothing of it was left behind
     ├── ServerError              a server did not start, is not there, or failed
     │   └── RequestRejectedError the server is well; it refused what it was sent
@@ -23,6 +24,7 @@ from __future__ import annotations
 __all__ = [
     "BundleError",
     "CheckpointError",
+    "EngineError",
     "ExportError",
     "FoldError",
     "GmmvitError",
@@ -91,6 +93,12 @@ class ExportError(GmmvitError):
     """An exported graph is not what it must be."""
 
     usual_hint = "nothing was written; gmmvit doctor says which versions are at work"
+
+
+class EngineError(GmmvitError):
+    """An engine was not built, or is not what was required."""
+
+    usual_hint = "nothing was written; --log FILE keeps what the builder said"
 
 
 class OutputError(GmmvitError):

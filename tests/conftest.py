@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,17 +15,33 @@ import numpy as np
 import pytest
 import torch
 
-from gmmvit_deploy.artifacts import Bundle, Preprocessing
+from gmmvit_deploy.artifacts import Bundle, Preprocessing, open_bundle
 from gmmvit_deploy.checkpoints.hints import LoadHints
 from gmmvit_deploy.datasets import dataset
+from gmmvit_deploy.engines.card import Engine
+from gmmvit_deploy.engines.engine_from_onnx import engine_from_bundle
+from gmmvit_deploy.engines.flavors import Flavor, find_flavor, visible_gpu
+from gmmvit_deploy.engines.options import BuildOptions
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.export.variants import variant_from_bundle
+from gmmvit_deploy.graphs.quantize import QUANTIZED
+from gmmvit_deploy.runtime.image_batches import open_images
 from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+from gmmvit_deploy.variants import open_variant
 
 GOLDEN = Path(__file__).parent / "golden"
 MANIFEST: dict[str, dict[str, Any]] = json.loads((GOLDEN / "manifest.json").read_text())
 NAMES = tuple(MANIFEST)
 FREE_PORTS = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked ``gpu`` run wherever there is one."""
+    if visible_gpu() is None:
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU here"))
 
 
 @dataclass(frozen=True)
@@ -97,6 +114,45 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """``vit_gmm`` with pixels as input and CIFAR-10's normalisation and labels."""
     out = tmp_path_factory.mktemp("pixels") / "bundle"
     return bundle_from_checkpoint(golden("vit_gmm").path, out, cifar_options())
+
+
+@pytest.fixture(scope="session")
+def calibration_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pixels with the contrasts of photographs: smooth patches, not white noise."""
+    path = tmp_path_factory.mktemp("calibration") / "images.npz"
+    coarse = np.random.default_rng(5).integers(0, 256, (64, 4, 4, 3), dtype=np.uint8)
+    np.savez(path, images=coarse.repeat(8, axis=1).repeat(8, axis=2))
+    return path
+
+
+@pytest.fixture(scope="session")
+def precise_bundle(bundle: Bundle, calibration_images: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A copy of ``bundle`` with all precisions beside its float32 graph."""
+    copy = tmp_path_factory.mktemp("precise") / "bundle"
+    shutil.copytree(bundle.path, copy)
+    opened = open_bundle(copy)
+    for precision in ("fp16", "bf16", "int8", "fp8"):
+        images = open_images(opened, str(calibration_images), limit=64) if precision in QUANTIZED else None
+        variant_from_bundle(opened, precision, calibration=images)
+    return opened
+
+
+@pytest.fixture(scope="session")
+def rtx() -> Flavor:
+    return find_flavor("tensorrt-rtx")
+
+
+@pytest.fixture(scope="session")
+def engine(precise_bundle: Bundle, rtx: Flavor, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    """A real one: fp16, tensorrt-rtx, compute capability 8.9."""
+    return engine_from_bundle(
+        precise_bundle,
+        open_variant(precise_bundle, "fp16"),
+        BuildOptions(precision="fp16", capabilities=("8.9",)),
+        rtx,
+        out=tmp_path_factory.mktemp("engine") / "engine",
+        mask_cost=True,
+    )
 
 
 @pytest.fixture(scope="session")

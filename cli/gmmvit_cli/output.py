@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-__all__ = ["JSON_OPTION", "note", "print_json", "print_table", "progress", "working"]
+__all__ = ["JSON_OPTION", "note", "phases", "print_json", "print_table", "progress", "working"]
 
 JSON_OPTION = typer.Option(False, "--json", help="Print JSON on stdout.")
 
@@ -74,3 +74,19 @@ def progress(description: str, total: int) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(description, total=total)
         yield lambda count: bar.advance(task, count)
+
+
+@contextmanager
+def phases(description: str) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on stderr for work in phases, on a terminal only.  Yields ``told(phase, done, steps)``."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda phase, done, steps: None
+        return
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(description, total=None)
+        yield lambda phase, done, steps: bar.update(task, description=phase, completed=done, total=steps)

@@ -27,7 +27,7 @@ from gmmvit_deploy.serving.installs import ServerInstall, find_server, stage_bac
 
 __all__ = ["ServerOptions", "TritonServer"]
 
-_LAUNCHER = Path(__file__).with_name("_launch.py")
+_LAUNCHER = Path(__file__).parents[1] / "_launch.py"
 _POLL_S = 0.05
 _LINES_KEPT = 2000
 

@@ -1,0 +1,31 @@
+"""What people do without this project: the trained module, masks unfolded, exported in half precision."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import onnx
+from torch import Tensor, nn
+
+from gmmvit_deploy.export.onnx_from_model import onnx_from_model
+from gmmvit_deploy.models.build import Model
+
+
+class Half(nn.Module):
+    """float32 images → the module in float16 → float32 logits."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = copy.deepcopy(model).half()
+        self.spec = model.spec
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.model(images.half()).float()
+
+
+def unfolded_half(model: Model, path: Path) -> onnx.ModelProto:
+    """Written to ``path``."""
+    proto = onnx_from_model(Half(model).eval(), preprocessing=None, max_batch=8)
+    onnx.save(proto, path)
+    return proto

@@ -1,0 +1,142 @@
+"""ONNX → plan, in a process of its own: watched, stoppable, and nobody else's end when it dies."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gmmvit_deploy.engines.flavors import Flavor
+from gmmvit_deploy.engines.options import BuildOptions, Profile
+from gmmvit_deploy.errors import EngineError
+
+__all__ = ["BuiltPlan", "OnProgress", "build_plan"]
+
+OnProgress = Callable[[str, int, int], None]
+"""Told (phase, steps done, steps in all) of the outermost phase."""
+_HERE = Path(__file__).parent
+_STOP_TIMEOUT_S = 20.0
+_KILLED_FOR_MEMORY = (-signal.SIGKILL, -signal.SIGABRT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltPlan:
+    """path: the plan.  layers: target → the text of its layers.  log: all that the builder said."""
+
+    path: Path
+    layers: dict[str, str]
+    seconds: float
+    log: Path
+
+
+def build_plan(
+    onnx: Path,
+    options: BuildOptions,
+    profiles: tuple[Profile, ...],
+    flavor: Flavor,
+    *,
+    tensor: str,
+    shape: tuple[int, ...],
+    folder: Path,
+    on_progress: OnProgress = lambda phase, done, steps: None,
+) -> BuiltPlan:
+    """Build into ``folder``, which must be empty.
+
+    tensor, shape: of the graph's input, the shape without the batch.
+    Errors: EngineError when the builder refuses, fails, is killed, or is told to stop. An interrupt
+    stops the builder first and then goes on.
+    """
+    request = {
+        "flavor": flavor.name,
+        "onnx": str(onnx.absolute()),
+        "capabilities": list(options.capabilities),
+        "profiles": [(one.least, one.best, one.most) for one in profiles],
+        "tensor": tensor,
+        "shape": list(shape),
+        "timing_cache_out": str(folder / "timing.cache"),
+        **options.flags(),
+    }
+    (folder / "request.json").write_text(json.dumps(request))
+    status = _run(folder, on_progress)
+    result_path = folder / "result.json"
+    if status != 0 or not result_path.exists():
+        raise EngineError(_how_it_died(status, folder, flavor))
+    result: dict[str, Any] = json.loads(result_path.read_text())
+    if result["stopped"]:
+        raise EngineError("the build was told to stop")
+    if result["errors"]:
+        raise EngineError(f"{flavor.name} {flavor.version} built no engine: {_short(result['errors'])}")
+    layers = {
+        target: (folder / f"layers.{number}.txt").read_text(encoding="utf-8")
+        for number, target in enumerate(result["listed"])
+    }
+    return BuiltPlan(
+        path=folder / "model.plan", layers=layers, seconds=float(result["seconds"]), log=folder / "build.log"
+    )
+
+
+def _run(folder: Path, on_progress: OnProgress) -> int:
+    command = [
+        sys.executable,
+        str(_HERE.parent / "_launch.py"),
+        str(os.getpid()),
+        sys.executable,
+        str(_HERE / "_build.py"),
+        str(folder / "request.json"),
+    ]
+    with (folder / "stderr.txt").open("wb") as errors:
+        # a session of its own: Ctrl-C reaches only this process, which then asks the builder to stop
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
+        )
+        try:
+            _follow(child, on_progress)
+            return child.wait()
+        except BaseException:
+            child.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(_STOP_TIMEOUT_S)
+            child.kill()
+            child.wait()
+            raise
+
+
+def _follow(child: subprocess.Popen[bytes], on_progress: OnProgress) -> None:
+    phase, done, steps = "starting", 0, 1
+    for line in child.stdout or ():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue  # the library itself may print
+        phase = event.get("phase", phase)
+        if event.get("outermost"):
+            done, steps = 0, event["steps"]
+        if "done" in event:
+            done = event["done"]
+        on_progress(phase, done, steps)
+
+
+def _how_it_died(status: int, folder: Path, flavor: Flavor) -> str:
+    said = (folder / "stderr.txt").read_text(errors="replace").strip().splitlines()
+    last = f"; it said: {said[-1]}" if said else ""
+    if "MemoryError" in last or "bad_alloc" in last:
+        return f"the {flavor.name} builder ran out of memory{last}"
+    if status in _KILLED_FOR_MEMORY:
+        name = signal.Signals(-status).name
+        return f"the {flavor.name} builder was killed by {name}, which most often means that memory ran out{last}"
+    if status < 0:
+        return f"the {flavor.name} builder died of {signal.Signals(-status).name}{last}"
+    return f"the {flavor.name} builder ended with status {status}{last}"
+
+
+def _short(errors: list[str]) -> str:
+    """The builder's first two errors, without the paths of its own sources."""
+    cut = [error.split(". In ")[0].split(" In ")[0].strip() for error in errors[:2]]
+    return "; ".join(cut)

@@ -1,0 +1,169 @@
+"""An engine on disk: a folder with the plan, its card, and the evidence that the card was read from.
+
+model.plan       what TensorRT loads
+card.json        `EngineCard`
+layers.txt       the layers as the builder listed them
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gmmvit_deploy.artifacts import Bundle, sha256_of_file
+from gmmvit_deploy.engines.flavors import FlavorName
+from gmmvit_deploy.engines.options import Profile, profile_from
+from gmmvit_deploy.engines.proof import AttentionProof, Miss
+from gmmvit_deploy.errors import EngineError, InputError
+from gmmvit_deploy.precision import Precision
+
+__all__ = ["CARD_FILE", "LAYERS_FILE", "PLAN_FILE", "Engine", "EngineCard", "MaskCost", "open_engine", "require_bundle"]
+
+CARD_FORMAT = "gmmvit-engine/1"
+PLAN_FILE, CARD_FILE, LAYERS_FILE = "model.plan", "card.json", "layers.txt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskCost:
+    """The engine beside its twin with M = 1, built the same way in the same run.
+
+    layers, kernels: counts of each, shape arithmetic in the first and not in the second.  bytes: of the plan.
+    milliseconds: batch → median time on the GPU; None where no GPU could run it.
+    """
+
+    layers: int
+    twin_layers: int
+    kernels: int
+    twin_kernels: int
+    bytes: int
+    twin_bytes: int
+    milliseconds: Mapping[str, float] | None = None
+    twin_milliseconds: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCard:
+    """What an engine is, and the proof.
+
+    sha256: of ``plan`` and ``onnx``, and of ``bundle`` and ``checkpoint`` where it came from a bundle.
+    masks: layer → SHA-256 of its mask's bytes, as they stand in the ONNX graph.
+    target: capabilities it was built for, or the GPU it was built on with its driver.
+    shares: target → type → share of the layers.  layers: target → how many, in each profile.
+    unjudged: why products could not be held to the precision; empty when they were.
+    unfolded: what the graph still computes that a folded one would not.
+    """
+
+    sha256: Mapping[str, str]
+    masks: Mapping[str, str]
+    precision: Precision
+    flavor: FlavorName
+    tensorrt_version: str
+    target: Mapping[str, Any]
+    tensor: Mapping[str, Any]
+    profiles: tuple[Profile, ...]
+    flags: Mapping[str, Any]
+    trtexec: str
+    size_bytes: int
+    build_seconds: float
+    attentions: tuple[AttentionProof, ...]
+    misses: tuple[Miss, ...]
+    unjudged: str
+    shares: Mapping[str, Mapping[str, float]]
+    layers: Mapping[str, list[int]]
+    unfolded: tuple[str, ...]
+    mask_cost: MaskCost | None
+    versions: Mapping[str, str]
+
+    @property
+    def max_batch(self) -> int:
+        return max(profile.most for profile in self.profiles)
+
+    def profile_for(self, batch: int) -> int:
+        """Index of the first profile that holds ``batch``.  Errors: InputError."""
+        for index, profile in enumerate(self.profiles):
+            if profile.least <= batch <= profile.most:
+                return index
+        ranges = ", ".join(f"{profile.least}..{profile.most}" for profile in self.profiles)
+        raise InputError(
+            f"batch {batch} is outside this engine's {ranges}",
+            hint=f"rebuild with --batch 1:{min(8, batch)}:{max(batch, self.max_batch)}, or split it",
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        data = {name: getattr(self, name) for name in self.__slots__}
+        data["profiles"] = [str(profile) for profile in self.profiles]
+        for name in ("attentions", "misses"):
+            data[name] = [asdict(one) for one in data[name]]
+        data["mask_cost"] = asdict(self.mask_cost) if self.mask_cost else None
+        return {"format": CARD_FORMAT, **data}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> EngineCard:
+        """Errors: KeyError, TypeError, ValueError or InputError when it is no such card."""
+        if data["format"] != CARD_FORMAT:
+            raise ValueError(f"format {data['format']!r}; this version reads {CARD_FORMAT!r}")
+        fields = {name: value for name, value in data.items() if name != "format"}
+        fields["profiles"] = tuple(profile_from(text) for text in fields["profiles"])
+        fields["attentions"] = tuple(
+            AttentionProof(**{**one, "kernels": tuple(one["kernels"])}) for one in fields["attentions"]
+        )
+        fields["misses"] = tuple(Miss(**one) for one in fields["misses"])
+        fields["unfolded"] = tuple(fields["unfolded"])
+        fields["mask_cost"] = MaskCost(**fields["mask_cost"]) if fields["mask_cost"] else None
+        return cls(**fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """An engine that was found whole: its plan is the one that its card describes."""
+
+    path: Path
+    card: EngineCard
+
+    @property
+    def plan_path(self) -> Path:
+        return self.path / PLAN_FILE
+
+
+def open_engine(path: Path) -> Engine:
+    """Open an engine's folder, or the plan in it, and check that the plan is whole.
+
+    Errors: EngineError when it is no engine, has no card, or when the plan is not the card's.
+    """
+    folder = path.parent if path.name == PLAN_FILE else path
+    card_path, plan_path = folder / CARD_FILE, folder / PLAN_FILE
+    rebuild = "gmmvit build writes engines with their cards"
+    if not card_path.is_file():
+        problem = "holds no card.json" if folder.is_dir() else "does not exist" if not path.exists() else "has no card"
+        raise EngineError(f"{path}: an engine was wanted, but it {problem}", hint=rebuild)
+    try:
+        card = EngineCard.from_json(json.loads(card_path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, InputError) as exc:
+        raise EngineError(f"{card_path}: not the card of an engine: {exc}", hint=rebuild) from exc
+    if not plan_path.is_file():
+        raise EngineError(f"{plan_path} is missing", hint=rebuild)
+    size = plan_path.stat().st_size
+    if size != card.size_bytes:
+        raise EngineError(
+            f"{plan_path}: it has {size} bytes, its card says {card.size_bytes}: it is truncated or another plan",
+            hint="build it again, or copy it again",
+        )
+    if sha256_of_file(plan_path) != card.sha256["plan"]:
+        raise EngineError(
+            f"{plan_path}: it is not the plan that its card describes: it was changed or damaged", hint=rebuild
+        )
+    return Engine(path=folder, card=card)
+
+
+def require_bundle(bundle: Bundle, engine: Engine) -> None:
+    """Errors: EngineError when the engine was built from another bundle, or from none."""
+    made_from = engine.card.sha256.get("bundle")
+    if made_from != bundle.sha256:
+        origin = f"bundle {made_from[:12]}…" if made_from else "an ONNX file that belongs to no bundle"
+        raise EngineError(
+            f"{engine.path}: it was built from {origin}; {bundle.path} is {bundle.sha256[:12]}…",
+            hint=f"gmmvit build {bundle.path}",
+        )

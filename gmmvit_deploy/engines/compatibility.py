@@ -1,0 +1,121 @@
+"""Will this server load this plan?  And if not, what to build again.
+
+A plan is for the very TensorRT that built it, unless it was built version compatible, and then for
+that one and later ones of the same major version. Triton's tensorrt backend loads plans of
+TensorRT, never of TensorRT for RTX.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gmmvit_deploy.errors import InputError
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.engines.card import EngineCard
+    from gmmvit_deploy.engines.flavors import Gpu
+
+__all__ = ["ServerTensorRT", "loads_in", "loads_on", "runs_on", "server_tensorrt"]
+
+# Release of NVIDIA's container → (Triton, TensorRT in it), from the release notes of each.
+_RELEASES = {
+    "24.06": ("2.47.0", "10.1.0"),
+    "24.07": ("2.48.0", "10.2.0"),
+    "24.08": ("2.49.0", "10.3.0"),
+    "24.09": ("2.50.0", "10.4.0"),
+    "24.10": ("2.51.0", "10.5.0"),
+    "24.11": ("2.52.0", "10.6.0"),
+    "24.12": ("2.53.0", "10.7.0"),
+    "25.01": ("2.54.0", "10.8.0"),
+    "25.02": ("2.55.0", "10.8.0"),
+    "25.03": ("2.56.0", "10.9.0"),
+    "25.04": ("2.57.0", "10.9.0"),
+    "25.05": ("2.58.0", "10.10.0"),
+    "25.06": ("2.59.0", "10.11.0"),
+}
+_FIND_OUT = "--server-tensorrt VERSION says it; on the server, dpkg -l | grep libnvinfer-lean or tensorrt shows it"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerTensorRT:
+    """name: of the server, for messages.  version: of its TensorRT, as far as known: ``10.9.0``."""
+
+    name: str
+    version: str
+
+
+def server_tensorrt(
+    *, release: str | None = None, triton: str | None = None, tensorrt: str | None = None, name: str = ""
+) -> ServerTensorRT:
+    """The TensorRT of a server.
+
+    release: of NVIDIA's container, ``25.04``.  triton: what a live server says of itself, ``2.57.0``.
+    tensorrt: the version itself, which ends all guessing.
+    Errors: InputError on a release that is not known here, or when nothing was said.
+    """
+    if tensorrt is not None:
+        if not re.fullmatch(r"\d+(\.\d+){1,3}", tensorrt):
+            raise InputError(f"--server-tensorrt is {tensorrt!r}; a version was wanted, such as 10.9.0")
+        return ServerTensorRT(name=name or f"a server with TensorRT {tensorrt}", version=tensorrt)
+    if release is not None:
+        if release not in _RELEASES:
+            raise InputError(
+                f"release {release} is not in the table, {min(_RELEASES)} to {max(_RELEASES)}", hint=_FIND_OUT
+            )
+        return ServerTensorRT(name=name or f"Triton {release}", version=_RELEASES[release][1])
+    if triton is not None:
+        for known, (version, found) in _RELEASES.items():
+            if version == triton:
+                return ServerTensorRT(name=name or f"Triton {triton} ({known})", version=found)
+        raise InputError(
+            f"{name or 'the server'} is Triton {triton}, whose TensorRT is not in the table", hint=_FIND_OUT
+        )
+    raise InputError(
+        "a plan is for one TensorRT, and nothing says which one the server has",
+        hint="--server-version 25.04 for NVIDIA's container, --server URL for a live one, or --server-tensorrt 10.9.0",
+    )
+
+
+def loads_in(card: EngineCard, version: str) -> str:
+    """Why a TensorRT of ``version`` and the card's flavour would not load the plan; empty when it would."""
+    built, there = _numbers(card.tensorrt_version), _numbers(version)
+    length = min(len(built), len(there))
+    if built[:length] == there[:length]:
+        return ""
+    if card.flags["version_compatible"]:
+        if built[0] == there[0] and there[1:length] >= built[1:length]:
+            return ""
+        return (
+            f"it was built version compatible by {card.flavor} {card.tensorrt_version}: {built[0]}.x from there on "
+            f"can load it, and {version} cannot"
+        )
+    return f"it was built by {card.flavor} {card.tensorrt_version} and only that loads it; here is {version}"
+
+
+def runs_on(card: EngineCard, gpu: Gpu) -> str:
+    """Why a GPU would not run the engine; empty when it would."""
+    if card.flags["hardware_compatible"] == "ampere+" and float(gpu.capability) >= 8.0:
+        return ""
+    capabilities = card.target["capabilities"]
+    if gpu.capability in capabilities:
+        return ""
+    return f"it was built for compute capability {', '.join(capabilities)}, and {gpu.name} has {gpu.capability}"
+
+
+def loads_on(card: EngineCard, server: ServerTensorRT) -> str:
+    """Why the server would not load the plan, and what to do; empty when it would."""
+    if card.flavor != "tensorrt":
+        return (
+            f"it is a plan of {card.flavor}, which Triton's tensorrt backend does not load; "
+            "on the server's GPU: gmmvit build BUNDLE --flavor tensorrt"
+        )
+    reason = loads_in(card, server.version)
+    if not reason:
+        return ""
+    return f"{reason} on {server.name}; build it again with tensorrt {server.version}, or with --version-compatible"
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:4])

@@ -1,0 +1,268 @@
+"""ONNX → engine: checked before, built aside, judged by its layers, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from gmmvit_deploy.artifacts import Bundle, new_file, new_folder, require_free, sha256_of_file, tool_versions
+from gmmvit_deploy.engines.builder import BuiltPlan, OnProgress, build_plan
+from gmmvit_deploy.engines.card import CARD_FILE, LAYERS_FILE, PLAN_FILE, Engine, EngineCard, MaskCost, open_engine
+from gmmvit_deploy.engines.flavors import Flavor, refuse, visible_gpu
+from gmmvit_deploy.engines.graph_source import GraphSource, source_from_onnx
+from gmmvit_deploy.engines.layers import Layer, layers_from_text, shares_of
+from gmmvit_deploy.engines.mask_cost import mask_cost_of
+from gmmvit_deploy.engines.options import BuildOptions, Profile, trtexec_line
+from gmmvit_deploy.engines.proof import AttentionProof, prove_attentions, unreached
+from gmmvit_deploy.errors import EngineError, InputError
+from gmmvit_deploy.graphs.masks import require_folded
+from gmmvit_deploy.variants import Variant
+
+__all__ = ["engine_from_bundle", "engine_from_onnx", "engine_name"]
+
+
+def engine_from_bundle(
+    bundle: Bundle,
+    variant: Variant,
+    options: BuildOptions,
+    flavor: Flavor,
+    *,
+    out: Path | None = None,
+    mask_cost: bool = False,
+    log: Path | None = None,
+    force: bool = False,
+    on_progress: OnProgress = lambda phase, done, steps: None,
+) -> Engine:
+    """Build an engine from a bundle's graph in one precision.
+
+    out: None puts it into the bundle's ``engines/``.  The rest as `engine_from_onnx`.
+    Errors: as `engine_from_onnx`; ExportError when the graph still computes its mask.
+    """
+    source = source_from_onnx(variant.path)
+    if source.unfolded:
+        require_folded(source.proto)
+    manifest = bundle.manifest
+    masks = variant.record.mask_sha256 if variant.record else {m.layer: m.constant_sha256 for m in manifest.masks}
+    hashes = {"bundle": bundle.sha256, "checkpoint": manifest.checkpoint["sha256"], "onnx": variant.sha256}
+    source = replace(source, max_batch=manifest.max_batch, hashes=hashes, masks=masks)
+    target = out or bundle.path / "engines" / engine_name(options, flavor)
+    return _build(source, options, flavor, target, mask_cost=mask_cost, log=log, force=force, on_progress=on_progress)
+
+
+def engine_from_onnx(
+    onnx: Path,
+    options: BuildOptions,
+    flavor: Flavor,
+    *,
+    out: Path,
+    mask_cost: bool = False,
+    log: Path | None = None,
+    force: bool = False,
+    on_progress: OnProgress = lambda phase, done, steps: None,
+) -> Engine:
+    """Build an engine from any ONNX file with one input whose first dimension is the batch.
+
+    mask_cost: build the twin with M = 1 as well, and record both.  log: keep what the builder said.
+    force: replace an engine that stands at ``out``.
+    Errors: InputError on what the flavour cannot do; EngineError when the build fails or misses what
+    ``require_*`` asks for; OutputError. Whatever the error, ``out`` is as it was.
+    """
+    source = replace(source_from_onnx(onnx), hashes={"onnx": sha256_of_file(onnx)})
+    return _build(source, options, flavor, out, mask_cost=mask_cost, log=log, force=force, on_progress=on_progress)
+
+
+def engine_name(options: BuildOptions, flavor: Flavor) -> str:
+    """``fp16-tensorrt-rtx-8.9``: precision, flavour, what it runs on."""
+    gpu = visible_gpu()
+    place = "+".join(options.capabilities) or (gpu.name.replace(" ", "-").lower() if gpu else "unknown")
+    return f"{options.precision}-{flavor.name}-{place}"
+
+
+def _build(
+    source: GraphSource,
+    options: BuildOptions,
+    flavor: Flavor,
+    out: Path,
+    *,
+    mask_cost: bool,
+    log: Path | None,
+    force: bool,
+    on_progress: OnProgress,
+) -> Engine:
+    profiles = _profiles(source, options)
+    refuse(options, flavor)
+    require_free(out, force=force)
+    with tempfile.TemporaryDirectory(prefix="gmmvit-build-") as temporary:
+        try:
+            plan = _plan(source, source.path, options, profiles, flavor, Path(temporary) / "engine", on_progress)
+            layers = {target: layers_from_text(text) for target, text in plan.layers.items()}
+            cost = None
+            if mask_cost:
+                folder = Path(temporary) / "twin"
+                cost = mask_cost_of(
+                    source,
+                    plan,
+                    profiles,
+                    flavor,
+                    build=lambda onnx: _plan(source, onnx, options, profiles, flavor, folder, _of_twin(on_progress)),
+                    onnx=Path(temporary) / "twin.onnx",
+                )
+            card = _card(source, options, profiles, flavor, plan, layers, cost)
+        finally:
+            _keep_log(Path(temporary) / "engine" / "build.log", log)
+        _require(card, options)
+        if options.timing_cache is not None:
+            _copied(plan.path.with_name("timing.cache"), options.timing_cache)
+        with new_folder(out, force=force) as folder:
+            shutil.copyfile(plan.path, folder / PLAN_FILE)
+            listing = "".join(f"# {target}\n{text}\n" for target, text in plan.layers.items())
+            (folder / LAYERS_FILE).write_text(listing, encoding="utf-8")
+            text = json.dumps(card.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+            (folder / CARD_FILE).write_text(text, encoding="utf-8")
+    return open_engine(out)
+
+
+def _profiles(source: GraphSource, options: BuildOptions) -> tuple[Profile, ...]:
+    most = source.max_batch or 64
+    profiles = options.profiles or (Profile(least=1, best=min(8, most), most=most),)
+    for profile in profiles:
+        if source.max_batch is not None and profile.most > source.max_batch:
+            raise InputError(
+                f"profile {profile} goes beyond this bundle's batch of {source.max_batch}",
+                hint=f"export again with --max-batch {profile.most}, or ask for less",
+            )
+    return profiles
+
+
+def _plan(
+    source: GraphSource,
+    onnx: Path,
+    options: BuildOptions,
+    profiles: tuple[Profile, ...],
+    flavor: Flavor,
+    folder: Path,
+    on_progress: OnProgress,
+) -> BuiltPlan:
+    folder.mkdir()
+    return build_plan(
+        onnx,
+        options,
+        profiles,
+        flavor,
+        tensor=source.tensor,
+        shape=source.shape,
+        folder=folder,
+        on_progress=on_progress,
+    )
+
+
+def _of_twin(on_progress: OnProgress) -> OnProgress:
+    return lambda phase, done, steps: on_progress(f"{phase} (twin with M = 1)", done, steps)
+
+
+def _keep_log(built: Path, log: Path | None) -> None:
+    if log is not None and built.exists():
+        _copied(built, log)
+
+
+def _copied(source: Path, target: Path) -> None:
+    with new_file(target, force=True) as file:
+        file.write(source.read_bytes())
+
+
+def _card(
+    source: GraphSource,
+    options: BuildOptions,
+    profiles: tuple[Profile, ...],
+    flavor: Flavor,
+    plan: BuiltPlan,
+    layers: Mapping[str, tuple[Layer, ...]],
+    cost: MaskCost | None,
+) -> EngineCard:
+    gpu = visible_gpu()
+    named = {target or (gpu.name if gpu else "this GPU"): found for target, found in layers.items()}
+    proofs: tuple[AttentionProof, ...] = tuple(
+        proof
+        for target, found in named.items()
+        for proof in prove_attentions(
+            found, source.attentions, target=target, profiles=len(profiles), head_dims=source.head_dims
+        )
+    )
+    misses = tuple(
+        miss
+        for target, found in named.items()
+        for miss in unreached(found, source.roles, options.precision, target=target, profiles=len(profiles))
+    )
+    return EngineCard(
+        sha256={"plan": sha256_of_file(plan.path), **source.hashes},
+        masks=source.masks,
+        precision=options.precision,
+        flavor=flavor.name,
+        tensorrt_version=flavor.version,
+        target={
+            "capabilities": list(options.capabilities) or ([gpu.capability] if gpu else []),
+            "gpu": gpu.name if gpu and not options.capabilities else None,
+            "driver": gpu.driver if gpu else None,
+        },
+        tensor={"name": source.tensor, "dtype": source.dtype, "shape": list(source.shape)},
+        profiles=profiles,
+        flags=options.flags(),
+        trtexec=trtexec_line(
+            options,
+            profiles,
+            onnx=source.path.name,
+            tensor=source.tensor,
+            shape=source.shape,
+            rtx=flavor.name == "tensorrt-rtx",
+        ),
+        size_bytes=plan.path.stat().st_size,
+        build_seconds=round(plan.seconds, 3),
+        attentions=proofs,
+        misses=misses,
+        unjudged=source.unjudged,
+        shares={target: shares_of(found) for target, found in named.items()},
+        layers={target: _by_profile(found, len(profiles)) for target, found in named.items()},
+        unfolded=source.unfolded,
+        mask_cost=cost,
+        versions={**tool_versions(), flavor.name: flavor.version},
+    )
+
+
+def _by_profile(layers: tuple[Layer, ...], profiles: int) -> list[int]:
+    return [sum(layer.profile == profile for layer in layers) for profile in range(profiles)]
+
+
+def _require(card: EngineCard, options: BuildOptions) -> None:
+    checks: list[tuple[bool, Callable[[], list[str]]]] = [
+        (options.require_fused, lambda: _not_fused(card)),
+        (options.require_precision, lambda: _not_reached(card)),
+    ]
+    problems = [problem for wanted, find in checks if wanted for problem in find()]
+    if problems:
+        shown = "; ".join(problems[:4]) + (f"; and {len(problems) - 4} more" if len(problems) > 4 else "")
+        raise EngineError(
+            f"the engine was built, and is not what was required: {shown}",
+            hint="nothing was written; without --require-fused and --require-precision its card says the same",
+        )
+
+
+def _not_fused(card: EngineCard) -> list[str]:
+    if not card.attentions:
+        return ["no attention was found in the graph"]
+    return list(card.unfolded) + [
+        f"{one.name} is not one kernel on {one.target}, profile {one.profile}: {one.reason}"
+        for one in card.attentions
+        if not one.fused
+    ]
+
+
+def _not_reached(card: EngineCard) -> list[str]:
+    unjudged = [f"precision cannot be judged: {card.unjudged}"] if card.unjudged else []
+    return unjudged + [
+        f"{miss.node} runs in {miss.found} on {miss.target}, profile {miss.profile}; {miss.wanted} was wanted"
+        for miss in card.misses
+    ]

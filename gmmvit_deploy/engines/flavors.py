@@ -1,0 +1,175 @@
+"""The two TensorRTs behind one interface, and what each cannot do.
+
+tensorrt       10 and 11; builds on the GPU that will run the engine
+tensorrt-rtx   builds anywhere for named compute capabilities; runs on GeForce and workstation GPUs
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from gmmvit_deploy.errors import EngineError, InputError, MissingDependencyError
+from gmmvit_deploy.extras import require
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.engines.options import BuildOptions
+
+__all__ = ["FLAVORS", "Flavor", "FlavorName", "Gpu", "find_flavor", "refuse", "tensorrt_library", "visible_gpu"]
+
+FlavorName = Literal["tensorrt", "tensorrt-rtx"]
+FLAVORS: tuple[FlavorName, ...] = get_args(FlavorName)
+_MODULES: dict[FlavorName, str] = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
+
+# The least compute capability whose tensor cores have the type.
+_LEAST: dict[str, float] = {"fp32": 7.5, "fp16": 7.5, "bf16": 8.0, "int8": 7.5, "fp8": 8.9}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """name: as the driver calls it.  capability: as ``8.9``.  driver: its version."""
+
+    name: str
+    capability: str
+    driver: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flavor:
+    """An installed TensorRT.
+
+    capabilities: compute capabilities that it can be told to build for; empty when it builds for the
+    GPU that is there.
+    """
+
+    name: FlavorName
+    version: str
+    capabilities: tuple[str, ...]
+
+
+def tensorrt_library(name: FlavorName) -> Any:
+    """The module.  Errors: MissingDependencyError."""
+    return require(_MODULES[name], package=name, extra=name)
+
+
+def visible_gpu() -> Gpu | None:
+    """The first GPU that nvidia-smi shows; None where there is none."""
+    try:
+        query = ["nvidia-smi", "--query-gpu=name,compute_cap,driver_version", "--format=csv,noheader"]
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+        name, capability, driver = (part.strip() for part in answer.stdout.splitlines()[0].split(","))
+    except (OSError, subprocess.SubprocessError, IndexError, ValueError):
+        return None
+    return Gpu(name=name, capability=capability, driver=driver)
+
+
+def find_flavor(name: str) -> Flavor:
+    """``tensorrt``, ``tensorrt-rtx``, or ``auto``: the first of the two that is installed and can build here.
+
+    Errors: InputError on another name; MissingDependencyError when it, or none, is installed.
+    """
+    if name == "auto":
+        return _first()
+    if name not in FLAVORS:
+        raise InputError(f"flavour {name!r} is not known", hint=f"known: auto, {', '.join(FLAVORS)}")
+    library = tensorrt_library(name)
+    return Flavor(name=name, version=library.__version__, capabilities=_capabilities(library))
+
+
+def _first() -> Flavor:
+    if visible_gpu() is not None:
+        try:
+            return find_flavor("tensorrt")
+        except MissingDependencyError:
+            pass
+    return find_flavor("tensorrt-rtx")
+
+
+def _capabilities(library: Any) -> tuple[str, ...]:
+    kinds = getattr(library, "ComputeCapability", None)
+    numbers = (name[2:] for name in getattr(kinds, "__members__", {}) if name.startswith("SM"))
+    return tuple(sorted((f"{number[:-1]}.{number[-1]}" for number in numbers), key=float))
+
+
+def refuse(options: BuildOptions, flavor: Flavor) -> None:
+    """Say no, with the reason, to what the flavour cannot do: before a build starts, not at its end.
+
+    Errors: InputError.
+    """
+    _RULES[flavor.name](options, flavor)
+
+
+def _refuse_rtx(options: BuildOptions, flavor: Flavor) -> None:
+    gpu = visible_gpu()
+    if not options.capabilities and gpu is None:
+        raise InputError(
+            "no GPU is here to build for, and no compute capability was named",
+            hint=f"--compute-capability, one or more of {', '.join(flavor.capabilities)}; 8.9 is an RTX 4090 or L40S",
+        )
+    here = (gpu.capability,) if gpu else ()
+    for capability in options.capabilities or here:
+        _refuse_capability(capability, options, flavor)
+    for asked, what in (
+        (options.version_compatible, "--version-compatible: it comes without the lean runtime that such engines carry"),
+        (options.hardware_compatible != "none", "--hardware-compatible: name several --compute-capability instead"),
+        (
+            options.timing_cache is not None,
+            "--timing-cache: it times nothing while it builds, so there is none to keep",
+        ),
+    ):
+        if asked:
+            raise InputError(f"tensorrt-rtx {flavor.version} cannot do {what}")
+
+
+def _refuse_capability(capability: str, options: BuildOptions, flavor: Flavor) -> None:
+    if capability not in flavor.capabilities:
+        others = ": Hopper and data-centre Blackwell need flavour tensorrt" if capability in ("9.0", "10.0") else ""
+        raise InputError(
+            f"tensorrt-rtx {flavor.version} does not build for compute capability {capability}{others}",
+            hint=f"it builds for {', '.join(flavor.capabilities)}",
+        )
+    if float(capability) < _LEAST[options.precision]:
+        raise InputError(
+            f"{options.precision} needs compute capability {_LEAST[options.precision]} or more, not {capability}",
+            hint="fp16 runs on all of them",
+        )
+    if capability == "7.5":
+        raise InputError(
+            "tensorrt-rtx compiles no float32 matrix product for compute capability 7.5, and the head is one",
+            hint="flavour tensorrt builds on such a GPU",
+        )
+
+
+def _refuse_tensorrt(options: BuildOptions, flavor: Flavor) -> None:
+    gpu = visible_gpu()
+    if gpu is None:
+        raise InputError(
+            f"tensorrt {flavor.version} builds on the GPU that will run the engine, and none is here",
+            hint="--flavor tensorrt-rtx --compute-capability 8.9 builds without one",
+        )
+    if options.capabilities and set(options.capabilities) != {gpu.capability}:
+        raise InputError(
+            f"tensorrt builds for the GPU that is here, {gpu.name} of compute capability {gpu.capability}, "
+            f"not for {', '.join(options.capabilities)}",
+            hint="leave --compute-capability out, or --hardware-compatible ampere+",
+        )
+    if float(gpu.capability) < _LEAST[options.precision]:
+        raise InputError(
+            f"{options.precision} needs compute capability {_LEAST[options.precision]} or more; "
+            f"{gpu.name} has {gpu.capability}"
+        )
+    if float(gpu.capability) < 8.0 and options.hardware_compatible == "ampere+":
+        raise InputError(f"--hardware-compatible ampere+ needs an Ampere GPU or later; {gpu.name} is {gpu.capability}")
+
+
+_RULES: dict[FlavorName, Callable[[BuildOptions, Flavor], None]] = {
+    "tensorrt": _refuse_tensorrt,
+    "tensorrt-rtx": _refuse_rtx,
+}
+
+
+def builder_failed(flavor: str, errors: list[str]) -> EngineError:
+    """What the builder said, as our error."""
+    return EngineError(f"{flavor} built no engine: {'; '.join(errors) or 'it gave no reason'}")

@@ -1,0 +1,112 @@
+"""A graph to build an engine from, and what can be read off it before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gmmvit_deploy.errors import ExportError, InputError
+from gmmvit_deploy.graphs.masks import require_folded
+from gmmvit_deploy.graphs.roles import Attention, Role, attentions_of, roles_of
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+__all__ = ["GraphSource", "source_from_onnx"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GraphSource:
+    """A graph to build from.
+
+    tensor, shape, dtype: of its input, the shape without the batch.
+    roles: empty when the graph has nodes that the policy has no word for; ``unjudged`` then names one.
+    hashes, masks: what the card shall say beside the plan's.
+    """
+
+    path: Path
+    proto: ModelProto
+    tensor: str
+    shape: tuple[int, ...]
+    dtype: str
+    attentions: tuple[Attention, ...]
+    head_dims: Mapping[str, int]
+    roles: Mapping[str, Role]
+    unjudged: str
+    unfolded: tuple[str, ...]
+    max_batch: int | None = None
+    hashes: Mapping[str, str] = field(default_factory=dict)
+    masks: Mapping[str, str] = field(default_factory=dict)
+
+
+def source_from_onnx(path: Path) -> GraphSource:
+    """Read and check an ONNX file.
+
+    Errors: InputError when it is none, or not one input with a dynamic batch and other dimensions fixed.
+    """
+    import onnx
+
+    try:
+        proto = onnx.load(path)
+    except FileNotFoundError as exc:
+        raise InputError(f"{path}: no such file") from exc
+    except Exception as exc:  # protobuf raises what it likes
+        first = str(exc).strip().splitlines()[:1]
+        raise InputError(f"{path}: not an ONNX model: {first[0] if first else exc}") from exc
+    if not proto.graph.node:
+        raise InputError(f"{path}: not an ONNX model: it has no nodes")
+    tensor, shape, dtype = _input(path, proto)
+    attentions = attentions_of(proto.graph, strict=False)
+    roles: Mapping[str, Role] = {}
+    unjudged = ""
+    try:
+        roles = roles_of(proto.graph)
+    except ExportError as exc:
+        unjudged = str(exc)
+    try:
+        require_folded(proto)
+        unfolded: tuple[str, ...] = ()
+    except ExportError as exc:
+        unfolded = (str(exc),)
+    return GraphSource(
+        path=path,
+        proto=proto,
+        tensor=tensor,
+        shape=shape,
+        dtype=dtype,
+        attentions=attentions,
+        head_dims=_head_dims(proto, attentions),
+        roles=roles,
+        unjudged=unjudged,
+        unfolded=unfolded,
+    )
+
+
+def _input(path: Path, proto: ModelProto) -> tuple[str, tuple[int, ...], str]:
+    from onnx import helper
+
+    constants = {one.name for one in proto.graph.initializer}
+    inputs = [one for one in proto.graph.input if one.name not in constants]
+    if len(inputs) != 1:
+        raise InputError(f"{path}: {len(inputs)} inputs; one was wanted, the images")
+    kind = inputs[0].type.tensor_type
+    dims = [one.dim_value for one in kind.shape.dim]
+    if len(dims) < 2 or dims[0] or not all(dims[1:]):
+        raise InputError(f"{path}: its input is {dims}; a dynamic batch and fixed other dimensions were wanted")
+    return inputs[0].name, tuple(dims[1:]), str(helper.tensor_dtype_to_np_dtype(kind.elem_type))
+
+
+def _head_dims(proto: ModelProto, attentions: tuple[Attention, ...]) -> dict[str, int]:
+    """Attention → d, the last dimension of Q; nothing where shapes cannot be inferred."""
+    from onnx import shape_inference
+
+    try:
+        inferred = shape_inference.infer_shapes(proto)
+    except shape_inference.InferenceError:
+        return {}  # a graph that converters left inconsistent; the builder judges it, this is for messages alone
+    shapes = {one.name: [dim.dim_value for dim in one.type.tensor_type.shape.dim] for one in inferred.graph.value_info}
+    first = {node.name: node.input[0] for node in proto.graph.node}
+    dims = {attention.name: shapes.get(first[attention.nodes[0]], [0])[-1:] for attention in attentions}
+    return {name: dim[0] for name, dim in dims.items() if dim and dim[0]}

@@ -1,0 +1,106 @@
+"""What an engine is made of, read from the text that TensorRT prints of its layers.
+
+The builder's verbose log and the engine inspector print the same lines:
+
+    Name: _gemm_mha_v2_myl0_10, LayerType: kgen, Inputs: [ { Name: …, Datatype: Half, … } ],
+    Constants: [ … ], Outputs: [ … ], TacticName: …, StreamId: 0,
+    Metadata: [ONNX Layer: blocks.0.attention/MatMul][ONNX Layer: blocks.0.attention/Softmax]…
+
+``_myl0_`` names the optimisation profile, and the metadata the ONNX nodes that the layer computes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gmmvit_deploy.errors import EngineError
+
+__all__ = ["Layer", "layers_from_text", "shares_of"]
+
+_LINE = re.compile(
+    r"^Name: (?P<name>.*?), LayerType: (?P<kind>[^,]*), Inputs: (?P<inputs>.*?), "
+    r"(?:Constants: .*?, )?Outputs: (?P<outputs>.*?), (?P<rest>(?:Parameter|Tactic|StreamId|Metadata).*)$"
+)
+_TYPE = re.compile(r"Datatype: ([^,}\]]+)")
+_ONNX = re.compile(r"\[ONNX Layer: ([^\]]*)\]")
+_PROFILE = re.compile(r"_myl(\d+)_\d+$|\[profile (\d+)\]")
+_PRODUCTS = frozenset({"gemm", "gemv", "correlation", "convolution", "runtime_fusion"})
+# 11 and RTX say "Half", 10 says "Row major linear FP16 format" as well; first match wins.
+_NAMES = (
+    (re.compile(r"bfloat16|bf16", re.IGNORECASE), "bf16"),
+    (re.compile(r"half|fp16", re.IGNORECASE), "fp16"),
+    (re.compile(r"uint8", re.IGNORECASE), "uint8"),
+    (re.compile(r"int8", re.IGNORECASE), "int8"),
+    (re.compile(r"fp8", re.IGNORECASE), "fp8"),
+    (re.compile(r"float|fp32", re.IGNORECASE), "fp32"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One kernel, or one step on the host.
+
+    reads, writes: element types of the tensors, constants left out, by our names (``fp16``); what is
+    only shape arithmetic has none.  nodes: ONNX nodes that it computes.  profile: counted from 0.
+    """
+
+    name: str
+    kind: str
+    profile: int
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    nodes: tuple[str, ...]
+
+    @property
+    def precision(self) -> str | None:
+        """The type of what it reads, narrowest first; None for shape arithmetic."""
+        types = self.reads or self.writes
+        return min(types, key=_bits) if types else None
+
+    @property
+    def multiplies(self) -> bool:
+        """A matrix product or convolution, alone or with what is fused to it."""
+        return self.kind in _PRODUCTS or "mha" in self.name
+
+
+def _bits(kind: str) -> int:
+    return int(re.sub(r"\D", "", kind))
+
+
+def layers_from_text(text: str) -> tuple[Layer, ...]:
+    """All layers, in order.
+
+    Errors: EngineError when there is none: the builder's verbosity was not detailed, or its text changed.
+    """
+    found = tuple(_layer(match) for line in text.splitlines() if (match := _LINE.match(line)))
+    if not found:
+        raise EngineError("TensorRT printed no layers, so nothing can be said about the engine")
+    return found
+
+
+def _layer(match: re.Match[str]) -> Layer:
+    name = match["name"]
+    profile = _PROFILE.search(name)
+    return Layer(
+        name=name,
+        kind=match["kind"].strip(),
+        profile=int(profile[1] or profile[2]) if profile else 0,
+        reads=_types(match["inputs"]),
+        writes=_types(match["outputs"]),
+        nodes=tuple(dict.fromkeys(_ONNX.findall(match["rest"]))),
+    )
+
+
+def _types(text: str) -> tuple[str, ...]:
+    """Our names of the types; what is no type of ours, 64-bit integers say, has none and proves nothing."""
+    named = (next((name for pattern, name in _NAMES if pattern.search(kind)), "") for kind in _TYPE.findall(text))
+    return tuple(name for name in named if name)
+
+
+def shares_of(layers: Iterable[Layer]) -> dict[str, float]:
+    """Type → share of the layers that read it; shape arithmetic is left out."""
+    counts = Counter(kind for layer in layers if (kind := layer.precision))
+    return {kind: count / counts.total() for kind, count in counts.most_common()}

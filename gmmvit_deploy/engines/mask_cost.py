@@ -1,0 +1,83 @@
+"""What masks cost in an engine: the same graph with M = 1, built the same way in the same run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from gmmvit_deploy.engines.builder import BuiltPlan
+from gmmvit_deploy.engines.card import MaskCost
+from gmmvit_deploy.engines.flavors import Flavor, visible_gpu
+from gmmvit_deploy.engines.graph_source import GraphSource
+from gmmvit_deploy.engines.layers import Layer, layers_from_text
+from gmmvit_deploy.engines.options import Profile
+from gmmvit_deploy.graphs.twin import with_masks_of_one
+
+__all__ = ["mask_cost_of"]
+
+
+def mask_cost_of(
+    source: GraphSource,
+    plan: BuiltPlan,
+    profiles: tuple[Profile, ...],
+    flavor: Flavor,
+    *,
+    build: Callable[[Path], BuiltPlan],
+    onnx: Path,
+) -> MaskCost:
+    """Build the twin with ``build``, from a graph written to ``onnx``, and compare; on a GPU the times too.
+
+    Errors: EngineError when the twin does not build.
+    """
+    import onnx as onnx_library
+
+    onnx_library.save(with_masks_of_one(source.proto), onnx)
+    twin = build(onnx)
+    mine, its = (layers_from_text(next(iter(one.layers.values()))) for one in (plan, twin))
+    times = _times(source, profiles, flavor, plan, twin) if visible_gpu() else (None, None)
+    return MaskCost(
+        layers=len(mine),
+        twin_layers=len(its),
+        kernels=_kernels(mine),
+        twin_kernels=_kernels(its),
+        bytes=plan.path.stat().st_size,
+        twin_bytes=twin.path.stat().st_size,
+        milliseconds=times[0],
+        twin_milliseconds=times[1],
+    )
+
+
+def _kernels(layers: tuple[Layer, ...]) -> int:
+    return sum(layer.precision is not None for layer in layers)
+
+
+def _times(
+    source: GraphSource, profiles: tuple[Profile, ...], flavor: Flavor, *plans: BuiltPlan
+) -> tuple[dict[str, float], ...]:
+    """Batch → median milliseconds, of each plan, one after the other at each batch."""
+    import numpy as np
+
+    from gmmvit_deploy.engines.session import PlanSession
+
+    def profile_of(batch: int) -> int:
+        return next(index for index, one in enumerate(profiles) if one.least <= batch <= one.most)
+
+    sessions = [
+        PlanSession(
+            flavor.name,
+            plan.path.read_bytes(),
+            tensor=source.tensor,
+            dtype=source.dtype,
+            profile_of=profile_of,
+        )
+        for plan in plans
+    ]
+    batches = sorted({batch for one in profiles for batch in (one.least, one.best, one.most)})
+    found: tuple[dict[str, float], ...] = tuple({} for _ in plans)
+    for batch in batches:
+        images = np.zeros((batch, *source.shape), source.dtype)
+        for session, times in zip(sessions, found, strict=True):
+            times[str(batch)] = session.milliseconds(images)
+    for session in sessions:
+        session.close()
+    return found

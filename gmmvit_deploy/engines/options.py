@@ -1,0 +1,134 @@
+"""How an engine is to be built."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.precision import Precision, precision_from
+
+__all__ = ["BuildOptions", "HardwareCompatibility", "Profile", "profile_from", "trtexec_line"]
+
+HardwareCompatibility = Literal["none", "ampere+", "same-cc"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Batches from ``least`` to ``most``, tuned for ``best``."""
+
+    least: int
+    best: int
+    most: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.least <= self.best <= self.most:
+            raise InputError(
+                f"profile {self}: 1 ≤ least ≤ best ≤ most was wanted", hint="--batch 1:8:64, or --batch 8 for exactly 8"
+            )
+
+    def __str__(self) -> str:
+        return f"{self.least}:{self.best}:{self.most}"
+
+
+def profile_from(text: str) -> Profile:
+    """``1:8:64`` or ``8``.  Errors: InputError."""
+    if not re.fullmatch(r"\d+(:\d+:\d+)?", text):
+        raise InputError(f"--batch is {text!r}; least:best:most was wanted, such as 1:8:64, or one number")
+    numbers = [int(part) for part in text.split(":")]
+    least, best, most = numbers if len(numbers) == 3 else numbers * 3
+    return Profile(least=least, best=best, most=most)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildOptions:
+    """profiles: batch ranges; the engine uses the first that holds a batch.
+
+    capabilities: compute capabilities, such as ``8.9``, for flavours that build without the GPU.
+    optimization_level: 0 to 5, more is slower to build; None leaves the builder's own.
+    timing_cache: a file that is read if it is there and written afterwards.
+    tf32: let float32 products drop 13 bits of their inputs; off unless asked for.
+    workspace_mib: what kernels may use beside weights and activations; None leaves all of the GPU.
+    require_fused: fail unless every attention is one kernel.  require_precision: fail unless every
+    product runs in the type that the precision promises.
+    """
+
+    precision: Precision = "fp16"
+    profiles: tuple[Profile, ...] = ()
+    capabilities: tuple[str, ...] = ()
+    optimization_level: int | None = None
+    timing_cache: Path | None = None
+    version_compatible: bool = False
+    hardware_compatible: HardwareCompatibility = "none"
+    tf32: bool = False
+    workspace_mib: int | None = None
+    require_fused: bool = False
+    require_precision: bool = False
+
+    def __post_init__(self) -> None:
+        precision_from(self.precision)
+        if self.optimization_level is not None and not 0 <= self.optimization_level <= 5:
+            raise InputError(f"optimization level {self.optimization_level}: 0 to 5 was wanted")
+        if self.hardware_compatible not in get_args(HardwareCompatibility):
+            known = ", ".join(get_args(HardwareCompatibility))
+            raise InputError(
+                f"hardware compatibility {self.hardware_compatible!r} is not known", hint=f"known: {known}"
+            )
+        if self.workspace_mib is not None and self.workspace_mib < 1:
+            raise InputError(f"a workspace of {self.workspace_mib} MiB; at least 1 was wanted")
+        for capability in self.capabilities:
+            if not re.fullmatch(r"\d+\.\d", capability):
+                raise InputError(f"compute capability {capability!r}: such as 8.9 was wanted")
+        if len(set(self.capabilities)) != len(self.capabilities):
+            raise InputError(f"compute capabilities repeat: {', '.join(self.capabilities)}")
+        if self.tf32 and self.precision != "fp32":
+            raise InputError(
+                f"--tf32 is about float32 products; an engine in {self.precision} has them in its head alone"
+            )
+
+    def flags(self) -> dict[str, object]:
+        """What a card records of them."""
+        return {
+            "optimization_level": self.optimization_level,
+            "timing_cache": str(self.timing_cache) if self.timing_cache else None,
+            "version_compatible": self.version_compatible,
+            "hardware_compatible": self.hardware_compatible,
+            "tf32": self.tf32,
+            "workspace_mib": self.workspace_mib,
+        }
+
+
+_HARDWARE_FLAGS = {"ampere+": "ampere+", "same-cc": "sameComputeCapability"}
+
+
+def trtexec_line(
+    options: BuildOptions, profiles: tuple[Profile, ...], *, onnx: str, tensor: str, shape: tuple[int, ...], rtx: bool
+) -> str:
+    """The command of NVIDIA's that builds the same engine; to compare, or where this package is not."""
+    parts = ["tensorrt_rtx" if rtx else "trtexec", f"--onnx={onnx}", "--saveEngine=model.plan"]
+    if not rtx:
+        parts.append("--stronglyTyped")
+    dims = "x".join(map(str, shape))
+    for number, profile in enumerate(profiles):
+        if len(profiles) > 1:
+            parts.append(f"--profile={number}")
+        for name, batch in (("min", profile.least), ("opt", profile.best), ("max", profile.most)):
+            parts.append(f"--{name}Shapes={tensor}:{batch}x{dims}")
+    if options.capabilities and rtx:
+        parts.append(f"--computeCapabilities={','.join(options.capabilities)}")
+    if options.optimization_level is not None:
+        parts.append(f"--builderOptimizationLevel={options.optimization_level}")
+    if options.timing_cache is not None:
+        parts.append(f"--timingCacheFile={options.timing_cache}")
+    if options.version_compatible:
+        parts.append("--versionCompatible")
+    if options.hardware_compatible != "none":
+        parts.append(f"--hardwareCompatibilityLevel={_HARDWARE_FLAGS[options.hardware_compatible]}")
+    if not options.tf32:
+        parts.append("--noTF32")
+    if options.workspace_mib is not None:
+        parts.append(f"--memPoolSize=workspace:{options.workspace_mib}MiB")
+    parts.append("--profilingVerbosity=detailed")
+    return " ".join(parts)

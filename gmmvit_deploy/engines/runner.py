@@ -1,0 +1,62 @@
+"""An engine as a runner, so that parity and benchmarks take it like anything else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gmmvit_deploy.engines.card import Engine, require_bundle
+from gmmvit_deploy.engines.compatibility import loads_in, runs_on
+from gmmvit_deploy.engines.flavors import find_flavor, visible_gpu
+from gmmvit_deploy.engines.session import PlanSession
+from gmmvit_deploy.errors import EngineError
+from gmmvit_deploy.runtime.runner import Runner
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from gmmvit_deploy.artifacts import Bundle
+
+__all__ = ["EngineRunner"]
+
+
+class EngineRunner(Runner):
+    """A TensorRT engine on the GPU that is here.
+
+    Errors: EngineError when the engine is another bundle's, another TensorRT's or another GPU's.
+    """
+
+    def __init__(self, bundle: Bundle, engine: Engine, *, cuda_graphs: bool = True) -> None:
+        super().__init__(bundle)
+        card = engine.card
+        self.name, self.precision = card.flavor, card.precision
+        self.max_batch = card.max_batch
+        require_bundle(bundle, engine)
+        gpu = visible_gpu()
+        reason = loads_in(card, find_flavor(card.flavor).version) or (runs_on(card, gpu) if gpu else "")
+        if reason:
+            raise EngineError(f"{engine.path}: {reason}", hint="build it again here with gmmvit build")
+        self._card = card
+        self._session = PlanSession(
+            card.flavor,
+            engine.plan_path.read_bytes(),
+            tensor=str(card.tensor["name"]),
+            dtype=str(card.tensor["dtype"]),
+            profile_of=card.profile_for,
+            host_code=bool(card.flags["version_compatible"]),
+            cuda_graphs=cuda_graphs,
+        )
+
+    def takes(self, batch: int) -> bool:
+        """Whether a profile holds a batch of this size."""
+        return any(profile.least <= batch <= profile.most for profile in self._card.profiles)
+
+    def _check(self, batch: NDArray[Any]) -> None:
+        self._card.profile_for(len(batch))  # says which profiles there are
+        super()._check(batch)
+
+    def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
+        return self._session.run(batch)
+
+    def close(self) -> None:
+        """Give the GPU's memory back."""
+        self._session.close()

@@ -1,0 +1,181 @@
+"""The judge of engines: on layers written by hand, since it must also see what does not happen here."""
+
+from __future__ import annotations
+
+import pytest
+
+from gmmvit_deploy.engines.layers import Layer, layers_from_text, shares_of
+from gmmvit_deploy.engines.proof import prove_attentions, unreached
+from gmmvit_deploy.errors import EngineError
+from gmmvit_deploy.graphs.roles import Attention
+
+LINE = (
+    "Name: {name}, LayerType: {kind}, Inputs: [ {{ Name: a, Dimensions: [-1,64,16], Strides: [16,-1,1], "
+    "StrideOrder: [1,2,0], Datatype: {reads}, Format: (Linear) Row major linear format }}], Constants: [ "
+    "{{ Name: c, Dimensions: [1,3,64,64], Datatype: Float, Format: (Linear) }}], Outputs: [ {{ Name: b, "
+    "Dimensions: [-1], Datatype: {writes}, Format: (Arbitrary) Format with stride order = [1,2,0] }}], "
+    "TacticName: {name}_0xdb02, StreamId: 0, Metadata: {nodes}"
+)
+ATTENTION = Attention(name="a", nodes=("qk", "mask", "softmax", "pv"), mask="m")
+
+
+def line(name: str, *nodes: str, kind: str = "kgen", reads: str = "Half", writes: str = "Half") -> str:
+    return LINE.format(
+        name=name, kind=kind, reads=reads, writes=writes, nodes="".join(f"[ONNX Layer: {node}]" for node in nodes)
+    )
+
+
+def layers(*lines: str) -> tuple[Layer, ...]:
+    return layers_from_text("\n".join(("Layers:", *lines, "", "I/O Tensors:", " Name: pixels, IOMode: Input")))
+
+
+def test_a_line_is_read_whole() -> None:
+    (found,) = layers(line("_gemm_mha_v2_myl1_10", "x/MatMul", "x/Softmax", reads="BFloat16", writes="FP8"))
+    assert found == Layer(
+        name="_gemm_mha_v2_myl1_10",
+        kind="kgen",
+        profile=1,
+        reads=("bf16",),
+        writes=("fp8",),
+        nodes=("x/MatMul", "x/Softmax"),
+    )
+    assert found.multiplies
+
+
+def test_a_line_without_inputs_and_nodes() -> None:
+    text = (
+        "Name: __mye9263_0_myl0_0, LayerType: shape_call, Inputs: [], Constants: [], Outputs: [], "
+        "TacticName: , StreamId: 0, Metadata: "
+    )
+    (found,) = layers_from_text(text)
+    assert (found.precision, found.nodes, found.reads) == (None, (), ())
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("Half", ("fp16",)),
+        ("BFloat16", ("bf16",)),
+        ("Float", ("fp32",)),
+        ("FP8", ("fp8",)),
+        ("UInt8", ("uint8",)),
+        ("Row major linear FP16 format", ("fp16",)),
+        ("Thirty-two wide channel vectorized row major Int8 format", ("int8",)),
+        ("Int64", ()),
+        ("Bool", ()),
+        ("something new", ()),
+    ],
+)
+def test_types_as_the_versions_of_tensorrt_write_them(said: str, meant: tuple[str, ...]) -> None:
+    (found,) = layers(line("a_myl0_0", reads=said))
+    assert found.reads == meant
+
+
+def test_shape_arithmetic_has_no_precision() -> None:
+    cast = line("cast_myl0_7", kind="cast", reads="Int64", writes="Int64")
+    assert layers(cast)[0].precision is None
+    found = shares_of(layers(cast, line("a_myl0_1"), line("b_myl0_2"), line("c_myl0_3", reads="Float")))
+    assert found == pytest.approx({"fp16": 2 / 3, "fp32": 1 / 3})
+
+
+def test_text_without_layers_is_no_proof() -> None:
+    with pytest.raises(EngineError, match="printed no layers"):
+        layers_from_text("Layers:\nsomething new\n")
+
+
+def test_one_kernel_is_fused() -> None:
+    (proof,) = prove_attentions(
+        layers(line("_gemm_mha_v2_myl0_1", "pv", "softmax", "mask", "qk"), line("out_myl0_2", "out", kind="gemm")),
+        [ATTENTION],
+        target="8.9",
+        profiles=1,
+        head_dims={},
+    )
+    assert (proof.fused, proof.precision, proof.reason, proof.masked) == (True, "fp16", "", True)
+    assert proof.kernels == ("_gemm_mha_v2_myl0_1",)
+
+
+@pytest.mark.parametrize(
+    ("lines", "attention", "head_dims", "reason"),
+    [
+        (
+            [line("pad_myl0_0", "qk"), line("_gemm_mha_v2_myl0_1", "pv", "softmax", "mask", "qk")],
+            ATTENTION,
+            {"a": 12},
+            "one kernel, between 1 copies that pad and cut its head dim 12: convert with --pad-heads",
+        ),
+        (
+            [line("g_myl0_0", "qk", kind="gemm", reads="Float"), line("h_myl0_1", "pv", kind="gemm", reads="Float")],
+            ATTENTION,
+            {"a": 16},
+            "float32: fused kernels take",
+        ),
+        (
+            [line("g_myl0_0", "qk", kind="gemm"), line("h_myl0_1", "pv", kind="gemm")],
+            ATTENTION,
+            {"a": 6},
+            "head dim 6: fused kernels take 16 to 256",
+        ),
+        (
+            [line("g_myl0_0", "qk", kind="gemm"), line("h_myl0_1", "pv", kind="gemm")],
+            Attention(name="a", nodes=("qk", "mix", "softmax", "pv"), mask="m", mixes_heads=True),
+            {},
+            "its heads are mixed around softmax",
+        ),
+        (
+            [line("g_myl0_0", "qk", kind="gemm"), line("h_myl0_1", "softmax", "pv", kind="gemm")],
+            ATTENTION,
+            {"a": 32},
+            "the builder made 2 kernels of it",
+        ),
+        ([line("other_myl0_0", "z")], ATTENTION, {}, "no layer says that it computes it"),
+        (
+            [line("_gemm_mha_v2_myl0_1", "softmax")],
+            Attention(name="a", nodes=("softmax",), known=False),
+            {},
+            "no attention that we know",
+        ),
+    ],
+)
+def test_what_is_not_fused_says_why(
+    lines: list[str], attention: Attention, head_dims: dict[str, int], reason: str
+) -> None:
+    (proof,) = prove_attentions(layers(*lines), [attention], target="8.9", profiles=1, head_dims=head_dims)
+    assert not proof.fused
+    assert reason in proof.reason
+
+
+def test_every_profile_is_judged_on_its_own() -> None:
+    fused = line("_gemm_mha_v2_myl0_1", "pv", "softmax", "mask", "qk")
+    split = [line("g_myl1_0", "qk", kind="gemm"), line("h_myl1_1", "mask", "softmax", "pv", kind="gemm")]
+    proofs = prove_attentions(layers(fused, *split), [ATTENTION], target="8.9", profiles=3, head_dims={})
+    assert [(proof.profile, proof.fused) for proof in proofs] == [(0, True), (1, False), (2, False)]
+    assert proofs[2].reason == "no layer says that it computes it"  # a profile that is not listed proves nothing
+
+
+ROLES = {"p": "projection", "qk": "product", "e": "embedding", "n": "norm"}
+
+
+def test_a_promise_that_was_kept() -> None:
+    found = layers(
+        line("p_myl0_0", "p", kind="gemm", reads="Int8"),
+        line("finish_myl0_1", "p", reads="Half"),  # the product's scale and bias, in a kernel after it
+        line("_gemm_mha_v2_myl0_2", "qk", "p"),
+        line("e_myl0_3", "e", kind="correlation"),
+        line("n_myl0_4", "n", reads="Float"),
+    )
+    assert unreached(found, ROLES, "int8", target="8.9", profiles=1) == ()
+
+
+@pytest.mark.parametrize(
+    ("lines", "node", "wanted", "seen"),
+    [
+        ([line("p_myl0_0", "p", kind="gemm")], "p", "int8", "fp16"),
+        ([line("p_myl0_0", "p", kind="runtime_fusion", reads="Float")], "p", "int8", "fp32"),
+        ([], "p", "int8", "nothing that TensorRT reports"),
+    ],
+)
+def test_a_promise_that_was_broken(lines: list[str], node: str, wanted: str, seen: str) -> None:
+    others = [line("_gemm_mha_v2_myl0_2", "qk"), line("e_myl0_3", "e", kind="correlation")]
+    (miss,) = unreached(layers(*lines, *others), ROLES, "int8", target="8.9", profiles=1)
+    assert (miss.node, miss.wanted, miss.found, miss.target) == (node, wanted, seen, "8.9")
