@@ -5,23 +5,39 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Literal
 
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.engines.builder import build_plan
+from gmmvit_deploy.engines.card import CARD_FILE, EngineCard, open_engine, require_bundle
+from gmmvit_deploy.engines.compatibility import ServerTensorRT, loads_in, loads_on, runs_on
+from gmmvit_deploy.engines.flavors import FLAVORS, find_flavor, refuse, visible_gpu
+from gmmvit_deploy.engines.options import BuildOptions, Profile
 from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.extras import require
+from gmmvit_deploy.precision import PRECISIONS, Precision
 from gmmvit_deploy.serving.installs import ServerInstall, find_server
+from gmmvit_deploy.variants import onnx_file, open_variant
 
-__all__ = ["Check", "examine"]
+__all__ = ["Check", "examine", "examine_bundle"]
+
+_BUILT_FOR = "8.9"
+
+
+Kind = Literal["package", "runner", "engine", "server", "hardware", "graph"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
     """One thing and whether it works here.  fix: the command that adds it; empty when none can."""
 
-    kind: Literal["package", "runner", "engine", "server", "hardware"]
+    kind: Kind
     name: str
     works: bool
     detail: str
@@ -55,19 +71,62 @@ def examine() -> list[Check]:
         _tried("runner", "onnxruntime", _onnxruntime, fix=_install("cpu")),
         _tried("runner", "triton-grpc", lambda: _client("grpc"), fix=_install("client")),
         _tried("runner", "triton-http", lambda: _client("http"), fix=_install("client")),
-        _tried("engine", "tensorrt", lambda: _importable("tensorrt"), fix="pip install tensorrt"),
-        _tried("engine", "tensorrt-rtx", lambda: _importable("tensorrt_rtx"), fix="pip install tensorrt-rtx-cu12"),
+        *(_tried("engine", name, partial(_builds, name), fix=_install(name)) for name in FLAVORS),
         _tried("server", "tritonserver", _server, fix=_install("serve")),
     ]
+
+
+def examine_bundle(bundle: Bundle, server: ServerTensorRT | None) -> list[Check]:
+    """Each graph and engine of a bundle: is it whole, does it run here, and will the server load it?
+
+    server: None asks nothing of a server.
+    """
+    present = [one for one in PRECISIONS if (bundle.path / onnx_file(one)).exists()]
+    checks = [_tried("graph", onnx_file(one), partial(_graph, bundle, one), fix="") for one in present]
+    folders = sorted(path.parent for path in (bundle.path / "engines").glob(f"*/{CARD_FILE}"))
+    for folder in folders:
+        checks.append(_tried("engine", folder.name, partial(_engine_here, bundle, folder), fix=""))
+        if server is not None:
+            checks.append(_tried("server", folder.name, partial(_engine_there, folder, server), fix=""))
+    if server is not None and not folders:
+        hint = f"gmmvit build {bundle.path} --flavor tensorrt, with TensorRT {server.version}"
+        checks.append(Check(kind="server", name=server.name, works=False, detail="the bundle has no engine", fix=hint))
+    return checks
+
+
+def _graph(bundle: Bundle, precision: Precision) -> str:
+    return f"whole, SHA-256 {open_variant(bundle, precision).sha256[:12]}…"
+
+
+def _engine_here(bundle: Bundle, folder: Path) -> str:
+    engine = open_engine(folder)
+    require_bundle(bundle, engine)
+    card = engine.card
+    runs = _runs_here(card)
+    fused = sum(proof.fused for proof in card.attentions)
+    return f"whole; {fused} of {len(card.attentions)} attentions are one kernel each; {runs}"
+
+
+def _runs_here(card: EngineCard) -> str:
+    gpu = visible_gpu()
+    if gpu is None:
+        return "no GPU is here to run it"
+    return runs_on(card, gpu) or loads_in(card, find_flavor(card.flavor).version) or f"runs on {gpu.name}"
+
+
+def _engine_there(folder: Path, server: ServerTensorRT) -> str:
+    card = open_engine(folder).card
+    if reason := loads_on(card, server):
+        raise GmmvitError(reason)
+    place = card.target["gpu"] or ", ".join(card.target["capabilities"])
+    return f"{server.name} has TensorRT {server.version} and loads it, on {place}"
 
 
 def _install(extra: str) -> str:
     return f"pip install 'gmmvit-deploy[{extra}]'"
 
 
-def _tried(
-    kind: Literal["runner", "engine", "server", "hardware"], name: str, attempt: Callable[[], str], *, fix: str
-) -> Check:
+def _tried(kind: Kind, name: str, attempt: Callable[[], str], *, fix: str) -> Check:
     try:
         return Check(kind=kind, name=name, works=True, detail=attempt())
     except GmmvitError as exc:
@@ -87,12 +146,10 @@ def _package(name: str, extra: str) -> Check:
 
 
 def _gpu() -> str:
-    try:
-        query = ["nvidia-smi", "--query-gpu=name,compute_cap,driver_version", "--format=csv,noheader"]
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError) as exc:
-        raise GmmvitError("none found (nvidia-smi does not answer); nothing above needs one") from exc
-    return answer.stdout.strip().replace("\n", "; ")
+    gpu = visible_gpu()
+    if gpu is None:
+        raise GmmvitError("none found (nvidia-smi does not answer); only running engines needs one")
+    return f"{gpu.name}, compute capability {gpu.capability}, driver {gpu.driver}"
 
 
 def _eager() -> str:
@@ -128,12 +185,40 @@ def _client(protocol: str) -> str:
     return f"tritonclient {version('tritonclient')}; needs a server to talk to"
 
 
-def _importable(module: str) -> str:
-    try:
-        found = __import__(module)
-    except ImportError as exc:
-        raise GmmvitError("not installed") from exc
-    return f"{found.__version__} is installed; building engines is not part of this version yet"
+def _builds(name: str) -> str:
+    """Build an engine of one product."""
+    flavor = find_flavor(name)
+    gpu = visible_gpu()
+    capabilities = () if gpu or not flavor.capabilities else (_BUILT_FOR,)
+    options = BuildOptions(precision="fp16", capabilities=capabilities)
+    refuse(options, flavor)
+    with tempfile.TemporaryDirectory(prefix="gmmvit-doctor-") as temporary:
+        onnx, folder = Path(temporary) / "probe.onnx", Path(temporary) / "engine"
+        onnx.write_bytes(_probe())
+        folder.mkdir()
+        built = build_plan(
+            onnx, options, (Profile(least=1, best=1, most=2),), flavor, tensor="x", shape=(8,), folder=folder
+        )
+        size = built.path.stat().st_size
+    place = f"on {gpu.name}" if gpu else f"without a GPU, for {', '.join(flavor.capabilities)}"
+    return f"{flavor.version} builds {place} (an engine of {size:,} bytes, tried)"
+
+
+def _probe() -> bytes:
+    import numpy as np
+    from onnx import TensorProto, helper, numpy_helper
+
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "probe",
+        [value("x", TensorProto.FLOAT16, ["batch", 8])],
+        [value("y", TensorProto.FLOAT16, ["batch", 8])],
+        [numpy_helper.from_array(np.eye(8, dtype=np.float16), "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    data: bytes = model.SerializeToString()
+    return data
 
 
 def _server() -> str:

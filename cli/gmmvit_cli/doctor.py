@@ -1,23 +1,41 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 
 import typer
 
+from gmmvit_cli.options import SERVER, SERVER_TENSORRT, SERVER_VERSION, server_from
 from gmmvit_cli.output import JSON_OPTION, print_json, print_table, working
+from gmmvit_deploy.errors import InputError
 
 
-def doctor(as_json: bool = JSON_OPTION) -> None:
-    """Say what is installed, which runners, engines and servers work here, and how to add the rest."""
+def doctor(
+    bundle: Path | None = typer.Argument(None, help="A bundle, to ask about its graphs and engines instead."),
+    server_version: str | None = SERVER_VERSION,
+    server: str | None = SERVER,
+    server_tensorrt: str | None = SERVER_TENSORRT,
+    as_json: bool = JSON_OPTION,
+) -> None:
+    """Say what works here and how to add the rest; of a bundle, whether a server will load its engines.
+
+    With a server named, the exit status is 1 unless there is an engine that it will load.
+    """
     with working("trying everything"):
-        from gmmvit_deploy.doctor import examine
+        from gmmvit_deploy.artifacts import open_bundle
+        from gmmvit_deploy.doctor import examine, examine_bundle
 
-        checks = examine()
+        there = server_from(server_version, server, server_tensorrt)
+        if bundle is None and there is not None:
+            raise InputError("which bundle is the server to load engines of?", hint="gmmvit doctor BUNDLE --server …")
+        checks = examine() if bundle is None else examine_bundle(open_bundle(bundle), there)
+    failed = there is not None and not any(check.kind == "server" and check.works for check in checks)
     if as_json:
         print_json([asdict(check) for check in checks])
-        return
+        raise typer.Exit(int(failed))
     rows = [(c.kind, c.name, "works" if c.works else "no", c.detail) for c in checks]
     print_table(("kind", "what", "", "detail"), rows)
     fixes = {check.fix: check.name for check in reversed(checks) if check.fix and not check.works}
     for fix, name in fixes.items():
         typer.echo(f"for {name}:  {fix}")
+    raise typer.Exit(int(failed))

@@ -12,8 +12,21 @@ from gmmvit_deploy.errors import InputError
 if TYPE_CHECKING:
     from gmmvit_deploy.artifacts import Preprocessing
     from gmmvit_deploy.checkpoints.hints import LoadHints
+    from gmmvit_deploy.engines.compatibility import ServerTensorRT
 
-__all__ = ["FORCE", "HEADS", "MASK_FORM", "PRESET", "hints_from", "labels_from", "preprocessing_from"]
+__all__ = [
+    "FORCE",
+    "HEADS",
+    "MASK_FORM",
+    "PRESET",
+    "SERVER",
+    "SERVER_TENSORRT",
+    "SERVER_VERSION",
+    "hints_from",
+    "labels_from",
+    "preprocessing_from",
+    "server_from",
+]
 
 HEADS = typer.Option(
     None, "--heads", help="Attention heads (of the first stage), where the file cannot tell: plain, ELM, shared masks."
@@ -25,6 +38,9 @@ MASK_FORM = typer.Option(
     help="stored: the mask raises the stored base to a power, as the released code does. "
     "closed: the model was trained with the paper's formula from distances.",
 )
+SERVER_VERSION = typer.Option(None, help="Release of NVIDIA's Triton container that will serve, such as 25.04.")
+SERVER = typer.Option(None, help="A live Triton server: grpc://host:port or http://host:port.")
+SERVER_TENSORRT = typer.Option(None, help="TensorRT of the server, such as 10.9.0, where its release does not tell.")
 FORCE = typer.Option(False, "--force", help="Replace the output folder if it exists.")
 
 
@@ -77,3 +93,18 @@ def labels_from(text: str | None) -> tuple[str, ...] | None:
     except (OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8 text"
         raise InputError(f"--labels {text}: a file with one label a line was wanted: {reason}") from exc
+
+
+def server_from(release: str | None, url: str | None, tensorrt: str | None) -> ServerTensorRT | None:
+    """The server whose TensorRT is to load an engine; None when nothing was said of one."""
+    from gmmvit_deploy.engines.compatibility import server_tensorrt
+    from gmmvit_deploy.runtime.triton import TritonConnection
+
+    if release is not None and url is not None:
+        raise InputError("--server-version and --server both say which server; give one")
+    if url is not None:
+        with TritonConnection(url) as connection:
+            return server_tensorrt(triton=connection.version(), tensorrt=tensorrt, name=url)
+    if release is None and tensorrt is None:
+        return None
+    return server_tensorrt(release=release, tensorrt=tensorrt)

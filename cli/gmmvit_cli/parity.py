@@ -9,7 +9,11 @@ from gmmvit_cli.output import JSON_OPTION, print_json, print_table, working
 
 def parity(
     bundle: Path = typer.Argument(help="A bundle that gmmvit export wrote."),
-    runner: str = typer.Option("onnxruntime", help="eager, onnxruntime, triton-grpc or triton-http."),
+    runner: str = typer.Option(
+        "onnxruntime", help="eager, onnxruntime, tensorrt, tensorrt-rtx, triton-grpc or triton-http."
+    ),
+    precision: str = typer.Option("fp32", help="Of the graph that onnxruntime runs: fp32, fp16, int8."),
+    engine: Path | None = typer.Option(None, help="An engine that gmmvit build wrote, for the two TensorRTs."),
     url: str | None = typer.Option(None, help="A Triton server: grpc://host:port or http://host:port."),
     model: str = typer.Option("gmmvit", help="Name that the repository gave the model on the server."),
     as_json: bool = JSON_OPTION,
@@ -18,9 +22,11 @@ def parity(
     with working("comparing") as says:
         from gmmvit_deploy.artifacts import open_bundle
         from gmmvit_deploy.parity.check import check_parity, open_runner
+        from gmmvit_deploy.precision import precision_from
 
         opened = open_bundle(bundle)
-        with open_runner(runner, opened, url=url, model=model) as running:
+        of = precision_from(precision)
+        with open_runner(runner, opened, url=url, model=model, engine=engine, precision=of) as running:
             result = check_parity(opened, running, on_done=says)
     if as_json:
         print_json(result.to_json())

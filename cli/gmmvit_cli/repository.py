@@ -4,7 +4,7 @@ from pathlib import Path
 
 import typer
 
-from gmmvit_cli.options import FORCE
+from gmmvit_cli.options import FORCE, SERVER, SERVER_TENSORRT, SERVER_VERSION, server_from
 from gmmvit_cli.output import JSON_OPTION, note, print_json
 
 
@@ -17,7 +17,12 @@ def repository(
         "onnxruntime: Triton's own. tensorrt: an engine.",
     ),
     name: str = typer.Option("gmmvit", help="Name of the model on the server."),
-    engine: Path | None = typer.Option(None, help="A TensorRT plan, for --backend tensorrt."),
+    precision: str = typer.Option("fp32", help="Of the graph, for the python and onnxruntime backends."),
+    accelerator: str = typer.Option("none", help="tensorrt: the server's ONNX Runtime builds an engine at load."),
+    engine: Path | None = typer.Option(None, help="An engine that gmmvit build wrote, for --backend tensorrt."),
+    server_version: str | None = SERVER_VERSION,
+    server: str | None = SERVER,
+    server_tensorrt: str | None = SERVER_TENSORRT,
     max_queue_delay_us: int = typer.Option(0, help="How long a request may wait for others to fill its batch."),
     instances: int = typer.Option(1, help="Copies of the network that run side by side."),
     threads: int = typer.Option(0, help="ONNX Runtime threads of an instance; 0 is one a core."),
@@ -26,6 +31,8 @@ def repository(
 ) -> None:
     """Write a Triton model repository: the network, its preprocessing, and the ensemble of the two."""
     from gmmvit_deploy.artifacts import open_bundle
+    from gmmvit_deploy.engines.card import open_engine
+    from gmmvit_deploy.precision import precision_from
     from gmmvit_deploy.serving.model_configs import RepositoryOptions
     from gmmvit_deploy.serving.repository import repository_from_bundle
 
@@ -35,8 +42,17 @@ def repository(
         max_queue_delay_us=max_queue_delay_us,
         instances=instances,
         threads=threads,
+        precision=precision_from(precision),
+        accelerator=accelerator,
     )
-    written = repository_from_bundle(open_bundle(bundle), out, options, engine=engine, force=force)
+    written = repository_from_bundle(
+        open_bundle(bundle),
+        out,
+        options,
+        engine=open_engine(engine) if engine else None,
+        server=server_from(server_version, server, server_tensorrt),
+        force=force,
+    )
     if as_json:
         print_json({"repository": str(out), "models": written.models, "skipped": written.skipped})
         return

@@ -9,22 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.engines.card import open_engine
+from gmmvit_deploy.engines.flavors import FLAVORS
+from gmmvit_deploy.engines.runner import EngineRunner
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtime.eager import EagerRunner
 from gmmvit_deploy.runtime.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runtime.runner import Runner
 from gmmvit_deploy.runtime.triton import DEFAULT_MODEL, TritonRunner
-from gmmvit_deploy.tolerances import Tolerance, fp32_tolerance
+from gmmvit_deploy.tolerances import Tolerance, fp32_tolerance, precision_tolerance
+from gmmvit_deploy.variants import open_variant
 
 __all__ = ["RUNNERS", "Comparison", "ParityResult", "batch_sizes", "check_parity", "open_runner"]
 
-RUNNERS = ("eager", "onnxruntime", "triton-grpc", "triton-http")
+RUNNERS = ("eager", "onnxruntime", "tensorrt", "tensorrt-rtx", "triton-grpc", "triton-http")
 _DEFAULT_URLS = {"triton-grpc": "grpc://localhost:8001", "triton-http": "http://localhost:8000"}
 _SEED = 1
 
@@ -76,11 +82,20 @@ class ParityResult:
         }
 
 
-def open_runner(name: str, bundle: Bundle, *, url: str | None = None, model: str = DEFAULT_MODEL) -> Runner:
+def open_runner(
+    name: str,
+    bundle: Bundle,
+    *,
+    url: str | None = None,
+    model: str = DEFAULT_MODEL,
+    engine: Path | None = None,
+    precision: Precision = "fp32",
+) -> Runner:
     """A runner by the name that the command line gives it.
 
-    url: of a Triton server; its protocol must be the one the name says.
-    Errors: InputError on an unknown name or an address of the other protocol; whatever the runner raises.
+    url: of a Triton server; its protocol must be the one the name says.  engine: for the two TensorRTs.
+    precision: of the graph that ONNX Runtime runs.
+    Errors: InputError on an unknown name or what does not go together; whatever the runner raises.
     """
     if name not in RUNNERS:
         raise InputError(f"runner {name!r} is not known", hint=f"known: {', '.join(RUNNERS)}")
@@ -92,7 +107,18 @@ def open_runner(name: str, bundle: Bundle, *, url: str | None = None, model: str
         return TritonRunner(bundle, address, model=model)
     if url is not None:
         raise InputError(f"runner {name} runs in this process; --url goes with triton-grpc and triton-http")
-    return EagerRunner(bundle) if name == "eager" else OnnxRuntimeRunner(bundle)
+    if (engine is not None) != (name in FLAVORS):
+        raise InputError(f"runner {name} {'needs --engine' if name in FLAVORS else 'takes no engine'}")
+    if precision != "fp32" and name != "onnxruntime":
+        raise InputError(f"runner {name} has the precision it was made with; --precision goes with onnxruntime")
+    if engine is not None:
+        opened = open_engine(engine)
+        if opened.card.flavor != name:
+            raise InputError(f"{engine}: it is an engine of {opened.card.flavor}, not {name}")
+        return EngineRunner(bundle, opened)
+    if name == "eager":
+        return EagerRunner(bundle)
+    return OnnxRuntimeRunner(bundle, variant=open_variant(bundle, precision))
 
 
 def batch_sizes(max_batch: int) -> tuple[int, ...]:
@@ -110,11 +136,12 @@ def check_parity(
 ) -> ParityResult:
     """Hold a runner to the golden logits and to eager PyTorch.
 
-    tolerance: by default what `fp32_tolerance` grants a model of this float32 noise.
+    tolerance: by default what a model of this float32 noise may differ by, in the runner's precision.
     on_done: told of each comparison that is finished.
     Errors: whatever the runner raises; a difference is no error but a result that did not pass.
     """
-    allowed = tolerance or fp32_tolerance(bundle.manifest.float32_noise)
+    allowed = tolerance or _tolerance(bundle, runner)
+    sizes = [size for size in batch_sizes(runner.max_batch) if runner.takes(size)]
     comparisons = []
 
     def compare(reference: str, batch: int, found: NDArray[Any], wanted: NDArray[Any]) -> None:
@@ -122,16 +149,22 @@ def check_parity(
         on_done(f"{reference}, batch {batch}")
 
     inputs, golden = bundle.golden()
-    for size in batch_sizes(bundle.manifest.max_batch):
+    for size in sizes:
         rows = np.resize(np.arange(len(inputs)), max(size, len(inputs)))
         found = [runner.run(inputs[rows[i : i + size]]) for i in range(0, len(rows) - size + 1, size)]
         compare("golden", size, np.concatenate(found), golden[rows[: len(found) * size]])
     generator = np.random.default_rng(_SEED)
     with EagerRunner(bundle) as eager:
-        for size in batch_sizes(bundle.manifest.max_batch):
+        for size in sizes:
             fresh = _fresh(generator, bundle, size)
             compare("eager", size, runner.run(fresh), eager.run(fresh))
     return ParityResult(runner=runner.name, bundle_sha256=bundle.sha256, comparisons=tuple(comparisons))
+
+
+def _tolerance(bundle: Bundle, runner: Runner) -> Tolerance:
+    noise = bundle.manifest.float32_noise
+    record = open_variant(bundle, runner.precision).record
+    return precision_tolerance(noise, record.golden["largest_abs"]) if record else fp32_tolerance(noise)
 
 
 def _fresh(generator: np.random.Generator, bundle: Bundle, size: int) -> NDArray[Any]:

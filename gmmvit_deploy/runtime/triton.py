@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gmmvit_deploy.errors import BundleError, InputError, RequestRejectedError, ServerError
 from gmmvit_deploy.extras import require
+from gmmvit_deploy.precision import precision_from
 from gmmvit_deploy.runtime.runner import Runner
 
 if TYPE_CHECKING:
@@ -43,13 +44,17 @@ def parse_url(url: str) -> tuple[Literal["grpc", "http"], str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """What the server says of a model.  bundle_sha256: None when no bundle of ours made it."""
+    """What the server says of a model.  bundle_sha256: None when no bundle of ours made it.
+
+    precision: of the graph or engine behind it.
+    """
 
     name: str
     max_batch: int
     inputs: dict[str, tuple[int, ...]]
     labels: tuple[str, ...]
     bundle_sha256: str | None
+    precision: str
 
 
 class TritonConnection:
@@ -112,6 +117,14 @@ class TritonConnection:
                 hint="say where the Triton server is with --url grpc://host:port or http://host:port",
             ) from exc
 
+    def version(self) -> str:
+        """Triton's own, such as ``2.57.0``."""
+        options = {"as_json": True} if self.protocol == "grpc" else {}
+        answer = self._call("the server", "get_server_metadata", **options)
+        if not isinstance(answer, dict) or not answer.get("version"):
+            raise ServerError(f"something answers at {self.url}, but not as Triton does: no version")
+        return str(answer["version"])
+
     def _client(self) -> Any:
         client = getattr(self._local, "client", None)
         if client is None:
@@ -169,6 +182,7 @@ def _served_model(name: str, answer: Mapping[str, Any]) -> ServedModel:
         inputs={i["name"]: tuple(map(int, i["dims"])) for i in config["input"]},
         labels=tuple(json.loads(parameters.get("gmmvit_labels", "[]"))),
         bundle_sha256=parameters.get("gmmvit_bundle_sha256"),
+        precision=parameters.get("gmmvit_precision", "fp32"),
     )
 
 
@@ -198,6 +212,8 @@ class TritonRunner(Runner):
                 f"{url} serves {self._model} from bundle {found}, not from {bundle.path} ({bundle.sha256[:12]}…)",
                 hint="write the repository again from this bundle and restart the server",
             )
+        self.precision = precision_from(served.precision)
+        self.max_batch = min(self.max_batch, served.max_batch)
 
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
         return self._connection.infer(self._model, self._input, batch)

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.extras import require
+from gmmvit_deploy.precision import Precision, precision_from
 
 if TYPE_CHECKING:
     from gmmvit_deploy.artifacts import Bundle
+    from gmmvit_deploy.engines.card import EngineCard
 
 __all__ = ["LABELS_FILE", "WARMUP_FILE", "Backend", "RepositoryOptions", "config_text", "model_configs"]
 
@@ -24,6 +26,7 @@ LABELS_FILE = "labels.txt"
 WARMUP_FILE = "image"
 """In ``<preprocess>/warmup/``: one encoded image, each with its length before it, as Triton reads it."""
 IMAGE_INPUT = "IMAGE"
+_TRT_MODES: dict[Precision, str] = {"fp32": "FP32", "fp16": "FP16", "bf16": "FP16", "int8": "INT8", "fp8": "FP16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +36,13 @@ class RepositoryOptions:
     max_queue_delay_us: how long the batcher may hold a request to fill a batch.
     instances: copies of the network that run side by side.
     threads: of ONNX Runtime in one instance (python backend); 0 is one a core.
+    precision: of the graph, for the backends that take one.
+    accelerator: ``tensorrt`` has the server's ONNX Runtime build an engine when it loads the model.
     """
 
     backend: Backend = "python"
+    precision: Precision = "fp32"
+    accelerator: str = "none"
     name: str = "gmmvit"
     max_queue_delay_us: int = 0
     instances: int = 1
@@ -44,6 +51,13 @@ class RepositoryOptions:
     def __post_init__(self) -> None:
         if self.backend not in get_args(Backend):
             raise InputError(f"backend {self.backend!r} is not one of {', '.join(get_args(Backend))}")
+        precision_from(self.precision)
+        if self.backend == "tensorrt" and self.precision != "fp32":
+            raise InputError("an engine has its precision already; --precision is for the other backends")
+        if self.accelerator not in ("none", "tensorrt"):
+            raise InputError(f"accelerator {self.accelerator!r} is not known", hint="known: none, tensorrt")
+        if self.accelerator == "tensorrt" and self.backend != "onnxruntime":
+            raise InputError(f"--accelerator tensorrt goes with --backend onnxruntime, not {self.backend}")
         if not self.name.replace("_", "").replace("-", "").isalnum() or not self.name.isascii():
             raise InputError(f"model name {self.name!r}: letters, digits, - and _ were wanted")
         for field in ("max_queue_delay_us", "threads"):
@@ -61,9 +75,12 @@ class RepositoryOptions:
         return f"{self.name}_preprocess"
 
 
-def model_configs(bundle: Bundle, options: RepositoryOptions) -> dict[str, Any]:
-    """Model name → ``ModelConfig`` protobuf; the ensemble and its preprocessing only where it is known."""
-    configs = {options.network: _network(bundle, options)}
+def model_configs(bundle: Bundle, options: RepositoryOptions, card: EngineCard | None = None) -> dict[str, Any]:
+    """Model name → ``ModelConfig`` protobuf; the ensemble and its preprocessing only where it is known.
+
+    card: of the engine, for the tensorrt backend.
+    """
+    configs = {options.network: _network(bundle, options, card)}
     if bundle.manifest.preprocessing is not None:
         configs[options.preprocess] = _preprocess(bundle, options)
         configs[options.name] = _ensemble(bundle, options)
@@ -113,20 +130,31 @@ def _logits(bundle: Bundle) -> dict[str, Any]:
     }
 
 
-def _network(bundle: Bundle, options: RepositoryOptions) -> Any:
+def _network(bundle: Bundle, options: RepositoryOptions, card: EngineCard | None) -> Any:
     pb = _protobuf()
     config = _skeleton(bundle, options.network)
+    if card is not None:
+        config.max_batch_size = min(config.max_batch_size, card.max_batch)
+        config.parameters["gmmvit_plan_sha256"].string_value = card.sha256["plan"]
+    config.parameters["gmmvit_precision"].string_value = card.precision if card else options.precision
     config.backend = options.backend
     config.input.add(**_input_tensor(bundle))
     config.output.add(**_logits(bundle))
-    kind = pb.ModelInstanceGroup.KIND_GPU if options.backend == "tensorrt" else pb.ModelInstanceGroup.KIND_CPU
-    config.instance_group.add(count=options.instances, kind=kind)
+    on_gpu = options.backend == "tensorrt" or options.accelerator == "tensorrt"
+    kind = pb.ModelInstanceGroup.KIND_GPU if on_gpu else pb.ModelInstanceGroup.KIND_CPU
+    group = config.instance_group.add(count=options.instances, kind=kind)
+    if card is not None and len(card.profiles) > 1:
+        group.profile.extend(str(index) for index in range(len(card.profiles)))  # else only the first is used
+    if options.accelerator == "tensorrt":
+        accelerator = config.optimization.execution_accelerators.gpu_execution_accelerator.add(name="tensorrt")
+        # The graph is strongly typed; this only allows the types that stand in it.
+        accelerator.parameters["precision_mode"] = _TRT_MODES[options.precision]
     config.dynamic_batching.max_queue_delay_microseconds = options.max_queue_delay_us
     if options.backend == "python":
         config.parameters["onnxruntime_threads"].string_value = str(options.threads)
     if options.backend == "onnxruntime" and options.threads:
         config.parameters["intra_op_thread_count"].string_value = str(options.threads)
-    for batch in sorted({1, bundle.manifest.max_batch}):
+    for batch in sorted({1, config.max_batch_size}):
         sample = config.model_warmup.add(name=f"batch {batch}", batch_size=batch)
         tensor = _input_tensor(bundle)
         sample.inputs[tensor.pop("name")].CopyFrom(pb.ModelWarmup.Input(**tensor, random_data=True))

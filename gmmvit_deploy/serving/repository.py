@@ -11,6 +11,8 @@ from pathlib import Path
 import gmmvit_deploy.preprocess
 from gmmvit_deploy.artifacts import LABELS_FILE as BUNDLE_LABELS_FILE
 from gmmvit_deploy.artifacts import Bundle, new_folder
+from gmmvit_deploy.engines.card import Engine, require_bundle
+from gmmvit_deploy.engines.compatibility import ServerTensorRT, loads_on, server_tensorrt
 from gmmvit_deploy.errors import RepositoryError
 from gmmvit_deploy.serving.model_configs import (
     LABELS_FILE,
@@ -19,6 +21,7 @@ from gmmvit_deploy.serving.model_configs import (
     config_text,
     model_configs,
 )
+from gmmvit_deploy.variants import open_variant
 
 __all__ = ["Repository", "repository_from_bundle"]
 
@@ -39,17 +42,19 @@ def repository_from_bundle(
     out: Path,
     options: RepositoryOptions | None = None,
     *,
-    engine: Path | None = None,
+    engine: Engine | None = None,
+    server: ServerTensorRT | None = None,
     force: bool = False,
 ) -> Repository:
     """Write the network, its preprocessing and the ensemble of the two.
 
-    engine: a TensorRT plan built from the bundle's ONNX file, for the tensorrt backend.
-    Errors: RepositoryError when the tensorrt backend is asked for without an engine; OutputError.
+    engine: built from this bundle, for the tensorrt backend.  server: whose TensorRT is to load it.
+    Errors: RepositoryError when the tensorrt backend is asked for without an engine, or with one that
+    the server would not load; EngineError when the engine is another bundle's; OutputError.
     """
     options = options or RepositoryOptions()
-    configs = model_configs(bundle, options)
-    source, target = _network_file(bundle, options, engine)
+    source, target = _network_file(bundle, options, engine, server)
+    configs = model_configs(bundle, options, engine.card if engine else None)
     with new_folder(out, force=force) as folder:
         for name, config in configs.items():
             model = folder / name
@@ -73,22 +78,29 @@ _NO_PREPROCESSING = (
 )
 
 
-def _network_file(bundle: Bundle, options: RepositoryOptions, engine: Path | None) -> tuple[Path, str]:
+def _network_file(
+    bundle: Bundle, options: RepositoryOptions, engine: Engine | None, server: ServerTensorRT | None
+) -> tuple[Path, str]:
     if options.backend != "tensorrt":
         if engine is not None:
             raise RepositoryError(f"an engine goes with --backend tensorrt, not {options.backend}")
-        return bundle.onnx_path, "model.onnx"
+        return open_variant(bundle, options.precision).path, "model.onnx"
     if engine is None:
-        kind, shape = bundle.manifest.input_kind, "x".join(map(str, bundle.input_shape))
         raise RepositoryError(
-            f"{bundle.path}: the tensorrt backend needs an engine, and the bundle holds none",
-            hint="on the GPU that will serve: trtexec "
-            f"--onnx={bundle.onnx_path} --minShapes={kind}:1x{shape} --optShapes={kind}:8x{shape} "
-            f"--maxShapes={kind}:{bundle.manifest.max_batch}x{shape} --saveEngine=model.plan, then --engine model.plan",
+            f"{bundle.path}: the tensorrt backend needs an engine",
+            hint=f"on the GPU that will serve: gmmvit build {bundle.path} --flavor tensorrt, then --engine",
         )
-    if not engine.is_file() or engine.stat().st_size == 0:
-        raise RepositoryError(f"{engine}: a TensorRT engine was wanted, found no file or an empty one")
-    return engine, "model.plan"
+    require_bundle(bundle, engine)
+    if reason := loads_on(engine.card, server or server_tensorrt()):
+        raise RepositoryError(
+            f"{engine.path}: {reason}", hint="gmmvit doctor BUNDLE --server-version says this in advance"
+        )
+    if not any(profile.least == 1 for profile in engine.card.profiles):
+        raise RepositoryError(
+            f"{engine.path}: no profile of it holds a batch of 1, which Triton's batcher may send",
+            hint=f"build it with --batch 1:8:{engine.card.max_batch}",
+        )
+    return engine.plan_path, "model.plan"
 
 
 def _write_preprocess(model: Path, bundle: Bundle) -> None:

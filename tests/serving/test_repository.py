@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from tritonclient.grpc import model_config_pb2
 
 import gmmvit_deploy.preprocess
 from gmmvit_deploy.artifacts import Bundle
-from gmmvit_deploy.errors import InputError, OutputError, RepositoryError
+from gmmvit_deploy.engines.card import Engine, open_engine
+from gmmvit_deploy.engines.compatibility import server_tensorrt
+from gmmvit_deploy.errors import EngineError, InputError, OutputError, RepositoryError
 from gmmvit_deploy.preprocess import pixels_from_bytes
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
@@ -22,12 +25,23 @@ def config(path: Path) -> model_config_pb2.ModelConfig:
     return text_format.Parse(path.read_text(), model_config_pb2.ModelConfig())
 
 
+def served_by_tensorrt(engine: Engine, folder: Path, **changes: object) -> Engine:
+    """The engine, with a card that says ``tensorrt``, whose builder needs a GPU."""
+    shutil.copytree(engine.path, folder)
+    data = json.loads((folder / "card.json").read_text())
+    data.update(flavor="tensorrt", tensorrt_version="10.9.0.34", **changes)
+    (folder / "card.json").write_text(json.dumps(data))
+    return open_engine(folder)
+
+
+SERVER = server_tensorrt(release="25.04")  # TensorRT 10.9
+
+
 @pytest.mark.parametrize("backend", ["python", "onnxruntime", "tensorrt"])
-def test_every_backend_gives_three_models(backend: str, bundle: Bundle, tmp_path: Path) -> None:
-    engine = tmp_path / "model.plan"
-    engine.write_bytes(b"a plan")
+def test_every_backend_gives_three_models(backend: str, engine: Engine, precise_bundle: Bundle, tmp_path: Path) -> None:
+    plan = served_by_tensorrt(engine, tmp_path / "e") if backend == "tensorrt" else None
     options = RepositoryOptions(backend=backend, name="m")
-    written = repository_from_bundle(bundle, tmp_path / "r", options, engine=engine if backend == "tensorrt" else None)
+    written = repository_from_bundle(precise_bundle, tmp_path / "r", options, engine=plan, server=SERVER)
     assert written.models == ("m", "m_network", "m_preprocess")
     network = config(tmp_path / "r" / "m_network" / "config.pbtxt")
     assert (network.backend, network.max_batch_size) == (backend, 8)
@@ -37,6 +51,63 @@ def test_every_backend_gives_three_models(backend: str, bundle: Bundle, tmp_path
     assert {file.name for file in (tmp_path / "r" / "m_network" / "1").iterdir()} == expected[backend]
     gpu = model_config_pb2.ModelInstanceGroup.KIND_GPU
     assert (network.instance_group[0].kind == gpu) == (backend == "tensorrt")
+    precision = "fp16" if backend == "tensorrt" else "fp32"
+    assert network.parameters["gmmvit_precision"].string_value == precision
+
+
+def test_an_engine_is_served_with_its_profiles(engine: Engine, precise_bundle: Bundle, tmp_path: Path) -> None:
+    plan = served_by_tensorrt(engine, tmp_path / "e", profiles=["1:1:1", "2:3:4"])
+    options = RepositoryOptions(backend="tensorrt")
+    repository_from_bundle(precise_bundle, tmp_path / "r", options, engine=plan, server=SERVER)
+    network = config(tmp_path / "r" / "gmmvit_network" / "config.pbtxt")
+    assert list(network.instance_group[0].profile) == ["0", "1"]
+    assert network.max_batch_size == 4
+    assert network.parameters["gmmvit_plan_sha256"].string_value == engine.card.sha256["plan"]
+    assert (tmp_path / "r" / "gmmvit_network" / "1" / "model.plan").read_bytes() == engine.plan_path.read_bytes()
+
+
+def test_engines_that_the_server_would_not_load(engine: Engine, precise_bundle: Bundle, tmp_path: Path) -> None:
+    options = RepositoryOptions(backend="tensorrt")
+    plan = served_by_tensorrt(engine, tmp_path / "e")
+    for given, server, message in (
+        (plan, server_tensorrt(release="24.12"), "only that loads it; here is 10.7.0 on Triton 24.12; build it again"),
+        (plan, None, "nothing says which one the server has"),
+        (engine, SERVER, "which Triton's tensorrt backend does not load"),
+        (served_by_tensorrt(engine, tmp_path / "f", profiles=["4:8:8"]), SERVER, "no profile of it holds a batch of 1"),
+    ):
+        with pytest.raises(InputError, match=message):
+            repository_from_bundle(precise_bundle, tmp_path / "r", options, engine=given, server=server)
+        assert not (tmp_path / "r").exists()
+    other = replace(precise_bundle, path=tmp_path / "other")
+    shutil.copytree(precise_bundle.path, other.path)
+    (other.path / "manifest.json").write_text((other.path / "manifest.json").read_text() + "\n")
+    with pytest.raises(EngineError, match="it was built from bundle"):
+        repository_from_bundle(other, tmp_path / "r", options, engine=plan, server=SERVER)
+
+
+def test_the_servers_onnxruntime_may_build_on_load(precise_bundle: Bundle, tmp_path: Path) -> None:
+    options = RepositoryOptions(backend="onnxruntime", accelerator="tensorrt", precision="fp16")
+    repository_from_bundle(precise_bundle, tmp_path / "r", options)
+    network = config(tmp_path / "r" / "gmmvit_network" / "config.pbtxt")
+    (accelerator,) = network.optimization.execution_accelerators.gpu_execution_accelerator
+    assert (accelerator.name, dict(accelerator.parameters)) == ("tensorrt", {"precision_mode": "FP16"})
+    assert network.instance_group[0].kind == model_config_pb2.ModelInstanceGroup.KIND_GPU
+    copied = tmp_path / "r" / "gmmvit_network" / "1" / "model.onnx"
+    assert copied.read_bytes() == (precise_bundle.path / "model.fp16.onnx").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"accelerator": "tensorrt"}, "goes with --backend onnxruntime, not python"),
+        ({"accelerator": "cuda", "backend": "onnxruntime"}, "'cuda' is not known"),
+        ({"backend": "tensorrt", "precision": "fp16"}, "an engine has its precision already"),
+        ({"precision": "fp4"}, "'fp4' is not known"),
+    ],
+)
+def test_options_that_do_not_go_together(options: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        RepositoryOptions(**options)
 
 
 def test_configurations_fit_together(bundle: Bundle, tmp_path: Path) -> None:
@@ -81,20 +152,13 @@ def test_without_normalisation_there_is_only_the_network(tensor_bundles: dict[st
 def test_tensorrt_without_an_engine_says_how_to_build_one(bundle: Bundle, tmp_path: Path) -> None:
     with pytest.raises(RepositoryError, match="needs an engine") as caught:
         repository_from_bundle(bundle, tmp_path / "r", RepositoryOptions(backend="tensorrt"))
-    assert "--minShapes=pixels:1x32x32x3" in caught.value.hint
+    assert f"gmmvit build {bundle.path} --flavor tensorrt" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("engine", ["absent", "empty"])
-def test_tensorrt_with_no_real_engine(engine: str, bundle: Bundle, tmp_path: Path) -> None:
-    (tmp_path / "empty").touch()
-    with pytest.raises(RepositoryError, match="an empty one"):
-        repository_from_bundle(bundle, tmp_path / "r", RepositoryOptions(backend="tensorrt"), engine=tmp_path / engine)
-
-
-def test_an_engine_goes_with_tensorrt_only(bundle: Bundle, tmp_path: Path) -> None:
+def test_an_engine_goes_with_tensorrt_only(engine: Engine, precise_bundle: Bundle, tmp_path: Path) -> None:
     with pytest.raises(RepositoryError, match="goes with --backend tensorrt"):
-        repository_from_bundle(bundle, tmp_path / "r", engine=tmp_path / "x.plan")
+        repository_from_bundle(precise_bundle, tmp_path / "r", engine=engine)
 
 
 def test_existing_folder_is_kept(bundle: Bundle, tmp_path: Path) -> None:

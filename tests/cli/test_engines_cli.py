@@ -1,0 +1,164 @@
+"""``convert``, ``build``, and what other commands say of precisions and engines, as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.engines.card import open_engine
+from gmmvit_deploy.serving.server import TritonServer
+from tests.conftest import GOLDEN
+from tests.serving.test_repository import served_by_tensorrt
+
+Gmmvit = Callable[..., subprocess.CompletedProcess[str]]
+EXPORT = ("--mean", "0,0,0", "--std", "1,1,1", "--labels", "a,b,c,d,e,f,g,h,i,j", "--max-batch", "8")
+
+
+@pytest.fixture
+def copied(bundle: Bundle, tmp_path: Path) -> Path:
+    shutil.copytree(bundle.path, tmp_path / "bundle")
+    return tmp_path / "bundle"
+
+
+def refused(answer: subprocess.CompletedProcess[str], message: str) -> str:
+    """The hint of an error that the user sees."""
+    assert answer.returncode == 1, answer.stdout
+    error, _, hint = answer.stderr.strip().rpartition("\n")
+    assert error.startswith("Error: "), answer.stderr
+    assert message in error
+    assert hint.startswith("hint: ")
+    assert answer.stdout == ""
+    return hint
+
+
+def test_export_convert_build(gmmvit: Gmmvit, calibration_images: Path, tmp_path: Path) -> None:
+    bundle = tmp_path / "bundle"
+    precisions = ("--precision", "fp32,fp16,int8", "--calibration", calibration_images, "--calibration-images", "16")
+    made = gmmvit("export", GOLDEN / "vit_gmm.pth", "-o", bundle, *EXPORT, *precisions, "--json")
+    assert made.returncode == 0, made.stderr
+    answer = json.loads(made.stdout)
+    assert list(answer["precisions"]) == ["fp16", "int8"]
+    assert answer["precisions"]["int8"]["calibration"]["images"] == 16
+    more = gmmvit("convert", bundle, "--precision", "bf16")
+    assert more.returncode == 0, more.stderr
+    assert "blocks.2.attention" in more.stdout
+    assert more.stdout.splitlines()[-1] == str(bundle / "model.bf16.onnx")
+    build = ("build", bundle, "--compute-capability", "8.9", "--require-fused", "--require-precision")
+    text = gmmvit(*build, "--mask-cost", "--batch", "1", "--batch", "2:4:8")
+    assert text.returncode == 0, text.stderr
+    assert "6 of 6 are one kernel each" in text.stdout
+    assert "0 kernels and" in text.stdout
+    assert text.stdout.splitlines()[-1] == str(bundle / "engines" / "fp16-tensorrt-rtx-8.9")
+    assert open_engine(bundle / "engines" / "fp16-tensorrt-rtx-8.9").card.max_batch == 8
+    refused(gmmvit(*build), "fp16-tensorrt-rtx-8.9 exists")
+    replaced = gmmvit(*build, "--precision", "int8", "-o", tmp_path / "engine", "--log", tmp_path / "log", "--json")
+    card = json.loads(replaced.stdout)["card"]
+    assert (card["precision"], card["misses"]) == ("int8", [])
+    assert "Layers:" in (tmp_path / "log").read_text()
+    parity = gmmvit("parity", bundle, "--precision", "int8", "--json")
+    assert json.loads(parity.stdout)["passed"]
+
+
+def test_an_export_whose_precision_fails_leaves_nothing(gmmvit: Gmmvit, tmp_path: Path) -> None:
+    answer = gmmvit("export", GOLDEN / "vit_gmm.pth", "-o", tmp_path / "b", *EXPORT, "--precision", "fp16,int8")
+    assert "--calibration" in refused(answer, "int8 needs calibration images")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--precision", "fp4"), "'fp4' is not known"),
+        (("--precision", "int8"), "int8 needs calibration images"),
+        (("--precision", "fp16", "--calibration", "x"), "fp16 needs none"),
+        (("--precision", "int8", "--calibration", "nowhere"), "nowhere: no such file, folder or match"),
+    ],
+)
+def test_convert_refuses(arguments: tuple[str, ...], message: str, gmmvit: Gmmvit, copied: Path) -> None:
+    before = sorted(path.name for path in copied.iterdir())
+    refused(gmmvit("convert", copied, *arguments), message)
+    assert sorted(path.name for path in copied.iterdir()) == before
+
+
+def test_calibration_images_of_the_wrong_size(gmmvit: Gmmvit, copied: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((4, 28, 28, 3), np.uint8))
+    answer = gmmvit("convert", copied, "--precision", "int8", "--calibration", tmp_path / "x.npy")
+    refused(answer, "uint8 (N, 32, 32, 3) was wanted, found uint8 (4, 28, 28, 3)")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--flavor", "tensor"), "flavour 'tensor' is not known"),
+        (("--flavor", "tensorrt"), "tensorrt is not installed"),
+        ((), "no compute capability was named"),
+        (("--compute-capability", "9.0"), "does not build for compute capability 9.0"),
+        (("--compute-capability", "8.9", "--batch", "8:4:2"), "1 ≤ least ≤ best ≤ most was wanted"),
+        (("--compute-capability", "8.9", "--batch", "1:8:64"), "beyond this bundle's batch of 8"),
+        (("--compute-capability", "8.6", "--precision", "fp8"), "fp8 needs compute capability 8.9 or more"),
+        (("--compute-capability", "8.9", "--timing-cache", "x"), "cannot do --timing-cache"),
+        (("--compute-capability", "8.9", "--tf32"), "--tf32 is about float32 products"),
+        (("--compute-capability", "8.9", "--precision", "fp32", "--require-fused"), "float32: fused kernels take"),
+        (("--compute-capability", "8.9", "--workspace-mib", "1"), "within workspace limit"),
+    ],
+)
+def test_build_refuses(arguments: tuple[str, ...], message: str, gmmvit: Gmmvit, precise_bundle: Bundle) -> None:
+    refused(gmmvit("build", precise_bundle.path, *arguments), message)
+    assert not (precise_bundle.path / "engines").exists()
+
+
+def test_build_of_what_is_not_there(gmmvit: Gmmvit, bundle: Bundle, tmp_path: Path) -> None:
+    named = ("--compute-capability", "8.9")
+    assert "gmmvit convert" in refused(gmmvit("build", bundle.path, *named), "has no model.fp16.onnx")
+    refused(gmmvit("build", tmp_path / "nothing", *named), "a bundle was wanted, but it does not exist")
+    refused(gmmvit("build", bundle.onnx_path, *named), "an ONNX file has no place for engines")
+
+
+def test_doctor_of_a_bundle(
+    gmmvit: Gmmvit, precise_bundle: Bundle, engine: object, server: TritonServer, tmp_path: Path
+) -> None:
+    bundle = tmp_path / "b"
+    shutil.copytree(precise_bundle.path, bundle)
+    none = gmmvit("doctor", bundle, "--server-version", "25.04")
+    assert none.returncode == 1
+    assert "the bundle has no engine" in none.stdout
+    (bundle / "engines").mkdir()
+    served_by_tensorrt(engine, bundle / "engines" / "one")
+    fits = gmmvit("doctor", bundle, "--server-version", "25.04", "--json")
+    assert fits.returncode == 0, fits.stdout
+    checks = {(check["kind"], check["name"]): check for check in json.loads(fits.stdout)}
+    assert checks["graph", "model.int8.onnx"]["works"]
+    assert checks["engine", "one"]["works"]
+    assert "has TensorRT 10.9.0 and loads it" in checks["server", "one"]["detail"]
+    live = gmmvit("doctor", bundle, "--server", server.grpc_url, "--json")  # Triton 2.51: TensorRT 10.5
+    assert live.returncode == 1
+    (verdict,) = [check for check in json.loads(live.stdout) if check["kind"] == "server"]
+    assert "build it again with tensorrt 10.5.0" in verdict["detail"]
+    told = gmmvit("doctor", bundle, "--server", server.http_url, "--server-tensorrt", "10.9.0")
+    assert told.returncode == 0, told.stdout
+    (bundle / "engines" / "one" / "model.plan").write_bytes(b"short")
+    assert "truncated or another plan" in gmmvit("doctor", bundle).stdout
+
+
+def test_doctor_wants_to_know_which_bundle_and_which_server(gmmvit: Gmmvit, bundle: Bundle) -> None:
+    refused(gmmvit("doctor", "--server-version", "25.04"), "which bundle is the server to load engines of?")
+    refused(gmmvit("doctor", bundle.path, "--server-version", "26.09"), "release 26.09 is not in the table")
+    both = ("--server-version", "25.04", "--server", "grpc://localhost:1")
+    refused(gmmvit("doctor", bundle.path, *both), "both say which server")
+
+
+def test_repository_takes_an_engine(gmmvit: Gmmvit, precise_bundle: Bundle, engine: object, tmp_path: Path) -> None:
+    plan = served_by_tensorrt(engine, tmp_path / "e").path
+    command = ("repository", precise_bundle.path, "-o", tmp_path / "r", "--backend", "tensorrt", "--engine", plan)
+    refused(gmmvit(*command, "--server-version", "24.06"), "only that loads it; here is 10.1.0")
+    refused(gmmvit(*command), "nothing says which one the server has")
+    written = gmmvit(*command, "--server-version", "25.04")
+    assert written.returncode == 0, written.stderr
+    assert (tmp_path / "r" / "gmmvit_network" / "1" / "model.plan").is_file()
