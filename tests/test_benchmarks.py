@@ -26,6 +26,23 @@ def test_folded_cost_runs_and_checks_its_outputs(tmp_path: Path) -> None:
     assert {"versions", "cpu", "cores", "load_before", "load_after"} <= result["card"].keys()
 
 
+def test_engines_runs_and_reads_its_numbers_from_builds(tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    script = ROOT / "benchmarks" / "engines.py"
+    only = ["--family", "vit", "--precision", "fp16", "--no-head-dims", "--output", str(out)]
+    subprocess.run([sys.executable, str(script), *only], check=True, capture_output=True, text=True, timeout=300)
+    (vit,) = json.loads(out.read_text())["families"].values()
+    assert {mask: (row["fp16"]["fused"], row["fp16"]["attentions"]) for mask, row in vit.items()} == {
+        "gmm": (9, 9),
+        "elm": (9, 9),
+        "plain": (9, 9),
+    }
+    for mask in ("gmm", "elm"):
+        row = vit[mask]["fp16"]
+        assert row["twin"]["kernels_more"] == 0
+        assert row["unfolded"]["error"] >= row["unfolded"]["folded_error"] > 0
+
+
 def test_folded_families_runs(tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     script = ROOT / "benchmarks" / "folded_families.py"

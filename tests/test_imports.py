@@ -14,7 +14,16 @@ import pytest
 import gmmvit_deploy
 from gmmvit_deploy import errors
 
-LIGHT = ("gmmvit_deploy.runtime", "gmmvit_deploy.serving", "gmmvit_deploy.artifacts", "gmmvit_deploy.preprocess")
+LIGHT = (
+    "gmmvit_deploy.engines",
+    "gmmvit_deploy.graphs",
+    "gmmvit_deploy.runtime",
+    "gmmvit_deploy.serving",
+    "gmmvit_deploy.variants",
+    "gmmvit_deploy.artifacts",
+    "gmmvit_deploy.preprocess",
+)
+HEAVY = {"torch", "onnx", "onnxruntime", "tritonclient", "PIL", "tensorrt", "tensorrt_rtx"}
 IN_THE_SERVER = ("gmmvit_deploy.serving.triton_models.",)  # run inside Triton, which alone has their imports
 
 
@@ -27,7 +36,7 @@ def modules(package: str) -> list[str]:
 def test_light_rooms_import_no_torch() -> None:
     names = [name for package in LIGHT for name in modules(package) if not name.endswith("_launch")]
     code = f"import importlib, sys\nfor name in {names}: importlib.import_module(name)\n"
-    code += "print(sorted({'torch', 'onnx', 'onnxruntime', 'tritonclient', 'PIL'} & set(sys.modules)))"
+    code += f"print(sorted({HEAVY} & set(sys.modules)))"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout == "[]\n"
 

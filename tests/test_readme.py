@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.tables import PAGE, every_engine, tables
 from gmmvit_deploy.artifacts import Bundle
 
 ROOT = Path(__file__).parents[1]
@@ -62,6 +63,17 @@ def test_quoted_ratios_are_those_of_the_results() -> None:
     assert quoted("folded_families") == [
         measured(found[batch]["gmm_over_plain"]) for found in families.values() for batch in ("1", "64")
     ]
+
+
+def test_quoted_tables_are_those_of_the_results_and_of_the_policy() -> None:
+    for marker, table in tables().items():
+        assert f"<!-- {marker} -->\n{table}\n<!-- /{marker} -->" in README, (
+            f"run benchmarks/tables.py --write ({marker})"
+        )
+
+
+def test_the_page_of_engines_is_that_of_the_results() -> None:
+    assert PAGE.read_text() == every_engine(json.loads((PAGE.parent / "engines.json").read_text()))
 
 
 def test_python_example_runs(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,12 @@ from gmmvit_deploy.artifacts import Bundle, Preprocessing, new_folder, require_f
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.datasets import dataset
 from gmmvit_deploy.demo.digits import load_digit_images, save_checkpoint, train
-from gmmvit_deploy.errors import GmmvitError
+from gmmvit_deploy.engines.engine_from_onnx import engine_from_bundle
+from gmmvit_deploy.engines.flavors import find_flavor
+from gmmvit_deploy.engines.options import BuildOptions
+from gmmvit_deploy.errors import GmmvitError, MissingDependencyError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.parity.check import ParityResult, check_parity, open_runner
 from gmmvit_deploy.runtime.classify import BundleClassifier, Classification, TritonClassifier, classify_files
 from gmmvit_deploy.runtime.eager import EagerRunner
@@ -26,10 +30,12 @@ from gmmvit_deploy.serving.installs import find_server
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+from gmmvit_deploy.variants import open_variant
 
 __all__ = ["DemoResult", "DemoStep", "run_demo"]
 
 _LEAST_TOP1 = 0.95
+_BUILT_FOR = "8.9"
 EPOCHS = 36
 
 
@@ -81,6 +87,11 @@ def run_demo(
         with demo.step("export", "gmmvit export checkpoint.pth -o bundle --dataset digits"):
             bundle = bundle_from_checkpoint(checkpoint, folder / "bundle", _export_options())
             demo.says(f"{len(bundle.manifest.masks)} masks folded; model.onnx takes uint8 pixels")
+        with demo.step("convert", "gmmvit convert bundle --precision fp16"):
+            record = variant_from_bundle(bundle, "fp16").record
+            demo.says(f"logits differ by {record.golden['largest_abs']:.1e}" if record else "")
+        with demo.step("build", f"gmmvit build bundle --compute-capability {_BUILT_FOR} --mask-cost"):
+            demo.says(_built(bundle))
         for name in ("eager", "onnxruntime"):
             with demo.step(f"parity {name}", f"gmmvit parity bundle --runner {name}"):
                 demo.says(_parity(bundle, name))
@@ -137,6 +148,19 @@ class _Demo:
         if kind is None:
             seconds = time.perf_counter() - self._start
             self.steps.append(DemoStep(name=self._name, result=self._result, seconds=seconds, command=self._command))
+
+
+def _built(bundle: Bundle) -> str:
+    """An engine for a GPU that need not be here; without a TensorRT that can do so, the reason."""
+    try:
+        flavor = find_flavor("tensorrt-rtx")
+    except MissingDependencyError as exc:
+        return f"skipped: {exc}"
+    options = BuildOptions(precision="fp16", capabilities=(_BUILT_FOR,), require_fused=True, require_precision=True)
+    card = engine_from_bundle(bundle, open_variant(bundle, "fp16"), options, flavor, mask_cost=True).card
+    cost = card.mask_cost
+    extra = f", and the mask costs {cost.kernels - cost.twin_kernels} kernels" if cost else ""
+    return f"all {len(card.attentions)} attentions are one kernel each, in fp16{extra}"
 
 
 def _export_options() -> ExportOptions:

@@ -9,6 +9,7 @@ from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.demo import run as module
 from gmmvit_deploy.demo.digits import DIGITS_SPEC, load_digit_images
 from gmmvit_deploy.demo.run import run_demo
+from gmmvit_deploy.engines.card import open_engine
 from gmmvit_deploy.errors import GmmvitError, OutputError
 
 pytestmark = pytest.mark.server
@@ -18,7 +19,18 @@ def test_demo_from_training_to_served_answers(tmp_path: Path) -> None:
     seen: list[str] = []
     result = run_demo(tmp_path / "demo", on_step=seen.append)
     assert seen == [step.name for step in result.steps]
-    assert {"train", "export", "parity onnxruntime", "serve", "classify grpc", "classify http"} <= set(seen)
+    (engine,) = (tmp_path / "demo" / "bundle" / "engines").iterdir()
+    assert [proof.fused for proof in open_engine(engine).card.attentions] == [True] * DIGITS_SPEC.depth
+    assert {
+        "train",
+        "export",
+        "convert",
+        "build",
+        "parity onnxruntime",
+        "serve",
+        "classify grpc",
+        "classify http",
+    } <= set(seen)
     assert len(set(result.top1.values())) == 1  # the same number from PyTorch to the live server
     assert min(result.top1.values()) >= 0.95
     assert load_checkpoint(tmp_path / "demo" / "checkpoint.pth").spec == DIGITS_SPEC

@@ -1,0 +1,166 @@
+"""What is in the engines: for each family, precision and mask, and what the mask and its folding change.
+
+The models of the paper as its released code names them (32×32, 10 classes, K = 5 a head, random
+weights), built by tensorrt-rtx for compute capability 8.9, no GPU needed. Everything is read from
+the builds. Per engine: layers, kernels (layers that are no
+shape arithmetic), attentions that are one kernel, products that missed the precision's
+type, plan size, build time. For masked models in fp16 besides:
+
+    twin      the same graph with M = 1
+    unfolded  the trained module exported in half precision, as people do without this project, and
+              how far its logits are from PyTorch's float32 beside those of the folded graph
+
+and for each head dim d, a small ViT with and without zeros that pad it.
+
+    python benchmarks/engines.py [--family vit …] [--output benchmarks/results/engines.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import run_card
+import torch
+from unfolded import unfolded_half
+
+from gmmvit_deploy.engines.card import LAYERS_FILE, EngineCard
+from gmmvit_deploy.engines.engine_from_onnx import engine_from_onnx
+from gmmvit_deploy.engines.flavors import find_flavor
+from gmmvit_deploy.engines.layers import layers_from_text
+from gmmvit_deploy.engines.options import BuildOptions, profile_from
+from gmmvit_deploy.export.variants import graph_from_model
+from gmmvit_deploy.graphs.emulate import emulated_logits
+from gmmvit_deploy.graphs.quantize import QUANTIZED
+from gmmvit_deploy.models.build import Model, model_from_spec
+from gmmvit_deploy.precision import PRECISIONS, Precision
+from gmmvit_deploy.presets import preset_spec
+from gmmvit_deploy.specs import MaskSpec, ViTSpec
+
+FAMILIES = ("vit", "swin", "cait", "pit", "t2t")
+MASKS = {"gmm": MaskSpec(kind="gmm", kernels=5), "elm": MaskSpec(kind="elm"), "plain": MaskSpec()}
+HEAD_DIMS = (6, 8, 9, 12, 16, 20, 21, 24, 32)
+PROFILE = profile_from("1:8:64")
+CAPABILITY = "8.9"
+
+
+def model_of(family: str, mask: MaskSpec) -> Model:
+    torch.manual_seed(0)
+    return model_from_spec(preset_spec(family, classes=10, image_size=32, mask=mask)).eval()
+
+
+def images() -> np.ndarray:
+    return np.random.default_rng(0).standard_normal((32, 3, 32, 32), dtype=np.float32)
+
+
+def built(proto: onnx.ModelProto, precision: Precision, folder: Path, *, twin: bool = False) -> EngineCard:
+    path = folder / "model.onnx"
+    onnx.save(proto, path)
+    options = BuildOptions(precision=precision, capabilities=(CAPABILITY,), profiles=(PROFILE,))
+    flavor = find_flavor("tensorrt-rtx")
+    return engine_from_onnx(path, options, flavor, out=folder / "engine", mask_cost=twin, force=True).card
+
+
+def summary(card: EngineCard, folder: Path) -> dict[str, Any]:
+    listed = layers_from_text((folder / "engine" / LAYERS_FILE).read_text())
+    reasons = sorted({proof.reason for proof in card.attentions if proof.reason})
+    return {
+        "layers": len(listed),
+        "kernels": sum(layer.precision is not None for layer in listed),
+        "attentions": len(card.attentions),
+        "fused": sum(proof.fused for proof in card.attentions),
+        "why_not": reasons,
+        "misses": len(card.misses),
+        "bytes": card.size_bytes,
+        "build_seconds": card.build_seconds,
+        "shares": {kind: round(share, 3) for kind, share in card.shares[CAPABILITY].items()},
+    }
+
+
+def engine(model: Model, precision: Precision, folder: Path, *, masked: bool) -> dict[str, Any]:
+    """One row of the table."""
+    calibration = [images()] if precision in QUANTIZED else None
+    prepared = graph_from_model(model, precision, preprocessing=None, max_batch=64, calibration=calibration)
+    with_more = masked and precision == "fp16"
+    card = built(prepared.proto, precision, folder, twin=with_more)
+    row = summary(card, folder)
+    if with_more and card.mask_cost is not None:
+        cost = card.mask_cost
+        row["twin"] = {
+            "layers": cost.twin_layers,
+            "bytes": cost.twin_bytes,
+            "kernels_more": cost.kernels - cost.twin_kernels,
+        }
+        row["unfolded"] = unfolded(model, prepared.proto, folder)
+    return row
+
+
+def unfolded(model: Model, folded: onnx.ModelProto, folder: Path) -> dict[str, Any]:
+    """The straight export in half precision: its engine, and its answers beside the folded graph's."""
+    proto = unfolded_half(model, folder / "unfolded.onnx")
+    row = summary(built(proto, "fp16", folder), folder)
+    with torch.inference_mode():
+        wanted = model(torch.from_numpy(images())).numpy()
+    for name, graph in (("error", proto), ("folded_error", folded)):
+        found = emulated_logits(graph, images(), name=name)
+        row[name] = float(np.abs(found - wanted).max() / np.abs(wanted).max())
+    return row
+
+
+def head_dims(folder: Path) -> dict[str, dict[str, Any]]:
+    """Head dim → with and without padding: layers, and attentions that are one kernel and nothing beside it."""
+    vit = preset_spec("vit", classes=10, image_size=32, mask=MASKS["gmm"])
+    assert isinstance(vit, ViTSpec)
+    rows = {}
+    for head_dim in HEAD_DIMS:
+        torch.manual_seed(0)
+        model = model_from_spec(replace(vit, depth=2, heads=4, head_dim=head_dim, dim=96)).eval()
+        rows[str(head_dim)] = {}
+        for name, padded in (("as_it_is", False), ("padded", True)):
+            prepared = graph_from_model(model, "fp16", preprocessing=None, max_batch=64, padded=padded)
+            rows[str(head_dim)][name] = summary(built(prepared.proto, "fp16", folder), folder)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--family", choices=FAMILIES, action="append", help="only this one; may be repeated")
+    parser.add_argument("--precision", choices=PRECISIONS, action="append", help="only this one; may be repeated")
+    parser.add_argument("--no-head-dims", action="store_true", help="leave the table of head dims out")
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "engines.json")
+    arguments = parser.parse_args()
+    flavor = find_flavor("tensorrt-rtx")
+    card = run_card.start("engines.py", flavor=f"{flavor.name} {flavor.version}", capability=CAPABILITY)
+    results: dict[str, Any] = {"families": {}}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        for family in arguments.family or FAMILIES:
+            rows = results["families"].setdefault(family, {})
+            for kind, mask in MASKS.items():
+                if family == "swin" and kind == "elm":
+                    continue  # the released code has none
+                model = model_of(family, mask)
+                rows[kind] = {
+                    precision: engine(model, precision, folder, masked=kind != "plain")
+                    for precision in arguments.precision or PRECISIONS
+                }
+                for precision, row in rows[kind].items():
+                    print(
+                        f"{family} {kind} {precision}: {row['kernels']} kernels, "
+                        f"{row['fused']}/{row['attentions']} fused"
+                    )
+        if not arguments.no_head_dims:
+            results["head_dims"] = head_dims(folder)
+    results["card"] = run_card.finish(card)
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
