@@ -88,6 +88,7 @@ def print_card(engine: Engine) -> None:
         ("size", f"{card.size_bytes / 2**20:.2f} MiB, built in {card.build_seconds:.1f} s"),
         ("flags", ", ".join(flags) or "none; TF32 off"),
         *_proof_rows(card),
+        ("masks", f"{len(card.masks)} constants; the SHA-256 of each is in card.json"),
         *((f"{name} SHA-256", digest) for name, digest in card.sha256.items()),
         ("trtexec", card.trtexec),
     ]

@@ -68,6 +68,7 @@ class PlanSession:
             raise EngineError(
                 f"{flavor} {library.__version__} does not load the plan: {said}", hint="build it again here"
             )
+        self._logits = _output_of(library, engine)
         self._runtime: Any = runtime
         self._engine: Any = engine
         self._tensor, self._dtype = tensor, dtype
@@ -123,11 +124,11 @@ class PlanSession:
             )
         kind = torch.uint8 if self._dtype == "uint8" else torch.float32
         host_in = torch.empty(tuple(batch.shape), dtype=kind, pin_memory=True)
-        shape: tuple[int, ...] = tuple(context.get_tensor_shape("logits"))
+        shape: tuple[int, ...] = tuple(context.get_tensor_shape(self._logits))
         host_out = torch.empty(shape, dtype=torch.float32, pin_memory=True)
         slot = _Slot(context, host_in, host_out, host_in.cuda(), host_out.cuda(), None)
         context.set_tensor_address(self._tensor, slot.device_in.data_ptr())
-        context.set_tensor_address("logits", slot.device_out.data_ptr())
+        context.set_tensor_address(self._logits, slot.device_out.data_ptr())
         with torch.cuda.stream(self._stream):
             for _ in range(_WARM_UPS):
                 self._execute(slot)
@@ -146,6 +147,17 @@ class PlanSession:
         context: trt.IExecutionContext = slot.context
         if not context.execute_async_v3(self._stream.cuda_stream):
             raise EngineError(f"an execution was refused: {'; '.join(self._logger.errors[-2:]) or 'no reason given'}")
+
+
+def _output_of(library: Any, engine: trt.ICudaEngine) -> str:
+    """Name of the engine's one output.  Errors: EngineError when it is not one, or not float32."""
+    names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
+    outputs: list[str] = [name for name in names if engine.get_tensor_mode(name) == library.TensorIOMode.OUTPUT]
+    if len(outputs) != 1 or engine.get_tensor_dtype(outputs[0]) != library.DataType.FLOAT:
+        raise EngineError(
+            f"one output of float32 was wanted, the logits; the engine has {', '.join(outputs) or 'none'}"
+        )
+    return outputs[0]
 
 
 def _errors_kept(library: Any) -> Any:

@@ -369,21 +369,27 @@ def test_an_interrupt_stops_the_builder_and_leaves_nothing(
     assert not Path(f"/proc/{child}").exists()
 
 
-def test_the_builder_stops_at_its_next_step(precise_bundle: Bundle, tmp_path: Path) -> None:
-    """The program that builds, alone: told to stop at the first thing that it says."""
+def run_builder(bundle: Bundle, folder: Path, **changes: object) -> subprocess.Popen[str]:
+    """The program that builds, alone, with a request that no flavour has been asked to refuse."""
     request = {
         **ADA.flags(),
         "flavor": "tensorrt-rtx",
-        "onnx": str(precise_bundle.path / "model.fp16.onnx"),
+        "onnx": str(bundle.path / "model.fp16.onnx"),
         "capabilities": ["8.9"],
         "profiles": [(1, 4, 8)],
         "tensor": "pixels",
         "shape": [32, 32, 3],
-        "timing_cache_out": "",
+        "timing_cache_out": str(folder / "timing.cache"),
+        **changes,
     }
-    (tmp_path / "request.json").write_text(json.dumps(request))
-    command = [sys.executable, str(builder._HERE / "_build.py"), str(tmp_path / "request.json")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    (folder / "request.json").write_text(json.dumps(request))
+    command = [sys.executable, str(builder._HERE / "_build.py"), str(folder / "request.json")]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_the_builder_stops_at_its_next_step(precise_bundle: Bundle, tmp_path: Path) -> None:
+    process = run_builder(precise_bundle, tmp_path)
+    assert process.stdout is not None
     assert json.loads(process.stdout.readline())["phase"]
     process.terminate()
     _, errors = process.communicate(timeout=60)
@@ -392,6 +398,20 @@ def test_the_builder_stops_at_its_next_step(precise_bundle: Bundle, tmp_path: Pa
     assert result["stopped"]
     assert "Build canceled by user" in result["errors"][0]
     assert not (tmp_path / "model.plan").exists()
+
+
+def test_options_of_the_other_flavor_reach_the_builder(precise_bundle: Bundle, tmp_path: Path) -> None:
+    """RTX makes nothing of them, and is refused them; but its library takes the calls, and says so."""
+    options = {"timing_cache": str(tmp_path / "old.cache"), "hardware_compatible": "ampere+", "optimization_level": 1}
+    process = run_builder(precise_bundle, tmp_path, **options, workspace_mib=256, tf32=True)
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert json.loads((tmp_path / "result.json").read_text())["errors"] == []
+    assert "setHardwareCompatibilityLevel() is unsupported" in (tmp_path / "build.log").read_text()
+    assert (tmp_path / "timing.cache").stat().st_size > 0
+    again = run_builder(precise_bundle, tmp_path, **{**options, "timing_cache": str(tmp_path / "timing.cache")})
+    again.communicate(timeout=60)
+    assert json.loads((tmp_path / "result.json").read_text())["errors"] == []
 
 
 def _builder_of(parent: int) -> int:
