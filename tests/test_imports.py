@@ -15,6 +15,7 @@ import gmmvit_deploy
 from gmmvit_deploy import errors
 
 LIGHT = (
+    "gmmvit_deploy.data",
     "gmmvit_deploy.engines",
     "gmmvit_deploy.graphs",
     "gmmvit_deploy.runtime",

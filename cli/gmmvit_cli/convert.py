@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from gmmvit_deploy.variants import Variant
 
 CALIBRATION = typer.Option(
-    None, "--calibration", help="Real images for int8 and fp8: a folder, or an .npz or .npy file of arrays."
+    None,
+    "--calibration",
+    help="Real images for int8 and fp8: a folder, an .npz, or cifar10:PATH#train, digits#train and the like.",
 )
 CALIBRATION_IMAGES = typer.Option(512, "--calibration-images", min=1, help="How many of them are used, at most.")
 

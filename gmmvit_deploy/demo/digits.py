@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from gmmvit_deploy.checkpoints.loading import released_state_dict
+from gmmvit_deploy.data.formats import digits
 from gmmvit_deploy.datasets import dataset
-from gmmvit_deploy.extras import require
 from gmmvit_deploy.models.masks import stored_base
 from gmmvit_deploy.models.vit import ViT
 from gmmvit_deploy.preprocess import tensor_from_pixels
@@ -23,7 +23,6 @@ from gmmvit_deploy.specs import MaskSpec, ViTSpec
 __all__ = ["DIGITS_SPEC", "Digits", "load_digit_images", "save_checkpoint", "train"]
 
 _SEED = 7
-_HELD_OUT = 360
 _IMAGE_SIZE = 32
 
 DIGITS_SPEC = ViTSpec(
@@ -52,21 +51,11 @@ class Digits:
 
 def load_digit_images() -> Digits:
     """The 1,797 digits, 8×8 grey, enlarged to 32×32 RGB; 360 of them held out, the same every time."""
-    from PIL import Image
-
-    bunch = require("sklearn.datasets", package="scikit-learn", extra="demo").load_digits()
-    side = (_IMAGE_SIZE, _IMAGE_SIZE)
-    grey = (bunch.images * (255 / 16)).round().astype(np.uint8)
-    pixels = np.stack(
-        [np.asarray(Image.fromarray(g).resize(side, Image.Resampling.BILINEAR).convert("RGB")) for g in grey]
-    )
-    order = np.random.default_rng(_SEED).permutation(len(pixels))
-    held_out, train = order[:_HELD_OUT], order[_HELD_OUT:]
+    parts = [digits(split) for split in ("train", "test")]
+    pixels = [np.stack([part.pixels(index, _IMAGE_SIZE) for index in range(len(part))]) for part in parts]
+    classes = [np.array([part.label(index) for index in range(len(part))]) for part in parts]
     return Digits(
-        train_pixels=pixels[train],
-        train_classes=bunch.target[train],
-        held_out_pixels=pixels[held_out],
-        held_out_classes=bunch.target[held_out],
+        train_pixels=pixels[0], train_classes=classes[0], held_out_pixels=pixels[1], held_out_classes=classes[1]
     )
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.errors import ImageError, InputError
-from gmmvit_deploy.preprocess import UnusableImage, pixels_from_bytes, tensor_from_pixels
+from gmmvit_deploy.data.images import FileImages
+from gmmvit_deploy.data.open import is_named, open_data
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.preprocess import tensor_from_pixels
 from gmmvit_deploy.runtime.classify import image_files
 
 if TYPE_CHECKING:
@@ -34,7 +37,7 @@ class ImageBatches:
     count: int
     _bundle: Bundle
     _batch: int
-    _images: list[Path] | NDArray[Any]
+    _images: list[Callable[[], NDArray[Any]]] | NDArray[Any]
     _digest: Any = field(default_factory=hashlib.sha256)
 
     @property
@@ -47,17 +50,11 @@ class ImageBatches:
         self._digest = hashlib.sha256()
         for start in range(0, self.count, self._batch):
             part = self._images[start : start + self._batch]
-            inputs = np.stack([self._decoded(path) for path in part]) if isinstance(part, list) else part
+            inputs = np.stack([decode() for decode in part]) if isinstance(part, list) else part
             if inputs.dtype == np.uint8 and self._bundle.manifest.input_kind == "tensor":
                 inputs = _normalised(self._bundle, inputs)
             self._digest.update(np.ascontiguousarray(inputs).tobytes())
             yield inputs
-
-    def _decoded(self, path: Path) -> NDArray[Any]:
-        try:
-            return pixels_from_bytes(path.read_bytes(), self._bundle.manifest.spec.image_size)
-        except (UnusableImage, OSError) as exc:
-            raise ImageError(f"{path}: {exc}") from exc
 
 
 def _normalised(bundle: Bundle, pixels: NDArray[Any]) -> NDArray[Any]:
@@ -71,20 +68,29 @@ def _normalised(bundle: Bundle, pixels: NDArray[Any]) -> NDArray[Any]:
 
 
 def open_images(bundle: Bundle, source: str, *, limit: int, batch: int = 32) -> ImageBatches:
-    """A folder (or file, or pattern) of images, or an .npz or .npy of uint8 (N, S, S, 3) or the graph's own input.
+    """Named data (`data.open`), a folder, file or pattern of images, or an .npz or .npy of the graph's own input.
 
     limit: how many are taken, spread evenly over what is there.
     Errors: InputError when there is nothing, when an array has another shape or type, or holds
     numbers that are not finite.
     """
+    if Path(source).suffix.lower() in _ARRAY_SUFFIXES and not is_named(source):
+        array = _array(bundle, Path(source))
+        chosen = _spread(len(array), limit)
+        return ImageBatches(source=source, count=len(chosen), _bundle=bundle, _batch=batch, _images=array[chosen])
+    images = open_data(source) if is_named(source) else FileImages(source, image_files([source]), None)
+    size = bundle.manifest.spec.image_size
+    decoders: list[Callable[[], NDArray[Any]]] = [
+        partial(images.pixels, int(index), size) for index in _spread(len(images), limit)
+    ]
+    return ImageBatches(source=source, count=len(decoders), _bundle=bundle, _batch=batch, _images=decoders)
+
+
+def _spread(count: int, limit: int) -> NDArray[Any]:
     import numpy as np
 
-    images: list[Path] | NDArray[Any]
-    is_array = Path(source).suffix.lower() in _ARRAY_SUFFIXES
-    images = _array(bundle, Path(source)) if is_array else image_files([source])
-    chosen = np.unique(np.linspace(0, len(images) - 1, min(limit, len(images))).round().astype(int))
-    picked = [images[index] for index in chosen] if isinstance(images, list) else images[chosen]
-    return ImageBatches(source=source, count=len(chosen), _bundle=bundle, _batch=batch, _images=picked)
+    chosen: NDArray[Any] = np.unique(np.linspace(0, count - 1, min(limit, count)).round().astype(int))
+    return chosen
 
 
 def _array(bundle: Bundle, path: Path) -> NDArray[Any]:

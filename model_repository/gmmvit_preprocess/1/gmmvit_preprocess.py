@@ -18,7 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MAX_IMAGE_BYTES", "MAX_IMAGE_PIXELS", "UnusableImage", "pixels_from_bytes", "tensor_from_pixels"]
+__all__ = [
+    "MAX_IMAGE_BYTES",
+    "MAX_IMAGE_PIXELS",
+    "UnusableImage",
+    "pixels_from_bytes",
+    "pixels_from_image",
+    "tensor_from_pixels",
+]
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 MAX_IMAGE_PIXELS = 50_000_000
@@ -59,13 +66,20 @@ def pixels_from_bytes(data: bytes, image_size: int) -> NDArray[Any]:
         if image.mode in _WIDE_MODES:
             raise UnusableImage(f"it has more than 8 bits a channel (mode {image.mode}); convert it to 8 bits")
         try:
-            rgb = image.convert("RGB")
-            if rgb.size != (image_size, image_size):
-                rgb = rgb.resize((image_size, image_size), Image.Resampling.BILINEAR)
+            return pixels_from_image(image, image_size)
         # A damaged file can fail inside a decoder with any exception there is.
         except Exception as exc:
             raise UnusableImage(f"it is a damaged or truncated {image.format}: {exc}") from exc
-        return np.asarray(rgb, dtype=np.uint8)
+
+
+def pixels_from_image(image: Any, image_size: int) -> NDArray[Any]:
+    """An opened ``PIL.Image`` → uint8 (S, S, 3): RGB, then resized, bilinear with antialiasing."""
+    from PIL import Image
+
+    rgb = image.convert("RGB")
+    if rgb.size != (image_size, image_size):
+        rgb = rgb.resize((image_size, image_size), Image.Resampling.BILINEAR)
+    return np.asarray(rgb, dtype=np.uint8)
 
 
 def tensor_from_pixels(pixels: NDArray[Any], mean: Sequence[float], std: Sequence[float]) -> NDArray[Any]:

@@ -1,0 +1,52 @@
+"""Files of a data set, in a folder or still packed."""
+
+from __future__ import annotations
+
+import gzip
+import tarfile
+from pathlib import Path
+
+from gmmvit_deploy.errors import InputError
+
+__all__ = ["member", "members"]
+
+
+def members(path: Path) -> set[str]:
+    """Names of the files below a folder or in a tar archive, without their folders.
+
+    Errors: InputError when it is neither.
+    """
+    if path.is_dir():
+        return {file.name for file in path.rglob("*") if file.is_file()}
+    return {Path(name).name for name in _archive_names(path)}
+
+
+def member(path: Path, name: str) -> bytes:
+    """The file called ``name`` below a folder or in a tar archive; one that ends in .gz is unpacked.
+
+    Errors: InputError when it is not there, there more than once, or cannot be read.
+    """
+    try:
+        if path.is_dir():
+            (found,) = [file for file in path.rglob("*") if file.name == name and file.is_file()]
+            data = found.read_bytes()
+        else:
+            (full,) = [full for full in _archive_names(path) if Path(full).name == name]
+            with tarfile.open(path) as archive:
+                file = archive.extractfile(full)
+                data = file.read() if file else b""
+        return gzip.decompress(data) if name.endswith(".gz") else data
+    except ValueError as exc:
+        raise InputError(f"{path}: one file called {name} was wanted in it") from exc
+    except (OSError, EOFError, tarfile.TarError) as exc:
+        raise InputError(f"{path}: {name} cannot be read: {exc}") from exc
+
+
+def _archive_names(path: Path) -> list[str]:
+    try:
+        with tarfile.open(path) as archive:
+            return [one.name for one in archive if one.isfile()]
+    except FileNotFoundError as exc:
+        raise InputError(f"{path}: no such file or folder") from exc
+    except (OSError, EOFError, tarfile.TarError) as exc:
+        raise InputError(f"{path}: a folder or a tar archive was wanted: {exc}") from exc

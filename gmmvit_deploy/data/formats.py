@@ -1,0 +1,187 @@
+"""The formats that data sets come in → `Images`.  None of them can make anything run."""
+
+from __future__ import annotations
+
+import io
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gmmvit_deploy.data.archives import member, members
+from gmmvit_deploy.data.images import ArrayImages, FileImages, Images
+from gmmvit_deploy.data.safe_pickle import arrays_from_pickle
+from gmmvit_deploy.datasets import DATASETS
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.extras import require
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["array_file", "cifar", "class_folders", "digits", "idx", "svhn", "tiny_imagenet"]
+
+_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+_SIDE = 32  # of CIFAR's images
+
+
+def cifar(path: Path, split: str, *, classes: int) -> Images:
+    """CIFAR-10 or -100, the python or the binary version, a folder or the archive as downloaded.
+
+    split: ``test`` or ``train``.  Errors: InputError.
+    """
+    import numpy as np
+
+    stems = {
+        (10, "test"): ["test_batch"],
+        (10, "train"): [f"data_batch_{number}" for number in range(1, 6)],
+        (100, "test"): ["test"],
+        (100, "train"): ["train"],
+    }[classes, split]
+    present = members(path)
+    if set(stems) <= present:
+        parts = [_cifar_python(member(path, stem), f"{path}: {stem}", classes) for stem in stems]
+    elif {f"{stem}.bin" for stem in stems} <= present:
+        parts = [_cifar_binary(member(path, f"{stem}.bin"), f"{path}: {stem}.bin", classes) for stem in stems]
+    else:
+        wanted = f"{stems[0]} or {stems[0]}.bin"
+        raise InputError(
+            f"{path}: no CIFAR-{classes}: {wanted} was wanted in it", hint="the archive as downloaded will do"
+        )
+    images, labels = (np.concatenate(column) for column in zip(*parts, strict=True))
+    name = f"cifar{classes}"
+    return ArrayImages(f"{name} {split}", images, labels, DATASETS[name].labels)
+
+
+def _cifar_python(data: bytes, name: str, classes: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    import numpy as np
+
+    found = arrays_from_pickle(data, name)
+    rows, labels = found.get("data"), found.get("labels" if classes == 10 else "fine_labels")
+    if not isinstance(rows, np.ndarray) or rows.dtype != np.uint8 or rows.ndim != 2 or labels is None:
+        raise InputError(f"{name}: data and labels of CIFAR-{classes} were wanted, found {', '.join(sorted(found))}")
+    return _planes(rows, name), np.asarray(labels)
+
+
+def _cifar_binary(data: bytes, name: str, classes: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    import numpy as np
+
+    head = 1 if classes == 10 else 2  # CIFAR-100 has the coarse label first
+    width = head + 3 * _SIDE**2
+    if not data or len(data) % width:
+        raise InputError(f"{name}: rows of {width} bytes were wanted, found {len(data)} bytes")
+    rows = np.frombuffer(data, np.uint8).reshape(-1, width)
+    return _planes(rows[:, head:], name), rows[:, head - 1].astype(np.int64)
+
+
+def _planes(rows: NDArray[Any], name: str) -> NDArray[Any]:
+    """(N, 3072), red plane, green, blue  →  (N, 32, 32, 3)."""
+    if rows.shape[1] != 3 * _SIDE**2:
+        raise InputError(f"{name}: rows of {3 * _SIDE**2} values were wanted, found {rows.shape[1]}")
+    images: NDArray[Any] = rows.reshape(-1, 3, _SIDE, _SIDE).transpose(0, 2, 3, 1)
+    return images
+
+
+def svhn(path: Path, split: str) -> Images:
+    """SVHN's cropped digits: ``test_32x32.mat``, itself or in its folder.  The class 10 is the digit 0."""
+    loadmat = require("scipy.io", package="scipy", extra="demo").loadmat
+    file = path / f"{split}_32x32.mat" if path.is_dir() else path
+    try:
+        found = loadmat(io.BytesIO(file.read_bytes()))
+        images, labels = found["X"].transpose(3, 0, 1, 2), found["y"].reshape(-1) % 10
+    except FileNotFoundError as exc:
+        raise InputError(f"{file}: no such file") from exc
+    # scipy's reader raises what the bytes lead it to.
+    except Exception as exc:
+        raise InputError(f"{file}: not SVHN's cropped digits: {exc}") from exc
+    return ArrayImages(f"svhn {split}", images, labels, DATASETS["svhn"].labels)
+
+
+def idx(path: Path, split: str) -> Images:
+    """MNIST and its kin: ``t10k-images-idx3-ubyte`` and labels, packed with gzip or not."""
+    stem = "t10k" if split == "test" else "train"
+    present = members(path)
+    arrays = []
+    for kind, dims in (("images-idx3", 3), ("labels-idx1", 1)):
+        plain = f"{stem}-{kind}-ubyte"
+        name = plain if plain in present else f"{plain}.gz"
+        arrays.append(_idx(member(path, name), f"{path}: {name}", dims))
+    return ArrayImages(f"mnist {split}", arrays[0], arrays[1], tuple("0123456789"))
+
+
+def _idx(data: bytes, name: str, dims: int) -> NDArray[Any]:
+    import numpy as np
+
+    start = 4 + 4 * dims
+    if len(data) < start or data[:4] != bytes((0, 0, 8, dims)):
+        raise InputError(f"{name}: an IDX file of bytes in {dims} dimensions was wanted")
+    shape = struct.unpack(f">{dims}I", data[4:start])
+    if len(data) - start != int(np.prod(shape)):
+        raise InputError(
+            f"{name}: {int(np.prod(shape))} values were wanted after its header, found {len(data) - start}"
+        )
+    return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
+
+
+def tiny_imagenet(path: Path, split: str) -> Images:
+    """Tiny-ImageNet's folder: class indices are the sorted WordNet IDs of ``wnids.txt``."""
+    try:
+        order = {name: index for index, name in enumerate(sorted((path / "wnids.txt").read_text().split()))}
+        if split == "train":
+            files = sorted((path / "train").glob("*/images/*.JPEG"))
+            names = [file.parent.parent.name for file in files]
+        else:
+            lines = [line.split("\t") for line in (path / "val" / "val_annotations.txt").read_text().splitlines()]
+            files = [path / "val" / "images" / line[0] for line in lines]
+            names = [line[1] for line in lines]
+        labels = [order[name] for name in names]
+    except (OSError, KeyError, IndexError) as exc:
+        raise InputError(f"{path}: not Tiny-ImageNet's folder: {exc}", hint="the folder tiny-imagenet-200") from exc
+    return FileImages(f"tiny-imagenet {split}", files, labels, DATASETS["tiny-imagenet"].labels)
+
+
+def class_folders(path: Path, split: str) -> Images:
+    """A folder of class folders, classes in sorted order; or images without classes, if there is none.
+
+    split: a folder of that name is taken, if there is one.
+    """
+    root = path / split if (path / split).is_dir() else path
+    if not root.is_dir():
+        raise InputError(f"{path}: a folder of class folders was wanted")
+    folders = sorted(folder for folder in root.iterdir() if folder.is_dir())
+    files = [
+        file for folder in folders or [root] for file in sorted(folder.rglob("*")) if file.suffix.lower() in _SUFFIXES
+    ]
+    classes = tuple(folder.name for folder in folders)
+    index = {name: number for number, name in enumerate(classes)}
+    labels = [index[file.relative_to(root).parts[0]] for file in files] if classes else None
+    return FileImages(str(root), files, labels, classes)
+
+
+def array_file(path: Path) -> Images:
+    """An .npz with ``images`` (and ``labels``), or an .npy of images."""
+    import numpy as np
+
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        found = {"images": loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
+    except FileNotFoundError as exc:
+        raise InputError(f"{path}: no such file") from exc
+    except (OSError, ValueError, EOFError) as exc:
+        raise InputError(f"{path}: not an .npz or .npy file of plain arrays: {exc}") from exc
+    if "images" not in found:
+        raise InputError(f"{path}: an array called images was wanted, found {', '.join(found) or 'none'}")
+    return ArrayImages(path.name, found["images"], found.get("labels"))
+
+
+def digits(split: str) -> Images:
+    """scikit-learn's bundled digits, enlarged to 32×32; ``test`` are the 360 that the demo holds out."""
+    import numpy as np
+
+    bunch = require("sklearn.datasets", package="scikit-learn", extra="demo").load_digits()
+    grey = (bunch.images * (255 / 16)).round().astype(np.uint8)
+    order = np.random.default_rng(_DIGITS_SEED).permutation(len(grey))
+    chosen = order[:_HELD_OUT] if split == "test" else order[_HELD_OUT:]
+    return ArrayImages(f"digits {split}", grey[chosen], bunch.target[chosen], tuple("0123456789"))
+
+
+_DIGITS_SEED = 7
+_HELD_OUT = 360

@@ -1,0 +1,110 @@
+"""Labelled images, whatever they are stored as: one at a time, decoded when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gmmvit_deploy.errors import ImageError, InputError
+from gmmvit_deploy.preprocess import UnusableImage, pixels_from_bytes, pixels_from_image
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["ArrayImages", "FileImages", "Images"]
+
+
+class Images:
+    """Abstract.  name: of the data set.  classes: their names, by index; empty when they have none.
+
+    ``len(images)`` counts them. Indices that cannot be decoded raise; nothing is skipped here.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def pixels(self, index: int, image_size: int) -> NDArray[Any]:
+        """uint8 (S, S, 3), resized as a server resizes.  Errors: ImageError on a broken file."""
+        raise NotImplementedError
+
+    def label(self, index: int) -> int | None:
+        """Index of the true class; None when nobody said."""
+        raise NotImplementedError
+
+    def where(self, index: int) -> str:
+        """Words that find the image again: a path, or ``test_batch[17]``."""
+        raise NotImplementedError
+
+
+class ArrayImages(Images):
+    """Images of one size in an array, uint8 (N, h, w) grey or (N, h, w, 3)."""
+
+    def __init__(
+        self,
+        name: str,
+        images: NDArray[Any],
+        labels: Sequence[int] | NDArray[Any] | None,
+        classes: tuple[str, ...] = (),
+    ) -> None:
+        """Errors: InputError when the array is no images, or labels do not fit it."""
+        import numpy as np
+
+        shape = images.shape
+        if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and shape[3] != 3):
+            raise InputError(f"{name}: uint8 (N, h, w) or (N, h, w, 3) was wanted, found {images.dtype} {shape}")
+        if not len(images):
+            raise InputError(f"{name}: it holds no image")
+        self._labels = None if labels is None else np.asarray(labels).reshape(-1)
+        if self._labels is not None and (len(self._labels) != len(images) or self._labels.dtype.kind not in "iu"):
+            raise InputError(
+                f"{name}: {len(images)} whole numbers were wanted as labels, "
+                f"found {len(self._labels)} of {self._labels.dtype}"
+            )
+        self.name, self.classes = name, classes
+        self._images = images
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def pixels(self, index: int, image_size: int) -> NDArray[Any]:
+        from PIL import Image
+
+        return pixels_from_image(Image.fromarray(self._images[index]), image_size)
+
+    def label(self, index: int) -> int | None:
+        return None if self._labels is None else int(self._labels[index])
+
+    def where(self, index: int) -> str:
+        return f"{self.name}[{index}]"
+
+
+class FileImages(Images):
+    """Encoded images, a file each."""
+
+    def __init__(
+        self, name: str, files: Sequence[Path], labels: Sequence[int] | None, classes: tuple[str, ...] = ()
+    ) -> None:
+        """Errors: InputError when there is no file."""
+        if not files:
+            raise InputError(f"{name}: it holds no image")
+        self.name, self.classes = name, classes
+        self._files, self._labels = list(files), labels
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def pixels(self, index: int, image_size: int) -> NDArray[Any]:
+        try:
+            return pixels_from_bytes(self._files[index].read_bytes(), image_size)
+        except (UnusableImage, OSError) as exc:
+            raise ImageError(f"{self._files[index]}: {exc}") from exc
+
+    def label(self, index: int) -> int | None:
+        return None if self._labels is None else self._labels[index]
+
+    def where(self, index: int) -> str:
+        return str(self._files[index])
