@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -351,6 +352,8 @@ def test_an_interrupt_stops_the_builder_and_leaves_nothing(
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # a shell that started the tests in the background would have them, and this, ignore SIGINT
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     child = _builder_of(process.pid)
     os.kill(child, signal.SIGSTOP)  # so that it cannot be done before we are
