@@ -17,7 +17,7 @@ from gmmvit_deploy.extras import require
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["array_file", "cifar", "class_folders", "digits", "idx", "svhn", "tiny_imagenet"]
+__all__ = ["array_file", "arrays_in", "cifar", "class_folders", "digits", "idx", "svhn", "tiny_imagenet"]
 
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 _SIDE = 32  # of CIFAR's images
@@ -156,17 +156,25 @@ def class_folders(path: Path, split: str) -> Images:
     return FileImages(str(root), files, labels, classes)
 
 
-def array_file(path: Path) -> Images:
-    """An .npz with ``images`` (and ``labels``), or an .npy of images."""
+def arrays_in(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of an .npz by their names; the one of an .npy as ``images``.
+
+    Errors: InputError when it is neither, or holds objects that would have to be unpickled.
+    """
     import numpy as np
 
     try:
         loaded = np.load(path, allow_pickle=False)
-        found = {"images": loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
+        return {"images": loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
     except FileNotFoundError as exc:
         raise InputError(f"{path}: no such file") from exc
     except (OSError, ValueError, EOFError) as exc:
         raise InputError(f"{path}: not an .npz or .npy file of plain arrays: {exc}") from exc
+
+
+def array_file(path: Path) -> Images:
+    """An .npz with ``images`` (and ``labels``), or an .npy of images."""
+    found = arrays_in(path)
     if "images" not in found:
         raise InputError(f"{path}: an array called images was wanted, found {', '.join(found) or 'none'}")
     return ArrayImages(path.name, found["images"], found.get("labels"))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from gmmvit_deploy.errors import EngineError, InputError, MissingDependencyError
+from gmmvit_deploy.errors import InputError, MissingDependencyError
 from gmmvit_deploy.extras import require
 
 if TYPE_CHECKING:
@@ -168,8 +168,3 @@ _RULES: dict[FlavorName, Callable[[BuildOptions, Flavor], None]] = {
     "tensorrt": _refuse_tensorrt,
     "tensorrt-rtx": _refuse_rtx,
 }
-
-
-def builder_failed(flavor: str, errors: list[str]) -> EngineError:
-    """What the builder said, as our error."""
-    return EngineError(f"{flavor} built no engine: {'; '.join(errors) or 'it gave no reason'}")

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import ExportError
+from gmmvit_deploy.graphs.rewrite import rewrite_graph
 from gmmvit_deploy.graphs.roles import roles_of
 from gmmvit_deploy.precision import POLICY, ElementType, Precision
 
@@ -66,14 +67,7 @@ class _Cast:
             if self._kinds[result.name] != "float32":
                 raise ExportError(f"{result.name} came out as {self._kinds[result.name]}; float32 was wanted")
         others = [one for one in out.graph.initializer if one.name not in self._floats]
-        for part, values in (
-            (out.graph.node, self._nodes),
-            (out.graph.initializer, [*others, *self._constants.values()]),
-        ):
-            kept = list(values)
-            del part[:]
-            part.extend(kept)
-        del out.graph.value_info[:]
+        rewrite_graph(out.graph, self._nodes, [*others, *self._constants.values()])
         if "bfloat16" in self._types.values():
             # 21 and 22 add bfloat16 to convolutions and change nothing else in the operators used here.
             out.opset_import[0].version = max(_FIRST_BF16_OPSET, out.opset_import[0].version)

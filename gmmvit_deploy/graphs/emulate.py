@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from gmmvit_deploy.graphs.rewrite import rewrite_graph
 from gmmvit_deploy.runtime.onnxruntime import session_from_bytes
 
 if TYPE_CHECKING:
@@ -64,8 +65,5 @@ def without_bfloat16(proto: ModelProto) -> ModelProto:
         else one
         for one in out.graph.initializer
     ]
-    kept = list(constants)
-    del out.graph.node[:], out.graph.initializer[:], out.graph.value_info[:]
-    out.graph.node.extend(nodes)
-    out.graph.initializer.extend(kept)
+    rewrite_graph(out.graph, nodes, constants)
     return out

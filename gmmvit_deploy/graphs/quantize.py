@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import ExportError
+from gmmvit_deploy.graphs.rewrite import rewrite_graph
 from gmmvit_deploy.graphs.roles import roles_of
 
 if TYPE_CHECKING:
@@ -106,10 +107,7 @@ def quantize_graph(proto: ModelProto, precision: Precision, largest: Mapping[str
         nodes.append(node)
     read = {name for node in nodes for name in node.input}
     kept = [one for one in out.graph.initializer if one.name in read]
-    del out.graph.node[:], out.graph.initializer[:]
-    out.graph.node.extend(nodes)
-    out.graph.initializer.extend([*kept, *pairs.constants])
-    del out.graph.value_info[:]
+    rewrite_graph(out.graph, nodes, [*kept, *pairs.constants])
     return out
 
 

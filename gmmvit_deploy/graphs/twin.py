@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gmmvit_deploy.graphs.rewrite import rewrite_graph
 from gmmvit_deploy.graphs.roles import attentions_of
 
 if TYPE_CHECKING:
@@ -30,6 +31,5 @@ def with_masks_of_one(proto: ModelProto) -> ModelProto:
                 node.input[index] = f"{name}.one"
     kept = [one for one in out.graph.initializer if one.name not in masks]
     kept += [numpy_helper.from_array(np.asarray(0.25, kind), f"{name}.one") for name, kind in types.items()]
-    del out.graph.initializer[:]
-    out.graph.initializer.extend(kept)
+    rewrite_graph(out.graph, out.graph.node, kept)
     return out

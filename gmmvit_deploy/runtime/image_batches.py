@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gmmvit_deploy.data.formats import arrays_in
 from gmmvit_deploy.data.images import FileImages
 from gmmvit_deploy.data.open import is_named, open_data
 from gmmvit_deploy.errors import InputError
@@ -96,20 +97,11 @@ def _spread(count: int, limit: int) -> NDArray[Any]:
 def _array(bundle: Bundle, path: Path) -> NDArray[Any]:
     import numpy as np
 
-    try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            array = loaded
-        else:
-            with loaded as file:
-                names = [name for name in ("images", "inputs") if name in file.files] or file.files
-                if len(names) != 1 and names[0] not in ("images", "inputs"):
-                    raise InputError(f"{path}: arrays {', '.join(names)}; one called images was wanted")
-                array = file[names[0]]
-    except FileNotFoundError as exc:
-        raise InputError(f"{path}: no such file") from exc
-    except (OSError, ValueError, EOFError) as exc:
-        raise InputError(f"{path}: not an .npz or .npy file of plain arrays: {exc}") from exc
+    found = arrays_in(path)
+    names: list[str] = [name for name in ("images", "inputs") if name in found] or list(found)
+    if names[:1] not in (["images"], ["inputs"]) and len(names) != 1:
+        raise InputError(f"{path}: arrays {', '.join(names) or 'none'}; one called images was wanted")
+    array = found[names[0]]
     size = bundle.manifest.spec.image_size
     wanted = {("uint8", (size, size, 3)), (bundle.input_dtype, bundle.input_shape)}
     if (str(array.dtype), tuple(array.shape[1:])) not in wanted:

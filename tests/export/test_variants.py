@@ -207,6 +207,9 @@ class TestImages:
         np.savez(tmp_path / "two.npz", a=np.zeros(1), b=np.zeros(1))
         with pytest.raises(InputError, match="one called images was wanted"):
             open_images(bundle, str(tmp_path / "two.npz"), limit=4)
+        np.savez(tmp_path / "none.npz")
+        with pytest.raises(InputError, match="arrays none; one called images was wanted"):
+            open_images(bundle, str(tmp_path / "none.npz"), limit=4)
         (tmp_path / "empty").mkdir()
         with pytest.raises(InputError, match="holds no"):
             open_images(bundle, str(tmp_path / "empty"), limit=4)

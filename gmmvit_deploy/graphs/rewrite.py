@@ -1,0 +1,19 @@
+"""Other nodes and constants in the place of a graph's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, NodeProto, TensorProto
+
+__all__ = ["rewrite_graph"]
+
+
+def rewrite_graph(graph: GraphProto, nodes: Iterable[NodeProto], constants: Iterable[TensorProto]) -> None:
+    """In place.  Types that were inferred for the old nodes are dropped: they need not hold any more."""
+    new_nodes, new_constants = list(nodes), list(constants)  # before emptying: they may be the graph's own
+    del graph.node[:], graph.initializer[:], graph.value_info[:]
+    graph.node.extend(new_nodes)
+    graph.initializer.extend(new_constants)
