@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import gzip
 import tarfile
+import zlib
 from pathlib import Path
 
 from gmmvit_deploy.errors import InputError
 
 __all__ = ["member", "members"]
+
+_BROKEN = (OSError, EOFError, tarfile.TarError, zlib.error)
+"""What reading a damaged archive raises."""
 
 
 def members(path: Path) -> set[str]:
@@ -38,7 +42,7 @@ def member(path: Path, name: str) -> bytes:
         return gzip.decompress(data) if name.endswith(".gz") else data
     except ValueError as exc:
         raise InputError(f"{path}: one file called {name} was wanted in it") from exc
-    except (OSError, EOFError, tarfile.TarError) as exc:
+    except _BROKEN as exc:
         raise InputError(f"{path}: {name} cannot be read: {exc}") from exc
 
 
@@ -48,5 +52,5 @@ def _archive_names(path: Path) -> list[str]:
             return [one.name for one in archive if one.isfile()]
     except FileNotFoundError as exc:
         raise InputError(f"{path}: no such file or folder") from exc
-    except (OSError, EOFError, tarfile.TarError) as exc:
+    except _BROKEN as exc:
         raise InputError(f"{path}: a folder or a tar archive was wanted: {exc}") from exc

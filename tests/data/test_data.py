@@ -282,6 +282,14 @@ def test_archives_that_are_none(tmp_path: Path) -> None:
         open_data(f"cifar10:{tmp_path / 'y.tar'}")
 
 
+def test_a_packed_file_whose_bytes_are_damaged(tmp_path: Path) -> None:
+    data = bytearray(gzip.compress(RNG.bytes(5000)))
+    data[10] = 0xFF  # a block of a type that deflate does not have
+    (tmp_path / "t10k-images-idx3-ubyte.gz").write_bytes(bytes(data))
+    with pytest.raises(InputError, match=r"t10k-images-idx3-ubyte\.gz cannot be read"):
+        open_data(f"mnist:{tmp_path}")
+
+
 def test_named_data_calibrates(bundle: Bundle) -> None:
     assert is_named("digits#train")
     assert all(is_named(f"{kind}:x") for kind in KINDS)
