@@ -1,30 +1,28 @@
-"""What lies on disk between the steps: hashes, folders written whole or not at all, and bundles.
+"""Bundles: what lies on disk between the steps.
 
 A bundle is the folder that ``export`` writes and every later step reads:
 
     model.onnx           the folded network, float32
     weights.safetensors  the tensors as trained, under the names the checkpoint gave them
-    golden.npz           inputs and the logits that eager PyTorch gave for them
+    golden.npz           inputs, raw images, and the logits that eager PyTorch gave (`golden`)
     labels.txt           one class name a line
     manifest.json        `Manifest`: what the rest is, and the SHA-256 of each file
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from gmmvit_deploy.errors import BundleError, InputError, OutputError
+from gmmvit_deploy.errors import BundleError, InputError
+from gmmvit_deploy.golden import GoldenSet, golden_from_bytes, preprocessing_problem
+from gmmvit_deploy.preprocess import tensor_from_pixels
 from gmmvit_deploy.specs import ModelSpec, spec_from_json, spec_to_json
+from gmmvit_deploy.writing import sha256_of_file
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,16 +34,11 @@ __all__ = [
     "InputKind",
     "Manifest",
     "Preprocessing",
-    "new_file",
-    "new_folder",
     "open_bundle",
-    "require_free",
-    "sha256_of_bytes",
-    "sha256_of_file",
     "tool_versions",
 ]
 
-BUNDLE_FORMAT = "gmmvit-bundle/1"
+BUNDLE_FORMAT = "gmmvit-bundle/2"
 MODEL_FILE, WEIGHTS_FILE, GOLDEN_FILE, LABELS_FILE = (
     "model.onnx",
     "weights.safetensors",
@@ -53,6 +46,7 @@ MODEL_FILE, WEIGHTS_FILE, GOLDEN_FILE, LABELS_FILE = (
     "labels.txt",
 )
 MANIFEST_FILE = "manifest.json"
+_EXPORT_AGAIN = "write it again with gmmvit export"
 InputKind = Literal["pixels", "tensor"]
 
 
@@ -70,119 +64,6 @@ def tool_versions() -> dict[str, str]:
         except PackageNotFoundError:
             found[name] = "not installed"
     return found
-
-
-def sha256_of_bytes(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def sha256_of_file(path: Path) -> str:
-    """Hex SHA-256 of a file, read in pieces.  Errors: OSError."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
-
-
-@contextmanager
-def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
-    """Yield an empty folder to fill; it becomes ``path`` when the block ends well, else it is gone.
-
-    The work is done beside ``path`` and renamed, so nobody ever sees half of it.
-    force: replace what stands at ``path``, once the new folder is complete.
-    Errors: OutputError when ``path`` exists and ``force`` is not set, or when the disk refuses.
-    """
-    path = Path(os.path.abspath(path))
-    require_free(path, force=force)
-    created: list[Path] = []
-    staging: Path | None = None
-    try:
-        try:
-            created = _make_parents(path.parent)
-            staging = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.partial-"))
-            yield staging
-            _publish(staging, path, force=force)
-        except OSError as exc:
-            raise OutputError(
-                f"{path}: cannot be written: {exc.strerror or exc}; nothing was left behind",
-                hint="choose another place with -o, or make room",
-            ) from exc
-    except BaseException:
-        if staging is not None:
-            shutil.rmtree(staging, ignore_errors=True)
-        for folder in reversed(created):
-            folder.rmdir()
-        raise
-
-
-def require_free(path: Path, *, force: bool) -> None:
-    """Errors: OutputError when something stands at ``path`` that a new folder may not replace."""
-    if os.path.lexists(path) and not force:
-        raise OutputError(f"{path} exists", hint="choose another place with -o, or replace it with --force")
-    if path.is_symlink() or (path.exists() and not path.is_dir()):
-        raise OutputError(f"{path} is no folder, so --force does not replace it", hint="remove it by hand")
-
-
-def _make_parents(parent: Path) -> list[Path]:
-    missing = []
-    while not parent.exists():
-        missing.append(parent)
-        parent = parent.parent
-    created: list[Path] = []
-    for folder in reversed(missing):
-        folder.mkdir()
-        created.append(folder)
-    return created
-
-
-def _publish(staging: Path, path: Path, *, force: bool) -> None:
-    staging.chmod(0o777 & ~_umask())  # mkdtemp made it private
-    require_free(path, force=force)  # somebody else may have been faster
-    if not path.exists():
-        staging.rename(path)
-        return
-    old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.replaced-"))
-    path.rename(old / path.name)
-    try:
-        staging.rename(path)
-    except OSError:
-        (old / path.name).rename(path)
-        raise
-    finally:
-        shutil.rmtree(old, ignore_errors=True)
-
-
-@contextmanager
-def new_file(path: Path, *, force: bool = False) -> Iterator[IO[bytes]]:
-    """Yield a file to write; it becomes ``path`` when the block ends well, else it is gone.
-
-    Errors: OutputError when ``path`` exists and ``force`` is not set, or when the disk refuses.
-    """
-    if os.path.lexists(path) and (not force or path.is_dir()):
-        raise OutputError(f"{path} exists", hint="choose another name, or replace the file with --force")
-    staging: Path | None = None
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.partial-")
-        staging = Path(name)
-        with os.fdopen(handle, "wb") as file:
-            yield file
-        staging.chmod(0o666 & ~_umask())
-        staging.replace(path)
-    except OSError as exc:
-        raise OutputError(
-            f"{path}: cannot be written: {exc.strerror or exc}; nothing was left behind",
-            hint="choose another place, or make room",
-        ) from exc
-    finally:
-        if staging is not None:
-            staging.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    umask = os.umask(0)
-    os.umask(umask)
-    return umask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,23 +185,41 @@ class Bundle:
         return "uint8" if self.manifest.input_kind == "pixels" else "float32"
 
     def golden(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """(inputs, logits): the contract that every runner is held to.
+        """(inputs, logits): inputs (B, …) as the graph takes them; logits (B, C) float32, from PyTorch at export."""
+        found = self.golden_set()
+        return found.inputs, found.logits
 
-        inputs (B, …) as the graph takes them; logits (B, C) float32, from eager PyTorch at export.
+    def golden_set(self) -> GoldenSet:
+        """The contract that every runner is held to.  Errors: BundleError when its file is none."""
+        path = self.path / GOLDEN_FILE
+        try:
+            return golden_from_bytes(path.read_bytes())
+        except (OSError, ValueError, KeyError, EOFError) as exc:
+            raise BundleError(f"{path}: not the golden inputs of a bundle: {exc}", hint=_EXPORT_AGAIN) from exc
+
+    def inputs_from_pixels(self, pixels: NDArray[Any]) -> NDArray[Any]:
+        """uint8 (B, S, S, 3) → what the graph takes.
+
+        Errors: InputError when it takes tensors and nobody said how they are made of images.
         """
-        import numpy as np
-
-        with np.load(self.path / GOLDEN_FILE, allow_pickle=False) as file:
-            return file["inputs"], file["logits"]
+        preprocessing = self.manifest.preprocessing
+        if self.manifest.input_kind == "pixels":
+            return pixels
+        if preprocessing is None:
+            raise InputError(
+                f"{self.path}: it does not say how images are normalised, so images cannot be fed to it",
+                hint="export it with --dataset, or --mean --std --labels",
+            )
+        return tensor_from_pixels(pixels, preprocessing.mean, preprocessing.std)
 
 
 def open_bundle(path: Path) -> Bundle:
     """Open a bundle and check that it is whole.
 
-    Errors: BundleError when it is no bundle, of another format version, or when a file is missing
-    or does not match its hash.
+    Errors: BundleError when it is no bundle, of another format version, when a file is missing or
+    does not match its hash, when the labels are not the manifest's, or when images become other
+    pixels here than where it was exported.
     """
-    export_again = "write it again with gmmvit export"
     manifest_path = path / MANIFEST_FILE
     if not manifest_path.is_file():
         problem = "holds no manifest.json" if path.is_dir() else "is no folder" if path.exists() else "does not exist"
@@ -330,7 +229,7 @@ def open_bundle(path: Path) -> Bundle:
         found_format = data.get("format")
         if found_format != BUNDLE_FORMAT:
             raise BundleError(
-                f"{path}: format {found_format!r}; this version reads {BUNDLE_FORMAT!r}", hint=export_again
+                f"{path}: format {found_format!r}; this version reads {BUNDLE_FORMAT!r}", hint=_EXPORT_AGAIN
             )
         manifest = Manifest.from_json(data)
     except OSError as exc:
@@ -338,9 +237,11 @@ def open_bundle(path: Path) -> Bundle:
     except (ValueError, KeyError, TypeError, AttributeError, InputError) as exc:
         if isinstance(exc, BundleError):
             raise
-        raise BundleError(f"{manifest_path}: not a manifest: {exc}", hint=export_again) from exc
-    _check_files(path, manifest, hint=export_again)
-    return Bundle(path=path, manifest=manifest)
+        raise BundleError(f"{manifest_path}: not a manifest: {exc}", hint=_EXPORT_AGAIN) from exc
+    _check_files(path, manifest, hint=_EXPORT_AGAIN)
+    bundle = Bundle(path=path, manifest=manifest)
+    _check_contract(bundle)
+    return bundle
 
 
 def _check_files(path: Path, manifest: Manifest, *, hint: str) -> None:
@@ -360,3 +261,26 @@ def _check_files(path: Path, manifest: Manifest, *, hint: str) -> None:
                 f"{file}: its SHA-256 is {found[:12]}…, the manifest has {expected[:12]}…: it was changed or damaged",
                 hint=hint,
             )
+
+
+def _check_contract(bundle: Bundle) -> None:
+    """Labels are the manifest's, and images become here what they became at export."""
+    labels = tuple((bundle.path / LABELS_FILE).read_text(encoding="utf-8").splitlines())
+    if labels != bundle.manifest.labels:
+        raise BundleError(
+            f"{bundle.path}: {LABELS_FILE} is not the manifest's list of labels: {labels[:3]} against "
+            f"{bundle.manifest.labels[:3]}",
+            hint=_EXPORT_AGAIN,
+        )
+    how = bundle.manifest.preprocessing
+    if how is None:
+        return
+    problem = preprocessing_problem(bundle.golden_set(), bundle.manifest.spec.image_size, how.mean, how.std)
+    if problem:
+        from importlib.metadata import version
+
+        raise BundleError(
+            f"{bundle.path}: preprocessing: {problem}",
+            hint=f"Pillow is {version('pillow')} here and was {bundle.manifest.versions.get('pillow')} at export; "
+            "use that one, or export here",
+        )

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.artifacts import sha256_of_file
 from gmmvit_deploy.errors import BundleError
+from gmmvit_deploy.writing import sha256_of_file
 
 if TYPE_CHECKING:
     from gmmvit_deploy.artifacts import Bundle

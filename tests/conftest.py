@@ -98,15 +98,23 @@ def cifar_options(**changes: Any) -> ExportOptions:
     return ExportOptions(**{**values, **changes})
 
 
+class _Exported(dict[str, Bundle]):
+    """Golden checkpoints by name, each exported when it is first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def __missing__(self, name: str) -> Bundle:
+        options = ExportOptions(input_kind="tensor", max_batch=8)
+        self[name] = bundle_from_checkpoint(golden(name).path, self._folder / name, options, hints=golden(name).hints)
+        return self[name]
+
+
 @pytest.fixture(scope="session")
 def tensor_bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
     """Every golden checkpoint, exported with ``--input tensor``."""
-    folder = tmp_path_factory.mktemp("tensor-bundles")
-    options = ExportOptions(input_kind="tensor", max_batch=8)
-    return {
-        name: bundle_from_checkpoint(golden(name).path, folder / name, options, hints=golden(name).hints)
-        for name in NAMES
-    }
+    return _Exported(tmp_path_factory.mktemp("tensor-bundles"))
 
 
 @pytest.fixture(scope="session")

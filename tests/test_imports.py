@@ -22,6 +22,8 @@ LIGHT = (
     "gmmvit_deploy.serving",
     "gmmvit_deploy.variants",
     "gmmvit_deploy.artifacts",
+    "gmmvit_deploy.golden",
+    "gmmvit_deploy.writing",
     "gmmvit_deploy.preprocess",
 )
 HEAVY = {"torch", "onnx", "onnxruntime", "tritonclient", "PIL", "tensorrt", "tensorrt_rtx"}

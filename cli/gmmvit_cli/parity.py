@@ -1,50 +1,139 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gmmvit_cli.output import JSON_OPTION, print_json, print_table, working
+from gmmvit_cli.output import JSON_OPTION, note, phases, print_json, print_table
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.parity.report import ParityReport
+
+
+def _print_schema(wanted: bool) -> None:
+    if wanted:
+        from gmmvit_deploy.parity.report import SCHEMA_PATH
+
+        typer.echo(SCHEMA_PATH.read_text(encoding="utf-8"), nl=False)
+        raise typer.Exit
 
 
 def parity(
     bundle: Path = typer.Argument(help="A bundle that gmmvit export wrote."),
     runner: str = typer.Option(
-        "onnxruntime", help="eager, onnxruntime, tensorrt, tensorrt-rtx, triton-grpc or triton-http."
+        "onnxruntime",
+        help="One or several, with commas: eager, onnxruntime, tensorrt, tensorrt-rtx, triton-grpc, triton-http.",
     ),
     precision: str = typer.Option("fp32", help="Of the graph that onnxruntime runs: fp32, fp16, int8."),
     engine: Path | None = typer.Option(None, help="An engine that gmmvit build wrote, for the two TensorRTs."),
-    url: str | None = typer.Option(None, help="A Triton server: grpc://host:port or http://host:port."),
+    url: list[str] = typer.Option(
+        [], help="A Triton server: grpc://host:port or http://host:port; once for each protocol."
+    ),
     model: str = typer.Option("gmmvit", help="Name that the repository gave the model on the server."),
+    data: str | None = typer.Option(
+        None,
+        help="Labelled images: cifar10:PATH, cifar100:, svhn:, mnist:, tiny-imagenet:, folder:, array:, or digits; "
+        "#train or #test behind it.",
+    ),
+    limit: int | None = typer.Option(None, help="How many of the images, spread evenly. Default: all."),
+    on_broken: str = typer.Option("fail", help="A broken image in the data: fail, or skip (named and counted)."),
+    gate: float | None = typer.Option(
+        None, help="Share of PyTorch's top-1 that is wanted. Default: 0.999, and 0.99 for int8 and fp8."
+    ),
+    require_accuracy: bool = typer.Option(
+        False, "--require-accuracy", help="Fail too when there were no images, or too few to tell."
+    ),
+    localize: bool = typer.Option(False, "--localize", help="The error block by block, and the first that drifts."),
+    report: Path | None = typer.Option(None, help="Write a self-contained page with plots: FILE.html."),
+    force: bool = typer.Option(False, "--force", help="Replace the report if it exists."),
     as_json: bool = JSON_OPTION,
+    schema: bool = typer.Option(
+        False, "--schema", callback=_print_schema, is_eager=True, help="Print the JSON schema of --json."
+    ),
 ) -> None:
-    """Hold a runner to the bundle's golden logits and to eager PyTorch; exit with 1 if it differs."""
-    with working("comparing") as says:
+    """Is what runs the model that was trained?  Numbers, decisions, accuracy, batches; exit with 1 if a check fails."""
+    with phases("parity") as told:
         from gmmvit_deploy.artifacts import open_bundle
-        from gmmvit_deploy.parity.check import check_parity, open_runner
+        from gmmvit_deploy.parity.check import ParityOptions, check_parity
+        from gmmvit_deploy.parity.inputs import open_images_of
+        from gmmvit_deploy.parity.page import require_page, write_page
+        from gmmvit_deploy.parity.runners import open_runners
         from gmmvit_deploy.precision import precision_from
 
+        if report is not None:
+            require_page(report, force=force)  # not after half an hour of images
+        options = ParityOptions(
+            data=open_images_of(data) if data else None,
+            limit=limit,
+            on_broken=on_broken,  # type: ignore[arg-type]  # checked there
+            gate=gate,
+            localize=localize,
+        )
         opened = open_bundle(bundle)
-        of = precision_from(precision)
-        with open_runner(runner, opened, url=url, model=model, engine=engine, precision=of) as running:
-            result = check_parity(opened, running, on_done=says)
+        names = [name.strip() for name in runner.split(",")]
+        settings: dict[str, Any] = {"urls": url, "model": model, "engine": engine}
+        with open_runners(names, opened, precision=precision_from(precision), **settings) as runners:
+            found = check_parity(opened, runners, options, told=told)
+        if report is not None:
+            write_page(found, report, force=force)
     if as_json:
-        print_json(result.to_json())
+        print_json(found.to_json())
     else:
-        rows = [
-            (
-                c.reference,
-                str(c.batch),
-                f"{c.largest_abs:.2e}",
-                f"{c.largest_rel:.2e}",
-                f"{c.limit:.2e}",
-                f"{c.agreement:.1%}",
-                "ok" if c.passed else "DIFFERS",
-            )
-            for c in result.comparisons
-        ]
-        columns = ("against", "batch", "largest abs", "largest rel", "limit", "same argmax", "")
-        print_table(columns, rows, title=f"{result.runner} on {bundle}")
-        typer.echo("passed" if result.passed else "FAILED")
-    if not result.passed:
+        _print(found)
+    if report is not None:
+        note(f"report: {report}")
+    missing = found.undecided("accuracy") if require_accuracy else []
+    if found.failed or missing:
+        for check in missing:
+            note(f"--require-accuracy: {'; '.join(check.reasons)}")
         raise typer.Exit(1)
+
+
+_MOST_REASONS = 8
+
+
+def _print(found: ParityReport) -> None:
+    of_bundle = [("bundle", "", check) for check in found.checks]
+    of_runners = [(one.runner, one.precision, check) for one in found.runners for check in one.checks]
+    rows = [
+        (who, precision, check.name, check.verdict.upper() if check.verdict == "failed" else check.verdict, check.says)
+        for who, precision, check in of_bundle + of_runners
+    ]
+    print_table(("runner", "", "check", "", "what was seen"), rows, title=str(found.bundle["path"]))
+    sets = [numbers for one in found.runners for numbers in one.check("numeric").details["sets"]]
+    limits = [f"limit on {one['inputs']}: {one['limit']['largest']:.2g} = {one['limit']['derivation']}" for one in sets]
+    for line in dict.fromkeys(limits):
+        typer.echo(line)
+    for one in found.runners:
+        _print_flips(one.check("decisions").details)
+    if found.data is not None and found.data["broken"]:
+        shown = "".join(f"\n  {one['image']}: {one['why']}" for one in found.data["broken_images"])
+        typer.echo(f"skipped {found.data['broken']} broken images of {found.data['of']:,}:{shown}")
+    told = {check.name for *_, check in of_bundle + of_runners if check.verdict == "failed"}
+    for who, _, check in of_bundle + of_runners:
+        if check.verdict in ("failed", "undecided"):
+            for why in check.reasons[:_MOST_REASONS]:
+                typer.echo(f"{check.verdict}: {who}: {check.name}: {why}")
+            if len(check.reasons) > _MOST_REASONS:
+                typer.echo(
+                    f"{check.verdict}: {who}: {check.name}: and {len(check.reasons) - _MOST_REASONS} more (--json)"
+                )
+    words = {
+        "passed": "passed",
+        "failed": f"FAILED: {', '.join(sorted(told))}",
+        "undecided": "passed, but not all could be told",
+    }
+    typer.echo(words[found.verdict])
+
+
+def _print_flips(decisions: Mapping[str, Any]) -> None:
+    for flip in decisions["flips"][:_MOST_REASONS]:
+        kind = "within the noise" if flip["within_noise"] else "WRONG"
+        typer.echo(
+            f"flip, {kind}: {flip['where']}: {flip['wanted']} became {flip['found']}, margin {flip['margin']:.3g}"
+        )
+    more = len(decisions["flips"]) + decisions["flips_not_listed"] - _MOST_REASONS
+    if more > 0:
+        typer.echo(f"and {more} flips more")

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.artifacts import sha256_of_file
 from gmmvit_deploy.errors import CheckpointError
+from gmmvit_deploy.writing import sha256_of_file
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,13 @@ class Images:
 
     def pixels(self, index: int, image_size: int) -> NDArray[Any]:
         """uint8 (S, S, 3), resized as a server resizes.  Errors: ImageError on a broken file."""
+        raise NotImplementedError
+
+    def encoded(self, index: int) -> bytes:
+        """The image as a client would send it: the file's bytes, or a PNG of the array.
+
+        Errors: ImageError when the file cannot be read.
+        """
         raise NotImplementedError
 
     def label(self, index: int) -> int | None:
@@ -75,6 +83,13 @@ class ArrayImages(Images):
 
         return pixels_from_image(Image.fromarray(self._images[index]), image_size)
 
+    def encoded(self, index: int) -> bytes:
+        from PIL import Image
+
+        file = io.BytesIO()
+        Image.fromarray(self._images[index]).save(file, "PNG")
+        return file.getvalue()
+
     def label(self, index: int) -> int | None:
         return None if self._labels is None else int(self._labels[index])
 
@@ -99,9 +114,15 @@ class FileImages(Images):
 
     def pixels(self, index: int, image_size: int) -> NDArray[Any]:
         try:
-            return pixels_from_bytes(self._files[index].read_bytes(), image_size)
-        except (UnusableImage, OSError) as exc:
+            return pixels_from_bytes(self.encoded(index), image_size)
+        except UnusableImage as exc:
             raise ImageError(f"{self._files[index]}: {exc}") from exc
+
+    def encoded(self, index: int) -> bytes:
+        try:
+            return self._files[index].read_bytes()
+        except OSError as exc:
+            raise ImageError(f"{self._files[index]}: it cannot be read: {exc.strerror or exc}") from exc
 
     def label(self, index: int) -> int | None:
         return None if self._labels is None else self._labels[index]

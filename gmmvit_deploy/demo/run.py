@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from gmmvit_deploy.artifacts import Bundle, Preprocessing, new_folder, require_free
+from gmmvit_deploy.artifacts import Bundle, Preprocessing
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.data.open import open_data
 from gmmvit_deploy.datasets import dataset
 from gmmvit_deploy.demo.digits import load_digit_images, save_checkpoint, train
 from gmmvit_deploy.engines.engine_from_onnx import engine_from_bundle
@@ -22,21 +22,28 @@ from gmmvit_deploy.engines.options import BuildOptions
 from gmmvit_deploy.errors import GmmvitError, MissingDependencyError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.export.variants import variant_from_bundle
-from gmmvit_deploy.parity.check import ParityResult, check_parity, open_runner
+from gmmvit_deploy.parity.check import ParityOptions, check_parity
+from gmmvit_deploy.parity.page import write_page
+from gmmvit_deploy.parity.report import ParityReport
+from gmmvit_deploy.parity.runners import open_runners
 from gmmvit_deploy.runtime.classify import BundleClassifier, Classification, TritonClassifier, classify_files
-from gmmvit_deploy.runtime.eager import EagerRunner
 from gmmvit_deploy.runtime.triton import DEFAULT_MODEL
 from gmmvit_deploy.serving.installs import find_server
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.variants import open_variant
+from gmmvit_deploy.writing import new_folder, require_free
 
 __all__ = ["DemoResult", "DemoStep", "run_demo"]
 
 _LEAST_TOP1 = 0.95
 _BUILT_FOR = "8.9"
 EPOCHS = 36
+_PARITY = (
+    "gmmvit parity bundle --runner eager,onnxruntime,triton-grpc,triton-http --data digits --localize "
+    "--report parity.html"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,10 +99,7 @@ def run_demo(
             demo.says(f"logits differ by {record.golden['largest_abs']:.1e}" if record else "")
         with demo.step("build", f"gmmvit build bundle --compute-capability {_BUILT_FOR} --mask-cost"):
             demo.says(_built(bundle))
-        for name in ("eager", "onnxruntime"):
-            with demo.step(f"parity {name}", f"gmmvit parity bundle --runner {name}"):
-                demo.says(_parity(bundle, name))
-        top1 = {"eager PyTorch": _eager_top1(bundle, digits.held_out_pixels, digits.held_out_classes)}
+        top1: dict[str, float] = {}
         with demo.step("classify", "gmmvit classify images --bundle bundle"):
             with BundleClassifier(bundle) as classifier:
                 top1["ONNX Runtime"] = _top1(classify_files(classifier, sorted(images.glob("*/*.png")), top=1))
@@ -110,9 +114,11 @@ def run_demo(
             server.start()
             demo.says(f"Triton is ready, {len(repository.models)} models")
         try:
+            with demo.step("parity", _PARITY):
+                report = _parity(bundle, server, folder / "parity.html")
+                top1 |= _accuracies(report)
+                demo.says(f"{len(report.runners)} runners; {report.runners[-1].check('numeric').says}")
             for protocol, url in (("grpc", server.grpc_url), ("http", server.http_url)):
-                with demo.step(f"parity {protocol}", f"gmmvit parity bundle --runner triton-{protocol}"):
-                    demo.says(_parity(bundle, f"triton-{protocol}", url=url))
                 with demo.step(f"classify {protocol}", f"gmmvit classify images --url {protocol}://localhost:…"):
                     with TritonClassifier(url, model=DEFAULT_MODEL) as remote:
                         answers = classify_files(remote, sorted(images.glob("*/*.png")), top=1)
@@ -178,20 +184,21 @@ def _save_images(folder: Path, pixels: NDArray[Any], classes: NDArray[Any]) -> N
         Image.fromarray(image).save(target / f"{number:03d}.png")
 
 
-def _parity(bundle: Bundle, runner: str, *, url: str | None = None) -> str:
-    with open_runner(runner, bundle, url=url) as opened:
-        result: ParityResult = check_parity(bundle, opened)
-    worst = result.worst()
-    if not result.passed:
-        raise GmmvitError(f"{runner}: logits differ by {worst.largest_abs:.3g}, at most {worst.limit:.3g} was wanted")
-    return f"largest difference {worst.largest_abs:.1e}, limit {worst.limit:.1e}"
+def _parity(bundle: Bundle, server: TritonServer, page: Path) -> ParityReport:
+    names = ("eager", "onnxruntime", "triton-grpc", "triton-http")
+    options = ParityOptions(data=open_data("digits"), localize=True)
+    with open_runners(names, bundle, urls=(server.grpc_url, server.http_url)) as runners:
+        report = check_parity(bundle, runners, options)
+    write_page(report, page)
+    if report.failed:
+        raise GmmvitError(f"parity failed: {report.failures()[0]}")
+    return report
 
 
-def _eager_top1(bundle: Bundle, pixels: NDArray[Any], classes: NDArray[Any]) -> float:
-    with EagerRunner(bundle) as eager:
-        size = bundle.manifest.max_batch
-        logits = np.concatenate([eager.run(pixels[i : i + size]) for i in range(0, len(pixels), size)])
-    return float((logits.argmax(1) == classes).mean())
+def _accuracies(report: ParityReport) -> dict[str, float]:
+    """Top-1 of the held-out digits, of PyTorch and of every runner."""
+    found = {runner.runner: runner.check("accuracy").details["top1"] for runner in report.runners}
+    return {f"{name}, by parity": numbers["runner"] for name, numbers in found.items()}
 
 
 def _top1(answers: Sequence[Classification]) -> float:

@@ -13,12 +13,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gmmvit_deploy.artifacts import Bundle, sha256_of_file
+from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.engines.flavors import FlavorName
 from gmmvit_deploy.engines.options import Profile, profile_from
 from gmmvit_deploy.engines.proof import AttentionProof, Miss
 from gmmvit_deploy.errors import EngineError, InputError
 from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.writing import sha256_of_file
 
 __all__ = ["CARD_FILE", "LAYERS_FILE", "PLAN_FILE", "Engine", "EngineCard", "MaskCost", "open_engine", "require_bundle"]
 

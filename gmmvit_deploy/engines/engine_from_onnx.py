@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from gmmvit_deploy.artifacts import Bundle, new_file, new_folder, require_free, sha256_of_file, tool_versions
+from gmmvit_deploy.artifacts import Bundle, tool_versions
 from gmmvit_deploy.engines.builder import BuiltPlan, OnProgress, build_plan
 from gmmvit_deploy.engines.card import CARD_FILE, LAYERS_FILE, PLAN_FILE, Engine, EngineCard, MaskCost, open_engine
 from gmmvit_deploy.engines.flavors import Flavor, refuse, visible_gpu
@@ -21,6 +21,7 @@ from gmmvit_deploy.engines.proof import AttentionProof, prove_attentions, unreac
 from gmmvit_deploy.errors import EngineError, InputError
 from gmmvit_deploy.graphs.masks import require_folded
 from gmmvit_deploy.variants import Variant
+from gmmvit_deploy.writing import new_file, new_folder, require_free, sha256_of_file
 
 __all__ = ["engine_from_bundle", "engine_from_onnx", "engine_name"]
 

@@ -35,7 +35,7 @@ class EngineRunner(Runner):
         reason = loads_in(card, find_flavor(card.flavor).version) or (runs_on(card, gpu) if gpu else "")
         if reason:
             raise EngineError(f"{engine.path}: {reason}", hint="build it again here with gmmvit build")
-        self._card = card
+        self.card = card
         self._session = PlanSession(
             card.flavor,
             engine.plan_path.read_bytes(),
@@ -46,12 +46,13 @@ class EngineRunner(Runner):
             cuda_graphs=cuda_graphs,
         )
 
-    def takes(self, batch: int) -> bool:
-        """Whether a profile holds a batch of this size."""
-        return any(profile.least <= batch <= profile.most for profile in self._card.profiles)
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """Of each optimisation profile."""
+        return tuple((profile.least, profile.most) for profile in self.card.profiles)
 
     def _check(self, batch: NDArray[Any]) -> None:
-        self._card.profile_for(len(batch))  # says which profiles there are
+        self.card.profile_for(len(batch))  # says which profiles there are
         super()._check(batch)
 
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gmmvit_deploy.artifacts import Bundle, Preprocessing, new_file, sha256_of_bytes, tool_versions
+from gmmvit_deploy.artifacts import Bundle, Preprocessing, tool_versions
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import ExportError, InputError
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
@@ -25,6 +25,7 @@ from gmmvit_deploy.graphs.masks import changes_of, prove_masks
 from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.quantize import QUANTIZED, quantize_graph
 from gmmvit_deploy.variants import Variant, VariantRecord, onnx_file, open_variant, record_file
+from gmmvit_deploy.writing import new_file, sha256_of_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,7 +35,13 @@ if TYPE_CHECKING:
     from gmmvit_deploy.precision import Precision
     from gmmvit_deploy.runtime.image_batches import ImageBatches
 
-__all__ = ["PreparedGraph", "graph_from_model", "prepared_graph", "variant_from_bundle"]
+__all__ = [
+    "PreparedGraph",
+    "graph_before_quantization",
+    "graph_from_model",
+    "prepared_graph",
+    "variant_from_bundle",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -132,10 +139,7 @@ def graph_from_model(
     preprocessing: as `onnx_from_model`.  calibration: batches of what the graph takes, for int8 and fp8.
     Errors: FoldError, ExportError, InputError.
     """
-    folded = fold(model)
-    if precision != "fp32":  # nothing fuses in float32, so none of the engine forms would pay
-        passes = QUANTIZED_PASSES if precision in QUANTIZED else ENGINE_PASSES
-        folded = fold_for_engines(folded, [one for one in passes if padded or one is not pad_heads])
+    folded = _folded(model, precision, padded=padded)
     proto = onnx_from_model(folded.model, preprocessing=preprocessing, max_batch=max_batch)
     records, _ = prove_folded(proto, folded)
     notes: dict[str, Any] | None = None
@@ -147,6 +151,23 @@ def graph_from_model(
     proto = cast_graph(proto, precision)
     constants, hashes = prove_masks(proto, folded.masks, records, precision)
     return PreparedGraph(proto=proto, folded=folded, constants=constants, mask_sha256=hashes, calibration=notes)
+
+
+def graph_before_quantization(bundle: Bundle, record: VariantRecord) -> ModelProto:
+    """The float32 graph that a quantised one of this bundle was made of: its tensors have the same names."""
+    manifest = bundle.manifest
+    model = load_checkpoint(bundle.weights_path).model
+    folded = _folded(model, record.precision, padded=pad_heads.__name__ in record.passes)
+    inside = manifest.preprocessing if manifest.input_kind == "pixels" else None
+    return onnx_from_model(folded.model, preprocessing=inside, max_batch=manifest.max_batch)
+
+
+def _folded(model: Model, precision: Precision, *, padded: bool) -> FoldedModel:
+    folded = fold(model)
+    if precision == "fp32":  # nothing fuses in float32, so none of the engine forms would pay
+        return folded
+    passes = QUANTIZED_PASSES if precision in QUANTIZED else ENGINE_PASSES
+    return fold_for_engines(folded, [one for one in passes if padded or one is not pad_heads])
 
 
 def _measured(bundle: Bundle, proto: ModelProto, precision: Precision) -> dict[str, float]:

@@ -5,7 +5,7 @@ equal, so one outlier would waste them; the bound c is the one with the least ex
 
     E(c) = Σ_x  c² / (12·127²)  for |x| ≤ c,   (|x| − c)²  beyond
 
-over a histogram of |x|.
+over a histogram of |x|. For fp8 the first term is (x/8)² / 12: three bits behind the first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.precision import Precision
 
-__all__ = ["Histograms", "bounds_of", "calibrate"]
+__all__ = ["Histograms", "bounds_of", "calibrate", "excess_errors"]
 
 _BINS = 2048
 
@@ -88,12 +88,34 @@ def bounds_of(found: Histograms, precision: Precision) -> Mapping[str, float]:
     return {name: _least_error(counts, found.top[name], found.largest[name]) for name, counts in found.counts.items()}
 
 
+def excess_errors(found: Histograms, bounds: Mapping[str, float], precision: Precision) -> dict[str, float]:
+    """Tensor → rms error on ``found`` with the given bound, over that with the bound ``found`` itself would give.
+
+    1 where the bounds were made of such images; many times that where they were made of others.
+    """
+    own = bounds_of(found, precision)
+    excess = {}
+    for name, counts in found.counts.items():
+        given, best = _squared_errors(counts, found.top[name], [bounds[name], own[name]], precision)
+        excess[name] = float((given / best) ** 0.5) if best > 0 else 1.0
+    return excess
+
+
 def _least_error(counts: NDArray[Any], top: float, largest: float) -> float:
     import numpy as np
 
-    centres = (np.arange(_BINS) + 0.5) * (top / _BINS)
-    steps = grid_of("int8").largest
     cuts = largest * np.linspace(0.3, 1.0, 141)
-    beyond = np.maximum(centres[None, :] - cuts[:, None], 0.0) ** 2
-    within = (centres[None, :] <= cuts[:, None]) * (cuts[:, None] ** 2 / (12 * steps**2))
-    return float(cuts[np.argmin((beyond + within) @ counts)])
+    return float(cuts[np.argmin(_squared_errors(counts, top, cuts, "int8"))])
+
+
+def _squared_errors(
+    counts: NDArray[Any], top: float, cuts: NDArray[Any] | list[float], precision: Precision
+) -> NDArray[Any]:
+    """E(c) of each cut."""
+    import numpy as np
+
+    values, bounds = (np.arange(_BINS) + 0.5) * (top / _BINS), np.asarray(cuts)[:, None]
+    beyond = np.maximum(values - bounds, 0.0) ** 2
+    step = values / 8 if precision == "fp8" else bounds / grid_of("int8").largest
+    errors: NDArray[Any] = (beyond + (values <= bounds) * step**2 / 12) @ counts
+    return errors

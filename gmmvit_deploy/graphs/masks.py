@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.artifacts import sha256_of_bytes
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.cast import numpy_type
 from gmmvit_deploy.graphs.proof import FORBIDDEN, constant_nodes
 from gmmvit_deploy.precision import POLICY
 from gmmvit_deploy.variants import MaskChange
+from gmmvit_deploy.writing import sha256_of_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gmmvit_deploy.artifacts import ConstantRecord, sha256_of_bytes
+from gmmvit_deploy.artifacts import ConstantRecord
 from gmmvit_deploy.errors import ExportError
+from gmmvit_deploy.writing import sha256_of_bytes
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto

@@ -1,195 +1,306 @@
-"""Does a runner give the answers that the trained model gives?
+"""Is what runs the model that was trained?  All checks of any number of runners, in one pass over the inputs.
 
-Two references: the golden logits that the bundle was made with, and eager PyTorch, rebuilt from
-the bundle's weights, on fresh random inputs. Each at several batch sizes, since a runner may be
-right at one and wrong at the next.
+    constants         masks and biases in the graph, bit for bit                       (bundle)
+    reference         PyTorch here against PyTorch at export                           (bundle)
+    numeric           logits against float64, within what float32 itself is off by
+    decisions         the class, and the margin of every flip
+    accuracy          top-1 and top-5 on labelled images, with a gate on the interval
+    batch invariance  an answer does not depend on what it is batched with
+    calibration       the bounds of a quantised graph fit the data                     (int8, fp8)
+    preprocessing     raw bytes → tensor → logits
+    served            every answer goes back to the request that asked                 (Triton)
+    localize          the first block that drifts                                      (when asked)
+
+Every input goes through PyTorch once and through each runner once, and only numbers are kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gmmvit_deploy.artifacts import Bundle
-from gmmvit_deploy.engines.card import open_engine
-from gmmvit_deploy.engines.flavors import FLAVORS
+from gmmvit_deploy.artifacts import Bundle, tool_versions
+from gmmvit_deploy.data.images import Images
 from gmmvit_deploy.engines.runner import EngineRunner
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.runtime.eager import EagerRunner
-from gmmvit_deploy.runtime.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.graphs.quantize import QUANTIZED
+from gmmvit_deploy.parity.accuracy import Accuracy, classes_of, gate_of
+from gmmvit_deploy.parity.calibration import check_calibration
+from gmmvit_deploy.parity.constants import check_constants
+from gmmvit_deploy.parity.decisions import Decisions
+from gmmvit_deploy.parity.inputs import Batch, ImageStream, OnBroken, golden_batch, random_batch
+from gmmvit_deploy.parity.invariance import check_invariance
+from gmmvit_deploy.parity.localize import localize
+from gmmvit_deploy.parity.numeric import Distances, SetNumbers, check_numeric, check_stored, comparable
+from gmmvit_deploy.parity.preprocessing import Sample, check_preprocessing
+from gmmvit_deploy.parity.reference import Reference
+from gmmvit_deploy.parity.report import ParityReport, RunnerReport
+from gmmvit_deploy.parity.served import check_served
+from gmmvit_deploy.parity.suspects import explain
+from gmmvit_deploy.parity.verdict import Check
 from gmmvit_deploy.runtime.runner import Runner
-from gmmvit_deploy.runtime.triton import DEFAULT_MODEL, TritonRunner
-from gmmvit_deploy.tolerances import Tolerance, fp32_tolerance, precision_tolerance
+from gmmvit_deploy.runtime.triton import TritonRunner
+from gmmvit_deploy.tolerances import Limit
 from gmmvit_deploy.variants import open_variant
 
-__all__ = ["RUNNERS", "Comparison", "ParityResult", "batch_sizes", "check_parity", "open_runner"]
+__all__ = ["ParityOptions", "Told", "check_parity"]
 
-RUNNERS = ("eager", "onnxruntime", "tensorrt", "tensorrt-rtx", "triton-grpc", "triton-http")
-_DEFAULT_URLS = {"triton-grpc": "grpc://localhost:8001", "triton-http": "http://localhost:8000"}
-_SEED = 1
+Told = Callable[[str, int, int], None]
+"""phase, done, steps"""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """One reference at one batch size.
-
-    largest_abs, largest_rel: largest |found − wanted|, and the same over the largest |wanted|; NaN
-    when something is not finite or of another shape.  limit: what largest_abs may be.
-    agreement: share of rows whose argmax is the reference's.
-    """
-
-    reference: str
-    batch: int
-    largest_abs: float
-    largest_rel: float
-    limit: float
-    agreement: float
-    passed: bool
+_BATCH = 32
+_SAMPLES = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParityResult:
-    """All comparisons of one runner; ``passed`` only when each of them did."""
+class ParityOptions:
+    """data: labelled images; limit: how many of them, spread evenly.
 
-    runner: str
-    bundle_sha256: str
-    comparisons: tuple[Comparison, ...]
-
-    @property
-    def passed(self) -> bool:
-        return bool(self.comparisons) and all(comparison.passed for comparison in self.comparisons)
-
-    def worst(self) -> Comparison:
-        """The comparison that came closest to its limit, or overstepped it most."""
-        return max(self.comparisons, key=lambda c: np.inf if np.isnan(c.largest_abs) else c.largest_abs / c.limit)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; what is not finite becomes null."""
-        worst = _finite(asdict(self.worst()))
-        return {
-            "passed": self.passed,
-            "runner": self.runner,
-            "bundle_sha256": self.bundle_sha256,
-            **{name: worst[name] for name in ("largest_abs", "largest_rel", "limit")},
-            "argmax_agreement": min(comparison.agreement for comparison in self.comparisons),
-            "comparisons": [_finite(asdict(comparison)) for comparison in self.comparisons],
-        }
-
-
-def open_runner(
-    name: str,
-    bundle: Bundle,
-    *,
-    url: str | None = None,
-    model: str = DEFAULT_MODEL,
-    engine: Path | None = None,
-    precision: Precision = "fp32",
-) -> Runner:
-    """A runner by the name that the command line gives it.
-
-    url: of a Triton server; its protocol must be the one the name says.  engine: for the two TensorRTs.
-    precision: of the graph that ONNX Runtime runs.
-    Errors: InputError on an unknown name or what does not go together; whatever the runner raises.
+    on_broken: what a broken image does, ``fail`` or ``skip``.  gate: share of PyTorch's top-1 that is
+    wanted; None is MLPerf's for the runner's precision.  localize: error by block.
     """
-    if name not in RUNNERS:
-        raise InputError(f"runner {name!r} is not known", hint=f"known: {', '.join(RUNNERS)}")
-    if name in _DEFAULT_URLS:
-        address = url or _DEFAULT_URLS[name]
-        protocol = name.removeprefix("triton-")
-        if not address.startswith(f"{protocol}://"):
-            raise InputError(f"runner {name} speaks {protocol}, and {address} is no {protocol}:// address")
-        return TritonRunner(bundle, address, model=model)
-    if url is not None:
-        raise InputError(f"runner {name} runs in this process; --url goes with triton-grpc and triton-http")
-    if (engine is not None) != (name in FLAVORS):
-        raise InputError(f"runner {name} {'needs --engine' if name in FLAVORS else 'takes no engine'}")
-    if precision != "fp32" and name != "onnxruntime":
-        raise InputError(f"runner {name} has the precision it was made with; --precision goes with onnxruntime")
-    if engine is not None:
-        opened = open_engine(engine)
-        if opened.card.flavor != name:
-            raise InputError(f"{engine}: it is an engine of {opened.card.flavor}, not {name}")
-        return EngineRunner(bundle, opened)
-    if name == "eager":
-        return EagerRunner(bundle)
-    return OnnxRuntimeRunner(bundle, variant=open_variant(bundle, precision))
 
+    data: Images | None = None
+    limit: int | None = None
+    on_broken: OnBroken = "fail"
+    gate: float | None = None
+    localize: bool = False
 
-def batch_sizes(max_batch: int) -> tuple[int, ...]:
-    """1, 2, 3, an odd one in the middle and the largest, as far as the bundle goes."""
-    odd = max_batch // 2 + 1 - (max_batch // 2) % 2
-    return tuple(sorted({size for size in (1, 2, 3, odd, max_batch) if size <= max_batch}))
+    def __post_init__(self) -> None:
+        gate_of("fp32", self.gate)
+        if self.on_broken not in ("fail", "skip"):
+            raise InputError(f"--on-broken is {self.on_broken!r}; fail or skip was wanted")
+        if self.limit is not None and self.limit < 1:
+            raise InputError(f"--limit is {self.limit}; at least 1 was wanted")
 
 
 def check_parity(
     bundle: Bundle,
-    runner: Runner,
+    runners: Sequence[Runner],
+    options: ParityOptions | None = None,
     *,
-    tolerance: Tolerance | None = None,
-    on_done: Callable[[str], None] = lambda what: None,
-) -> ParityResult:
-    """Hold a runner to the golden logits and to eager PyTorch.
+    told: Told = lambda phase, done, steps: None,
+) -> ParityReport:
+    """Run every check on every runner.
 
-    tolerance: by default what a model of this float32 noise may differ by, in the runner's precision.
-    on_done: told of each comparison that is finished.
-    Errors: whatever the runner raises; a difference is no error but a result that did not pass.
+    told: of progress.
+    Errors: InputError on data that does not fit the bundle; ImageError on a broken image; whatever a
+    runner raises. A difference is no error but a report that did not pass.
     """
-    allowed = tolerance or _tolerance(bundle, runner)
-    sizes = [size for size in batch_sizes(runner.max_batch) if runner.takes(size)]
-    comparisons = []
-
-    def compare(reference: str, batch: int, found: NDArray[Any], wanted: NDArray[Any]) -> None:
-        comparisons.append(_compared(reference, batch, found, wanted, allowed))
-        on_done(f"{reference}, batch {batch}")
-
-    inputs, golden = bundle.golden()
-    for size in sizes:
-        rows = np.resize(np.arange(len(inputs)), max(size, len(inputs)))
-        found = [runner.run(inputs[rows[i : i + size]]) for i in range(0, len(rows) - size + 1, size)]
-        compare("golden", size, np.concatenate(found), golden[rows[: len(found) * size]])
-    generator = np.random.default_rng(_SEED)
-    with EagerRunner(bundle) as eager:
-        for size in sizes:
-            fresh = _fresh(generator, bundle, size)
-            compare("eager", size, runner.run(fresh), eager.run(fresh))
-    return ParityResult(runner=runner.name, bundle_sha256=bundle.sha256, comparisons=tuple(comparisons))
-
-
-def _tolerance(bundle: Bundle, runner: Runner) -> Tolerance:
-    noise = bundle.manifest.float32_noise
-    record = open_variant(bundle, runner.precision).record
-    return precision_tolerance(noise, record.golden["largest_abs"]) if record else fp32_tolerance(noise)
-
-
-def _fresh(generator: np.random.Generator, bundle: Bundle, size: int) -> NDArray[Any]:
-    shape = (size, *bundle.input_shape)
-    if bundle.manifest.input_kind == "pixels":
-        return generator.integers(0, 256, shape, dtype=np.uint8)
-    return generator.standard_normal(shape, dtype=np.float32)
-
-
-def _compared(
-    reference: str, batch: int, found: NDArray[Any], wanted: NDArray[Any], tolerance: Tolerance
-) -> Comparison:
-    comparable = found.shape == wanted.shape and bool(np.isfinite(found).all())
-    largest = float(np.abs(found - wanted).max()) if comparable else float("nan")
-    same = found.argmax(1) == wanted.argmax(1) if found.shape == wanted.shape else np.zeros(1)
-    return Comparison(
-        reference=reference,
-        batch=batch,
-        largest_abs=largest,
-        largest_rel=largest / float(np.abs(wanted).max()),
-        limit=tolerance.limit(wanted),
-        agreement=float(same.mean()),
-        passed=tolerance.accepts(found, wanted),
+    options = options or ParityOptions()
+    reference = Reference(bundle)
+    tallies = [_Tally(bundle, runner, options) for runner in runners]
+    golden, stored = golden_batch(bundle)
+    random = random_batch(bundle)
+    kept: dict[str, _Known] = {}
+    for name, batch in (("golden", golden), ("random", random)):
+        told(f"{name} inputs", 0, 1)
+        kept[name] = _Known(batch, *reference.logits(batch.inputs))
+        for tally in tallies:
+            tally.add(name, kept[name], keep=True)
+    stream = _stream(bundle, options)
+    for known in _known(reference, stream, told):
+        for tally in tallies:
+            tally.add(stream.images.name if stream else "", known)
+    noise = tallies[0].sets()[0].noise if tallies else None
+    if noise is None:
+        raise InputError("no runner was named")
+    samples = _samples(bundle, reference, stream) if stream else []
+    reports = [tally.report(reference, kept, samples, told) for tally in tallies]
+    return ParityReport(
+        bundle=_described(bundle),
+        versions=tool_versions(),
+        data=_described_data(stream),
+        checks=(check_constants(bundle, reference.model), check_stored(stored, kept["golden"].trained, noise)),
+        runners=tuple(reports),
     )
 
 
-def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    return {k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in values.items()}
+@dataclass(frozen=True, slots=True, eq=False)
+class _Known:
+    """A batch with what PyTorch says of it."""
+
+    batch: Batch
+    trained: NDArray[Any]
+    exact: NDArray[Any]
+
+
+class _Tally:
+    """What is collected of one runner."""
+
+    def __init__(self, bundle: Bundle, runner: Runner, options: ParityOptions) -> None:
+        self._bundle, self._runner, self._options = bundle, runner, options
+        labels = bundle.manifest.labels
+        record = open_variant(bundle, runner.precision).record if runner.precision in QUANTIZED else None
+        self._recorded = record.golden["largest_abs"] if record else None
+        self._distances: dict[str, Distances] = {}
+        self._decisions = Decisions(labels)
+        self._accuracy: Accuracy | None = None
+        if options.data is not None:
+            self._accuracy = Accuracy(labels, classes_of(options.data.classes, labels, options.data.name))
+        self._found: dict[str, NDArray[Any]] = {}
+
+    def add(self, inputs: str, known: _Known, *, keep: bool = False) -> None:
+        """Run a batch of the set called ``inputs``, and note how far off it is."""
+        found = self._runner.rows(known.batch.inputs)
+        if keep:
+            self._found[inputs] = found
+        self._distances.setdefault(inputs, Distances(inputs)).add(found, known.trained, known.exact)
+        if not comparable(found, known.exact):
+            found = np.full(known.exact.shape, np.nan, np.float32)
+        whole = np.isfinite(found).all(1)
+        where = [place for place, fine in zip(known.batch.where, whole, strict=True) if fine]
+        self._decisions.add(where, found[whole], known.trained[whole], known.exact[whole])
+        if self._accuracy is not None and not keep:
+            self._accuracy.add(known.batch.labels, known.trained, found)
+
+    def sets(self) -> list[SetNumbers]:
+        return [one.numbers(self._runner.precision, self._recorded) for one in self._distances.values()]
+
+    def report(
+        self, reference: Reference, kept: dict[str, _Known], samples: Sequence[Sample], told: Told
+    ) -> RunnerReport:
+        """Judge what was collected, and run the checks that need inputs of their own."""
+        runner, bundle, sets = self._runner, self._bundle, self.sets()
+        random = kept["random"]
+        limit = next(one.limit for one in sets if one.inputs == "random")
+        widest = max((one.limit for one in sets), key=lambda one: one.largest)
+        numeric = check_numeric(sets)
+        if numeric.verdict == "failed":
+            numeric = self._explained(numeric, reference, kept, limit)
+        checks = [numeric, self._decisions.check(widest), self._judged_accuracy()]
+        checks.append(
+            check_invariance(
+                runner,
+                random.batch.inputs,
+                random.exact,
+                limit,
+                on_done=lambda what: told(f"{runner.name}: {what}", 0, 1),
+            )
+        )
+        checks.append(self._checked_calibration(samples, told))
+        checks.append(check_preprocessing(bundle, runner, widest, samples=samples))
+        if isinstance(runner, TritonRunner):
+            checks.append(
+                check_served(
+                    bundle,
+                    runner,
+                    random.batch.inputs,
+                    random.exact,
+                    widest,
+                    on_done=lambda what: told(f"{runner.name}: {what}", 0, 1),
+                )
+            )
+        else:
+            checks.append(_skipped("served", f"{runner.name} runs in this process"))
+        if self._options.localize:
+            told(f"{runner.name}: block by block", 0, 1)
+            checks.append(localize(bundle, reference, runner, random.batch.inputs))
+        else:
+            checks.append(_skipped("localize", "not asked for (--localize)"))
+        return RunnerReport(
+            runner=runner.name,
+            precision=runner.precision,
+            provenance=_provenance(bundle, runner),
+            checks=tuple(checks),
+            points=self._decisions.points(),
+        )
+
+    def _judged_accuracy(self) -> Check:
+        if self._accuracy is None:
+            return _skipped("accuracy", "no labelled images were given (--data)")
+        return self._accuracy.check(gate_of(self._runner.precision, self._options.gate))
+
+    def _checked_calibration(self, samples: Sequence[Sample], told: Told) -> Check:
+        precision = self._runner.precision
+        if precision not in QUANTIZED:
+            return _skipped("calibration", f"{precision} is not calibrated")
+        if not samples:
+            return _skipped("calibration", "no images were given to hold the bounds against (--data)")
+        told(f"{self._runner.name}: calibration", 0, 1)
+        pixels = np.stack([sample.pixels for sample in samples])
+        inputs = self._bundle.inputs_from_pixels(pixels)
+        batches = [inputs[start : start + _BATCH] for start in range(0, len(inputs), _BATCH)]
+        return check_calibration(self._bundle, precision, batches)
+
+    def _explained(self, numeric: Check, reference: Reference, kept: dict[str, _Known], limit: Limit) -> Check:
+        inputs = np.concatenate([known.batch.inputs for known in kept.values()])
+        found = list(self._found.values())
+        if len({one.shape[1:] for one in found}) > 1:
+            return numeric
+        guess = explain(self._bundle, reference, inputs, np.concatenate(found), limit.largest)
+        return replace(numeric, reasons=(*numeric.reasons, f"its answers are those of {guess}")) if guess else numeric
+
+
+def _skipped(name: str, why: str) -> Check:
+    return Check(name=name, verdict="skipped", says=why, reasons=(why,))
+
+
+def _stream(bundle: Bundle, options: ParityOptions) -> ImageStream | None:
+    if options.data is None:
+        return None
+    size = min(_BATCH, bundle.manifest.max_batch)
+    return ImageStream(bundle=bundle, images=options.data, batch=size, limit=options.limit, on_broken=options.on_broken)
+
+
+def _known(reference: Reference, stream: ImageStream | None, told: Told) -> Iterator[_Known]:
+    if stream is None:
+        return
+    for batch in stream:
+        yield _Known(batch, *reference.logits(batch.inputs))
+        told(stream.images.name, stream.handed_out + stream.broken_count, stream.count)
+
+
+def _samples(bundle: Bundle, reference: Reference, stream: ImageStream) -> list[Sample]:
+    """Some images of the data as a client would send them, with what PyTorch says of them."""
+    size = bundle.manifest.spec.image_size
+    usable = [index for index in map(int, stream.indices()) if index not in stream.broken_indices]
+    chosen = usable[:: max(1, len(usable) // _SAMPLES)][:_SAMPLES]
+    pixels = np.stack([stream.images.pixels(index, size) for index in chosen])
+    _, exact = reference.logits(bundle.inputs_from_pixels(pixels))
+    return [
+        Sample(where=stream.images.where(index), encoded=stream.images.encoded(index), pixels=image, exact=row)
+        for index, image, row in zip(chosen, pixels, exact, strict=True)
+    ]
+
+
+def _provenance(bundle: Bundle, runner: Runner) -> dict[str, str]:
+    if isinstance(runner, TritonRunner):
+        connection = runner.connection
+        return {"server": f"Triton {connection.version()} at {connection.url}", "model": runner.network}
+    if isinstance(runner, EngineRunner):
+        return {f"{name} SHA-256": value for name, value in runner.card.sha256.items()}
+    if runner.name == "eager":
+        return {"weights SHA-256": bundle.manifest.files[bundle.weights_path.name]}
+    variant = open_variant(bundle, runner.precision)
+    return {"graph": variant.path.name, "graph SHA-256": variant.sha256}
+
+
+def _described(bundle: Bundle) -> dict[str, Any]:
+    manifest = bundle.manifest
+    return {
+        "path": str(bundle.path),
+        "sha256": bundle.sha256,
+        "onnx_sha256": manifest.files[bundle.onnx_path.name],
+        "checkpoint": dict(manifest.checkpoint),
+        "model": f"{manifest.spec.family}, {manifest.spec.mask}",
+        "input": manifest.input_kind,
+        "exported_with": dict(manifest.versions),
+    }
+
+
+def _described_data(stream: ImageStream | None) -> dict[str, Any] | None:
+    if stream is None:
+        return None
+    return {
+        "name": stream.images.name,
+        "images": stream.handed_out,
+        "of": len(stream.images),
+        "sha256": stream.sha256,
+        "broken": stream.broken_count,
+        "broken_images": [{"image": where, "why": why} for where, why in stream.broken],
+    }

@@ -10,33 +10,21 @@ from typing import Any
 
 from PIL import Image
 
-from gmmvit_deploy.artifacts import new_file
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint
 from gmmvit_deploy.checkpoints.report import describe_checkpoint
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.pages import definitions, page
 from gmmvit_deploy.pictures.mask_images import colour_limit, matrix_image, position_maps_image, sheet
 from gmmvit_deploy.pictures.mask_numbers import NEAR, HeadNumbers, LayerMasks, masks_of
+from gmmvit_deploy.writing import new_file
 
 __all__ = ["page_of", "write_report"]
 
 _STYLE = """
-:root { color-scheme: light; }
-body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; margin: 0 auto; max-width: 75rem;
-       padding: 1rem; }
-h1 { font-size: 1.5rem; }
-h2 { font-size: 1.15rem; margin: 2rem 0 .25rem; border-top: 1px solid #ccc; padding-top: 1rem; }
-p, dd { max-width: 60ch; } .quiet { color: #555; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; }
-dt { font-weight: 600; } dd { margin: 0; overflow-wrap: anywhere; }
 .heads { display: grid; grid-template-columns: repeat(auto-fill, minmax(17rem, 1fr)); gap: 1rem; }
-figure { margin: 0; break-inside: avoid; border: 1px solid #ddd; border-radius: 6px; padding: .6rem; }
 .pair { display: grid; grid-template-columns: 1fr 1fr; gap: .5rem; }
 .pair img { width: 100%; image-rendering: pixelated; border: 1px solid #bbb; box-sizing: border-box; }
-figcaption { font-size: .85rem; margin-top: .4rem; } figcaption b { display: block; font-size: .95rem; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .85rem; }
-td, th { padding: .15rem .6rem .15rem 0; text-align: right; } th:first-child, td:first-child { text-align: left; }
-.warning, .error { color: #8a1c00; font-weight: 600; }
-@media print { body { font-size: 11px; max-width: none; } .heads { grid-template-columns: repeat(3, 1fr); } }
+@media print { .heads { grid-template-columns: repeat(3, 1fr); } }
 """
 
 
@@ -71,12 +59,7 @@ def page_of(loaded: LoadedCheckpoint, layers: list[LayerMasks]) -> str:
         _legend(layers),
         *(_layer(layer) for layer in layers),
     ]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Masks of {escape(loaded.file.path.name)}</title><style>{_STYLE}</style></head>\n"
-        f"<body>{''.join(body)}</body></html>\n"
-    )
+    return page(f"Masks of {loaded.file.path.name}", "".join(body), style=_STYLE)
 
 
 def _summary(described: dict[str, Any]) -> str:
@@ -88,7 +71,7 @@ def _summary(described: dict[str, Any]) -> str:
         "multiply-accumulates": f"{described['macs'] / 1e6:,.1f} M an image",
         "SHA-256": described["checkpoint"]["sha256"],
     }
-    return "<dl>" + "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in rows.items()) + "</dl>"
+    return definitions(rows)
 
 
 def _audit(findings: list[dict[str, str]]) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import ImageError, InputError, RequestRejectedError, ServerError
-from gmmvit_deploy.preprocess import MAX_IMAGE_BYTES, UnusableImage, pixels_from_bytes, tensor_from_pixels
+from gmmvit_deploy.preprocess import MAX_IMAGE_BYTES, UnusableImage, pixels_from_bytes
 from gmmvit_deploy.runtime.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runtime.triton import DEFAULT_MODEL, TritonConnection
 
@@ -105,15 +105,13 @@ class BundleClassifier(Classifier):
 
     def __init__(self, bundle: Bundle) -> None:
         """Errors: InputError when the bundle does not say how images are normalised."""
-        preprocessing = bundle.manifest.preprocessing
-        if preprocessing is None:
+        if bundle.manifest.preprocessing is None:
             raise InputError(
                 f"{bundle.path}: it does not say how images become its input",
                 hint="export it with --dataset, or --mean --std --labels",
             )
-        self._preprocessing = preprocessing
+        self._bundle = bundle
         self._image_size = bundle.manifest.spec.image_size
-        self._takes_pixels = bundle.manifest.input_kind == "pixels"
         self._runner = OnnxRuntimeRunner(bundle)
         self.labels, self.max_batch = bundle.manifest.labels, bundle.manifest.max_batch
 
@@ -126,10 +124,7 @@ class BundleClassifier(Classifier):
                 decoded.append(pixels_from_bytes(data, self._image_size))
             except UnusableImage as exc:
                 raise ImageError(f"image {position}: {exc}") from exc
-        batch = np.stack(decoded)
-        if not self._takes_pixels:
-            batch = tensor_from_pixels(batch, self._preprocessing.mean, self._preprocessing.std)
-        return self._runner.run(batch)
+        return self._runner.run(self._bundle.inputs_from_pixels(np.stack(decoded)))
 
 
 def image_files(arguments: Iterable[str]) -> list[Path]:

@@ -10,6 +10,7 @@ from gmmvit_deploy.runtime.runner import Runner
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from torch import Tensor
 
     from gmmvit_deploy.artifacts import Bundle
 
@@ -35,14 +36,20 @@ class EagerRunner(Runner):
                 f"{bundle.path}: the weights are those of {loaded.spec}, the manifest describes {bundle.manifest.spec}",
                 hint="write it again with gmmvit export",
             )
-        self._model = loaded.model
+        self.model = loaded.model
         self._preprocessing = bundle.manifest.preprocessing if bundle.manifest.input_kind == "pixels" else None
 
-    def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
+    def tensors(self, batch: NDArray[Any]) -> Tensor:
+        """What the graph takes → float32 (B, 3, S, S), normalised."""
         import torch
 
         if self._preprocessing is not None:
             batch = tensor_from_pixels(batch, self._preprocessing.mean, self._preprocessing.std)
+        return torch.from_numpy(batch)
+
+    def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
+        import torch
+
         with torch.inference_mode():
-            logits: NDArray[Any] = self._model(torch.from_numpy(batch)).numpy()
+            logits: NDArray[Any] = self.model(self.tensors(batch)).numpy()
         return logits

@@ -13,7 +13,6 @@ from gmmvit_deploy.data.formats import arrays_in
 from gmmvit_deploy.data.images import FileImages
 from gmmvit_deploy.data.open import is_named, open_data
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.preprocess import tensor_from_pixels
 from gmmvit_deploy.runtime.classify import image_files
 
 if TYPE_CHECKING:
@@ -52,20 +51,10 @@ class ImageBatches:
         for start in range(0, self.count, self._batch):
             part = self._images[start : start + self._batch]
             inputs = np.stack([decode() for decode in part]) if isinstance(part, list) else part
-            if inputs.dtype == np.uint8 and self._bundle.manifest.input_kind == "tensor":
-                inputs = _normalised(self._bundle, inputs)
+            if inputs.dtype == np.uint8:
+                inputs = self._bundle.inputs_from_pixels(inputs)
             self._digest.update(np.ascontiguousarray(inputs).tobytes())
             yield inputs
-
-
-def _normalised(bundle: Bundle, pixels: NDArray[Any]) -> NDArray[Any]:
-    preprocessing = bundle.manifest.preprocessing
-    if preprocessing is None:
-        raise InputError(
-            f"{bundle.path}: it does not say how images are normalised, so images cannot be fed to it",
-            hint="export with --dataset or --mean --std, or hand in a float32 array in an .npz file",
-        )
-    return tensor_from_pixels(pixels, preprocessing.mean, preprocessing.std)
 
 
 def open_images(bundle: Bundle, source: str, *, limit: int, batch: int = 32) -> ImageBatches:

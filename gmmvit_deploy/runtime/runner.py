@@ -42,9 +42,32 @@ class Runner:
         self._check(batch)
         return self._run(batch)
 
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """(smallest, largest) batch of each range it runs: one, or one for each optimisation profile."""
+        return ((1, self.max_batch),)
+
     def takes(self, batch: int) -> bool:
         """Whether it runs a batch of this size."""
-        return 1 <= batch <= self.max_batch
+        return any(least <= batch <= most for least, most in self.ranges)
+
+    def rows(self, inputs: NDArray[Any]) -> NDArray[Any]:
+        """Logits for any number of inputs, in the largest batches it takes.
+
+        What is left over for the last batch is filled up with repeated rows where no smaller batch is taken.
+        """
+        import numpy as np
+
+        size = self.max_batch
+        parts = []
+        for start in range(0, len(inputs), size):
+            part = inputs[start : start + size]
+            fits = part if self.takes(len(part)) else np.resize(part, (self._next_size(len(part)), *part.shape[1:]))
+            parts.append(self.run(fits)[: len(part)])
+        return np.concatenate(parts)
+
+    def _next_size(self, batch: int) -> int:
+        return min(least for least, _ in self.ranges if least >= batch)
 
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
         raise NotImplementedError

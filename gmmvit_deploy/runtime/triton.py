@@ -46,7 +46,8 @@ def parse_url(url: str) -> tuple[Literal["grpc", "http"], str]:
 class ServedModel:
     """What the server says of a model.  bundle_sha256: None when no bundle of ours made it.
 
-    precision: of the graph or engine behind it.
+    precision: of the graph or engine behind it.  preprocessing: image_size, mean and std of a model
+    that makes pixels or tensors of images; None of others.
     """
 
     name: str
@@ -54,6 +55,7 @@ class ServedModel:
     inputs: dict[str, tuple[int, ...]]
     labels: tuple[str, ...]
     bundle_sha256: str | None
+    preprocessing: Mapping[str, Any] | None
     precision: str
 
 
@@ -92,18 +94,27 @@ class TritonConnection:
         for client in clients:
             client.close()
 
-    def infer(self, model: str, name: str, values: NDArray[Any]) -> NDArray[Any]:
-        """The model's ``logits`` for one input tensor: uint8, float32, or object (encoded bytes)."""
+    def infer(self, model: str, name: str, values: NDArray[Any], *, output: str = "logits") -> NDArray[Any]:
+        """One output of the model for one input tensor: uint8, float32, or object (encoded bytes)."""
+        return self._infer(model, name, values, self._module.InferRequestedOutput(output), output)
+
+    def best_classes(self, model: str, name: str, values: NDArray[Any]) -> list[tuple[int, str]]:
+        """(index, label) of each input's likeliest class, as the server's classification extension names it."""
+        wanted = self._module.InferRequestedOutput("logits", class_count=1)
+        answers = self._infer(model, name, values, wanted, "logits")
+        texts = [bytes(answer).decode() for answer in answers.reshape(-1)]
+        return [(int(text.split(":")[1]), text.split(":", 2)[2]) for text in texts]
+
+    def _infer(self, model: str, name: str, values: NDArray[Any], wanted: Any, output: str) -> NDArray[Any]:
         tensor = self._module.InferInput(name, list(values.shape), _TRITON_TYPES[str(values.dtype)])
         tensor.set_data_from_numpy(values)
-        wanted = [self._module.InferRequestedOutput("logits")]
         options = {"client_timeout": self._timeout_s} if self.protocol == "grpc" else {}
-        answer = self._call(model, "infer", model_name=model, inputs=[tensor], outputs=wanted, **options)
-        logits: NDArray[Any] | None = answer.as_numpy("logits")
-        if logits is None or logits.shape[0] != values.shape[0]:
-            found = "nothing" if logits is None else f"shape {logits.shape}"
-            raise ServerError(f"{model} at {self.url}: logits for {values.shape[0]} inputs were wanted, found {found}")
-        return logits
+        answer = self._call(model, "infer", model_name=model, inputs=[tensor], outputs=[wanted], **options)
+        rows: NDArray[Any] | None = answer.as_numpy(output)
+        if rows is None or rows.shape[0] != values.shape[0]:
+            found = "nothing" if rows is None else f"shape {rows.shape}"
+            raise ServerError(f"{model} at {self.url}: {output} for {values.shape[0]} inputs was wanted, found {found}")
+        return rows
 
     def model(self, name: str) -> ServedModel:
         """What the server says of a model."""
@@ -116,6 +127,13 @@ class TritonConnection:
                 f"something answers at {self.url}, but not as Triton does: no configuration of {name}",
                 hint="say where the Triton server is with --url grpc://host:port or http://host:port",
             ) from exc
+
+    def counts(self, name: str) -> tuple[int, int]:
+        """(inputs, executions) of a model since the server started: the batcher joins some into one execution."""
+        options = {"as_json": True} if self.protocol == "grpc" else {}
+        answer = self._call(name, "get_inference_statistics", model_name=name, **options)
+        stats = answer["model_stats"][0]
+        return int(stats.get("inference_count", 0)), int(stats.get("execution_count", 0))
 
     def version(self) -> str:
         """Triton's own, such as ``2.57.0``."""
@@ -182,6 +200,7 @@ def _served_model(name: str, answer: Mapping[str, Any]) -> ServedModel:
         inputs={i["name"]: tuple(map(int, i["dims"])) for i in config["input"]},
         labels=tuple(json.loads(parameters.get("gmmvit_labels", "[]"))),
         bundle_sha256=parameters.get("gmmvit_bundle_sha256"),
+        preprocessing=json.loads(parameters.get("preprocessing", "null")),
         precision=parameters.get("gmmvit_precision", "fp32"),
     )
 
@@ -196,27 +215,27 @@ class TritonRunner(Runner):
     def __init__(self, bundle: Bundle, url: str, *, model: str = DEFAULT_MODEL) -> None:
         """Errors: ServerError; BundleError when the server serves another bundle than this one."""
         super().__init__(bundle)
-        self._connection = TritonConnection(url)
-        self.name = f"triton-{self._connection.protocol}"
-        self._model = f"{model}_network"
+        self.connection = TritonConnection(url)
+        self.name = f"triton-{self.connection.protocol}"
+        self.ensemble, self.network, self.preprocess = model, f"{model}_network", f"{model}_preprocess"
         self._input = bundle.manifest.input_kind
         try:
-            served = self._connection.model(self._model)
+            served = self.connection.model(self.network)
         except ServerError:
-            self._connection.close()
+            self.connection.close()
             raise
         if served.bundle_sha256 != bundle.sha256:
-            self._connection.close()
+            self.connection.close()
             found = served.bundle_sha256[:12] + "…" if served.bundle_sha256 else "nothing we know"
             raise BundleError(
-                f"{url} serves {self._model} from bundle {found}, not from {bundle.path} ({bundle.sha256[:12]}…)",
+                f"{url} serves {self.network} from bundle {found}, not from {bundle.path} ({bundle.sha256[:12]}…)",
                 hint="write the repository again from this bundle and restart the server",
             )
         self.precision = precision_from(served.precision)
         self.max_batch = min(self.max_batch, served.max_batch)
 
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
-        return self._connection.infer(self._model, self._input, batch)
+        return self.connection.infer(self.network, self._input, batch)
 
     def close(self) -> None:
-        self._connection.close()
+        self.connection.close()

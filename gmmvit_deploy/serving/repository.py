@@ -10,7 +10,7 @@ from pathlib import Path
 
 import gmmvit_deploy.preprocess
 from gmmvit_deploy.artifacts import LABELS_FILE as BUNDLE_LABELS_FILE
-from gmmvit_deploy.artifacts import Bundle, new_folder
+from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.engines.card import Engine, require_bundle
 from gmmvit_deploy.engines.compatibility import ServerTensorRT, loads_on, server_tensorrt
 from gmmvit_deploy.errors import RepositoryError
@@ -22,6 +22,7 @@ from gmmvit_deploy.serving.model_configs import (
     model_configs,
 )
 from gmmvit_deploy.variants import open_variant
+from gmmvit_deploy.writing import new_folder
 
 __all__ = ["Repository", "repository_from_bundle"]
 

@@ -19,7 +19,7 @@ import onnx
 import pytest
 
 from benchmarks.unfolded import unfolded_half
-from gmmvit_deploy.artifacts import Bundle, sha256_of_file
+from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.engines import builder
 from gmmvit_deploy.engines.card import Engine, open_engine
@@ -41,6 +41,7 @@ from gmmvit_deploy.models.build import model_from_spec
 from gmmvit_deploy.presets import preset_spec
 from gmmvit_deploy.specs import MaskSpec
 from gmmvit_deploy.variants import open_variant
+from gmmvit_deploy.writing import sha256_of_file
 from tests.conftest import golden
 
 ADA = BuildOptions(precision="fp16", capabilities=("8.9",))

@@ -13,7 +13,8 @@ from gmmvit_deploy.engines.flavors import Gpu, find_flavor, refuse, visible_gpu
 from gmmvit_deploy.engines.options import BuildOptions, profile_from
 from gmmvit_deploy.engines.runner import EngineRunner
 from gmmvit_deploy.errors import EngineError, GmmvitError, InputError
-from gmmvit_deploy.parity.check import check_parity, open_runner
+from gmmvit_deploy.parity.check import check_parity
+from gmmvit_deploy.parity.runners import open_runner
 from gmmvit_deploy.variants import open_variant
 
 NO_GPU = visible_gpu() is None
@@ -91,8 +92,8 @@ def local_engine(precise_bundle: Bundle, tmp_path_factory: pytest.TempPathFactor
 class TestOnAGpu:
     def test_parity(self, local_engine: Engine, precise_bundle: Bundle) -> None:
         with open_runner(local_engine.card.flavor, precise_bundle, engine=local_engine.path) as runner:
-            result = check_parity(precise_bundle, runner)
-        assert result.passed, result.worst()
+            result = check_parity(precise_bundle, [runner])
+        assert result.passed, result.failures()
 
     def test_cuda_graphs_give_the_same_bits(self, local_engine: Engine, precise_bundle: Bundle) -> None:
         inputs, _ = precise_bundle.golden()

@@ -13,8 +13,7 @@ import pytest
 import torch
 from onnx import numpy_helper
 
-from gmmvit_deploy import artifacts
-from gmmvit_deploy.artifacts import Bundle, open_bundle, sha256_of_bytes
+from gmmvit_deploy.artifacts import Bundle, open_bundle
 from gmmvit_deploy.checkpoints.hints import LoadHints
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import BundleError, ExportError, InputError, OutputError
@@ -24,6 +23,7 @@ from gmmvit_deploy.preprocess import tensor_from_pixels
 from gmmvit_deploy.runtime.eager import EagerRunner
 from gmmvit_deploy.runtime.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.tolerances import Tolerance
+from gmmvit_deploy.writing import sha256_of_bytes, sha256_of_file
 from tests.conftest import GOLDEN, NAMES, cifar_options, golden
 
 
@@ -91,7 +91,7 @@ def test_exporting_twice_gives_the_same_bytes(bundle: Bundle, tmp_path: Path) ->
 
 def test_manifest_says_where_it_came_from(bundle: Bundle) -> None:
     manifest = json.loads((bundle.path / "manifest.json").read_text())
-    assert manifest["checkpoint"]["sha256"] == artifacts.sha256_of_file(GOLDEN / "vit_gmm.pth")
+    assert manifest["checkpoint"]["sha256"] == sha256_of_file(GOLDEN / "vit_gmm.pth")
     assert manifest["trainable_parameters"] == 62548
     assert manifest["labels"][6] == "frog"
     assert manifest["folding"] == ["fold_masks", "merge_scale"]
@@ -258,7 +258,7 @@ def test_weights_that_are_not_the_manifest_s(bundle: Bundle, tensor_bundles: dic
     path = tmp_path / "bundle"
     shutil.copytree(bundle.path, path)
     shutil.copyfile(tensor_bundles["vit_gmm_head_dim"].weights_path, path / "weights.safetensors")
-    digest = artifacts.sha256_of_file(path / "weights.safetensors")
+    digest = sha256_of_file(path / "weights.safetensors")
     _rewrite(lambda data: data["files"].update({"weights.safetensors": digest}))(path)
     with pytest.raises(BundleError, match="the weights are those of"):
         EagerRunner(open_bundle(path))

@@ -1,99 +1,171 @@
+"""Right runners pass, whatever the model; options and data that do not fit are refused."""
+
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
+from PIL import Image
 
 from gmmvit_deploy.artifacts import Bundle
-from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.parity.check import ParityResult, batch_sizes, check_parity, open_runner
+from gmmvit_deploy.data.images import ArrayImages
+from gmmvit_deploy.data.open import open_data
+from gmmvit_deploy.errors import ImageError, InputError
+from gmmvit_deploy.parity.check import ParityOptions, check_parity
+from gmmvit_deploy.parity.inputs import ImageStream, fresh_inputs, open_images_of
+from gmmvit_deploy.parity.invariance import batch_sizes, mixed_up
+from gmmvit_deploy.parity.page import page_of, write_page
+from gmmvit_deploy.parity.report import SCHEMA_PATH, ParityReport
+from gmmvit_deploy.parity.runners import open_runner, open_runners
 from gmmvit_deploy.runtime.onnxruntime import OnnxRuntimeRunner
-from gmmvit_deploy.tolerances import FP32
 from tests.conftest import NAMES
+from tests.parity.test_faults import labelled_by
 
-
-class Altered(OnnxRuntimeRunner):
-    """A runner that is wrong in one way."""
-
-    def __init__(self, bundle: Bundle, change: Callable[[np.ndarray], np.ndarray]) -> None:
-        super().__init__(bundle)
-        self._change = change
-
-    def _run(self, batch: np.ndarray) -> np.ndarray:
-        return self._change(super()._run(batch))
-
-
-def check(bundle: Bundle, change: Callable[[np.ndarray], np.ndarray]) -> ParityResult:
-    with Altered(bundle, change) as runner:
-        return check_parity(bundle, runner)
+SCHEMA = json.loads(SCHEMA_PATH.read_text())
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("runner", ["eager", "onnxruntime"])
-def test_right_runners_pass(name: str, runner: str, tensor_bundles: dict[str, Bundle]) -> None:
-    with open_runner(runner, tensor_bundles[name]) as opened:
-        result = check_parity(tensor_bundles[name], opened)
-    assert result.passed, result.to_json()
-    # every batch size against both references: 1, 2, 3, odd, max
-    assert [(c.reference, c.batch) for c in result.comparisons] == [
-        (reference, batch) for reference in ("golden", "eager") for batch in (1, 2, 3, 5, 8)
-    ]
+def test_right_runners_pass(name: str, tensor_bundles: dict[str, Bundle]) -> None:
+    bundle = tensor_bundles[name]
+    with open_runners(["eager", "onnxruntime"], bundle) as runners:
+        report = check_parity(bundle, runners, ParityOptions(localize=True))
+    assert report.passed, report.failures()
+    for runner in report.runners:
+        assert runner.check("batch invariance").details["batches"] == [1, 2, 3, 5, 8]
+        assert [one["inputs"] for one in runner.check("numeric").details["sets"]] == ["golden", "random"]
+    blocks = report.runners[1].check("localize").details["blocks"]
+    attentions = len(bundle.manifest.masks) or 2  # plain models have no masks to count by
+    assert len(blocks) >= attentions + 1
+    assert blocks[-1]["block"] == "logits"
+    jsonschema.validate(report.to_json(), SCHEMA)
 
 
-def test_an_untouched_runner_passes(bundle: Bundle) -> None:
-    assert check(bundle, lambda logits: logits).passed
+@pytest.fixture(scope="module")
+def report(precise_bundle: Bundle) -> ParityReport:
+    """With data, of which some is broken, in two precisions of one bundle."""
+    data = labelled_by(precise_bundle, 40)
+    with (
+        OnnxRuntimeRunner(precise_bundle) as exact,
+        open_runner("onnxruntime", precise_bundle, precision="int8") as coarse,
+    ):
+        return check_parity(precise_bundle, [exact, coarse], ParityOptions(data=data, localize=True, gate=0.9))
 
 
-def _only_first_row(logits: np.ndarray) -> np.ndarray:
-    return np.repeat(logits[:1], len(logits), axis=0)
+def test_a_report_is_what_its_schema_says(report: ParityReport) -> None:
+    data = json.loads(json.dumps(report.to_json(), allow_nan=False))
+    jsonschema.validate(data, SCHEMA)
+    accuracy = data["runners"][0]["checks"][2]
+    assert (accuracy["name"], accuracy["verdict"]) == ("accuracy", "passed")
+    assert accuracy["details"]["top1"]["pytorch"] == accuracy["details"]["top1"]["runner"] == 1.0
+    assert accuracy["details"]["top5"]["runner"] == 1.0
+    assert sum(row["images"] for row in accuracy["details"]["per_class"]) == 40
+    assert data["data"]["images"] == 40
+    assert data["runners"][1]["provenance"]["graph"] == "model.int8.onnx"
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+
+
+@pytest.mark.parametrize("damage", ["verdict", "runners", "numeric"])
+def test_the_schema_refuses_what_is_no_report(damage: str, report: ParityReport) -> None:
+    data = report.to_json()
+    if damage == "numeric":
+        data["runners"][0]["checks"][0]["details"]["sets"][0]["from_exact"].pop("p99")
+    else:
+        data[damage] = []
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(data, SCHEMA)
+
+
+def test_the_page_shows_everything_and_fetches_nothing(report: ParityReport, tmp_path: Path) -> None:
+    write_page(report, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<svg") == 6  # margins, blocks and classes, of each runner
+    assert "http://" not in page.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
+        "http://creativecommons.org", ""
+    )
+    assert "<script" not in page
+    assert "<link" not in page
+    for word in (report.bundle["sha256"], "onnxruntime", "Skipped", "relative L2", "McNemar", "Error by block"):
+        assert word in page
+    for check in (*report.checks, *report.runners[0].checks):
+        assert f">{check.name}<" in page
+    assert page_of(report) == page  # the same report gives the same bytes
+
+
+def test_pages_are_refused_before_the_work(tmp_path: Path, report: ParityReport) -> None:
+    with pytest.raises(InputError, match=r"a report is a \.html page"):
+        write_page(report, tmp_path / "report.pdf")
+
+
+def test_flips_are_told_from_wrong_answers(bundle: Bundle) -> None:
+    """A tie that the noise decides is a flip within the noise; nothing else may flip."""
+    from gmmvit_deploy.parity.decisions import Decisions
+    from gmmvit_deploy.tolerances import Limit
+
+    decisions = Decisions(["cat", "dog", "frog"])
+    exact = np.array([[1.0, 1.0 + 1e-7, 0.0], [2.0, 1.0, 0.0], [3.0, 0.0, 1.0]])
+    found = np.array([[1.0 + 1e-6, 1.0, 0.0], [1.0, 2.0, 0.0], [3.0, 0.0, 1.0]])
+    decisions.add(["tie.png", "wrong.png", "fine.png"], found, exact, exact)
+    check = decisions.check(Limit(largest=1e-6, rms=None, derivation=""))
+    assert check.verdict == "failed"
+    assert (check.details["flips_within_noise"], check.details["flips_wrong"]) == (1, 1)
+    tie, wrong = check.details["flips"]
+    assert (tie["where"], tie["wanted"], tie["found"], tie["within_noise"]) == ("tie.png", "dog", "cat", True)
+    assert tie["margin"] == pytest.approx(1e-7)
+    assert (wrong["where"], wrong["margin"], wrong["within_noise"]) == ("wrong.png", 1.0, False)
+    assert check.reasons == ("wrong.png: cat became dog at a margin of 1, beyond the 2e-06 that noise explains",)
+    passing = Decisions(["cat", "dog", "frog"])
+    passing.add(["tie.png"], found[:1], exact[:1], exact[:1])
+    assert passing.check(Limit(largest=1e-6, rms=None, derivation="")).verdict == "passed"
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("ranges", "wanted"),
     [
-        lambda logits: logits + np.float32(1e-4),
-        lambda logits: logits.astype(np.float16).astype(np.float32),
-        lambda logits: logits[:, ::-1],
-        lambda logits: logits[::-1],
-        _only_first_row,
-        lambda logits: np.where(np.arange(logits.shape[1]) == 3, np.nan, logits),
-        lambda logits: logits[:, :-1],
-        lambda logits: logits if len(logits) < 8 else logits + 1,
-        lambda logits: np.zeros_like(logits),
-    ],
-    ids=[
-        "shifted",
-        "fp16",
-        "classes",
-        "rows",
-        "batch 1 only",
-        "nan",
-        "too few classes",
-        "wrong at the maximum",
-        "zero",
+        (((1, 1),), (1,)),
+        (((1, 2),), (1, 2)),
+        (((1, 4),), (1, 2, 3, 4)),
+        (((1, 8),), (1, 2, 3, 5, 8)),
+        (((1, 64),), (1, 2, 3, 33, 64)),
+        (((1, 1), (8, 64)), (1, 8, 9, 10, 37, 64)),
     ],
 )
-def test_wrong_runners_fail(change: Callable[[np.ndarray], np.ndarray], bundle: Bundle) -> None:
-    result = check(bundle, change)
-    assert not result.passed
-    assert json.loads(json.dumps(result.to_json(), allow_nan=False))["passed"] is False
+def test_batch_sizes(ranges: tuple[tuple[int, int], ...], wanted: tuple[int, ...]) -> None:
+    assert batch_sizes(ranges) == wanted
 
 
-def test_a_wrong_argmax_is_counted(bundle: Bundle) -> None:
-    assert check(bundle, lambda logits: -logits).to_json()["argmax_agreement"] < 0.5
+def test_rows_are_told_apart_without_a_tolerance() -> None:
+    wanted = np.random.default_rng(0).standard_normal((6, 10))
+    noisy = wanted + 0.1 * np.random.default_rng(1).standard_normal(wanted.shape)
+    assert mixed_up(noisy, wanted) == []
+    assert mixed_up(noisy[[1, 0, 2, 3, 4, 5]], wanted) == [(0, 1), (1, 0)]
+    assert mixed_up(noisy[:, :9], wanted) == []
 
 
-def test_limit_is_far_below_what_a_wrong_mask_does(bundle: Bundle) -> None:
-    assert FP32.limit(bundle.golden()[1]) < 5e-5
+class Profiled(OnnxRuntimeRunner):
+    """Takes a batch of 1, and 4 to 8: as an engine of two profiles does."""
+
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        return ((1, 1), (4, 8))
 
 
-@pytest.mark.parametrize(
-    ("largest", "wanted"), [(1, (1,)), (2, (1, 2)), (4, (1, 2, 3, 4)), (8, (1, 2, 3, 5, 8)), (64, (1, 2, 3, 33, 64))]
-)
-def test_batch_sizes(largest: int, wanted: tuple[int, ...]) -> None:
-    assert batch_sizes(largest) == wanted
+def test_every_profile_is_tried(bundle: Bundle) -> None:
+    with Profiled(bundle) as runner:
+        report = check_parity(bundle, [runner])
+    assert report.passed, report.failures()
+    assert report.runners[0].check("batch invariance").details["batches"] == [1, 4, 5, 6, 7, 8]
+
+
+def test_random_inputs_differ_and_repeat(bundle: Bundle, tensor_bundles: dict[str, Bundle]) -> None:
+    for one in (bundle, tensor_bundles["vit_gmm_img64"]):
+        inputs = fresh_inputs(one, 4)
+        assert (inputs.shape[1:], str(inputs.dtype)) == (one.input_shape, one.input_dtype)
+        assert np.array_equal(inputs, fresh_inputs(one, 4))
+        assert len(np.unique(inputs.reshape(4, -1), axis=0)) == 4
 
 
 @pytest.mark.parametrize(
@@ -108,3 +180,98 @@ def test_runner_names(arguments: dict[str, str], message: str, bundle: Bundle) -
     name = arguments.pop("name")
     with pytest.raises(InputError, match=message):
         open_runner(name, bundle, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "message"),
+    [
+        (["eager", "eager"], {}, "eager is named more than once"),
+        (["eager"], {"urls": ["grpc://localhost:1"]}, "runs in this process"),
+        (["triton-grpc"], {"urls": ["http://localhost:1"]}, "goes with none of the runners"),
+        (["triton-grpc"], {"urls": ["grpc://localhost:1", "grpc://localhost:2"]}, "once for each protocol"),
+        (["eager"], {"engine": Path("engine")}, "takes no engine"),
+        (["eager"], {"precision": "fp16"}, "goes with onnxruntime"),
+    ],
+)
+def test_runners_side_by_side(names: list[str], options: dict[str, Any], message: str, bundle: Bundle) -> None:
+    with pytest.raises(InputError, match=message), open_runners(names, bundle, **options):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"gate": 1.5}, "--gate is 1.5"), ({"limit": 0}, "--limit is 0"), ({"on_broken": "ask"}, "--on-broken is 'ask'")],
+)
+def test_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        ParityOptions(**options)
+
+
+def test_data_of_other_classes(bundle: Bundle) -> None:
+    with OnnxRuntimeRunner(bundle) as runner, pytest.raises(InputError, match="its classes are not the bundle's"):
+        check_parity(bundle, [runner], ParityOptions(data=open_data("digits")))
+    too_large = ArrayImages("x", np.zeros((1, 32, 32, 3), np.uint8), [10])
+    with OnnxRuntimeRunner(bundle) as runner, pytest.raises(InputError, match="a label of the data is 10"):
+        check_parity(bundle, [runner], ParityOptions(data=too_large))
+
+
+def test_data_without_classes_is_skipped_with_a_reason(bundle: Bundle) -> None:
+    unlabelled = ArrayImages("x", np.zeros((3, 32, 32, 3), np.uint8), None)
+    with OnnxRuntimeRunner(bundle) as runner:
+        accuracy = check_parity(bundle, [runner], ParityOptions(data=unlabelled)).runners[0].check("accuracy")
+    assert (accuracy.verdict, accuracy.says) == ("skipped", "none of the 3 images has a true class")
+
+
+def test_data_for_a_bundle_that_cannot_take_images(tensor_bundles: dict[str, Bundle]) -> None:
+    bundle = tensor_bundles["vit_gmm"]
+    data = ArrayImages("x", np.zeros((3, 32, 32, 3), np.uint8), [1, 2, 3])
+    with OnnxRuntimeRunner(bundle) as runner, pytest.raises(InputError, match="does not say how images are normalised"):
+        check_parity(bundle, [runner], ParityOptions(data=data))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for index in range(6):
+        path = tmp_path / "images" / ("cat", "dog")[index % 2] / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((32, 32, 3), 40 * index, np.uint8)).save(path)
+    (tmp_path / "images" / "cat" / "2.png").write_bytes(b"\x89PNG broken")
+    return tmp_path / "images"
+
+
+def test_a_broken_image_is_fatal_or_skipped_as_asked(folder: Path, bundle: Bundle) -> None:
+    images = open_images_of(str(folder))
+    with pytest.raises(ImageError, match=r"2\.png: it is no JPEG") as caught:
+        list(ImageStream(bundle=bundle, images=images, batch=4))
+    assert "--on-broken skip" in caught.value.hint
+    stream = ImageStream(bundle=bundle, images=images, batch=4, on_broken="skip")
+    batches = list(stream)
+    assert [len(batch.where) for batch in batches] == [4, 1]
+    assert (stream.broken_count, stream.handed_out) == (1, 5)
+    ((where, why),) = stream.broken
+    assert where.endswith("cat/2.png")
+    assert why.startswith("it is no JPEG")
+    with OnnxRuntimeRunner(bundle) as runner:
+        report = check_parity(bundle, [runner], ParityOptions(data=images, on_broken="skip"))
+    assert (report.data["images"], report.data["of"], report.data["broken"]) == (5, 6, 1)
+    assert report.data["broken_images"][0]["image"].endswith("cat/2.png")
+    assert report.runners[0].check("accuracy").details["images"] == 5
+
+
+def test_nothing_but_broken_images(folder: Path, bundle: Bundle) -> None:
+    for path in folder.rglob("*.png"):
+        path.write_bytes(b"nothing")
+    stream = ImageStream(bundle=bundle, images=open_images_of(str(folder)), batch=4, on_broken="skip")
+    with pytest.raises(InputError, match="not one of its 6 images can be decoded"):
+        list(stream)
+
+
+def test_a_limit_spreads_over_the_data(folder: Path, bundle: Bundle) -> None:
+    stream = ImageStream(bundle=bundle, images=open_images_of(str(folder)), batch=4, limit=3)
+    assert stream.indices().tolist() == [0, 2, 4]
+
+
+@pytest.mark.parametrize("source", ["nowhere", "cifar11:x", "file.txt"])
+def test_data_that_is_none(source: str) -> None:
+    with pytest.raises(InputError, match=r"data '"):
+        open_images_of(source)

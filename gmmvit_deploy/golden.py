@@ -1,0 +1,94 @@
+"""``golden.npz`` of a bundle: the contract from raw bytes to logits that every later stage is held to.
+
+    inputs, tensors, logits          what the graph takes; the same normalised; what PyTorch gave
+    image_bytes, image_ends          encoded images, one behind the other, and where each ends
+    image_pixels, image_logits       the same decoded and resized; what PyTorch gave
+
+Without preprocessing there are no images. They are losslessly encoded: what a JPEG decodes to
+differs by a level between builds of libjpeg, so it can be no part of an exact contract.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gmmvit_deploy.preprocess import UnusableImage, pixels_from_bytes, tensor_from_pixels
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["GoldenSet", "bytes_from_golden", "golden_from_bytes", "preprocessing_problem"]
+
+_ARRAYS = ("inputs", "tensors", "logits")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GoldenSet:
+    """inputs (B, …) as the graph takes them; tensors float32 (B, 3, S, S); logits float32 (B, C).
+
+    images: encoded, of any size.  image_pixels: uint8 (I, S, S, 3); image_logits: float32 (I, C).
+    """
+
+    inputs: NDArray[Any]
+    tensors: NDArray[Any]
+    logits: NDArray[Any]
+    images: tuple[bytes, ...]
+    image_pixels: NDArray[Any]
+    image_logits: NDArray[Any]
+
+
+def bytes_from_golden(golden: GoldenSet) -> bytes:
+    """What ``golden.npz`` holds."""
+    import numpy as np
+
+    file = io.BytesIO()
+    np.savez(
+        file,
+        **{name: getattr(golden, name) for name in _ARRAYS},
+        image_bytes=np.frombuffer(b"".join(golden.images), np.uint8),
+        image_ends=np.cumsum([len(image) for image in golden.images], dtype=np.int64),
+        image_pixels=golden.image_pixels,
+        image_logits=golden.image_logits,
+    )
+    return file.getvalue()
+
+
+def golden_from_bytes(data: bytes) -> GoldenSet:
+    """Errors: ValueError, KeyError, OSError or EOFError when it is no such file."""
+    import numpy as np
+
+    with np.load(io.BytesIO(data), allow_pickle=False) as file:
+        ends = file["image_ends"].tolist()
+        joined = file["image_bytes"].tobytes()
+        return GoldenSet(
+            **{name: file[name] for name in _ARRAYS},
+            images=tuple(joined[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)) if ends else (),
+            image_pixels=file["image_pixels"],
+            image_logits=file["image_logits"],
+        )
+
+
+def preprocessing_problem(golden: GoldenSet, image_size: int, mean: Sequence[float], std: Sequence[float]) -> str:
+    """How what is made of images here differs from what was made at export; empty when it does not."""
+    import numpy as np
+
+    for index, (image, wanted) in enumerate(zip(golden.images, golden.image_pixels, strict=True)):
+        try:
+            found = pixels_from_bytes(image, image_size)
+        except UnusableImage as exc:
+            return f"golden image {index}: {exc}"
+        if found.shape != wanted.shape or (found != wanted).any():
+            apart = np.abs(found.astype(int) - wanted) if found.shape == wanted.shape else np.array([255])
+            return (
+                f"golden image {index} becomes other pixels here than at export: "
+                f"{np.count_nonzero(apart)} values differ, by up to {apart.max()}"
+            )
+    if golden.inputs.dtype == np.uint8:
+        found = tensor_from_pixels(golden.inputs, mean, std)
+        if not np.array_equal(found, golden.tensors):
+            largest = float(np.abs(found - golden.tensors).max())
+            return f"the golden pixels become another tensor here than at export: it differs by up to {largest:.3g}"
+    return ""

@@ -1,0 +1,53 @@
+"""Are the masks and biases in ``model.onnx`` those that folding the bundle's own weights gives, bit for bit?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx
+
+from gmmvit_deploy.artifacts import Bundle, ConstantRecord
+from gmmvit_deploy.errors import ExportError
+from gmmvit_deploy.folding.fold import FoldedConstant, fold
+from gmmvit_deploy.graphs.proof import bytes_of_tensor, prove_folded
+from gmmvit_deploy.models.build import Model
+from gmmvit_deploy.parity.verdict import Check
+from gmmvit_deploy.writing import sha256_of_bytes
+
+__all__ = ["check_constants"]
+
+
+def check_constants(bundle: Bundle, model: Model) -> Check:
+    """model: rebuilt from the bundle's weights.  Says which layers differ, in the graph and in the manifest."""
+    folded = fold(model)
+    reasons = []
+    for kind, constants, records in (
+        ("mask", folded.masks, bundle.manifest.masks),
+        ("bias", folded.biases, bundle.manifest.biases),
+    ):
+        reasons += _manifest_problems(kind, constants, records)
+    try:
+        prove_folded(onnx.load(bundle.onnx_path), folded)
+    except ExportError as exc:
+        reasons.append(f"{bundle.onnx_path.name}: {exc}")
+    count = len(folded.masks) + len(folded.biases)
+    return Check(
+        name="constants",
+        verdict="failed" if reasons else "passed",
+        says=f"{count} masks and biases in the graph are bit for bit what the weights give"
+        if not reasons
+        else f"{len(reasons)} things differ from what the weights give",
+        reasons=tuple(reasons),
+        details={"masks": len(folded.masks), "biases": len(folded.biases)},
+    )
+
+
+def _manifest_problems(kind: str, constants: Sequence[FoldedConstant], records: Sequence[ConstantRecord]) -> list[str]:
+    recorded = {record.layer: record.trained_sha256 for record in records}
+    wanted = {one.layer: sha256_of_bytes(bytes_of_tensor(one.trained)) for one in constants}
+    return [
+        f"{layer}: the manifest has {kind} {recorded.get(layer, 'none')[:12]}, "
+        f"the weights give {wanted.get(layer, 'none')[:12]}"
+        for layer in sorted(recorded.keys() | wanted.keys())
+        if recorded.get(layer) != wanted.get(layer)
+    ]

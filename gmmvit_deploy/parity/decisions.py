@@ -1,0 +1,118 @@
+"""Does the runner choose the class that PyTorch chooses, and how near was it where it does not?
+
+margin of a flip = t[PyTorch's class] − t[the runner's class], t the float64 logits. Two logits that
+may each be off by the limit can change places when they lie within twice the limit: such a flip is
+within the noise. A flip at a larger margin is a wrong answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gmmvit_deploy.parity.verdict import Check
+from gmmvit_deploy.tolerances import Limit
+
+__all__ = ["Decisions", "Flip"]
+
+_MOST_LISTED = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flip:
+    """wanted: label of PyTorch's class; found: of the runner's."""
+
+    where: str
+    wanted: str
+    found: str
+    margin: float
+    within_noise: bool
+
+
+class Decisions:
+    """Collects one image after the other; numbers for each are kept, images are not."""
+
+    def __init__(self, labels: Sequence[str]) -> None:
+        self._labels = labels
+        self._margins: list[NDArray[Any]] = []
+        self._errors: list[NDArray[Any]] = []
+        self._flipped: list[NDArray[Any]] = []
+        self._seen = 0
+        self._flips: list[tuple[str, int, int, float]] = []
+
+    def add(self, where: Sequence[str], found: NDArray[Any], trained: NDArray[Any], exact: NDArray[Any]) -> None:
+        """found: the runner's logits (B, C), finite; trained: PyTorch's; exact: the same in float64."""
+        wanted_class, found_class = trained.argmax(1), found.argmax(1)
+        rows = np.arange(len(found))
+        runner_up = np.partition(exact, -2, axis=1)[:, -2] if exact.shape[1] > 1 else exact[:, 0]
+        flipped = wanted_class != found_class
+        margins = np.where(flipped, exact[rows, wanted_class] - exact[rows, found_class], exact.max(1) - runner_up)
+        self._margins.append(margins.astype(np.float32))
+        self._errors.append(np.abs(found - exact).max(1).astype(np.float32))
+        self._flipped.append(flipped)
+        self._seen += len(found)
+        for row in np.flatnonzero(flipped)[: _MOST_LISTED - len(self._flips)]:
+            self._flips.append((where[row], int(wanted_class[row]), int(found_class[row]), float(margins[row])))
+
+    def points(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """(margin, largest error, flipped) of every image, for the plot."""
+        if not self._margins:
+            return np.zeros(0, np.float32), np.zeros(0, np.float32), np.zeros(0, bool)
+        return np.concatenate(self._margins), np.concatenate(self._errors), np.concatenate(self._flipped)
+
+    def check(self, limit: Limit) -> Check:
+        """Fails on a flip that the noise does not explain."""
+        margins, errors, flipped = self.points()
+        threshold = 2 * limit.largest
+        total = int(flipped.sum())
+        wrong = int((flipped & (margins > threshold)).sum())
+        flips = [
+            Flip(
+                where=where,
+                wanted=self._labels[wanted],
+                found=self._labels[found],
+                margin=margin,
+                within_noise=margin <= threshold,
+            )
+            for where, wanted, found, margin in self._flips
+        ]
+        agreement = 1 - total / self._seen if self._seen else 0.0
+        says = f"the same class on {self._seen - total:,} of {self._seen:,} inputs"
+        if total:
+            says += f"; {total - wrong} flips within the noise, {wrong} wrong"
+        reasons = tuple(
+            f"{flip.where}: {flip.wanted} became {flip.found} at a margin of {flip.margin:.3g}, "
+            f"beyond the {threshold:.3g} that noise explains"
+            for flip in flips
+            if not flip.within_noise
+        )
+        if not self._seen:
+            reasons = ("no row of the runner's logits was finite and of the right shape",)
+        smallest = float(margins.min()) if len(margins) else None
+        return Check(
+            name="decisions",
+            verdict="failed" if wrong or not self._seen else "passed",
+            says=says,
+            reasons=reasons,
+            details={
+                "inputs": self._seen,
+                "agreement": agreement,
+                "flips_within_noise": total - wrong,
+                "flips_wrong": wrong,
+                "noise_margin": threshold,
+                "smallest_margin": smallest,
+                "nearest_to_flipping": _nearest(margins, errors, flipped),
+                "flips": [asdict(flip) for flip in flips],
+                "flips_not_listed": total - len(flips),
+            },
+        )
+
+
+def _nearest(margins: NDArray[Any], errors: NDArray[Any], flipped: NDArray[Any]) -> float | None:
+    """The largest share of its margin that any unflipped input's error took up, 1 being a possible flip."""
+    steady = ~flipped & (margins > 0)
+    return float((2 * errors[steady] / margins[steady]).max()) if steady.any() else None

@@ -1,0 +1,163 @@
+"""What runners are held to parity on: golden inputs, fresh random ones, and real images in a stream.
+
+Three sets, each a stream of batches of what the bundle's graph takes; nothing holds more than one
+batch of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.data.images import Images
+from gmmvit_deploy.data.open import is_named, open_data
+from gmmvit_deploy.errors import ImageError, InputError
+
+__all__ = ["Batch", "ImageStream", "OnBroken", "fresh_inputs", "golden_batch", "open_images_of", "random_batch"]
+
+OnBroken = Literal["fail", "skip"]
+_SEED = 1
+_RANDOM = 32
+_NAMED_BROKEN = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Batch:
+    """inputs (B, …) as the graph takes them.  where: words that find each again.  labels: true classes or None."""
+
+    inputs: NDArray[Any]
+    where: tuple[str, ...]
+    labels: tuple[int | None, ...]
+
+
+def golden_batch(bundle: Bundle) -> tuple[Batch, NDArray[Any]]:
+    """The golden inputs, raw images behind them, and the logits that were stored for all of them."""
+    golden = bundle.golden_set()
+    inputs, logits = golden.inputs, golden.logits
+    where = [f"golden input {index}" for index in range(len(inputs))]
+    if golden.images:
+        inputs = np.concatenate([inputs, bundle.inputs_from_pixels(golden.image_pixels)])
+        logits = np.concatenate([logits, golden.image_logits])
+        where += [f"golden image {index}" for index in range(len(golden.images))]
+    return Batch(inputs=inputs, where=tuple(where), labels=(None,) * len(where)), logits
+
+
+def random_batch(bundle: Bundle) -> Batch:
+    """Inputs that are the same in every run and that no bundle has stored."""
+    where = tuple(f"random input {index}" for index in range(_RANDOM))
+    return Batch(inputs=fresh_inputs(bundle, _RANDOM), where=where, labels=(None,) * _RANDOM)
+
+
+def fresh_inputs(bundle: Bundle, count: int, *, seed: int = _SEED) -> NDArray[Any]:
+    """Patches of one colour with some noise on them, of all contrasts.
+
+    White noise alone would not do: all of it looks alike to a vision transformer, and a row that
+    got its neighbour's answer would not be noticed.
+    """
+    generator = np.random.default_rng(seed)
+    size = bundle.manifest.spec.image_size
+    cell = max(1, size // 4)
+    coarse = generator.standard_normal((count, 5, 5, 3))
+    patches = coarse.repeat(cell + 1, axis=1).repeat(cell + 1, axis=2)[:, :size, :size]
+    scene = patches * generator.uniform(0.2, 1.5, (count, 1, 1, 1)) + generator.standard_normal((count, 1, 1, 3)) * 0.5
+    scene += 0.1 * generator.standard_normal(scene.shape)
+    if bundle.manifest.input_kind == "pixels":
+        pixels: NDArray[Any] = np.clip(128 + 64 * scene, 0, 255).astype(np.uint8)
+        return pixels
+    return np.ascontiguousarray(np.moveaxis(scene, -1, 1), dtype=np.float32)
+
+
+def open_images_of(source: str) -> Images:
+    """``--data``: named data, or a path alone: a folder of class folders, or an array file."""
+    if is_named(source):
+        return open_data(source)
+    path = Path(source)
+    if path.is_dir():
+        return open_data(f"folder:{source}")
+    if path.suffix.lower() in (".npz", ".npy"):
+        return open_data(f"array:{source}")
+    raise InputError(
+        f"data {source!r}: a kind of data, a folder or an .npz was wanted",
+        hint="such as digits, cifar10:PATH, folder:PATH; gmmvit parity --help lists them",
+    )
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ImageStream:
+    """Iterate over it once: batches of a data set's images, spread evenly where not all are taken.
+
+    broken: (where, why) of the first of those that could not be decoded; broken_indices are all of them.
+    sha256: of the pixels of every image that was handed out, in order.
+    """
+
+    bundle: Bundle
+    images: Images
+    batch: int
+    limit: int | None = None
+    on_broken: OnBroken = "fail"
+    broken: list[tuple[str, str]] = field(default_factory=list)
+    broken_indices: set[int] = field(default_factory=set)
+    handed_out: int = 0
+    _digest: Any = field(default_factory=hashlib.sha256)
+
+    @property
+    def broken_count(self) -> int:
+        return len(self.broken_indices)
+
+    @property
+    def count(self) -> int:
+        """How many images will be tried."""
+        return len(self.images) if self.limit is None else min(self.limit, len(self.images))
+
+    @property
+    def sha256(self) -> str:
+        return str(self._digest.hexdigest())
+
+    def indices(self) -> NDArray[Any]:
+        """Of the images that are taken, ascending and distinct."""
+        return (np.arange(self.count) * len(self.images)) // self.count
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Errors: ImageError on a broken image, unless they are to be skipped."""
+        size = self.bundle.manifest.spec.image_size
+        pixels: list[NDArray[Any]] = []
+        taken: list[int] = []
+        for index in map(int, self.indices()):
+            try:
+                pixels.append(self.images.pixels(index, size))
+            except ImageError as exc:
+                self._note_broken(index, exc)
+                continue
+            taken.append(index)
+            if len(taken) == self.batch:
+                yield self._made(pixels, taken)
+                pixels, taken = [], []
+        if taken:
+            yield self._made(pixels, taken)
+        if not self.handed_out:
+            raise InputError(f"{self.images.name}: not one of its {self.count} images can be decoded")
+
+    def _note_broken(self, index: int, exc: ImageError) -> None:
+        if self.on_broken == "fail":
+            raise ImageError(str(exc), hint="remove it, or go on without it with --on-broken skip") from exc
+        self.broken_indices.add(index)
+        if len(self.broken) < _NAMED_BROKEN:
+            where = self.images.where(index)
+            self.broken.append((where, str(exc).removeprefix(f"{where}: ")))
+
+    def _made(self, pixels: list[NDArray[Any]], taken: list[int]) -> Batch:
+        stacked = np.stack(pixels)
+        self._digest.update(stacked.tobytes())
+        self.handed_out += len(taken)
+        return Batch(
+            inputs=self.bundle.inputs_from_pixels(stacked),
+            where=tuple(self.images.where(index) for index in taken),
+            labels=tuple(self.images.label(index) for index in taken),
+        )

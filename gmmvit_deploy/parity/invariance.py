@@ -1,0 +1,143 @@
+"""An image's answer must not depend on what it is batched with.
+
+For every batch size (1, 2, 3, an odd one, the largest; of every optimisation profile):
+
+    alone         row k in a batch by itself, or in the smallest there is
+    duplicates    one image in every row: all rows alike
+    permutations  rows in another order: answers in that order
+    neighbours    row k stays, every other row is another image
+
+Two runs of one row may be rounded differently, so they may be as far apart as one may be from the
+truth. Which row an answer belongs to needs no tolerance: the one whose reference is by far the nearest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gmmvit_deploy.parity.measures import distance
+from gmmvit_deploy.parity.verdict import Check
+from gmmvit_deploy.runtime.runner import Runner
+from gmmvit_deploy.tolerances import Limit
+
+__all__ = ["batch_sizes", "check_invariance", "mixed_up"]
+
+_ROWS_ALONE = 4
+_SEED = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One way of batching at one size.  largest: difference of a row's logits between the two ways."""
+
+    way: str
+    batch: int
+    largest: float
+    same_bits: bool
+    passed: bool
+
+
+def batch_sizes(ranges: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
+    """Of each range the smallest and the next two, an odd one in the middle, and the largest."""
+    sizes = set()
+    for least, most in ranges:
+        middle = (least + most) // 2
+        odd = middle + 1 - middle % 2
+        sizes |= {size for size in (least, least + 1, least + 2, odd, most) if least <= size <= most}
+    return tuple(sorted(sizes))
+
+
+def mixed_up(found: NDArray[Any], wanted: NDArray[Any]) -> list[tuple[int, int]]:
+    """(row, whose answer it got) of every row that is far nearer to another row's reference than to its own.
+
+    Four times nearer: what a coarse precision does to an answer is not mistaken for a neighbour's.
+    """
+    if found.shape != wanted.shape:
+        return []
+    found, wanted = np.asarray(found, np.float64), np.asarray(wanted, np.float64)
+    distances = np.square(found).sum(1)[:, None] + np.square(wanted).sum(1)[None] - 2 * found @ wanted.T
+    nearest = np.nan_to_num(distances, nan=np.inf).argmin(1)
+    rows = np.arange(len(found))
+    to_own = np.square(found - wanted).sum(1)
+    to_nearest = np.square(found - wanted[nearest]).sum(1)
+    return [(int(row), int(nearest[row])) for row in rows[16 * to_nearest < to_own]]
+
+
+def check_invariance(
+    runner: Runner,
+    inputs: NDArray[Any],
+    exact: NDArray[Any],
+    limit: Limit,
+    *,
+    on_done: Callable[[str], None] = lambda what: None,
+) -> Check:
+    """inputs: (≥ 2, …) images that differ; exact: their float64 logits.  Errors: whatever the runner raises."""
+    sizes = batch_sizes(runner.ranges)
+    trials: list[Trial] = []
+    reasons: list[str] = []
+    generator = np.random.default_rng(_SEED)
+    for size in sizes:
+        rows = np.resize(generator.permutation(len(inputs)), size)
+        answers = runner.run(inputs[rows])
+        if strays := mixed_up(answers, exact[rows]):
+            row, other = strays[0]
+            reasons.append(
+                f"rows mixed up at batch {size}: row {row} got the answer of row {other}; {len(strays)} rows did"
+            )
+        for way, one, other_way in _ways(runner, inputs, rows, answers, generator):
+            trials.append(_tried(way, size, one, other_way, limit))
+            on_done(f"{way}, batch {size}")
+    failed = [trial for trial in trials if not trial.passed]
+    reasons += [
+        f"{trial.way} at batch {trial.batch}: a row's logits change by {trial.largest:.3g}, "
+        f"at most {limit.largest:.3g} was wanted"
+        for trial in failed
+    ]
+    worst = max((trial.largest for trial in trials), key=lambda value: np.inf if np.isnan(value) else value)
+    same = sum(trial.same_bits for trial in trials)
+    return Check(
+        name="batch invariance",
+        verdict="failed" if reasons else "passed",
+        says=f"batches of {', '.join(map(str, sizes))}: a row's logits change by at most {worst:.2g} "
+        f"(limit {limit.largest:.2g}); bit for bit the same in {same} of {len(trials)} trials",
+        reasons=tuple(reasons),
+        details={"batches": list(sizes), "limit": limit.largest, "trials": [asdict(trial) for trial in trials]},
+    )
+
+
+def _ways(
+    runner: Runner, inputs: NDArray[Any], rows: NDArray[Any], answers: NDArray[Any], generator: np.random.Generator
+) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
+    """(way, logits one way, logits the other way) of the same rows."""
+    size = len(rows)
+    smallest = min(least for least, _ in runner.ranges)
+    watched = generator.permutation(size)[:_ROWS_ALONE]
+    if size > smallest:
+        alone = [runner.run(inputs[np.resize(rows[row], smallest)])[:1] for row in watched]
+        yield "alone", np.concatenate(alone), answers[watched]
+    if size == 1:
+        return
+    copies = runner.run(inputs[np.full(size, rows[0])])
+    yield "duplicates", copies, np.broadcast_to(answers[0], copies.shape)
+    order = generator.permutation(size)
+    yield "permutations", runner.run(inputs[rows[order]]), answers[order]
+    kept = int(watched[0])
+    strangers = (rows + 1 + generator.integers(0, max(1, len(inputs) - 2))) % len(inputs)
+    strangers[kept] = rows[kept]
+    yield "neighbours", runner.run(inputs[strangers])[kept : kept + 1], answers[kept : kept + 1]
+
+
+def _tried(way: str, batch: int, one: NDArray[Any], other: NDArray[Any], limit: Limit) -> Trial:
+    largest = distance(one, other)
+    return Trial(
+        way=way,
+        batch=batch,
+        largest=largest,
+        same_bits=bool(np.array_equal(one, other)),
+        passed=largest <= limit.largest,
+    )

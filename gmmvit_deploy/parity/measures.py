@@ -1,0 +1,105 @@
+"""Distances between logits, collected batch by batch in memory that does not grow.
+
+largest = max |f − w|      p99: 99 % of all |f − w| are at most this      rms = √(mean (f − w)²)
+relative L2 = ‖f − w‖ / ‖w‖      cosine = the smallest of any row,  f·w / (‖f‖ ‖w‖)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gmmvit_deploy.tolerances import Noise
+
+__all__ = ["ErrorMeasure", "Errors", "distance"]
+
+_DECADES = (-18, 6)
+_BINS_A_DECADE = 100  # a 99th percentile is told to 2.3 %, from above
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errors:
+    """rows: of logits.  broken: rows that hold something not finite; no distance includes them."""
+
+    rows: int
+    broken: int
+    largest: float
+    p99: float
+    rms: float
+    relative_l2: float
+    cosine: float
+
+
+def distance(found: NDArray[Any], wanted: NDArray[Any]) -> float:
+    """Largest |found − wanted|; NaN when they are of different shapes or something is not finite."""
+    if found.shape != wanted.shape or not np.isfinite(found).all():
+        return math.nan
+    return float(np.abs(found - wanted).max())
+
+
+class ErrorMeasure:
+    """``add(found, wanted)`` as often as there are batches, then ``errors()``."""
+
+    def __init__(self) -> None:
+        low, high = _DECADES
+        self._counts = np.zeros((high - low) * _BINS_A_DECADE + 1, dtype=np.int64)
+        self._rows = self._broken = self._values = 0
+        self._largest = self._scale = 0.0
+        self._error_squares = self._wanted_squares = 0.0
+        self._cosine = 1.0
+
+    def add(self, found: NDArray[Any], wanted: NDArray[Any]) -> None:
+        """found, wanted: (B, C), or (B, …) of anything else that has rows."""
+        found, wanted = (np.asarray(a, np.float64).reshape(len(a), -1) for a in (found, wanted))
+        self._rows += len(found)
+        whole = np.isfinite(found).all(1)
+        self._broken += int((~whole).sum())
+        found, wanted = found[whole], wanted[whole]
+        if not found.size:
+            return
+        errors = np.abs(found - wanted)
+        self._values += errors.size
+        self._largest = max(self._largest, float(errors.max()))
+        self._scale = max(self._scale, float(np.abs(wanted).max()))
+        self._error_squares += float((errors**2).sum())
+        self._wanted_squares += float((wanted**2).sum())
+        norms = np.linalg.norm(found, axis=1) * np.linalg.norm(wanted, axis=1)
+        cosines = np.divide((found * wanted).sum(1), norms, out=np.zeros_like(norms), where=norms > 0)
+        self._cosine = min(self._cosine, float(cosines.min()))
+        self._counts += np.bincount(_bins(errors), minlength=len(self._counts))
+
+    def errors(self) -> Errors:
+        values = max(self._values, 1)
+        return Errors(
+            rows=self._rows,
+            broken=self._broken,
+            largest=self._largest if self._values else math.nan,
+            p99=self._percentile(0.99) if self._values else math.nan,
+            rms=math.sqrt(self._error_squares / values) if self._values else math.nan,
+            relative_l2=math.sqrt(self._error_squares / self._wanted_squares) if self._wanted_squares else math.nan,
+            cosine=self._cosine if self._values else math.nan,
+        )
+
+    def noise(self) -> Noise:
+        """The same, as what a limit is derived from: found is float32, wanted float64."""
+        errors = self.errors()
+        return Noise(largest=errors.largest, rms=errors.rms, scale=self._scale)
+
+    def _percentile(self, share: float) -> float:
+        reached = int(np.searchsorted(np.cumsum(self._counts), math.ceil(share * self._values)))
+        if reached == 0:
+            return 0.0  # the first bin is that of exact zeros
+        upper = 10 ** (_DECADES[0] + reached / _BINS_A_DECADE)
+        return min(float(upper), self._largest)
+
+
+def _bins(errors: NDArray[Any]) -> NDArray[Any]:
+    low, high = _DECADES
+    with np.errstate(divide="ignore"):
+        position = np.ceil((np.log10(errors) - low) * _BINS_A_DECADE)
+    clipped: NDArray[Any] = np.clip(position, 1, (high - low) * _BINS_A_DECADE)
+    return np.where(errors > 0, clipped, 0).astype(np.int64).reshape(-1)

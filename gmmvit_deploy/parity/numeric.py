@@ -1,0 +1,128 @@
+"""How far are a runner's logits from the truth, and how far may they be?
+
+For each set of inputs: the distance from PyTorch's float64 logits, which the limit is for, and from
+its float32 logits, which are what was trained. The limit follows from the distance of the two
+(`tolerances`). On the golden inputs, PyTorch here is held to what PyTorch gave at export as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gmmvit_deploy.parity.measures import ErrorMeasure, Errors, distance
+from gmmvit_deploy.parity.verdict import Check
+from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.tolerances import Limit, Noise, limit_from_noise
+
+__all__ = ["Distances", "SetNumbers", "check_numeric", "check_stored", "comparable"]
+
+
+def comparable(found: NDArray[Any], wanted: NDArray[Any]) -> bool:
+    """Whether the logits are of the right shape at all."""
+    return found.shape == wanted.shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetNumbers:
+    """One set of inputs.  from_exact, from_trained: distances from PyTorch's float64 and float32 logits."""
+
+    inputs: str
+    noise: Noise
+    limit: Limit
+    from_exact: Errors
+    from_trained: Errors
+    misshapen: str
+
+    def problems(self) -> list[str]:
+        """Why this set does not pass."""
+        if self.misshapen:
+            return [f"{self.inputs}: {self.misshapen}"]
+        found = self.from_exact
+        if found.broken:
+            return [f"{self.inputs}: logits of {found.broken} of {found.rows} inputs are not finite"]
+        if not self.noise.usable:
+            return [
+                f"{self.inputs}: PyTorch's own float32 logits are {self.noise.largest:.3g} off at logits of "
+                f"{self.noise.scale:.3g}: float32 is no reference for this model, and nothing can be told"
+            ]
+        problems = []
+        if not found.largest <= self.limit.largest:
+            problems.append(
+                f"{self.inputs}: logits are up to {found.largest:.3g} from the truth; "
+                f"{self.limit.largest:.3g} is allowed: {self.limit.derivation}"
+            )
+        elif self.limit.rms is not None and not found.rms <= self.limit.rms:
+            problems.append(
+                f"{self.inputs}: logits are {found.rms:.3g} (rms) from the truth; "
+                f"{self.limit.rms:.3g} is allowed: {self.limit.derivation}"
+            )
+        return problems
+
+
+class Distances:
+    """Collects one set of inputs for one runner, batch by batch."""
+
+    def __init__(self, inputs: str) -> None:
+        self.inputs = inputs
+        self._noise, self._exact, self._trained = ErrorMeasure(), ErrorMeasure(), ErrorMeasure()
+        self._misshapen = ""
+
+    def add(self, found: NDArray[Any], trained: NDArray[Any], exact: NDArray[Any]) -> None:
+        """All (B, C); what is of another shape is noted and fails."""
+        self._noise.add(trained, exact)
+        if not comparable(found, exact):
+            self._misshapen = f"logits {exact.shape} were wanted, found {found.shape}"
+            return
+        self._exact.add(found, exact)
+        self._trained.add(found, trained)
+
+    def numbers(self, precision: Precision, recorded: float | None) -> SetNumbers:
+        noise = self._noise.noise()
+        return SetNumbers(
+            inputs=self.inputs,
+            noise=noise,
+            limit=limit_from_noise(noise, precision, recorded=recorded),
+            from_exact=self._exact.errors(),
+            from_trained=self._trained.errors(),
+            misshapen=self._misshapen,
+        )
+
+
+def check_numeric(sets: list[SetNumbers]) -> Check:
+    """Fails when any set does."""
+    reasons = [problem for numbers in sets for problem in numbers.problems()]
+    whole = [numbers for numbers in sets if not np.isnan(numbers.from_exact.largest)]
+    says = "no logits that could be compared"
+    if whole:
+        worst = max(whole, key=lambda numbers: numbers.from_exact.largest / numbers.limit.largest)
+        found = worst.from_exact
+        says = (
+            f"{worst.inputs}: at most {found.largest:.2g} from float64 (99 %: {found.p99:.2g}, "
+            f"relative L2 {found.relative_l2:.1g}), limit {worst.limit.largest:.2g}"
+        )
+    return Check(
+        name="numeric",
+        verdict="failed" if reasons or not sets else "passed",
+        says=says,
+        reasons=tuple(reasons),
+        details={"sets": [asdict(numbers) for numbers in sets]},
+    )
+
+
+def check_stored(stored: NDArray[Any], trained: NDArray[Any], noise: Noise) -> Check:
+    """PyTorch here against the golden logits of the bundle: the reference itself, held to what was trained."""
+    largest = distance(stored, trained)
+    limit = limit_from_noise(noise).largest
+    passed = largest <= limit
+    reason = f"PyTorch gives logits here that are {largest:.3g} from those it gave at export; {limit:.3g} is allowed"
+    return Check(
+        name="reference",
+        verdict="passed" if passed else "failed",
+        says=f"PyTorch here is within {largest:.2g} of what it gave at export (limit {limit:.2g})",
+        reasons=() if passed else (reason,),
+        details={"largest": largest, "limit": limit},
+    )

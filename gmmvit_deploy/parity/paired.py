@@ -1,0 +1,105 @@
+"""Two classifiers on the same images: how far apart are they, and how sure can one be?
+
+    b = images that only PyTorch has right      c = images that only the runner has right
+    difference = (c − b) / n
+    interval: Tango's score interval for paired proportions (Statistics in Medicine 17, 1998)
+    McNemar's exact test: b and c are drawn alike, so min(b, c) of b + c is a coin's
+
+The score interval is never of zero width: where nothing changed on n images it still says how much
+could have gone unseen, z² / (n + z²).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+__all__ = ["Paired", "images_needed", "mcnemar", "score_interval"]
+
+Z95_ONE_SIDED = 1.6448536269514722
+_STEPS = 80
+_MOST_IMAGES = 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paired:
+    """Counts of images: both right, only PyTorch (lost), only the runner (gained), neither."""
+
+    both: int
+    lost: int
+    gained: int
+    neither: int
+
+    @property
+    def images(self) -> int:
+        return self.both + self.lost + self.gained + self.neither
+
+    @property
+    def wanted(self) -> float:
+        """Share that PyTorch has right."""
+        return (self.both + self.lost) / self.images
+
+    @property
+    def found(self) -> float:
+        """Share that the runner has right."""
+        return (self.both + self.gained) / self.images
+
+    @property
+    def difference(self) -> float:
+        return (self.gained - self.lost) / self.images
+
+    def interval(self, z: float = Z95_ONE_SIDED) -> tuple[float, float]:
+        """Each end holds with 95 % confidence by itself, unless ``z`` says otherwise."""
+        return score_interval(self.images, self.lost, self.gained, z=z)
+
+
+def score_interval(images: float, lost: float, gained: float, *, z: float = Z95_ONE_SIDED) -> tuple[float, float]:
+    """Ends of the interval of (gained − lost) / images."""
+    point = (gained - lost) / images
+
+    def statistic(difference: float) -> float:
+        # Restricted maximum likelihood of the share of ``lost``, given the difference.
+        linear = -gained - lost + (2 * images - gained + lost) * difference
+        constant = -lost * difference * (1 - difference)
+        root = math.sqrt(max(linear**2 - 8 * images * constant, 0.0))
+        share = (root - linear) / (4 * images)
+        variance = images * (2 * share + difference * (1 - difference))
+        distance = gained - lost - images * difference
+        return distance / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, distance)
+
+    low = _crossing(lambda d: statistic(d) > z, -1.0, point)
+    high = _crossing(lambda d: statistic(d) >= -z, point, 1.0)
+    return low, high
+
+
+def _crossing(above: Callable[[float], bool], low: float, high: float) -> float:
+    """Where ``above`` turns from true, at ``low``, to false, at ``high``."""
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if above(middle) else (low, middle)
+    return (low + high) / 2
+
+
+def mcnemar(lost: int, gained: int) -> float:
+    """Two-sided exact p-value; 1 where nothing changed."""
+    total, least = lost + gained, min(lost, gained)
+    tail = sum(math.comb(total, k) for k in range(least + 1))
+    return min(1.0, 2 * tail / float(2**total))
+
+
+def images_needed(pairs: Paired, gate_difference: float) -> int | None:
+    """How many images would tell, were what changed as frequent among them as among these.
+
+    gate_difference: the lowest difference that passes, below 0.  None when no number would let it
+    pass, because the difference seen here is itself at or below the gate.
+    """
+    if pairs.difference <= gate_difference:
+        return None
+    lost, gained = pairs.lost / pairs.images, pairs.gained / pairs.images
+    low, high = pairs.images, _MOST_IMAGES
+    while low < high:
+        middle = (low + high) // 2
+        enough = score_interval(middle, lost * middle, gained * middle)[0] >= gate_difference
+        low, high = (low, middle) if enough else (middle + 1, high)
+    return low if low < _MOST_IMAGES else None

@@ -1,0 +1,118 @@
+"""Everything a parity run found, as data: what `check_parity` returns, ``--json`` prints and the page shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from gmmvit_deploy.parity.verdict import Check, Verdict, overall
+
+__all__ = ["FORMAT", "SCHEMA_PATH", "ParityReport", "RunnerReport"]
+
+FORMAT = "gmmvit-parity/1"
+SCHEMA_PATH = Path(__file__).with_name("report_schema.json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RunnerReport:
+    """One runner.  provenance: what exactly ran: a graph, a plan, a server.
+
+    points: (margin, largest error, flipped) of every input, for the plot alone.
+    """
+
+    runner: str
+    precision: str
+    provenance: Mapping[str, str]
+    checks: tuple[Check, ...]
+    points: tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
+
+    @property
+    def verdict(self) -> Verdict:
+        return overall(self.checks)
+
+    def check(self, name: str) -> Check:
+        """Errors: KeyError when there was no such check."""
+        return {check.name: check for check in self.checks}[name]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ParityReport:
+    """bundle: hashes and what the model is.  data: of real images, None when there were none.
+
+    checks: of the bundle itself, whatever runs it.
+    """
+
+    bundle: Mapping[str, Any]
+    versions: Mapping[str, str]
+    data: Mapping[str, Any] | None
+    checks: tuple[Check, ...]
+    runners: tuple[RunnerReport, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        return overall([*self.checks, *(check for runner in self.runners for check in runner.checks)])
+
+    @property
+    def passed(self) -> bool:
+        """Nothing failed, and nothing was too little to tell."""
+        return self.verdict == "passed"
+
+    @property
+    def failed(self) -> bool:
+        return self.verdict == "failed"
+
+    def undecided(self, *names: str) -> list[Check]:
+        """Those of the named checks that did not come to a verdict, or were skipped."""
+        every = [check for runner in self.runners for check in runner.checks]
+        return [check for check in every if check.name in names and check.verdict in ("undecided", "skipped")]
+
+    def failures(self) -> list[str]:
+        """``runner: check: reason`` for every reason of every failed check."""
+        of_bundle = [f"bundle: {check.name}: {why}" for check in self.checks for why in _reasons(check)]
+        return of_bundle + [
+            f"{runner.runner}: {check.name}: {why}"
+            for runner in self.runners
+            for check in runner.checks
+            for why in _reasons(check)
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values after ``report_schema.json``; numbers that are not finite become null."""
+        data = {
+            "format": FORMAT,
+            "verdict": self.verdict,
+            "bundle": dict(self.bundle),
+            "versions": dict(self.versions),
+            "data": dict(self.data) if self.data is not None else None,
+            "checks": [asdict(check) for check in self.checks],
+            "runners": [
+                {
+                    "runner": runner.runner,
+                    "precision": runner.precision,
+                    "provenance": dict(runner.provenance),
+                    "verdict": runner.verdict,
+                    "checks": [asdict(check) for check in runner.checks],
+                }
+                for runner in self.runners
+            ],
+        }
+        return _plain(data)  # type: ignore[no-any-return]
+
+
+def _reasons(check: Check) -> tuple[str, ...]:
+    return (check.reasons or (check.says,)) if check.verdict == "failed" else ()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value

@@ -1,0 +1,106 @@
+"""Every runner, by the name that the command line gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.engines.card import open_engine
+from gmmvit_deploy.engines.flavors import FLAVORS
+from gmmvit_deploy.engines.runner import EngineRunner
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.runtime.eager import EagerRunner
+from gmmvit_deploy.runtime.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.runtime.runner import Runner
+from gmmvit_deploy.runtime.triton import DEFAULT_MODEL, TritonRunner
+from gmmvit_deploy.variants import open_variant
+
+__all__ = ["RUNNERS", "open_runner", "open_runners"]
+
+RUNNERS = ("eager", "onnxruntime", "tensorrt", "tensorrt-rtx", "triton-grpc", "triton-http")
+_DEFAULT_URLS = {"triton-grpc": "grpc://localhost:8001", "triton-http": "http://localhost:8000"}
+
+
+def open_runner(
+    name: str,
+    bundle: Bundle,
+    *,
+    url: str | None = None,
+    model: str = DEFAULT_MODEL,
+    engine: Path | None = None,
+    precision: Precision = "fp32",
+) -> Runner:
+    """A runner by the name that the command line gives it.
+
+    url: of a Triton server; its protocol must be the one the name says.  engine: for the two TensorRTs.
+    precision: of the graph that ONNX Runtime runs.
+    Errors: InputError on an unknown name or what does not go together; whatever the runner raises.
+    """
+    if name not in RUNNERS:
+        raise InputError(f"runner {name!r} is not known", hint=f"known: {', '.join(RUNNERS)}")
+    if name in _DEFAULT_URLS:
+        address = url or _DEFAULT_URLS[name]
+        protocol = name.removeprefix("triton-")
+        if not address.startswith(f"{protocol}://"):
+            raise InputError(f"runner {name} speaks {protocol}, and {address} is no {protocol}:// address")
+        return TritonRunner(bundle, address, model=model)
+    if url is not None:
+        raise InputError(f"runner {name} runs in this process; --url goes with triton-grpc and triton-http")
+    if (engine is not None) != (name in FLAVORS):
+        raise InputError(f"runner {name} {'needs --engine' if name in FLAVORS else 'takes no engine'}")
+    if precision != "fp32" and name != "onnxruntime":
+        raise InputError(f"runner {name} has the precision it was made with; --precision goes with onnxruntime")
+    if engine is not None:
+        opened = open_engine(engine)
+        if opened.card.flavor != name:
+            raise InputError(f"{engine}: it is an engine of {opened.card.flavor}, not {name}")
+        return EngineRunner(bundle, opened)
+    if name == "eager":
+        return EagerRunner(bundle)
+    return OnnxRuntimeRunner(bundle, variant=open_variant(bundle, precision))
+
+
+@contextmanager
+def open_runners(
+    names: Sequence[str],
+    bundle: Bundle,
+    *,
+    urls: Sequence[str] = (),
+    model: str = DEFAULT_MODEL,
+    engine: Path | None = None,
+    precision: Precision = "fp32",
+) -> Iterator[list[Runner]]:
+    """Several runners side by side, each given the options that are meant for it; all are closed at the end.
+
+    Errors: InputError when a name is there twice, or an option is meant for none of them.
+    """
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise InputError(f"runner {', '.join(repeated)} is named more than once")
+    by_protocol = {url.partition(":")[0]: url for url in urls}
+    if len(by_protocol) < len(urls):
+        raise InputError(f"--url is given {len(urls)} times; once for each protocol was wanted")
+    idle = [url for protocol, url in by_protocol.items() if f"triton-{protocol}" not in names]
+    if idle and not any(name in _DEFAULT_URLS for name in names):
+        raise InputError(f"runner {', '.join(names)} runs in this process; --url goes with triton-grpc and triton-http")
+    if idle:
+        raise InputError(f"--url {idle[0]} goes with none of the runners {', '.join(names)}")
+    if engine is not None and not set(names) & set(FLAVORS):
+        raise InputError(f"runner {', '.join(names)} takes no engine")
+    if precision != "fp32" and "onnxruntime" not in names:
+        raise InputError("the other runners have the precision they were made with; --precision goes with onnxruntime")
+    with ExitStack() as stack:
+        opened = []
+        for name in names:
+            runner = open_runner(
+                name,
+                bundle,
+                url=by_protocol.get(name.removeprefix("triton-")) if name in _DEFAULT_URLS else None,
+                model=model,
+                engine=engine if name in FLAVORS else None,
+                precision=precision if name == "onnxruntime" else "fp32",
+            )
+            opened.append(stack.enter_context(runner))
+        yield opened

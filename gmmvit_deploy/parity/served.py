@@ -1,0 +1,167 @@
+"""The served model: does every answer go back to the request that asked, however requests are batched?
+
+single      one image a request, one request after the other
+batches     several images a request
+mixed       many clients at once, requests of different sizes, so that the server's batcher joins
+            them: its own count of executions says that it did
+images      the same with encoded images through the ensemble
+labels      what the server calls its classes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.parity.invariance import mixed_up
+from gmmvit_deploy.parity.measures import distance
+from gmmvit_deploy.parity.verdict import Check, Verdict
+from gmmvit_deploy.runtime.triton import TritonRunner
+from gmmvit_deploy.tolerances import Limit
+
+__all__ = ["check_served"]
+
+_CLIENTS = 16
+_REQUESTS = 160
+_MOST_IN_A_REQUEST = 4
+_SINGLES = 8
+_ROUNDS = 3
+_SEED = 3
+
+
+def check_served(
+    bundle: Bundle,
+    runner: TritonRunner,
+    inputs: NDArray[Any],
+    exact: NDArray[Any],
+    limit: Limit,
+    *,
+    on_done: Callable[[str], None] = lambda what: None,
+) -> Check:
+    """inputs: images that differ; exact: their float64 logits.  Errors: ServerError when the server fails."""
+    judged = _Judged(limit)
+    generator = np.random.default_rng(_SEED)
+    for row in range(min(_SINGLES, len(inputs))):
+        judged.add("single requests", runner.run(inputs[row : row + 1]), exact[row : row + 1])
+    on_done("single requests")
+    for size in sorted({2, 3, min(len(inputs), runner.max_batch)} & set(range(2, runner.max_batch + 1))):
+        rows = np.resize(np.arange(len(inputs)), size)
+        judged.add("client batches", runner.run(inputs[rows]), exact[rows])
+    on_done("client batches")
+    mixed = _mix(runner, inputs, exact, generator, judged)
+    on_done("many clients at once")
+    if bundle.manifest.preprocessing is not None:
+        _images_at_once(bundle, runner, generator, judged)
+        judged.reasons += _label_problems(bundle, runner)
+        on_done("encoded images")
+    verdict: Verdict = "failed" if judged.reasons else "passed" if mixed["joined"] else "undecided"
+    reasons = list(judged.reasons)
+    if verdict == "undecided":
+        reasons.append(
+            f"the server never joined two of {mixed['requests']} requests into one execution, so nothing was mixed; "
+            "a busier server, or a longer --queue-delay, would"
+        )
+    return Check(
+        name="served",
+        verdict=verdict,
+        says=f"{judged.answers:,} answers, each to its own request; {mixed['requests']} concurrent requests ran as "
+        f"{mixed['executions']} executions"
+        if not judged.reasons
+        else f"{len(judged.reasons)} kinds of wrong answers",
+        reasons=tuple(reasons),
+        details={"answers": judged.answers, "largest": judged.largest, "limit": limit.largest, **mixed},
+    )
+
+
+class _Judged:
+    """Answers of the server against what they must be; one reason for each kind of failure."""
+
+    def __init__(self, limit: Limit) -> None:
+        self._limit = limit
+        self._failed: set[str] = set()
+        self.reasons: list[str] = []
+        self.answers = 0
+        self.largest = 0.0
+
+    def add(self, kind: str, found: NDArray[Any], exact: NDArray[Any], among: NDArray[Any] | None = None) -> None:
+        """among: the answers to everything that was in the air, to find whose answer this is."""
+        self.answers += len(found)
+        largest = distance(found, exact)
+        self.largest = float(np.fmax(self.largest, largest))
+        if largest <= self._limit.largest or kind in self._failed:
+            return
+        self._failed.add(kind)
+        whose = _whose(found, exact, exact if among is None else among)
+        self.reasons.append(
+            f"{kind}: logits are up to {largest:.3g} from the truth; {self._limit.largest:.3g} is allowed{whose}"
+        )
+
+
+def _whose(found: NDArray[Any], exact: NDArray[Any], among: NDArray[Any]) -> str:
+    if found.shape != exact.shape:
+        return f": {exact.shape} was wanted, found {found.shape}"
+    for row, own in zip(found, exact, strict=True):
+        strays = mixed_up(np.repeat(row[None], 2, 0), np.stack([own, among[np.square(among - row).sum(1).argmin()]]))
+        if any(stray == (0, 1) for stray in strays):
+            return ": a request got the answer to another"
+    return ""
+
+
+def _mix(
+    runner: TritonRunner, inputs: NDArray[Any], exact: NDArray[Any], generator: np.random.Generator, judged: _Judged
+) -> dict[str, Any]:
+    """Many clients at once, until the server has joined some of their requests, or has not in several rounds."""
+    most = min(_MOST_IN_A_REQUEST, runner.max_batch)
+    requests = executions = 0
+    for _ in range(_ROUNDS):
+        asked = [
+            np.resize(generator.permutation(len(inputs)), int(size))
+            for size in generator.integers(1, most + 1, _REQUESTS)
+        ]
+        before = runner.connection.counts(runner.network)[1]
+        with ThreadPoolExecutor(max_workers=_CLIENTS) as pool:
+            answers = list(pool.map(lambda rows: runner.run(inputs[rows]), asked))
+        executions += runner.connection.counts(runner.network)[1] - before
+        requests += len(asked)
+        for rows, found in zip(asked, answers, strict=True):
+            judged.add("many clients at once", found, exact[rows], among=exact)
+        if executions < requests:
+            break
+    return {"requests": requests, "executions": executions, "joined": requests - executions}
+
+
+def _images_at_once(bundle: Bundle, runner: TritonRunner, generator: np.random.Generator, judged: _Judged) -> None:
+    golden = bundle.golden_set()
+    chosen: Sequence[int] = generator.integers(0, len(golden.images), _REQUESTS // 2).tolist()
+
+    def ask(index: int) -> NDArray[Any]:
+        image = np.array([[golden.images[index]]], dtype=np.object_)
+        return runner.connection.infer(runner.ensemble, "IMAGE", image)
+
+    with ThreadPoolExecutor(max_workers=_CLIENTS) as pool:
+        answers = list(pool.map(ask, chosen))
+    for index, found in zip(chosen, answers, strict=True):
+        wanted = golden.image_logits[index : index + 1]
+        judged.add("encoded images, many clients at once", found, wanted, among=golden.image_logits)
+
+
+def _label_problems(bundle: Bundle, runner: TritonRunner) -> list[str]:
+    labels = bundle.manifest.labels
+    reasons = []
+    if runner.connection.model(runner.ensemble).labels != labels:
+        reasons.append(
+            f"labels: {runner.ensemble} on the server names other classes than the bundle, or in other order"
+        )
+    golden = bundle.golden_set()
+    size = min(runner.max_batch, len(golden.images))
+    images = np.array([[image] for image in golden.images[:size]], dtype=np.object_)
+    for index, label in runner.connection.best_classes(runner.ensemble, "IMAGE", images):
+        if labels[index] != label:
+            reasons.append(f"labels: the server calls class {index} {label!r}; in the bundle it is {labels[index]!r}")
+            break
+    return reasons

@@ -1,0 +1,144 @@
+"""Bundles, servers and runners that are wrong in one way each, as a bug would make them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from onnx import helper, numpy_helper
+from torch import nn
+
+from gmmvit_deploy.artifacts import Bundle, Preprocessing, open_bundle
+from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.export.onnx_from_model import onnx_from_model
+from gmmvit_deploy.folding.fold import fold
+from gmmvit_deploy.folding.passes import masked_scores
+from gmmvit_deploy.models.biases import ConstantBias
+from gmmvit_deploy.models.build import Model
+from gmmvit_deploy.models.masks import ClosedFormGaussianMask, ConstantMask, squared_distances
+from gmmvit_deploy.runtime.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.writing import sha256_of_file
+
+ModelChange = Callable[[Model], None]
+
+
+class Altered(OnnxRuntimeRunner):
+    """ONNX Runtime, and something wrong with what it answers."""
+
+    def __init__(self, bundle: Bundle, change: Callable[[np.ndarray], np.ndarray], **options: Any) -> None:
+        super().__init__(bundle, **options)
+        self._change = change
+
+    def _run(self, batch: np.ndarray) -> np.ndarray:
+        return self._change(super()._run(batch))
+
+
+def rebuilt(bundle: Bundle, out: Path, change: ModelChange, *, preprocessing: Preprocessing | None = None) -> Bundle:
+    """A bundle whose graph was exported from a model that was changed first; its hashes fit."""
+    model = load_checkpoint(bundle.weights_path).model
+    with torch.no_grad():
+        change(model)
+    inside = preprocessing or bundle.manifest.preprocessing
+    proto = onnx_from_model(
+        fold(model).model,
+        preprocessing=inside if bundle.manifest.input_kind == "pixels" else None,
+        max_batch=bundle.manifest.max_batch,
+    )
+    return with_graph(bundle, out, proto)
+
+
+def with_graph(bundle: Bundle, out: Path, proto: onnx.ModelProto) -> Bundle:
+    """The bundle with another ``model.onnx``, and the hash that fits."""
+    shutil.copytree(bundle.path, out)
+    onnx.save(proto, out / "model.onnx")
+    digest = sha256_of_file(out / "model.onnx")
+    return with_manifest(out, lambda data: data["files"].update({"model.onnx": digest}))
+
+
+def with_manifest(path: Path, change: Callable[[dict[str, Any]], object]) -> Bundle:
+    manifest = path / "manifest.json"
+    data = json.loads(manifest.read_text())
+    change(data)
+    manifest.write_text(json.dumps(data))
+    return open_bundle(path)
+
+
+def with_labels(bundle: Bundle, out: Path, labels: list[str]) -> Bundle:
+    shutil.copytree(bundle.path, out)
+    (out / "labels.txt").write_text("".join(f"{label}\n" for label in labels))
+    digest = sha256_of_file(out / "labels.txt")
+    return with_manifest(out, lambda data: data.update(labels=labels, files={**data["files"], "labels.txt": digest}))
+
+
+def each_matrix(change: Callable[[torch.Tensor], torch.Tensor]) -> ModelChange:
+    def apply(model: Model) -> None:
+        for _, scores in masked_scores(model):
+            if scores.mask is not None:
+                scores.mask = ConstantMask(change(scores.mask.matrix().detach()).contiguous())
+
+    return apply
+
+
+def closed_form(model: Model) -> None:
+    for _, scores in masked_scores(model):
+        mask = scores.mask
+        grid = round(mask.base.shape[-1] ** 0.5)
+        scores.mask = ClosedFormGaussianMask(mask.alpha.detach(), mask.sigma.detach(), squared_distances(grid))
+
+
+def heads_swapped(model: Model) -> None:
+    for _, scores in masked_scores(model):
+        for parameter in (scores.mask.alpha, scores.mask.sigma):
+            parameter.copy_(parameter.flip(1))
+
+
+def scale_to_the_power(power: int) -> ModelChange:
+    def apply(model: Model) -> None:
+        for _, scores in masked_scores(model):
+            scores.scale = scores.scale**power
+
+    return apply
+
+
+def class_row_masked(matrix: torch.Tensor) -> torch.Tensor:
+    masked = matrix.clone()
+    masked[..., 0, 1:] = 0
+    return masked
+
+
+def without_shift_mask(model: Model) -> None:
+    for _, scores in masked_scores(model):
+        bias = scores.bias
+        table = bias.table.detach()[bias.index.flatten()].reshape(*bias.index.shape, -1).permute(2, 0, 1)
+        scores.bias = ConstantBias(table.contiguous())
+
+
+def set_on(kind: type[nn.Module], name: str, value: object) -> ModelChange:
+    def apply(model: Model) -> None:
+        for module in model.modules():
+            if isinstance(module, kind):
+                setattr(module, name, value)
+
+    return apply
+
+
+def channels_reversed(bundle: Bundle, out: Path) -> Bundle:
+    """The graph takes BGR."""
+    proto = onnx.load(bundle.onnx_path)
+    for node in proto.graph.node:
+        for index, name in enumerate(node.input):
+            if name == "pixels" and node.op_type != "Shape":
+                node.input[index] = "pixels.reversed"
+    order = numpy_helper.from_array(np.array([2, 1, 0], np.int64), "pixels.order")
+    proto.graph.initializer.append(order)
+    gather = helper.make_node("Gather", ["pixels", "pixels.order"], ["pixels.reversed"], name="model/Gather", axis=3)
+    nodes = [gather, *proto.graph.node]
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    return with_graph(bundle, out, proto)

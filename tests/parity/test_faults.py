@@ -1,0 +1,214 @@
+"""The gates bite: every fault is caught, by the right check, with its reason."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gmmvit_deploy import golden as contract
+from gmmvit_deploy.artifacts import Bundle, Preprocessing, open_bundle
+from gmmvit_deploy.data.images import ArrayImages
+from gmmvit_deploy.datasets import dataset
+from gmmvit_deploy.errors import BundleError
+from gmmvit_deploy.parity.check import ParityOptions, check_parity
+from gmmvit_deploy.parity.report import ParityReport
+from gmmvit_deploy.parity.runners import open_runner
+from gmmvit_deploy.preprocess import tensor_from_pixels
+from gmmvit_deploy.runtime.eager import EagerRunner
+from tests.parity import faults
+from tests.parity.faults import Altered, each_matrix, rebuilt
+
+
+def failed_checks(report: ParityReport) -> set[str]:
+    every = [*report.checks, *(check for runner in report.runners for check in runner.checks)]
+    return {check.name for check in every if check.verdict == "failed"}
+
+
+def judged(bundle: Bundle, options: ParityOptions | None = None) -> ParityReport:
+    with open_runner("onnxruntime", bundle) as runner:
+        return check_parity(bundle, [runner], options)
+
+
+IN_THE_GRAPH = {
+    "closed form for stored base": ("vit_gmm_256_tokens", faults.closed_form, "closed-form Gaussian mask"),
+    "ELM transposed": ("vit_elm", each_matrix(lambda m: m.transpose(-1, -2)), "masks transposed"),
+    "heads swapped": ("vit_gmm", faults.heads_swapped, "heads in reverse order|first two heads exchanged|moved on"),
+    "1/√d missing": ("vit_gmm", faults.scale_to_the_power(0), "1/√d missing"),
+    "1/√d twice": ("vit_gmm", faults.scale_to_the_power(2), "1/√d applied twice"),
+    "mask shifted": ("vit_gmm", each_matrix(lambda m: m.roll(1, -2)), "shifted by one token, down"),
+    "class row masked": ("pit_gmm", each_matrix(faults.class_row_masked), "class token's row masked"),
+    "bias without shift mask": ("swin_gmm", faults.without_shift_mask, "position bias without the shift mask"),
+}
+
+
+@pytest.mark.parametrize("fault", IN_THE_GRAPH)
+def test_wrong_constants(fault: str, tensor_bundles: dict[str, Bundle], tmp_path: Path) -> None:
+    name, change, reason = IN_THE_GRAPH[fault]
+    broken = rebuilt(tensor_bundles[name], tmp_path / "bundle", change)
+    report = judged(broken, ParityOptions(localize=True))
+    assert {"constants", "numeric", "localize"} <= failed_checks(report)
+    assert "preprocessing" not in failed_checks(report)
+    explained = report.runners[0].check("numeric").reasons[-1]
+    assert any(words in explained for words in reason.split("|")), explained
+    # the first block with an attention in it, not the embedding before
+    assert "block" in report.runners[0].check("localize").details["first"] or name.startswith(("pit", "swin"))
+    assert "embedding" not in report.runners[0].check("localize").details["first"]
+
+
+IN_THE_OPERATORS = {
+    "epsilon": (faults.set_on(nn.LayerNorm, "eps", 1e-6), "epsilon of 1e-6"),
+    "tanh": (faults.set_on(nn.GELU, "approximate", "tanh"), "tanh approximation"),
+}
+
+
+@pytest.mark.parametrize("fault", IN_THE_OPERATORS)
+@pytest.mark.parametrize("name", ["vit_gmm", "swin_plain"])
+def test_wrong_operators(fault: str, name: str, tensor_bundles: dict[str, Bundle], tmp_path: Path) -> None:
+    change, reason = IN_THE_OPERATORS[fault]
+    report = judged(rebuilt(tensor_bundles[name], tmp_path / "bundle", change), ParityOptions(localize=True))
+    assert failed_checks(report) >= {"numeric", "localize"}
+    assert "constants" not in failed_checks(report)
+    assert reason in report.runners[0].check("numeric").reasons[-1]
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"), [("mean and std", "mean and std of svhn"), ("channels", "BGR")], ids=["mean", "BGR"]
+)
+def test_wrong_normalisation_in_the_graph(fault: str, reason: str, bundle: Bundle, tmp_path: Path) -> None:
+    if fault == "channels":
+        broken = faults.channels_reversed(bundle, tmp_path / "bundle")
+    else:
+        other = dataset("svhn")
+        how = Preprocessing(mean=other.mean, std=other.std)
+        broken = rebuilt(bundle, tmp_path / "bundle", lambda model: None, preprocessing=how)
+    report = judged(broken)
+    assert {"preprocessing", "numeric"} <= failed_checks(report)
+    assert "constants" not in failed_checks(report)
+    assert reason in report.runners[0].check("preprocessing").reasons[0]
+    assert reason in report.runners[0].check("numeric").reasons[-1]
+
+
+def _resized_otherwise(image: object, image_size: int) -> np.ndarray:
+    from PIL import Image
+
+    return np.asarray(image.convert("RGB").resize((image_size, image_size), Image.Resampling.NEAREST))
+
+
+def test_another_resize_where_a_bundle_is_opened(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gmmvit_deploy import preprocess
+
+    monkeypatch.setattr(preprocess, "pixels_from_image", _resized_otherwise)
+    with pytest.raises(BundleError, match=r"preprocessing: golden image 1 becomes other pixels here than at export"):
+        open_bundle(bundle.path)
+
+
+def test_another_normalisation_where_a_bundle_is_opened(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contract, "tensor_from_pixels", lambda *how: tensor_from_pixels(*how) * np.float32(1.01))
+    with pytest.raises(BundleError, match="preprocessing: the golden pixels become another tensor here"):
+        open_bundle(bundle.path)
+
+
+def labelled_by(bundle: Bundle, count: int = 80) -> ArrayImages:
+    """Images that PyTorch, and so a right runner, classifies as they are labelled, every one."""
+    generator = np.random.default_rng(4)
+    coarse = generator.integers(0, 256, (count, 4, 4, 3), dtype=np.uint8)
+    images = coarse.repeat(8, axis=1).repeat(8, axis=2)
+    with EagerRunner(bundle) as eager:
+        labels = eager.rows(bundle.inputs_from_pixels(images)).argmax(1)
+    return ArrayImages("made up", images, labels, bundle.manifest.labels)
+
+
+def test_labels_permuted(bundle: Bundle, tmp_path: Path) -> None:
+    data = labelled_by(bundle)
+    assert "accuracy" not in failed_checks(judged(bundle, ParityOptions(data=data)))
+    permuted = faults.with_labels(bundle, tmp_path / "bundle", [*bundle.manifest.labels[1:], bundle.manifest.labels[0]])
+    report = judged(permuted, ParityOptions(data=data))
+    assert failed_checks(report) == {"accuracy"}
+    assert "its labels are in the wrong order" in report.runners[0].check("accuracy").reasons[-1]
+
+
+def test_labels_file_that_is_not_the_manifests(bundle: Bundle, tmp_path: Path) -> None:
+    out = tmp_path / "bundle"
+    shutil.copytree(bundle.path, out)
+    (out / "labels.txt").write_text("\n".join(reversed(bundle.manifest.labels)) + "\n")
+    digest = faults.sha256_of_file(out / "labels.txt")
+    with pytest.raises(BundleError, match=r"labels.txt is not the manifest's"):
+        faults.with_manifest(out, lambda data: data["files"].update({"labels.txt": digest}))
+
+
+def _first_row_for_all(logits: np.ndarray) -> np.ndarray:
+    return np.repeat(logits[:1], len(logits), axis=0)
+
+
+def _rounded(logits: np.ndarray) -> np.ndarray:
+    return logits.astype(np.float16).astype(np.float32)
+
+
+RUNNERS = {
+    "mixes up rows": (lambda logits: logits[::-1], "batch invariance", "rows mixed up at batch 2: row 0 got"),
+    "right at batch 1 only": (_first_row_for_all, "batch invariance", "rows mixed up at batch 2: row 1 got"),
+    "wrong at the largest batch": (lambda x: x + 1 if len(x) == 8 else x, "batch invariance", "alone at batch 8"),
+    "rounds to fp16": (_rounded, "numeric", "logits rounded to float16"),
+    "a little off": (lambda logits: logits + np.float32(2e-5), "numeric", "from the truth"),
+    "classes reversed": (lambda logits: logits[:, ::-1], "decisions", "beyond the"),
+    "not finite": (lambda logits: np.where(np.arange(10) == 3, np.nan, logits), "numeric", "are not finite"),
+    "too few classes": (lambda logits: logits[:, :-1], "numeric", r"logits (15, 10) were wanted, found (15, 9)"),
+    "all zero": (np.zeros_like, "decisions", "beyond the"),
+}
+
+
+@pytest.mark.parametrize("fault", RUNNERS)
+def test_wrong_runners(fault: str, bundle: Bundle) -> None:
+    change, check, reason = RUNNERS[fault]
+    with Altered(bundle, change) as runner:
+        report = check_parity(bundle, [runner], ParityOptions(data=labelled_by(bundle, 12)))
+    assert check in failed_checks(report), report.failures()
+    assert any(reason in why for why in report.runners[0].check(check).reasons), report.failures()
+    assert json.loads(json.dumps(report.to_json(), allow_nan=False))["verdict"] == "failed"
+
+
+def test_an_untouched_runner_passes(bundle: Bundle) -> None:
+    with Altered(bundle, lambda logits: logits) as runner:
+        assert check_parity(bundle, [runner]).passed
+
+
+def test_a_model_whose_float32_is_no_reference(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gmmvit_deploy.parity import reference
+
+    def coarse(self: reference.Reference, inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        with torch.inference_mode():
+            trained = self.model(self.tensors(inputs)).numpy()
+        return trained, trained.astype(np.float64) * 1.01  # as if float64 told of something else
+
+    monkeypatch.setattr(reference.Reference, "logits", coarse)
+    report = judged(bundle)
+    assert "float32 is no reference for this model" in report.runners[0].check("numeric").reasons[0]
+
+
+def test_faults_end_the_process_with_1(
+    bundle: Bundle,
+    tensor_bundles: dict[str, Bundle],
+    tmp_path: Path,
+    gmmvit: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    broken = rebuilt(tensor_bundles["vit_gmm"], tmp_path / "bundle", faults.scale_to_the_power(2))
+    page = tmp_path / "report.html"
+    answer = gmmvit("parity", broken.path, "--localize", "--report", page)
+    assert answer.returncode == 1
+    assert "failed: onnxruntime: numeric: its answers are those of 1/√d applied twice" in answer.stdout
+    assert (
+        "failed: bundle: constants: model.onnx: blocks.0.attention: its mask is in the graph 0 times" in answer.stdout
+    )
+    assert answer.stdout.splitlines()[-1].startswith("FAILED: constants")
+    assert "1/√d applied twice" in page.read_text()
+    right = gmmvit("parity", bundle.path, "--json")
+    assert right.returncode == 0
+    assert json.loads(right.stdout)["verdict"] == "passed"

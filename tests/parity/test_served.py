@@ -1,0 +1,159 @@
+"""Servers that are wrong in one way each, and a right one, all real."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.errors import BundleError
+from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
+from gmmvit_deploy.parity.check import ParityOptions, check_parity
+from gmmvit_deploy.parity.report import ParityReport
+from gmmvit_deploy.parity.runners import open_runners
+from gmmvit_deploy.runtime.triton import TritonRunner
+from gmmvit_deploy.serving.model_configs import RepositoryOptions
+from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
+from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+from tests.conftest import FREE_PORTS, cifar_options, golden
+from tests.parity.faults import with_manifest
+from tests.parity.test_faults import failed_checks, labelled_by
+
+pytestmark = pytest.mark.server
+
+
+def edited(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def _preprocess(repository: Repository, name: str) -> Path:
+    return repository.path / f"{name}_preprocess" / "1" / "gmmvit_preprocess.py"
+
+
+def nearest(repository: Repository, name: str) -> None:
+    edited(_preprocess(repository, name), "Resampling.BILINEAR", "Resampling.NEAREST")
+
+
+def bgr(repository: Repository, name: str) -> None:
+    edited(
+        _preprocess(repository, name), "np.asarray(rgb, dtype=np.uint8)", "np.asarray(rgb, dtype=np.uint8)[..., ::-1]"
+    )
+
+
+def other_mean(repository: Repository, name: str) -> None:
+    config = repository.path / f"{name}_preprocess" / "config.pbtxt"
+    edited(config, "[0.4914, 0.4822, 0.4465]", "[0.4377, 0.4438, 0.4728]")
+
+
+def labels_permuted(repository: Repository, name: str) -> None:
+    for model in (name, f"{name}_network"):
+        file = repository.path / model / "labels.txt"
+        lines = file.read_text().splitlines()
+        file.write_text("\n".join([*lines[1:], lines[0]]) + "\n")
+
+
+def mixes_up_rows(repository: Repository, name: str) -> None:
+    model = repository.path / f"{name}_network" / "1" / "model.py"
+    edited(model, "        start = 0\n", "        logits = logits[::-1]\n        start = 0\n")
+
+
+FAULTS = {
+    "nearest": (nearest, "preprocessing", "resized with nearest instead of bilinear"),
+    "bgr": (bgr, "preprocessing", "BGR for RGB"),
+    "mean": (other_mean, "preprocessing", "mean [0.4377, 0.4438, 0.4728], the bundle [0.4914, 0.4822, 0.4465]"),
+    "labels": (labels_permuted, "served", "the server calls class"),
+    "rows": (mixes_up_rows, "served", "a request got the answer to another"),
+}
+
+
+@pytest.fixture(scope="module")
+def tensor_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """Normalised outside: on a server, in its preprocessing model."""
+    out = tmp_path_factory.mktemp("tensor") / "bundle"
+    return bundle_from_checkpoint(golden("vit_gmm").path, out, cifar_options(input_kind="tensor"))
+
+
+@pytest.fixture(scope="module")
+def broken_server(
+    bundle: Bundle, tensor_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TritonServer]:
+    """One server with a broken model of each kind, and a right one."""
+    models = tmp_path_factory.mktemp("broken") / "models"
+    models.mkdir()
+    for name in (*FAULTS, "right"):
+        one = tensor_bundle if name == "mean" else bundle
+        written = repository_from_bundle(one, models.parent / name, RepositoryOptions(name=name, threads=1))
+        if name in FAULTS:
+            FAULTS[name][0](written, name)
+        for model in written.path.iterdir():
+            shutil.move(model, models)
+    with TritonServer(models, options=ServerOptions(**FREE_PORTS)) as running:
+        yield running
+
+
+def judged(bundle: Bundle, server: TritonServer, name: str) -> ParityReport:
+    with open_runners(["triton-grpc"], bundle, urls=[server.grpc_url], model=name) as runners:
+        return check_parity(bundle, runners, ParityOptions(data=labelled_by(bundle, 20)))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_wrong_servers(fault: str, bundle: Bundle, tensor_bundle: Bundle, broken_server: TritonServer) -> None:
+    _, check, reason = FAULTS[fault]
+    report = judged(tensor_bundle if fault == "mean" else bundle, broken_server, fault)
+    assert check in failed_checks(report)
+    assert any(reason in why for why in report.runners[0].check(check).reasons), report.failures()
+    if fault == "rows":
+        assert "batch invariance" in failed_checks(report)
+    else:
+        assert not failed_checks(report) & {"numeric", "batch invariance"}  # the network itself is right
+
+
+def test_a_right_server_passes_by_both_protocols(bundle: Bundle, broken_server: TritonServer) -> None:
+    names = ["eager", "onnxruntime", "triton-grpc", "triton-http"]
+    urls = [broken_server.grpc_url, broken_server.http_url]
+    data = labelled_by(bundle)
+    with open_runners(names, bundle, urls=urls, model="right") as runners:
+        report = check_parity(bundle, runners, ParityOptions(data=data, gate=0.9, localize=True))
+    assert report.passed, report.failures()
+    shares = {runner.check("accuracy").details["top1"]["runner"] for runner in report.runners}
+    assert len(shares) == 1
+    for runner in report.runners[2:]:
+        served = runner.check("served").details
+        assert served["joined"] > 0  # requests really were mixed
+        assert served["largest"] <= served["limit"]
+        assert runner.provenance["server"].startswith("Triton 2.")
+        assert "cannot be looked into" in runner.check("localize").says
+
+
+def test_an_older_bundle_on_the_server(
+    bundle: Bundle, broken_server: TritonServer, tmp_path: Path, gmmvit: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    shutil.copytree(bundle.path, tmp_path / "newer")
+    newer = with_manifest(tmp_path / "newer", lambda data: data["versions"].update(torch="99.0"))
+    with pytest.raises(BundleError, match=r"serves right_network from bundle .*, not from"):
+        TritonRunner(newer, broken_server.http_url, model="right")
+    options = ("--runner", "triton-http", "--url", broken_server.http_url, "--model", "right")
+    answer = gmmvit("parity", newer.path, *options)
+    assert answer.returncode == 1
+    assert "Error: http://" in answer.stderr
+    assert "serves right_network from bundle" in answer.stderr
+    assert "hint: write the repository again" in answer.stderr
+
+
+def test_the_command_line(
+    bundle: Bundle, broken_server: TritonServer, tmp_path: Path, gmmvit: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    urls = ("--url", broken_server.grpc_url, "--url", broken_server.http_url)
+    options = ("--runner", "triton-grpc,triton-http", *urls, "--model", "right", "--json")
+    answer = gmmvit("parity", bundle.path, *options)
+    assert answer.returncode == 0, answer.stderr
+    report = json.loads(answer.stdout)
+    assert [runner["runner"] for runner in report["runners"]] == ["triton-grpc", "triton-http"]
+    assert report["verdict"] == "passed"

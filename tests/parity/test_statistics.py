@@ -1,0 +1,201 @@
+"""The numbers behind the verdicts, each against another way to compute it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.parity.accuracy import Accuracy, Classes, classes_of, gate_of
+from gmmvit_deploy.parity.measures import ErrorMeasure, distance
+from gmmvit_deploy.parity.paired import Paired, images_needed, mcnemar, score_interval
+from gmmvit_deploy.tolerances import Noise, limit_from_noise
+
+
+@pytest.mark.parametrize("batch", [1, 7, 64])
+def test_distances_are_those_of_numpy(batch: int) -> None:
+    generator = np.random.default_rng(0)
+    wanted = generator.standard_normal((200, 10))
+    found = wanted + 1e-4 * generator.standard_normal(wanted.shape)
+    measure = ErrorMeasure()
+    for start in range(0, len(wanted), batch):
+        measure.add(found[start : start + batch], wanted[start : start + batch])
+    errors = measure.errors()
+    apart = np.abs(found - wanted)
+    assert errors.largest == apart.max()
+    assert errors.rms == pytest.approx(np.sqrt((apart**2).mean()))
+    assert errors.relative_l2 == pytest.approx(np.linalg.norm(apart) / np.linalg.norm(wanted))
+    assert np.quantile(apart, 0.99) <= errors.p99 <= 1.03 * np.quantile(apart, 0.99, method="higher")
+    cosines = (found * wanted).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(wanted, axis=1)
+    assert errors.cosine == pytest.approx(cosines.min(), abs=1e-15)
+    assert (errors.rows, errors.broken) == (200, 0)
+
+
+def test_what_is_not_finite_is_counted_and_left_out() -> None:
+    measure = ErrorMeasure()
+    measure.add(np.array([[1.0, np.nan], [1.0, 2.0]]), np.array([[1.0, 2.0], [1.0, 2.0]]))
+    errors = measure.errors()
+    assert (errors.rows, errors.broken, errors.largest, errors.p99) == (2, 1, 0.0, 0.0)
+    nothing = ErrorMeasure().errors()
+    assert math.isnan(nothing.largest)
+    assert math.isnan(distance(np.zeros(3), np.zeros(4)))
+    assert math.isnan(distance(np.array([np.inf]), np.zeros(1)))
+
+
+@given(st.floats(1e-15, 1e3))
+def test_a_percentile_of_one_value_is_that_value(value: float) -> None:
+    measure = ErrorMeasure()
+    measure.add(np.array([[value]]), np.array([[0.0]]))
+    assert measure.errors().p99 == value
+
+
+def test_nothing_changed_still_leaves_room() -> None:
+    """B = c = 0: the interval is ±z²/(n + z²), in closed form."""
+    z = 1.6448536269514722
+    for images in (10, 360, 10_000):
+        low, high = score_interval(images, 0, 0)
+        assert high == pytest.approx(z**2 / (images + z**2))
+        assert low == pytest.approx(-high)
+
+
+@pytest.mark.parametrize(("lost", "gained"), [(0.02, 0.02), (0.05, 0.01), (0.1, 0.1), (0.3, 0.05)])
+def test_the_interval_covers_as_often_as_it_says(lost: float, gained: float) -> None:
+    """Exactly, over every outcome of 60 images: each end holds with about 95 %."""
+    images, below, above = 60, 0.0, 0.0
+    for b in range(images + 1):
+        for c in range(images - b + 1):
+            ways = math.lgamma(images + 1) - math.lgamma(b + 1) - math.lgamma(c + 1) - math.lgamma(images - b - c + 1)
+            chance = math.exp(
+                ways + b * math.log(lost) + c * math.log(gained) + (images - b - c) * math.log(1 - lost - gained)
+            )
+            if chance > 1e-9:
+                low, high = score_interval(images, b, c)
+                below += chance * (low <= gained - lost)
+                above += chance * (high >= gained - lost)
+    assert 0.93 <= below <= 1
+    assert 0.93 <= above <= 1
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 400))
+def test_intervals_are_symmetric_and_hold_the_difference(lost: int, gained: int, same: int) -> None:
+    images = lost + gained + same
+    if images == 0:
+        return
+    low, high = score_interval(images, lost, gained)
+    mirrored = score_interval(images, gained, lost)
+    assert low - 1e-9 <= (gained - lost) / images <= high + 1e-9
+    assert mirrored == pytest.approx((-high, -low), abs=1e-9)
+    assert -1 <= low <= high <= 1
+
+
+@pytest.mark.parametrize(
+    ("lost", "gained", "wanted"), [(0, 0, 1.0), (1, 0, 1.0), (5, 0, 0.0625), (10, 3, 0.09228515625), (8, 8, 1.0)]
+)
+def test_mcnemar(lost: int, gained: int, wanted: float) -> None:
+    """The last digits of 10 and 3: 2 · (1 + 13 + 78 + 286) / 2¹³."""
+    assert mcnemar(lost, gained) == wanted
+    assert mcnemar(gained, lost) == wanted
+
+
+def pairs(*, both: int, lost: int = 0, gained: int = 0, neither: int = 0) -> Paired:
+    return Paired(both=both, lost=lost, gained=gained, neither=neither)
+
+
+def test_images_needed_is_the_least_that_tells() -> None:
+    needed = images_needed(pairs(both=100), -0.001)
+    assert score_interval(needed, 0, 0)[0] >= -0.001 > score_interval(needed - 1, 0, 0)[0]
+    assert images_needed(pairs(both=99, lost=1), -0.001) is None  # what was seen is itself beyond the gate
+    assert images_needed(pairs(both=999, lost=1), -0.01) <= 1000
+
+
+def accuracy_of(numbers: Paired) -> Accuracy:
+    """Two classes; all images are of the first."""
+    collected = Accuracy(["right", "wrong"], Classes(to_logit=None, note=""))
+    right, wrong = np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]])
+    for count, trained, found in (
+        (numbers.both, right, right),
+        (numbers.lost, right, wrong),
+        (numbers.gained, wrong, right),
+        (numbers.neither, wrong, wrong),
+    ):
+        collected.add([0] * count, trained.repeat(count, 0), found.repeat(count, 0))
+    return collected
+
+
+@pytest.mark.parametrize(
+    ("numbers", "gate", "verdict"),
+    [
+        (pairs(both=10_000), 0.999, "passed"),
+        (pairs(both=360), 0.999, "undecided"),
+        (pairs(both=360), 0.99, "passed"),
+        (pairs(both=9_900, lost=100), 0.999, "failed"),
+        (pairs(both=9_980, lost=20), 0.999, "failed"),
+        (pairs(both=9_990, lost=10), 0.999, "undecided"),  # on the point it would pass
+        (pairs(both=10_000, lost=300, gained=300), 0.99, "passed"),
+        (pairs(both=300, lost=40), 0.99, "failed"),
+    ],
+)
+def test_gates_are_judged_on_the_interval(numbers: Paired, gate: float, verdict: str) -> None:
+    check = accuracy_of(numbers).check(gate)
+    assert check.verdict == verdict, check.says
+    assert check.details["top1"]["lost"] == numbers.lost
+    assert check.details["top1"]["gained"] == numbers.gained
+    assert (verdict == "undecided") == any("too few images to tell" in why for why in check.reasons)
+    assert (verdict == "failed") == any("accuracy is lost" in why for why in check.reasons)
+
+
+def test_top_5_and_classes() -> None:
+    labels = [str(index) for index in range(7)]
+    collected = Accuracy(labels, Classes(to_logit=None, note=""))
+    logits = np.arange(7.0)[None].repeat(3, 0)  # the last class first
+    collected.add([6, 2, 1], logits, np.full((3, 7), np.nan))
+    details = collected.check(0.999).details
+    assert details["top1"]["pytorch"] == pytest.approx(1 / 3)
+    assert details["top5"]["pytorch"] == pytest.approx(2 / 3)
+    assert details["top1"]["runner"] == details["top5"]["runner"] == 0  # what is not finite is wrong
+    assert details["per_class"][0] == {"class": "1", "images": 1, "pytorch": 0, "runner": 0}
+
+
+def test_equal_logits_do_not_count_twice() -> None:
+    collected = Accuracy(["a", "b"], Classes(to_logit=None, note=""))
+    collected.add([0, 1], np.zeros((2, 2)), np.zeros((2, 2)))
+    assert collected.top1.wanted == 0.5
+
+
+def test_classes_are_matched_by_name() -> None:
+    assert classes_of((), ("a", "b"), "data").to_logit is None
+    assert classes_of(("a", "b"), ("a", "b"), "data") == Classes(to_logit=None, note="")
+    assert classes_of(("b", "a"), ("a", "b"), "data").to_logit == (1, 0)
+    assert classes_of(("c", "a"), ("a", "b", "c"), "data").to_logit == (2, 0)
+    with pytest.raises(InputError, match="its classes are not the bundle's: 2 of them, such as d"):
+        classes_of(("a", "d"), ("a", "b", "c"), "data")
+
+
+def test_gates_are_those_of_mlperf() -> None:
+    assert [gate_of(precision, None) for precision in ("fp32", "fp16", "bf16", "int8", "fp8")] == [
+        0.999,
+        0.999,
+        0.999,
+        0.99,
+        0.99,
+    ]
+    assert gate_of("int8", 0.5) == 0.5
+
+
+def test_limits_follow_from_the_noise() -> None:
+    noise = Noise(largest=1e-6, rms=2e-7, scale=4.0)
+    exact = limit_from_noise(noise)
+    assert exact.largest == pytest.approx(8e-6 + 4 * 2**-23)
+    assert "8 × 1e-06 (float32 noise)" in exact.derivation
+    half, brain = limit_from_noise(noise, "fp16"), limit_from_noise(noise, "bf16")
+    assert half.largest == pytest.approx(2 * 2**13 * 1e-6)
+    assert brain.largest == pytest.approx(8 * half.largest)
+    assert limit_from_noise(noise, "int8", recorded=0.1).largest == pytest.approx(0.4)
+    with pytest.raises(ValueError, match="recorded distance"):
+        limit_from_noise(noise, "fp8")
+    assert noise.usable
+    assert not Noise(largest=0.1, rms=0.1, scale=4.0).usable
