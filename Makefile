@@ -27,6 +27,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/folded_cost.py
 	$(BIN)/python benchmarks/folded_families.py
 	$(BIN)/python benchmarks/engines.py
+	$(BIN)/python benchmarks/parity_limits.py
 
 clean:
 	rm -rf .venv demo-output

@@ -95,6 +95,33 @@ def head_dims_table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+NO_MISTAKE_HERE = "the closed-form Gaussian mask in place of the stored base's"
+"""Where no base has underflowed the closed form is the same mask, and shows as such: within the noise."""
+
+
+def limits_table(results: dict[str, Any]) -> str:
+    """Family: right runners in units of the noise, and the mistake that shows least over the limit."""
+    lines = [
+        "| family | ONNX Runtime, over the noise: largest, rms | fp16, bf16, over the scaled noise "
+        "| least mistake, over the limit |",
+        "|---|---|---|---|",
+    ]
+    models = results["models"]
+    for family in dict.fromkeys(name.partition("_")[0] for name in models):
+        rows = [row for name, row in models.items() if name.partition("_")[0] == family]
+        runner = ", ".join(f"{max(row['runner'][key] for row in rows):.1f}" for key in ("largest", "rms"))
+        halves = ", ".join(f"{max(row[one]['largest'] for row in rows):.1f}" for one in ("fp16", "bf16"))
+        mistakes = [
+            (ratio, name)
+            for row in rows
+            for name, ratio in row["mistakes_over_limit"].items()
+            if name != NO_MISTAKE_HERE or ratio > 0.5
+        ]
+        ratio, name = min(mistakes)
+        lines.append(f"| {family} | {runner} | {halves} | {ratio:.1f}: {name} |")
+    return "\n".join(lines)
+
+
 def policy_table() -> str:
     """The precision policy."""
     from gmmvit_deploy.precision import POLICY, PRECISIONS
@@ -107,7 +134,13 @@ def policy_table() -> str:
 def tables() -> dict[str, str]:
     """Marker in the README → its table."""
     engines = json.loads((RESULTS / "engines.json").read_text())
-    return {"policy": policy_table(), "engines": engines_table(engines), "head_dims": head_dims_table(engines)}
+    limits = json.loads((RESULTS / "parity_limits.json").read_text())
+    return {
+        "policy": policy_table(),
+        "parity_limits": limits_table(limits),
+        "engines": engines_table(engines),
+        "head_dims": head_dims_table(engines),
+    }
 
 
 def written(text: str) -> str:

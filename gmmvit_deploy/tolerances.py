@@ -1,7 +1,7 @@
 """How far logits may differ from the truth, derived from how far PyTorch itself is from it.
 
     noise    distance of PyTorch's float32 logits from its float64 logits, on the same inputs
-    fp32     largest ≤ 8 · noise + the last bit of the largest logit;          rms ≤ 4 · noise
+    fp32     largest ≤ 8 · noise + the last bit of the largest logit;          rms ≤ 3 · noise
     fp16     largest ≤ 2 · 2¹³ · noise, bf16 ≤ 2 · 2¹⁶ · noise;                rms likewise
     int8     largest ≤ 4 · that graph's own distance on the golden inputs;     rms not limited
     fp8      as int8
@@ -27,7 +27,7 @@ __all__ = ["MOST_NOISE", "UNIT_ROUNDOFFS", "Limit", "Noise", "limit_from_noise"]
 
 LAST_BIT = 2.0**-23
 UNIT_ROUNDOFFS: dict[str, float] = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
-_LARGEST_SHARE, _RMS_SHARE, _NARROW_SHARE, _RECORDED_SHARE = 8.0, 4.0, 2.0, 4.0
+_LARGEST_SHARE, _RMS_SHARE, _NARROW_SHARE, _RECORDED_SHARE = 8.0, 3.0, 2.0, 4.0
 MOST_NOISE = 1e-3
 """Float32 noise over the largest logit beyond which float32 itself is no reference: the largest seen was 8e-6."""
 

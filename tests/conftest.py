@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -98,6 +100,24 @@ def cifar_options(**changes: Any) -> ExportOptions:
     return ExportOptions(**{**values, **changes})
 
 
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that the processes of one test run have in common: what is made once is made for all."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "shared"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def _once(path: Path, make: Callable[[Path], object]) -> Bundle:
+    """The bundle at ``path``, made by whichever process comes first."""
+    with path.with_name(f"{path.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            make(path)
+    return open_bundle(path)
+
+
 class _Exported(dict[str, Bundle]):
     """Golden checkpoints by name, each exported when it is first asked for."""
 
@@ -106,22 +126,24 @@ class _Exported(dict[str, Bundle]):
         self._folder = folder
 
     def __missing__(self, name: str) -> Bundle:
-        options = ExportOptions(input_kind="tensor", max_batch=8)
-        self[name] = bundle_from_checkpoint(golden(name).path, self._folder / name, options, hints=golden(name).hints)
+        options, one = ExportOptions(input_kind="tensor", max_batch=8), golden(name)
+        self[name] = _once(
+            self._folder / name, lambda out: bundle_from_checkpoint(one.path, out, options, hints=one.hints)
+        )
         return self[name]
 
 
 @pytest.fixture(scope="session")
-def tensor_bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
+def tensor_bundles(shared: Path) -> dict[str, Bundle]:
     """Every golden checkpoint, exported with ``--input tensor``."""
-    return _Exported(tmp_path_factory.mktemp("tensor-bundles"))
+    return _Exported(shared)
 
 
 @pytest.fixture(scope="session")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+def bundle(shared: Path) -> Bundle:
     """``vit_gmm`` with pixels as input and CIFAR-10's normalisation and labels."""
-    out = tmp_path_factory.mktemp("pixels") / "bundle"
-    return bundle_from_checkpoint(golden("vit_gmm").path, out, cifar_options())
+    path = golden("vit_gmm").path
+    return _once(shared / "pixels", lambda out: bundle_from_checkpoint(path, out, cifar_options()))
 
 
 @pytest.fixture(scope="session")
@@ -134,15 +156,19 @@ def calibration_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def precise_bundle(bundle: Bundle, calibration_images: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+def precise_bundle(bundle: Bundle, calibration_images: Path, shared: Path) -> Bundle:
     """A copy of ``bundle`` with all precisions beside its float32 graph."""
-    copy = tmp_path_factory.mktemp("precise") / "bundle"
-    shutil.copytree(bundle.path, copy)
-    opened = open_bundle(copy)
-    for precision in ("fp16", "bf16", "int8", "fp8"):
-        images = open_images(opened, str(calibration_images), limit=64) if precision in QUANTIZED else None
-        variant_from_bundle(opened, precision, calibration=images)
-    return opened
+
+    def make(out: Path) -> None:
+        staging = out.with_name("precise.partial")
+        shutil.copytree(bundle.path, staging)
+        opened = open_bundle(staging)
+        for precision in ("fp16", "bf16", "int8", "fp8"):
+            images = open_images(opened, str(calibration_images), limit=64) if precision in QUANTIZED else None
+            variant_from_bundle(opened, precision, calibration=images)
+        staging.rename(out)
+
+    return _once(shared / "precise", make)
 
 
 @pytest.fixture(scope="session")

@@ -51,3 +51,17 @@ def test_folded_families_runs(tmp_path: Path) -> None:
     (family,) = json.loads(out.read_text())["families"].values()
     assert set(family) == {"1", "64"}
     assert all(found["gmm_over_plain"]["low"] <= found["gmm_over_plain"]["high"] for found in family.values())
+
+
+def test_parity_limits_runs_and_tells_right_from_wrong(tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    script = ROOT / "benchmarks" / "parity_limits.py"
+    command = [sys.executable, str(script), "--model", "vit_plain", "--output", str(out)]
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+    (row,) = json.loads(out.read_text())["models"].values()
+    assert 0 < row["runner"]["largest"] < 8
+    assert 0 < row["fp16"]["largest"] < 2
+    assert {"LayerNorm with an epsilon of 1e-6", "1/√d missing", "channels in the order BGR"} <= set(
+        row["mistakes_over_limit"]
+    )
+    assert min(row["mistakes_over_limit"].values()) > 1

@@ -24,6 +24,8 @@ __all__ = ["GATES", "Accuracy", "Classes", "classes_of", "gate_of"]
 
 GATES: dict[Precision, float] = {"fp32": 0.999, "fp16": 0.999, "bf16": 0.999, "int8": 0.99, "fp8": 0.99}
 _TOP = 5
+_IMAGES_A_CLASS = 5
+_TOLD_APART = 0.5
 
 
 def gate_of(precision: Precision, asked: float | None) -> float:
@@ -79,7 +81,7 @@ class Accuracy:
         self._labels, self._classes = labels, classes
         self._top1 = np.zeros((count, 2, 2), np.int64)  # true class, PyTorch right, runner right
         self._top5 = np.zeros((2, 2), np.int64)
-        self._by_index = 0  # of PyTorch, had the data's index been taken as it is
+        self._answers = np.zeros((count, count), np.int64)  # of PyTorch: true class, class it chose
         self._unlabelled = 0
 
     def add(self, labels: Sequence[int | None], trained: NDArray[Any], found: NDArray[Any]) -> None:
@@ -96,7 +98,7 @@ class Accuracy:
             raise InputError(f"a label of the data is {raw.max()}; the model has {len(self._labels)} classes")
         trained, found = trained[known], np.where(np.isfinite(found[known]), found[known], -np.inf)
         true = raw if self._classes.to_logit is None else np.array(self._classes.to_logit)[raw]
-        self._by_index += int((trained.argmax(1) == raw).sum())
+        np.add.at(self._answers, (true, trained.argmax(1)), 1)
         right, also = _right(trained, true, 1), _right(found, true, 1)
         np.add.at(self._top1, (true, right.astype(int), also.astype(int)), 1)
         right, also = _right(trained, true, _TOP), _right(found, true, _TOP)
@@ -156,14 +158,35 @@ class Accuracy:
         )
 
     def _order_problem(self, pairs: Paired) -> str:
-        """Matched by name PyTorch is nearly always wrong, taken by index it is right: labels are permuted."""
-        by_index = self._by_index / pairs.images
-        if self._classes.to_logit is None or by_index < 2 * pairs.wanted + 0.1:
+        """PyTorch tells the classes apart, under other names: the labels are permuted.
+
+        Some permutation fits any few answers, so several images of each class are asked for.
+        """
+        if pairs.images < _IMAGES_A_CLASS * np.count_nonzero(self._answers.sum(1)):
             return ""
+        renamed = _best_renaming(self._answers)
+        share = sum(int(self._answers[true, answer]) for true, answer in renamed.items()) / pairs.images
+        if share < max(_TOLD_APART, 2 * pairs.wanted + 0.1):
+            return ""
+        wrong = [f"{self._labels[true]} is called {self._labels[new]}" for true, new in renamed.items() if true != new]
         return (
-            f"labels: by its labels the bundle's own PyTorch model is right on {pairs.wanted:.1%} of the images, and "
-            f"on {by_index:.1%} if the data's class index is taken instead: its labels are in the wrong order"
+            f"labels: PyTorch is right on {pairs.wanted:.1%} of the images by the bundle's labels, and on {share:.1%} "
+            f"by the same labels in another order: {', '.join(wrong[:3])}"
         )
+
+
+def _best_renaming(answers: NDArray[Any]) -> dict[int, int]:
+    """True class → the class it is called, one to one, the most frequent first.  answers: (C, C) counts."""
+    rows, columns = np.unravel_index(np.argsort(-answers, axis=None, kind="stable"), answers.shape)
+    renamed: dict[int, int] = {}
+    taken: set[int] = set()
+    for true, answer in zip(rows.tolist(), columns.tolist(), strict=True):
+        if answers[true, answer] == 0:
+            break
+        if true not in renamed and answer not in taken:
+            renamed[true] = answer
+            taken.add(answer)
+    return renamed
 
 
 def _right(logits: NDArray[Any], true: NDArray[Any], top: int) -> NDArray[Any]:

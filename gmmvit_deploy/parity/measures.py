@@ -94,7 +94,7 @@ class ErrorMeasure:
         if reached == 0:
             return 0.0  # the first bin is that of exact zeros
         upper = 10 ** (_DECADES[0] + reached / _BINS_A_DECADE)
-        return min(float(upper), self._largest)
+        return min(float(upper) * (1 + 1e-9), self._largest)  # an edge is itself rounded
 
 
 def _bins(errors: NDArray[Any]) -> NDArray[Any]:

@@ -31,7 +31,7 @@ from gmmvit_deploy.parity.preprocessing import normalisations
 from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.preprocess import tensor_from_pixels
 
-__all__ = ["explain"]
+__all__ = ["explain", "suspects"]
 
 _EXPLAINED = 0.1
 """Share of the unexplained distance below which a suspect is believed."""
@@ -48,7 +48,7 @@ def explain(bundle: Bundle, reference: Reference, inputs: NDArray[Any], found: N
         return ""
     unexplained = float(np.abs(found - trained).max())
     best, nearest = "", max(limit, _EXPLAINED * unexplained)
-    for name, logits in _suspects(bundle, reference, inputs):
+    for name, logits in suspects(bundle, reference, inputs):
         distance = float(np.abs(found - logits).max())
         # A mistake that changes less than is left over explains nothing.
         if distance < nearest and distance < _EXPLAINED * float(np.abs(logits - trained).max()):
@@ -56,7 +56,9 @@ def explain(bundle: Bundle, reference: Reference, inputs: NDArray[Any], found: N
     return best
 
 
-def _suspects(bundle: Bundle, reference: Reference, inputs: NDArray[Any]) -> Iterator[tuple[str, NDArray[Any]]]:
+@torch.inference_mode()
+def suspects(bundle: Bundle, reference: Reference, inputs: NDArray[Any]) -> Iterator[tuple[str, NDArray[Any]]]:
+    """(mistake in words, the float32 logits it gives) of every mistake that this model can be given."""
     tensors = reference.tensors(inputs)
     for name, changed in _other_inputs(bundle, inputs):
         yield name, reference.model(torch.from_numpy(changed)).numpy()

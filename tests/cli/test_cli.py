@@ -112,7 +112,7 @@ def test_export_parity_repository_classify(gmmvit: Gmmvit, tmp_path: Path) -> No
     for runner in ("eager", "onnxruntime"):
         parity = gmmvit("parity", bundle, "--runner", runner, "--json")
         assert parity.returncode == 0, parity.stderr
-        assert json.loads(parity.stdout)["passed"] is True
+        assert json.loads(parity.stdout)["verdict"] == "passed"
     written = gmmvit("repository", bundle, "-o", models)
     assert written.stdout == f"{models}\n"
     (tmp_path / "image.png").write_bytes(encoded(photo(50, 50), "PNG"))
@@ -125,7 +125,8 @@ def test_parity_table_and_status(gmmvit: Gmmvit, bundle: Bundle) -> None:
     answer = gmmvit("parity", bundle.path)
     assert answer.returncode == 0
     assert answer.stdout.rstrip().endswith("passed")
-    assert "same argmax" in answer.stdout
+    assert "the same class on 47 of 47 inputs" in answer.stdout
+    assert "(float32 noise)" in answer.stdout
 
 
 def test_export_json_has_the_manifest(gmmvit: Gmmvit, tmp_path: Path) -> None:
@@ -146,7 +147,7 @@ def test_classify_and_parity_on_a_live_server(
     for a, b in zip(json.loads(remote.stdout), json.loads(local.stdout), strict=True):
         assert [p["label"] for p in a["predictions"]] == [p["label"] for p in b["predictions"]]
     parity = gmmvit("parity", bundle.path, "--runner", f"triton-{protocol}", "--url", url, "--json")
-    assert json.loads(parity.stdout)["passed"] is True
+    assert json.loads(parity.stdout)["verdict"] == "passed"
 
 
 def test_classify_names_the_bad_file_and_answers_the_others(gmmvit: Gmmvit, bundle: Bundle, tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_export_convert_build(gmmvit: Gmmvit, calibration_images: Path, tmp_path
     assert (card["precision"], card["misses"]) == ("int8", [])
     assert "Layers:" in (tmp_path / "log").read_text()
     parity = gmmvit("parity", bundle, "--precision", "int8", "--json")
-    assert json.loads(parity.stdout)["passed"]
+    assert json.loads(parity.stdout)["verdict"] == "passed"
 
 
 def test_an_export_whose_precision_fails_leaves_nothing(gmmvit: Gmmvit, tmp_path: Path) -> None:

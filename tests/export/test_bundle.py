@@ -22,7 +22,7 @@ from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_fr
 from gmmvit_deploy.preprocess import tensor_from_pixels
 from gmmvit_deploy.runtime.eager import EagerRunner
 from gmmvit_deploy.runtime.onnxruntime import OnnxRuntimeRunner
-from gmmvit_deploy.tolerances import Tolerance
+from gmmvit_deploy.tolerances import Limit
 from gmmvit_deploy.writing import sha256_of_bytes, sha256_of_file
 from tests.conftest import GOLDEN, NAMES, cifar_options, golden
 
@@ -184,7 +184,8 @@ class TestNothingHalfWritten:
         if force:
             out.mkdir(parents=True)
             (out / "old").write_text("old")
-        monkeypatch.setattr(module, "fp32_tolerance", lambda noise: Tolerance(atol=0, rtol=0))
+        nothing = Limit(largest=-1.0, rms=None, derivation="")
+        monkeypatch.setattr(module, "limit_from_noise", lambda noise: nothing)
         with pytest.raises(ExportError, match="ONNX Runtime's logits differ"):
             self.export(out, force=force)
         left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
@@ -194,7 +195,7 @@ class TestNothingHalfWritten:
         def full(*_: object) -> None:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(module, "_write_golden", full)
+        monkeypatch.setattr(module, "_write_weights", full)
         with pytest.raises(OutputError, match="No space left on device"):
             self.export(tmp_path / "bundle")
         assert list(tmp_path.iterdir()) == []

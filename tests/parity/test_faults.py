@@ -6,13 +6,17 @@ import json
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
+from gmmvit_cli.main import app
 from gmmvit_deploy import golden as contract
 from gmmvit_deploy.artifacts import Bundle, Preprocessing, open_bundle
 from gmmvit_deploy.data.images import ArrayImages
@@ -20,7 +24,6 @@ from gmmvit_deploy.datasets import dataset
 from gmmvit_deploy.errors import BundleError
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.report import ParityReport
-from gmmvit_deploy.parity.runners import open_runner
 from gmmvit_deploy.preprocess import tensor_from_pixels
 from gmmvit_deploy.runtime.eager import EagerRunner
 from tests.parity import faults
@@ -32,35 +35,62 @@ def failed_checks(report: ParityReport) -> set[str]:
     return {check.name for check in every if check.verdict == "failed"}
 
 
-def judged(bundle: Bundle, options: ParityOptions | None = None) -> ParityReport:
-    with open_runner("onnxruntime", bundle) as runner:
-        return check_parity(bundle, [runner], options)
+@dataclass(frozen=True)
+class Judged:
+    """What the command line says of a bundle, and the status it ends with."""
+
+    status: int
+    report: dict[str, Any]
+
+    @property
+    def checks(self) -> dict[str, dict[str, Any]]:
+        return {check["name"]: check for check in [*self.report["checks"], *self.report["runners"][0]["checks"]]}
+
+    @property
+    def failed(self) -> set[str]:
+        return {name for name, check in self.checks.items() if check["verdict"] == "failed"}
+
+
+def judged(bundle: Bundle, *options: str | Path) -> Judged:
+    answer = CliRunner().invoke(app, ["parity", str(bundle.path), "--json", *map(str, options)])
+    assert answer.stdout, answer.exception
+    return Judged(answer.exit_code, json.loads(answer.stdout))
 
 
 IN_THE_GRAPH = {
-    "closed form for stored base": ("vit_gmm_256_tokens", faults.closed_form, "closed-form Gaussian mask"),
-    "ELM transposed": ("vit_elm", each_matrix(lambda m: m.transpose(-1, -2)), "masks transposed"),
-    "heads swapped": ("vit_gmm", faults.heads_swapped, "heads in reverse order|first two heads exchanged|moved on"),
-    "1/√d missing": ("vit_gmm", faults.scale_to_the_power(0), "1/√d missing"),
-    "1/√d twice": ("vit_gmm", faults.scale_to_the_power(2), "1/√d applied twice"),
-    "mask shifted": ("vit_gmm", each_matrix(lambda m: m.roll(1, -2)), "shifted by one token, down"),
-    "class row masked": ("pit_gmm", each_matrix(faults.class_row_masked), "class token's row masked"),
-    "bias without shift mask": ("swin_gmm", faults.without_shift_mask, "position bias without the shift mask"),
+    "closed form for stored base": ("vit_gmm_256_tokens", faults.closed_form, "closed-form Gaussian mask", "blocks.0"),
+    "ELM transposed": ("vit_elm", each_matrix(lambda m: m.transpose(-1, -2)), "masks transposed", "blocks.0"),
+    "heads swapped": (
+        "vit_gmm",
+        faults.heads_swapped,
+        "heads in reverse order|first two heads exchanged|moved on",
+        "blocks.0",
+    ),
+    "1/√d missing": ("vit_gmm", faults.scale_to_the_power(0), "1/√d missing", "blocks.0"),
+    "1/√d twice": ("vit_gmm", faults.scale_to_the_power(2), "1/√d applied twice", "blocks.0"),
+    "mask shifted": ("vit_gmm", each_matrix(lambda m: m.roll(1, -2)), "shifted by one token, down", "blocks.0"),
+    "class row masked": ("pit_gmm", each_matrix(faults.class_row_masked), "class token's row masked", "stages.0"),
+    "bias without shift mask": (
+        "swin_gmm",
+        faults.without_shift_mask,
+        "position bias without the shift mask",
+        "stages.0.blocks.1",
+    ),
 }
 
 
 @pytest.mark.parametrize("fault", IN_THE_GRAPH)
 def test_wrong_constants(fault: str, tensor_bundles: dict[str, Bundle], tmp_path: Path) -> None:
-    name, change, reason = IN_THE_GRAPH[fault]
+    name, change, reason, first = IN_THE_GRAPH[fault]
     broken = rebuilt(tensor_bundles[name], tmp_path / "bundle", change)
-    report = judged(broken, ParityOptions(localize=True))
-    assert {"constants", "numeric", "localize"} <= failed_checks(report)
-    assert "preprocessing" not in failed_checks(report)
-    explained = report.runners[0].check("numeric").reasons[-1]
+    found = judged(broken, "--localize")
+    assert found.status == 1
+    assert {"constants", "numeric", "localize"} <= found.failed
+    assert "preprocessing" not in found.failed
+    explained = found.checks["numeric"]["reasons"][-1]
     assert any(words in explained for words in reason.split("|")), explained
-    # the first block with an attention in it, not the embedding before
-    assert "block" in report.runners[0].check("localize").details["first"] or name.startswith(("pit", "swin"))
-    assert "embedding" not in report.runners[0].check("localize").details["first"]
+    # the first block with the fault in it, and not the embedding before
+    assert found.checks["localize"]["details"]["first"] == first
 
 
 IN_THE_OPERATORS = {
@@ -73,10 +103,10 @@ IN_THE_OPERATORS = {
 @pytest.mark.parametrize("name", ["vit_gmm", "swin_plain"])
 def test_wrong_operators(fault: str, name: str, tensor_bundles: dict[str, Bundle], tmp_path: Path) -> None:
     change, reason = IN_THE_OPERATORS[fault]
-    report = judged(rebuilt(tensor_bundles[name], tmp_path / "bundle", change), ParityOptions(localize=True))
-    assert failed_checks(report) >= {"numeric", "localize"}
-    assert "constants" not in failed_checks(report)
-    assert reason in report.runners[0].check("numeric").reasons[-1]
+    found = judged(rebuilt(tensor_bundles[name], tmp_path / "bundle", change), "--localize")
+    assert found.status == 1
+    assert found.failed == {"numeric", "localize"}
+    assert reason in found.checks["numeric"]["reasons"][-1]
 
 
 @pytest.mark.parametrize(
@@ -89,11 +119,12 @@ def test_wrong_normalisation_in_the_graph(fault: str, reason: str, bundle: Bundl
         other = dataset("svhn")
         how = Preprocessing(mean=other.mean, std=other.std)
         broken = rebuilt(bundle, tmp_path / "bundle", lambda model: None, preprocessing=how)
-    report = judged(broken)
-    assert {"preprocessing", "numeric"} <= failed_checks(report)
-    assert "constants" not in failed_checks(report)
-    assert reason in report.runners[0].check("preprocessing").reasons[0]
-    assert reason in report.runners[0].check("numeric").reasons[-1]
+    found = judged(broken)
+    assert found.status == 1
+    assert {"preprocessing", "numeric"} <= found.failed
+    assert "constants" not in found.failed
+    assert reason in found.checks["preprocessing"]["reasons"][0]
+    assert reason in found.checks["numeric"]["reasons"][-1]
 
 
 def _resized_otherwise(image: object, image_size: int) -> np.ndarray:
@@ -126,13 +157,23 @@ def labelled_by(bundle: Bundle, count: int = 80) -> ArrayImages:
     return ArrayImages("made up", images, labels, bundle.manifest.labels)
 
 
+def class_folders(data: ArrayImages, out: Path) -> Path:
+    for index in range(len(data)):
+        path = out / data.classes[data.label(index)] / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data.encoded(index))
+    return out
+
+
 def test_labels_permuted(bundle: Bundle, tmp_path: Path) -> None:
-    data = labelled_by(bundle)
-    assert "accuracy" not in failed_checks(judged(bundle, ParityOptions(data=data)))
+    data = class_folders(labelled_by(bundle), tmp_path / "images")
+    right = judged(bundle, "--data", data)
+    assert (right.status, right.checks["accuracy"]["details"]["top1"]["runner"]) == (0, 1.0)
     permuted = faults.with_labels(bundle, tmp_path / "bundle", [*bundle.manifest.labels[1:], bundle.manifest.labels[0]])
-    report = judged(permuted, ParityOptions(data=data))
-    assert failed_checks(report) == {"accuracy"}
-    assert "its labels are in the wrong order" in report.runners[0].check("accuracy").reasons[-1]
+    found = judged(permuted, "--data", data)
+    assert found.status == 1
+    assert found.failed == {"accuracy"}
+    assert "by the same labels in another order" in found.checks["accuracy"]["reasons"][-1]
 
 
 def test_labels_file_that_is_not_the_manifests(bundle: Bundle, tmp_path: Path) -> None:
@@ -189,8 +230,7 @@ def test_a_model_whose_float32_is_no_reference(bundle: Bundle, monkeypatch: pyte
         return trained, trained.astype(np.float64) * 1.01  # as if float64 told of something else
 
     monkeypatch.setattr(reference.Reference, "logits", coarse)
-    report = judged(bundle)
-    assert "float32 is no reference for this model" in report.runners[0].check("numeric").reasons[0]
+    assert "float32 is no reference for this model" in judged(bundle).checks["numeric"]["reasons"][0]
 
 
 def test_faults_end_the_process_with_1(

@@ -1,0 +1,97 @@
+"""Where do parity's limits come from?  Right runners and wrong ones, in units of PyTorch's own float32 noise.
+
+For every golden model, on golden and random inputs, distances from PyTorch's float64 logits:
+
+    noise      of its float32 logits: the unit
+    runner     ONNX Runtime, float32
+    fp16 bf16  every rounding of the type made on the CPU; in units of noise × ratio of the unit roundoffs
+    mistakes   every mistake that `parity.suspects` can make in that model; the one that shows least,
+               over the limit: beyond 1 it is caught
+
+    python benchmarks/parity_limits.py [--model vit_gmm] [--output benchmarks/results/parity_limits.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import run_card
+
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.checkpoints.hints import LoadHints
+from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.export.variants import prepared_graph
+from gmmvit_deploy.graphs.emulate import emulated_logits
+from gmmvit_deploy.parity.inputs import fresh_inputs, golden_batch
+from gmmvit_deploy.parity.measures import ErrorMeasure, Errors
+from gmmvit_deploy.parity.reference import Reference
+from gmmvit_deploy.parity.suspects import suspects
+from gmmvit_deploy.runtime.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.tolerances import UNIT_ROUNDOFFS, limit_from_noise
+
+ROOT = Path(__file__).parents[1]
+GOLDEN = ROOT / "tests" / "golden"
+RANDOM = 32
+
+
+def measured(found: np.ndarray, wanted: np.ndarray) -> ErrorMeasure:
+    measure = ErrorMeasure()
+    measure.add(found, wanted)
+    return measure
+
+
+def over(errors: Errors, unit: Errors, factor: float = 1.0) -> dict[str, float]:
+    return {"largest": errors.largest / unit.largest / factor, "rms": errors.rms / unit.rms / factor}
+
+
+def rows_of(bundle: Bundle) -> dict[str, Any]:
+    reference = Reference(bundle)
+    inputs = np.concatenate([golden_batch(bundle)[0].inputs, fresh_inputs(bundle, RANDOM)])
+    trained, exact = reference.logits(inputs)
+    own = measured(trained, exact)
+    noise, limit = own.errors(), limit_from_noise(own.noise())
+    with OnnxRuntimeRunner(bundle) as runner:
+        right = measured(runner.rows(inputs), exact).errors()
+    row: dict[str, Any] = {
+        "noise": {"largest": noise.largest, "rms": noise.rms, "scale": own.noise().scale},
+        "runner": over(right, noise),
+    }
+    for precision in ("fp16", "bf16"):
+        proto = prepared_graph(bundle, precision).proto  # type: ignore[arg-type]
+        factor = UNIT_ROUNDOFFS[precision] / UNIT_ROUNDOFFS["fp32"]
+        row[precision] = over(measured(emulated_logits(proto, inputs, name=precision), exact).errors(), noise, factor)
+    mistakes = {}
+    for name, logits in suspects(bundle, reference, inputs):
+        errors = measured(logits, exact).errors()
+        mistakes[name] = max(errors.largest / limit.largest, errors.rms / (limit.rms or np.inf))
+    return {**row, "mistakes_over_limit": mistakes}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    models = json.loads((GOLDEN / "manifest.json").read_text())
+    parser.add_argument("--model", choices=list(models), action="append")
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "parity_limits.json")
+    arguments = parser.parse_args()
+    card = run_card.start("parity_limits.py", random=RANDOM)
+    rows = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in arguments.model or models:
+            config = models[name]["config"]
+            heads = config.get("heads", config.get("num_heads"))
+            told = models[name]["mask"] in ("plain", "elm") and models[name]["family"] in ("vit", "pit", "t2t")
+            hints = LoadHints(heads=(heads[0] if isinstance(heads, list) else heads) if told else None)
+            options = ExportOptions(input_kind="tensor", max_batch=8)
+            bundle = bundle_from_checkpoint(GOLDEN / f"{name}.pth", Path(folder) / name, options, hints=hints)
+            rows[name] = rows_of(bundle)
+            print(name, {key: rows[name][key] for key in ("runner", "fp16", "bf16")}, flush=True)
+    arguments.output.write_text(json.dumps({"card": run_card.finish(card), "models": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
