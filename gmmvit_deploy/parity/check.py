@@ -91,6 +91,8 @@ def check_parity(
     Errors: InputError on data that does not fit the bundle; ImageError on a broken image; whatever a
     runner raises. A difference is no error but a report that did not pass.
     """
+    if not runners:
+        raise InputError("no runner was named")
     options = options or ParityOptions()
     reference = Reference(bundle)
     tallies = [_Tally(bundle, runner, options) for runner in runners]
@@ -103,19 +105,21 @@ def check_parity(
         for tally in tallies:
             tally.add(name, kept[name], keep=True)
     stream = _stream(bundle, options)
-    for known in _known(reference, stream, told):
-        for tally in tallies:
-            tally.add(stream.images.name if stream else "", known)
-    noise = tallies[0].sets()[0].noise if tallies else None
-    if noise is None:
-        raise InputError("no runner was named")
-    samples = _samples(bundle, reference, stream) if stream else []
+    samples: list[Sample] = []
+    if stream is not None:
+        for known in _known(reference, stream, told):
+            for tally in tallies:
+                tally.add(f"data: {stream.images.name}", known)
+        samples = _samples(bundle, reference, stream)
     reports = [tally.report(reference, kept, samples, told) for tally in tallies]
     return ParityReport(
         bundle=_described(bundle),
         versions=tool_versions(),
         data=_described_data(stream),
-        checks=(check_constants(bundle, reference.model), check_stored(stored, kept["golden"].trained, noise)),
+        checks=(
+            check_constants(bundle, reference.model),
+            check_stored(stored, kept["golden"].trained, kept["golden"].exact),
+        ),
         runners=tuple(reports),
     )
 
@@ -247,9 +251,7 @@ def _stream(bundle: Bundle, options: ParityOptions) -> ImageStream | None:
     return ImageStream(bundle=bundle, images=options.data, batch=size, limit=options.limit, on_broken=options.on_broken)
 
 
-def _known(reference: Reference, stream: ImageStream | None, told: Told) -> Iterator[_Known]:
-    if stream is None:
-        return
+def _known(reference: Reference, stream: ImageStream, told: Told) -> Iterator[_Known]:
     for batch in stream:
         yield _Known(batch, *reference.logits(batch.inputs))
         told(stream.images.name, stream.handed_out + stream.broken_count, stream.count)

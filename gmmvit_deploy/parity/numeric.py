@@ -113,10 +113,12 @@ def check_numeric(sets: list[SetNumbers]) -> Check:
     )
 
 
-def check_stored(stored: NDArray[Any], trained: NDArray[Any], noise: Noise) -> Check:
+def check_stored(stored: NDArray[Any], trained: NDArray[Any], exact: NDArray[Any]) -> Check:
     """PyTorch here against the golden logits of the bundle: the reference itself, held to what was trained."""
+    noise = ErrorMeasure()
+    noise.add(trained, exact)
     largest = distance(stored, trained)
-    limit = limit_from_noise(noise).largest
+    limit = limit_from_noise(noise.noise()).largest
     passed = largest <= limit
     reason = f"PyTorch gives logits here that are {largest:.3g} from those it gave at export; {limit:.3g} is allowed"
     return Check(

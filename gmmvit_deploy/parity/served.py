@@ -64,7 +64,7 @@ def check_served(
     if verdict == "undecided":
         reasons.append(
             f"the server never joined two of {mixed['requests']} requests into one execution, so nothing was mixed; "
-            "a busier server, or a longer --queue-delay, would"
+            "a busier server, or a repository with --max-queue-delay-us, would"
         )
     return Check(
         name="served",
