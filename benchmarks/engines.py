@@ -132,6 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", choices=FAMILIES, action="append", help="only this one; may be repeated")
     parser.add_argument("--precision", choices=PRECISIONS, action="append", help="only this one; may be repeated")
+    parser.add_argument("--mask", choices=MASKS, action="append", help="only this one; may be repeated")
     parser.add_argument("--no-head-dims", action="store_true", help="leave the table of head dims out")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "engines.json")
     arguments = parser.parse_args()
@@ -142,10 +143,10 @@ def main() -> None:
         folder = Path(temporary)
         for family in arguments.family or FAMILIES:
             rows = results["families"].setdefault(family, {})
-            for kind, mask in MASKS.items():
+            for kind in arguments.mask or MASKS:
                 if family == "swin" and kind == "elm":
                     continue  # the released code has none
-                model = model_of(family, mask)
+                model = model_of(family, MASKS[kind])
                 rows[kind] = {
                     precision: engine(model, precision, folder, masked=kind != "plain")
                     for precision in arguments.precision or PRECISIONS

@@ -79,6 +79,7 @@ def program(session: Any) -> Callable[[np.ndarray], np.ndarray]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--batch", type=int, choices=BATCHES, action="append", help="only this one")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "folded_cost.json")
     arguments = parser.parse_args()
     card = run_card.start("folded_cost.py", rounds=arguments.rounds)
@@ -91,7 +92,7 @@ def main() -> None:
             onnx.save(proto, path)
             results["operators"][name] = dict(sorted(Counter(n.op_type for n in proto.graph.node).items()))
             sessions[name] = session_from_onnx(path)
-        for batch in BATCHES:
+        for batch in arguments.batch or BATCHES:
             programs = {name: program(session) for name, session in sessions.items()}
             times, logits = time_rounds(programs, batch, arguments.rounds)
             worst = max(float(np.abs(logits["folded"] - logits[other]).max()) for other in ("unfolded", "einsum"))

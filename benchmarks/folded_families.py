@@ -58,6 +58,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--family", choices=FAMILIES, action="append", help="only this one; may be repeated")
+    parser.add_argument("--batch", type=int, choices=BATCHES, action="append", help="only this one")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "folded_families.json")
     arguments = parser.parse_args()
     card = run_card.start("folded_families.py", rounds=arguments.rounds)
@@ -67,7 +68,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             programs = {name: program(model, Path(folder)) for name, model in models.items()}
         results["families"][family] = {}
-        for batch in BATCHES:
+        for batch in arguments.batch or BATCHES:
             times, logits = time_rounds(programs, batch, arguments.rounds)
             if not all(np.isfinite(values).all() for values in logits.values()):
                 raise SystemExit(f"{family}: logits are not finite, so their times mean nothing")
