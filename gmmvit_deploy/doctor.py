@@ -52,6 +52,8 @@ _PACKAGES = {
     "pillow": "",
     "numpy": "",
     "onnxruntime": "cpu",
+    "openvino": "openvino",
+    "mlcommons-loadgen": "bench",
     "tritonclient": "client",
     "nvidia-pytriton": "serve",
     "scikit-learn": "demo",
@@ -69,6 +71,7 @@ def examine() -> list[Check]:
         *(_package(name, extra) for name, extra in _PACKAGES.items()),
         _tried("runner", "eager", _eager, fix="pip install gmmvit-deploy"),
         _tried("runner", "onnxruntime", _onnxruntime, fix=_install("cpu")),
+        _tried("runner", "openvino", _openvino, fix=_install("openvino")),
         _tried("runner", "triton-grpc", lambda: _client("grpc"), fix=_install("client")),
         _tried("runner", "triton-http", lambda: _client("http"), fix=_install("client")),
         *(_tried("engine", name, partial(_builds, name), fix=_install(name)) for name in FLAVORS),
@@ -178,6 +181,17 @@ def _onnxruntime() -> str:
     if answer[0] != 0:
         raise GmmvitError("ONNX Runtime gives wrong answers here")
     return f"onnxruntime {onnxruntime.__version__}, opset 20 runs"
+
+
+def _openvino() -> str:
+    openvino = require("openvino", package="openvino", extra="openvino")
+    capabilities = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    computed = [precision for precision, name in _COMPUTED.items() if name in capabilities]
+    return f"openvino {openvino.__version__}; this CPU computes {', '.join(computed)}"
+
+
+_COMPUTED = {"fp32": "FP32", "bf16": "BF16", "int8": "INT8"}
+"""Precision → OpenVINO's name of it."""
 
 
 def _client(protocol: str) -> str:

@@ -29,8 +29,9 @@ def test_folded_cost_runs_and_checks_its_outputs(tmp_path: Path) -> None:
 def test_engines_runs_and_reads_its_numbers_from_builds(tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     script = ROOT / "benchmarks" / "engines.py"
-    only = ["--family", "vit", "--precision", "fp16", "--mask", "gmm", "--mask", "plain", "--no-head-dims", "--output", str(out)]
-    subprocess.run([sys.executable, str(script), *only], check=True, capture_output=True, text=True, timeout=300)
+    only = ["--family", "vit", "--precision", "fp16", "--mask", "gmm", "--mask", "plain", "--no-head-dims"]
+    command = [sys.executable, str(script), *only, "--output", str(out)]
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
     (vit,) = json.loads(out.read_text())["families"].values()
     assert {mask: (row["fp16"]["fused"], row["fp16"]["attentions"]) for mask, row in vit.items()} == {
         "gmm": (9, 9),

@@ -24,9 +24,13 @@ def parity(
     bundle: Path = typer.Argument(help="A bundle that gmmvit export wrote."),
     runner: str = typer.Option(
         "onnxruntime",
-        help="One or several, with commas: eager, onnxruntime, tensorrt, tensorrt-rtx, triton-grpc, triton-http.",
+        help="One or several, with commas: eager, compile, onnxruntime, openvino, tensorrt, tensorrt-rtx, "
+        "triton-grpc, triton-http; a precision behind a colon, as in openvino:bf16.",
     ),
-    precision: str = typer.Option("fp32", help="Of the graph that onnxruntime runs: fp32, fp16, int8."),
+    precision: str = typer.Option(
+        "fp32",
+        help="Of onnxruntime (fp32, fp16, int8) and openvino (fp32, bf16, int8), where their names do not say it.",
+    ),
     engine: Path | None = typer.Option(None, help="An engine that gmmvit build wrote, for the two TensorRTs."),
     url: list[str] = typer.Option(
         [], help="A Triton server: grpc://host:port or http://host:port; once for each protocol."

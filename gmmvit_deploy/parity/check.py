@@ -42,6 +42,8 @@ from gmmvit_deploy.parity.report import ParityReport, RunnerReport
 from gmmvit_deploy.parity.served import check_served
 from gmmvit_deploy.parity.suspects import explain
 from gmmvit_deploy.parity.verdict import Check
+from gmmvit_deploy.runtime.eager import EagerRunner
+from gmmvit_deploy.runtime.openvino import OpenVinoRunner
 from gmmvit_deploy.runtime.runner import Runner
 from gmmvit_deploy.runtime.triton import TritonRunner
 from gmmvit_deploy.tolerances import Limit
@@ -276,8 +278,16 @@ def _provenance(bundle: Bundle, runner: Runner) -> dict[str, str]:
         return {"server": f"Triton {connection.version()} at {connection.url}", "model": runner.network}
     if isinstance(runner, EngineRunner):
         return {f"{name} SHA-256": value for name, value in runner.card.sha256.items()}
-    if runner.name == "eager":
+    if isinstance(runner, EagerRunner):
         return {"weights SHA-256": bundle.manifest.files[bundle.weights_path.name]}
+    if isinstance(runner, OpenVinoRunner):
+        kernels = ", ".join(f"{count} {kernel}" for kernel, count in runner.program.kernels.items())
+        return {
+            "graph": runner.variant.path.name,
+            "graph SHA-256": runner.variant.sha256,
+            "OpenVINO": runner.version,
+            "kernels": kernels,
+        }
     variant = open_variant(bundle, runner.precision)
     return {"graph": variant.path.name, "graph SHA-256": variant.sha256}
 

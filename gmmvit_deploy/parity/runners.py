@@ -11,16 +11,21 @@ from gmmvit_deploy.engines.card import open_engine
 from gmmvit_deploy.engines.flavors import FLAVORS
 from gmmvit_deploy.engines.runner import EngineRunner
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.runtime.eager import EagerRunner
+from gmmvit_deploy.precision import Precision, precision_from
+from gmmvit_deploy.runtime.eager import CompiledRunner, EagerRunner
 from gmmvit_deploy.runtime.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.runtime.openvino import OpenVinoRunner
 from gmmvit_deploy.runtime.runner import Runner
 from gmmvit_deploy.runtime.triton import DEFAULT_MODEL, TritonRunner
 from gmmvit_deploy.variants import open_variant
 
 __all__ = ["RUNNERS", "open_runner", "open_runners"]
 
-RUNNERS = ("eager", "onnxruntime", "tensorrt", "tensorrt-rtx", "triton-grpc", "triton-http")
+RUNNERS = ("eager", "compile", "onnxruntime", "openvino", "tensorrt", "tensorrt-rtx", "triton-grpc", "triton-http")
+_OF_GRAPHS = ("onnxruntime", "openvino")
+_GRAPHS: dict[Precision, Precision] = {"bf16": "fp32"}
+"""What OpenVINO is to compute in → the precision of the graph that it is given."""
+_GOES_WITH = "--precision, or a precision behind the name, goes with onnxruntime and openvino"
 _DEFAULT_URLS = {"triton-grpc": "grpc://localhost:8001", "triton-http": "http://localhost:8000"}
 
 
@@ -36,7 +41,7 @@ def open_runner(
     """A runner by the name that the command line gives it.
 
     url: of a Triton server; its protocol must be the one the name says.  engine: for the two TensorRTs.
-    precision: of the graph that ONNX Runtime runs.
+    precision: of the graph that ONNX Runtime or OpenVINO runs; bf16 in OpenVINO needs no graph of its own.
     Errors: InputError on an unknown name or what does not go together; whatever the runner raises.
     """
     if name not in RUNNERS:
@@ -51,8 +56,8 @@ def open_runner(
         raise InputError(f"runner {name} runs in this process; --url goes with triton-grpc and triton-http")
     if (engine is not None) != (name in FLAVORS):
         raise InputError(f"runner {name} {'needs --engine' if name in FLAVORS else 'takes no engine'}")
-    if precision != "fp32" and name != "onnxruntime":
-        raise InputError(f"runner {name} has the precision it was made with; --precision goes with onnxruntime")
+    if precision != "fp32" and name not in _OF_GRAPHS:
+        raise InputError(f"runner {name} has the precision it was made with; {_GOES_WITH}")
     if engine is not None:
         opened = open_engine(engine)
         if opened.card.flavor != name:
@@ -60,6 +65,10 @@ def open_runner(
         return EngineRunner(bundle, opened)
     if name == "eager":
         return EagerRunner(bundle)
+    if name == "compile":
+        return CompiledRunner(bundle)
+    if name == "openvino":
+        return OpenVinoRunner(bundle, open_variant(bundle, _GRAPHS.get(precision, precision)), precision=precision)
     return OnnxRuntimeRunner(bundle, variant=open_variant(bundle, precision))
 
 
@@ -75,32 +84,48 @@ def open_runners(
 ) -> Iterator[list[Runner]]:
     """Several runners side by side, each given the options that are meant for it; all are closed at the end.
 
-    Errors: InputError when a name is there twice, or an option is meant for none of them.
+    names: of runners; onnxruntime and openvino may have a precision of their own behind a colon, as in
+    ``openvino:bf16``. precision: of those that do not say theirs.
+    Errors: InputError when one is there twice, or an option is meant for none of them.
     """
+    wanted = [_with_precision(name, precision) for name in names]
+    bare = [name for name, _ in wanted]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise InputError(f"runner {', '.join(repeated)} is named more than once")
+    if repeated := sorted({f"{name}:{one}" for name, one in wanted if wanted.count((name, one)) > 1}):
         raise InputError(f"runner {', '.join(repeated)} is named more than once")
     by_protocol = {url.partition(":")[0]: url for url in urls}
     if len(by_protocol) < len(urls):
         raise InputError(f"--url is given {len(urls)} times; once for each protocol was wanted")
-    idle = [url for protocol, url in by_protocol.items() if f"triton-{protocol}" not in names]
-    if idle and not any(name in _DEFAULT_URLS for name in names):
-        raise InputError(f"runner {', '.join(names)} runs in this process; --url goes with triton-grpc and triton-http")
+    idle = [url for protocol, url in by_protocol.items() if f"triton-{protocol}" not in bare]
+    if idle and not any(name in _DEFAULT_URLS for name in bare):
+        raise InputError(f"runner {', '.join(bare)} runs in this process; --url goes with triton-grpc and triton-http")
     if idle:
-        raise InputError(f"--url {idle[0]} goes with none of the runners {', '.join(names)}")
-    if engine is not None and not set(names) & set(FLAVORS):
-        raise InputError(f"runner {', '.join(names)} takes no engine")
-    if precision != "fp32" and "onnxruntime" not in names:
-        raise InputError("the other runners have the precision they were made with; --precision goes with onnxruntime")
+        raise InputError(f"--url {idle[0]} goes with none of the runners {', '.join(bare)}")
+    if engine is not None and not set(bare) & set(FLAVORS):
+        raise InputError(f"runner {', '.join(bare)} takes no engine")
+    if precision != "fp32" and not set(bare) & set(_OF_GRAPHS):
+        raise InputError(f"the other runners have the precision they were made with; {_GOES_WITH}")
     with ExitStack() as stack:
         opened = []
-        for name in names:
+        for name, own in wanted:
             runner = open_runner(
                 name,
                 bundle,
                 url=by_protocol.get(name.removeprefix("triton-")) if name in _DEFAULT_URLS else None,
                 model=model,
                 engine=engine if name in FLAVORS else None,
-                precision=precision if name == "onnxruntime" else "fp32",
+                precision=own,
             )
             opened.append(stack.enter_context(runner))
         yield opened
+
+
+def _with_precision(name: str, usual: Precision) -> tuple[str, Precision]:
+    """``openvino:bf16`` → (openvino, bf16).  Errors: InputError."""
+    bare, colon, own = name.partition(":")
+    if colon:
+        if bare not in _OF_GRAPHS:
+            raise InputError(f"runner {name!r}: {bare} has the precision it was made with; {_GOES_WITH}")
+        return bare, precision_from(own)
+    return bare, usual if bare in _OF_GRAPHS else "fp32"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.errors import BundleError
+from gmmvit_deploy.errors import BundleError, InputError
 from gmmvit_deploy.preprocess import tensor_from_pixels
 from gmmvit_deploy.runtime.runner import Runner
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.artifacts import Bundle
 
-__all__ = ["EagerRunner"]
+__all__ = ["CompiledRunner", "EagerRunner"]
 
 
 class EagerRunner(Runner):
@@ -52,4 +52,38 @@ class EagerRunner(Runner):
 
         with torch.inference_mode():
             logits: NDArray[Any] = self.model(self.tensors(batch)).numpy()
+        return logits
+
+
+class CompiledRunner(EagerRunner):
+    """The trained module through ``torch.compile``, which needs a C++ compiler on a CPU.
+
+    One program for all batches: a program for each would be compiled whenever another batch comes.
+    """
+
+    name = "compile"
+
+    def __init__(self, bundle: Bundle) -> None:
+        """Errors: as `EagerRunner`; InputError when it cannot be compiled here."""
+        import torch
+
+        super().__init__(bundle)
+        self._compiled = torch.compile(self.model, dynamic=True)
+        size = min(2, self.max_batch)
+        try:
+            with torch.inference_mode():
+                self._compiled(torch.zeros(size, 3, bundle.manifest.spec.image_size, bundle.manifest.spec.image_size))
+        # torch.compile fails with classes of its own, of its compilers', and of the operating system.
+        except Exception as exc:
+            reason = str(exc).strip().splitlines()[0] if str(exc).strip() else type(exc).__name__
+            raise InputError(
+                f"runner compile: torch.compile {torch.__version__} fails here: {reason}",
+                hint="it needs a C++ compiler such as g++; leave the runner out where there is none",
+            ) from exc
+
+    def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
+        import torch
+
+        with torch.inference_mode():
+            logits: NDArray[Any] = self._compiled(self.tensors(batch)).numpy()
         return logits

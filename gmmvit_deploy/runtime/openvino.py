@@ -1,0 +1,58 @@
+"""OpenVINO on the CPU, in a precision that is always said and never left to it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gmmvit_deploy.errors import BundleError, InputError
+from gmmvit_deploy.extras import require
+from gmmvit_deploy.runtime.openvino_program import Hint, OpenVinoProgram
+from gmmvit_deploy.runtime.runner import Runner
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from gmmvit_deploy.artifacts import Bundle
+    from gmmvit_deploy.precision import Precision
+    from gmmvit_deploy.variants import Variant
+
+__all__ = ["OPENVINO_HINTS", "OpenVinoRunner"]
+
+OPENVINO_HINTS: dict[Precision, Hint] = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
+"""Precision → what OpenVINO computes in beside what the graph itself quantises.
+
+bf16 is `model.onnx` computed in bf16: OpenVINO rounds where its kernels do, not where our own bf16 graph says.
+"""
+
+
+class OpenVinoRunner(Runner):
+    """``model.onnx`` of a bundle in float32 or bf16, or its int8 graph."""
+
+    name = "openvino"
+
+    def __init__(self, bundle: Bundle, variant: Variant, *, precision: Precision = "fp32", threads: int = 0) -> None:
+        """variant: the graph: int8's own for int8, else fp32's.
+
+        Errors: InputError for a precision that it does not compute in, or this CPU has not; BundleError when it
+        cannot load the graph; MissingDependencyError.
+        """
+        super().__init__(bundle)
+        if precision not in OPENVINO_HINTS:
+            raise InputError(
+                f"runner openvino computes in {', '.join(OPENVINO_HINTS)} on a CPU; {precision} was asked for"
+            )
+        openvino = require("openvino", package="openvino", extra="openvino")
+        self.precision = precision
+        self.variant = variant
+        self.version = str(openvino.__version__)
+        try:
+            self.program = OpenVinoProgram(str(variant.path), hint=OPENVINO_HINTS[precision], threads=threads)
+        # OpenVINO raises RuntimeError for a graph that it cannot take, and for a type that the CPU has not.
+        except RuntimeError as exc:
+            if "no bf16" in str(exc):
+                raise InputError(f"runner openvino: {exc}", hint="fp32 and int8 run on every x86 CPU") from exc
+            raise BundleError(f"{variant.path}: OpenVINO {self.version} cannot load it: {exc}") from exc
+
+    def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
+        logits: NDArray[Any] = self.program.run(batch)
+        return logits

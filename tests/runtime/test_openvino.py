@@ -1,0 +1,121 @@
+"""OpenVINO on the CPU: the model's answers, in the precision that was asked for and no other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.errors import BundleError, InputError
+from gmmvit_deploy.parity.check import ParityOptions, check_parity
+from gmmvit_deploy.parity.inputs import fresh_inputs
+from gmmvit_deploy.parity.runners import open_runner, open_runners
+from gmmvit_deploy.runtime.openvino import OPENVINO_HINTS, OpenVinoRunner
+from gmmvit_deploy.runtime.openvino_program import CHUNK
+from gmmvit_deploy.variants import Variant, open_variant
+
+FAMILIES = ("vit_gmm", "swin_gmm", "cait_gmm", "pit_gmm", "t2t_gmm")
+
+
+def _has_bf16() -> bool:
+    return "avx512_bf16" in Path("/proc/cpuinfo").read_text()
+
+
+needs_bf16 = pytest.mark.skipif(not _has_bf16(), reason="this CPU has no bf16")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_passes_parity(name: str, tensor_bundles: dict[str, Bundle]) -> None:
+    bundle = tensor_bundles[name]
+    names = ["openvino", "openvino:bf16"] if _has_bf16() else ["openvino"]
+    with open_runners(names, bundle) as runners:
+        report = check_parity(bundle, runners, ParityOptions())
+    assert report.passed, report.failures()
+    assert [one.precision for one in report.runners] == (["fp32", "bf16"] if _has_bf16() else ["fp32"])
+    assert "f32" in report.runners[0].provenance["kernels"]
+    assert "bf16" not in report.runners[0].provenance["kernels"]
+
+
+@needs_bf16
+def test_bf16_is_bf16(bundle: Bundle) -> None:
+    with open_runner("openvino", bundle, precision="bf16") as runner:
+        assert isinstance(runner, OpenVinoRunner)
+        products = [name for name in runner.program.kernels if name.startswith("FullyConnected")]
+        assert products
+        assert all("bf16" in name for name in products)
+        inputs = fresh_inputs(bundle, 4)
+        with open_runner("openvino", bundle) as exact:
+            difference = np.abs(runner.run(inputs) - exact.run(inputs)).max()
+    assert difference > 1e-4  # it does round: a silent float32 would not be bf16
+
+
+def test_int8_quantises(precise_bundle: Bundle) -> None:
+    with open_runner("openvino", precise_bundle, precision="int8") as runner:
+        assert isinstance(runner, OpenVinoRunner)
+        assert any("i8" in name for name in runner.program.kernels)
+        report = check_parity(precise_bundle, [runner], ParityOptions())
+    assert report.runners[0].check("numeric").verdict == "passed"
+
+
+@pytest.mark.parametrize("rows", [1, 3, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5])
+def test_a_batch_in_chunks_is_the_batch(rows: int, bundle: Bundle) -> None:
+    inputs = fresh_inputs(bundle, rows)
+    with open_runner("openvino", bundle) as runner, open_runner("onnxruntime", bundle) as other:
+        found = runner.rows(inputs)
+        np.testing.assert_allclose(found, other.rows(inputs), atol=1e-5)
+        alone = np.concatenate([runner.run(inputs[row : row + 1]) for row in range(rows)])
+    np.testing.assert_allclose(found, alone, atol=1e-5)
+
+
+def test_precisions_that_it_does_not_compute_in(bundle: Bundle) -> None:
+    with pytest.raises(InputError, match="openvino computes in fp32, bf16, int8 on a CPU; fp16 was asked for"):
+        OpenVinoRunner(bundle, open_variant(bundle, "fp32"), precision="fp16")
+    assert "fp16" not in OPENVINO_HINTS
+
+
+def test_a_graph_that_cannot_be_read(bundle: Bundle, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(b"not a graph")
+    with pytest.raises(BundleError, match=r"broken.onnx: OpenVINO .* cannot load it"):
+        OpenVinoRunner(bundle, Variant(precision="fp32", path=broken, sha256="", record=None))
+
+
+def test_runners_with_a_precision_behind_the_name(precise_bundle: Bundle) -> None:
+    names = ["onnxruntime", "onnxruntime:int8", "openvino"]
+    with open_runners(names, precise_bundle) as runners:
+        assert [(one.name, one.precision) for one in runners] == [
+            ("onnxruntime", "fp32"),
+            ("onnxruntime", "int8"),
+            ("openvino", "fp32"),
+        ]
+    for wrong, message in (
+        (["eager:bf16"], "eager has the precision it was made with"),
+        (["openvino:fp12"], "fp12"),
+        (["openvino", "openvino:fp32"], "openvino:fp32 is named more than once"),
+    ):
+        with pytest.raises(InputError, match=message), open_runners(wrong, precise_bundle):
+            pass
+
+
+def test_the_compiled_module(tensor_bundles: dict[str, Bundle]) -> None:
+    bundle = tensor_bundles["vit_gmm"]
+    inputs = fresh_inputs(bundle, 3)
+    with open_runner("compile", bundle) as runner, open_runner("eager", bundle) as eager:
+        np.testing.assert_allclose(runner.run(inputs), eager.run(inputs), atol=1e-5)
+
+
+def test_without_a_compiler(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    def refuse(*_: object, **__: object) -> object:
+        def fail(*_: object) -> None:
+            raise RuntimeError("no compiler")
+
+        return fail
+
+    monkeypatch.setattr(torch, "compile", refuse)
+    with pytest.raises(InputError, match="fails here: no compiler") as found:
+        open_runner("compile", bundle)
+    assert "g++" in found.value.hint
