@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 
-__all__ = ["definitions", "page"]
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.extras import require
+from gmmvit_deploy.writing import require_free_file
+
+__all__ = ["definitions", "figure", "page", "require_page", "table"]
 
 _STYLE = """
 :root { color-scheme: light; }
@@ -36,3 +42,26 @@ def page(title: str, body: str, *, style: str = "") -> str:
 def definitions(rows: dict[str, str]) -> str:
     """Plain text → a list of names and what they are."""
     return "<dl>" + "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in rows.items()) + "</dl>"
+
+
+def figure(svg: str, title: str, caption: str) -> str:
+    """svg: as it is.  title, caption: plain text."""
+    return f"<figure>{svg}<figcaption><b>{escape(title)}</b>{escape(caption)}</figcaption></figure>"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """head: plain text.  rows: of HTML."""
+    titles = "".join(f"<th>{escape(name)}</th>" for name in head)
+    lines = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="scroll"><table><tr>{titles}</tr>{lines}</table></div>'
+
+
+def require_page(path: Path, *, force: bool) -> None:
+    """Whether a page can be written there at all, before the work is done.
+
+    Errors: InputError on another suffix; OutputError; MissingDependencyError without matplotlib.
+    """
+    if path.suffix.lower() != ".html":
+        raise InputError(f"{path}: a report is a .html page")
+    require("matplotlib", package="matplotlib", extra="report")
+    require_free_file(path, force=force)

@@ -60,9 +60,10 @@ def parity(
     """Is what runs the model that was trained?  Numbers, decisions, accuracy, batches; exit with 1 if a check fails."""
     with phases("parity") as told:
         from gmmvit_deploy.artifacts import open_bundle
+        from gmmvit_deploy.pages import require_page
         from gmmvit_deploy.parity.check import ParityOptions, check_parity
         from gmmvit_deploy.parity.inputs import open_images_of
-        from gmmvit_deploy.parity.page import require_page, write_page
+        from gmmvit_deploy.parity.page import write_page
         from gmmvit_deploy.parity.runners import open_runners
         from gmmvit_deploy.precision import precision_from
 

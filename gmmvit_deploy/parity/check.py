@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.artifacts import Bundle, tool_versions
 from gmmvit_deploy.data.images import Images
-from gmmvit_deploy.engines.runner import EngineRunner
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.parity.accuracy import Accuracy, classes_of, gate_of
@@ -37,13 +36,12 @@ from gmmvit_deploy.parity.invariance import check_invariance
 from gmmvit_deploy.parity.localize import localize
 from gmmvit_deploy.parity.numeric import Distances, SetNumbers, check_numeric, check_stored, comparable
 from gmmvit_deploy.parity.preprocessing import Sample, check_preprocessing
+from gmmvit_deploy.parity.provenance import described_bundle, provenance
 from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.parity.report import ParityReport, RunnerReport
 from gmmvit_deploy.parity.served import check_served
 from gmmvit_deploy.parity.suspects import explain
 from gmmvit_deploy.parity.verdict import Check
-from gmmvit_deploy.runtime.eager import EagerRunner
-from gmmvit_deploy.runtime.openvino import OpenVinoRunner
 from gmmvit_deploy.runtime.runner import Runner
 from gmmvit_deploy.runtime.triton import TritonRunner
 from gmmvit_deploy.tolerances import Limit
@@ -115,7 +113,7 @@ def check_parity(
         samples = _samples(bundle, reference, stream)
     reports = [tally.report(reference, kept, samples, told) for tally in tallies]
     return ParityReport(
-        bundle=_described(bundle),
+        bundle=described_bundle(bundle),
         versions=tool_versions(),
         data=_described_data(stream),
         checks=(
@@ -211,7 +209,7 @@ class _Tally:
         return RunnerReport(
             runner=runner.name,
             precision=runner.precision,
-            provenance=_provenance(bundle, runner),
+            provenance=provenance(bundle, runner),
             checks=tuple(checks),
             points=self._decisions.points(),
         )
@@ -270,39 +268,6 @@ def _samples(bundle: Bundle, reference: Reference, stream: ImageStream) -> list[
         Sample(where=stream.images.where(index), encoded=stream.images.encoded(index), pixels=image, exact=row)
         for index, image, row in zip(chosen, pixels, exact, strict=True)
     ]
-
-
-def _provenance(bundle: Bundle, runner: Runner) -> dict[str, str]:
-    if isinstance(runner, TritonRunner):
-        connection = runner.connection
-        return {"server": f"Triton {connection.version()} at {connection.url}", "model": runner.network}
-    if isinstance(runner, EngineRunner):
-        return {f"{name} SHA-256": value for name, value in runner.card.sha256.items()}
-    if isinstance(runner, EagerRunner):
-        return {"weights SHA-256": bundle.manifest.files[bundle.weights_path.name]}
-    if isinstance(runner, OpenVinoRunner):
-        kernels = ", ".join(f"{count} {kernel}" for kernel, count in runner.program.kernels.items())
-        return {
-            "graph": runner.variant.path.name,
-            "graph SHA-256": runner.variant.sha256,
-            "OpenVINO": runner.version,
-            "kernels": kernels,
-        }
-    variant = open_variant(bundle, runner.precision)
-    return {"graph": variant.path.name, "graph SHA-256": variant.sha256}
-
-
-def _described(bundle: Bundle) -> dict[str, Any]:
-    manifest = bundle.manifest
-    return {
-        "path": str(bundle.path),
-        "sha256": bundle.sha256,
-        "onnx_sha256": manifest.files[bundle.onnx_path.name],
-        "checkpoint": dict(manifest.checkpoint),
-        "model": f"{manifest.spec.family}, {manifest.spec.mask}",
-        "input": manifest.input_kind,
-        "exported_with": dict(manifest.versions),
-    }
 
 
 def _described_data(stream: ImageStream | None) -> dict[str, Any] | None:

@@ -7,15 +7,13 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.extras import require
-from gmmvit_deploy.pages import definitions, page
+from gmmvit_deploy.pages import definitions, figure, page, require_page, table
 from gmmvit_deploy.parity.plots import block_plot, class_plot, margin_plot
 from gmmvit_deploy.parity.report import ParityReport, RunnerReport
 from gmmvit_deploy.parity.verdict import Check
-from gmmvit_deploy.writing import new_file, require_free_file
+from gmmvit_deploy.writing import new_file
 
-__all__ = ["page_of", "require_page", "write_page"]
+__all__ = ["page_of", "write_page"]
 
 _STYLE = """
 td, th { text-align: left; vertical-align: top; white-space: nowrap; }
@@ -31,17 +29,6 @@ _WORDS = {
     "undecided": "Nothing wrong was found, but not everything could be told",
 }
 _MOST_FLIPS = 200
-
-
-def require_page(path: Path, *, force: bool) -> None:
-    """Whether a page can be written there at all, before the work is done.
-
-    Errors: InputError on another suffix; OutputError; MissingDependencyError without matplotlib.
-    """
-    if path.suffix.lower() != ".html":
-        raise InputError(f"{path}: a report is a .html page")
-    require("matplotlib", package="matplotlib", extra="report")
-    require_free_file(path, force=force)
 
 
 def write_page(report: ParityReport, path: Path, *, force: bool = False) -> None:
@@ -82,7 +69,7 @@ def _checks_table(report: ParityReport) -> str:
         (escape(who), escape(precision), escape(check.name), _verdict(check), escape(check.says))
         for who, precision, check in rows
     ]
-    return _table(("runner", "precision", "check", "verdict", "what was seen"), cells)
+    return table(("runner", "precision", "check", "verdict", "what was seen"), cells)
 
 
 def _verdict(check: Check) -> str:
@@ -91,25 +78,21 @@ def _verdict(check: Check) -> str:
 
 def _runner(runner: RunnerReport) -> str:
     checks = {check.name: check for check in runner.checks}
-    figures = [_figure(margin_plot(*runner.points), "Margin against error", "One point an input, flips marked.")]
+    figures = [figure(margin_plot(*runner.points), "Margin against error", "One point an input, flips marked.")]
     blocks = checks["localize"].details.get("blocks") if "localize" in checks else None
     if blocks:
         looked = checks["localize"].details["looking_changed_logits_by"]
         what = f"{checks['localize'].says}. Looking inside changed the logits by {looked:.2g}."
-        figures.append(_figure(block_plot(blocks), "Error by block", what))
+        figures.append(figure(block_plot(blocks), "Error by block", what))
     accuracy = checks["accuracy"].details
     if accuracy:
         what = f"Top-1 on {accuracy['images']:,} images. {accuracy['classes']}"
-        figures.append(_figure(class_plot(accuracy["per_class"]), "Accuracy by class", what))
+        figures.append(figure(class_plot(accuracy["per_class"]), "Accuracy by class", what))
     return (
         f"<h2>{escape(runner.runner)}, {escape(runner.precision)}</h2>{definitions(dict(runner.provenance))}"
         f'<div class="plots">{"".join(figures)}</div>'
         f"{_numbers(checks['numeric'].details['sets'])}{_accuracy(accuracy)}{_flips(checks['decisions'].details)}"
     )
-
-
-def _figure(svg: str, title: str, caption: str) -> str:
-    return f"<figure>{svg}<figcaption><b>{escape(title)}</b>{escape(caption)}</figcaption></figure>"
 
 
 def _numbers(sets: Sequence[Mapping[str, Any]]) -> str:
@@ -124,7 +107,7 @@ def _numbers(sets: Sequence[Mapping[str, Any]]) -> str:
             first = (escape(one["inputs"]), str(found["rows"]), name)
             rows.append((*first, *numbers, cosine, limit, escape(why)))
     head = ("inputs", "rows", "against", "largest", "99 %", "rms", "relative L2", "cosine", "limit", "derived as")
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def _accuracy(details: Mapping[str, Any]) -> str:
@@ -148,7 +131,7 @@ def _accuracy(details: Mapping[str, Any]) -> str:
             )
     head = ("", "PyTorch", "runner", "difference", "interval, each end 95 %", "lost, gained", "McNemar p")
     gate = f"Gate: {details['gate']:g} of PyTorch's top-1, a difference of {details['lowest_difference_allowed']:+.3%}."
-    return f'<p class="quiet">{gate}</p>{_table(head, rows)}'
+    return f'<p class="quiet">{gate}</p>{table(head, rows)}'
 
 
 def _flips(details: Mapping[str, Any]) -> str:
@@ -167,7 +150,7 @@ def _flips(details: Mapping[str, Any]) -> str:
     ]
     more = len(flips) + details["flips_not_listed"] - len(rows)
     note = f'<p class="quiet">And {more} more.</p>' if more else ""
-    return _table(("image", "PyTorch", "runner", "margin", ""), rows) + note
+    return table(("image", "PyTorch", "runner", "margin", ""), rows) + note
 
 
 def _skipped(report: ParityReport) -> str:
@@ -200,9 +183,3 @@ def _broken(data: Mapping[str, Any] | None) -> str:
         return ""
     items = "".join(f"<li>{escape(one['image'])}: {escape(one['why'])}</li>" for one in data["broken_images"])
     return f"<h2>Broken images</h2><p>{data['broken']} were left out.</p><ul>{items}</ul>"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    titles = "".join(f"<th>{escape(name)}</th>" for name in head)
-    lines = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table><tr>{titles}</tr>{lines}</table></div>'

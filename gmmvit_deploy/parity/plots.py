@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import io
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gmmvit_deploy.extras import require
+from gmmvit_deploy.plotting import figure_and_axes, svg
 
 __all__ = ["block_plot", "class_plot", "margin_plot"]
 
@@ -20,7 +18,7 @@ _MANY_CLASSES = 40
 
 def block_plot(blocks: Sequence[Mapping[str, Any]]) -> str:
     """Largest error of every block's output, and what it may be, on a logarithmic scale."""
-    figure, axes = _figure(height=3.6)
+    figure, axes = figure_and_axes(height=3.6)
     names = [block["block"] for block in blocks]
     axes.plot(names, [max(block["largest"], 1e-12) for block in blocks], "o-", color=_FOUND, label="largest error")
     limits = [block["limit"] for block in blocks]
@@ -30,12 +28,12 @@ def block_plot(blocks: Sequence[Mapping[str, Any]]) -> str:
     axes.set_ylabel("distance from float64")
     axes.tick_params(axis="x", rotation=60)
     axes.legend(frameon=False)
-    return _svg(figure)
+    return svg(figure)
 
 
 def margin_plot(margins: NDArray[Any], errors: NDArray[Any], flipped: NDArray[Any]) -> str:
     """One point an input: beyond the line, where the error is half the margin, a class may flip."""
-    figure, axes = _figure(height=4.2)
+    figure, axes = figure_and_axes(height=4.2)
     least = 1e-10
     margins, errors = np.maximum(margins, least), np.maximum(errors, least)
     # Points are drawn as one picture: ten thousand of them as shapes would make a page nobody can open.
@@ -49,14 +47,14 @@ def margin_plot(margins: NDArray[Any], errors: NDArray[Any], flipped: NDArray[An
     axes.set_xlabel("margin of the decision (logits)")
     axes.set_ylabel("largest error of a logit")
     axes.legend(frameon=False)
-    return _svg(figure)
+    return svg(figure)
 
 
 def class_plot(classes: Sequence[Mapping[str, Any]]) -> str:
     """Share of each class's images that PyTorch and the runner have right; the classes that differ most, if many."""
     chosen = sorted(classes, key=lambda one: -abs(one["pytorch"] - one["runner"]) / one["images"])[:_MANY_CLASSES]
     shown = [one for one in classes if one in chosen]
-    figure, axes = _figure(height=3.4)
+    figure, axes = figure_and_axes(height=3.4)
     places = np.arange(len(shown))
     for shift, key, colour, name in ((-0.2, "pytorch", _WANTED, "PyTorch"), (0.2, "runner", _FOUND, "runner")):
         shares = [100 * one[key] / one["images"] for one in shown]
@@ -65,28 +63,4 @@ def class_plot(classes: Sequence[Mapping[str, Any]]) -> str:
     axes.set_ylabel("right, %")
     axes.set_ylim(0, 100)
     axes.legend(frameon=False, ncols=2, loc="lower left", bbox_to_anchor=(0, 1))
-    return _svg(figure)
-
-
-def _figure(*, height: float) -> tuple[Any, Any]:
-    """A figure that belongs to no window and to no global state."""
-    figure = require("matplotlib.figure", package="matplotlib", extra="report").Figure(
-        figsize=(7.5, height), layout="constrained"
-    )
-    axes = figure.subplots()
-    axes.grid(visible=True, color="#e4e4e4", lw=0.6)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    return figure, axes
-
-
-def _svg(figure: Any) -> str:
-    """Without date and with names that follow from the content: the same report gives the same bytes."""
-    context = require("matplotlib", package="matplotlib", extra="report").rc_context
-    file = io.StringIO()
-    with context({"svg.fonttype": "none", "svg.hashsalt": "gmmvit", "font.family": "sans-serif"}):
-        figure.savefig(file, format="svg", dpi=150, metadata={"Date": None})
-    text = file.getvalue()
-    text = text[text.index("<svg") :]
-    return re.sub(r'<svg ([^>]*?)width="[^"]*" height="[^"]*"', r"<svg \1", text, count=1)
+    return svg(figure)

@@ -55,13 +55,13 @@ class OpenVinoProgram:
             starts, streams = self._cut(len(batch))
             answers: list[Any] = [None] * len(starts)
             waiting: list[tuple[Any, int]] = []
-            used: Counter[tuple[int, int]] = Counter()
+            used: Counter[int] = Counter()
             for index, (start, size) in enumerate(starts):
-                requests = self._prepared(size, streams)
-                request = requests[used[size, streams] % len(requests)]
-                if used[size, streams] >= len(requests):
-                    self._collect(waiting.pop(0), answers)
-                used[size, streams] += 1
+                requests = self._prepared(size, streams if size == CHUNK else 1)
+                if used[size] >= len(requests):
+                    self._collect(waiting.pop(0), answers)  # the oldest, which is the one that comes round again
+                request = requests[used[size] % len(requests)]
+                used[size] += 1
                 request.start_async({0: np.ascontiguousarray(batch[start : start + size])}, share_inputs=True)
                 waiting.append((request, index))
             for one in waiting:

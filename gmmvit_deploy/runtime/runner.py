@@ -23,10 +23,12 @@ class Runner:
     (B, 3, S, S) for ``tensor``. Logits are float32 (B, C).
 
     precision: what it computes in, which says how near to float32 it can come.
+    needs_own_thread: it must not be called from a callback of compiled code.
     """
 
     name: str
     precision: Precision = "fp32"
+    needs_own_thread: bool = False
 
     def __init__(self, bundle: Bundle) -> None:
         self.input_shape = bundle.input_shape

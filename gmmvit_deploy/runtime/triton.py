@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.artifacts import Bundle
 
-__all__ = ["DEFAULT_MODEL", "ServedModel", "TritonConnection", "TritonRunner", "parse_url"]
+__all__ = ["DEFAULT_MODEL", "ServedModel", "ServerTimings", "TritonConnection", "TritonRunner", "parse_url"]
 
 DEFAULT_MODEL = "gmmvit"
 _TRITON_TYPES = {"uint8": "UINT8", "float32": "FP32", "object": "BYTES"}
 _DEFAULT_PORTS = {"http": 8000, "grpc": 8001}
+_SERVER_PARTS = ("queue", "compute_input", "compute_infer", "compute_output")
 _REJECTED = ("INVALID_ARGUMENT", "400")
 
 
@@ -57,6 +58,25 @@ class ServedModel:
     bundle_sha256: str | None
     preprocessing: Mapping[str, Any] | None
     precision: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerTimings:
+    """Sums over requests, in nanoseconds.  parts_ns: queue, and what the backend calls input, infer and output."""
+
+    requests: int
+    executions: int
+    total_ns: int
+    parts_ns: Mapping[str, int]
+
+    def since(self, before: ServerTimings) -> ServerTimings:
+        """What was added since another look."""
+        return ServerTimings(
+            requests=self.requests - before.requests,
+            executions=self.executions - before.executions,
+            total_ns=self.total_ns - before.total_ns,
+            parts_ns={part: spent - before.parts_ns[part] for part, spent in self.parts_ns.items()},
+        )
 
 
 class TritonConnection:
@@ -134,6 +154,20 @@ class TritonConnection:
         answer = self._call(name, "get_inference_statistics", model_name=name, **options)
         stats = answer["model_stats"][0]
         return int(stats.get("inference_count", 0)), int(stats.get("execution_count", 0))
+
+    def timings(self, name: str) -> ServerTimings:
+        """Where the server itself says a model's requests spent their time, since it started."""
+        options = {"as_json": True} if self.protocol == "grpc" else {}
+        answer = self._call(name, "get_inference_statistics", model_name=name, **options)
+        stats = answer["model_stats"][0]
+        spent = stats.get("inference_stats", {})
+        parts = {part: int(spent.get(part, {}).get("ns", 0)) for part in (*_SERVER_PARTS, "success")}
+        return ServerTimings(
+            requests=int(spent.get("success", {}).get("count", 0)),
+            executions=int(stats.get("execution_count", 0)),
+            total_ns=parts.pop("success"),
+            parts_ns=parts,
+        )
 
     def version(self) -> str:
         """Triton's own, such as ``2.57.0``."""
@@ -217,6 +251,8 @@ class TritonRunner(Runner):
         super().__init__(bundle)
         self.connection = TritonConnection(url)
         self.name = f"triton-{self.connection.protocol}"
+        # tritonclient's HTTP side runs on gevent, which moves stacks about, and crashes where C++ frames lie on them.
+        self.needs_own_thread = self.connection.protocol == "http"
         self.ensemble, self.network, self.preprocess = model, f"{model}_network", f"{model}_preprocess"
         self._input = bundle.manifest.input_kind
         try:

@@ -1,0 +1,1 @@
+"""Latency and throughput of every runner, side by side, by the rules of MLPerf LoadGen."""

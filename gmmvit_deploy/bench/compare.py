@@ -1,0 +1,140 @@
+"""Two results, A and B: what became faster or slower; refused where the numbers would not mean the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gmmvit_deploy.bench.report import FORMAT
+from gmmvit_deploy.errors import InputError
+
+__all__ = ["Comparison", "Row", "compare", "open_result"]
+
+_DRAWS = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """change: B's time over A's, with its 95 % bootstrap interval; certain when 1 is outside of that."""
+
+    runner: str
+    scenario: str
+    batch: int
+    a_ms: float
+    b_ms: float
+    change: float
+    low: float
+    high: float
+
+    @property
+    def certain(self) -> bool:
+        return not self.low <= 1 <= self.high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """differing: what is not the same in the two and may be the reason, such as versions."""
+
+    rows: tuple[Row, ...]
+    differing: dict[str, tuple[Any, Any]]
+
+
+def open_result(path: Path) -> dict[str, Any]:
+    """What ``gmmvit bench --output`` wrote.  Errors: InputError."""
+    hint = "gmmvit bench BUNDLE --output FILE.json writes one"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise InputError(f"{path}: cannot be read: {exc.strerror}", hint=hint) from exc
+    except ValueError as exc:
+        raise InputError(f"{path}: no JSON: {exc}", hint=hint) from exc
+    found = data.get("format") if isinstance(data, dict) else None
+    if found != FORMAT:
+        raise InputError(f"{path}: format {FORMAT} was wanted, found {found!r}", hint=hint)
+    return data  # type: ignore[no-any-return]
+
+
+def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> Comparison:
+    """A and B were not measured side by side: only what both runs' rounds tell apart is called certain.
+
+    Errors: InputError that lists every reason why the two cannot be compared.
+    """
+    if against := _reasons_against(a, b):
+        raise InputError(
+            "these runs cannot be compared: " + "; ".join(against), hint="measure both again, alike, on one machine"
+        )
+    cells = {_key(cell): cell for cell in b["cells"]}
+    rows = [_row(cell, cells[_key(cell)]) for cell in a["cells"] if _key(cell) in cells]
+    if not rows:
+        raise InputError("these runs cannot be compared: they have no runner in the same scenario and batch in common")
+    differing = {
+        f"{part} {name}": (a[part].get(name), b[part].get(name))
+        for part in ("versions", "bundle", "settings")
+        for name in sorted({*a[part], *b[part]})
+        if a[part].get(name) != b[part].get(name)
+    }
+    return Comparison(rows=tuple(rows), differing=differing)
+
+
+_MUST_AGREE = {
+    "the checkpoint": ("bundle", "checkpoint", "sha256"),
+    "the model": ("bundle", "model"),
+    "the input": ("bundle", "input"),
+    "the processor": ("machine", "cpu"),
+    "its cores": ("machine", "cores_allowed"),
+    "its features": ("machine", "features"),
+    "the GPUs": ("machine", "gpus"),
+    "the environment": ("machine", "environment"),
+    "the data": ("data", "sha256"),
+}
+
+
+def _reasons_against(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    found = [
+        f"{name} is {result['verdict']}: {result['reasons'][0]}"
+        for name, result in (("A", a), ("B", b))
+        if result["verdict"] != "VALID"
+    ]
+    for what, path in _MUST_AGREE.items():
+        values = []
+        for result in (a, b):
+            value: Any = result
+            for key in path:
+                value = value.get(key)
+            values.append(value)
+        if values[0] != values[1]:
+            found.append(f"{what}: {_short(values[0])} in A, {_short(values[1])} in B")
+    return found
+
+
+def _row(a: Mapping[str, Any], b: Mapping[str, Any]) -> Row:
+    generator = np.random.default_rng(0)
+    drawn = [
+        np.median(generator.choice(np.asarray(cell["round_ms"]), (_DRAWS, len(cell["round_ms"]))), axis=1)
+        for cell in (a, b)
+    ]
+    low, high = np.percentile(drawn[1] / drawn[0], [2.5, 97.5])
+    return Row(
+        runner=a["runner"],
+        scenario=a["scenario"],
+        batch=a["batch"],
+        a_ms=a["median_ms"],
+        b_ms=b["median_ms"],
+        change=b["median_ms"] / a["median_ms"],
+        low=float(low),
+        high=float(high),
+    )
+
+
+def _key(cell: Mapping[str, Any]) -> tuple[Any, ...]:
+    return cell["runner"], cell["scenario"], cell["batch"]
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:12]}…"

@@ -1,0 +1,229 @@
+"""MLPerf LoadGen drives a runner: it schedules the queries, and its trace says how long each took.
+
+SingleStream   one sample a query, the next when the last is answered
+MultiStream    n samples a query, likewise: the latency of a batch of n
+Offline        all samples at once: throughput
+Server         one sample a query, arriving at random (Poisson), at a rate that does not wait for us
+
+A latency counts from the time at which the query was scheduled, not from when it was sent: what a
+query waits for an overloaded system is part of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gmmvit_deploy.bench.queues import Workers
+from gmmvit_deploy.errors import GmmvitError
+from gmmvit_deploy.extras import require
+
+__all__ = ["LoadRun", "ScenarioName", "Work", "drive"]
+
+ScenarioName = Literal["SingleStream", "MultiStream", "Offline", "Server"]
+Program = Callable[[NDArray[Any]], NDArray[Any]]
+_SAME_SCHEDULE = 20261  # every runner is sent the same samples at the same times
+_LATENCY_BOUND_UNUSED_NS = 10**12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Work:
+    """What one LoadGen run asks of a program.
+
+    inputs (N, …): the samples it draws from.  queries: how many it sends (Offline: samples).
+    batch: samples of a MultiStream query; the most that Offline and Server put into one call.
+    callers: calls that may be under way at once, in Offline and Server.
+    rate: queries a second, and bound_ms: of the latency's p99, for Server.
+    in_thread: call the program from a thread of its own in every scenario (`Runner.needs_own_thread`).
+    """
+
+    scenario: ScenarioName
+    inputs: NDArray[Any]
+    queries: int
+    batch: int = 1
+    callers: int = 1
+    rate: float = 0.0
+    bound_ms: float = 0.0
+    seed: int = _SAME_SCHEDULE
+    in_thread: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LoadRun:
+    """latencies_ms: of each query (Offline: of each sample), from its scheduled time.
+
+    seconds: from the first scheduled query to the last answer.  indices (n,): of the samples, in the order in which
+    they were scheduled; outputs (n, C): what was answered to each in the timed run.  complaints: LoadGen's own.
+    """
+
+    work: Work
+    latencies_ms: NDArray[Any]
+    seconds: float
+    indices: NDArray[Any]
+    outputs: NDArray[Any]
+    complaints: tuple[str, ...]
+
+    @property
+    def samples_per_second(self) -> float:
+        return len(self.indices) / self.seconds
+
+    @property
+    def outputs_sha256(self) -> str:
+        """Of every logit that was answered, in the order of the samples."""
+        order = np.argsort(self.indices, kind="stable")
+        return hashlib.sha256(np.ascontiguousarray(self.outputs[order], dtype="<f4").tobytes()).hexdigest()
+
+
+def drive(program: Program, work: Work) -> LoadRun:
+    """One run of LoadGen in performance mode.
+
+    Errors: whatever the program raises, after LoadGen has come to its end; GmmvitError when an answer is missing;
+    MissingDependencyError.
+    """
+    loadgen = require("mlperf_loadgen", package="mlcommons-loadgen", extra="bench")
+    answers = _Answers(loadgen, program, work)
+    with tempfile.TemporaryDirectory(prefix="gmmvit-loadgen-") as folder, answers.system() as (system, library):
+        logs = loadgen.LogSettings()
+        logs.enable_trace = True
+        logs.log_output.outdir = folder
+        logs.log_output.copy_summary_to_stdout = False
+        # LoadGen would read an audit.config that happens to lie in the working directory.
+        audit = str(Path(folder) / "no-audit.config")
+        loadgen.StartTestWithLogSettings(system, library, _settings(loadgen, work), logs, audit)
+        answers.finish()
+        spans = _spans(Path(folder) / "mlperf_log_trace.json")
+        complaints = _complaints(Path(folder) / "mlperf_log_detail.txt")
+    return answers.result(spans, complaints)
+
+
+def _settings(loadgen: Any, work: Work) -> Any:
+    settings = loadgen.TestSettings()
+    settings.scenario = getattr(loadgen.TestScenario, work.scenario)
+    settings.mode = loadgen.TestMode.PerformanceOnly
+    settings.min_duration_ms = 0
+    settings.min_query_count = settings.max_query_count = work.queries if work.scenario != "Offline" else 1
+    settings.multi_stream_samples_per_query = work.batch
+    settings.single_stream_expected_latency_ns = settings.multi_stream_expected_latency_ns = 10**6
+    # LoadGen plans for offline_expected_qps * (duration + 10 %) samples, and not less than min_query_count.
+    settings.offline_expected_qps = 1
+    if work.scenario == "Offline":
+        settings.min_query_count = work.queries
+    settings.server_target_qps = work.rate or 1.0
+    settings.server_target_latency_ns = int(work.bound_ms * 1e6) or _LATENCY_BOUND_UNUSED_NS
+    settings.server_target_latency_percentile = 0.99
+    settings.sample_index_rng_seed = settings.schedule_rng_seed = settings.qsl_rng_seed = work.seed
+    return settings
+
+
+class _Answers:
+    """The system under test: takes queries, runs the program, keeps what it answered."""
+
+    def __init__(self, loadgen: Any, program: Program, work: Work) -> None:
+        self._loadgen = loadgen
+        self._program = program
+        self._work = work
+        self._lock = threading.Lock()
+        self._rows: dict[int, tuple[int, NDArray[Any]]] = {}
+        self._kept: list[NDArray[Any]] = []  # LoadGen reads the answers where they lie
+        self._failure: BaseException | None = None
+        self._workers: Workers | None = None
+
+    @contextmanager
+    def system(self) -> Iterator[tuple[int, int]]:
+        work, loadgen = self._work, self._loadgen
+        count = len(work.inputs)
+        if work.scenario in ("Offline", "Server") or work.in_thread:
+            self._workers = Workers(self._answer, most=work.batch, callers=work.callers)
+        issue = self._workers.put if self._workers else self._answer
+        system = loadgen.ConstructSUT(issue, lambda: None)
+        library = loadgen.ConstructQSL(count, count, lambda indices: None, lambda indices: None)
+        try:
+            yield system, library
+        finally:
+            if self._workers is not None:
+                self._workers.close()
+            loadgen.DestroyQSL(library)
+            loadgen.DestroySUT(system)
+
+    def _answer(self, samples: Sequence[Any]) -> None:
+        try:
+            indices = [sample.index for sample in samples]
+            logits = np.ascontiguousarray(self._program(self._work.inputs[indices]), dtype=np.float32)
+        # A program that fails must not leave LoadGen waiting for ever: it is answered, and the run is void.
+        except BaseException as exc:
+            self._failure = self._failure or exc
+            logits = np.zeros((len(samples), 1), dtype=np.float32)
+        response = self._loadgen.QuerySampleResponse
+        width = logits.strides[0]
+        start = logits.ctypes.data
+        self._loadgen.QuerySamplesComplete(
+            [response(sample.id, start + row * width, width) for row, sample in enumerate(samples)]
+        )
+        # Behind the clock: what was answered is looked at when the run is over.
+        with self._lock:
+            self._kept.append(logits)
+            for row, sample in enumerate(samples):
+                self._rows[sample.id] = (sample.index, logits[row])
+
+    def finish(self) -> None:
+        if self._workers is not None:
+            self._workers.close()
+        if self._failure is not None:
+            raise self._failure
+
+    def result(self, spans: dict[int, tuple[int, float, float]], complaints: tuple[str, ...]) -> LoadRun:
+        """spans: sample → (query, scheduled at, answered at), in nanoseconds from the start."""
+        if len(spans) != len(self._rows):
+            raise GmmvitError(f"LoadGen sent {len(self._rows)} samples and tells of {len(spans)}")
+        ordered = [self._rows[identity] for identity in sorted(self._rows)]
+        by_query: dict[int, float] = {}
+        for key, scheduled, answered in spans.values():
+            by_query[key] = max(by_query.get(key, 0.0), answered - scheduled)
+        offline = self._work.scenario == "Offline"
+        latencies = [answered for *_, answered in spans.values()] if offline else list(by_query.values())
+        first = min(scheduled for _, scheduled, _ in spans.values())
+        last = max(answered for *_, answered in spans.values())
+        return LoadRun(
+            work=self._work,
+            latencies_ms=np.array(latencies) / 1e6,
+            seconds=(last - first) / 1e9,
+            indices=np.array([index for index, _ in ordered]),
+            outputs=np.stack([row for _, row in ordered]),
+            complaints=complaints,
+        )
+
+
+def _spans(trace: Path) -> dict[int, tuple[int, float, float]]:
+    """Sample → (query, scheduled at, answered at) in nanoseconds, out of LoadGen's trace."""
+    found: dict[int, tuple[int, float, float]] = {}
+    for line in trace.read_text(encoding="utf-8").splitlines():
+        if not line.startswith('{"name":"Sample",') or '"ph":"b"' not in line:
+            continue
+        event = json.loads(line.rstrip(","))
+        notes = event["args"]
+        # ts is when the query was scheduled, in microseconds; complete_ns counts from there.
+        scheduled = float(event["ts"]) * 1e3
+        found[int(notes["sample_seq"])] = (int(notes["query_seq"]), scheduled, scheduled + float(notes["complete_ns"]))
+    return found
+
+
+def _complaints(detail: Path) -> tuple[str, ...]:
+    """What LoadGen calls an error or a warning of its own run; that it stopped when told to is none."""
+    found = []
+    for line in detail.read_text(encoding="utf-8").splitlines():
+        note = json.loads(line.removeprefix(":::MLLOG "))
+        if (note["metadata"]["is_error"] or note["metadata"]["is_warning"]) and "Max query count" not in str(
+            note["value"]
+        ):
+            found.append(f"{note['key']}: {note['value']}")
+    return tuple(found)

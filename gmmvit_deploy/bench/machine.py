@@ -1,0 +1,135 @@
+"""The machine that a run had, and whether it had it to itself."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["MachineState", "cpu_name", "describe_machine", "gpu_names", "machine_state"]
+
+_LOOK_S = 0.5
+_SPIN = 2000
+_BLOCK = b"\0" * 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineState:
+    """A look at the machine while nothing of ours runs.
+
+    others: share of all cores that other programs took.  stolen: share that the hypervisor kept.
+    spin_ms: a fixed piece of work on one core, the best of several: what the clock really is.
+    megahertz: what the processor says of its cores, where it says so.
+    """
+
+    load: float
+    others: float
+    stolen: float
+    spin_ms: float
+    megahertz: tuple[float, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def machine_state() -> MachineState:
+    """Look for half a second."""
+    before = _processor_times()
+    time.sleep(_LOOK_S)
+    after = _processor_times()
+    total = max(sum(after.values()) - sum(before.values()), 1e-9)
+    idle = sum(after.get(key, 0) - before.get(key, 0) for key in ("idle", "iowait"))
+    stolen = after.get("steal", 0) - before.get("steal", 0)
+    return MachineState(
+        load=os.getloadavg()[0],
+        others=max(0.0, (total - idle - stolen) / total) if before else 0.0,
+        stolen=stolen / total,
+        spin_ms=_spin(),
+        megahertz=_megahertz(),
+    )
+
+
+def describe_machine() -> dict[str, Any]:
+    """What does not change while a run lasts."""
+    return {
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "cores_allowed": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "features": _features(),
+        "memory_gib": round(_memory() / 2**30, 1),
+        "system": platform.platform(),
+        "gpus": gpu_names(),
+        "environment": {
+            name: os.environ[name]
+            for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "LD_PRELOAD")
+            if name in os.environ
+        },
+    }
+
+
+def cpu_name() -> str:
+    lines = _lines(Path("/proc/cpuinfo"))
+    return next((_value(line) for line in lines if line.startswith("model name")), platform.processor())
+
+
+def gpu_names() -> list[str]:
+    """Name, driver and clock limits of each NVIDIA GPU; none without nvidia-smi."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,clocks.max.sm,power.limit", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line.strip() for line in answer.stdout.splitlines() if line.strip()]
+
+
+def _features() -> list[str]:
+    """The vector and matrix extensions that decide how fast a product can be."""
+    flags = next((_value(line).split() for line in _lines(Path("/proc/cpuinfo")) if line.startswith("flags")), [])
+    wanted = ("fma", "avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx_vnni", "amx_tile", "amx_bf16")
+    return [flag for flag in wanted if flag in flags]
+
+
+def _processor_times() -> dict[str, float]:
+    lines = _lines(Path("/proc/stat"))
+    if not lines:
+        return {}
+    names = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
+    return dict(zip(names, map(float, lines[0].split()[1:9]), strict=False))
+
+
+def _spin() -> float:
+    best = float("inf")
+    for _ in range(5):
+        start = time.perf_counter()
+        digest = hashlib.sha256()
+        for _ in range(_SPIN):
+            digest.update(_BLOCK)
+        best = min(best, time.perf_counter() - start)
+    return best * 1e3
+
+
+def _megahertz() -> tuple[float, ...]:
+    return tuple(float(_value(line)) for line in _lines(Path("/proc/cpuinfo")) if line.startswith("cpu MHz"))
+
+
+def _memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+
+
+def _value(line: str) -> str:
+    return line.partition(":")[2].strip()

@@ -1,0 +1,224 @@
+"""Several runners side by side: each round gives every runner its turn, in an order that is drawn anew.
+
+A machine that slows down, slows down for all. Ratios are taken within rounds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gmmvit_deploy.bench.loadgen import LoadRun, ScenarioName, Work, drive
+from gmmvit_deploy.bench.outputs import Expected, OutputCheck
+from gmmvit_deploy.bench.statistics import ENOUGH, Percentile, Ratio, percentiles, ratio, spread
+from gmmvit_deploy.runtime.runner import Runner
+from gmmvit_deploy.runtime.triton import TritonRunner
+
+__all__ = ["Cell", "Plan", "callers_of", "label", "measure", "ratios"]
+
+Told = Callable[[str, int, int], None]
+_WARM_UPS = 3
+_LEAST = ENOUGH[0.9]  # no cell ends with fewer queries than a p90 needs
+_CALLERS_OF_A_SERVER = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """batches: of latencies; offline: throughput with everything known at once, besides.
+
+    rounds: turns that each runner gets.  seconds: about how long each cell is measured in all.
+    """
+
+    batches: tuple[int, ...] = (1, 8, 64)
+    offline: bool = True
+    rounds: int = 10
+    seconds: float = 4.0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Cell:
+    """One runner in one scenario at one batch.
+
+    rounds: latencies in ms of each round's queries.  seconds, samples: of each round.
+    """
+
+    runner: str
+    precision: str
+    scenario: ScenarioName
+    batch: int
+    outputs: OutputCheck
+    rounds: list[NDArray[Any]] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return f"{self.runner}, {self.scenario}" + (f", batch {self.batch}" if self.batch > 1 else "")
+
+    @property
+    def times(self) -> list[float]:
+        """What rounds are compared by: the median latency, or in Offline the time a sample took, in ms."""
+        if self.scenario == "Offline":
+            return [1e3 * took / count for took, count in zip(self.seconds, self.samples, strict=True)]
+        return [float(np.median(latencies)) for latencies in self.rounds]
+
+    @property
+    def median_ms(self) -> float:
+        return float(np.median(self.times))
+
+    @property
+    def spread(self) -> float:
+        return spread(self.times)
+
+    @property
+    def samples_per_second(self) -> float:
+        """Of the median round."""
+        return (1 if self.scenario == "Offline" else self.batch) * 1e3 / self.median_ms
+
+    @property
+    def queries(self) -> int:
+        return sum(map(len, self.rounds))
+
+    @property
+    def percentiles(self) -> tuple[Percentile, ...]:
+        """Of all rounds together; of Offline there are none, whose latencies are places in a queue."""
+        return () if self.scenario == "Offline" else percentiles(np.concatenate(self.rounds))
+
+
+def label(runner: Runner) -> str:
+    """``openvino:bf16``; float32 goes without saying."""
+    return runner.name if runner.precision == "fp32" else f"{runner.name}:{runner.precision}"
+
+
+def callers_of(runner: Runner) -> int:
+    """Calls that may be under way at once: a server answers several, a runner of this process one."""
+    return _CALLERS_OF_A_SERVER if isinstance(runner, TritonRunner) else 1
+
+
+def measure(
+    runners: Sequence[Runner],
+    inputs: NDArray[Any],
+    expected: Expected,
+    plan: Plan,
+    *,
+    told: Told = lambda what, done, steps: None,
+) -> list[Cell]:
+    """Every runner at every batch that it takes.
+
+    inputs (N, …): what samples are drawn from; N at least the largest batch.
+    Errors: whatever a runner raises; wrong answers are no error but an `OutputCheck` that is not right.
+    """
+    turns = [
+        _Turn(runner, work, expected) for runner in runners for work in _works(runner, inputs, plan) if work is not None
+    ]
+    generator = np.random.default_rng(0)
+    for number in range(plan.rounds):
+        for place, index in enumerate(generator.permutation(len(turns))):
+            told(f"round {number + 1}: {turns[index].name}", number * len(turns) + place, plan.rounds * len(turns))
+            turns[index].take(number)
+    return [turn.cell() for turn in turns]
+
+
+def ratios(cells: Sequence[Cell]) -> list[tuple[Cell, Cell, Ratio]]:
+    """(one, the first runner in the same scenario and batch, time of the one over the first's)."""
+    found = []
+    for cell in cells:
+        first = next(one for one in cells if (one.scenario, one.batch) == (cell.scenario, cell.batch))
+        if cell is not first:
+            found.append((cell, first, ratio(cell.times, first.times)))
+    return found
+
+
+def _works(runner: Runner, inputs: NDArray[Any], plan: Plan) -> list[Work | None]:
+    """What a runner does in each round; None for a batch that it does not take."""
+    works: list[Work | None] = []
+    for batch in plan.batches:
+        if not runner.takes(batch) or batch > len(inputs):
+            works.append(None)
+            continue
+        took = _warmed_up(runner, inputs[:batch])
+        queries = max(math.ceil(_LEAST / plan.rounds), round(plan.seconds / plan.rounds / took))
+        scenario: ScenarioName = "SingleStream" if batch == 1 else "MultiStream"
+        works.append(
+            Work(scenario=scenario, inputs=inputs, queries=queries, batch=batch, in_thread=runner.needs_own_thread)
+        )
+    if plan.offline:
+        batch = max((one for one in plan.batches if runner.takes(one) and one <= len(inputs)), default=1)
+        took = _warmed_up(runner, inputs[:batch])
+        samples = batch * max(2 * callers_of(runner), round(plan.seconds / plan.rounds / took))
+        works.append(Work(scenario="Offline", inputs=inputs, queries=samples, batch=batch, callers=callers_of(runner)))
+    return works
+
+
+def _warmed_up(runner: Runner, batch: NDArray[Any]) -> float:
+    """Seconds that a batch takes once everything is in place; compiling and the first touch are not measured."""
+    times = []
+    for _ in range(_WARM_UPS):
+        start = time.perf_counter()
+        runner.run(batch)
+        times.append(time.perf_counter() - start)
+    return max(min(times), 1e-6)
+
+
+class _Turn:
+    """Collects one cell, a round at a time."""
+
+    def __init__(self, runner: Runner, work: Work, expected: Expected) -> None:
+        self._runner, self._work, self._expected = runner, work, expected
+        self._runs: list[tuple[NDArray[Any], float, int]] = []
+        self._complaints: set[str] = set()
+        self._digest = hashlib.sha256()
+        self._largest = 0.0
+        self._answers = 0
+
+    @property
+    def name(self) -> str:
+        return f"{label(self._runner)}, {self._work.scenario}, batch {self._work.batch}"
+
+    def take(self, number: int) -> None:
+        work = self._work
+        run = drive(
+            self._runner.run,
+            Work(
+                scenario=work.scenario,
+                inputs=work.inputs,
+                queries=work.queries,
+                batch=work.batch,
+                callers=work.callers,
+                in_thread=work.in_thread,
+                seed=work.seed + number,  # other samples in every round, the same ones for every runner
+            ),
+        )
+        self._note(run)
+
+    def _note(self, run: LoadRun) -> None:
+        self._runs.append((run.latencies_ms, run.seconds, len(run.indices)))
+        self._complaints.update(run.complaints)
+        self._digest.update(run.outputs_sha256.encode())
+        found = self._expected.largest(run.indices, run.outputs)
+        self._largest = math.nan if math.isnan(found + self._largest) else max(self._largest, found)
+        self._answers += len(run.indices)
+
+    def cell(self) -> Cell:
+        precision = self._runner.precision
+        return Cell(
+            runner=label(self._runner),
+            precision=precision,
+            scenario=self._work.scenario,
+            batch=self._work.batch,
+            outputs=self._expected.judged(
+                precision, answers=self._answers, largest=self._largest, sha256=self._digest.hexdigest()
+            ),
+            rounds=[latencies for latencies, _, _ in self._runs],
+            seconds=[took for _, took, _ in self._runs],
+            samples=[count for *_, count in self._runs],
+            complaints=sorted(self._complaints),
+        )

@@ -1,0 +1,51 @@
+"""Samples that wait to be answered, and the threads that answer them in batches."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+__all__ = ["Workers"]
+
+
+class Workers:
+    """``callers`` threads; each takes what is waiting, at most ``most`` samples, and answers them in one call.
+
+    Nothing waits for a batch to fill: that is the batching of a server with no delay.
+    """
+
+    def __init__(self, answer: Callable[[Sequence[Any]], None], *, most: int, callers: int) -> None:
+        self._answer = answer
+        self._most = most
+        self._waiting: deque[Any] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(callers)]
+        for thread in self._threads:
+            thread.start()
+
+    def put(self, samples: Sequence[Any]) -> None:
+        """Returns at once."""
+        with self._changed:
+            self._waiting.extend(samples)
+            self._changed.notify(len(samples))
+
+    def close(self) -> None:
+        """Wait until everything is answered, then end the threads."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting and not self._closed:
+                    self._changed.wait()
+                if not self._waiting:
+                    return
+                taken = [self._waiting.popleft() for _ in range(min(self._most, len(self._waiting)))]
+            self._answer(taken)

@@ -1,0 +1,185 @@
+"""Everything a benchmark found, with the run card that says whether it may be believed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from gmmvit_deploy.bench.machine import MachineState
+from gmmvit_deploy.bench.measure import Cell, ratios
+from gmmvit_deploy.bench.roofline import NetworkWork, Roofline
+from gmmvit_deploy.bench.served_load import LoadSearch
+from gmmvit_deploy.bench.statistics import ENOUGH
+from gmmvit_deploy.bench.waterfall import Step
+
+__all__ = ["FORMAT", "BenchReport", "Share", "reasons_against"]
+
+FORMAT = "gmmvit-bench/1"
+MOST_SPREAD = 0.25
+MOST_OTHERS = 0.10
+MOST_STOLEN = 0.05
+MOST_CLOCK_CHANGE = 0.10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Of the roofline: the least time that this machine allows over the time that was taken."""
+
+    runner: str
+    batch: int
+    share: float
+    least_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BenchReport:
+    """bundle, data, settings, machine, versions: what was measured, on what, how.
+
+    runners: label → what exactly ran.  before, after: the machine at rest, on both sides of the run.
+    """
+
+    bundle: Mapping[str, Any]
+    data: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    machine: Mapping[str, Any]
+    versions: Mapping[str, str]
+    runners: Mapping[str, Mapping[str, str]]
+    before: MachineState
+    after: MachineState
+    cells: tuple[Cell, ...]
+    works: tuple[NetworkWork, ...]
+    rooflines: tuple[Roofline, ...]
+    steps: tuple[Step, ...]
+    loads: tuple[LoadSearch, ...]
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why the numbers may not be believed; empty for a valid run."""
+        return tuple(reasons_against(self.cells, self.loads, self.before, self.after))
+
+    @property
+    def verdict(self) -> Literal["VALID", "INVALID"]:
+        return "INVALID" if self.reasons else "VALID"
+
+    @property
+    def wrong(self) -> list[str]:
+        """Runners whose answers were wrong while the clock ran."""
+        return [reason for reason in self.reasons if _WRONG in reason]
+
+    def shares(self) -> list[Share]:
+        """Of every latency whose precision has a roofline."""
+        works = {work.batch: work for work in self.works}
+        lines = {line.precision: line for line in self.rooflines}
+        found = []
+        for cell in self.cells:
+            if cell.scenario != "Offline" and cell.batch in works and cell.precision in lines:
+                least = lines[cell.precision].least_ms(works[cell.batch])
+                found.append(Share(runner=cell.runner, batch=cell.batch, share=least / cell.median_ms, least_ms=least))
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "format": FORMAT,
+            "verdict": self.verdict,
+            "reasons": list(self.reasons),
+            "bundle": dict(self.bundle),
+            "data": dict(self.data),
+            "settings": dict(self.settings),
+            "machine": dict(self.machine),
+            "versions": dict(self.versions),
+            "runners": {name: dict(notes) for name, notes in self.runners.items()},
+            "before": self.before.to_json(),
+            "after": self.after.to_json(),
+            "cells": [_cell(cell) for cell in self.cells],
+            "ratios": [
+                {
+                    "runner": one.runner,
+                    "over": first.runner,
+                    "scenario": one.scenario,
+                    "batch": one.batch,
+                    **asdict(found),
+                }
+                for one, first, found in ratios(self.cells)
+            ],
+            "work": [_work(work) for work in self.works],
+            "rooflines": [_roofline(line) for line in self.rooflines],
+            "shares": [asdict(share) for share in self.shares()],
+            "waterfall": [asdict(step) for step in self.steps],
+            "loads": [asdict(load) for load in self.loads],
+        }
+
+
+_WRONG = "answers were wrong"
+
+
+def reasons_against(
+    cells: Sequence[Cell], loads: Sequence[LoadSearch], before: MachineState, after: MachineState
+) -> list[str]:
+    """Every reason not to believe a run."""
+    found = []
+    for name, outputs in [
+        *((cell.name, cell.outputs) for cell in cells),
+        *((one.runner, one.outputs) for one in loads),
+    ]:
+        if not outputs.right:
+            found.append(
+                f"{name}: {_WRONG}: up to {outputs.largest:.3g} from the truth, {outputs.limit:.3g} is allowed"
+            )
+    for cell in cells:
+        if cell.scenario != "Offline" and cell.queries < ENOUGH[0.9]:
+            found.append(f"{cell.name}: too few samples: {cell.queries} queries, {ENOUGH[0.9]} are needed for a p90")
+        if cell.spread > MOST_SPREAD:
+            found.append(f"{cell.name}: unstable: its rounds are spread over {cell.spread:.0%} of their median")
+        found += [f"{cell.name}: LoadGen: {complaint}" for complaint in cell.complaints]
+    for when, state in (("before", before), ("after", after)):
+        if state.others > MOST_OTHERS:
+            found.append(f"machine busy: other programs took {state.others:.0%} of it {when} the run")
+        if state.stolen > MOST_STOLEN:
+            found.append(f"machine busy: its host took {state.stolen:.0%} of it {when} the run")
+    change = after.spin_ms / before.spin_ms - 1
+    if abs(change) > MOST_CLOCK_CHANGE:
+        found.append(f"unstable: the same work on one core took {change:+.0%} of its time after the run")
+    return found
+
+
+def _cell(cell: Cell) -> dict[str, Any]:
+    return {
+        "runner": cell.runner,
+        "precision": cell.precision,
+        "scenario": cell.scenario,
+        "batch": cell.batch,
+        "queries": cell.queries,
+        "median_ms": cell.median_ms,
+        "spread": cell.spread,
+        "samples_per_second": cell.samples_per_second,
+        "percentiles": {one.name: {"ms": one.value, "missing_queries": one.missing} for one in cell.percentiles},
+        "round_ms": cell.times,
+        "latencies_ms": [round(float(value), 5) for part in cell.rounds for value in part]
+        if cell.scenario != "Offline"
+        else [],
+        "outputs": {**asdict(cell.outputs), "largest": _finite(cell.outputs.largest), "right": cell.outputs.right},
+        "complaints": cell.complaints,
+    }
+
+
+def _work(work: NetworkWork) -> dict[str, Any]:
+    products = [{"shape": list(shape), "times": times} for shape, times in work.products.items()]
+    return {**asdict(work), "products": products}
+
+
+def _roofline(line: Roofline) -> dict[str, Any]:
+    return {
+        "precision": line.precision,
+        "gflops": line.best.gflops,
+        "library": line.best.library,
+        "shape": list(line.best.shape),
+        "bandwidth_gb_s": line.bandwidth / 1e9,
+        "absent": list(line.absent),
+        "rates": [{**asdict(rate), "shape": list(rate.shape)} for rate in line.rates],
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if value == value and abs(value) != float("inf") else None

@@ -1,0 +1,165 @@
+"""A whole benchmark: inputs, truth, side by side, roofline, waterfall, load; and the card around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gmmvit_deploy.artifacts import Bundle, tool_versions
+from gmmvit_deploy.bench.machine import describe_machine, machine_state
+from gmmvit_deploy.bench.measure import Plan, label, measure
+from gmmvit_deploy.bench.outputs import Expected
+from gmmvit_deploy.bench.report import BenchReport
+from gmmvit_deploy.bench.roofline import measured_roofline, network_work
+from gmmvit_deploy.bench.served_load import search_rate
+from gmmvit_deploy.bench.waterfall import waterfall
+from gmmvit_deploy.data.images import Images
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.extras import require
+from gmmvit_deploy.parity.inputs import ImageStream, fresh_inputs
+from gmmvit_deploy.parity.provenance import described_bundle, provenance
+from gmmvit_deploy.runtime.runner import Runner
+from gmmvit_deploy.writing import sha256_of_bytes
+
+__all__ = ["BenchOptions", "bench"]
+
+Told = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions:
+    """data: real images; None makes some up, and the card says so.  samples: how many are kept in memory.
+
+    bound_ms: search the rate at which p99 stays below it; None leaves the search out.
+    roofline, waterfall: measure these as well.
+    """
+
+    plan: Plan = field(default_factory=Plan)
+    data: Images | None = None
+    samples: int = 256
+    bound_ms: float | None = None
+    roofline: bool = True
+    waterfall: bool = True
+
+    def __post_init__(self) -> None:
+        plan = self.plan
+        if not plan.batches or min(plan.batches) < 1 or len(set(plan.batches)) < len(plan.batches):
+            raise InputError(f"batches {list(plan.batches)}: distinct sizes of at least 1 were wanted")
+        if plan.rounds < 3:
+            raise InputError(f"rounds is {plan.rounds}; at least 3 were wanted, or no spread can be told")
+        if not plan.seconds > 0:
+            raise InputError(f"seconds is {plan.seconds:g}; more than 0 was wanted")
+        if self.samples < max(plan.batches):
+            raise InputError(f"samples is {self.samples}; at least the largest batch, {max(plan.batches)}, was wanted")
+        if self.bound_ms is not None and not self.bound_ms > 0:
+            raise InputError(f"the latency bound is {self.bound_ms:g} ms; more than 0 was wanted")
+
+
+def bench(
+    bundle: Bundle,
+    runners: Sequence[Runner],
+    options: BenchOptions | None = None,
+    *,
+    told: Told = lambda what, done, steps: None,
+) -> BenchReport:
+    """Measure every runner.  The first one is what ratios are over.
+
+    Errors: InputError on options or data that do not fit; MissingDependencyError without LoadGen; whatever a
+    runner raises. Wrong answers, a busy machine and the like make a report that says INVALID.
+    """
+    if not runners:
+        raise InputError("no runner was named")
+    options = options or BenchOptions()
+    require("mlperf_loadgen", package="mlcommons-loadgen", extra="bench")
+    _require_batches(runners, options.plan)
+    inputs, pixels, data = _inputs(bundle, options)
+    told("PyTorch's answers", 0, 1)
+    expected = Expected(bundle, inputs)
+    before = machine_state()
+    cells = measure(runners, inputs, expected, options.plan, told=told)
+    steps = waterfall(bundle, runners, inputs, pixels) if options.waterfall else []
+    works = [network_work(bundle, batch) for batch in options.plan.batches]
+    precisions = dict.fromkeys(runner.precision for runner in runners) if options.roofline else {}
+    lines = []
+    for precision in precisions:
+        told(f"what this machine can do in {precision}", 0, 1)
+        lines.append(measured_roofline(works, precision))
+    loads = []
+    if options.bound_ms is not None:
+        for runner in runners:
+            rates = [cell.samples_per_second for cell in cells if cell.runner == label(runner)]
+            loads.append(
+                search_rate(
+                    runner,
+                    inputs,
+                    expected,
+                    bound_ms=options.bound_ms,
+                    most=max(rates),
+                    told=lambda what: told(what, 0, 1),
+                )
+            )
+    return BenchReport(
+        bundle=described_bundle(bundle),
+        data=data,
+        settings={
+            "batches": list(options.plan.batches),
+            "offline": options.plan.offline,
+            "rounds": options.plan.rounds,
+            "seconds": options.plan.seconds,
+            "bound_ms": options.bound_ms,
+        },
+        machine=describe_machine(),
+        versions=_versions(),
+        runners={label(runner): provenance(bundle, runner) for runner in runners},
+        before=before,
+        after=machine_state(),
+        cells=tuple(cells),
+        works=tuple(works),
+        rooflines=tuple(line for line in lines if line is not None),
+        steps=tuple(steps),
+        loads=tuple(loads),
+    )
+
+
+def _require_batches(runners: Sequence[Runner], plan: Plan) -> None:
+    for runner in runners:
+        if not any(runner.takes(batch) for batch in plan.batches):
+            raise InputError(
+                f"runner {label(runner)} takes none of the batches {', '.join(map(str, plan.batches))}",
+                hint=f"it takes {', '.join(f'{least} to {most}' for least, most in runner.ranges)}",
+            )
+
+
+def _inputs(bundle: Bundle, options: BenchOptions) -> tuple[NDArray[Any], NDArray[Any] | None, dict[str, Any]]:
+    """(what the graph takes, the same as pixels where there are any, what they are)."""
+    if options.data is None:
+        inputs = fresh_inputs(bundle, options.samples)
+        pixels = inputs if bundle.manifest.input_kind == "pixels" else None
+        notes = {"name": "made up: patches of colour with noise", "samples": len(inputs)}
+        return inputs, pixels, {**notes, "sha256": sha256_of_bytes(inputs.tobytes())}
+    stream = ImageStream(bundle=bundle, images=options.data, batch=options.samples, limit=options.samples)
+    inputs = np.concatenate([batch.inputs for batch in stream])
+    size = bundle.manifest.spec.image_size
+    pixels = np.stack([options.data.pixels(int(index), size) for index in stream.indices()])
+    if len(inputs) < max(options.plan.batches):
+        raise InputError(
+            f"{options.data.name} has {len(inputs)} images; at least the largest batch, {max(options.plan.batches)}, "
+            "was wanted"
+        )
+    return inputs, pixels, {"name": options.data.name, "samples": len(inputs), "sha256": stream.sha256}
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = tool_versions()
+    for name in ("openvino", "mlcommons-loadgen", "tritonclient"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found

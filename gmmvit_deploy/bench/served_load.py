@@ -1,0 +1,103 @@
+"""The Server scenario: requests arrive at random; which rate does it take before the slow ones are too slow?"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gmmvit_deploy.bench.loadgen import Work, drive
+from gmmvit_deploy.bench.measure import label
+from gmmvit_deploy.bench.outputs import Expected, OutputCheck
+from gmmvit_deploy.bench.statistics import ENOUGH
+from gmmvit_deploy.runtime.runner import Runner
+from gmmvit_deploy.runtime.triton import TritonRunner
+
+__all__ = ["LoadPoint", "LoadSearch", "search_rate"]
+
+_STEPS = 6
+_QUERIES = ENOUGH[0.99]
+_SECONDS_AT_LEAST = 2.0
+_CALLERS_OF_A_SERVER = 16
+_BATCH = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadPoint:
+    """rate: arrivals a second that were asked for.  p50_ms, p99_ms: from the scheduled time, on ``queries``."""
+
+    rate: float
+    queries: int
+    p50_ms: float
+    p99_ms: float
+    holds: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSearch:
+    """best: the highest rate that held the bound, None when none did.  points: every rate that was tried."""
+
+    runner: str
+    bound_ms: float
+    best: LoadPoint | None
+    points: tuple[LoadPoint, ...]
+    outputs: OutputCheck
+
+
+def search_rate(
+    runner: Runner,
+    inputs: NDArray[Any],
+    expected: Expected,
+    *,
+    bound_ms: float,
+    most: float,
+    told: Callable[[str], None] = lambda what: None,
+) -> LoadSearch:
+    """Halve the distance between a rate that holds and one that does not, six times.
+
+    most: samples a second that the runner reaches when everything is there at once; no arrival rate can be higher.
+    Every rate is tried on as many queries as a p99 needs.
+    """
+    served = isinstance(runner, TritonRunner)
+    batch = 1 if served else min(_BATCH, runner.max_batch, len(inputs))  # a server makes its batches itself
+    for size in {1, batch // 2 - 1, batch - 1, batch} & set(range(1, batch + 1)):
+        runner.run(inputs[:size])  # what is compiled for a size must not be compiled while the clock runs
+    points: list[LoadPoint] = []
+    largest, answers, digest = 0.0, 0, hashlib.sha256()
+    low, high = 0.0, most
+    for step in range(_STEPS):
+        rate = high * 0.6 if not step else (low + high) / 2
+        told(f"{label(runner)}: {rate:.0f} a second")
+        run = drive(
+            runner.run,
+            Work(
+                scenario="Server",
+                inputs=inputs,
+                queries=max(_QUERIES, round(rate * _SECONDS_AT_LEAST)),
+                batch=batch,
+                callers=_CALLERS_OF_A_SERVER if served else 1,
+                rate=rate,
+                bound_ms=bound_ms,
+                seed=step + 1,
+            ),
+        )
+        found = expected.largest(run.indices, run.outputs)
+        largest = found if not found <= largest else largest  # NaN stays
+        answers += len(run.indices)
+        digest.update(run.outputs_sha256.encode())
+        p50, p99 = (float(value) for value in np.percentile(run.latencies_ms, [50, 99], method="inverted_cdf"))
+        holds = p99 <= bound_ms
+        points.append(LoadPoint(rate=rate, queries=len(run.latencies_ms), p50_ms=p50, p99_ms=p99, holds=holds))
+        low, high = (rate, high) if holds else (low, rate)
+    holding = [point for point in points if point.holds]
+    return LoadSearch(
+        runner=label(runner),
+        bound_ms=bound_ms,
+        best=max(holding, key=lambda point: point.rate) if holding else None,
+        points=tuple(sorted(points, key=lambda point: point.rate)),
+        outputs=expected.judged(runner.precision, answers=answers, largest=largest, sha256=digest.hexdigest()),
+    )

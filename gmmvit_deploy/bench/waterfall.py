@@ -1,0 +1,144 @@
+"""Where the time of one image goes, from PyTorch to an HTTP answer, each step on the same inputs.
+
+    trained module → exported graph → engine → server → gRPC → HTTP → with the image decoded by the server
+
+Runners of this process are steps by themselves. A request to a server is taken apart by the server's
+own statistics: waiting in its queue, its backend, and what is left of the time that the client saw:
+the transport, the client, and whatever nobody accounts for. That rest is shown, not shared out.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.bench.loadgen import Work, drive
+from gmmvit_deploy.bench.measure import label
+from gmmvit_deploy.runtime.runner import Runner
+from gmmvit_deploy.runtime.triton import TritonRunner
+
+__all__ = ["Step", "waterfall"]
+
+_ROUNDS = 5
+_QUERIES = 40
+_ORDER = ("eager", "compile", "onnxruntime", "openvino", "tensorrt", "tensorrt-rtx", "triton-grpc", "triton-http")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """ms: median of what a caller sees.  parts: of a server's mean request, in ms; ``unexplained`` is the rest.
+
+    over_before: ms more than the step before.
+    """
+
+    name: str
+    ms: float
+    over_before: float
+    parts: dict[str, float]
+
+
+def waterfall(
+    bundle: Bundle, runners: Sequence[Runner], inputs: NDArray[Any], pixels: NDArray[Any] | None
+) -> list[Step]:
+    """One image at a time, the steps in turns.
+
+    inputs (N, …): as the graph takes them; pixels (N, S, S, 3): the same images for the step that decodes, or None.
+    """
+    ordered = sorted(runners, key=lambda one: (_ORDER.index(one.name), one.precision))
+    programs = {label(one): _Program(one, inputs) for one in ordered}
+    served = next((one for one in ordered if isinstance(one, TritonRunner)), None)
+    if served is not None and pixels is not None and bundle.manifest.preprocessing is not None:
+        programs[f"{label(served)} + decoding"] = _Decoding(served, pixels)
+    for number in range(_ROUNDS):
+        for program in programs.values():
+            program.turn(number)
+    steps: list[Step] = []
+    for name, program in programs.items():
+        ms, parts = program.found()
+        steps.append(Step(name=name, ms=ms, over_before=ms - steps[-1].ms if steps else 0.0, parts=parts))
+    return steps
+
+
+class _Program:
+    """A runner's turns, one sample a query, and what its server says of them."""
+
+    def __init__(self, runner: Runner, inputs: NDArray[Any]) -> None:
+        self.runner = runner
+        self.inputs = inputs
+        self._rounds: list[float] = []
+        self._means: list[float] = []
+        self._parts: list[dict[str, float]] = []
+
+    def run(self, batch: NDArray[Any]) -> NDArray[Any]:
+        return self.runner.run(batch)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Models on the server that have a hand in it."""
+        return (self.runner.network,) if isinstance(self.runner, TritonRunner) else ()
+
+    def turn(self, number: int) -> None:
+        self.run(self.inputs[:1])
+        before = self._looks()
+        work = Work(
+            scenario="SingleStream",
+            inputs=self.inputs,
+            queries=_QUERIES,
+            seed=number + 1,
+            in_thread=self.runner.needs_own_thread,
+        )
+        found = drive(self.run, work).latencies_ms
+        self._rounds.append(float(np.median(found)))
+        self._means.append(float(np.mean(found)))
+        parts: dict[str, float] = {}
+        for model, after, earlier in zip(self.models, self._looks(), before, strict=True):
+            spent = after.since(earlier)
+            for part, total in spent.parts_ns.items():
+                name = f"{model} {part.removeprefix('compute_')}"
+                parts[name] = total / max(spent.requests, 1) / 1e6
+        self._parts.append(parts)
+
+    def found(self) -> tuple[float, dict[str, float]]:
+        median = float(np.median(self._rounds))
+        if not self.models:
+            return median, {}
+        parts = {name: float(np.median([one[name] for one in self._parts])) for name in self._parts[0]}
+        parts["unexplained"] = max(0.0, float(np.median(self._means)) - sum(parts.values()))
+        return median, parts
+
+    def _looks(self) -> list[Any]:
+        if not isinstance(self.runner, TritonRunner):
+            return []
+        return [self.runner.connection.timings(model) for model in self.models]
+
+
+class _Decoding(_Program):
+    """The whole of a request as clients send it: an encoded image in, logits out."""
+
+    def __init__(self, runner: TritonRunner, pixels: NDArray[Any]) -> None:
+        encoded = np.empty((len(pixels), 1), dtype=object)
+        for index, image in enumerate(pixels):
+            encoded[index, 0] = _png(image)
+        super().__init__(runner, encoded)
+        self._runner = runner
+
+    def run(self, batch: NDArray[Any]) -> NDArray[Any]:
+        return self._runner.connection.infer(self._runner.ensemble, "IMAGE", batch)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return (self._runner.preprocess, self._runner.network)
+
+
+def _png(pixels: NDArray[Any]) -> bytes:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()

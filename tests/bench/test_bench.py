@@ -1,0 +1,282 @@
+"""A benchmark says what was measured, and says so when it may not be believed."""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.bench.compare import compare, open_result
+from gmmvit_deploy.bench.measure import Plan, measure, ratios
+from gmmvit_deploy.bench.outputs import Expected
+from gmmvit_deploy.bench.page import page_of, write_page
+from gmmvit_deploy.bench.report import BenchReport, reasons_against
+from gmmvit_deploy.bench.roofline import measured_roofline, network_work
+from gmmvit_deploy.bench.run import BenchOptions, bench
+from gmmvit_deploy.data.images import ArrayImages
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.models.counting import multiply_accumulates
+from gmmvit_deploy.parity.inputs import fresh_inputs
+from gmmvit_deploy.parity.runners import open_runners
+from gmmvit_deploy.runtime.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.serving.server import TritonServer
+
+QUICK = Plan(batches=(1, 4), rounds=3, seconds=0.1)
+
+
+class Slower(OnnxRuntimeRunner):
+    """A runner with a fault, so that the report must tell.  delay_s: of every batch; off: added to every logit."""
+
+    name = "onnxruntime"
+    delay_s = 0.01
+    off = 0.0
+
+    def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
+        time.sleep(self.delay_s)
+        return super()._run(batch) + np.float32(self.off)
+
+
+@pytest.fixture(scope="module")
+def report(bundle: Bundle) -> BenchReport:
+    with open_runners(["onnxruntime", "openvino"], bundle) as runners:
+        return bench(bundle, runners, BenchOptions(plan=QUICK, samples=16, bound_ms=50))
+
+
+def test_every_runner_at_every_batch(report: BenchReport) -> None:
+    cells = {(cell.runner, cell.scenario, cell.batch) for cell in report.cells}
+    scenarios = [("SingleStream", 1), ("MultiStream", 4), ("Offline", 4)]
+    assert cells == {(runner, *one) for runner in ("onnxruntime", "openvino") for one in scenarios}
+    for cell in report.cells:
+        assert cell.outputs.right
+        assert cell.outputs.answers == sum(cell.samples)
+        assert len(cell.rounds) == 3
+        assert cell.scenario == "Offline" or cell.queries >= 64
+    assert not report.wrong
+
+
+def test_a_slower_runner_shows_as_slower(bundle: Bundle) -> None:
+    inputs = fresh_inputs(bundle, 8)
+    with OnnxRuntimeRunner(bundle) as quick, Slower(bundle) as slow:
+        slow.precision = "fp32"
+        cells = measure([quick, slow], inputs, Expected(bundle, inputs), replace(QUICK, batches=(1,), offline=False))
+    assert [cell.median_ms > 10 for cell in cells] == [False, True]
+    ((one, first, found),) = ratios(cells)
+    assert (one, first) == (cells[1], cells[0])
+    assert found.low > 1
+
+
+def test_wrong_answers_make_a_run_invalid(bundle: Bundle) -> None:
+    with Slower(bundle) as wrong:
+        wrong.delay_s, wrong.off = 0.0, 0.01
+        found = bench(bundle, [wrong], BenchOptions(plan=QUICK, samples=8, roofline=False, waterfall=False))
+    assert found.verdict == "INVALID"
+    assert len(found.wrong) == 3
+    assert "answers were wrong: up to 0.01" in found.wrong[0]
+
+
+def test_answers_that_are_not_finite_are_wrong(bundle: Bundle) -> None:
+    with Slower(bundle) as wrong:
+        wrong.delay_s, wrong.off = 0.0, float("nan")
+        found = bench(bundle, [wrong], BenchOptions(plan=QUICK, samples=8, roofline=False, waterfall=False))
+    assert len(found.wrong) == 3
+    json.dumps(found.to_json(), allow_nan=False)
+
+
+def test_every_reason_not_to_believe_a_run(report: BenchReport) -> None:
+    calm = replace(report.before, others=0.0, stolen=0.0, spin_ms=1.0)
+    cells = copy.deepcopy(report.cells)
+    for cell in cells:
+        cell.rounds = [np.full_like(part, 2.0) for part in cell.rounds]
+        cell.seconds = [count * 1e-3 for count in cell.samples]
+    assert reasons_against(cells, (), calm, calm) == []
+    assert "other programs took 30%" in reasons_against(cells, (), replace(calm, others=0.3), calm)[0]
+    assert "its host took 20%" in reasons_against(cells, (), calm, replace(calm, stolen=0.2))[0]
+    assert "took +50% of its time" in reasons_against(cells, (), calm, replace(calm, spin_ms=1.5))[0]
+    cells[0].rounds = [np.full(30, value) for value in (1.0, 2.0, 3.0)]
+    assert "unstable: its rounds are spread over 50%" in reasons_against(cells, (), calm, calm)[0]
+    cells[0].rounds = [np.ones(5)] * 3
+    assert "too few samples: 15 queries, 64" in reasons_against(cells, (), calm, calm)[0]
+    cells[0].rounds = [np.ones(50)] * 3
+    cells[0].complaints = ["something: odd"]
+    assert reasons_against(cells, (), calm, calm) == ["onnxruntime, SingleStream: LoadGen: something: odd"]
+
+
+def test_the_rate_that_holds_a_bound(report: BenchReport) -> None:
+    assert [load.runner for load in report.loads] == ["onnxruntime", "openvino"]
+    for load in report.loads:
+        assert len(load.points) == 6
+        assert all(point.queries >= 662 for point in load.points)
+        assert all(point.holds == (point.p99_ms <= 50) for point in load.points)
+        assert load.outputs.right
+        if load.best is not None:
+            assert load.best.rate == max(point.rate for point in load.points if point.holds)
+
+
+@pytest.mark.parametrize("name", ["vit_gmm", "swin_gmm", "cait_gmm", "pit_gmm", "t2t_gmm"])
+def test_operations_are_those_that_the_model_counts(name: str, tensor_bundles: dict[str, Bundle]) -> None:
+    bundle = tensor_bundles[name]
+    counted = multiply_accumulates(bundle.manifest.spec)
+    for batch in (1, 4):
+        work = network_work(bundle, batch)
+        # Folding drops what is computed for nothing, and unfolding as a convolution multiplies by ones and zeros.
+        assert work.operations / 2 / batch == pytest.approx(counted, rel=0.15)
+        assert sum(work.products.values()) > 4
+
+
+def test_roofline_is_the_best_of_what_was_measured(bundle: Bundle) -> None:
+    works = [network_work(bundle, batch) for batch in (1, 4)]
+    line = measured_roofline(works, "fp32")
+    assert line is not None
+    assert line.best.gflops == max(rate.gflops for rate in line.rates)
+    assert {rate.library for rate in line.rates} == {"torch", "onnxruntime", "openvino"}
+    assert line.least_ms(works[1]) == pytest.approx(
+        1e3 * max(works[1].operations / line.best.gflops / 1e9, works[1].least_bytes("fp32") / line.bandwidth)
+    )
+    assert measured_roofline(works, "fp8") is None
+
+
+def test_shares_of_the_roofline(report: BenchReport) -> None:
+    shares = report.shares()
+    assert {(one.runner, one.batch) for one in shares} == {
+        (runner, batch) for runner in ("onnxruntime", "openvino") for batch in (1, 4)
+    }
+    assert all(0 < one.share < 1.2 for one in shares)
+
+
+def test_the_page_holds_everything_and_fetches_nothing(report: BenchReport, tmp_path: Path) -> None:
+    path = tmp_path / "bench.html"
+    write_page(report.to_json(), path)
+    text = path.read_text()
+    for words in (
+        "Side by side",
+        "Throughput against batch",
+        "Latency against load",
+        "Where the time goes",
+        "Run card",
+    ):
+        assert words in text
+    assert text.count("<svg") == 6
+    for fetched in ("<script", "<link", "src=", "@import", "url("):
+        assert fetched not in text.replace("url(#", "")
+    assert report.bundle["sha256"] in text
+    assert text == page_of(json.loads(json.dumps(report.to_json())))
+
+
+class TestCompare:
+    @pytest.fixture
+    def result(self, report: BenchReport) -> dict[str, Any]:
+        result = json.loads(json.dumps(report.to_json(), allow_nan=False))
+        result.update(verdict="VALID", reasons=[])
+        return result
+
+    def test_what_became_slower(self, result: dict[str, Any]) -> None:
+        other = copy.deepcopy(result)
+        for cell in other["cells"]:
+            if cell["runner"] == "openvino":
+                cell["median_ms"] *= 100
+                cell["round_ms"] = [100 * value for value in cell["round_ms"]]
+        other["versions"]["openvino"] = "2030.1"
+        found = compare(result, other)
+        slower = [row for row in found.rows if row.certain]
+        assert {row.runner for row in slower} == {"openvino"}
+        assert all(row.change == pytest.approx(100) for row in slower)
+        assert found.differing["versions openvino"][1] == "2030.1"
+
+    def test_runs_that_cannot_be_compared(self, result: dict[str, Any]) -> None:
+        for part, key, value, says in (
+            ("machine", "cpu", "another", "the processor"),
+            ("machine", "features", [], "its features"),
+            ("data", "sha256", "0", "the data"),
+            ("bundle", "model", "swin", "the model"),
+        ):
+            other = copy.deepcopy(result)
+            other[part][key] = value
+            with pytest.raises(InputError, match=says):
+                compare(result, other)
+        other = copy.deepcopy(result) | {"verdict": "INVALID", "reasons": ["machine busy"]}
+        with pytest.raises(InputError, match="B is INVALID: machine busy"):
+            compare(result, other)
+        for cell in (other := copy.deepcopy(result))["cells"]:
+            cell["batch"] = 128
+        with pytest.raises(InputError, match="no runner in the same scenario"):
+            compare(result, other)
+
+    def test_files_that_are_no_results(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match="cannot be read"):
+            open_result(tmp_path / "absent.json")
+        (tmp_path / "a.json").write_text("{")
+        with pytest.raises(InputError, match="no JSON"):
+            open_result(tmp_path / "a.json")
+        (tmp_path / "a.json").write_text('{"format": "gmmvit-parity/1"}')
+        with pytest.raises(InputError, match="gmmvit-bench/1 was wanted, found 'gmmvit-parity/1'"):
+            open_result(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize(
+    ("plan", "changes", "says"),
+    [
+        (replace(QUICK, batches=(0,)), {}, "at least 1"),
+        (replace(QUICK, batches=(4, 4)), {}, "distinct"),
+        (replace(QUICK, rounds=2), {}, "at least 3"),
+        (replace(QUICK, seconds=0), {}, "seconds is 0"),
+        (QUICK, {"samples": 3}, "at least the largest batch, 4"),
+        (QUICK, {"bound_ms": -1.0}, "more than 0"),
+    ],
+)
+def test_options_that_make_no_sense(plan: Plan, changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        BenchOptions(plan=plan, **{"samples": 16, **changes})
+
+
+def test_runners_and_data_that_do_not_fit(bundle: Bundle) -> None:
+    with pytest.raises(InputError, match="no runner was named"):
+        bench(bundle, [])
+    with OnnxRuntimeRunner(bundle) as runner:
+        huge = Plan(batches=(10_000,), rounds=3, seconds=0.1)
+        with pytest.raises(InputError, match="takes none of the batches 10000"):
+            bench(bundle, [runner], BenchOptions(plan=huge, samples=10_000))
+        few = ArrayImages("few", np.zeros((2, 32, 32, 3), np.uint8), np.zeros(2, np.int64), ("a",))
+        with pytest.raises(InputError, match="few has 2 images"):
+            bench(bundle, [runner], BenchOptions(plan=QUICK, samples=8, data=few))
+
+
+@pytest.mark.server
+def test_bench_of_a_live_server_from_the_command_line(
+    bundle: Bundle, server: TritonServer, gmmvit: Any, tmp_path: Path
+) -> None:
+    out, page = tmp_path / "result.json", tmp_path / "page.html"
+    urls = ["--url", server.grpc_url, "--url", server.http_url]
+    names = "onnxruntime,triton-grpc,triton-http"
+    quick = ["--batch", "1,4", "--rounds", "3", "--seconds", "0.3", "--samples", "16", "--no-roofline"]
+    answer = gmmvit("bench", bundle.path, "--runner", names, *urls, *quick, "--output", out, "--report", page)
+    assert answer.returncode == 0, answer.stderr
+    assert "one image: triton-grpc + decoding" in answer.stdout
+    result = open_result(out)
+    steps = {step["name"]: step for step in result["waterfall"]}
+    assert list(steps) == ["onnxruntime", "triton-grpc", "triton-http", "triton-grpc + decoding"]
+    parts = steps["triton-grpc"]["parts"]
+    assert set(parts) == {f"gmmvit_network {one}" for one in ("queue", "input", "infer", "output")} | {"unexplained"}
+    assert parts["gmmvit_network infer"] > 0
+    assert parts["unexplained"] > 0
+    assert any(name.startswith("gmmvit_preprocess ") for name in steps["triton-grpc + decoding"]["parts"])
+    assert all(cell["outputs"]["right"] for cell in result["cells"])
+    assert page.read_text().startswith("<!doctype html>")
+    again = gmmvit("bench", bundle.path, "--output", out)
+    assert again.returncode == 1
+    assert "result.json" in again.stderr
+    for arguments, says in (
+        ((), "a bundle was wanted"),
+        ((bundle.path, "--batch", "one"), "--batch is 'one'"),
+        ((bundle.path, "--compare", out, out), "takes two results and no bundle"),
+    ):
+        refused = gmmvit("bench", *arguments)
+        assert refused.returncode == 1
+        assert says in refused.stderr

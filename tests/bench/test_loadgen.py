@@ -1,0 +1,123 @@
+"""The real LoadGen, driving programs whose times and answers are known."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from gmmvit_deploy.bench.loadgen import ScenarioName, Work, drive
+from gmmvit_deploy.bench.statistics import ENOUGH, percentiles, ratio, spread
+
+INPUTS = np.arange(40, dtype=np.float32).reshape(40, 1)
+
+
+def doubled(batch: NDArray[Any]) -> NDArray[Any]:
+    return np.repeat(2 * batch, 3, axis=1)
+
+
+def slow(batch: NDArray[Any]) -> NDArray[Any]:
+    time.sleep(0.005)
+    return doubled(batch)
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+@pytest.mark.parametrize(
+    ("scenario", "batch", "queries", "samples"),
+    [("SingleStream", 1, 70, 70), ("MultiStream", 4, 30, 120), ("Offline", 8, 100, 100), ("Server", 8, 70, 70)],
+)
+def test_every_sample_is_answered_once(
+    scenario: ScenarioName, batch: int, queries: int, samples: int, in_thread: bool
+) -> None:
+    work = Work(scenario=scenario, inputs=INPUTS, queries=queries, batch=batch, rate=2000, in_thread=in_thread)
+    run = drive(doubled, work)
+    assert run.outputs.shape == (samples, 3)
+    np.testing.assert_array_equal(run.outputs[:, 0], 2 * run.indices)
+    assert len(run.latencies_ms) == (samples if scenario == "Offline" else queries)
+    assert (run.latencies_ms > 0).all()
+    assert run.complaints == ()
+    assert run.outputs_sha256 == drive(doubled, work).outputs_sha256  # the same samples, the same answers
+    assert run.outputs_sha256 != drive(lambda batch: doubled(batch) + 1e-3, work).outputs_sha256
+
+
+def test_latency_of_a_known_program() -> None:
+    run = drive(slow, Work(scenario="SingleStream", inputs=INPUTS, queries=20))
+    assert run.latencies_ms.min() >= 5
+    assert np.median(run.latencies_ms) < 50
+
+
+def test_a_batch_is_one_call() -> None:
+    sizes: list[int] = []
+
+    def noted(batch: NDArray[Any]) -> NDArray[Any]:
+        sizes.append(len(batch))
+        return doubled(batch)
+
+    drive(noted, Work(scenario="MultiStream", inputs=INPUTS, queries=10, batch=4))
+    assert sizes == [4] * 10
+
+
+def test_latency_counts_from_the_scheduled_time() -> None:
+    """5 ms a query, 1000 arrivals a second, one at a time: the last ones have waited for all before them."""
+    run = drive(slow, Work(scenario="Server", inputs=INPUTS, queries=100, batch=1, rate=1000))
+    assert run.latencies_ms.max() > 200
+    assert run.samples_per_second < 210
+
+
+def test_a_server_may_answer_several_at_once() -> None:
+    lock, under_way, most = threading.Lock(), [0], [0]
+
+    def counted(batch: NDArray[Any]) -> NDArray[Any]:
+        with lock:
+            under_way[0] += 1
+            most[0] = max(most[0], under_way[0])
+        answer = slow(batch)
+        with lock:
+            under_way[0] -= 1
+        return answer
+
+    drive(counted, Work(scenario="Offline", inputs=INPUTS, queries=64, batch=4, callers=3))
+    assert most[0] == 3
+
+
+@pytest.mark.parametrize("scenario", ["SingleStream", "Offline", "Server"])
+def test_a_program_that_fails_ends_the_run(scenario: ScenarioName) -> None:
+    def failing(batch: NDArray[Any]) -> NDArray[Any]:
+        raise RuntimeError("out of order")
+
+    with pytest.raises(RuntimeError, match="out of order"):
+        drive(failing, Work(scenario=scenario, inputs=INPUTS, queries=10, rate=1000))
+
+
+def test_an_audit_file_that_lies_about_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "audit.config").write_text("*.*.mode = 2\n*.SingleStream.min_query_count = 5000\n")
+    monkeypatch.chdir(tmp_path)
+    assert len(drive(doubled, Work(scenario="SingleStream", inputs=INPUTS, queries=10)).latencies_ms) == 10
+    assert [path.name for path in tmp_path.iterdir()] == ["audit.config"]  # and nothing is left there
+
+
+def test_percentiles_are_quoted_on_enough_queries_only() -> None:
+    assert (ENOUGH[0.9], ENOUGH[0.99], ENOUGH[0.999]) == (64, 662, 6636)
+    for share, enough in ENOUGH.items():
+        few, many = (
+            next(one for one in percentiles(np.arange(1.0, count + 1)) if one.share == share)
+            for count in (enough - 1, enough)
+        )
+        assert (few.value, few.missing) == (None, 1)
+        assert (many.value, many.missing) == (np.ceil(share * enough), 0)
+    assert [one.name for one in percentiles(np.ones(1))] == ["p50", "p90", "p99", "p99.9"]
+
+
+def test_ratios_are_taken_within_rounds() -> None:
+    drifting = np.array([1.0, 2.0, 4.0, 8.0, 16.0])
+    found = ratio(list(1.5 * drifting), list(drifting))
+    assert found.median == found.low == found.high == 1.5
+    with pytest.raises(ValueError, match="rounds in pairs"):
+        ratio([1.0], [1.0, 2.0])
+    assert spread([1.0, 1.0, 1.0]) == 0
+    assert spread([1.0, 2.0, 3.0]) == 0.5
