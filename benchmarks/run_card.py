@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime", "numpy")
+PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime", "openvino", "numpy")
 
 
 def start(script: str, **settings: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import NoReturn
 import typer
 
 import gmmvit_deploy
-from gmmvit_cli import bench, build, classify, convert, demo, doctor, export, inspect, parity, repository, serve
+from gmmvit_cli import bench, build, classify, convert, demo, doctor, export, inspect, parity, repository, serve, tune
 from gmmvit_deploy.errors import GmmvitError
 
 __all__ = ["app", "main"]
@@ -28,7 +28,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, inspect, export, convert, build, parity, bench, repository, serve, classify, doctor):
+for command in (demo, inspect, export, convert, build, parity, bench, tune, repository, serve, classify, doctor):
     name = command.__name__.rpartition(".")[2]
     app.command(name)(getattr(command, name))
 

@@ -13,11 +13,14 @@ def repository(
     out: Path = typer.Option(Path("model_repository"), "-o", "--output", help="The repository to write."),
     backend: str = typer.Option(
         "python",
-        help="python: ONNX Runtime in Triton's Python backend, which every server has. "
+        help="python: ONNX Runtime or OpenVINO in Triton's Python backend, which every server has. "
         "onnxruntime: Triton's own. tensorrt: an engine.",
     ),
+    runtime: str = typer.Option("onnxruntime", help="Of --backend python: onnxruntime, or openvino."),
     name: str = typer.Option("gmmvit", help="Name of the model on the server."),
-    precision: str = typer.Option("fp32", help="Of the graph, for the python and onnxruntime backends."),
+    precision: str = typer.Option(
+        "fp32", help="Of what the python and onnxruntime backends run; openvino: fp32, bf16, int8."
+    ),
     accelerator: str = typer.Option("none", help="tensorrt: the server's ONNX Runtime builds an engine at load."),
     engine: Path | None = typer.Option(None, help="An engine that gmmvit build wrote, for --backend tensorrt."),
     server_version: str | None = SERVER_VERSION,
@@ -25,7 +28,7 @@ def repository(
     server_tensorrt: str | None = SERVER_TENSORRT,
     max_queue_delay_us: int = typer.Option(0, help="How long a request may wait for others to fill its batch."),
     instances: int = typer.Option(1, help="Copies of the network that run side by side."),
-    threads: int = typer.Option(0, help="ONNX Runtime threads of an instance; 0 is one a core."),
+    threads: int = typer.Option(0, help="Threads of an instance; 0 is one a core."),
     force: bool = FORCE,
     as_json: bool = JSON_OPTION,
 ) -> None:
@@ -38,6 +41,7 @@ def repository(
 
     options = RepositoryOptions(
         backend=backend,  # type: ignore[arg-type]  # checked there, with the error that users see
+        runtime=runtime,  # type: ignore[arg-type]  # likewise
         name=name,
         max_queue_delay_us=max_queue_delay_us,
         instances=instances,

@@ -10,6 +10,7 @@ the transport, the client, and whatever nobody accounts for. That rest is shown,
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.bench.loadgen import Work, drive
-from gmmvit_deploy.bench.measure import label
+from gmmvit_deploy.bench.measure import REST_S, label
 from gmmvit_deploy.runtime.runner import Runner
 from gmmvit_deploy.runtime.triton import TritonRunner
 
@@ -84,6 +85,7 @@ class _Program:
         return (self.runner.network,) if isinstance(self.runner, TritonRunner) else ()
 
     def turn(self, number: int) -> None:
+        time.sleep(REST_S)
         self.run(self.inputs[:1])
         before = self._looks()
         work = Work(

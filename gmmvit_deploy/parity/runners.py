@@ -14,7 +14,7 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.precision import Precision, precision_from
 from gmmvit_deploy.runtime.eager import CompiledRunner, EagerRunner
 from gmmvit_deploy.runtime.onnxruntime import OnnxRuntimeRunner
-from gmmvit_deploy.runtime.openvino import OpenVinoRunner
+from gmmvit_deploy.runtime.openvino import OpenVinoRunner, graph_precision
 from gmmvit_deploy.runtime.runner import Runner
 from gmmvit_deploy.runtime.triton import DEFAULT_MODEL, TritonRunner
 from gmmvit_deploy.variants import open_variant
@@ -23,8 +23,6 @@ __all__ = ["RUNNERS", "open_runner", "open_runners"]
 
 RUNNERS = ("eager", "compile", "onnxruntime", "openvino", "tensorrt", "tensorrt-rtx", "triton-grpc", "triton-http")
 _OF_GRAPHS = ("onnxruntime", "openvino")
-_GRAPHS: dict[Precision, Precision] = {"bf16": "fp32"}
-"""What OpenVINO is to compute in → the precision of the graph that it is given."""
 _GOES_WITH = "--precision, or a precision behind the name, goes with onnxruntime and openvino"
 _DEFAULT_URLS = {"triton-grpc": "grpc://localhost:8001", "triton-http": "http://localhost:8000"}
 
@@ -68,7 +66,7 @@ def open_runner(
     if name == "compile":
         return CompiledRunner(bundle)
     if name == "openvino":
-        return OpenVinoRunner(bundle, open_variant(bundle, _GRAPHS.get(precision, precision)), precision=precision)
+        return OpenVinoRunner(bundle, open_variant(bundle, graph_precision(precision)), precision=precision)
     return OnnxRuntimeRunner(bundle, variant=open_variant(bundle, precision))
 
 

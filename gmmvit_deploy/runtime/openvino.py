@@ -16,13 +16,18 @@ if TYPE_CHECKING:
     from gmmvit_deploy.precision import Precision
     from gmmvit_deploy.variants import Variant
 
-__all__ = ["OPENVINO_HINTS", "OpenVinoRunner"]
+__all__ = ["OPENVINO_HINTS", "OpenVinoRunner", "graph_precision"]
 
 OPENVINO_HINTS: dict[Precision, Hint] = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
 """Precision → what OpenVINO computes in beside what the graph itself quantises.
 
 bf16 is `model.onnx` computed in bf16: OpenVINO rounds where its kernels do, not where our own bf16 graph says.
 """
+
+
+def graph_precision(precision: Precision) -> Precision:
+    """Which of a bundle's graphs OpenVINO is given to compute in this precision: float32's for bf16."""
+    return "fp32" if precision == "bf16" else precision
 
 
 class OpenVinoRunner(Runner):

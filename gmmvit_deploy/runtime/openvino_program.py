@@ -96,6 +96,8 @@ class OpenVinoProgram:
                 "INFERENCE_PRECISION_HINT": self._hint,
                 "NUM_STREAMS": str(streams),
                 "INFERENCE_NUM_THREADS": str(self.threads),
+                # Pinned, two programs of one thread each would both sit on the first core.
+                "ENABLE_CPU_PINNING": self.threads == len(os.sched_getaffinity(0)),
             }
             compiled = self._core.compile_model(model, "CPU", settings)
             self._require_hint(compiled)

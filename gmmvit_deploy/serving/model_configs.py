@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.precision import Precision, precision_from
+from gmmvit_deploy.runtime.onnxruntime import ROWS_A_CORE
+from gmmvit_deploy.runtime.openvino import OPENVINO_HINTS
 
 if TYPE_CHECKING:
     from gmmvit_deploy.artifacts import Bundle
     from gmmvit_deploy.engines.card import EngineCard
 
-__all__ = ["LABELS_FILE", "WARMUP_FILE", "Backend", "RepositoryOptions", "config_text", "model_configs"]
+__all__ = ["LABELS_FILE", "WARMUP_FILE", "Backend", "RepositoryOptions", "Runtime", "config_text", "model_configs"]
 
 Backend = Literal["onnxruntime", "python", "tensorrt"]
+Runtime = Literal["onnxruntime", "openvino"]
 LABELS_FILE = "labels.txt"
 WARMUP_FILE = "image"
 """In ``<preprocess>/warmup/``: one encoded image, each with its length before it, as Triton reads it."""
@@ -35,12 +38,13 @@ class RepositoryOptions:
 
     max_queue_delay_us: how long the batcher may hold a request to fill a batch.
     instances: copies of the network that run side by side.
-    threads: of ONNX Runtime in one instance (python backend); 0 is one a core.
-    precision: of the graph, for the backends that take one.
+    threads: of the runtime in one instance; 0 is one a core.
+    runtime: of the python backend.  precision: what the network computes in, for the backends that take a graph.
     accelerator: ``tensorrt`` has the server's ONNX Runtime build an engine when it loads the model.
     """
 
     backend: Backend = "python"
+    runtime: Runtime = "onnxruntime"
     precision: Precision = "fp32"
     accelerator: str = "none"
     name: str = "gmmvit"
@@ -52,6 +56,14 @@ class RepositoryOptions:
         if self.backend not in get_args(Backend):
             raise InputError(f"backend {self.backend!r} is not one of {', '.join(get_args(Backend))}")
         precision_from(self.precision)
+        if self.runtime not in get_args(Runtime):
+            raise InputError(f"runtime {self.runtime!r} is not one of {', '.join(get_args(Runtime))}")
+        if self.runtime == "openvino" and self.backend != "python":
+            raise InputError(f"--runtime openvino goes with --backend python, not {self.backend}")
+        if self.runtime == "openvino" and self.precision not in OPENVINO_HINTS:
+            raise InputError(
+                f"OpenVINO computes in {', '.join(OPENVINO_HINTS)} on a CPU; {self.precision} was asked for"
+            )
         if self.backend == "tensorrt" and self.precision != "fp32":
             raise InputError("an engine has its precision already; --precision is for the other backends")
         if self.accelerator not in ("none", "tensorrt"):
@@ -151,7 +163,13 @@ def _network(bundle: Bundle, options: RepositoryOptions, card: EngineCard | None
         accelerator.parameters["precision_mode"] = _TRT_MODES[options.precision]
     config.dynamic_batching.max_queue_delay_microseconds = options.max_queue_delay_us
     if options.backend == "python":
-        config.parameters["onnxruntime_threads"].string_value = str(options.threads)
+        settings = {"runtime": options.runtime, "threads": str(options.threads)}
+        if options.runtime == "openvino":
+            settings["openvino_hint"] = OPENVINO_HINTS[options.precision]
+        else:
+            settings["rows_a_core"] = str(ROWS_A_CORE)
+        for key, value in settings.items():
+            config.parameters[key].string_value = value
     if options.backend == "onnxruntime" and options.threads:
         config.parameters["intra_op_thread_count"].string_value = str(options.threads)
     for batch in sorted({1, config.max_batch_size}):

@@ -5,15 +5,18 @@ from __future__ import annotations
 import io
 import shutil
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import gmmvit_deploy.preprocess
+import gmmvit_deploy.runtime.openvino_program
 from gmmvit_deploy.artifacts import LABELS_FILE as BUNDLE_LABELS_FILE
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.engines.card import Engine, require_bundle
 from gmmvit_deploy.engines.compatibility import ServerTensorRT, loads_on, server_tensorrt
 from gmmvit_deploy.errors import RepositoryError
+from gmmvit_deploy.runtime.openvino import graph_precision
 from gmmvit_deploy.serving.model_configs import (
     LABELS_FILE,
     WARMUP_FILE,
@@ -45,11 +48,13 @@ def repository_from_bundle(
     *,
     engine: Engine | None = None,
     server: ServerTensorRT | None = None,
+    notes: Mapping[str, str] | None = None,
     force: bool = False,
 ) -> Repository:
     """Write the network, its preprocessing and the ensemble of the two.
 
     engine: built from this bundle, for the tensorrt backend.  server: whose TensorRT is to load it.
+    notes: file name → text, put beside the models; Triton does not look at files there.
     Errors: RepositoryError when the tensorrt backend is asked for without an engine, or with one that
     the server would not load; EngineError when the engine is another bundle's; OutputError.
     """
@@ -66,8 +71,13 @@ def repository_from_bundle(
         shutil.copyfile(source, folder / options.network / "1" / target)
         if options.backend == "python":
             shutil.copyfile(_TEMPLATES / "network_model.py", folder / options.network / "1" / "model.py")
+        if options.runtime == "openvino":
+            program = folder / options.network / "1" / "gmmvit_openvino.py"
+            shutil.copyfile(str(gmmvit_deploy.runtime.openvino_program.__file__), program)
         if options.preprocess in configs:
             _write_preprocess(folder / options.preprocess, bundle)
+        for name, text in (notes or {}).items():
+            (folder / name).write_text(text, encoding="utf-8")
     ordered = [name for name in (options.name, options.network, options.preprocess) if name in configs]
     skipped = () if options.preprocess in configs else (_NO_PREPROCESSING,)
     return Repository(path=out, models=tuple(ordered), skipped=skipped)
@@ -85,7 +95,8 @@ def _network_file(
     if options.backend != "tensorrt":
         if engine is not None:
             raise RepositoryError(f"an engine goes with --backend tensorrt, not {options.backend}")
-        return open_variant(bundle, options.precision).path, "model.onnx"
+        precision = graph_precision(options.precision) if options.runtime == "openvino" else options.precision
+        return open_variant(bundle, precision).path, "model.onnx"
     if engine is None:
         raise RepositoryError(
             f"{bundle.path}: the tensorrt backend needs an engine",

@@ -1,16 +1,18 @@
-"""Triton Python-backend model: the network, run by ONNX Runtime.
+"""Triton Python-backend model: the network, run by ONNX Runtime or OpenVINO.
 
 ``gmmvit repository --backend python`` copies this file to ``<network>/1/model.py`` beside
-``model.onnx``. It needs numpy and onnxruntime in the server's Python and nothing of this project.
-The dynamic batcher hands over several requests at once; they run as one batch.
+``model.onnx``. It needs numpy and the runtime in the server's Python, and of this project only the
+file that is copied beside it for OpenVINO. The dynamic batcher hands over several requests at once;
+they run as one batch, in chunks that stay in the cores' caches.
 """
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import triton_python_backend_utils as pb_utils
 
 OUTPUT = "logits"
@@ -20,14 +22,16 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         config = json.loads(args["model_config"])
         parameters = {name: value["string_value"] for name, value in config["parameters"].items()}
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        options.intra_op_num_threads = int(parameters["onnxruntime_threads"])  # 0: one a core
-        self.input = config["input"][0]["name"]
         self.max_batch = config["max_batch_size"]
-        self.session = onnxruntime.InferenceSession(
-            str(Path(__file__).with_name("model.onnx")), options, providers=["CPUExecutionProvider"]
-        )
+        self.input = config["input"][0]["name"]
+        threads = int(parameters["threads"])  # 0: one a core
+        graph = str(Path(__file__).with_name("model.onnx"))
+        if parameters["runtime"] == "openvino":
+            from gmmvit_openvino import OpenVinoProgram
+
+            self.program = OpenVinoProgram(graph, hint=parameters["openvino_hint"], threads=threads).run
+        else:
+            self.program = _onnxruntime(graph, self.input, threads, int(parameters["rows_a_core"]))
 
     def execute(self, requests: list[Any]) -> list[Any]:
         batches = [pb_utils.get_input_tensor_by_name(request, self.input).as_numpy() for request in requests]
@@ -49,9 +53,9 @@ class TritonPythonModel:
         """Run the sound requests as one batch and put each one's rows into its answer."""
         together = batches[sound[0]] if len(sound) == 1 else np.concatenate([batches[i] for i in sound])
         try:
-            logits = self.session.run([OUTPUT], {self.input: together})[0]
-        except Exception as exc:  # whatever ONNX Runtime raises is this request's failure, not the server's end
-            error = pb_utils.TritonError(f"ONNX Runtime: {exc}")
+            logits = self.program(together)
+        except Exception as exc:  # whatever the runtime raises is this request's failure, not the server's end
+            error = pb_utils.TritonError(f"{type(exc).__name__}: {exc}")
             for i in sound:
                 answers[i] = pb_utils.InferenceResponse(error=error)
             return
@@ -60,3 +64,19 @@ class TritonPythonModel:
             rows = logits[start : start + len(batches[i])]
             start += len(batches[i])
             answers[i] = pb_utils.InferenceResponse([pb_utils.Tensor(OUTPUT, np.ascontiguousarray(rows))])
+
+
+def _onnxruntime(graph: str, name: str, threads: int, rows_a_core: int) -> Callable[[Any], Any]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    chunk = rows_a_core * (threads or len(os.sched_getaffinity(0)))
+
+    def run(batch: Any) -> Any:
+        parts = [session.run([OUTPUT], {name: batch[i : i + chunk]})[0] for i in range(0, len(batch), chunk)]
+        return np.concatenate(parts) if len(parts) > 1 else parts[0]
+
+    return run

@@ -1,0 +1,103 @@
+"""How large should a chunk be?  A batch of 64 in chunks, in ONNX Runtime and OpenVINO, with one or two side by side.
+
+The paper's ViT d9 with a Gaussian mixture mask (32×32, 10 classes), random weights. `ROWS_A_CORE` in
+gmmvit_deploy/runtime/onnxruntime.py and `CHUNK` in openvino_program.py were read off this, on two cores.
+
+    python benchmarks/cpu_settings.py [--rounds 12] [--output benchmarks/results/cpu_settings.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import openvino
+import run_card
+from folded_families import pair
+from interleaved import ratio, time_rounds
+
+from gmmvit_deploy.export.onnx_from_model import onnx_from_model
+from gmmvit_deploy.folding.fold import fold
+from gmmvit_deploy.runtime.onnxruntime import session_from_onnx
+
+BATCH = 64
+CHUNKS = (4, 8, 16, 32, 64)
+Program = Callable[[np.ndarray], np.ndarray]
+
+
+def with_onnxruntime(path: Path, chunk: int, workers: int) -> Program:
+    """Chunks one after the other on all cores, or ``workers`` at once on one core each."""
+    session = session_from_onnx(path, threads=1 if workers > 1 else None)
+    pool = ThreadPoolExecutor(workers)
+
+    def run(images: np.ndarray) -> np.ndarray:
+        parts = [images[start : start + chunk] for start in range(0, len(images), chunk)]
+        return np.concatenate(list(pool.map(lambda part: session.run(["logits"], {"tensor": part})[0], parts)))
+
+    return run
+
+
+def with_openvino(path: Path, chunk: int, streams: int) -> Program:
+    core = openvino.Core()
+    model = core.read_model(str(path))
+    model.reshape([chunk, 3, 32, 32])
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "NUM_STREAMS": str(streams)}
+    compiled = core.compile_model(model, "CPU", settings)
+    requests = [compiled.create_infer_request() for _ in range(streams)]
+
+    def run(images: np.ndarray) -> np.ndarray:
+        answers: list[Any] = []
+        for start in range(0, len(images), chunk * streams):
+            used = requests[: (len(images) - start) // chunk]
+            for index, request in enumerate(used):
+                first = start + index * chunk
+                request.start_async({0: images[first : first + chunk]}, share_inputs=True)
+            for request in used:
+                request.wait()
+                answers.append(request.get_output_tensor(0).data.copy())
+        return np.concatenate(answers)
+
+    return run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--chunk", type=int, choices=CHUNKS, action="append", help="only this one; may be repeated")
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "cpu_settings.json")
+    arguments = parser.parse_args()
+    card = run_card.start("cpu_settings.py", rounds=arguments.rounds, batch=BATCH)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        onnx.save(onnx_from_model(fold(pair("vit")["gmm"]).model, preprocessing=None, max_batch=BATCH), path)
+        programs: dict[str, Program] = {"onnxruntime, whole": with_onnxruntime(path, BATCH, 1)}
+        for chunk in arguments.chunk or CHUNKS:
+            for workers in (1, 2):
+                programs[f"onnxruntime, {chunk} rows, {workers} at once"] = with_onnxruntime(path, chunk, workers)
+                programs[f"openvino, {chunk} rows, {workers} at once"] = with_openvino(path, chunk, workers)
+        times, logits = time_rounds(programs, BATCH, arguments.rounds)
+    whole = logits["onnxruntime, whole"]
+    results: dict[str, Any] = {"programs": {}}
+    for name in programs:
+        off = float(np.abs(logits[name] - whole).max())
+        if not off < 1e-4:
+            raise SystemExit(f"{name}: its logits are {off:.1e} off, so its time means nothing")
+        found = ratio(times[name], times["onnxruntime, whole"])
+        results["programs"][name] = {"median_ms": float(np.median(times[name])), "over_whole": found}
+        print(
+            f"{name}: {np.median(times[name]):.1f} ms, {found['median']:.3f} ({found['low']:.3f}–{found['high']:.3f})"
+        )
+    results["card"] = run_card.finish(card)
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""Which settings of the server take the most arrivals below a latency bound?  Each is tried on a real server.
+
+A setting is a repository: runtime and precision, instances with their threads, and how long the batcher
+waits. Runtimes come first, on the plainest settings; then, for the best of them, instances; then delays.
+Every trial starts a server, checks that it gives the model's answers, and searches the highest rate of
+Poisson arrivals whose p99 stays below the bound.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from numpy.typing import NDArray
+
+from gmmvit_deploy.artifacts import Bundle, tool_versions
+from gmmvit_deploy.bench.loadgen import Work, drive
+from gmmvit_deploy.bench.machine import MachineState, describe_machine, machine_state
+from gmmvit_deploy.bench.outputs import Expected
+from gmmvit_deploy.bench.served_load import LoadSearch, search_rate
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.parity.inputs import fresh_inputs
+from gmmvit_deploy.parity.provenance import described_bundle
+from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.runtime.triton import TritonRunner
+from gmmvit_deploy.serving.installs import find_server
+from gmmvit_deploy.serving.model_configs import RepositoryOptions, Runtime
+from gmmvit_deploy.serving.repository import repository_from_bundle
+from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+from gmmvit_deploy.writing import require_free
+
+__all__ = ["TUNING_FILE", "Trial", "TuneOptions", "Tuning", "settings_table", "tune"]
+
+TUNING_FILE = "gmmvit_tuning.json"
+_FORMAT = "gmmvit-tuning/1"
+_DELAYS_US = (0, 500, 2000)
+_INPUTS = 128
+_CLIENT_BATCH = 16
+Told = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneOptions:
+    """bound_ms: of p99, as the client sees it.  runtimes: (runtime, precision) that may be used.
+
+    A precision is the caller's choice: tuning finds speed, `gmmvit parity` with data says what a precision costs.
+    """
+
+    bound_ms: float
+    protocol: Literal["grpc", "http"] = "grpc"
+    runtimes: tuple[tuple[Runtime, Precision], ...] = (("onnxruntime", "fp32"),)
+    name: str = "gmmvit"
+
+    def __post_init__(self) -> None:
+        if not self.bound_ms > 0:
+            raise InputError(f"the latency bound is {self.bound_ms:g} ms; more than 0 was wanted")
+        if not self.runtimes or len(set(self.runtimes)) < len(self.runtimes):
+            raise InputError("distinct runtimes were wanted, such as onnxruntime,openvino:bf16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """full_rate: samples a second with everything there at once."""
+
+    settings: RepositoryOptions
+    full_rate: float
+    load: LoadSearch
+
+    @property
+    def rate(self) -> float:
+        """The highest that held the bound; 0 when none did, or answers were wrong."""
+        return self.load.best.rate if self.load.best is not None and self.load.outputs.right else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """trials: in the order in which they were made; best: one of them, or None when none held the bound."""
+
+    options: TuneOptions
+    bundle: dict[str, Any]
+    machine: dict[str, Any]
+    before: MachineState
+    after: MachineState
+    trials: tuple[Trial, ...]
+
+    @property
+    def best(self) -> Trial | None:
+        found = max(self.trials, key=lambda trial: trial.rate)
+        return found if found.rate > 0 else None
+
+    def to_json(self) -> dict[str, Any]:
+        best = self.best
+        return {
+            "format": _FORMAT,
+            "bound_ms": self.options.bound_ms,
+            "protocol": self.options.protocol,
+            "best": _described(best.settings) if best else None,
+            "rate": best.rate if best else None,
+            "trials": [
+                {
+                    "settings": _described(trial.settings),
+                    "rate": trial.rate,
+                    "full_rate": trial.full_rate,
+                    "load": asdict(trial.load),
+                }
+                for trial in self.trials
+            ],
+            "bundle": self.bundle,
+            "machine": self.machine,
+            "before": self.before.to_json(),
+            "after": self.after.to_json(),
+            "versions": tool_versions(),
+        }
+
+
+def tune(
+    bundle: Bundle,
+    out: Path,
+    options: TuneOptions,
+    *,
+    force: bool = False,
+    told: Told = lambda what, done, steps: None,
+) -> Tuning:
+    """Search, then write the best repository to ``out``, with `TUNING_FILE` beside its models.
+
+    Errors: OutputError when ``out`` is taken; InputError when no setting holds the bound, or a precision's graph is
+    not in the bundle; MissingDependencyError; ServerError. Nothing is written then.
+    """
+    require_free(out, force=force)
+    inputs = fresh_inputs(bundle, _INPUTS)
+    expected = Expected(bundle, inputs)
+    before = machine_state()
+    trials: list[Trial] = []
+
+    def tried(settings: Iterable[RepositoryOptions]) -> Trial:
+        for one in settings:
+            if all(one != trial.settings for trial in trials):
+                told(_words(one), len(trials), len(trials) + 1)
+                trials.append(_trial(bundle, inputs, expected, one, options))
+        return max(trials, key=lambda trial: trial.rate)
+
+    base = RepositoryOptions(name=options.name)
+    best = tried(replace(base, runtime=runtime, precision=one) for runtime, one in options.runtimes)
+    best = tried(_instances(best.settings))
+    tried(replace(best.settings, max_queue_delay_us=delay) for delay in _DELAYS_US)
+    found = Tuning(
+        options=options,
+        bundle=described_bundle(bundle),
+        machine=describe_machine(),
+        before=before,
+        after=machine_state(),
+        trials=tuple(trials),
+    )
+    if found.best is None:
+        nearest = min(trial.load.points[0].p99_ms for trial in trials)
+        raise InputError(
+            f"no setting keeps p99 below {options.bound_ms:g} ms: the best came to {nearest:.1f} ms",
+            hint="raise the bound, or allow a faster runtime with --runtime",
+        )
+    text = json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n"
+    repository_from_bundle(bundle, out, found.best.settings, notes={TUNING_FILE: text}, force=force)
+    return found
+
+
+def _instances(settings: RepositoryOptions) -> list[RepositoryOptions]:
+    """The cores in one instance, or shared out among several."""
+    cores = len(os.sched_getaffinity(0))
+    counts = [count for count in (2, 4) if count <= cores]
+    return [replace(settings, instances=count, threads=cores // count) for count in counts]
+
+
+def _trial(
+    bundle: Bundle, inputs: NDArray[Any], expected: Expected, settings: RepositoryOptions, options: TuneOptions
+) -> Trial:
+    ports = ServerOptions(http_port=0, grpc_port=0, metrics_port=0)
+    with tempfile.TemporaryDirectory(prefix="gmmvit-tune-") as folder:
+        repository = repository_from_bundle(bundle, Path(folder) / "models", settings)
+        with TritonServer(repository.path, install=find_server(), options=ports) as server:
+            url = server.grpc_url if options.protocol == "grpc" else server.http_url
+            with TritonRunner(bundle, url, model=settings.name) as runner:
+                runner.rows(inputs)
+                batch = min(_CLIENT_BATCH, runner.max_batch)
+                everything = Work(scenario="Offline", inputs=inputs, queries=4 * len(inputs), batch=batch, callers=4)
+                full_rate = max(drive(runner.run, everything).samples_per_second for _ in range(2))
+                load = search_rate(runner, inputs, expected, bound_ms=options.bound_ms, most=full_rate)
+    return Trial(settings=settings, full_rate=full_rate, load=load)
+
+
+def _described(settings: RepositoryOptions) -> dict[str, Any]:
+    names = ("backend", "runtime", "precision", "instances", "threads", "max_queue_delay_us")
+    return {name: getattr(settings, name) for name in names}
+
+
+def _words(settings: RepositoryOptions) -> str:
+    return (
+        f"{settings.runtime} {settings.precision}, {settings.instances} × {settings.threads or 'all'} threads, "
+        f"{settings.max_queue_delay_us} µs"
+    )
+
+
+def settings_table(trials: Sequence[Trial]) -> list[tuple[str, ...]]:
+    """Rows for people: settings, rate that holds, p99 there, rate with everything at once."""
+    best = max(trials, key=lambda trial: trial.rate)
+    rows: list[tuple[str, ...]] = []
+    for trial in trials:
+        point = trial.load.best
+        p99 = f"{point.p99_ms:.1f} ms" if point else ""
+        mark = "best" if trial is best and trial.rate else ("answers WRONG" if not trial.load.outputs.right else "")
+        rows.append((_words(trial.settings), f"{trial.rate:,.0f}", p99, f"{trial.full_rate:,.0f}", mark))
+    return rows

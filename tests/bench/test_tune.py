@@ -1,0 +1,98 @@
+"""Settings are searched on real servers, and what is written is the one that was best, with its measurement."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.bench import served_load
+from gmmvit_deploy.bench import tune as tuning
+from gmmvit_deploy.bench.tune import TUNING_FILE, TuneOptions, tune
+from gmmvit_deploy.errors import InputError, OutputError
+from gmmvit_deploy.parity.check import check_parity
+from gmmvit_deploy.runtime.triton import TritonRunner
+from gmmvit_deploy.serving.model_configs import RepositoryOptions
+from gmmvit_deploy.serving.repository import repository_from_bundle
+from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+
+PORTS = ServerOptions(http_port=0, grpc_port=0, metrics_port=0)
+
+pytestmark = pytest.mark.server
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer delays, and shorter searches: each rate is still tried on as many queries as a p99 needs."""
+    monkeypatch.setattr(tuning, "_DELAYS_US", (0,))
+    monkeypatch.setattr(served_load, "_STEPS", 2)
+    monkeypatch.setattr(served_load, "_SECONDS_AT_LEAST", 0.0)
+
+
+def test_the_best_of_what_was_tried_is_written(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "tuned"
+    options = TuneOptions(bound_ms=200, runtimes=(("onnxruntime", "fp32"), ("openvino", "fp32")))
+    found = tune(bundle, out, options)
+    assert found.best is not None
+    assert found.best.rate == max(trial.rate for trial in found.trials) > 0
+    tried = [(trial.settings.runtime, trial.settings.instances) for trial in found.trials]
+    assert tried[:2] == [("onnxruntime", 1), ("openvino", 1)]
+    assert len(tried) == len(set(tried)) >= 2
+    assert all(trial.load.outputs.right for trial in found.trials)
+    notes = json.loads((out / TUNING_FILE).read_text())
+    assert notes["rate"] == found.best.rate
+    assert notes["best"]["runtime"] == found.best.settings.runtime
+    config = (out / "gmmvit_network" / "config.pbtxt").read_text()
+    assert f'string_value: "{found.best.settings.runtime}"' in config
+    with TritonServer(out, options=PORTS) as server, TritonRunner(bundle, server.grpc_url) as runner:
+        report = check_parity(bundle, [runner])
+    assert report.passed, report.failures()
+
+
+def test_openvino_behind_triton_gives_the_models_answers(precise_bundle: Bundle, tmp_path: Path) -> None:
+    options = RepositoryOptions(runtime="openvino", precision="int8", instances=2, threads=1)
+    repository = repository_from_bundle(precise_bundle, tmp_path / "models", options)
+    with TritonServer(repository.path, options=PORTS) as server, TritonRunner(precise_bundle, server.grpc_url) as one:
+        assert one.precision == "int8"
+        report = check_parity(precise_bundle, [one])
+    assert report.passed, report.failures()
+
+
+def test_a_bound_that_nothing_holds_writes_nothing(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "_instances", lambda settings: [])
+    with pytest.raises(InputError, match=r"no setting keeps p99 below 0\.001 ms: the best came to"):
+        tune(bundle, tmp_path / "tuned", TuneOptions(bound_ms=0.001))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_there_is_kept(bundle: Bundle, tmp_path: Path, gmmvit: Callable[..., CompletedProcess[str]]) -> None:
+    (tmp_path / "mine").write_text("precious")
+    with pytest.raises(OutputError):
+        tune(bundle, tmp_path, TuneOptions(bound_ms=10))
+    for arguments, says in (
+        (("--bound-ms", "0"), "more than 0"),
+        (("--bound-ms", "10", "--runtime", "tensorflow"), "'tensorflow' is not known"),
+        (("--bound-ms", "10", "--runtime", "openvino,openvino"), "distinct runtimes"),
+        (("--bound-ms", "10", "--protocol", "smtp"), "grpc or http"),
+        (("--bound-ms", "10", "--runtime", "openvino:fp16"), "OpenVINO computes in fp32, bf16, int8"),
+    ):
+        answer = gmmvit("tune", bundle.path, "-o", tmp_path / "new", *arguments)
+        assert answer.returncode == 1
+        assert says in answer.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_options_of_a_runtime(bundle: Bundle, tmp_path: Path) -> None:
+    for options, says in (
+        ({"runtime": "openvino", "backend": "onnxruntime"}, "goes with --backend python"),
+        ({"runtime": "openvino", "precision": "fp16"}, "fp16 was asked for"),
+        ({"runtime": "tvm"}, "runtime 'tvm' is not one of"),
+    ):
+        with pytest.raises(InputError, match=says):
+            RepositoryOptions(**options)
