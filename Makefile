@@ -28,6 +28,10 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/folded_families.py
 	$(BIN)/python benchmarks/engines.py
 	$(BIN)/python benchmarks/parity_limits.py
+	$(BIN)/python benchmarks/cpu_settings.py
+	$(BIN)/python benchmarks/fastest_cpu.py
+	$(BIN)/python benchmarks/served.py
+	$(BIN)/python benchmarks/low_rank.py
 
 clean:
 	rm -rf .venv demo-output

@@ -82,7 +82,7 @@ def main() -> None:
             for workers in (1, 2):
                 programs[f"onnxruntime, {chunk} rows, {workers} at once"] = with_onnxruntime(path, chunk, workers)
                 programs[f"openvino, {chunk} rows, {workers} at once"] = with_openvino(path, chunk, workers)
-        times, logits = time_rounds(programs, BATCH, arguments.rounds)
+        times, logits, _ = time_rounds(programs, BATCH, arguments.rounds)
     whole = logits["onnxruntime, whole"]
     results: dict[str, Any] = {"programs": {}}
     for name in programs:

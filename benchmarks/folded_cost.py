@@ -94,7 +94,7 @@ def main() -> None:
             sessions[name] = session_from_onnx(path)
         for batch in arguments.batch or BATCHES:
             programs = {name: program(session) for name, session in sessions.items()}
-            times, logits = time_rounds(programs, batch, arguments.rounds)
+            times, logits, _ = time_rounds(programs, batch, arguments.rounds)
             worst = max(float(np.abs(logits["folded"] - logits[other]).max()) for other in ("unfolded", "einsum"))
             results["batches"][str(batch)] = {
                 "median_ms": {name: float(np.median(values)) for name, values in times.items()},

@@ -69,7 +69,7 @@ def main() -> None:
             programs = {name: program(model, Path(folder)) for name, model in models.items()}
         results["families"][family] = {}
         for batch in arguments.batch or BATCHES:
-            times, logits = time_rounds(programs, batch, arguments.rounds)
+            times, logits, _ = time_rounds(programs, batch, arguments.rounds)
             if not all(np.isfinite(values).all() for values in logits.values()):
                 raise SystemExit(f"{family}: logits are not finite, so their times mean nothing")
             found = ratio(times["gmm"], times["plain"])

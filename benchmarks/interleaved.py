@@ -16,11 +16,11 @@ _REST_S = 0.03
 
 def time_rounds(
     programs: dict[str, Callable[[np.ndarray], np.ndarray]], batch: int, rounds: int, *, image_size: int = 32
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray]:
     """Run every program in every round, in random order, on the same random images.
 
     A program takes images (B, 3, S, S) and gives logits. A drifting machine drifts for all.
-    Returns (milliseconds of each round by program, the logits of the last timed round by program).
+    Returns (milliseconds of each round by program, the logits of the last timed round by program, its images).
     """
     generator = np.random.default_rng(batch)
     times: dict[str, list[float]] = {name: [] for name in programs}
@@ -38,7 +38,7 @@ def time_rounds(
             elapsed = (time.perf_counter() - start) / repeats
             if round_number >= _WARM_UP_ROUNDS:
                 times[name].append(elapsed * 1e3)
-    return {name: np.array(values) for name, values in times.items()}, logits
+    return {name: np.array(values) for name, values in times.items()}, logits, images
 
 
 def ratio(above: np.ndarray, below: np.ndarray) -> dict[str, float]:

@@ -122,6 +122,82 @@ def limits_table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _interval(found: dict[str, float]) -> str:
+    return f"{found['median']:.2f} ({found['low']:.2f}–{found['high']:.2f})"
+
+
+def fastest_table(results: dict[str, Any]) -> str:
+    """Family and batch: how many times faster the best runner of each type is than PyTorch, and what a mask costs."""
+    runners = ("onnxruntime", "openvino", "openvino:bf16", "openvino:int8")
+    lines = [
+        f"| family, batch | eager ms | straight export | {' | '.join(runners)} |",
+        "|---" * (len(runners) + 3) + "|",
+    ]
+    for family, found in results["families"].items():
+        for batch in (key for key in ("1", "64") if key in found):
+            rows = found[batch]
+            cells = [_interval(rows[name]["times_faster_than_eager"]) if name in rows else "" for name in runners]
+            straight = _interval(rows["straight export"]["times_faster_than_eager"])
+            lines.append(f"| {family}, {batch} | {rows['eager']['median_ms']:.1f} | {straight} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def mask_free_table(results: dict[str, Any]) -> str:
+    """Family and batch: time with a mask over time without, by runner; and shares of the roofline."""
+    masked = ("onnxruntime", "openvino", "openvino:bf16")
+    shares = (*masked, "openvino:int8")
+    lines = [
+        f"| family, batch | {' | '.join(f'over plain: {name}' for name in masked)} "
+        f"| {' | '.join(f'roofline: {name}' for name in shares)} |",
+        "|---" * (len(masked) + len(shares) + 1) + "|",
+    ]
+    for family, found in results["families"].items():
+        for batch in (key for key in ("1", "64") if key in found):
+            rows = found[batch]
+            over = [_interval(rows[name]["over_plain"]) if name in rows else "" for name in masked]
+            share = [f"{rows[name]['share_of_roofline']:.0%}" if name in rows else "" for name in shares]
+            lines.append(f"| {family}, {batch} | {' | '.join(over)} | {' | '.join(share)} |")
+    return "\n".join(lines)
+
+
+def served_table(results: dict[str, Any]) -> str:
+    """Runtime: images a second in process and served, and single-image arrivals below the bound."""
+    lines = [
+        "| runtime | images/s in process | share over gRPC | share over HTTP | arrivals/s, gRPC | arrivals/s, HTTP |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, row in results["runtimes"].items():
+        shares = [_interval(row["share_of_in_process"][protocol]) for protocol in ("grpc", "http")]
+        bests = [load["best"] for load in row.get("arrivals", [])]
+        rates = [f"{best['rate']:,.0f}, p99 {best['p99_ms']:.0f} ms" if best else "none" for best in bests]
+        cells = [f"{row['cells'][0]['images_per_second']:,.0f}", *shares, *(rates or ["", ""])]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def chunks_table(results: dict[str, Any]) -> str:
+    """Rows at once: time over ONNX Runtime with the whole batch at once."""
+    programs = results["programs"]
+    sizes = dict.fromkeys(name.split(", ")[1] for name in programs if name != "onnxruntime, whole")
+    columns = [(runtime, at_once) for runtime in ("onnxruntime", "openvino") for at_once in (1, 2)]
+    lines = [f"| {' | '.join(['', *(f'{a}, {b} at once' for a, b in columns)])} |", "|---" * (len(columns) + 1) + "|"]
+    for size in sizes:
+        cells = [_interval(programs[f"{a}, {size}, {b} at once"]["over_whole"]) for a, b in columns]
+        lines.append(f"| {size} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def ranks_table(results: dict[str, Any]) -> str:
+    """Family: ranks of its masks; and below, what fused attention on wider heads would cost."""
+    lines = ["| family | tokens | rank: least, median, most | the same at 1e-3 |", "|---|---|---|---|"]
+    for family, found in results["ranks"].items():
+        tokens, exact, coarse = (", ".join(map(str, found[key])) for key in ("tokens", "exact", "coarse"))
+        lines.append(f"| {family} | {tokens.replace(', ', ' to ')} | {exact} | {coarse} |")
+    lines += ["", "| rank | fused attention on wide heads, over product, mask, softmax, product |", "|---|---|"]
+    lines += [f"| {rank} | {_interval(found)} |" for rank, found in results["fused_over_masked"].items()]
+    return "\n".join(lines)
+
+
 def policy_table() -> str:
     """The precision policy."""
     from gmmvit_deploy.precision import POLICY, PRECISIONS
@@ -135,7 +211,14 @@ def tables() -> dict[str, str]:
     """Marker in the README → its table."""
     engines = json.loads((RESULTS / "engines.json").read_text())
     limits = json.loads((RESULTS / "parity_limits.json").read_text())
+    names = ("fastest_cpu", "served", "cpu_settings", "low_rank")
+    fastest, served, chunks, ranks = (json.loads((RESULTS / f"{name}.json").read_text()) for name in names)
     return {
+        "fastest_cpu": fastest_table(fastest),
+        "mask_free": mask_free_table(fastest),
+        "served": served_table(served),
+        "cpu_settings": chunks_table(chunks),
+        "low_rank": ranks_table(ranks),
         "policy": policy_table(),
         "parity_limits": limits_table(limits),
         "engines": engines_table(engines),

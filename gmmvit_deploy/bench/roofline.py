@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.artifacts import Bundle
 
-__all__ = ["NetworkWork", "ProductRate", "Roofline", "measured_roofline", "network_work"]
+__all__ = ["NetworkWork", "ProductRate", "Roofline", "measured_roofline", "network_work", "work_of_graph"]
 
 Shape = tuple[int, int, int]
 _SECONDS_A_PRODUCT = 0.15
@@ -77,12 +77,18 @@ class Roofline:
 
 
 def network_work(bundle: Bundle, batch: int) -> NetworkWork:
-    """Counted in ``model.onnx``, its shapes inferred for this batch."""
+    """Counted in ``model.onnx``."""
     import onnx
-    from onnx import numpy_helper
 
-    proto = onnx.load(bundle.onnx_path)
-    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = batch
+    return work_of_graph(onnx.load(bundle.onnx_path), batch)
+
+
+def work_of_graph(proto: ModelProto, batch: int) -> NetworkWork:
+    """proto: of a float32 export; it is changed: its shapes are inferred for this batch."""
+    from onnx import helper, numpy_helper
+
+    entry = proto.graph.input[0]
+    entry.type.tensor_type.shape.dim[0].dim_value = batch
     shapes = _shapes(proto)
     weights = {one.name: tuple(one.dims) for one in proto.graph.initializer}
     weights |= {
@@ -103,14 +109,14 @@ def network_work(bundle: Bundle, batch: int) -> NetworkWork:
         operations += 2 * int(np.prod(out)) * inner
         if node.op_type != "Conv" and node.input[1] in weights:
             products[int(np.prod(out[:-1])), inner, out[-1]] += 1
-    inputs = int(np.prod(bundle.input_shape)) * np.dtype(bundle.input_dtype).itemsize
+    element = helper.tensor_dtype_to_np_dtype(entry.type.tensor_type.elem_type).itemsize
     return NetworkWork(
         batch=batch,
         operations=operations,
         products=dict(products),
         weight_values=sum(int(np.prod(shape)) for shape in weights.values()),
-        input_bytes=batch * inputs,
-        output_bytes=batch * bundle.manifest.spec.classes * 4,
+        input_bytes=int(np.prod(shapes[entry.name])) * element,
+        output_bytes=int(np.prod(shapes[proto.graph.output[0].name])) * 4,
     )
 
 

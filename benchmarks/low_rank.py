@@ -1,0 +1,131 @@
+"""Can a mask be turned into plain attention with wider heads, and does that pay on a CPU?
+
+    M = Σ_r u_r v_rᵀ, r = 1 … R      (Q Kᵀ) ∘ M = Q̃ K̃ᵀ,   Q̃ = [diag(u_1) Q, …],  K̃ = [diag(v_1) K, …]   width R · d
+
+Exact algebra where M has rank R. Fused attention on CPUs takes no multiplied mask, so a mask of low rank could be
+run by it. Two questions: what are the ranks (singular values above 2⁻²⁴ of the largest; and above 1e-3, which would
+change answers), of freshly made masks of every family; and up to which R is ONNX Runtime's fused
+MultiHeadAttention on R · d wide heads faster than the product, mask, softmax and product that it would replace.
+The fused side is favoured: making Q̃ and K̃ is not counted.
+
+    python benchmarks/low_rank.py [--rounds 30] [--output benchmarks/results/low_rank.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import run_card
+from folded_families import FAMILIES, pair
+from interleaved import ratio
+from onnx import TensorProto, helper, numpy_helper
+
+from gmmvit_deploy.folding.fold import fold
+from gmmvit_deploy.runtime.onnxruntime import session_from_bytes
+
+BATCH, HEADS, TOKENS, HEAD_DIM = 8, 12, 64, 16  # a chunk of the paper's ViT d9
+RANKS = (1, 2, 4, 8)
+EXACT, COARSE = 2.0**-24, 1e-3
+
+
+def ranks_of(family: str) -> dict[str, Any]:
+    """Least, median and largest rank of any head's mask, exact and coarse, and the tokens they are over."""
+    found: dict[str, list[int]] = {"exact": [], "coarse": []}
+    tokens = []
+    for one in fold(pair(family)["gmm"]).masks:
+        matrices = one.constant.double().numpy()
+        for matrix in matrices.reshape(-1, *matrices.shape[-2:]):
+            values = np.linalg.svd(matrix, compute_uv=False)
+            found["exact"].append(int((values > EXACT * values[0]).sum()))
+            found["coarse"].append(int((values > COARSE * values[0]).sum()))
+            tokens.append(matrix.shape[0])
+    return {
+        **{name: [int(min(r)), int(np.median(r)), int(max(r))] for name, r in found.items()},
+        "tokens": [min(tokens), max(tokens)],
+    }
+
+
+def masked() -> onnxruntime.InferenceSession:
+    """Heads (B, H, N, d) in, the mixed values out."""
+    value = helper.make_tensor_value_info
+    shape = [BATCH, HEADS, TOKENS, HEAD_DIM]
+    mask = np.random.default_rng(0).uniform(0.1, 1, (HEADS, TOKENS, TOKENS)).astype(np.float32)
+    nodes = [
+        helper.make_node("Transpose", ["k"], ["kt"], perm=[0, 1, 3, 2]),
+        helper.make_node("MatMul", ["q", "kt"], ["scores"]),
+        helper.make_node("Mul", ["scores", "mask"], ["masked"]),
+        helper.make_node("Softmax", ["masked"], ["weights"], axis=-1),
+        helper.make_node("MatMul", ["weights", "v"], ["y"]),
+    ]
+    inputs = [value(name, TensorProto.FLOAT, shape) for name in "qkv"]
+    outputs = [value("y", TensorProto.FLOAT, shape)]
+    return _session(helper.make_graph(nodes, "masked", inputs, outputs, [numpy_helper.from_array(mask, "mask")]))
+
+
+def fused(rank: int) -> onnxruntime.InferenceSession:
+    """Wide heads (B, N, H·R·d) in, the mixed values out."""
+    value = helper.make_tensor_value_info
+    wide, plain = [BATCH, TOKENS, HEADS * rank * HEAD_DIM], [BATCH, TOKENS, HEADS * HEAD_DIM]
+    node = helper.make_node(
+        "MultiHeadAttention", ["q", "k", "v"], ["y"], domain="com.microsoft", num_heads=HEADS, scale=1.0
+    )
+    inputs = [value(name, TensorProto.FLOAT, shape) for name, shape in (("q", wide), ("k", wide), ("v", plain))]
+    return _session(helper.make_graph([node], "fused", inputs, [value("y", TensorProto.FLOAT, plain)]))
+
+
+def _session(graph: Any) -> onnxruntime.InferenceSession:
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    return session_from_bytes(model.SerializeToString(), graph.name)
+
+
+def timed(rounds: int) -> dict[str, dict[str, float]]:
+    """Rank → time of the fused form over the masked one."""
+    import time
+
+    generator = np.random.default_rng(1)
+    sessions = {0: masked(), **{rank: fused(rank) for rank in RANKS}}
+    feeds = {
+        rank: {one.name: generator.standard_normal(one.shape, dtype=np.float32) * 0.1 for one in session.get_inputs()}
+        for rank, session in sessions.items()
+    }
+    times: dict[int, list[float]] = {rank: [] for rank in sessions}
+    for number in range(rounds + 3):
+        for rank in generator.permutation(list(sessions)):
+            time.sleep(0.01)
+            sessions[rank].run(None, feeds[rank])
+            start = time.perf_counter()
+            for _ in range(20):
+                sessions[rank].run(None, feeds[rank])
+            if number >= 3:
+                times[rank].append(time.perf_counter() - start)
+    return {str(rank): ratio(np.array(times[rank]), np.array(times[0])) for rank in RANKS}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--family", choices=FAMILIES, action="append", help="only this one's ranks")
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "low_rank.json")
+    arguments = parser.parse_args()
+    card = run_card.start("low_rank.py", rounds=arguments.rounds, batch=BATCH, heads=HEADS, tokens=TOKENS, d=HEAD_DIM)
+    results: dict[str, Any] = {"ranks": {family: ranks_of(family) for family in arguments.family or FAMILIES}}
+    for family, found in results["ranks"].items():
+        print(
+            f"{family}: tokens {found['tokens']}, rank least, median, most: {found['exact']}; at 1e-3 {found['coarse']}"
+        )
+    results["fused_over_masked"] = timed(arguments.rounds)
+    for rank, found in results["fused_over_masked"].items():
+        print(f"rank {rank}: fused over masked {found['median']:.2f} ({found['low']:.2f}–{found['high']:.2f})")
+    results["card"] = run_card.finish(card)
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""What does the server cost at saturation?  Triton over gRPC and HTTP against the same runner in this process.
+
+The paper's ViT d9 with a Gaussian mixture mask (32×32, 10 classes, K = 5), random weights, pixels in, served by
+the runtime and precision that the runner in this process has. LoadGen's Offline scenario: everything is there at
+once; in process in batches of 64, to the server in requests of 64 images (uint8), four under way. Turns are
+interleaved round by round; every answer is held to the limits of parity, or the script stops. Then, per
+protocol, the highest rate of single-image Poisson arrivals whose p99 stays below the bound.
+
+    python benchmarks/served.py [--rounds 10] [--output benchmarks/results/served.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import run_card
+import torch
+
+from gmmvit_deploy.artifacts import Bundle, Preprocessing
+from gmmvit_deploy.bench.machine import machine_state
+from gmmvit_deploy.bench.measure import Cell, Plan, measure, ratios
+from gmmvit_deploy.bench.outputs import Expected
+from gmmvit_deploy.bench.served_load import search_rate
+from gmmvit_deploy.datasets import dataset
+from gmmvit_deploy.demo.digits import save_checkpoint
+from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.models.build import model_from_spec
+from gmmvit_deploy.parity.inputs import fresh_inputs
+from gmmvit_deploy.parity.runners import open_runners
+from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.presets import preset_spec
+from gmmvit_deploy.serving.model_configs import RepositoryOptions, Runtime
+from gmmvit_deploy.serving.repository import repository_from_bundle
+from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+from gmmvit_deploy.specs import MaskSpec
+
+RUNTIMES: tuple[tuple[Runtime, Precision], ...] = (("onnxruntime", "fp32"), ("openvino", "fp32"), ("openvino", "bf16"))
+BATCH = 64
+BOUND_MS = 100.0
+
+
+def random_bundle(folder: Path) -> Bundle:
+    torch.manual_seed(0)
+    model = model_from_spec(preset_spec("vit", classes=10, image_size=32, mask=MaskSpec(kind="gmm", kernels=5))).eval()
+    save_checkpoint(model, folder / "checkpoint.pth", epoch=0)
+    cifar10 = dataset("cifar10")
+    options = ExportOptions(preprocessing=Preprocessing(mean=cifar10.mean, std=cifar10.std), labels=cifar10.labels)
+    return bundle_from_checkpoint(folder / "checkpoint.pth", folder / "bundle", options)
+
+
+def served(
+    bundle: Bundle, runtime: Runtime, precision: Precision, folder: Path, rounds: int, *, searched: bool
+) -> dict[str, Any]:
+    settings = RepositoryOptions(runtime=runtime, precision=precision)
+    repository = repository_from_bundle(bundle, folder / f"{runtime}-{precision}", settings)
+    ports = ServerOptions(http_port=0, grpc_port=0, metrics_port=0)
+    inputs = fresh_inputs(bundle, 4 * BATCH)
+    expected = Expected(bundle, inputs)
+    names = [f"{runtime}:{precision}", "triton-grpc", "triton-http"]
+    with ExitStack() as stack:
+        server = stack.enter_context(TritonServer(repository.path, options=ports))
+        urls = [server.grpc_url, server.http_url]
+        runners = stack.enter_context(open_runners(names, bundle, urls=urls))
+        cells = measure(runners, inputs, expected, Plan(batches=(BATCH,), rounds=rounds, seconds=rounds * 1.0))
+        offline = [cell for cell in cells if cell.scenario == "Offline"]
+        for cell in cells:
+            if not cell.outputs.right:
+                raise SystemExit(f"{cell.name}: logits are {cell.outputs.largest:.2g} off; its time is void")
+        found: dict[str, Any] = {"cells": [_described(cell) for cell in offline], "share_of_in_process": {}}
+        for cell, _, one in ratios(offline):
+            protocol = cell.runner.partition(":")[0].removeprefix("triton-")
+            # A ratio of times, so that the share of the throughput is its inverse.
+            found["share_of_in_process"][protocol] = {
+                "median": 1 / one.median,
+                "low": 1 / one.high,
+                "high": 1 / one.low,
+            }
+        if searched:
+            found["arrivals"] = [
+                asdict(search_rate(runner, inputs, expected, bound_ms=BOUND_MS, most=cell.samples_per_second))
+                for runner, cell in zip(runners[1:], offline[1:], strict=True)
+            ]
+    return found
+
+
+def _described(cell: Cell) -> dict[str, Any]:
+    return {"runner": cell.runner, "images_per_second": cell.samples_per_second, "round_ms": cell.times}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--runtime", choices=[f"{a}:{b}" for a, b in RUNTIMES], action="append", help="only this one")
+    parser.add_argument("--no-arrivals", action="store_true", help="leave the search of the arrival rate out")
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "served.json")
+    arguments = parser.parse_args()
+    card = run_card.start("served.py", rounds=arguments.rounds, batch=BATCH, bound_ms=BOUND_MS)
+    before = machine_state()
+    results: dict[str, Any] = {"runtimes": {}}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        bundle = random_bundle(folder)
+        for runtime, precision in RUNTIMES:
+            name = f"{runtime}:{precision}"
+            if name not in (arguments.runtime or [name]):
+                continue
+            row = served(bundle, runtime, precision, folder, arguments.rounds, searched=not arguments.no_arrivals)
+            results["runtimes"][name] = row
+            for cell in row["cells"]:
+                print(f"{name}: {cell['runner']}: {cell['images_per_second']:,.0f} images a second")
+            for protocol, one in row["share_of_in_process"].items():
+                print(f"{name}: {protocol}: {one['median']:.2f} ({one['low']:.2f}–{one['high']:.2f}) of in process")
+            for load in row.get("arrivals", []):
+                best = load["best"]
+                says = f"{best['rate']:,.0f} a second, p99 {best['p99_ms']:.1f} ms" if best else "none that was tried"
+                print(f"{name}: {load['runner']}: p99 below {BOUND_MS:g} ms: {says}")
+    results["machine"] = {"before": before.to_json(), "after": machine_state().to_json()}
+    results["card"] = run_card.finish(card)
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
