@@ -6,6 +6,7 @@ python benchmarks/tables.py --write  puts them into README.md, between their mar
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
 PAGE = RESULTS / "engines.md"
+OVERVIEW = RESULTS / "README.md"
 
 
 def engines_table(results: dict[str, Any]) -> str:
@@ -207,6 +209,34 @@ def policy_table() -> str:
     return "\n".join(lines)
 
 
+def overview() -> str:
+    """A page: what each script is asked, what it gave here, and its run card."""
+    found = tables()
+    shown = {
+        "fastest_cpu": ("fastest_cpu", "mask_free"),
+        "served": ("served",),
+        "cpu_settings": ("cpu_settings",),
+        "low_rank": ("low_rank",),
+        "parity_limits": ("parity_limits",),
+        "engines": ("engines", "head_dims"),
+        "folded_families": (),
+        "folded_cost": (),
+    }
+    lines = ["# Results", "", "Written by `python benchmarks/tables.py --write`; `make bench` measures again."]
+    for script, markers in shown.items():
+        question = ast.get_docstring(ast.parse((ROOT / "benchmarks" / f"{script}.py").read_text())) or ""
+        card = json.loads((RESULTS / f"{script}.json").read_text())["card"]
+        lines += ["", f"## {script}.py", "", question.partition("\n")[0], ""]
+        lines += [part for marker in markers for part in (found[marker], "")]
+        versions = ", ".join(f"{name} {version}" for name, version in card["versions"].items())
+        settings = ", ".join(f"{name} {value}" for name, value in card["settings"].items())
+        lines.append(
+            f"{settings}. {card['cores']} cores of {card['cpu']}, load {card['load_before']:.1f} before and "
+            f"{card['load_after']:.1f} after, {card['seconds']:.0f} s; Python {card['python']}, {versions}."
+        )
+    return "\n".join([*lines, ""])
+
+
 def tables() -> dict[str, str]:
     """Marker in the README → its table."""
     engines = json.loads((RESULTS / "engines.json").read_text())
@@ -242,6 +272,7 @@ def main() -> None:
     if "--write" in sys.argv:
         readme = ROOT / "README.md"
         readme.write_text(written(readme.read_text()))
+        OVERVIEW.write_text(overview())
         PAGE.write_text(every_engine(json.loads((RESULTS / "engines.json").read_text())))
         return
     for marker, table in tables().items():

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.tables import PAGE, every_engine, tables
+from benchmarks.tables import OVERVIEW, PAGE, every_engine, overview, tables
 from gmmvit_deploy.artifacts import Bundle
 
 ROOT = Path(__file__).parents[1]
@@ -74,6 +74,10 @@ def test_quoted_tables_are_those_of_the_results_and_of_the_policy() -> None:
 
 def test_the_page_of_engines_is_that_of_the_results() -> None:
     assert PAGE.read_text() == every_engine(json.loads((PAGE.parent / "engines.json").read_text()))
+
+
+def test_the_page_of_results_is_that_of_the_results() -> None:
+    assert OVERVIEW.read_text() == overview()
 
 
 def test_python_example_runs(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ def bench(
         None, help="Search the rate of Poisson arrivals at which the p99 latency stays below this."
     ),
     data: str | None = typer.Option(None, help="Images, as for gmmvit parity: cifar10:PATH, folder:PATH, digits, …"),
+    synthetic: bool = typer.Option(False, "--synthetic", help="Make inputs up instead of --data; the card says so."),
     samples: int = typer.Option(256, help="How many inputs are kept in memory and drawn from."),
     precision: str = typer.Option("fp32", help="Of onnxruntime and openvino, where their names do not say it."),
     engine: Path | None = typer.Option(None, help="An engine that gmmvit build wrote, for the two TensorRTs."),
@@ -50,6 +51,11 @@ def bench(
         return
     if bundle is None:
         raise InputError("a bundle was wanted, or --compare A.json B.json")
+    if (data is None) != synthetic:
+        raise InputError(
+            "real images with --data were wanted, or --synthetic for inputs that are made up; give one of the two",
+            hint="such as --data digits, cifar10:PATH or folder:PATH",
+        )
     with phases("bench") as told:
         from gmmvit_deploy.artifacts import open_bundle
         from gmmvit_deploy.bench.measure import Plan
@@ -151,6 +157,8 @@ def _print(result: dict[str, Any]) -> None:
         best = load["best"]
         says = f"{best['rate']:,.0f} a second, p99 {best['p99_ms']:.2f} ms" if best else "no rate that was tried holds"
         typer.echo(f"p99 below {load['bound_ms']:g} ms: {load['runner']}: {says}")
+    for skipped in result["skipped"]:
+        typer.echo(f"skipped: {skipped}")
     for reason in result["reasons"]:
         typer.echo(f"invalid: {reason}")
     typer.echo(result["verdict"])

@@ -42,10 +42,16 @@ def page_of(result: Result) -> str:
         _ratios(result["ratios"]),
         _steps(result["waterfall"]),
         _loads(result["loads"]),
+        _list("Skipped", result["skipped"]),
         "<h2>Run card</h2>",
         definitions(_card(result)),
     ]
     return page(f"Speed of {name}", "".join(body), style=_STYLE)
+
+
+def _list(title: str, lines: Sequence[str]) -> str:
+    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    return f"<h2>{title}</h2><ul>{items}</ul>" if lines else ""
 
 
 def _figures(result: Result) -> list[str]:

@@ -37,6 +37,7 @@ class BenchReport:
     """bundle, data, settings, machine, versions: what was measured, on what, how.
 
     runners: label → what exactly ran.  before, after: the machine at rest, on both sides of the run.
+    skipped: what was not measured, and why.
     """
 
     bundle: Mapping[str, Any]
@@ -52,6 +53,7 @@ class BenchReport:
     rooflines: tuple[Roofline, ...]
     steps: tuple[Step, ...]
     loads: tuple[LoadSearch, ...]
+    skipped: tuple[str, ...] = ()
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -84,6 +86,7 @@ class BenchReport:
             "format": FORMAT,
             "verdict": self.verdict,
             "reasons": list(self.reasons),
+            "skipped": list(self.skipped),
             "bundle": dict(self.bundle),
             "data": dict(self.data),
             "settings": dict(self.settings),

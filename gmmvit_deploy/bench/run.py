@@ -82,7 +82,8 @@ def bench(
     before = machine_state()
     cells = measure(runners, inputs, expected, options.plan, told=told)
     steps = waterfall(bundle, runners, inputs, pixels) if options.waterfall else []
-    works = [network_work(bundle, batch) for batch in options.plan.batches]
+    taken = [batch for batch in options.plan.batches if any(runner.takes(batch) for runner in runners)]
+    works = [network_work(bundle, batch) for batch in taken]
     precisions = dict.fromkeys(runner.precision for runner in runners) if options.roofline else {}
     lines = []
     for precision in precisions:
@@ -122,7 +123,25 @@ def bench(
         rooflines=tuple(line for line in lines if line is not None),
         steps=tuple(steps),
         loads=tuple(loads),
+        skipped=tuple(_skipped(runners, options, [line.precision for line in lines if line is not None])),
     )
+
+
+def _skipped(runners: Sequence[Runner], options: BenchOptions, rooflines: Sequence[str]) -> list[str]:
+    found = [
+        f"{label(runner)}: batch {batch}: it takes {', '.join(f'{least} to {most}' for least, most in runner.ranges)}"
+        for runner in runners
+        for batch in options.plan.batches
+        if not runner.takes(batch)
+    ]
+    if not options.waterfall:
+        found.append("one image taken apart: not asked for")
+    if options.bound_ms is None:
+        found.append("arrivals at random: no latency bound was given (--bound-ms)")
+    if not options.roofline:
+        return [*found, "roofline: not asked for"]
+    missing = dict.fromkeys(one.precision for one in runners if one.precision not in rooflines)
+    return found + [f"roofline in {one}: no library here is known to multiply in it" for one in missing]
 
 
 def _require_batches(runners: Sequence[Runner], plan: Plan) -> None:

@@ -244,6 +244,22 @@ def test_options_that_make_no_sense(plan: Plan, changes: dict[str, Any], says: s
         BenchOptions(plan=plan, **{"samples": 16, **changes})
 
 
+def test_what_was_not_measured_is_listed(precise_bundle: Bundle, report: BenchReport) -> None:
+    assert report.skipped == ()
+    with open_runners(["onnxruntime:fp16"], precise_bundle) as (runner,):
+        plan = replace(QUICK, batches=(1, 10_000), seconds=0.01)
+        quiet = BenchOptions(plan=plan, samples=10_000, waterfall=False)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("gmmvit_deploy.bench.run.fresh_inputs", lambda bundle, count: fresh_inputs(bundle, 16))
+            found = bench(precise_bundle, [runner], quiet)
+    assert found.skipped == (
+        f"onnxruntime:fp16: batch 10000: it takes 1 to {runner.max_batch}",
+        "one image taken apart: not asked for",
+        "arrivals at random: no latency bound was given (--bound-ms)",
+        "roofline in fp16: no library here is known to multiply in it",
+    )
+
+
 def test_runners_and_data_that_do_not_fit(bundle: Bundle) -> None:
     with pytest.raises(InputError, match="no runner was named"):
         bench(bundle, [])
@@ -263,7 +279,7 @@ def test_bench_of_a_live_server_from_the_command_line(
     out, page = tmp_path / "result.json", tmp_path / "page.html"
     urls = ["--url", server.grpc_url, "--url", server.http_url]
     names = "onnxruntime,triton-grpc,triton-http"
-    quick = ["--batch", "1,4", "--rounds", "3", "--seconds", "0.3", "--samples", "16", "--no-roofline"]
+    quick = ["--batch", "1,4", "--rounds", "3", "--seconds", "0.3", "--samples", "16", "--no-roofline", "--synthetic"]
     answer = gmmvit("bench", bundle.path, "--runner", names, *urls, *quick, "--output", out, "--report", page)
     assert answer.returncode == 0, answer.stderr
     assert "one image: triton-grpc + decoding" in answer.stdout
@@ -277,12 +293,16 @@ def test_bench_of_a_live_server_from_the_command_line(
     assert any(name.startswith("gmmvit_preprocess ") for name in steps["triton-grpc + decoding"]["parts"])
     assert all(cell["outputs"]["right"] for cell in result["cells"])
     assert page.read_text().startswith("<!doctype html>")
-    again = gmmvit("bench", bundle.path, "--output", out)
+    assert result["data"]["name"].startswith("made up")
+    assert "skipped: roofline: not asked for" in answer.stdout
+    again = gmmvit("bench", bundle.path, "--synthetic", "--output", out)
     assert again.returncode == 1
     assert "result.json" in again.stderr
     for arguments, says in (
         ((), "a bundle was wanted"),
-        ((bundle.path, "--batch", "one"), "--batch is 'one'"),
+        ((bundle.path,), "real images with --data were wanted"),
+        ((bundle.path, "--data", "digits", "--synthetic"), "give one of the two"),
+        ((bundle.path, "--synthetic", "--batch", "one"), "--batch is 'one'"),
         ((bundle.path, "--compare", out, out), "takes two results and no bundle"),
     ):
         refused = gmmvit("bench", *arguments)
