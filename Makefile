@@ -24,8 +24,6 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 
 bench: $(INSTALLED)
-	$(BIN)/python benchmarks/folded_cost.py
-	$(BIN)/python benchmarks/folded_families.py
 	$(BIN)/python benchmarks/engines.py
 	$(BIN)/python benchmarks/parity_limits.py
 	$(BIN)/python benchmarks/cpu_settings.py

@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 import openvino
 import run_card
-from folded_families import pair
+from families import pair
 from interleaved import ratio, time_rounds
 
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model

@@ -31,8 +31,7 @@ import numpy as np
 import onnx
 import run_card
 import torch
-from folded_cost import EinsumAttention
-from folded_families import FAMILIES, pair
+from families import FAMILIES, EinsumAttention, pair
 from interleaved import ratio, time_rounds
 from torch import nn
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import run_card
-from folded_families import FAMILIES, pair
+from families import FAMILIES, pair
 from interleaved import ratio
 from onnx import TensorProto, helper, numpy_helper
 

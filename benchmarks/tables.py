@@ -219,8 +219,6 @@ def overview() -> str:
         "low_rank": ("low_rank",),
         "parity_limits": ("parity_limits",),
         "engines": ("engines", "head_dims"),
-        "folded_families": (),
-        "folded_cost": (),
     }
     lines = ["# Results", "", "Written by `python benchmarks/tables.py --write`; `make bench` measures again."]
     for script, markers in shown.items():

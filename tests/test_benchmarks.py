@@ -10,22 +10,6 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 
-def test_folded_cost_runs_and_checks_its_outputs(tmp_path: Path) -> None:
-    out = tmp_path / "result.json"
-    script = ROOT / "benchmarks" / "folded_cost.py"
-    command = [sys.executable, str(script), "--rounds", "2", "--batch", "1", "--output", str(out)]
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
-    result = json.loads(out.read_text())
-    for found in result["batches"].values():
-        assert found["largest_logit_difference"] < 1e-4  # the masked graphs are the same network
-        assert set(found["median_ms"]) == {"plain", "folded", "unfolded", "einsum"}
-    operators = result["operators"]
-    assert "Einsum" not in operators["folded"]
-    assert operators["einsum"]["Einsum"] == 18
-    assert operators["folded"] == operators["plain"]  # folding leaves nothing of the mask but its constant
-    assert {"versions", "cpu", "cores", "load_before", "load_after"} <= result["card"].keys()
-
-
 def test_engines_runs_and_reads_its_numbers_from_builds(tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     script = ROOT / "benchmarks" / "engines.py"
@@ -40,16 +24,6 @@ def test_engines_runs_and_reads_its_numbers_from_builds(tmp_path: Path) -> None:
     row = vit["gmm"]["fp16"]
     assert row["twin"]["kernels_more"] == 0
     assert row["unfolded"]["error"] >= row["unfolded"]["folded_error"] > 0
-
-
-def test_folded_families_runs(tmp_path: Path) -> None:
-    out = tmp_path / "result.json"
-    script = ROOT / "benchmarks" / "folded_families.py"
-    command = [sys.executable, str(script), "--rounds", "2", "--family", "pit", "--batch", "1", "--output", str(out)]
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
-    (family,) = json.loads(out.read_text())["families"].values()
-    assert set(family) == {"1"}
-    assert all(found["gmm_over_plain"]["low"] <= found["gmm_over_plain"]["high"] for found in family.values())
 
 
 def test_parity_limits_runs_and_tells_right_from_wrong(tmp_path: Path) -> None:

@@ -44,27 +44,6 @@ def test_make_targets_exist() -> None:
     assert set(re.findall(r"make ([a-z]+)", README)) <= targets
 
 
-def quoted(table: str) -> list[str]:
-    text = re.search(rf"<!-- {table} -->(.*?)<!-- /{table} -->", README, re.DOTALL).group(1)
-    return re.findall(r"\d\.\d\d \(\d\.\d\d–\d\.\d\d\)", text)
-
-
-def measured(found: dict[str, float]) -> str:
-    return f"{found['median']:.2f} ({found['low']:.2f}–{found['high']:.2f})"
-
-
-def test_quoted_ratios_are_those_of_the_results() -> None:
-    results = ROOT / "benchmarks" / "results"
-    batches = json.loads((results / "folded_cost.json").read_text())["batches"]
-    rows = ("folded_over_plain", "unfolded_over_folded", "einsum_over_folded")
-    assert quoted("folded_cost") == [measured(batches[batch][row]) for row in rows for batch in ("1", "64")]
-    families = json.loads((results / "folded_families.json").read_text())["families"]
-    assert list(families) == ["vit", "swin", "cait", "pit", "t2t"]
-    assert quoted("folded_families") == [
-        measured(found[batch]["gmm_over_plain"]) for found in families.values() for batch in ("1", "64")
-    ]
-
-
 def test_quoted_tables_are_those_of_the_results_and_of_the_policy() -> None:
     for marker, table in tables().items():
         assert f"<!-- {marker} -->\n{table}\n<!-- /{marker} -->" in README, (

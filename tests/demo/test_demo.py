@@ -3,14 +3,16 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
+from gmmvit_cli.main import app
 from gmmvit_deploy.artifacts import Bundle, open_bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.demo import run as module
@@ -114,20 +116,22 @@ def test_int8_calibrated_on_noise_is_caught(demo: Demo, tmp_path: Path) -> None:
     assert "blocks." in calibration.reasons[0]
 
 
-def test_too_few_images_fail_only_where_that_is_asked(
-    demo: Demo, gmmvit: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
-    bundle = demo.bundle.path
+def test_too_few_images_fail_only_where_that_is_asked(demo: Demo) -> None:
+    bundle = str(demo.bundle.path)
+
+    def gmmvit(*arguments: str) -> Result:
+        return CliRunner().invoke(app, arguments)
+
     answer = gmmvit("parity", bundle, "--data", "digits", "--limit", "50")
-    assert answer.returncode == 0, answer.stderr
+    assert answer.exit_code == 0, answer.stderr
     assert "undecided: onnxruntime: accuracy: too few images to tell: 0 lost, 0 gained of 50" in answer.stdout
     assert answer.stdout.splitlines()[-1] == "passed, but not all could be told"
     asked = gmmvit("parity", bundle, "--data", "digits", "--limit", "50", "--require-accuracy")
-    assert asked.returncode == 1
+    assert asked.exit_code == 1
     assert "--require-accuracy: too few images to tell" in asked.stderr
-    assert gmmvit("parity", bundle, "--require-accuracy").returncode == 1
+    assert gmmvit("parity", bundle, "--require-accuracy").exit_code == 1
     enough = gmmvit("parity", bundle, "--data", "digits", "--gate", "0.98", "--require-accuracy")
-    assert enough.returncode == 0, enough.stdout
+    assert enough.exit_code == 0, enough.stdout
     assert enough.stdout.splitlines()[-1] == "passed"
 
 
