@@ -49,6 +49,14 @@ class OpenVinoProgram:
         """Kernel of every matrix product and fused attention → how often it is there, as OpenVINO itself tells it."""
         return dict(self._kernels)
 
+    def prepare(self, most: int) -> None:
+        """Compile now for every batch up to ``most``, so that no request has to wait for it."""
+        with self._lock:
+            for size in (1 << power for power in range(min(CHUNK, most).bit_length())):
+                self._prepared(size, 1)
+            for streams in {min(self.threads, whole) for whole in range(1, most // CHUNK + 1)}:
+                self._prepared(CHUNK, streams)
+
     def run(self, batch: Any) -> Any:
         """What the graph takes (B, …) → float32 (B, C)."""
         with self._lock:

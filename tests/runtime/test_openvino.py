@@ -13,7 +13,7 @@ from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.parity.runners import open_runner, open_runners
 from gmmvit_deploy.runtime.openvino import OPENVINO_HINTS, OpenVinoRunner
-from gmmvit_deploy.runtime.openvino_program import CHUNK
+from gmmvit_deploy.runtime.openvino_program import CHUNK, OpenVinoProgram
 from gmmvit_deploy.variants import Variant, open_variant
 
 FAMILIES = ("vit_gmm", "swin_gmm", "cait_gmm", "pit_gmm", "t2t_gmm")
@@ -67,6 +67,21 @@ def test_a_batch_in_chunks_is_the_batch(rows: int, bundle: Bundle) -> None:
         np.testing.assert_allclose(found, other.rows(inputs), atol=1e-5)
         alone = np.concatenate([runner.run(inputs[row : row + 1]) for row in range(rows)])
     np.testing.assert_allclose(found, alone, atol=1e-5)
+
+
+def test_what_is_prepared_need_not_be_compiled_later(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = OpenVinoProgram(str(bundle.onnx_path), hint="f32")
+    program.prepare(3 * CHUNK)
+
+    def refuse(compiled: object) -> None:
+        raise AssertionError("compiled while a request waits")
+
+    monkeypatch.setattr(program, "_require_hint", refuse)
+    inputs = fresh_inputs(bundle, 3 * CHUNK)
+    for rows in range(1, 3 * CHUNK + 1):
+        assert program.run(inputs[:rows]).shape[0] == rows
+    with pytest.raises(AssertionError, match="compiled while"):
+        program._prepared(CHUNK, 7)  # the check itself does bite
 
 
 def test_precisions_that_it_does_not_compute_in(bundle: Bundle) -> None:

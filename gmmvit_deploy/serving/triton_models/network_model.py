@@ -29,7 +29,9 @@ class TritonPythonModel:
         if parameters["runtime"] == "openvino":
             from gmmvit_openvino import OpenVinoProgram
 
-            self.program = OpenVinoProgram(graph, hint=parameters["openvino_hint"], threads=threads).run
+            network = OpenVinoProgram(graph, hint=parameters["openvino_hint"], threads=threads)
+            network.prepare(self.max_batch)
+            self.program = network.run
         else:
             self.program = _onnxruntime(graph, self.input, threads, int(parameters["rows_a_core"]))
 
