@@ -78,7 +78,7 @@ def parity(
         )
         opened = open_bundle(bundle)
         names = [name.strip() for name in runner.split(",")]
-        settings: dict[str, Any] = {"urls": url, "model": model, "engine": engine}
+        settings: dict[str, Any] = {"urls": url, "model": model, "engine": engine, "takes_other_bundle": True}
         with open_runners(names, opened, precision=precision_from(precision), **settings) as runners:
             found = check_parity(opened, runners, options, told=told)
         if report is not None:

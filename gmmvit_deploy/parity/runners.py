@@ -35,6 +35,7 @@ def open_runner(
     model: str = DEFAULT_MODEL,
     engine: Path | None = None,
     precision: Precision = "fp32",
+    takes_other_bundle: bool = False,
 ) -> Runner:
     """A runner by the name that the command line gives it.
 
@@ -49,7 +50,7 @@ def open_runner(
         protocol = name.removeprefix("triton-")
         if not address.startswith(f"{protocol}://"):
             raise InputError(f"runner {name} speaks {protocol}, and {address} is no {protocol}:// address")
-        return TritonRunner(bundle, address, model=model)
+        return TritonRunner(bundle, address, model=model, takes_other_bundle=takes_other_bundle)
     if url is not None:
         raise InputError(f"runner {name} runs in this process; --url goes with triton-grpc and triton-http")
     if (engine is not None) != (name in FLAVORS):
@@ -79,11 +80,13 @@ def open_runners(
     model: str = DEFAULT_MODEL,
     engine: Path | None = None,
     precision: Precision = "fp32",
+    takes_other_bundle: bool = False,
 ) -> Iterator[list[Runner]]:
     """Several runners side by side, each given the options that are meant for it; all are closed at the end.
 
     names: of runners; onnxruntime and openvino may have a precision of their own behind a colon, as in
-    ``openvino:bf16``. precision: of those that do not say theirs.
+    ``openvino:bf16``. precision: of those that do not say theirs.  takes_other_bundle: as `TritonRunner`, so that
+    parity can say it in its report.
     Errors: InputError when one is there twice, or an option is meant for none of them.
     """
     wanted = [_with_precision(name, precision) for name in names]
@@ -114,6 +117,7 @@ def open_runners(
                 model=model,
                 engine=engine if name in FLAVORS else None,
                 precision=own,
+                takes_other_bundle=takes_other_bundle,
             )
             opened.append(stack.enter_context(runner))
         yield opened

@@ -6,6 +6,7 @@ mixed       many clients at once, requests of different sizes, so that the serve
             them: its own count of executions says that it did
 images      the same with encoded images through the ensemble
 labels      what the server calls its classes
+bundle      which bundle the server says that it serves
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ def check_served(
 ) -> Check:
     """inputs: images that differ; exact: their float64 logits.  Errors: ServerError when the server fails."""
     judged = _Judged(limit)
+    if runner.other_bundle:
+        judged.reasons.append(f"bundle: {runner.other_bundle}")
     generator = np.random.default_rng(_SEED)
     for row in range(min(_SINGLES, len(inputs))):
         judged.add("single requests", runner.run(inputs[row : row + 1]), exact[row : row + 1])
@@ -72,7 +75,7 @@ def check_served(
         says=f"{judged.answers:,} answers, each to its own request; {mixed['requests']} concurrent requests ran as "
         f"{mixed['executions']} executions"
         if not judged.reasons
-        else f"{len(judged.reasons)} kinds of wrong answers",
+        else runner.other_bundle or f"{len(judged.reasons)} kinds of wrong answers",
         reasons=tuple(reasons),
         details={"answers": judged.answers, "largest": judged.largest, "limit": limit.largest, **mixed},
     )

@@ -246,8 +246,13 @@ def _without_ensemble(message: str) -> str:
 class TritonRunner(Runner):
     """The network of a served bundle, as clients reach it."""
 
-    def __init__(self, bundle: Bundle, url: str, *, model: str = DEFAULT_MODEL) -> None:
-        """Errors: ServerError; BundleError when the server serves another bundle than this one."""
+    def __init__(
+        self, bundle: Bundle, url: str, *, model: str = DEFAULT_MODEL, takes_other_bundle: bool = False
+    ) -> None:
+        """takes_other_bundle: keep what is wrong in ``other_bundle`` where the model can be called all the same.
+
+        Errors: ServerError; BundleError when the server serves another bundle than this one.
+        """
         super().__init__(bundle)
         self.connection = TritonConnection(url)
         self.name = f"triton-{self.connection.protocol}"
@@ -260,13 +265,18 @@ class TritonRunner(Runner):
         except ServerError:
             self.connection.close()
             raise
+        self.other_bundle = ""
         if served.bundle_sha256 != bundle.sha256:
-            self.connection.close()
             found = served.bundle_sha256[:12] + "…" if served.bundle_sha256 else "nothing we know"
-            raise BundleError(
-                f"{url} serves {self.network} from bundle {found}, not from {bundle.path} ({bundle.sha256[:12]}…)",
-                hint="write the repository again from this bundle and restart the server",
+            self.other_bundle = (
+                f"{url} serves {self.network} from bundle {found}, not from {bundle.path} ({bundle.sha256[:12]}…)"
             )
+            alike = served.inputs == {self._input: bundle.input_shape} and served.labels == bundle.manifest.labels
+            if not (takes_other_bundle and alike):
+                self.connection.close()
+                raise BundleError(
+                    self.other_bundle, hint="write the repository again from this bundle and restart the server"
+                )
         self.precision = precision_from(served.precision)
         self.max_batch = min(self.max_batch, served.max_batch)
 

@@ -142,8 +142,20 @@ def test_an_older_bundle_on_the_server(
     options = ("--runner", "triton-http", "--url", broken_server.http_url, "--model", "right")
     answer = gmmvit("parity", newer.path, *options)
     assert answer.returncode == 1
+    assert "failed: triton-http: served: bundle: http://" in answer.stdout
+    assert "serves right_network from bundle" in answer.stdout
+    assert answer.stdout.splitlines()[-1] == "FAILED: served"  # the weights are the same: nothing else is wrong
+
+
+def test_a_bundle_that_cannot_even_be_called(
+    broken_server: TritonServer,
+    tensor_bundles: dict[str, Bundle],
+    gmmvit: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    options = ("--runner", "triton-http", "--url", broken_server.http_url, "--model", "right")
+    answer = gmmvit("parity", tensor_bundles["vit_gmm"].path, *options)
+    assert answer.returncode == 1
     assert "Error: http://" in answer.stderr
-    assert "serves right_network from bundle" in answer.stderr
     assert "hint: write the repository again" in answer.stderr
 
 
