@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 
 import numpy as np
+
+from gmmvit_deploy.bench import statistics
 
 __all__ = ["ratio", "time_rounds"]
 
@@ -43,7 +46,4 @@ def time_rounds(
 
 def ratio(above: np.ndarray, below: np.ndarray) -> dict[str, float]:
     """Median of the ratios within rounds, and its 95 % bootstrap interval."""
-    ratios = above / below
-    drawn = np.random.default_rng(0).integers(0, len(ratios), (2000, len(ratios)))
-    low, high = np.percentile(np.median(ratios[drawn], axis=1), [2.5, 97.5])
-    return {"median": float(np.median(ratios)), "low": float(low), "high": float(high)}
+    return asdict(statistics.ratio(above.tolist(), below.tolist()))

@@ -6,8 +6,9 @@ import os
 import platform
 import time
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
+
+from gmmvit_deploy.bench.machine import cpu_name
 
 PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime", "openvino", "numpy")
 
@@ -19,7 +20,7 @@ def start(script: str, **settings: Any) -> dict[str, Any]:
         "settings": settings,
         "python": platform.python_version(),
         "versions": {name: version(name) for name in PACKAGES},
-        "cpu": _cpu(),
+        "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "load_before": os.getloadavg()[0],
         "started": time.time(),
@@ -30,10 +31,3 @@ def finish(card: dict[str, Any]) -> dict[str, Any]:
     """Add the load after the run and how long it took."""
     started = card.pop("started")
     return {**card, "load_after": os.getloadavg()[0], "seconds": round(time.time() - started, 1)}
-
-
-def _cpu() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )

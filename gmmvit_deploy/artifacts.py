@@ -50,15 +50,15 @@ _EXPORT_AGAIN = "write it again with gmmvit export"
 InputKind = Literal["pixels", "tensor"]
 
 
-def tool_versions() -> dict[str, str]:
-    """Of everything that has a hand in what is written."""
+def tool_versions(*also: str) -> dict[str, str]:
+    """Of everything that has a hand in what is written, and of the distributions named."""
     import platform
     from importlib.metadata import PackageNotFoundError, version
 
     import gmmvit_deploy
 
     found = {"gmmvit-deploy": gmmvit_deploy.__version__, "python": platform.python_version()}
-    for name in ("torch", "onnx", "onnxscript", "onnxruntime", "numpy", "pillow", "safetensors"):
+    for name in ("torch", "onnx", "onnxscript", "onnxruntime", "numpy", "pillow", "safetensors", *also):
         try:
             found[name] = version(name)
         except PackageNotFoundError:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from gmmvit_deploy.bench.loadgen import LoadRun, ScenarioName, Work, drive
 from gmmvit_deploy.bench.outputs import Expected, OutputCheck
 from gmmvit_deploy.bench.statistics import ENOUGH, Percentile, Ratio, percentiles, ratio, spread
+from gmmvit_deploy.parity.check import Told
 from gmmvit_deploy.runtime.runner import Runner
 from gmmvit_deploy.runtime.triton import TritonRunner
 
 __all__ = ["REST_S", "Cell", "Plan", "callers_of", "label", "measure", "ratios"]
 
-Told = Callable[[str, int, int], None]
 _WARM_UPS = 3
 REST_S = 0.03
 """Between the turns of two runners."""
@@ -118,9 +118,7 @@ def measure(
     inputs (N, …): what samples are drawn from; N at least the largest batch.
     Errors: whatever a runner raises; wrong answers are no error but an `OutputCheck` that is not right.
     """
-    turns = [
-        _Turn(runner, work, expected) for runner in runners for work in _works(runner, inputs, plan) if work is not None
-    ]
+    turns = [_Turn(runner, work, expected) for runner in runners for work in _works(runner, inputs, plan)]
     generator = np.random.default_rng(0)
     for number in range(plan.rounds):
         for place, index in enumerate(generator.permutation(len(turns))):
@@ -139,12 +137,11 @@ def ratios(cells: Sequence[Cell]) -> list[tuple[Cell, Cell, Ratio]]:
     return found
 
 
-def _works(runner: Runner, inputs: NDArray[Any], plan: Plan) -> list[Work | None]:
-    """What a runner does in each round; None for a batch that it does not take."""
-    works: list[Work | None] = []
+def _works(runner: Runner, inputs: NDArray[Any], plan: Plan) -> list[Work]:
+    """What a runner does in each round, at the batches that it takes."""
+    works: list[Work] = []
     for batch in plan.batches:
         if not runner.takes(batch) or batch > len(inputs):
-            works.append(None)
             continue
         took = _warmed_up(runner, inputs[:batch])
         queries = max(math.ceil(_LEAST / plan.rounds), round(plan.seconds / plan.rounds / took))
@@ -191,18 +188,8 @@ class _Turn:
         # seen as up to half of a batch of 1. Then one run that is not timed, for caches and threads of its own.
         time.sleep(REST_S)
         self._runner.run(work.inputs[: work.batch])
-        run = drive(
-            self._runner.run,
-            Work(
-                scenario=work.scenario,
-                inputs=work.inputs,
-                queries=work.queries,
-                batch=work.batch,
-                callers=work.callers,
-                in_thread=work.in_thread,
-                seed=work.seed + number,  # other samples in every round, the same ones for every runner
-            ),
-        )
+        # Other samples in every round, the same ones for every runner.
+        run = drive(self._runner.run, replace(work, seed=work.seed + number))
         self._note(run)
 
     def _note(self, run: LoadRun) -> None:

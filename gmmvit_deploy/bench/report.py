@@ -12,6 +12,7 @@ from gmmvit_deploy.bench.roofline import NetworkWork, Roofline
 from gmmvit_deploy.bench.served_load import LoadSearch
 from gmmvit_deploy.bench.statistics import ENOUGH
 from gmmvit_deploy.bench.waterfall import Step
+from gmmvit_deploy.parity.report import plain
 
 __all__ = ["FORMAT", "BenchReport", "Share", "reasons_against"]
 
@@ -81,8 +82,8 @@ class BenchReport:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {
+        """Plain JSON values; numbers that are not finite become null."""
+        data = {
             "format": FORMAT,
             "verdict": self.verdict,
             "reasons": list(self.reasons),
@@ -112,6 +113,7 @@ class BenchReport:
             "waterfall": [asdict(step) for step in self.steps],
             "loads": [asdict(load) for load in self.loads],
         }
+        return plain(data)  # type: ignore[no-any-return]
 
 
 _WRONG = "answers were wrong"
@@ -162,7 +164,7 @@ def _cell(cell: Cell) -> dict[str, Any]:
         "latencies_ms": [round(float(value), 5) for part in cell.rounds for value in part]
         if cell.scenario != "Offline"
         else [],
-        "outputs": {**asdict(cell.outputs), "largest": _finite(cell.outputs.largest), "right": cell.outputs.right},
+        "outputs": {**asdict(cell.outputs), "right": cell.outputs.right},
         "complaints": cell.complaints,
     }
 
@@ -182,7 +184,3 @@ def _roofline(line: Roofline) -> dict[str, Any]:
         "absent": list(line.absent),
         "rates": [{**asdict(rate), "shape": list(rate.shape)} for rate in line.rates],
     }
-
-
-def _finite(value: float) -> float | None:
-    return value if value == value and abs(value) != float("inf") else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,14 +20,13 @@ from gmmvit_deploy.bench.waterfall import waterfall
 from gmmvit_deploy.data.images import Images
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
+from gmmvit_deploy.parity.check import Told
 from gmmvit_deploy.parity.inputs import ImageStream, fresh_inputs
 from gmmvit_deploy.parity.provenance import described_bundle, provenance
 from gmmvit_deploy.runtime.runner import Runner
 from gmmvit_deploy.writing import sha256_of_bytes
 
 __all__ = ["BenchOptions", "bench"]
-
-Told = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +113,7 @@ def bench(
             "bound_ms": options.bound_ms,
         },
         machine=describe_machine(),
-        versions=_versions(),
+        versions=tool_versions("openvino", "mlcommons-loadgen", "tritonclient"),
         runners={label(runner): provenance(bundle, runner) for runner in runners},
         before=before,
         after=machine_state(),
@@ -170,15 +169,3 @@ def _inputs(bundle: Bundle, options: BenchOptions) -> tuple[NDArray[Any], NDArra
             "was wanted"
         )
     return inputs, pixels, {"name": options.data.name, "samples": len(inputs), "sha256": stream.sha256}
-
-
-def _versions() -> dict[str, str]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = tool_versions()
-    for name in ("openvino", "mlcommons-loadgen", "tritonclient"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -24,8 +24,10 @@ from gmmvit_deploy.bench.machine import MachineState, describe_machine, machine_
 from gmmvit_deploy.bench.outputs import Expected
 from gmmvit_deploy.bench.served_load import LoadSearch, search_rate
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.parity.check import Told
 from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.parity.provenance import described_bundle
+from gmmvit_deploy.parity.report import plain
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtime.triton import TritonRunner
 from gmmvit_deploy.serving.installs import find_server
@@ -41,7 +43,6 @@ _FORMAT = "gmmvit-tuning/1"
 _DELAYS_US = (0, 500, 2000)
 _INPUTS = 128
 _CLIENT_BATCH = 16
-Told = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +96,7 @@ class Tuning:
 
     def to_json(self) -> dict[str, Any]:
         best = self.best
-        return {
+        data = {
             "format": _FORMAT,
             "bound_ms": self.options.bound_ms,
             "protocol": self.options.protocol,
@@ -116,6 +117,7 @@ class Tuning:
             "after": self.after.to_json(),
             "versions": tool_versions(),
         }
+        return plain(data)  # type: ignore[no-any-return]
 
 
 def tune(

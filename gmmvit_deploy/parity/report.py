@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.parity.verdict import Check, Verdict, overall
 
-__all__ = ["FORMAT", "SCHEMA_PATH", "ParityReport", "RunnerReport"]
+__all__ = ["FORMAT", "SCHEMA_PATH", "ParityReport", "RunnerReport", "plain"]
 
 FORMAT = "gmmvit-parity/1"
 SCHEMA_PATH = Path(__file__).with_name("report_schema.json")
@@ -101,18 +101,19 @@ class ParityReport:
                 for runner in self.runners
             ],
         }
-        return _plain(data)  # type: ignore[no-any-return]
+        return plain(data)  # type: ignore[no-any-return]
 
 
 def _reasons(check: Check) -> tuple[str, ...]:
     return (check.reasons or (check.says,)) if check.verdict == "failed" else ()
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Plain JSON values; numbers that are not finite become null."""
     if isinstance(value, Mapping):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: plain(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
+        return [plain(one) for one in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value

@@ -150,16 +150,12 @@ class TritonConnection:
 
     def counts(self, name: str) -> tuple[int, int]:
         """(inputs, executions) of a model since the server started: the batcher joins some into one execution."""
-        options = {"as_json": True} if self.protocol == "grpc" else {}
-        answer = self._call(name, "get_inference_statistics", model_name=name, **options)
-        stats = answer["model_stats"][0]
+        stats = self._statistics(name)
         return int(stats.get("inference_count", 0)), int(stats.get("execution_count", 0))
 
     def timings(self, name: str) -> ServerTimings:
         """Where the server itself says a model's requests spent their time, since it started."""
-        options = {"as_json": True} if self.protocol == "grpc" else {}
-        answer = self._call(name, "get_inference_statistics", model_name=name, **options)
-        stats = answer["model_stats"][0]
+        stats = self._statistics(name)
         spent = stats.get("inference_stats", {})
         parts = {part: int(spent.get(part, {}).get("ns", 0)) for part in (*_SERVER_PARTS, "success")}
         return ServerTimings(
@@ -168,6 +164,12 @@ class TritonConnection:
             total_ns=parts.pop("success"),
             parts_ns=parts,
         )
+
+    def _statistics(self, name: str) -> Mapping[str, Any]:
+        options = {"as_json": True} if self.protocol == "grpc" else {}
+        answer = self._call(name, "get_inference_statistics", model_name=name, **options)
+        stats: Mapping[str, Any] = answer["model_stats"][0]
+        return stats
 
     def version(self) -> str:
         """Triton's own, such as ``2.57.0``."""

@@ -98,6 +98,18 @@ def test_answers_that_are_not_finite_are_wrong(bundle: Bundle) -> None:
     json.dumps(found.to_json(), allow_nan=False)
 
 
+def test_answers_to_arrivals_that_are_not_finite_are_wrong(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served_load, "_STEPS", 1)
+    monkeypatch.setattr(served_load, "_SECONDS_AT_LEAST", 0.0)
+    with Slower(bundle) as wrong:
+        wrong.delay_s, wrong.off = 0.0, float("nan")
+        options = BenchOptions(plan=QUICK, samples=8, bound_ms=50, roofline=False, waterfall=False)
+        found = bench(bundle, [wrong], options)
+    assert len(found.wrong) == 4
+    (load,) = json.loads(json.dumps(found.to_json(), allow_nan=False))["loads"]
+    assert load["outputs"]["largest"] is None
+
+
 def test_every_reason_not_to_believe_a_run(report: BenchReport) -> None:
     calm = replace(report.before, others=0.0, stolen=0.0, spin_ms=1.0)
     cells = copy.deepcopy(report.cells)
