@@ -8,9 +8,9 @@ from pathlib import Path
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.writing import require_free_file
+from gmmvit_deploy.writing import new_file, require_free_file
 
-__all__ = ["definitions", "figure", "page", "require_page", "table"]
+__all__ = ["definitions", "figure", "page", "require_page", "table", "written_page"]
 
 _STYLE = """
 :root { color-scheme: light; }
@@ -54,6 +54,13 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     titles = "".join(f"<th>{escape(name)}</th>" for name in head)
     lines = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<div class="scroll"><table><tr>{titles}</tr>{lines}</table></div>'
+
+
+def written_page(html: str, path: Path, *, force: bool) -> None:
+    """Put a page where it is wanted, whole or not at all.  Errors: as `require_page`; OutputError."""
+    require_page(path, force=force)
+    with new_file(path, force=force) as file:
+        file.write(html.encode())
 
 
 def require_page(path: Path, *, force: bool) -> None:

@@ -13,7 +13,7 @@ from gmmvit_deploy.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["POLICY", "PRECISIONS", "ElementType", "Precision", "precision_from", "precisions_from"]
+__all__ = ["POLICY", "PRECISIONS", "ElementType", "Precision", "precision_behind", "precision_from", "precisions_from"]
 
 Precision = Literal["fp32", "fp16", "bf16", "int8", "fp8"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -55,6 +55,12 @@ def precision_from(text: str) -> Precision:
     if text not in PRECISIONS:
         raise InputError(f"precision {text!r} is not known", hint=f"known: {', '.join(PRECISIONS)}")
     return text
+
+
+def precision_behind(text: str) -> tuple[str, Precision | None]:
+    """``openvino:bf16`` → (openvino, bf16); None where none is said.  Errors: as `precision_from`."""
+    name, colon, precision = text.strip().partition(":")
+    return name, precision_from(precision) if colon else None
 
 
 def precisions_from(text: str) -> tuple[Precision, ...]:

@@ -35,6 +35,12 @@ from gmmvit_deploy.variants import open_variant
 GOLDEN = Path(__file__).parent / "golden"
 MANIFEST: dict[str, dict[str, Any]] = json.loads((GOLDEN / "manifest.json").read_text())
 NAMES = tuple(MANIFEST)
+
+
+def has_bf16() -> bool:
+    return "avx512_bf16" in Path("/proc/cpuinfo").read_text()
+
+
 FREE_PORTS = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
 
 

@@ -17,8 +17,8 @@ def bench(
     bundle: Path | None = typer.Argument(None, help="A bundle that gmmvit export wrote; none with --compare."),
     runner: str = typer.Option(
         "eager,onnxruntime",
-        help="With commas, the first is what ratios are over: eager, compile, onnxruntime, openvino, tensorrt, "
-        "tensorrt-rtx, triton-grpc, triton-http; a precision behind a colon, as in openvino:bf16.",
+        help="With commas, the first is what ratios are over: eager, eager-gpu, compile, compile-gpu, onnxruntime, "
+        "openvino, tensorrt, tensorrt-rtx, triton-grpc, triton-http; a precision behind a colon, as in openvino:bf16.",
     ),
     batch: str = typer.Option("1,8,64", help="Batches, with commas."),
     rounds: int = typer.Option(10, help="Turns that every runner gets."),
@@ -109,6 +109,8 @@ def _batches(text: str) -> tuple[int, ...]:
 
 
 def _print(result: dict[str, Any]) -> None:
+    from gmmvit_deploy.bench.words import percentile_words, roofline_words
+
     shares = {(one["runner"], one["batch"]): f"{one['share']:.0%}" for one in result["shares"]}
     over = {(one["runner"], one["scenario"], one["batch"]): one for one in result["ratios"]}
     rows = []
@@ -121,8 +123,8 @@ def _print(result: dict[str, Any]) -> None:
                 cell["scenario"],
                 str(cell["batch"]),
                 f"{cell['median_ms']:.3f}" if timed else "",
-                _percentile(cell, "p90"),
-                _percentile(cell, "p99"),
+                percentile_words(cell, "p90"),
+                percentile_words(cell, "p99"),
                 f"{cell['samples_per_second']:,.0f}",
                 f"{found['median']:.2f} ({found['low']:.2f}–{found['high']:.2f})" if found else "",
                 shares.get((cell["runner"], cell["batch"]), "") if timed else "",
@@ -144,11 +146,7 @@ def _print(result: dict[str, Any]) -> None:
     )
     print_table(head, rows, title=str(result["bundle"]["path"]))
     for line in result["rooflines"]:
-        shape = "×".join(map(str, line["shape"]))
-        typer.echo(
-            f"roofline {line['precision']}: {line['gflops']:.0f} GFLOP/s ({line['library']}, {shape}), "
-            f"{line['bandwidth_gb_s']:.0f} GB/s"
-        )
+        typer.echo(f"roofline {roofline_words(line)}")
     for index, step in enumerate(result["waterfall"]):
         parts = ", ".join(f"{name} {ms:.3f}" for name, ms in step["parts"].items())
         more = f" ({step['over_before']:+.3f})" if index else ""
@@ -162,13 +160,6 @@ def _print(result: dict[str, Any]) -> None:
     for reason in result["reasons"]:
         typer.echo(f"invalid: {reason}")
     typer.echo(result["verdict"])
-
-
-def _percentile(cell: dict[str, Any], name: str) -> str:
-    found = cell["percentiles"].get(name)
-    if found is None:
-        return ""
-    return f"{found['ms']:.3f}" if found["ms"] is not None else f"{found['missing_queries']:,} too few"
 
 
 def _compare(first: Path, second: Path, *, bundle: Path | None, as_json: bool) -> None:

@@ -24,8 +24,8 @@ def parity(
     bundle: Path = typer.Argument(help="A bundle that gmmvit export wrote."),
     runner: str = typer.Option(
         "onnxruntime",
-        help="One or several, with commas: eager, compile, onnxruntime, openvino, tensorrt, tensorrt-rtx, "
-        "triton-grpc, triton-http; a precision behind a colon, as in openvino:bf16.",
+        help="One or several, with commas: eager, eager-gpu, compile, compile-gpu, onnxruntime, openvino, tensorrt, "
+        "tensorrt-rtx, triton-grpc, triton-http; a precision behind a colon, as in openvino:bf16.",
     ),
     precision: str = typer.Option(
         "fp32",

@@ -53,9 +53,9 @@ def tune(
 
 
 def _runtime(text: str) -> tuple[Runtime, Precision]:
-    from gmmvit_deploy.precision import precision_from
+    from gmmvit_deploy.precision import precision_behind
 
-    name, colon, precision = text.strip().partition(":")
+    name, precision = precision_behind(text)
     if name not in ("onnxruntime", "openvino"):
         raise InputError(f"--runtime: {name!r} is not known", hint="known: onnxruntime, openvino")
-    return name, precision_from(precision) if colon else "fp32"  # type: ignore[return-value]  # checked above
+    return name, precision or "fp32"  # type: ignore[return-value]  # checked above

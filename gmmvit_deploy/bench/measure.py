@@ -19,7 +19,7 @@ from gmmvit_deploy.bench.loadgen import LoadRun, ScenarioName, Work, drive
 from gmmvit_deploy.bench.outputs import Expected, OutputCheck
 from gmmvit_deploy.bench.statistics import ENOUGH, Percentile, Ratio, percentiles, ratio, spread
 from gmmvit_deploy.parity.check import Told
-from gmmvit_deploy.runtime.runner import Runner
+from gmmvit_deploy.runtime.runner import Device, Runner
 from gmmvit_deploy.runtime.triton import TritonRunner
 
 __all__ = ["REST_S", "Cell", "Plan", "callers_of", "label", "measure", "ratios"]
@@ -53,6 +53,7 @@ class Cell:
 
     runner: str
     precision: str
+    device: Device
     scenario: ScenarioName
     batch: int
     outputs: OutputCheck
@@ -205,6 +206,7 @@ class _Turn:
         return Cell(
             runner=label(self._runner),
             precision=precision,
+            device=self._runner.device,
             scenario=self._work.scenario,
             batch=self._work.batch,
             outputs=self._expected.judged(

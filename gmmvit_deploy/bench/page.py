@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from gmmvit_deploy.bench.plots import latency_plot, load_plot, roofline_plot, throughput_plot, waterfall_plot
-from gmmvit_deploy.pages import definitions, figure, page, require_page, table
-from gmmvit_deploy.writing import new_file
+from gmmvit_deploy.bench.words import percentile_words, roofline_words
+from gmmvit_deploy.pages import definitions, figure, page, table, written_page
 
 __all__ = ["page_of", "write_page"]
 
@@ -22,11 +22,8 @@ Result = Mapping[str, Any]
 
 
 def write_page(result: Result, path: Path, *, force: bool = False) -> None:
-    """Errors: InputError on another suffix than .html; OutputError; MissingDependencyError without matplotlib."""
-    require_page(path, force=force)
-    data = page_of(result).encode()
-    with new_file(path, force=force) as file:
-        file.write(data)
+    """Errors: as `written_page`."""
+    written_page(page_of(result), path, force=force)
 
 
 def page_of(result: Result) -> str:
@@ -63,10 +60,7 @@ def _figures(result: Result) -> list[str]:
     if len({cell["batch"] for cell in timed}) > 1:
         found.append(figure(throughput_plot(timed), "Throughput against batch", "Of the median latency."))
     if result["shares"]:
-        lines = ", ".join(
-            f"{line['precision']}: {line['gflops']:.0f} GFLOP/s ({line['library']}), {line['bandwidth_gb_s']:.0f} GB/s"
-            for line in result["rooflines"]
-        )
+        lines = "; ".join(map(roofline_words, result["rooflines"]))
         found.append(figure(roofline_plot(result["shares"]), "Share of the roofline", f"Measured here: {lines}."))
     if result["waterfall"]:
         what = "What a server does not account for is shown as unexplained."
@@ -91,7 +85,7 @@ def _cells(result: Result) -> str:
                 str(cell["batch"]),
                 f"{cell['median_ms']:.3f}" if timed else "",
                 f"{cell['spread']:.0%}",
-                *(_percentile(cell["percentiles"].get(name)) for name in ("p90", "p99", "p99.9")),
+                *(percentile_words(cell, name) for name in ("p90", "p99", "p99.9")),
                 f"{cell['samples_per_second']:,.0f}",
                 f"{share:.0%}" if share is not None else "",
                 f"{outputs['answers']:,} within {outputs['limit']:.1e}" if outputs["right"] else "WRONG",
@@ -111,12 +105,6 @@ def _cells(result: Result) -> str:
         "answers",
     )
     return table(head, rows)
-
-
-def _percentile(found: Mapping[str, Any] | None) -> str:
-    if found is None:
-        return ""
-    return f"{found['ms']:.3f}" if found["ms"] is not None else f"{found['missing_queries']:,} too few"
 
 
 def _ratios(ratios: Sequence[Mapping[str, Any]]) -> str:

@@ -73,11 +73,12 @@ class BenchReport:
     def shares(self) -> list[Share]:
         """Of every latency whose precision has a roofline."""
         works = {work.batch: work for work in self.works}
-        lines = {line.precision: line for line in self.rooflines}
+        lines = {(line.precision, line.device): line for line in self.rooflines}
         found = []
         for cell in self.cells:
-            if cell.scenario != "Offline" and cell.batch in works and cell.precision in lines:
-                least = lines[cell.precision].least_ms(works[cell.batch])
+            line = lines.get((cell.precision, cell.device))
+            if cell.scenario != "Offline" and cell.batch in works and line is not None:
+                least = line.least_ms(works[cell.batch])
                 found.append(Share(runner=cell.runner, batch=cell.batch, share=least / cell.median_ms, least_ms=least))
         return found
 
@@ -153,6 +154,7 @@ def _cell(cell: Cell) -> dict[str, Any]:
     return {
         "runner": cell.runner,
         "precision": cell.precision,
+        "device": cell.device,
         "scenario": cell.scenario,
         "batch": cell.batch,
         "queries": cell.queries,
@@ -177,6 +179,7 @@ def _work(work: NetworkWork) -> dict[str, Any]:
 def _roofline(line: Roofline) -> dict[str, Any]:
     return {
         "precision": line.precision,
+        "device": line.device,
         "gflops": line.best.gflops,
         "library": line.best.library,
         "shape": list(line.best.shape),

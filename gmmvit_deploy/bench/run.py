@@ -14,7 +14,7 @@ from gmmvit_deploy.bench.machine import describe_machine, machine_state
 from gmmvit_deploy.bench.measure import Plan, label, measure
 from gmmvit_deploy.bench.outputs import Expected
 from gmmvit_deploy.bench.report import BenchReport
-from gmmvit_deploy.bench.roofline import measured_roofline, network_work
+from gmmvit_deploy.bench.roofline import Roofline, measured_roofline, network_work
 from gmmvit_deploy.bench.served_load import search_rate
 from gmmvit_deploy.bench.waterfall import waterfall
 from gmmvit_deploy.data.images import Images
@@ -83,11 +83,11 @@ def bench(
     steps = waterfall(bundle, runners, inputs, pixels) if options.waterfall else []
     taken = [batch for batch in options.plan.batches if any(runner.takes(batch) for runner in runners)]
     works = [network_work(bundle, batch) for batch in taken]
-    precisions = dict.fromkeys(runner.precision for runner in runners) if options.roofline else {}
+    limits = dict.fromkeys((runner.precision, runner.device) for runner in runners) if options.roofline else {}
     lines = []
-    for precision in precisions:
-        told(f"what this machine can do in {precision}", 0, 1)
-        lines.append(measured_roofline(works, precision))
+    for precision, device in limits:
+        told(f"what this machine's {device} can do in {precision}", 0, 1)
+        lines.append(measured_roofline(works, precision, device))
     loads = []
     if options.bound_ms is not None:
         for runner in runners:
@@ -122,11 +122,11 @@ def bench(
         rooflines=tuple(line for line in lines if line is not None),
         steps=tuple(steps),
         loads=tuple(loads),
-        skipped=tuple(_skipped(runners, options, [line.precision for line in lines if line is not None])),
+        skipped=tuple(_skipped(runners, options, [line for line in lines if line is not None])),
     )
 
 
-def _skipped(runners: Sequence[Runner], options: BenchOptions, rooflines: Sequence[str]) -> list[str]:
+def _skipped(runners: Sequence[Runner], options: BenchOptions, rooflines: Sequence[Roofline]) -> list[str]:
     found = [
         f"{label(runner)}: batch {batch}: it takes {', '.join(f'{least} to {most}' for least, most in runner.ranges)}"
         for runner in runners
@@ -139,8 +139,13 @@ def _skipped(runners: Sequence[Runner], options: BenchOptions, rooflines: Sequen
         found.append("arrivals at random: no latency bound was given (--bound-ms)")
     if not options.roofline:
         return [*found, "roofline: not asked for"]
-    missing = dict.fromkeys(one.precision for one in runners if one.precision not in rooflines)
-    return found + [f"roofline in {one}: no library here is known to multiply in it" for one in missing]
+    known = {(line.precision, line.device) for line in rooflines}
+    missing = dict.fromkeys((one.precision, one.device) for one in runners)
+    return found + [
+        f"roofline in {precision} on the {device}: no library here is known to multiply in it"
+        for precision, device in missing
+        if (precision, device) not in known
+    ]
 
 
 def _require_batches(runners: Sequence[Runner], plan: Plan) -> None:

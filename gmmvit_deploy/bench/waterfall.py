@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.bench.loadgen import Work, drive
 from gmmvit_deploy.bench.measure import REST_S, label
+from gmmvit_deploy.parity.runners import RUNNERS
 from gmmvit_deploy.runtime.runner import Runner
 from gmmvit_deploy.runtime.triton import TritonRunner
 
@@ -28,7 +29,6 @@ __all__ = ["Step", "waterfall"]
 
 _ROUNDS = 5
 _QUERIES = 40
-_ORDER = ("eager", "compile", "onnxruntime", "openvino", "tensorrt", "tensorrt-rtx", "triton-grpc", "triton-http")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ def waterfall(
 
     inputs (N, …): as the graph takes them; pixels (N, S, S, 3): the same images for the step that decodes, or None.
     """
-    ordered = sorted(runners, key=lambda one: (_ORDER.index(one.name), one.precision))
+    ordered = sorted(runners, key=lambda one: (RUNNERS.index(one.name), one.precision))
     programs = {label(one): _Program(one, inputs) for one in ordered}
     served = next((one for one in ordered if isinstance(one, TritonRunner)), None)
     if served is not None and pixels is not None and bundle.manifest.preprocessing is not None:

@@ -25,6 +25,8 @@ class EngineRunner(Runner):
     Errors: EngineError when the engine is another bundle's, another TensorRT's or another GPU's.
     """
 
+    device = "gpu"
+
     def __init__(self, bundle: Bundle, engine: Engine, *, cuda_graphs: bool = True) -> None:
         super().__init__(bundle)
         card = engine.card

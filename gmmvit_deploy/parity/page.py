@@ -7,11 +7,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from gmmvit_deploy.pages import definitions, figure, page, require_page, table
+from gmmvit_deploy.pages import definitions, figure, page, table, written_page
 from gmmvit_deploy.parity.plots import block_plot, class_plot, margin_plot
 from gmmvit_deploy.parity.report import ParityReport, RunnerReport
 from gmmvit_deploy.parity.verdict import Check
-from gmmvit_deploy.writing import new_file
 
 __all__ = ["page_of", "write_page"]
 
@@ -32,11 +31,8 @@ _MOST_FLIPS = 200
 
 
 def write_page(report: ParityReport, path: Path, *, force: bool = False) -> None:
-    """Errors: as `require_page`."""
-    require_page(path, force=force)
-    data = page_of(report).encode()
-    with new_file(path, force=force) as file:
-        file.write(data)
+    """Errors: as `written_page`."""
+    written_page(page_of(report), path, force=force)
 
 
 def page_of(report: ParityReport) -> str:

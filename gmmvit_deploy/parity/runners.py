@@ -11,7 +11,7 @@ from gmmvit_deploy.engines.card import open_engine
 from gmmvit_deploy.engines.flavors import FLAVORS
 from gmmvit_deploy.engines.runner import EngineRunner
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.precision import Precision, precision_from
+from gmmvit_deploy.precision import Precision, precision_behind
 from gmmvit_deploy.runtime.eager import CompiledRunner, EagerRunner
 from gmmvit_deploy.runtime.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runtime.openvino import OpenVinoRunner, graph_precision
@@ -21,7 +21,19 @@ from gmmvit_deploy.variants import open_variant
 
 __all__ = ["RUNNERS", "open_runner", "open_runners"]
 
-RUNNERS = ("eager", "compile", "onnxruntime", "openvino", "tensorrt", "tensorrt-rtx", "triton-grpc", "triton-http")
+# From the trained module to the server: the order in which a waterfall shows them.
+RUNNERS = (
+    "eager",
+    "eager-gpu",
+    "compile",
+    "compile-gpu",
+    "onnxruntime",
+    "openvino",
+    "tensorrt",
+    "tensorrt-rtx",
+    "triton-grpc",
+    "triton-http",
+)
 _OF_GRAPHS = ("onnxruntime", "openvino")
 _GOES_WITH = "--precision, or a precision behind the name, goes with onnxruntime and openvino"
 _DEFAULT_URLS = {"triton-grpc": "grpc://localhost:8001", "triton-http": "http://localhost:8000"}
@@ -62,10 +74,10 @@ def open_runner(
         if opened.card.flavor != name:
             raise InputError(f"{engine}: it is an engine of {opened.card.flavor}, not {name}")
         return EngineRunner(bundle, opened)
-    if name == "eager":
-        return EagerRunner(bundle)
-    if name == "compile":
-        return CompiledRunner(bundle)
+    if name in ("eager", "eager-gpu"):
+        return EagerRunner(bundle, device="gpu" if name.endswith("-gpu") else "cpu")
+    if name in ("compile", "compile-gpu"):
+        return CompiledRunner(bundle, device="gpu" if name.endswith("-gpu") else "cpu")
     if name == "openvino":
         return OpenVinoRunner(bundle, open_variant(bundle, graph_precision(precision)), precision=precision)
     return OnnxRuntimeRunner(bundle, variant=open_variant(bundle, precision))
@@ -125,9 +137,7 @@ def open_runners(
 
 def _with_precision(name: str, usual: Precision) -> tuple[str, Precision]:
     """``openvino:bf16`` → (openvino, bf16).  Errors: InputError."""
-    bare, colon, own = name.partition(":")
-    if colon:
-        if bare not in _OF_GRAPHS:
-            raise InputError(f"runner {name!r}: {bare} has the precision it was made with; {_GOES_WITH}")
-        return bare, precision_from(own)
-    return bare, usual if bare in _OF_GRAPHS else "fp32"
+    bare, own = precision_behind(name)
+    if own is not None and bare not in _OF_GRAPHS:
+        raise InputError(f"runner {name!r}: {bare} has the precision it was made with; {_GOES_WITH}")
+    return bare, own or (usual if bare in _OF_GRAPHS else "fp32")

@@ -1,4 +1,4 @@
-"""Eager PyTorch: the trained module itself, rebuilt from the bundle alone."""
+"""PyTorch: the trained module itself, rebuilt from the bundle alone; eager or compiled, on the CPU or a GPU."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import BundleError, InputError
 from gmmvit_deploy.preprocess import tensor_from_pixels
-from gmmvit_deploy.runtime.runner import Runner
+from gmmvit_deploy.runtime.runner import Device, Runner
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
     from torch import Tensor
 
@@ -21,22 +23,28 @@ class EagerRunner(Runner):
     """The reference. Nothing is folded and nothing exported: masks are computed as in training.
 
     With ``pixels`` the normalisation is numpy's, so the one inside the exported graph is held to
-    an independent implementation.
+    an independent implementation. On a GPU, float32 is float32: TF32 is off.
     """
 
     name = "eager"
 
-    def __init__(self, bundle: Bundle) -> None:
+    def __init__(self, bundle: Bundle, *, device: Device = "cpu") -> None:
+        """Errors: BundleError when weights and manifest do not agree; InputError when PyTorch has no such device."""
         from gmmvit_deploy.checkpoints.loading import load_checkpoint
 
         super().__init__(bundle)
+        self.device = device
+        if device == "gpu":
+            self.name = f"{self.name}-gpu"
+            _require_gpu(self.name)
         loaded = load_checkpoint(bundle.weights_path)
         if loaded.spec != bundle.manifest.spec:
             raise BundleError(
                 f"{bundle.path}: the weights are those of {loaded.spec}, the manifest describes {bundle.manifest.spec}",
                 hint="write it again with gmmvit export",
             )
-        self.model = loaded.model
+        self._place = "cuda" if device == "gpu" else "cpu"
+        self.model = loaded.model.to(self._place)
         self._preprocessing = bundle.manifest.preprocessing if bundle.manifest.input_kind == "pixels" else None
 
     def tensors(self, batch: NDArray[Any]) -> Tensor:
@@ -45,14 +53,27 @@ class EagerRunner(Runner):
 
         if self._preprocessing is not None:
             batch = tensor_from_pixels(batch, self._preprocessing.mean, self._preprocessing.std)
-        return torch.from_numpy(batch)
+        return torch.from_numpy(batch).to(self._place)
 
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
+        return self._logits(self.model, self.tensors(batch))
+
+    def _logits(self, model: Callable[[Tensor], Tensor], tensors: Tensor) -> NDArray[Any]:
         import torch
 
-        with torch.inference_mode():
-            logits: NDArray[Any] = self.model(self.tensors(batch)).numpy()
+        with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            logits: NDArray[Any] = model(tensors).cpu().numpy()
         return logits
+
+
+def _require_gpu(name: str) -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise InputError(
+            f"runner {name}: PyTorch {torch.__version__} sees no GPU",
+            hint="nvidia-smi shows what the driver sees; leave the runner out where there is none",
+        )
 
 
 class CompiledRunner(EagerRunner):
@@ -63,27 +84,22 @@ class CompiledRunner(EagerRunner):
 
     name = "compile"
 
-    def __init__(self, bundle: Bundle) -> None:
+    def __init__(self, bundle: Bundle, *, device: Device = "cpu") -> None:
         """Errors: as `EagerRunner`; InputError when it cannot be compiled here."""
         import torch
 
-        super().__init__(bundle)
+        super().__init__(bundle, device=device)
         self._compiled = torch.compile(self.model, dynamic=True)
-        size = min(2, self.max_batch)
+        size = bundle.manifest.spec.image_size
         try:
-            with torch.inference_mode():
-                self._compiled(torch.zeros(size, 3, bundle.manifest.spec.image_size, bundle.manifest.spec.image_size))
+            self._logits(self._compiled, torch.zeros(min(2, self.max_batch), 3, size, size, device=self._place))
         # torch.compile fails with classes of its own, of its compilers', and of the operating system.
         except Exception as exc:
             reason = str(exc).strip().splitlines()[0] if str(exc).strip() else type(exc).__name__
             raise InputError(
-                f"runner compile: torch.compile {torch.__version__} fails here: {reason}",
+                f"runner {self.name}: torch.compile {torch.__version__} fails here: {reason}",
                 hint="it needs a C++ compiler such as g++; leave the runner out where there is none",
             ) from exc
 
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
-        import torch
-
-        with torch.inference_mode():
-            logits: NDArray[Any] = self._compiled(self.tensors(batch)).numpy()
-        return logits
+        return self._logits(self._compiled, self.tensors(batch))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from gmmvit_deploy.errors import InputError
 
@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from gmmvit_deploy.artifacts import Bundle
     from gmmvit_deploy.precision import Precision
 
-__all__ = ["Runner"]
+__all__ = ["Device", "Runner"]
+
+Device = Literal["cpu", "gpu"]
 
 
 class Runner:
@@ -22,12 +24,13 @@ class Runner:
     A batch is what the bundle's graph takes: uint8 (B, S, S, 3) for ``pixels``, float32
     (B, 3, S, S) for ``tensor``. Logits are float32 (B, C).
 
-    precision: what it computes in, which says how near to float32 it can come.
+    precision: what it computes in, which says how near to float32 it can come.  device: where it does so.
     needs_own_thread: it must not be called from a callback of compiled code.
     """
 
     name: str
     precision: Precision = "fp32"
+    device: Device = "cpu"
     needs_own_thread: bool = False
 
     def __init__(self, bundle: Bundle) -> None:

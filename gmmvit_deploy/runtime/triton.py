@@ -48,7 +48,7 @@ class ServedModel:
     """What the server says of a model.  bundle_sha256: None when no bundle of ours made it.
 
     precision: of the graph or engine behind it.  preprocessing: image_size, mean and std of a model
-    that makes pixels or tensors of images; None of others.
+    that makes pixels or tensors of images; None of others.  on_gpu: where the server runs it.
     """
 
     name: str
@@ -58,6 +58,7 @@ class ServedModel:
     bundle_sha256: str | None
     preprocessing: Mapping[str, Any] | None
     precision: str
+    on_gpu: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,6 +239,7 @@ def _served_model(name: str, answer: Mapping[str, Any]) -> ServedModel:
         bundle_sha256=parameters.get("gmmvit_bundle_sha256"),
         preprocessing=json.loads(parameters.get("preprocessing", "null")),
         precision=parameters.get("gmmvit_precision", "fp32"),
+        on_gpu=any(group.get("kind") == "KIND_GPU" for group in config.get("instance_group", [])),
     )
 
 
@@ -280,6 +282,7 @@ class TritonRunner(Runner):
                     self.other_bundle, hint="write the repository again from this bundle and restart the server"
                 )
         self.precision = precision_from(served.precision)
+        self.device = "gpu" if served.on_gpu else "cpu"
         self.max_batch = min(self.max_batch, served.max_batch)
 
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:

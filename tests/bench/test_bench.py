@@ -24,6 +24,7 @@ from gmmvit_deploy.bench.report import BenchReport, reasons_against
 from gmmvit_deploy.bench.roofline import measured_roofline, network_work
 from gmmvit_deploy.bench.run import BenchOptions, bench
 from gmmvit_deploy.data.images import ArrayImages
+from gmmvit_deploy.engines.flavors import visible_gpu
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.models.counting import multiply_accumulates
 from gmmvit_deploy.parity.inputs import fresh_inputs
@@ -163,6 +164,27 @@ def test_roofline_is_the_best_of_what_was_measured(bundle: Bundle) -> None:
     assert measured_roofline(works, "fp8") is None
 
 
+@pytest.mark.skipif(visible_gpu() is not None, reason="a GPU is here")
+def test_a_gpu_has_a_roofline_of_its_own_or_none(bundle: Bundle) -> None:
+    works = [network_work(bundle, 4)]
+    assert measured_roofline(works, "fp32", "gpu") is None
+    with Slower(bundle) as elsewhere:
+        elsewhere.delay_s, elsewhere.device = 0.0, "gpu"
+        found = bench(bundle, [elsewhere], BenchOptions(plan=QUICK, samples=8, waterfall=False))
+    assert found.shares() == []
+    assert "roofline in fp32 on the gpu: no library here is known to multiply in it" in found.skipped
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "int8"])
+def test_a_gpu_is_held_to_its_own_rates(bundle: Bundle, precision: str) -> None:
+    works = [network_work(bundle, 64)]
+    here, there = measured_roofline(works, "fp32"), measured_roofline(works, precision, "gpu")
+    assert here is not None
+    assert there is not None
+    assert there.best.gflops > here.best.gflops
+
+
 def test_shares_of_the_roofline(report: BenchReport) -> None:
     shares = report.shares()
     assert {(one.runner, one.batch) for one in shares} == {
@@ -268,7 +290,7 @@ def test_what_was_not_measured_is_listed(precise_bundle: Bundle, report: BenchRe
         f"onnxruntime:fp16: batch 10000: it takes 1 to {runner.max_batch}",
         "one image taken apart: not asked for",
         "arrivals at random: no latency bound was given (--bound-ms)",
-        "roofline in fp16: no library here is known to multiply in it",
+        "roofline in fp16 on the cpu: no library here is known to multiply in it",
     )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.engines.flavors import visible_gpu
 from gmmvit_deploy.errors import BundleError, InputError
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.inputs import fresh_inputs
@@ -15,25 +16,22 @@ from gmmvit_deploy.parity.runners import open_runner, open_runners
 from gmmvit_deploy.runtime.openvino import OPENVINO_HINTS, OpenVinoRunner
 from gmmvit_deploy.runtime.openvino_program import CHUNK, OpenVinoProgram
 from gmmvit_deploy.variants import Variant, open_variant
+from tests.conftest import has_bf16
 
 FAMILIES = ("vit_gmm", "swin_gmm", "cait_gmm", "pit_gmm", "t2t_gmm")
 
 
-def _has_bf16() -> bool:
-    return "avx512_bf16" in Path("/proc/cpuinfo").read_text()
-
-
-needs_bf16 = pytest.mark.skipif(not _has_bf16(), reason="this CPU has no bf16")
+needs_bf16 = pytest.mark.skipif(not has_bf16(), reason="this CPU has no bf16")
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_passes_parity(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     bundle = tensor_bundles[name]
-    names = ["openvino", "openvino:bf16"] if _has_bf16() else ["openvino"]
+    names = ["openvino", "openvino:bf16"] if has_bf16() else ["openvino"]
     with open_runners(names, bundle) as runners:
         report = check_parity(bundle, runners, ParityOptions())
     assert report.passed, report.failures()
-    assert [one.precision for one in report.runners] == (["fp32", "bf16"] if _has_bf16() else ["fp32"])
+    assert [one.precision for one in report.runners] == (["fp32", "bf16"] if has_bf16() else ["fp32"])
     assert "f32" in report.runners[0].provenance["kernels"]
     assert "bf16" not in report.runners[0].provenance["kernels"]
 
@@ -119,6 +117,22 @@ def test_the_compiled_module(tensor_bundles: dict[str, Bundle]) -> None:
     inputs = fresh_inputs(bundle, 3)
     with open_runner("compile", bundle) as runner, open_runner("eager", bundle) as eager:
         np.testing.assert_allclose(runner.run(inputs), eager.run(inputs), atol=1e-5)
+
+
+@pytest.mark.skipif(visible_gpu() is not None, reason="a GPU is here")
+@pytest.mark.parametrize("name", ["eager-gpu", "compile-gpu"])
+def test_runners_of_a_gpu_that_is_not_here(name: str, bundle: Bundle) -> None:
+    with pytest.raises(InputError, match=f"runner {name}: PyTorch .* sees no GPU"):
+        open_runner(name, bundle)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["eager-gpu", "compile-gpu"])
+def test_the_module_on_a_gpu(name: str, bundle: Bundle) -> None:
+    with open_runner(name, bundle) as runner:
+        report = check_parity(bundle, [runner], ParityOptions())
+        assert (runner.name, runner.device) == (name, "gpu")
+    assert report.passed, report.failures()
 
 
 def test_without_a_compiler(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:

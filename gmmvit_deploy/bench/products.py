@@ -1,0 +1,153 @@
+"""The rate of one matrix product, in every library that is here and on the device that is asked for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gmmvit_deploy.extras import require
+from gmmvit_deploy.runtime.runner import Device
+
+__all__ = ["ProductRate", "Shape", "bandwidth", "libraries", "rate"]
+
+Shape = tuple[int, int, int]
+"""(rows, inner, columns)."""
+Program = Callable[[], object]
+_SECONDS_A_PRODUCT = 0.15
+_COPIED_BYTES = 2**27
+_AT_ONCE_ON_GPU = 20  # products between two looks at a GPU's clock: it must not wait for the next to be asked for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProductRate:
+    library: str
+    shape: Shape
+    gflops: float
+
+
+def libraries(precision: str, device: Device) -> Mapping[str, Callable[[Shape], Program]]:
+    """Library → what makes a program that multiplies once, in this precision; it raises where that cannot be."""
+    if device == "gpu":
+        return {"torch": _torch(precision, "cuda")}
+    return _ON_CPU.get(precision, {})
+
+
+def rate(program: Program, shape: Shape, device: Device) -> float:
+    """Operations a second, in 1e9, of the median call."""
+    rows, inner, columns = shape
+    timed = _gpu_seconds if device == "gpu" else _cpu_seconds
+    for _ in range(3):
+        program()
+    times: list[float] = []
+    end = time.perf_counter() + _SECONDS_A_PRODUCT
+    while time.perf_counter() < end or len(times) < 5:
+        times.append(timed(program))
+    return 2 * rows * inner * columns / float(np.median(times)) / 1e9
+
+
+def bandwidth(device: Device) -> float:
+    """Bytes a second, read and written, of a copy that no cache holds."""
+    import torch
+
+    source = torch.ones(_COPIED_BYTES // 4, device="cuda" if device == "gpu" else "cpu")
+    target = torch.empty_like(source)
+    timed = _gpu_seconds if device == "gpu" else _cpu_seconds
+    return 2 * _COPIED_BYTES / float(np.median([timed(lambda: target.copy_(source)) for _ in range(7)]))
+
+
+def _cpu_seconds(program: Program) -> float:
+    start = time.perf_counter()
+    program()
+    return time.perf_counter() - start
+
+
+def _gpu_seconds(program: Program) -> float:
+    """Of one call, between two events on the GPU's own clock."""
+    import torch
+
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(_AT_ONCE_ON_GPU):
+        program()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3 / _AT_ONCE_ON_GPU
+
+
+def _torch(precision: str, device: str) -> Callable[[Shape], Program]:
+    def make(shape: Shape) -> Program:
+        import torch
+
+        rows, inner, columns = shape
+        if precision == "int8":
+            sizes = ((rows, inner), (inner, columns))
+            whole = [torch.randint(-127, 127, size, dtype=torch.int8, device=device) for size in sizes]
+            return _called(lambda: torch._int_mm(*whole))
+        if precision == "fp8":
+            one = torch.ones((), device=device)
+            left = torch.randn(rows, inner, device=device).to(torch.float8_e4m3fn)
+            right = torch.randn(columns, inner, device=device).to(torch.float8_e4m3fn).t()
+            return _called(lambda: torch._scaled_mm(left, right, one, one, out_dtype=torch.bfloat16))
+        dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[precision]
+        pair = (torch.randn(size, dtype=dtype, device=device) for size in ((rows, inner), (inner, columns)))
+        first, second = pair
+        out = torch.empty(rows, columns, dtype=dtype, device=device)
+        return _called(lambda: torch.mm(first, second, out=out))
+
+    return make
+
+
+def _called(program: Program) -> Program:
+    """The same, once it was seen to run here: a product that a device does not have is told by calling it."""
+    program()
+    return program
+
+
+def _product_graph(shape: Shape) -> bytes:
+    from onnx import TensorProto, helper, numpy_helper
+
+    rows, inner, columns = shape
+    weight = np.random.default_rng(0).standard_normal((inner, columns), dtype=np.float32)
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "weight"], ["y"])],
+        "product",
+        [value("x", TensorProto.FLOAT, [rows, inner])],
+        [value("y", TensorProto.FLOAT, [rows, columns])],
+        [numpy_helper.from_array(weight, "weight")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    return bytes(model.SerializeToString())
+
+
+def _onnxruntime(shape: Shape) -> Program:
+    from gmmvit_deploy.runtime.onnxruntime import session_from_bytes
+
+    session = session_from_bytes(_product_graph(shape), "product")
+    values = np.random.default_rng(1).standard_normal(shape[:2], dtype=np.float32)
+    return lambda: session.run(None, {"x": values})
+
+
+def _openvino(hint: str) -> Callable[[Shape], Program]:
+    def make(shape: Shape) -> Program:
+        openvino = require("openvino", package="openvino", extra="openvino")
+        core = openvino.Core()
+        model: Any = core.read_model(_product_graph(shape))
+        compiled = core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": hint})
+        request = compiled.create_infer_request()
+        values = np.random.default_rng(1).standard_normal(shape[:2], dtype=np.float32)
+        request.set_input_tensor(openvino.Tensor(values, shared_memory=True))
+        return lambda: request.infer()
+
+    return make
+
+
+_ON_CPU: Mapping[str, Mapping[str, Callable[[Shape], Program]]] = {
+    "fp32": {"torch": _torch("fp32", "cpu"), "onnxruntime": _onnxruntime, "openvino": _openvino("f32")},
+    "bf16": {"torch": _torch("bf16", "cpu"), "openvino": _openvino("bf16")},
+    "int8": {"torch": _torch("int8", "cpu")},
+}

@@ -1,0 +1,25 @@
+"""How a result's parts are put into words, on the page as in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["percentile_words", "roofline_words"]
+
+
+def percentile_words(cell: Mapping[str, Any], name: str) -> str:
+    """Of a cell of the result, such as p99: its milliseconds, or how many queries are missing."""
+    found = cell["percentiles"].get(name)
+    if found is None:
+        return ""
+    return f"{found['ms']:.3f}" if found["ms"] is not None else f"{found['missing_queries']:,} too few"
+
+
+def roofline_words(line: Mapping[str, Any]) -> str:
+    """Precision and device, the best rate with who reached it on what shape, and the bandwidth."""
+    shape = "×".join(map(str, line["shape"]))
+    return (
+        f"{line['precision']} on the {line['device']}: {line['gflops']:.0f} GFLOP/s ({line['library']}, {shape}), "
+        f"{line['bandwidth_gb_s']:.0f} GB/s"
+    )
