@@ -30,6 +30,8 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/fastest_cpu.py
 	$(BIN)/python benchmarks/served.py
 	$(BIN)/python benchmarks/low_rank.py
+	$(BIN)/python benchmarks/where_time_goes.py
+	$(BIN)/python benchmarks/shared_memory.py
 
 clean:
 	rm -rf .venv demo-output

@@ -9,7 +9,6 @@ gmmvit_deploy/runtime/onnxruntime.py and `CHUNK` in openvino_program.py were rea
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -73,30 +72,26 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, choices=CHUNKS, action="append", help="only this one; may be repeated")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "cpu_settings.json")
     arguments = parser.parse_args()
-    card = run_card.start("cpu_settings.py", rounds=arguments.rounds, batch=BATCH)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.onnx"
-        onnx.save(onnx_from_model(fold(pair("vit")["gmm"]).model, preprocessing=None, max_batch=BATCH), path)
-        programs: dict[str, Program] = {"onnxruntime, whole": with_onnxruntime(path, BATCH, 1)}
-        for chunk in arguments.chunk or CHUNKS:
-            for workers in (1, 2):
-                programs[f"onnxruntime, {chunk} rows, {workers} at once"] = with_onnxruntime(path, chunk, workers)
-                programs[f"openvino, {chunk} rows, {workers} at once"] = with_openvino(path, chunk, workers)
-        times, logits, _ = time_rounds(programs, BATCH, arguments.rounds)
-    whole = logits["onnxruntime, whole"]
-    results: dict[str, Any] = {"programs": {}}
-    for name in programs:
-        off = float(np.abs(logits[name] - whole).max())
-        if not off < 1e-4:
-            raise SystemExit(f"{name}: its logits are {off:.1e} off, so its time means nothing")
-        found = ratio(times[name], times["onnxruntime, whole"])
-        results["programs"][name] = {"median_ms": float(np.median(times[name])), "over_whole": found}
-        print(
-            f"{name}: {np.median(times[name]):.1f} ms, {found['median']:.3f} ({found['low']:.3f}–{found['high']:.3f})"
-        )
-    results["card"] = run_card.finish(card)
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(results, indent=1) + "\n")
+    with run_card.written(arguments.output, "cpu_settings.py", rounds=arguments.rounds, batch=BATCH) as results:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.onnx"
+            onnx.save(onnx_from_model(fold(pair("vit")["gmm"]).model, preprocessing=None, max_batch=BATCH), path)
+            programs: dict[str, Program] = {"onnxruntime, whole": with_onnxruntime(path, BATCH, 1)}
+            for chunk in arguments.chunk or CHUNKS:
+                for workers in (1, 2):
+                    programs[f"onnxruntime, {chunk} rows, {workers} at once"] = with_onnxruntime(path, chunk, workers)
+                    programs[f"openvino, {chunk} rows, {workers} at once"] = with_openvino(path, chunk, workers)
+            times, logits, _ = time_rounds(programs, BATCH, arguments.rounds)
+        whole = logits["onnxruntime, whole"]
+        results["programs"] = {}
+        for name in programs:
+            off = float(np.abs(logits[name] - whole).max())
+            if not off < 1e-4:
+                raise SystemExit(f"{name}: its logits are {off:.1e} off, so its time means nothing")
+            found = ratio(times[name], times["onnxruntime, whole"])
+            results["programs"][name] = {"median_ms": float(np.median(times[name])), "over_whole": found}
+            interval = f"{found['low']:.3f}–{found['high']:.3f}"
+            print(f"{name}: {np.median(times[name]):.1f} ms, {found['median']:.3f} ({interval})")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ and for each head dim d, a small ViT with and without zeros that pad it.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -137,30 +136,29 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "engines.json")
     arguments = parser.parse_args()
     flavor = find_flavor("tensorrt-rtx")
-    card = run_card.start("engines.py", flavor=f"{flavor.name} {flavor.version}", capability=CAPABILITY)
-    results: dict[str, Any] = {"families": {}}
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        for family in arguments.family or FAMILIES:
-            rows = results["families"].setdefault(family, {})
-            for kind in arguments.mask or MASKS:
-                if family == "swin" and kind == "elm":
-                    continue  # the released code has none
-                model = model_of(family, MASKS[kind])
-                rows[kind] = {
-                    precision: engine(model, precision, folder, masked=kind != "plain")
-                    for precision in arguments.precision or PRECISIONS
-                }
-                for precision, row in rows[kind].items():
-                    print(
-                        f"{family} {kind} {precision}: {row['kernels']} kernels, "
-                        f"{row['fused']}/{row['attentions']} fused"
-                    )
-        if not arguments.no_head_dims:
-            results["head_dims"] = head_dims(folder)
-    results["card"] = run_card.finish(card)
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(results, indent=1) + "\n")
+    with run_card.written(
+        arguments.output, "engines.py", timed=False, flavor=f"{flavor.name} {flavor.version}", capability=CAPABILITY
+    ) as results:
+        results["families"] = {}
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary)
+            for family in arguments.family or FAMILIES:
+                rows = results["families"].setdefault(family, {})
+                for kind in arguments.mask or MASKS:
+                    if family == "swin" and kind == "elm":
+                        continue  # the released code has none
+                    model = model_of(family, MASKS[kind])
+                    rows[kind] = {
+                        precision: engine(model, precision, folder, masked=kind != "plain")
+                        for precision in arguments.precision or PRECISIONS
+                    }
+                    for precision, row in rows[kind].items():
+                        print(
+                            f"{family} {kind} {precision}: {row['kernels']} kernels, "
+                            f"{row['fused']}/{row['attentions']} fused"
+                        )
+            if not arguments.no_head_dims:
+                results["head_dims"] = head_dims(folder)
 
 
 if __name__ == "__main__":

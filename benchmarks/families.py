@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+import numpy as np
+import onnx
 import torch
 from torch import nn
 
+from gmmvit_deploy.export.onnx_from_model import onnx_from_model
+from gmmvit_deploy.export.variants import graph_from_model
+from gmmvit_deploy.folding.fold import fold
 from gmmvit_deploy.models.attention import MaskedAttention, heads_of
 from gmmvit_deploy.models.build import Model, model_from_spec
 from gmmvit_deploy.presets import preset_spec
 from gmmvit_deploy.specs import MaskSpec, ViTSpec
 
-__all__ = ["FAMILIES", "EinsumAttention", "pair"]
+__all__ = ["FAMILIES", "EinsumAttention", "as_released", "eager", "graphs_of", "pair"]
 
 FAMILIES = ("vit", "swin", "cait", "pit", "t2t")
+_CALIBRATION_BATCHES = 4
 
 
 def pair(family: str) -> dict[str, Model]:
@@ -42,3 +50,40 @@ class EinsumAttention(nn.Module):
         weights = torch.softmax(attention.scores.masked(torch.einsum("bhid,bhjd->bhij", query, key)), dim=-1)
         mixed = torch.einsum("bhij,bhjd->bhid", weights, value)
         return attention.out(mixed.transpose(1, 2).flatten(2))
+
+
+def as_released(model: Model) -> Model:
+    """A copy whose attention products are Einsums, as in the released code."""
+    copied = copy.deepcopy(model)
+    for parent in list(copied.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, MaskedAttention) and not isinstance(parent, EinsumAttention):
+                setattr(parent, name, _einsum(child))
+    return copied
+
+
+def _einsum(attention: MaskedAttention) -> nn.Module:
+    """Swin has windows as one more dimension, and scales Q: it stays as our module has it."""
+    return attention if attention.scores.scales_query else EinsumAttention(attention)
+
+
+def eager(model: nn.Module) -> Callable[[np.ndarray], np.ndarray]:
+    def run(images: np.ndarray) -> np.ndarray:
+        with torch.inference_mode():
+            return model(torch.from_numpy(images)).numpy()
+
+    return run
+
+
+def graphs_of(models: dict[str, Model], wanted: Iterable[str], *, max_batch: int) -> dict[str, onnx.ModelProto]:
+    """models: of `pair`.  wanted: straight, the module unfolded; gmm and plain, our exports; int8, gmm's Q/DQ graph."""
+    generator = np.random.default_rng(7)
+    images = [generator.standard_normal((8, 3, 32, 32), dtype=np.float32) for _ in range(_CALIBRATION_BATCHES)]
+    options = {"preprocessing": None, "max_batch": max_batch}
+    make = {
+        "straight": lambda: onnx_from_model(as_released(models["gmm"]), **options),
+        "gmm": lambda: onnx_from_model(fold(models["gmm"]).model, **options),
+        "plain": lambda: onnx_from_model(fold(models["plain"]).model, **options),
+        "int8": lambda: graph_from_model(models["gmm"], "int8", **options, calibration=images).proto,
+    }
+    return {name: make[name]() for name in wanted}

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import os
 import tempfile
 from collections.abc import Callable
@@ -31,18 +30,11 @@ import numpy as np
 import onnx
 import run_card
 import torch
-from families import FAMILIES, EinsumAttention, pair
+from families import FAMILIES, as_released, eager, graphs_of, pair
 from interleaved import ratio, time_rounds
-from torch import nn
 
-from gmmvit_deploy.bench.machine import machine_state
 from gmmvit_deploy.bench.roofline import Roofline, measured_roofline, work_of_graph
-from gmmvit_deploy.export.onnx_from_model import onnx_from_model
-from gmmvit_deploy.export.variants import graph_from_model
-from gmmvit_deploy.folding.fold import fold
 from gmmvit_deploy.graphs.emulate import emulated_logits
-from gmmvit_deploy.models.attention import MaskedAttention
-from gmmvit_deploy.models.build import Model
 from gmmvit_deploy.parity.measures import ErrorMeasure, distance
 from gmmvit_deploy.runtime.onnxruntime import ROWS_A_CORE, session_from_onnx
 from gmmvit_deploy.runtime.openvino_program import Hint, OpenVinoProgram
@@ -50,30 +42,6 @@ from gmmvit_deploy.tolerances import Limit, limit_from_noise
 
 BATCHES = (1, 64)
 Program = Callable[[np.ndarray], np.ndarray]
-CALIBRATION_BATCHES = 4
-
-
-def as_released(model: Model) -> Model:
-    """A copy whose attention products are Einsums, as in the released code."""
-    copied = copy.deepcopy(model)
-    for parent in list(copied.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, MaskedAttention) and not isinstance(parent, EinsumAttention):
-                setattr(parent, name, _einsum(child))
-    return copied
-
-
-def _einsum(attention: MaskedAttention) -> nn.Module:
-    """Swin has windows as one more dimension, and scales Q: it stays as our module has it."""
-    return attention if attention.scores.scales_query else EinsumAttention(attention)
-
-
-def eager(model: nn.Module) -> Program:
-    def run(images: np.ndarray) -> np.ndarray:
-        with torch.inference_mode():
-            return model(torch.from_numpy(images)).numpy()
-
-    return run
 
 
 def with_onnxruntime(path: Path, *, chunked: bool) -> Program:
@@ -100,20 +68,18 @@ class Family:
         self.programs: dict[str, Program] = {}
         self.precision: dict[str, str] = {}
         self.models = {key: (model, copy.deepcopy(model).double()) for key, model in models.items()}
-        self.int8 = self._int8(models["gmm"])
-        released = as_released(models["gmm"])
-        self._note("eager", eager(released), "fp32")
-        straight = self._saved("straight", onnx_from_model(released, preprocessing=None, max_batch=max(BATCHES)))
-        self._note("straight export", with_onnxruntime(straight, chunked=False), "fp32")
-        for key, model in models.items():
-            suffix = "" if key == "gmm" else " plain"
-            path = self._saved(key, onnx_from_model(fold(model).model, preprocessing=None, max_batch=max(BATCHES)))
+        self._note("eager", eager(as_released(models["gmm"])), "fp32")
+        graphs = graphs_of(models, ("straight", "gmm", "plain", "int8"), max_batch=max(BATCHES))
+        paths = {key: self._saved(key, graph) for key, graph in graphs.items()}
+        self._note("straight export", with_onnxruntime(paths["straight"], chunked=False), "fp32")
+        for key in models:
+            suffix, path = "" if key == "gmm" else " plain", paths[key]
             self._note(f"onnxruntime{suffix}", with_onnxruntime(path, chunked=True), "fp32")
             for precision, hint in precisions.items():
                 name = "openvino" if precision == "fp32" else f"openvino:{precision}"
                 self._note(f"{name}{suffix}", with_openvino(path, hint), precision)
-        self._note("openvino:int8", with_openvino(self._saved("int8", self.int8), "f32"), "int8")
-        self.graph = onnx.load(self.folder / "gmm.onnx")
+        self._note("openvino:int8", with_openvino(paths["int8"], "f32"), "int8")
+        self.graph, self.int8 = graphs["gmm"], graphs["int8"]
 
     def limits(self, name: str, images: np.ndarray) -> tuple[np.ndarray, Limit]:
         """(float64 logits, how far from them this program may be) on these images."""
@@ -127,11 +93,6 @@ class Family:
         if self.precision[name] == "int8":
             recorded = float(np.abs(emulated_logits(self.int8, images[:8], name="int8") - truth[:8]).max())
         return truth, limit_from_noise(measure.noise(), self.precision[name], recorded=recorded)
-
-    def _int8(self, model: Model) -> onnx.ModelProto:
-        generator = np.random.default_rng(7)
-        images = [generator.standard_normal((8, 3, 32, 32), dtype=np.float32) for _ in range(CALIBRATION_BATCHES)]
-        return graph_from_model(model, "int8", preprocessing=None, max_batch=max(BATCHES), calibration=images).proto
 
     def _note(self, name: str, program: Program, precision: str) -> None:
         self.programs[name] = program
@@ -191,37 +152,32 @@ def main() -> None:
     parser.add_argument("--batch", type=int, choices=BATCHES, action="append", help="only this one")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "fastest_cpu.json")
     arguments = parser.parse_args()
-    card = run_card.start("fastest_cpu.py", rounds=arguments.rounds)
-    before = machine_state()
-    precisions: dict[str, Hint] = {"fp32": "f32"}
-    if "avx512_bf16" in Path("/proc/cpuinfo").read_text():
-        precisions["bf16"] = "bf16"
-    results: dict[str, Any] = {"families": {}}
-    for name in arguments.family or FAMILIES:
-        with tempfile.TemporaryDirectory() as folder:
-            family = Family(name, Path(folder), precisions)
-            works = [work_of_graph(copy.deepcopy(family.graph), batch) for batch in BATCHES]
-            lines = {one: measured_roofline(works, one) for one in (*precisions, "int8")}
-            found: dict[str, Any] = {
-                "roofline": {
-                    one: {"gflops": line.best.gflops, "library": line.best.library, "shape": line.best.shape}
-                    for one, line in lines.items()
-                    if line is not None
-                },
-                "mflop_an_image": works[0].operations / 1e6,
-            }
-            for batch in arguments.batch or BATCHES:
-                times, logits, images = time_rounds(family.programs, batch, arguments.rounds)
-                rows = rows_of(family, times, batch, lines)
-                for program, check in checked(family, logits, images).items():
-                    rows[program].update(check)
-                found[str(batch)] = rows
-                said(name, batch, rows)
-            results["families"][name] = found
-    results["machine"] = {"before": before.to_json(), "after": machine_state().to_json()}
-    results["card"] = run_card.finish(card)
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(results, indent=1) + "\n")
+    with run_card.written(arguments.output, "fastest_cpu.py", rounds=arguments.rounds) as results:
+        precisions: dict[str, Hint] = {"fp32": "f32"}
+        if "avx512_bf16" in Path("/proc/cpuinfo").read_text():
+            precisions["bf16"] = "bf16"
+        results["families"] = {}
+        for name in arguments.family or FAMILIES:
+            with tempfile.TemporaryDirectory() as folder:
+                family = Family(name, Path(folder), precisions)
+                works = [work_of_graph(copy.deepcopy(family.graph), batch) for batch in arguments.batch or BATCHES]
+                lines = {one: measured_roofline(works, one) for one in (*precisions, "int8")}
+                found: dict[str, Any] = {
+                    "roofline": {
+                        one: {"gflops": line.best.gflops, "library": line.best.library, "shape": line.best.shape}
+                        for one, line in lines.items()
+                        if line is not None
+                    },
+                    "mflop_an_image": works[0].operations / 1e6,
+                }
+                for batch in arguments.batch or BATCHES:
+                    times, logits, images = time_rounds(family.programs, batch, arguments.rounds)
+                    rows = rows_of(family, times, batch, lines)
+                    for program, check in checked(family, logits, images).items():
+                        rows[program].update(check)
+                    found[str(batch)] = rows
+                    said(name, batch, rows)
+                results["families"][name] = found
 
 
 if __name__ == "__main__":

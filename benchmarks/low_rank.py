@@ -14,7 +14,6 @@ The fused side is favoured: making Q̃ and K̃ is not counted.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -113,18 +112,16 @@ def main() -> None:
     parser.add_argument("--family", choices=FAMILIES, action="append", help="only this one's ranks")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "low_rank.json")
     arguments = parser.parse_args()
-    card = run_card.start("low_rank.py", rounds=arguments.rounds, batch=BATCH, heads=HEADS, tokens=TOKENS, d=HEAD_DIM)
-    results: dict[str, Any] = {"ranks": {family: ranks_of(family) for family in arguments.family or FAMILIES}}
-    for family, found in results["ranks"].items():
-        print(
-            f"{family}: tokens {found['tokens']}, rank least, median, most: {found['exact']}; at 1e-3 {found['coarse']}"
-        )
-    results["fused_over_masked"] = timed(arguments.rounds)
-    for rank, found in results["fused_over_masked"].items():
-        print(f"rank {rank}: fused over masked {found['median']:.2f} ({found['low']:.2f}–{found['high']:.2f})")
-    results["card"] = run_card.finish(card)
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(results, indent=1) + "\n")
+    with run_card.written(
+        arguments.output, "low_rank.py", rounds=arguments.rounds, batch=BATCH, heads=HEADS, tokens=TOKENS, d=HEAD_DIM
+    ) as results:
+        results["ranks"] = {family: ranks_of(family) for family in arguments.family or FAMILIES}
+        for family, found in results["ranks"].items():
+            ranks = f"rank least, median, most: {found['exact']}; at 1e-3 {found['coarse']}"
+            print(f"{family}: tokens {found['tokens']}, {ranks}")
+        results["fused_over_masked"] = timed(arguments.rounds)
+        for rank, found in results["fused_over_masked"].items():
+            print(f"rank {rank}: fused over masked {found['median']:.2f} ({found['low']:.2f}–{found['high']:.2f})")
 
 
 if __name__ == "__main__":

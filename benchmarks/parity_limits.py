@@ -78,9 +78,11 @@ def main() -> None:
     parser.add_argument("--model", choices=list(models), action="append")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "parity_limits.json")
     arguments = parser.parse_args()
-    card = run_card.start("parity_limits.py", random=RANDOM)
-    rows = {}
-    with tempfile.TemporaryDirectory() as folder:
+    with (
+        run_card.written(arguments.output, "parity_limits.py", timed=False, random=RANDOM) as results,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        rows = results["models"] = {}
         for name in arguments.model or models:
             config = models[name]["config"]
             heads = config.get("heads", config.get("num_heads"))
@@ -90,7 +92,6 @@ def main() -> None:
             bundle = bundle_from_checkpoint(GOLDEN / f"{name}.pth", Path(folder) / name, options, hints=hints)
             rows[name] = rows_of(bundle)
             print(name, {key: rows[name][key] for key in ("runner", "fp16", "bf16")}, flush=True)
-    arguments.output.write_text(json.dumps({"card": run_card.finish(card), "models": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,33 +1,69 @@
-"""What a benchmark ran on: written beside every result, so that a number can be judged later."""
+"""What a benchmark ran on, and whether it may be believed: written beside every result.
+
+INVALID, with every reason: the machine was busy before or after, its clock changed, or a ratio's interval is so
+wide that the ratio says nothing.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
-from gmmvit_deploy.bench.machine import cpu_name
+from gmmvit_deploy.bench.machine import cpu_name, gpu_names, machine_state
+from gmmvit_deploy.bench.report import MOST_SPREAD, machine_reasons
+
+__all__ = ["written"]
 
 PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime", "openvino", "numpy")
 
 
-def start(script: str, **settings: Any) -> dict[str, Any]:
-    """Note the machine and its load before the run."""
-    return {
+@contextmanager
+def written(output: Path, script: str, *, timed: bool = True, **settings: Any) -> Iterator[dict[str, Any]]:
+    """Hands out a dict to fill; at the end it is written with its card, or after an error nothing is.
+
+    timed: the results are times, which a busy machine spoils.
+    """
+    started = time.time()
+    load, before = os.getloadavg()[0], machine_state()
+    results: dict[str, Any] = {}
+    yield results
+    after = machine_state()
+    reasons = [*machine_reasons(before, after), *unsteady(results)] if timed else []
+    results["card"] = {
         "script": script,
         "settings": settings,
+        "verdict": "INVALID" if reasons else "VALID",
+        "reasons": reasons,
         "python": platform.python_version(),
         "versions": {name: version(name) for name in PACKAGES},
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
-        "load_before": os.getloadavg()[0],
-        "started": time.time(),
+        "gpus": gpu_names(),
+        "load_before": load,
+        "load_after": os.getloadavg()[0],
+        "before": before.to_json(),
+        "after": after.to_json(),
+        "seconds": round(time.time() - started, 1),
     }
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(results, indent=1) + "\n")
+    print("\n".join([f"{results['card']['verdict']}: {output}", *reasons]))
 
 
-def finish(card: dict[str, Any]) -> dict[str, Any]:
-    """Add the load after the run and how long it took."""
-    started = card.pop("started")
-    return {**card, "load_after": os.getloadavg()[0], "seconds": round(time.time() - started, 1)}
+def unsteady(results: Any, place: str = "") -> list[str]:
+    """Every ratio in there whose interval is wider than `MOST_SPREAD` of it, with where it stands."""
+    if not isinstance(results, dict):
+        return []
+    if results.keys() >= {"median", "low", "high"}:
+        width = (results["high"] - results["low"]) / results["median"]
+        return [f"unstable: {place}: its interval is {width:.0%} of it wide"] if width > MOST_SPREAD else []
+    return [
+        reason for key, value in results.items() for reason in unsteady(value, f"{place}, {key}" if place else str(key))
+    ]

@@ -12,7 +12,6 @@ protocol, the highest rate of single-image Poisson arrivals whose p99 stays belo
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -23,7 +22,6 @@ import run_card
 import torch
 
 from gmmvit_deploy.artifacts import Bundle, Preprocessing
-from gmmvit_deploy.bench.machine import machine_state
 from gmmvit_deploy.bench.measure import Cell, Plan, measure, ratios
 from gmmvit_deploy.bench.outputs import Expected
 from gmmvit_deploy.bench.served_load import search_rate
@@ -100,30 +98,29 @@ def main() -> None:
     parser.add_argument("--no-arrivals", action="store_true", help="leave the search of the arrival rate out")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "served.json")
     arguments = parser.parse_args()
-    card = run_card.start("served.py", rounds=arguments.rounds, batch=BATCH, bound_ms=BOUND_MS)
-    before = machine_state()
-    results: dict[str, Any] = {"runtimes": {}}
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        bundle = random_bundle(folder)
-        for runtime, precision in RUNTIMES:
-            name = f"{runtime}:{precision}"
-            if name not in (arguments.runtime or [name]):
-                continue
-            row = served(bundle, runtime, precision, folder, arguments.rounds, searched=not arguments.no_arrivals)
-            results["runtimes"][name] = row
-            for cell in row["cells"]:
-                print(f"{name}: {cell['runner']}: {cell['images_per_second']:,.0f} images a second")
-            for protocol, one in row["share_of_in_process"].items():
-                print(f"{name}: {protocol}: {one['median']:.2f} ({one['low']:.2f}–{one['high']:.2f}) of in process")
-            for load in row.get("arrivals", []):
-                best = load["best"]
-                says = f"{best['rate']:,.0f} a second, p99 {best['p99_ms']:.1f} ms" if best else "none that was tried"
-                print(f"{name}: {load['runner']}: p99 below {BOUND_MS:g} ms: {says}")
-    results["machine"] = {"before": before.to_json(), "after": machine_state().to_json()}
-    results["card"] = run_card.finish(card)
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(results, indent=1) + "\n")
+    with run_card.written(
+        arguments.output, "served.py", rounds=arguments.rounds, batch=BATCH, bound_ms=BOUND_MS
+    ) as results:
+        results["runtimes"] = {}
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary)
+            bundle = random_bundle(folder)
+            for runtime, precision in RUNTIMES:
+                name = f"{runtime}:{precision}"
+                if name not in (arguments.runtime or [name]):
+                    continue
+                row = served(bundle, runtime, precision, folder, arguments.rounds, searched=not arguments.no_arrivals)
+                results["runtimes"][name] = row
+                for cell in row["cells"]:
+                    print(f"{name}: {cell['runner']}: {cell['images_per_second']:,.0f} images a second")
+                for protocol, one in row["share_of_in_process"].items():
+                    print(f"{name}: {protocol}: {one['median']:.2f} ({one['low']:.2f}–{one['high']:.2f}) of in process")
+                for load in row.get("arrivals", []):
+                    best = load["best"]
+                    says = (
+                        f"{best['rate']:,.0f} a second, p99 {best['p99_ms']:.1f} ms" if best else "none that was tried"
+                    )
+                    print(f"{name}: {load['runner']}: p99 below {BOUND_MS:g} ms: {says}")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gmmvit_deploy.bench.machine import MachineState
 
 ROOT = Path(__file__).parents[1]
 
@@ -65,3 +70,71 @@ def test_low_rank_runs(tmp_path: Path) -> None:
     least, median, most = result["ranks"]["vit"]["exact"]
     assert 1 <= least <= median <= most <= 64
     assert all(found["low"] > 0 for found in result["fused_over_masked"].values())
+    assert result["card"]["verdict"] == ("INVALID" if result["card"]["reasons"] else "VALID")
+
+
+def test_where_time_goes_accounts_for_it(tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    script = ROOT / "benchmarks" / "where_time_goes.py"
+    command = [sys.executable, str(script), "--runs", "3", "--family", "vit", "--output", str(out)]
+    command += ["--program", "onnxruntime", "--program", "openvino:int8"]
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+    programs = json.loads(out.read_text())["families"]["vit"]["programs"]
+    assert programs.keys() == {"onnxruntime", "openvino:int8"}
+    for name, program in programs.items():
+        for rows, chunk in program["rows"].items():
+            spent = chunk["spent_ms"]
+            assert sum(spent.values()) == pytest.approx(chunk["ms"])
+            assert min(spent["products"], spent["attention"], spent["norms"], spent["layout"]) > 0
+            assert (spent["mask"] > 0) == (name == "onnxruntime")  # OpenVINO has it inside its fused attention
+            assert spent["rest"] < 0.3 * chunk["ms"]
+            assert ("target" in chunk) == (rows != "1")
+
+
+class TestRunCard:
+    @pytest.fixture(autouse=True)
+    def calm(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+        import run_card
+
+        state = MachineState(load=0.1, others=0.0, stolen=0.0, spin_ms=1.0, megahertz=())
+        monkeypatch.setattr(run_card, "machine_state", lambda: state)
+
+    def card(self, path: Path, found: dict[str, float], *, timed: bool = True) -> dict[str, Any]:
+        import run_card
+
+        with run_card.written(path / "result.json", "script.py", timed=timed, rounds=3) as results:
+            results["vit"] = {"1": {"over_plain": found}}
+        card: dict[str, Any] = json.loads((path / "result.json").read_text())["card"]
+        return card
+
+    def test_a_calm_machine_and_narrow_intervals_are_valid(self, tmp_path: Path) -> None:
+        card = self.card(tmp_path, {"median": 1.0, "low": 0.95, "high": 1.1})
+        assert (card["verdict"], card["reasons"], card["settings"]) == ("VALID", [], {"rounds": 3})
+
+    def test_a_ratio_that_says_nothing(self, tmp_path: Path) -> None:
+        wide = {"median": 1.0, "low": 0.8, "high": 1.1}
+        card = self.card(tmp_path, wide)
+        assert card["verdict"] == "INVALID"
+        assert card["reasons"] == ["unstable: vit, 1, over_plain: its interval is 30% of it wide"]
+        assert self.card(tmp_path, wide, timed=False)["verdict"] == "VALID"
+
+    def test_a_busy_machine(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        import run_card
+
+        busy = MachineState(load=2.0, others=0.5, stolen=0.0, spin_ms=1.0, megahertz=())
+        monkeypatch.setattr(run_card, "machine_state", lambda: busy)
+        card = self.card(tmp_path, {"median": 1.0, "low": 1.0, "high": 1.0})
+        assert card["verdict"] == "INVALID"
+        assert "other programs took 50%" in card["reasons"][0]
+
+    def test_nothing_is_written_after_an_error(self, tmp_path: Path) -> None:
+        import run_card
+
+        def fail() -> None:
+            with run_card.written(tmp_path / "result.json", "script.py"):
+                raise SystemExit("answers are wrong")
+
+        with pytest.raises(SystemExit):
+            fail()
+        assert list(tmp_path.iterdir()) == []

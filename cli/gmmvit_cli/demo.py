@@ -34,8 +34,8 @@ def demo(
     print_table(("step", "what happened", "took"), rows)
     print_table(("top-1 on held-out digits", ""), [(who, f"{share:.2%}") for who, share in result.top1.items()])
     typer.echo(
-        f"Everything is in {result.path}: checkpoint.pth, bundle, parity.html, model_repository, images"
-        ", tritonserver.log"
+        f"Everything is in {result.path}: checkpoint.pth, bundle, parity.html, bench.html, model_repository, "
+        "images, tritonserver.log"
     )
     typer.echo(f"Serve it again:  gmmvit serve {result.path / 'model_repository'}")
     typer.echo(f"and ask it:      gmmvit classify {result.path / 'images'} --url grpc://localhost:8001")

@@ -14,7 +14,7 @@ from gmmvit_deploy.bench.statistics import ENOUGH
 from gmmvit_deploy.bench.waterfall import Step
 from gmmvit_deploy.parity.report import plain
 
-__all__ = ["FORMAT", "BenchReport", "Share", "reasons_against"]
+__all__ = ["FORMAT", "MOST_SPREAD", "BenchReport", "Share", "machine_reasons", "reasons_against"]
 
 FORMAT = "gmmvit-bench/1"
 MOST_SPREAD = 0.25
@@ -139,6 +139,12 @@ def reasons_against(
         if cell.spread > MOST_SPREAD:
             found.append(f"{cell.name}: unstable: its rounds are spread over {cell.spread:.0%} of their median")
         found += [f"{cell.name}: LoadGen: {complaint}" for complaint in cell.complaints]
+    return found + machine_reasons(before, after)
+
+
+def machine_reasons(before: MachineState, after: MachineState) -> list[str]:
+    """Why nothing that was measured in between may be believed."""
+    found = []
     for when, state in (("before", before), ("after", after)):
         if state.others > MOST_OTHERS:
             found.append(f"machine busy: other programs took {state.others:.0%} of it {when} the run")

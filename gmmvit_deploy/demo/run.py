@@ -1,4 +1,4 @@
-"""The main job from end to end on real parts: train, export, prove, serve, classify."""
+"""The main job from end to end on real parts: train, export, prove, serve, classify, measure."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gmmvit_deploy.artifacts import Bundle, Preprocessing
+from gmmvit_deploy.bench import page as bench_page
+from gmmvit_deploy.bench.measure import Plan
+from gmmvit_deploy.bench.run import BenchOptions, bench
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.data.open import open_data
 from gmmvit_deploy.datasets import dataset
@@ -22,8 +25,8 @@ from gmmvit_deploy.engines.options import BuildOptions
 from gmmvit_deploy.errors import GmmvitError, MissingDependencyError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.export.variants import variant_from_bundle
+from gmmvit_deploy.parity import page as parity_page
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
-from gmmvit_deploy.parity.page import write_page
 from gmmvit_deploy.parity.report import ParityReport
 from gmmvit_deploy.parity.runners import open_runners
 from gmmvit_deploy.runtime.classify import BundleClassifier, Classification, TritonClassifier, classify_files
@@ -40,6 +43,12 @@ __all__ = ["DemoResult", "DemoStep", "run_demo"]
 _LEAST_TOP1 = 0.95
 _BUILT_FOR = "8.9"
 EPOCHS = 36
+_BENCH = (
+    "gmmvit bench bundle --runner eager,onnxruntime,triton-grpc,triton-http --batch 1,32 --data digits "
+    "--rounds 6 --seconds 1.2 --report bench.html"
+)
+_BENCH_PLAN = Plan(batches=(1, 32), rounds=6, seconds=1.2)
+_RUNNERS = ("eager", "onnxruntime", "triton-grpc", "triton-http")
 _PARITY = (
     "gmmvit parity bundle --runner eager,onnxruntime,triton-grpc,triton-http --data digits --localize "
     "--report parity.html"
@@ -124,9 +133,11 @@ def run_demo(
                         answers = classify_files(remote, sorted(images.glob("*/*.png")), top=1)
                     top1[f"Triton, {protocol}"] = _top1(answers)
                     demo.says(f"top-1 {top1[f'Triton, {protocol}']:.1%} on PNG bytes")
+            _judge(top1)  # what is wrong need not be measured
+            with demo.step("bench", _BENCH):
+                demo.says(_benched(bundle, server, folder / "bench.html"))
         finally:
             server.stop()
-        _judge(top1)
     return DemoResult(path=out, steps=tuple(demo.steps), top1=top1)
 
 
@@ -185,14 +196,29 @@ def _save_images(folder: Path, pixels: NDArray[Any], classes: NDArray[Any]) -> N
 
 
 def _parity(bundle: Bundle, server: TritonServer, page: Path) -> ParityReport:
-    names = ("eager", "onnxruntime", "triton-grpc", "triton-http")
     options = ParityOptions(data=open_data("digits"), localize=True)
-    with open_runners(names, bundle, urls=(server.grpc_url, server.http_url)) as runners:
+    with open_runners(_RUNNERS, bundle, urls=(server.grpc_url, server.http_url)) as runners:
         report = check_parity(bundle, runners, options)
-    write_page(report, page)
+    parity_page.write_page(report, page)
     if report.failed:
         raise GmmvitError(f"parity failed: {report.failures()[0]}")
     return report
+
+
+def _benched(bundle: Bundle, server: TritonServer, page: Path) -> str:
+    """Speed side by side, on digits; without LoadGen or matplotlib, the reason why not."""
+    options = BenchOptions(plan=_BENCH_PLAN, data=open_data("digits"))
+    try:
+        with open_runners(_RUNNERS, bundle, urls=(server.grpc_url, server.http_url)) as runners:
+            report = bench(bundle, runners, options)
+        bench_page.write_page(report.to_json(), page)
+    except MissingDependencyError as exc:
+        return f"skipped: {exc}"
+    if report.wrong:
+        raise GmmvitError(f"bench: {report.wrong[0]}")
+    rates = {cell.runner: cell.samples_per_second for cell in report.cells if cell.scenario == "Offline"}
+    said = ", ".join(f"{name} {rate:,.0f}" for name, rate in rates.items())
+    return f"images a second: {said}; {report.verdict}{f': {report.reasons[0]}' if report.reasons else ''}"
 
 
 def _accuracies(report: ParityReport) -> dict[str, float]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from typer.testing import CliRunner, Result
 
 from gmmvit_cli.main import app
 from gmmvit_deploy.artifacts import Bundle, open_bundle
+from gmmvit_deploy.bench import products
+from gmmvit_deploy.bench.measure import Plan
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.demo import run as module
 from gmmvit_deploy.demo.digits import DIGITS_SPEC, load_digit_images
@@ -46,7 +49,10 @@ class Demo:
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     """The whole demo, run once: the only trained model that the tests have."""
     seen: list[str] = []
-    return Demo(run_demo(tmp_path_factory.mktemp("demo") / "out", on_step=seen.append), seen)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_BENCH_PLAN", Plan(batches=(1, 32), rounds=3, seconds=0.1))
+        patch.setattr(products, "_SECONDS_A_PRODUCT", 0.01)
+        return Demo(run_demo(tmp_path_factory.mktemp("demo") / "out", on_step=seen.append), seen)
 
 
 def test_demo_from_training_to_served_answers(demo: Demo) -> None:
@@ -54,12 +60,17 @@ def test_demo_from_training_to_served_answers(demo: Demo) -> None:
     assert demo.seen == [step.name for step in demo.result.steps]
     (engine,) = (path / "bundle" / "engines").iterdir()
     assert [proof.fused for proof in open_engine(engine).card.attentions] == [True] * DIGITS_SPEC.depth
-    wanted = {"train", "export", "convert", "build", "parity", "serve", "classify grpc", "classify http"}
+    wanted = {"train", "export", "convert", "build", "parity", "serve", "classify grpc", "classify http", "bench"}
     assert wanted <= set(demo.seen)
     assert load_checkpoint(path / "checkpoint.pth").spec == DIGITS_SPEC
     assert len(demo.bundle.manifest.masks) == DIGITS_SPEC.depth
     assert len(list((path / "images").glob("*/*.png"))) == 360
     assert "<svg" in (path / "parity.html").read_text()
+    (bench,) = (step for step in demo.result.steps if step.name == "bench")
+    for runner in ("eager", "onnxruntime", "triton-grpc", "triton-http"):
+        assert re.search(rf"\b{runner} [\d,]+", bench.result)
+    assert "VALID" in bench.result
+    assert "triton-grpc + decoding" in (path / "bench.html").read_text()
     assert [one.name for one in path.parent.iterdir()] == ["out"]
 
 

@@ -1,0 +1,125 @@
+"""Would shared memory between client and server pay?  Pixels and logits through it, over pixels and logits in messages.
+
+The paper's ViT d9 with a Gaussian mixture mask (32×32, uint8 pixels) behind a real Triton server, in OpenVINO: the
+fastest that we serve on CPUs, so that the messages weigh most. Either way through NVIDIA's client, one request after
+another, in turns; the time of filling the shared region and of reading it is counted. The answers must be the same.
+
+    python benchmarks/shared_memory.py [--rounds 60]
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import run_card
+import tritonclient.grpc
+import tritonclient.http
+from interleaved import ratio
+from served import random_bundle
+from tritonclient.utils import shared_memory
+
+from gmmvit_deploy.parity.inputs import fresh_inputs
+from gmmvit_deploy.serving.model_configs import RepositoryOptions
+from gmmvit_deploy.serving.repository import repository_from_bundle
+from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+
+BATCHES = (1, 8, 64)
+CLIENTS = {"grpc": tritonclient.grpc, "http": tritonclient.http}
+_NETWORK = "gmmvit_network"
+_CLASSES = 10
+_WARM_UP_ROUNDS = 3
+
+Ask = Callable[[], np.ndarray]
+
+
+def in_messages(client: Any, module: Any, pixels: np.ndarray) -> Ask:
+    def ask() -> np.ndarray:
+        tensor = module.InferInput("pixels", pixels.shape, "UINT8")
+        tensor.set_data_from_numpy(pixels)
+        wanted = module.InferRequestedOutput("logits")
+        return client.infer(_NETWORK, [tensor], outputs=[wanted]).as_numpy("logits")
+
+    return ask
+
+
+@contextmanager
+def in_shared_memory(client: Any, module: Any, pixels: np.ndarray, name: str) -> Iterator[Ask]:
+    sizes = {f"{name}-in": pixels.nbytes, f"{name}-out": len(pixels) * _CLASSES * 4}
+    regions = {key: shared_memory.create_shared_memory_region(key, f"/{key}", size) for key, size in sizes.items()}
+    (inside, outside), (taken, given) = sizes, sizes.values()
+    try:
+        for key, size in sizes.items():
+            client.register_system_shared_memory(key, f"/{key}", size)
+
+        def ask() -> np.ndarray:
+            shared_memory.set_shared_memory_region(regions[inside], [pixels])
+            tensor = module.InferInput("pixels", pixels.shape, "UINT8")
+            tensor.set_shared_memory(inside, taken)
+            wanted = module.InferRequestedOutput("logits")
+            wanted.set_shared_memory(outside, given)
+            client.infer(_NETWORK, [tensor], outputs=[wanted])
+            return shared_memory.get_contents_as_numpy(regions[outside], np.float32, (len(pixels), _CLASSES)).copy()
+
+        yield ask
+    finally:
+        for key, region in regions.items():
+            client.unregister_system_shared_memory(key)
+            shared_memory.destroy_shared_memory_region(region)
+
+
+def timed(ways: dict[str, Ask], rounds: int, queries: int) -> dict[str, np.ndarray]:
+    """Way → median ms of each round's queries."""
+    generator = np.random.default_rng(0)
+    medians: dict[str, list[float]] = {way: [] for way in ways}
+    for number in range(rounds + _WARM_UP_ROUNDS):
+        for way in generator.permutation(list(ways)):
+            times = []
+            for _ in range(queries):
+                start = time.perf_counter()
+                ways[way]()
+                times.append(1e3 * (time.perf_counter() - start))
+            if number >= _WARM_UP_ROUNDS:
+                medians[way].append(float(np.median(times)))
+    return {way: np.array(values) for way, values in medians.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--batch", type=int, choices=BATCHES, action="append", help="only this one")
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "shared_memory.json")
+    arguments = parser.parse_args()
+    with (
+        run_card.written(arguments.output, "shared_memory.py", rounds=arguments.rounds) as results,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        bundle = random_bundle(Path(folder))
+        repository = repository_from_bundle(bundle, Path(folder) / "repository", RepositoryOptions(runtime="openvino"))
+        ports = ServerOptions(http_port=0, grpc_port=0, metrics_port=0)
+        with TritonServer(repository.path, options=ports) as server:
+            for protocol, module in CLIENTS.items():
+                url = server.grpc_url if protocol == "grpc" else server.http_url
+                client = module.InferenceServerClient(url.partition("//")[2])
+                for batch in arguments.batch or BATCHES:
+                    pixels = fresh_inputs(bundle, batch)
+                    message = in_messages(client, module, pixels)
+                    with in_shared_memory(client, module, pixels, f"gmmvit-{protocol}-{batch}") as shared:
+                        if not np.array_equal(message(), shared()):
+                            raise SystemExit(f"{protocol}, batch {batch}: the answers differ; the times are void")
+                        times = timed({"messages": message, "shared": shared}, arguments.rounds, max(2, 16 // batch))
+                    found = ratio(times["shared"], times["messages"])
+                    row = {"messages_ms": float(np.median(times["messages"])), "shared_over_messages": found}
+                    results.setdefault(protocol, {})[str(batch)] = row
+                    interval = f"{found['low']:.3f}–{found['high']:.3f}"
+                    print(f"{protocol}, batch {batch}: shared over messages {found['median']:.3f} ({interval})")
+
+
+if __name__ == "__main__":
+    main()

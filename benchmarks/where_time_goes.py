@@ -1,0 +1,200 @@
+"""Where does the time go inside a runtime, and what would it take to be faster still?
+
+Each runtime's own profiler, by operator, on the models of the paper as its released code names them: the float32
+graph in ONNX Runtime and OpenVINO, the same in OpenVINO's bf16, and the Q/DQ graph in OpenVINO. One image, and the
+chunks that our runners cut a batch into; one thread, so that no operator waits for another core. Of every operator
+the median over the runs; joined to
+
+    products    with weights, and what was fused into them: bias, GELU, quantising
+    attention   Q Kᵀ, softmax and P V, with the mask where one kernel does it all
+    mask        the multiplication by it where it is an operator of its own
+    layout      transposes, splits, copies
+    norms       LayerNorm
+    rest        residuals, GELU and quantising that stand alone, pooling
+
+Products are held to the best rate on the model's own shapes, of all cores at once, a core's part of it. From that
+follows what a target would take: with products at that best rate, the time that is left for all else.
+
+    python benchmarks/where_time_goes.py [--family vit] [--runs 40]
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import re
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import run_card
+from families import FAMILIES, as_released, eager, graphs_of, pair
+from interleaved import time_rounds
+
+from gmmvit_deploy.bench.roofline import measured_roofline, work_of_graph
+from gmmvit_deploy.extras import require
+from gmmvit_deploy.runtime.onnxruntime import ROWS_A_CORE
+from gmmvit_deploy.runtime.openvino_program import CHUNK
+
+KINDS = ("products", "attention", "mask", "layout", "norms", "rest")
+TARGET = 5.0
+"""Times faster than eager PyTorch at a batch of 64."""
+_BATCH = 64
+_CORES = len(os.sched_getaffinity(0))
+_WITH_WEIGHTS = {"MatMul", "Gemm", "Conv", "FullyConnected", "FullyConnectedQuantizedLegacy", "Convolution"}
+_LAYOUT = {"Transpose", "Split", "Concat", "Reshape", "Reorder", "ReorderOutput", "ReorderInput", "Convert", "Slice"}
+_NORMS = {"LayerNormalization", "SkipLayerNormalization", "MVN"}
+_INSIDE_ATTENTION = re.compile(r"attention(\.inner)?(\.scores(\.\w+)?)?/")
+
+Operators = dict[tuple[str, str], list[float]]
+"""(name of the node, its operator) → ms of each run."""
+
+
+def kind_of(node: str, operator: str) -> str:
+    if operator in _LAYOUT:
+        return "layout"
+    if operator in _NORMS:
+        return "norms"
+    if operator == "Mul" and ".mask/" in node:
+        return "mask"
+    if _INSIDE_ATTENTION.search(node):
+        return "attention"
+    return "products" if operator in _WITH_WEIGHTS else "rest"
+
+
+def in_onnxruntime(path: Path, rows: int, runs: int) -> Operators:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.enable_profiling = True
+    options.intra_op_num_threads = 1
+    options.profile_file_prefix = str(path.with_suffix(""))
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    images = np.random.default_rng(0).standard_normal((rows, 3, 32, 32), dtype=np.float32)
+    for _ in range(runs):
+        session.run(None, {"tensor": images})
+    found: Operators = defaultdict(list)
+    for event in json.loads(Path(session.end_profiling()).read_text()):
+        if event["cat"] == "Node" and event["name"].endswith("_kernel_time"):
+            name = event["name"].removesuffix("_kernel_time")
+            found[name, event["args"]["op_name"]].append(event["dur"] / 1e3)
+    return found
+
+
+def in_openvino(path: Path, rows: int, runs: int, hint: str) -> Operators:
+    openvino = require("openvino", package="openvino", extra="openvino")
+    core = openvino.Core()
+    model = core.read_model(path)
+    shape = model.inputs[0].partial_shape
+    shape[0] = rows
+    model.reshape(shape)
+    settings = {"INFERENCE_PRECISION_HINT": hint, "NUM_STREAMS": "1", "INFERENCE_NUM_THREADS": "1", "PERF_COUNT": True}
+    request = core.compile_model(model, "CPU", settings).create_infer_request()
+    images = np.random.default_rng(0).standard_normal((rows, 3, 32, 32), dtype=np.float32)
+    found: Operators = defaultdict(list)
+    for _ in range(runs):
+        request.infer({0: images})
+        for one in request.profiling_info:
+            if one.real_time:
+                found[one.node_name, one.node_type].append(one.real_time.total_seconds() * 1e3)
+    return found
+
+
+def joined(operators: Operators) -> dict[str, float]:
+    """Kind → ms of one run; the first runs, which fill caches, do not move a median."""
+    spent = dict.fromkeys(KINDS, 0.0)
+    for (node, operator), times in operators.items():
+        spent[kind_of(node, operator)] += float(np.median(times))
+    return spent
+
+
+def product_operations(proto: onnx.ModelProto, rows: int) -> int:
+    """Of products with weights alone."""
+    products = work_of_graph(copy.deepcopy(proto), rows).products
+    return sum(2 * int(np.prod(shape)) * times for shape, times in products.items())
+
+
+def programs(folder: Path) -> Iterable[tuple[str, str, int, Any]]:
+    """(name, precision, rows of a chunk, what profiles it with so many rows and runs)."""
+    plain, quantised = folder / "gmm.onnx", folder / "int8.onnx"
+    yield "onnxruntime", "fp32", ROWS_A_CORE * _CORES, lambda rows, runs: in_onnxruntime(plain, rows, runs)
+    yield "openvino", "fp32", CHUNK, lambda rows, runs: in_openvino(plain, rows, runs, "f32")
+    if "avx512_bf16" in Path("/proc/cpuinfo").read_text():
+        yield "openvino:bf16", "bf16", CHUNK, lambda rows, runs: in_openvino(plain, rows, runs, "bf16")
+    yield "openvino:int8", "int8", CHUNK, lambda rows, runs: in_openvino(quantised, rows, runs, "f32")
+
+
+def family(name: str, wanted: Sequence[str] | None, runs: int, folder: Path) -> dict[str, Any]:
+    models = pair(name)
+    graphs = graphs_of(models, ("gmm", "int8"), max_batch=_BATCH)
+    for key, graph in graphs.items():
+        onnx.save(graph, folder / f"{key}.onnx")
+    times, _, _ = time_rounds({"eager": eager(as_released(models["gmm"]))}, _BATCH, min(runs, 7))
+    found: dict[str, Any] = {"eager_64_ms": float(np.median(times["eager"])), "programs": {}}
+    rates: dict[str, float] = {}
+    for program, precision, chunk, profile in programs(folder):
+        if program not in (wanted or [program]):
+            continue
+        if precision not in rates:
+            line = measured_roofline([work_of_graph(copy.deepcopy(graphs["gmm"]), chunk)], precision)
+            rates[precision] = line.best.gflops / _CORES if line else float("nan")
+        rows = {str(size): chunk_of(profile(size, runs), graphs["gmm"], size, rates[precision]) for size in (1, chunk)}
+        rows[str(chunk)]["target"] = target_of(rows[str(chunk)], found["eager_64_ms"] / TARGET, chunk)
+        found["programs"][program] = {"precision": precision, "gflops_a_core": rates[precision], "rows": rows}
+    return found
+
+
+def chunk_of(operators: Operators, proto: onnx.ModelProto, rows: int, gflops: float) -> dict[str, Any]:
+    spent = joined(operators)
+    least = product_operations(proto, rows) / gflops / 1e6
+    return {"ms": sum(spent.values()), "spent_ms": spent, "products_at_best_ms": least}
+
+
+def target_of(chunk: dict[str, Any], ms: float, rows: int) -> dict[str, float]:
+    """What a batch of 64 in ``ms`` would take of each chunk, as all cores work side by side."""
+    budget = ms * rows * _CORES / _BATCH
+    others = chunk["ms"] - chunk["spent_ms"]["products"]
+    return {
+        "chunk_ms": budget,
+        "left_for_others_ms": budget - chunk["products_at_best_ms"],
+        "others_ms": others,
+    }
+
+
+def said(name: str, program: str, rows: str, chunk: dict[str, Any]) -> None:
+    shares = ", ".join(f"{kind} {ms / chunk['ms']:.0%}" for kind, ms in chunk["spent_ms"].items() if ms)
+    reached = chunk["products_at_best_ms"] / chunk["spent_ms"]["products"]
+    print(f"{name}, {program}, {rows} rows: {chunk['ms']:.2f} ms: {shares}; products at {reached:.0%} of the best rate")
+    if "target" in chunk:
+        one = chunk["target"]
+        print(
+            f"    {TARGET:g} × eager at {_BATCH} is {one['chunk_ms']:.2f} ms a chunk: with products at the best rate "
+            f"all else would have {one['left_for_others_ms']:.2f} ms; it takes {one['others_ms']:.2f}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--family", choices=FAMILIES, action="append", help="only this one; may be repeated")
+    parser.add_argument("--program", action="append", help="only this one, such as openvino:int8")
+    parser.add_argument("--runs", type=int, default=40)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "where_time_goes.json")
+    arguments = parser.parse_args()
+    with run_card.written(arguments.output, "where_time_goes.py", runs=arguments.runs) as results:
+        results["families"] = {}
+        for name in arguments.family or FAMILIES:
+            with tempfile.TemporaryDirectory() as folder:
+                results["families"][name] = family(name, arguments.program, arguments.runs, Path(folder))
+            for program, found in results["families"][name]["programs"].items():
+                for rows, chunk in found["rows"].items():
+                    said(name, program, rows, chunk)
+
+
+if __name__ == "__main__":
+    main()
