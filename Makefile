@@ -32,6 +32,9 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/low_rank.py
 	$(BIN)/python benchmarks/where_time_goes.py
 	$(BIN)/python benchmarks/shared_memory.py
+	$(BIN)/python benchmarks/layouts.py
+	@if nvidia-smi >/dev/null 2>&1; then $(BIN)/python benchmarks/fastest_gpu.py; \
+	else echo "no GPU here: fastest_gpu.py is left out"; fi
 
 clean:
 	rm -rf .venv demo-output

@@ -17,6 +17,7 @@ from gmmvit_deploy.folding.fold import fold
 from gmmvit_deploy.models.attention import MaskedAttention, heads_of
 from gmmvit_deploy.models.build import Model, model_from_spec
 from gmmvit_deploy.presets import preset_spec
+from gmmvit_deploy.runtime.runner import Device
 from gmmvit_deploy.specs import MaskSpec, ViTSpec
 
 __all__ = ["FAMILIES", "EinsumAttention", "as_released", "eager", "graphs_of", "pair"]
@@ -67,16 +68,22 @@ def _einsum(attention: MaskedAttention) -> nn.Module:
     return attention if attention.scores.scales_query else EinsumAttention(attention)
 
 
-def eager(model: nn.Module) -> Callable[[np.ndarray], np.ndarray]:
+def eager(model: nn.Module, device: Device = "cpu") -> Callable[[np.ndarray], np.ndarray]:
+    """On a GPU in float32 without TF32, and with the copies to it and back."""
+    place = "cuda" if device == "gpu" else "cpu"
+    model = model.to(place)
+
     def run(images: np.ndarray) -> np.ndarray:
-        with torch.inference_mode():
-            return model(torch.from_numpy(images)).numpy()
+        with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            return model(torch.from_numpy(images).to(place)).cpu().numpy()
 
     return run
 
 
 def graphs_of(models: dict[str, Model], wanted: Iterable[str], *, max_batch: int) -> dict[str, onnx.ModelProto]:
-    """models: of `pair`.  wanted: straight, the module unfolded; gmm and plain, our exports; int8, gmm's Q/DQ graph."""
+    """models: of `pair`.  wanted: straight, the module unfolded; gmm and plain, our exports, and gmm_fp16 and
+    plain_fp16; int8, gmm's Q/DQ graph.
+    """
     generator = np.random.default_rng(7)
     images = [generator.standard_normal((8, 3, 32, 32), dtype=np.float32) for _ in range(_CALIBRATION_BATCHES)]
     options = {"preprocessing": None, "max_batch": max_batch}
@@ -84,6 +91,8 @@ def graphs_of(models: dict[str, Model], wanted: Iterable[str], *, max_batch: int
         "straight": lambda: onnx_from_model(as_released(models["gmm"]), **options),
         "gmm": lambda: onnx_from_model(fold(models["gmm"]).model, **options),
         "plain": lambda: onnx_from_model(fold(models["plain"]).model, **options),
+        "gmm_fp16": lambda: graph_from_model(models["gmm"], "fp16", **options).proto,
+        "plain_fp16": lambda: graph_from_model(models["plain"], "fp16", **options).proto,
         "int8": lambda: graph_from_model(models["gmm"], "int8", **options, calibration=images).proto,
     }
     return {name: make[name]() for name in wanted}

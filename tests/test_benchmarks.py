@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gmmvit_deploy.bench.machine import MachineState
+from gmmvit_deploy.engines.flavors import visible_gpu
 
 ROOT = Path(__file__).parents[1]
 
@@ -59,6 +60,27 @@ def test_fastest_cpu_runs_and_checks_its_answers(tmp_path: Path) -> None:
         assert found["low"] <= found["median"] <= found["high"]
     assert family["mflop_an_image"] > 300
     assert all(0 < row["share_of_roofline"] < 1.2 for row in rows.values() if "share_of_roofline" in row)
+
+
+@pytest.mark.skipif(visible_gpu() is not None, reason="a GPU is here")
+def test_fastest_gpu_measures_nothing_without_one(tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    command = [sys.executable, str(ROOT / "benchmarks" / "fastest_gpu.py"), "--output", str(out)]
+    answer = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
+    assert answer.returncode == 1
+    assert answer.stderr.startswith("a GPU was wanted that nvidia-smi and PyTorch both see, found none")
+    assert not out.exists()
+
+
+@pytest.mark.gpu
+def test_fastest_gpu_runs_and_checks_its_answers(tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    script = ROOT / "benchmarks" / "fastest_gpu.py"
+    command = [sys.executable, str(script), "--rounds", "2", "--family", "vit", "--batch", "1", "--output", str(out)]
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=600)
+    rows = json.loads(out.read_text())["families"]["vit"]["1"]
+    assert {"eager", "compile", "tensorrt", "tensorrt:fp16", "tensorrt:fp16 plain", "tensorrt:int8"} <= rows.keys()
+    assert all(0 < row["off"] <= row["limit"] for row in rows.values())
 
 
 def test_low_rank_runs(tmp_path: Path) -> None:

@@ -1,0 +1,189 @@
+"""The attention of an exported graph with channels first: the same products, nothing copied between.
+
+    as exported      [Q K V] = x [W_q W_k W_v]       split, cut into heads, and each transposed in memory
+    channels first   Qᵀ = W_qᵀ xᵀ, Kᵀ = …, Vᵀ = …    (head, d, token) already: cutting into heads is a reshape
+                     S = (Qᵀ)ᵀ Kᵀ    Oᵀ = Vᵀ Pᵀ    out = (Oᵀ)ᵀ W
+
+The transposes that are left are inputs of products, and ONNX Runtime takes those into the product. Exact
+algebra: every sum has the same terms. OpenVINO and TensorRT do not find their fused attention in this form.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from onnx import ModelProto, NodeProto
+
+__all__ = ["channels_first"]
+
+
+def channels_first(proto: ModelProto) -> int:
+    """Change the graph in place; what is not in the form that our export gives it is left as it is.
+
+    Returns how many cuts into heads were changed: three an attention.
+    """
+    graph = _Graph(proto)
+    transposes = [node for node in proto.graph.node if node.op_type == "Transpose"]
+    changed = sum(graph.cut_into_heads(node) for node in transposes)
+    for node in [node for node in proto.graph.node if node.op_type == "MatMul"]:
+        graph.mix_transposed(node)
+    graph.finish()
+    return changed
+
+
+class _Graph:
+    """A graph under change: who makes a value, who takes it, which values are constants."""
+
+    def __init__(self, proto: ModelProto) -> None:
+        self._graph = proto.graph
+        self._made = {output: node for node in proto.graph.node for output in node.output}
+        self._takers: dict[str, list[NodeProto]] = {}
+        for node in proto.graph.node:
+            for name in node.input:
+                self._takers.setdefault(name, []).append(node)
+        self._constants = {one.name: one for one in proto.graph.initializer}
+        self._turned: dict[str, str] = {}
+        """Value → the same with its last two dimensions swapped, made once for all that take it."""
+        self._uncopied: dict[str, str] = {}
+        """Heads (…, H, N, d) that are a transpose → what they are the transpose of, (…, H, d, N)."""
+
+    def cut_into_heads(self, transpose: NodeProto) -> bool:
+        """Projection → (split) → reshape → this transpose, in place of which the product gives transposed heads."""
+        order = list(transpose.attribute[0].ints)
+        rank = len(order)
+        keys = [*range(rank - 3), rank - 2, rank - 1, rank - 3]
+        reshape = self._only_from(transpose.input[0], "Reshape")
+        if rank < 4 or order not in (_heads_first(rank), keys) or reshape is None:
+            return False
+        found = self._projection(reshape.input[0])
+        shape = self._constant(reshape.input[1])
+        if found is None or shape is None:
+            return False
+        source, weight, bias = found
+        *outer, tokens, heads, head_dim = map(int, shape)
+        if heads * head_dim != weight.shape[1] or len(outer) > 1:
+            return False
+        if source not in self._turned:
+            self._turned[source] = self._add("Transpose", [source], perm=_swapped(rank - 1))
+        product = self._add("MatMul", [self._new_constant(weight.T), self._turned[source]])
+        if bias is not None:
+            product = self._add("Add", [product, self._new_constant(bias[:, None])])
+        cut = self._new_constant(np.array([*outer, heads, head_dim, tokens], np.int64))
+        result = self._forget(transpose)
+        if order == keys:
+            self._add("Reshape", [product, cut], output=result)
+        else:
+            self._uncopied[result] = self._add("Reshape", [product, cut])
+            self._add("Transpose", [self._uncopied[result]], output=result, perm=_swapped(rank))
+        return True
+
+    def mix_transposed(self, product: NodeProto) -> None:
+        """Weights V → transpose → reshape, in place of which Vᵀ weightsᵀ is reshaped and transposed as a whole."""
+        values = self._uncopied.get(product.input[1])
+        transpose = self._only_taker(product, "Transpose")
+        if values is None or transpose is None:
+            return
+        reshape = self._only_taker(transpose, "Reshape")
+        rank = len(transpose.attribute[0].ints)
+        if reshape is None or list(transpose.attribute[0].ints) != _heads_first(rank):
+            return
+        shape = self._constant(reshape.input[1])
+        if shape is None:
+            return
+        *outer, tokens, width = map(int, shape)
+        weights = self._add("Transpose", [product.input[0]], perm=_swapped(rank))
+        mixed = self._add("MatMul", [values, weights])
+        joined = self._new_constant(np.array([*outer, width, tokens], np.int64))
+        flat = self._add("Reshape", [mixed, joined])
+        self._add("Transpose", [flat], output=self._forget(reshape), perm=_swapped(rank - 1))
+
+    def finish(self) -> None:
+        """Keep what the outputs need, each node behind what it takes."""
+        made = {output: node for node in self._graph.node for output in node.output}
+        ordered: list[NodeProto] = []
+        seen: set[str] = set()
+        waiting = [(output.name, False) for output in self._graph.output]
+        while waiting:
+            name, ready = waiting.pop()
+            node = made.get(name)
+            if node is None or (name in seen and not ready):
+                continue
+            if ready:
+                ordered.append(node)
+            else:
+                seen.update(node.output)
+                waiting.append((name, True))
+                waiting += [(taken, False) for taken in node.input]
+        taken = {name for node in ordered for name in node.input}
+        constants = [one for one in self._graph.initializer if one.name in taken]
+        for part, kept in ((self._graph.node, ordered), (self._graph.initializer, constants)):
+            copies = [type(one).FromString(one.SerializeToString()) for one in kept]
+            del part[:]
+            part.extend(copies)
+        del self._graph.value_info[:]  # of values that may be gone
+
+    def _projection(self, name: str) -> tuple[str, NDArray[Any], NDArray[Any] | None] | None:
+        """Value → (what is projected, weight (D, H·d), bias or None), seen through a split into equal parts."""
+        node = self._made.get(name)
+        part, parts = 0, 1
+        if node is not None and node.op_type == "Split":
+            part, parts = list(node.output).index(name), len(node.output)
+            node = self._made.get(node.input[0])
+        bias = None
+        if node is not None and node.op_type == "Add":
+            bias = self._constant(node.input[1])
+            node = self._made.get(node.input[0]) if bias is not None else None
+        weight = self._constant(node.input[1]) if node is not None and node.op_type == "MatMul" else None
+        if node is None or weight is None or weight.ndim != 2 or weight.shape[1] % parts:
+            return None
+        width = weight.shape[1] // parts
+        columns = slice(part * width, (part + 1) * width)
+        return node.input[0], weight[:, columns], None if bias is None else bias[columns]
+
+    def _only_from(self, name: str, kind: str) -> NodeProto | None:
+        """The node that makes a value which nothing else takes."""
+        node = self._made.get(name)
+        return node if node is not None and node.op_type == kind and len(self._takers[name]) == 1 else None
+
+    def _only_taker(self, node: NodeProto, kind: str) -> NodeProto | None:
+        takers = self._takers.get(node.output[0], [])
+        return takers[0] if len(takers) == 1 and takers[0].op_type == kind else None
+
+    def _constant(self, name: str) -> NDArray[Any] | None:
+        from onnx import numpy_helper
+
+        return numpy_helper.to_array(self._constants[name]) if name in self._constants else None
+
+    def _new_constant(self, values: NDArray[Any]) -> str:
+        from onnx import numpy_helper
+
+        name = f"channels_first.constant.{len(self._graph.initializer)}"
+        self._graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(values), name))
+        return name
+
+    def _add(self, kind: str, inputs: list[str], *, output: str = "", **attributes: Any) -> str:
+        from onnx import helper
+
+        name = f"channels_first.{len(self._graph.node)}"
+        output = output or name
+        self._graph.node.append(helper.make_node(kind, inputs, [output], name=f"{name}/{kind}", **attributes))
+        return output
+
+    def _forget(self, node: NodeProto) -> str:
+        """Free the name of what a node gives, for another node to give it."""
+        name = node.output[0]
+        node.output[0] = f"{name}.before"
+        return name
+
+
+def _heads_first(rank: int) -> list[int]:
+    """(…, N, H, d) → (…, H, N, d), and back."""
+    return [*range(rank - 3), rank - 2, rank - 3, rank - 1]
+
+
+def _swapped(rank: int) -> list[int]:
+    return [*range(rank - 2), rank - 1, rank - 2]

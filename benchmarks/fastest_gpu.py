@@ -1,0 +1,65 @@
+"""How much faster than PyTorch can each family be served on a GPU, how near to the hardware, and is a mask free?
+
+As `fastest_cpu.py`, with the same models, inputs, checks and limits, on the first GPU that is here:
+
+    eager               PyTorch on the GPU, float32 without TF32, attention as the released code writes it (Einsum)
+    compile             the same through torch.compile
+    tensorrt[:type]     engines built here from our graphs in float32, fp16 and int8, replayed as CUDA graphs
+    … plain             the twin of the same, for what the mask costs
+
+Times are those of a caller with images in this machine's memory: copies to and from the GPU are in them. The
+roofline is PyTorch's best rate on the GPU for the model's own matrix products.
+
+    python benchmarks/fastest_gpu.py [--rounds 15] [--output benchmarks/results/fastest_gpu.json]
+"""
+
+from __future__ import annotations
+
+import torch
+from families import as_released, eager
+from side_by_side import BATCHES, Family, Program, main
+
+from gmmvit_deploy.engines.engine_from_onnx import engine_from_onnx
+from gmmvit_deploy.engines.flavors import find_flavor, visible_gpu
+from gmmvit_deploy.engines.options import BuildOptions, Profile
+from gmmvit_deploy.engines.session import PlanSession
+from gmmvit_deploy.errors import GmmvitError
+from gmmvit_deploy.precision import Precision
+
+PROFILES = tuple(Profile(least=batch, best=batch, most=batch) for batch in BATCHES)
+
+
+def with_tensorrt(family: Family, graph: str, precision: Precision) -> Program:
+    """An engine of the flavour that is here, built on this GPU, one optimisation profile for each batch."""
+    flavor = find_flavor("auto")
+    options = BuildOptions(precision=precision, profiles=PROFILES)
+    engine = engine_from_onnx(family.saved(graph), options, flavor, out=family.folder / f"{graph}-engine")
+    session = PlanSession(
+        flavor.name,
+        engine.plan_path.read_bytes(),
+        tensor=str(engine.card.tensor["name"]),
+        dtype=str(engine.card.tensor["dtype"]),
+        profile_of=engine.card.profile_for,
+    )
+    return session.run
+
+
+def add_programs(family: Family) -> None:
+    released = as_released(family.models["gmm"][0])
+    family.add("compile", eager(torch.compile(released.cuda(), dynamic=True), "gpu"), "fp32")
+    for key in ("gmm", "plain"):
+        suffix = "" if key == "gmm" else " plain"
+        family.add(f"tensorrt{suffix}", with_tensorrt(family, key, "fp32"), "fp32")
+        half = f"{key}_fp16"
+        family.add(f"tensorrt:fp16{suffix}", with_tensorrt(family, half, "fp16"), "fp16")
+    family.add("tensorrt:int8", with_tensorrt(family, "int8", "int8"), "int8")
+
+
+if __name__ == "__main__":
+    if visible_gpu() is None or not torch.cuda.is_available():
+        raise SystemExit("a GPU was wanted that nvidia-smi and PyTorch both see, found none; nothing was measured")
+    graphs = ("gmm", "plain", "gmm_fp16", "plain_fp16", "int8")
+    try:
+        main(__file__, str(__doc__), graphs=graphs, add_programs=add_programs, device="gpu")
+    except GmmvitError as exc:
+        raise SystemExit(str(exc)) from exc

@@ -1,0 +1,69 @@
+"""Would another layout of the projections pay?  Nothing copied around attention, over our export, in ONNX Runtime.
+
+The profiles (`where_time_goes.py`) show transposes and splits around attention. Computed as Qᵀ = Wᵀ xᵀ the
+projections come out in heads (`channels_first.py`), and no copy is left: here, what that does to the whole time of
+the models of the paper, with a mask and without, batches in the chunks of our runner. The answers are held to those
+of the exported graph.
+
+    python benchmarks/layouts.py [--rounds 15] [--family vit]
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import run_card
+from channels_first import channels_first
+from families import FAMILIES, graphs_of, pair
+from fastest_cpu import with_onnxruntime
+from interleaved import ratio, time_rounds
+
+BATCHES = (1, 64)
+_MOST_OFF = 1e-4
+
+
+def of_family(name: str, folder: Path, rounds: int) -> dict[str, Any]:
+    programs = {}
+    found: dict[str, Any] = {}
+    for key, proto in graphs_of(pair(name), ("gmm", "plain"), max_batch=max(BATCHES)).items():
+        changed = copy.deepcopy(proto)
+        found[f"cuts, {key}"] = channels_first(changed)
+        onnx.checker.check_model(changed)
+        for form, graph in (("exported", proto), ("channels first", changed)):
+            path = folder / f"{key} {form}.onnx"
+            onnx.save(graph, path)
+            programs[f"{key}, {form}"] = with_onnxruntime(path, chunked=True)
+    for batch in BATCHES:
+        times, logits, _ = time_rounds(programs, batch, rounds)
+        found[str(batch)] = {}
+        for key in ("gmm", "plain"):
+            off = float(np.abs(logits[f"{key}, channels first"] - logits[f"{key}, exported"]).max())
+            if not off < _MOST_OFF:
+                raise SystemExit(f"{name} {key}: the logits are {off:.1e} off, so its time means nothing")
+            one = ratio(times[f"{key}, channels first"], times[f"{key}, exported"])
+            found[str(batch)][key] = one
+            print(f"{name} {key}, batch {batch}: {one['median']:.3f} ({one['low']:.3f}–{one['high']:.3f})")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--family", choices=FAMILIES, action="append", help="only this one; may be repeated")
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "layouts.json")
+    arguments = parser.parse_args()
+    with run_card.written(arguments.output, "layouts.py", rounds=arguments.rounds) as results:
+        results["families"] = {}
+        for name in arguments.family or FAMILIES:
+            with tempfile.TemporaryDirectory() as folder:
+                results["families"][name] = of_family(name, Path(folder), arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()

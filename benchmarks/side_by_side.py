@@ -1,0 +1,162 @@
+"""Programs of one family side by side, their answers checked, their times as ratios and shares of a roofline.
+
+What the two scripts `fastest_cpu.py` and `fastest_gpu.py` have in common: they differ in the programs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import run_card
+import torch
+from families import FAMILIES, as_released, eager, graphs_of, pair
+from interleaved import ratio, time_rounds
+
+from gmmvit_deploy.bench.roofline import Roofline, measured_roofline, work_of_graph
+from gmmvit_deploy.graphs.emulate import emulated_logits
+from gmmvit_deploy.parity.measures import ErrorMeasure, distance
+from gmmvit_deploy.runtime.runner import Device
+from gmmvit_deploy.tolerances import Limit, limit_from_noise
+
+__all__ = ["BATCHES", "Family", "Program", "main"]
+
+BATCHES = (1, 64)
+Program = Callable[[np.ndarray], np.ndarray]
+
+
+class Family:
+    """The programs of one family, and what their answers are held to.
+
+    models: gmm and plain, each with itself in float64.  graphs: `graphs_of` what was asked for.
+    """
+
+    def __init__(self, name: str, folder: Path, graphs: Sequence[str], device: Device) -> None:
+        models = pair(name)
+        self.folder = folder
+        self.programs: dict[str, Program] = {}
+        self.precision: dict[str, str] = {}
+        self.models = {key: (model, copy.deepcopy(model).double()) for key, model in models.items()}
+        self.graphs = graphs_of(models, graphs, max_batch=max(BATCHES))
+        self.add("eager", eager(as_released(models["gmm"]), device), "fp32")
+
+    def add(self, name: str, program: Program, precision: str) -> None:
+        """name: with `` plain`` behind it, of the model without masks."""
+        self.programs[name] = program
+        self.precision[name] = precision
+
+    def saved(self, graph: str) -> Path:
+        path = self.folder / f"{graph}.onnx"
+        if not path.exists():
+            onnx.save(self.graphs[graph], path)
+        return path
+
+    def limits(self, name: str, images: np.ndarray) -> tuple[np.ndarray, Limit]:
+        """(float64 logits, how far from them this program may be) on these images."""
+        model, exact = self.models["plain" if name.endswith(" plain") else "gmm"]
+        with torch.inference_mode():
+            tensor = torch.from_numpy(images)
+            trained, truth = model(tensor).numpy(), exact(tensor.double()).numpy()
+        measure = ErrorMeasure()
+        measure.add(trained, truth)
+        recorded = None
+        if self.precision[name] == "int8":
+            recorded = float(np.abs(emulated_logits(self.graphs["int8"], images[:8], name="int8") - truth[:8]).max())
+        return truth, limit_from_noise(measure.noise(), self.precision[name], recorded=recorded)
+
+
+def checked(family: Family, logits: dict[str, np.ndarray], images: np.ndarray) -> dict[str, dict[str, float]]:
+    """Distance of the last timed answers from the truth, and the limit; stops where one is beyond it."""
+    found = {}
+    for name, answers in logits.items():
+        truth, limit = family.limits(name, images)
+        off = distance(answers, truth)
+        if not off <= limit.largest:
+            raise SystemExit(f"{name}: its logits are {off:.2g} off, {limit.largest:.2g} is allowed; its time is void")
+        found[name] = {"off": off, "limit": limit.largest}
+    return found
+
+
+def rows_of(
+    family: Family, times: dict[str, np.ndarray], batch: int, lines: dict[str, Roofline | None]
+) -> dict[str, Any]:
+    work = work_of_graph(copy.deepcopy(family.graphs["gmm"]), batch)
+    rows: dict[str, Any] = {}
+    for name, values in times.items():
+        row: dict[str, Any] = {"median_ms": float(np.median(values)), "precision": family.precision[name]}
+        row["times_faster_than_eager"] = ratio(times["eager"], values)
+        if "straight export" in times:
+            row["times_faster_than_straight_export"] = ratio(times["straight export"], values)
+        if f"{name} plain" in times:
+            row["over_plain"] = ratio(values, times[f"{name} plain"])
+        line = lines.get(family.precision[name])
+        if line is not None and not name.endswith(" plain"):
+            row["share_of_roofline"] = line.least_ms(work) / row["median_ms"]
+        rows[name] = row
+    return rows
+
+
+def said(family: str, batch: int, rows: dict[str, Any]) -> None:
+    for name, row in rows.items():
+        if name.endswith(" plain"):
+            continue
+        parts = [f"{row['median_ms']:.2f} ms", f"{row['times_faster_than_eager']['median']:.2f} × eager"]
+        if "times_faster_than_straight_export" in row:
+            parts.append(f"{row['times_faster_than_straight_export']['median']:.2f} × straight")
+        if "share_of_roofline" in row:
+            parts.append(f"{row['share_of_roofline']:.0%} of the roofline")
+        if "over_plain" in row:
+            parts.append(f"{row['over_plain']['median']:.3f} of plain")
+        print(f"{family}, batch {batch}, {name}: {', '.join(parts)}")
+
+
+def measured(family: Family, name: str, batches: Sequence[int], rounds: int, device: Device) -> dict[str, Any]:
+    """Everything that is found of one family; a roofline for every precision that a program has."""
+    works = [work_of_graph(copy.deepcopy(family.graphs["gmm"]), batch) for batch in batches]
+    lines = {one: measured_roofline(works, one, device) for one in dict.fromkeys(family.precision.values())}
+    found: dict[str, Any] = {
+        "roofline": {
+            one: {"gflops": line.best.gflops, "library": line.best.library, "shape": line.best.shape}
+            for one, line in lines.items()
+            if line is not None
+        },
+        "mflop_an_image": works[0].operations / works[0].batch / 1e6,
+    }
+    for batch in batches:
+        times, logits, images = time_rounds(family.programs, batch, rounds)
+        rows = rows_of(family, times, batch, lines)
+        for program, check in checked(family, logits, images).items():
+            rows[program].update(check)
+        found[str(batch)] = rows
+        said(name, batch, rows)
+    return found
+
+
+def main(
+    script: str, description: str, *, graphs: Sequence[str], add_programs: Callable[[Family], None], device: Device
+) -> None:
+    """The command line of a script.
+
+    graphs: of `graphs_of`, for ``add_programs``, which adds its own to a family that has eager PyTorch.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--family", choices=FAMILIES, action="append", help="only this one; may be repeated")
+    parser.add_argument("--batch", type=int, choices=BATCHES, action="append", help="only this one")
+    result = Path(__file__).parent / "results" / f"{Path(script).stem}.json"
+    parser.add_argument("--output", type=Path, default=result)
+    arguments = parser.parse_args()
+    with run_card.written(arguments.output, Path(script).name, rounds=arguments.rounds) as results:
+        results["families"] = {}
+        for name in arguments.family or FAMILIES:
+            with tempfile.TemporaryDirectory() as folder:
+                family = Family(name, Path(folder), graphs, device)
+                add_programs(family)
+                batches = arguments.batch or BATCHES
+                results["families"][name] = measured(family, name, batches, arguments.rounds, device)
