@@ -128,26 +128,27 @@ def _interval(found: dict[str, float]) -> str:
     return f"{found['median']:.2f} ({found['low']:.2f}–{found['high']:.2f})"
 
 
-def fastest_table(results: dict[str, Any]) -> str:
-    """Family and batch: how many times faster the best runner of each type is than PyTorch, and what a mask costs."""
-    runners = ("onnxruntime", "openvino", "openvino:bf16", "openvino:int8")
-    lines = [
-        f"| family, batch | eager ms | straight export | {' | '.join(runners)} |",
-        "|---" * (len(runners) + 3) + "|",
-    ]
+CPU_RUNNERS = ("straight export", "onnxruntime", "openvino", "openvino:bf16", "openvino:int8")
+GPU_RUNNERS = ("compile", "tensorrt", "tensorrt:fp16", "tensorrt:int8")
+
+
+def fastest_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNERS) -> str:
+    """Family and batch: how many times faster than eager PyTorch each runner is."""
+    lines = [f"| family, batch | eager ms | {' | '.join(runners)} |", "|---" * (len(runners) + 2) + "|"]
     for family, found in results["families"].items():
         for batch in (key for key in ("1", "64") if key in found):
             rows = found[batch]
             cells = [_interval(rows[name]["times_faster_than_eager"]) if name in rows else "" for name in runners]
-            straight = _interval(rows["straight export"]["times_faster_than_eager"])
-            lines.append(f"| {family}, {batch} | {rows['eager']['median_ms']:.1f} | {straight} | {' | '.join(cells)} |")
+            lines.append(f"| {family}, {batch} | {rows['eager']['median_ms']:.1f} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def mask_free_table(results: dict[str, Any]) -> str:
-    """Family and batch: time with a mask over time without, by runner; and shares of the roofline."""
-    masked = ("onnxruntime", "openvino", "openvino:bf16")
-    shares = (*masked, "openvino:int8")
+def mask_free_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNERS[1:]) -> str:
+    """Family and batch: time with a mask over time without, by runner; and shares of the roofline.
+
+    runners: the last of them has no twin without a mask.
+    """
+    masked, shares = runners[:-1], runners
     lines = [
         f"| family, batch | {' | '.join(f'over plain: {name}' for name in masked)} "
         f"| {' | '.join(f'roofline: {name}' for name in shares)} |",
@@ -200,6 +201,57 @@ def ranks_table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def where_table(results: dict[str, Any], *families: str) -> str:
+    """Runner and rows at once: what an image's time goes to, and how near products come to the best rate."""
+    lines = [
+        "| family, runner, rows | ms | products | attention | mask | layout | norms | rest | of products' best rate |",
+        "|---" * 9 + "|",
+    ]
+    for family in families or results["families"]:
+        for program, found in results["families"][family]["programs"].items():
+            for rows, chunk in found["rows"].items():
+                shares = [f"{ms / chunk['ms']:.0%}" if ms else "" for ms in chunk["spent_ms"].values()]
+                reached = f"{chunk['products_at_best_ms'] / chunk['spent_ms']['products']:.0%}"
+                cells = [f"{family}, {program}, {rows}", f"{chunk['ms']:.2f}", *shares, reached]
+                lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def target_sentence(results: dict[str, Any]) -> str:
+    """What 5 times eager would take of the fastest runner for ViT."""
+    found = results["families"]["vit"]["programs"]["openvino:int8"]["rows"]
+    rows, chunk = next((rows, chunk) for rows, chunk in found.items() if "target" in chunk)
+    target, spent = chunk["target"], chunk["spent_ms"]
+    return (
+        f"Five times eager at a batch of 64 would be {target['chunk_ms']:.1f} ms for a chunk of {rows} images on one "
+        f"core, where int8 takes {chunk['ms']:.1f}: {spent['products']:.1f} in products, {spent['attention']:.1f} in "
+        f"attention, {target['others_ms'] - spent['attention']:.1f} in all else. With products at the best int8 rate "
+        f"({chunk['products_at_best_ms']:.1f} ms) {target['left_for_others_ms']:.1f} ms would be left for what now "
+        f"takes {target['others_ms']:.1f}."
+    )
+
+
+def layouts_table(results: dict[str, Any]) -> str:
+    """Family and batch: time with channels first over the time of the exported graph."""
+    lines = ["| family, batch | with a mask | without |", "|---|---|---|"]
+    for family, found in results["families"].items():
+        for batch in (key for key in ("1", "64") if key in found):
+            cells = [_interval(found[batch][key]) for key in ("gmm", "plain")]
+            lines.append(f"| {family}, {batch} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def shared_memory_table(results: dict[str, Any]) -> str:
+    """Protocol and batch: time with shared memory over time with messages."""
+    lines = ["| protocol, batch | messages, ms | shared memory over messages |", "|---|---|---|"]
+    for protocol in ("grpc", "http"):
+        for batch, row in results[protocol].items():
+            found = row["shared_over_messages"]
+            interval = f"{found['median']:.3f} ({found['low']:.3f}–{found['high']:.3f})"
+            lines.append(f"| {protocol}, {batch} | {row['messages_ms']:.2f} | {interval} |")
+    return "\n".join(lines)
+
+
 def policy_table() -> str:
     """The precision policy."""
     from gmmvit_deploy.precision import POLICY, PRECISIONS
@@ -211,16 +263,27 @@ def policy_table() -> str:
 
 def overview() -> str:
     """A page: what each script is asked, what it gave here, and its run card."""
-    found = tables()
+    found = {**tables(), **tables_of_the_page()}
     shown = {
         "fastest_cpu": ("fastest_cpu", "mask_free"),
         "served": ("served",),
         "cpu_settings": ("cpu_settings",),
         "low_rank": ("low_rank",),
+        "where_time_goes": ("where_all",),
+        "layouts": ("layouts",),
+        "shared_memory": ("shared_memory",),
         "parity_limits": ("parity_limits",),
         "engines": ("engines", "head_dims"),
     }
-    lines = ["# Results", "", "Written by `python benchmarks/tables.py --write`; `make bench` measures again."]
+    if "fastest_gpu" in found:
+        shown = {"fastest_gpu": ("fastest_gpu", "mask_free_gpu"), **shown}
+    lines = [
+        "# Results",
+        "",
+        "Written by `python benchmarks/tables.py --write`; `make bench` measures again. A run of times is INVALID when "
+        "the machine was busy before or after it, its clock changed, or a ratio's interval is wider than a quarter of "
+        "the ratio.",
+    ]
     for script, markers in shown.items():
         question = ast.get_docstring(ast.parse((ROOT / "benchmarks" / f"{script}.py").read_text())) or ""
         card = json.loads((RESULTS / f"{script}.json").read_text())["card"]
@@ -228,6 +291,7 @@ def overview() -> str:
         lines += [part for marker in markers for part in (found[marker], "")]
         versions = ", ".join(f"{name} {version}" for name, version in card["versions"].items())
         settings = ", ".join(f"{name} {value}" for name, value in card["settings"].items())
+        lines += [f"**{card['verdict']}**", *(f"- {reason}" for reason in card["reasons"]), ""]
         lines.append(
             f"{settings}. {card['cores']} cores of {card['cpu']}, load {card['load_before']:.1f} before and "
             f"{card['load_after']:.1f} after, {card['seconds']:.0f} s; Python {card['python']}, {versions}."
@@ -239,19 +303,37 @@ def tables() -> dict[str, str]:
     """Marker in the README → its table."""
     engines = json.loads((RESULTS / "engines.json").read_text())
     limits = json.loads((RESULTS / "parity_limits.json").read_text())
-    names = ("fastest_cpu", "served", "cpu_settings", "low_rank")
-    fastest, served, chunks, ranks = (json.loads((RESULTS / f"{name}.json").read_text()) for name in names)
+    names = ("fastest_cpu", "served", "cpu_settings", "low_rank", "where_time_goes")
+    fastest, served, chunks, ranks, where = (json.loads((RESULTS / f"{name}.json").read_text()) for name in names)
     return {
         "fastest_cpu": fastest_table(fastest),
         "mask_free": mask_free_table(fastest),
         "served": served_table(served),
         "cpu_settings": chunks_table(chunks),
         "low_rank": ranks_table(ranks),
+        "where": where_table(where, "vit"),
+        "target": target_sentence(where),
         "policy": policy_table(),
         "parity_limits": limits_table(limits),
         "engines": engines_table(engines),
         "head_dims": head_dims_table(engines),
     }
+
+
+def tables_of_the_page() -> dict[str, str]:
+    """Those that stand on the page of results and not in the README; a GPU's where one was measured."""
+    names = ("where_time_goes", "layouts", "shared_memory")
+    where, layouts, shared = (json.loads((RESULTS / f"{name}.json").read_text()) for name in names)
+    found = {
+        "where_all": where_table(where),
+        "layouts": layouts_table(layouts),
+        "shared_memory": shared_memory_table(shared),
+    }
+    if (RESULTS / "fastest_gpu.json").exists():
+        gpu = json.loads((RESULTS / "fastest_gpu.json").read_text())
+        found["fastest_gpu"] = fastest_table(gpu, GPU_RUNNERS)
+        found["mask_free_gpu"] = mask_free_table(gpu, GPU_RUNNERS[1:])
+    return found
 
 
 def written(text: str) -> str:

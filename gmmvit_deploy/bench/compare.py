@@ -72,11 +72,15 @@ def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> Comparison:
     rows = [_row(cell, cells[_key(cell)]) for cell in a["cells"] if _key(cell) in cells]
     if not rows:
         raise InputError("these runs cannot be compared: they have no runner in the same scenario and batch in common")
+    parts = {part: (a[part], b[part]) for part in ("versions", "bundle", "settings")}
+    parts |= {
+        f"runner {name}": (a["runners"][name], b["runners"][name]) for name in dict.fromkeys(r.runner for r in rows)
+    }
     differing = {
-        f"{part} {name}": (a[part].get(name), b[part].get(name))
-        for part in ("versions", "bundle", "settings")
-        for name in sorted({*a[part], *b[part]})
-        if a[part].get(name) != b[part].get(name)
+        f"{part} {name}": (one.get(name), other.get(name))
+        for part, (one, other) in parts.items()
+        for name in sorted({*one, *other})
+        if one.get(name) != other.get(name)
     }
     return Comparison(rows=tuple(rows), differing=differing)
 

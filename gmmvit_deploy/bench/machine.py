@@ -12,11 +12,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["MachineState", "cpu_name", "describe_machine", "gpu_names", "machine_state"]
+__all__ = ["GpuState", "MachineState", "cpu_name", "describe_machine", "gpu_names", "machine_state"]
 
 _LOOK_S = 0.5
+_GPU_FORGETS_S = 1.0
 _SPIN = 2000
 _BLOCK = b"\0" * 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuState:
+    """megahertz: of its multiprocessors.  used: share of the last moments in which a kernel ran.  celsius: its heat."""
+
+    megahertz: float
+    used: float
+    celsius: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +35,7 @@ class MachineState:
 
     others: share of all cores that other programs took.  stolen: share that the hypervisor kept.
     spin_ms: a fixed piece of work on one core, the best of several: what the clock really is.
-    megahertz: what the processor says of its cores, where it says so.
+    megahertz: what the processor says of its cores, where it says so.  gpus: each one's clock, load and heat.
     """
 
     load: float
@@ -33,13 +43,16 @@ class MachineState:
     stolen: float
     spin_ms: float
     megahertz: tuple[float, ...]
+    gpus: tuple[GpuState, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def machine_state() -> MachineState:
-    """Look for half a second."""
+    """Look for half a second; for more where there is a GPU, whose use of itself is that of the last second."""
+    if shutil.which("nvidia-smi") is not None:
+        time.sleep(_GPU_FORGETS_S)
     before = _processor_times()
     time.sleep(_LOOK_S)
     after = _processor_times()
@@ -52,6 +65,7 @@ def machine_state() -> MachineState:
         stolen=stolen / total,
         spin_ms=_spin(),
         megahertz=_megahertz(),
+        gpus=_gpu_states(),
     )
 
 
@@ -80,9 +94,22 @@ def cpu_name() -> str:
 
 def gpu_names() -> list[str]:
     """Name, driver and clock limits of each NVIDIA GPU; none without nvidia-smi."""
+    return _asked_of_gpus("name,driver_version,clocks.max.sm,power.limit", "csv,noheader")
+
+
+def _gpu_states() -> tuple[GpuState, ...]:
+    lines = _asked_of_gpus("clocks.sm,utilization.gpu,temperature.gpu", "csv,noheader,nounits")
+    try:
+        rows = [[float(part) for part in line.split(",")] for line in lines]
+    except ValueError:  # a GPU that does not tell says so in words
+        return ()
+    return tuple(GpuState(megahertz=clock, used=used / 100, celsius=heat) for clock, used, heat in rows)
+
+
+def _asked_of_gpus(what: str, form: str) -> list[str]:
     if shutil.which("nvidia-smi") is None:
         return []
-    query = ["nvidia-smi", "--query-gpu=name,driver_version,clocks.max.sm,power.limit", "--format=csv,noheader"]
+    query = ["nvidia-smi", f"--query-gpu={what}", f"--format={form}"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -175,7 +175,10 @@ def _card(result: Result) -> dict[str, str]:
 
 def _state(state: Mapping[str, Any]) -> str:
     clocks = ", ".join(f"{value:.0f} MHz" for value in state["megahertz"][:4])
+    gpus = "".join(
+        f", GPU {gpu['megahertz']:.0f} MHz, {gpu['used']:.0%}, {gpu['celsius']:.0f} °C" for gpu in state["gpus"]
+    )
     return (
         f"load {state['load']:.2f}, others {state['others']:.0%}, stolen {state['stolen']:.0%}, "
-        f"fixed work {state['spin_ms']:.2f} ms{', ' + clocks if clocks else ''}"
+        f"fixed work {state['spin_ms']:.2f} ms{', ' + clocks if clocks else ''}{gpus}"
     )

@@ -150,6 +150,9 @@ def machine_reasons(before: MachineState, after: MachineState) -> list[str]:
             found.append(f"machine busy: other programs took {state.others:.0%} of it {when} the run")
         if state.stolen > MOST_STOLEN:
             found.append(f"machine busy: its host took {state.stolen:.0%} of it {when} the run")
+        used = max((gpu.used for gpu in state.gpus), default=0.0)
+        if used > MOST_OTHERS:
+            found.append(f"machine busy: other programs used {used:.0%} of a GPU {when} the run")
     change = after.spin_ms / before.spin_ms - 1
     if abs(change) > MOST_CLOCK_CHANGE:
         found.append(f"unstable: the same work on one core took {change:+.0%} of its time after the run")

@@ -38,6 +38,7 @@ class EngineRunner(Runner):
         if reason:
             raise EngineError(f"{engine.path}: {reason}", hint="build it again here with gmmvit build")
         self.card = card
+        self._cuda_graphs = cuda_graphs
         self._session = PlanSession(
             card.flavor,
             engine.plan_path.read_bytes(),
@@ -52,6 +53,12 @@ class EngineRunner(Runner):
     def ranges(self) -> tuple[tuple[int, int], ...]:
         """Of each optimisation profile."""
         return tuple((profile.least, profile.most) for profile in self.card.profiles)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        profiles = " ".join(map(str, self.card.profiles))
+        flags = {name: str(value) for name, value in self.card.flags.items() if value}
+        return {"profiles": profiles, "CUDA graphs": "on" if self._cuda_graphs else "off", **flags}
 
     def _check(self, batch: NDArray[Any]) -> None:
         self.card.profile_for(len(batch))  # says which profiles there are

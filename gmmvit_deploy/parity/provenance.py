@@ -16,7 +16,11 @@ __all__ = ["described_bundle", "provenance"]
 
 
 def provenance(bundle: Bundle, runner: Runner) -> dict[str, str]:
-    """Name → value."""
+    """Name → value: what ran, by hash, and the settings that it ran with."""
+    return {**_program(bundle, runner), **runner.settings}
+
+
+def _program(bundle: Bundle, runner: Runner) -> dict[str, str]:
     if isinstance(runner, TritonRunner):
         connection = runner.connection
         return {"server": f"Triton {connection.version()} at {connection.url}", "model": runner.network}

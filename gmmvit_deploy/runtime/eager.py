@@ -55,6 +55,12 @@ class EagerRunner(Runner):
             batch = tensor_from_pixels(batch, self._preprocessing.mean, self._preprocessing.std)
         return torch.from_numpy(batch).to(self._place)
 
+    @property
+    def settings(self) -> dict[str, str]:
+        import torch
+
+        return {"threads": str(torch.get_num_threads())} if self.device == "cpu" else {"TF32": "off"}
+
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
         return self._logits(self.model, self.tensors(batch))
 

@@ -68,7 +68,12 @@ class OnnxRuntimeRunner(Runner):
         self.precision = variant.precision if variant else "fp32"
         self._session = session_from_onnx(variant.path if variant else bundle.onnx_path, threads=threads)
         self._input = bundle.manifest.input_kind
-        self._chunk = ROWS_A_CORE * (threads or len(os.sched_getaffinity(0)))
+        self._threads = threads or len(os.sched_getaffinity(0))
+        self._chunk = ROWS_A_CORE * self._threads
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return {"threads": str(self._threads), "rows at once": str(self._chunk)}
 
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
         import numpy as np

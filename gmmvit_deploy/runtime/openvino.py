@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import BundleError, InputError
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.runtime.openvino_program import Hint, OpenVinoProgram
+from gmmvit_deploy.runtime.openvino_program import CHUNK, Hint, OpenVinoProgram
 from gmmvit_deploy.runtime.runner import Runner
 
 if TYPE_CHECKING:
@@ -57,6 +57,14 @@ class OpenVinoRunner(Runner):
             if "no bf16" in str(exc):
                 raise InputError(f"runner openvino: {exc}", hint="fp32 and int8 run on every x86 CPU") from exc
             raise BundleError(f"{variant.path}: OpenVINO {self.version} cannot load it: {exc}") from exc
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return {
+            "threads": str(self.program.threads),
+            "rows at once": str(CHUNK),
+            "hint": OPENVINO_HINTS[self.precision],
+        }
 
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
         logits: NDArray[Any] = self.program.run(batch)

@@ -56,6 +56,11 @@ class Runner:
         """Whether it runs a batch of this size."""
         return any(least <= batch <= most for least, most in self.ranges)
 
+    @property
+    def settings(self) -> dict[str, str]:
+        """What decides how fast it is beside the program itself: name → value."""
+        return {}
+
     def rows(self, inputs: NDArray[Any]) -> NDArray[Any]:
         """Logits for any number of inputs, in the largest batches it takes.
 

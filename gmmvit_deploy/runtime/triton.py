@@ -49,6 +49,7 @@ class ServedModel:
 
     precision: of the graph or engine behind it.  preprocessing: image_size, mean and std of a model
     that makes pixels or tensors of images; None of others.  on_gpu: where the server runs it.
+    settings: what decides how fast: backend, instances, threads, queue delay.
     """
 
     name: str
@@ -59,6 +60,7 @@ class ServedModel:
     preprocessing: Mapping[str, Any] | None
     precision: str
     on_gpu: bool
+    settings: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,7 +242,18 @@ def _served_model(name: str, answer: Mapping[str, Any]) -> ServedModel:
         preprocessing=json.loads(parameters.get("preprocessing", "null")),
         precision=parameters.get("gmmvit_precision", "fp32"),
         on_gpu=any(group.get("kind") == "KIND_GPU" for group in config.get("instance_group", [])),
+        settings=_settings(config, parameters),
     )
+
+
+def _settings(config: Mapping[str, Any], parameters: Mapping[str, str]) -> dict[str, str]:
+    delay = config.get("dynamic_batching", {}).get("max_queue_delay_microseconds", 0)
+    return {
+        "backend": config.get("backend") or config.get("platform", ""),
+        "instances": str(sum(int(group.get("count", 1)) for group in config.get("instance_group", []))),
+        "queue delay": f"{delay} µs",
+        **{name: parameters[name] for name in ("runtime", "threads", "intra_op_thread_count") if name in parameters},
+    }
 
 
 def _without_ensemble(message: str) -> str:
@@ -283,7 +296,13 @@ class TritonRunner(Runner):
                 )
         self.precision = precision_from(served.precision)
         self.device = "gpu" if served.on_gpu else "cpu"
+        self._settings = dict(served.settings)
         self.max_batch = min(self.max_batch, served.max_batch)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """As the server states them."""
+        return self._settings
 
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
         return self.connection.infer(self.network, self._input, batch)

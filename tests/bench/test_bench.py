@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,10 +18,11 @@ from numpy.typing import NDArray
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.bench import served_load
 from gmmvit_deploy.bench.compare import compare, open_result
+from gmmvit_deploy.bench.machine import machine_state
 from gmmvit_deploy.bench.measure import Plan, measure, ratios
 from gmmvit_deploy.bench.outputs import Expected
 from gmmvit_deploy.bench.page import page_of, write_page
-from gmmvit_deploy.bench.report import BenchReport, reasons_against
+from gmmvit_deploy.bench.report import BenchReport, machine_reasons, reasons_against
 from gmmvit_deploy.bench.roofline import measured_roofline, network_work
 from gmmvit_deploy.bench.run import BenchOptions, bench
 from gmmvit_deploy.data.images import ArrayImages
@@ -29,7 +31,7 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.models.counting import multiply_accumulates
 from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.parity.runners import open_runners
-from gmmvit_deploy.runtime.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.runtime.onnxruntime import ROWS_A_CORE, OnnxRuntimeRunner
 from gmmvit_deploy.serving.server import TritonServer
 
 QUICK = Plan(batches=(1, 4), rounds=3, seconds=0.1)
@@ -69,6 +71,13 @@ def test_every_runner_at_every_batch(report: BenchReport) -> None:
         assert len(cell.rounds) == 3
         assert cell.scenario == "Offline" or cell.queries >= 64
     assert not report.wrong
+
+
+def test_settings_of_every_runner_are_recorded(report: BenchReport) -> None:
+    threads = len(os.sched_getaffinity(0))
+    assert report.runners["onnxruntime"]["threads"] == report.runners["openvino"]["threads"] == str(threads)
+    assert report.runners["openvino"]["hint"] == "f32"
+    assert report.runners["onnxruntime"]["rows at once"] == str(ROWS_A_CORE * threads)
 
 
 def test_a_slower_runner_shows_as_slower(bundle: Bundle) -> None:
@@ -164,6 +173,25 @@ def test_roofline_is_the_best_of_what_was_measured(bundle: Bundle) -> None:
     assert measured_roofline(works, "fp8") is None
 
 
+def test_a_gpu_is_part_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: BenchReport) -> None:
+    """A stand-in for nvidia-smi: what it prints of two GPUs, of which another program uses one."""
+    stub = tmp_path / "nvidia-smi"
+    stub.write_text("#!/bin/sh\necho '1980, 3, 41'\necho '1410, 62, 66'\n")
+    stub.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    state = machine_state()
+    assert [(gpu.megahertz, gpu.used, gpu.celsius) for gpu in state.gpus] == [(1980, 0.03, 41), (1410, 0.62, 66)]
+    calm = replace(report.before, others=0.0, stolen=0.0)
+    busy = replace(calm, gpus=state.gpus)
+    assert machine_reasons(calm, calm) == []
+    assert machine_reasons(calm, busy) == ["machine busy: other programs used 62% of a GPU after the run"]
+    shown = json.loads(json.dumps(report.to_json()))
+    shown["after"] = busy.to_json()
+    assert "GPU 1410 MHz, 62%, 66 °C" in page_of(shown)
+    stub.write_text("#!/bin/sh\necho '[N/A], [N/A], [N/A]'\n")
+    assert machine_state().gpus == ()
+
+
 @pytest.mark.skipif(visible_gpu() is not None, reason="a GPU is here")
 def test_a_gpu_has_a_roofline_of_its_own_or_none(bundle: Bundle) -> None:
     works = [network_work(bundle, 4)]
@@ -226,11 +254,13 @@ class TestCompare:
                 cell["median_ms"] *= 100
                 cell["round_ms"] = [100 * value for value in cell["round_ms"]]
         other["versions"]["openvino"] = "2030.1"
+        other["runners"]["openvino"]["threads"] = "7"
         found = compare(result, other)
         slower = [row for row in found.rows if row.certain]
         assert {row.runner for row in slower} == {"openvino"}
         assert all(row.change == pytest.approx(100) for row in slower)
         assert found.differing["versions openvino"][1] == "2030.1"
+        assert found.differing["runner openvino threads"] == (result["runners"]["openvino"]["threads"], "7")
 
     def test_runs_that_cannot_be_compared(self, result: dict[str, Any]) -> None:
         for part, key, value, says in (
@@ -326,6 +356,9 @@ def test_bench_of_a_live_server_from_the_command_line(
     assert parts["unexplained"] > 0
     assert any(name.startswith("gmmvit_preprocess ") for name in steps["triton-grpc + decoding"]["parts"])
     assert all(cell["outputs"]["right"] for cell in result["cells"])
+    stated = {"backend": "python", "runtime": "onnxruntime", "instances": "1", "queue delay": "0 µs"}
+    for name in ("triton-grpc", "triton-http"):
+        assert stated.items() <= result["runners"][name].items()
     assert page.read_text().startswith("<!doctype html>")
     assert result["data"]["name"].startswith("made up")
     assert "skipped: roofline: not asked for" in answer.stdout
