@@ -8,7 +8,7 @@ change answers), of freshly made masks of every family; and up to which R is ONN
 MultiHeadAttention on R · d wide heads faster than the product, mask, softmax and product that it would replace.
 The fused side is favoured: making Q̃ and K̃ is not counted.
 
-    python benchmarks/low_rank.py [--rounds 30] [--output benchmarks/results/low_rank.json]
+    python benchmarks/low_rank.py [--rounds 120] [--output benchmarks/results/low_rank.json]
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def timed(rounds: int) -> dict[str, dict[str, float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=120)
     parser.add_argument("--family", choices=FAMILIES, action="append", help="only this one's ranks")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "low_rank.json")
     arguments = parser.parse_args()

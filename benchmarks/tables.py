@@ -204,8 +204,9 @@ def ranks_table(results: dict[str, Any]) -> str:
 def where_table(results: dict[str, Any], *families: str) -> str:
     """Runner and rows at once: what an image's time goes to, and how near products come to the best rate."""
     lines = [
-        "| family, runner, rows | ms | products | attention | mask | layout | norms | rest | of products' best rate |",
-        "|---" * 9 + "|",
+        "| family, runner, rows | ms | products | attention | mask | layout | norms | rest "
+        "| of products' best rate | the mask costs |",
+        "|---" * 10 + "|",
     ]
     for family in families or results["families"]:
         for program, found in results["families"][family]["programs"].items():
@@ -213,6 +214,7 @@ def where_table(results: dict[str, Any], *families: str) -> str:
                 shares = [f"{ms / chunk['ms']:.0%}" if ms else "" for ms in chunk["spent_ms"].values()]
                 reached = f"{chunk['products_at_best_ms'] / chunk['spent_ms']['products']:.0%}"
                 cells = [f"{family}, {program}, {rows}", f"{chunk['ms']:.2f}", *shares, reached]
+                cells.append(f"{chunk['mask_ms'] / chunk['ms']:.1%}" if "mask_ms" in chunk else "")
                 lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -291,7 +293,8 @@ def overview() -> str:
         lines += [part for marker in markers for part in (found[marker], "")]
         versions = ", ".join(f"{name} {version}" for name, version in card["versions"].items())
         settings = ", ".join(f"{name} {value}" for name, value in card["settings"].items())
-        lines += [f"**{card['verdict']}**", *(f"- {reason}" for reason in card["reasons"]), ""]
+        if "verdict" in card:  # older results have none
+            lines += [f"**{card['verdict']}**", "", *(f"- {reason}" for reason in card["reasons"]), ""]
         lines.append(
             f"{settings}. {card['cores']} cores of {card['cpu']}, load {card['load_before']:.1f} before and "
             f"{card['load_after']:.1f} after, {card['seconds']:.0f} s; Python {card['python']}, {versions}."

@@ -12,6 +12,8 @@ the median over the runs; joined to
     norms       LayerNorm
     rest        residuals, GELU and quantising that stand alone, pooling
 
+The same of the plain twin tells what the mask costs: attention and mask here, less attention there.
+
 Products are held to the best rate on the model's own shapes, of all cores at once, a core's part of it. From that
 follows what a target would take: with products at that best rate, the time that is left for all else.
 
@@ -27,7 +29,9 @@ import os
 import re
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,40 +124,64 @@ def product_operations(proto: onnx.ModelProto, rows: int) -> int:
     return sum(2 * int(np.prod(shape)) * times for shape, times in products.items())
 
 
-def programs(folder: Path) -> Iterable[tuple[str, str, int, Any]]:
-    """(name, precision, rows of a chunk, what profiles it with so many rows and runs)."""
-    plain, quantised = folder / "gmm.onnx", folder / "int8.onnx"
-    yield "onnxruntime", "fp32", ROWS_A_CORE * _CORES, lambda rows, runs: in_onnxruntime(plain, rows, runs)
-    yield "openvino", "fp32", CHUNK, lambda rows, runs: in_openvino(plain, rows, runs, "f32")
-    if "avx512_bf16" in Path("/proc/cpuinfo").read_text():
-        yield "openvino:bf16", "bf16", CHUNK, lambda rows, runs: in_openvino(plain, rows, runs, "bf16")
-    yield "openvino:int8", "int8", CHUNK, lambda rows, runs: in_openvino(quantised, rows, runs, "f32")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """chunk: rows that our runner gives it at once.  profile: (graph, rows, runs) → its operators."""
+
+    name: str
+    precision: str
+    chunk: int
+    profile: Callable[[Path, int, int], Operators]
+    graph: str = "gmm"
+
+
+PROGRAMS = (
+    Program(name="onnxruntime", precision="fp32", chunk=ROWS_A_CORE * _CORES, profile=in_onnxruntime),
+    Program(name="openvino", precision="fp32", chunk=CHUNK, profile=partial(in_openvino, hint="f32")),
+    Program(name="openvino:bf16", precision="bf16", chunk=CHUNK, profile=partial(in_openvino, hint="bf16")),
+    Program(
+        name="openvino:int8", precision="int8", chunk=CHUNK, profile=partial(in_openvino, hint="f32"), graph="int8"
+    ),
+)
+
+
+def runs_here(program: Program) -> bool:
+    return program.precision != "bf16" or "avx512_bf16" in Path("/proc/cpuinfo").read_text()
 
 
 def family(name: str, wanted: Sequence[str] | None, runs: int, folder: Path) -> dict[str, Any]:
     models = pair(name)
-    graphs = graphs_of(models, ("gmm", "int8"), max_batch=_BATCH)
+    graphs = graphs_of(models, ("gmm", "plain", "int8"), max_batch=_BATCH)
     for key, graph in graphs.items():
         onnx.save(graph, folder / f"{key}.onnx")
     times, _, _ = time_rounds({"eager": eager(as_released(models["gmm"]))}, _BATCH, min(runs, 7))
     found: dict[str, Any] = {"eager_64_ms": float(np.median(times["eager"])), "programs": {}}
     rates: dict[str, float] = {}
-    for program, precision, chunk, profile in programs(folder):
-        if program not in (wanted or [program]):
+    for program in filter(runs_here, PROGRAMS):
+        if program.name not in (wanted or [program.name]):
             continue
-        if precision not in rates:
-            line = measured_roofline([work_of_graph(copy.deepcopy(graphs["gmm"]), chunk)], precision)
-            rates[precision] = line.best.gflops / _CORES if line else float("nan")
-        rows = {str(size): chunk_of(profile(size, runs), graphs["gmm"], size, rates[precision]) for size in (1, chunk)}
-        rows[str(chunk)]["target"] = target_of(rows[str(chunk)], found["eager_64_ms"] / TARGET, chunk)
-        found["programs"][program] = {"precision": precision, "gflops_a_core": rates[precision], "rows": rows}
+        if program.precision not in rates:
+            line = measured_roofline([work_of_graph(copy.deepcopy(graphs["gmm"]), program.chunk)], program.precision)
+            rates[program.precision] = line.best.gflops / _CORES if line else float("nan")
+        gflops = rates[program.precision]
+        rows = {str(size): chunk_of(program, folder, graphs["gmm"], size, runs, gflops) for size in (1, program.chunk)}
+        largest = rows[str(program.chunk)]
+        largest["target"] = target_of(largest, found["eager_64_ms"] / TARGET, program.chunk)
+        found["programs"][program.name] = {"precision": program.precision, "gflops_a_core": gflops, "rows": rows}
     return found
 
 
-def chunk_of(operators: Operators, proto: onnx.ModelProto, rows: int, gflops: float) -> dict[str, Any]:
-    spent = joined(operators)
+def chunk_of(
+    program: Program, folder: Path, proto: onnx.ModelProto, rows: int, runs: int, gflops: float
+) -> dict[str, Any]:
+    """mask_ms: attention and mask, less the attention of the plain twin; not told of int8, which has no twin here."""
+    spent = joined(program.profile(folder / f"{program.graph}.onnx", rows, runs))
     least = product_operations(proto, rows) / gflops / 1e6
-    return {"ms": sum(spent.values()), "spent_ms": spent, "products_at_best_ms": least}
+    found = {"ms": sum(spent.values()), "spent_ms": spent, "products_at_best_ms": least}
+    if program.graph == "gmm":
+        plain = joined(program.profile(folder / "plain.onnx", rows, runs))
+        found["mask_ms"] = spent["attention"] + spent["mask"] - plain["attention"] - plain["mask"]
+    return found
 
 
 def target_of(chunk: dict[str, Any], ms: float, rows: int) -> dict[str, float]:
@@ -171,6 +199,8 @@ def said(name: str, program: str, rows: str, chunk: dict[str, Any]) -> None:
     shares = ", ".join(f"{kind} {ms / chunk['ms']:.0%}" for kind, ms in chunk["spent_ms"].items() if ms)
     reached = chunk["products_at_best_ms"] / chunk["spent_ms"]["products"]
     print(f"{name}, {program}, {rows} rows: {chunk['ms']:.2f} ms: {shares}; products at {reached:.0%} of the best rate")
+    if "mask_ms" in chunk:
+        print(f"    the mask: {chunk['mask_ms']:+.3f} ms, {chunk['mask_ms'] / chunk['ms']:+.1%}")
     if "target" in chunk:
         one = chunk["target"]
         print(
