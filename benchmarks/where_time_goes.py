@@ -151,15 +151,14 @@ def runs_here(program: Program) -> bool:
 
 def family(name: str, wanted: Sequence[str] | None, runs: int, folder: Path) -> dict[str, Any]:
     models = pair(name)
-    graphs = graphs_of(models, ("gmm", "plain", "int8"), max_batch=_BATCH)
+    chosen = [one for one in PROGRAMS if runs_here(one) and one.name in (wanted or [one.name])]
+    graphs = graphs_of(models, dict.fromkeys(["gmm", "plain", *(one.graph for one in chosen)]), max_batch=_BATCH)
     for key, graph in graphs.items():
         onnx.save(graph, folder / f"{key}.onnx")
     times, _, _ = time_rounds({"eager": eager(as_released(models["gmm"]))}, _BATCH, min(runs, 7))
     found: dict[str, Any] = {"eager_64_ms": float(np.median(times["eager"])), "programs": {}}
     rates: dict[str, float] = {}
-    for program in filter(runs_here, PROGRAMS):
-        if program.name not in (wanted or [program.name]):
-            continue
+    for program in chosen:
         if program.precision not in rates:
             line = measured_roofline([work_of_graph(copy.deepcopy(graphs["gmm"]), program.chunk)], program.precision)
             rates[program.precision] = line.best.gflops / _CORES if line else float("nan")
