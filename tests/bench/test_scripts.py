@@ -13,7 +13,7 @@ import pytest
 from gmmvit_deploy.bench.machine import MachineState
 from gmmvit_deploy.engines.flavors import visible_gpu
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def test_engines_runs_and_reads_its_numbers_from_builds(tmp_path: Path) -> None:
