@@ -20,7 +20,7 @@ import onnx
 import openvino
 import run_card
 from families import pair
-from interleaved import ratio, time_rounds
+from interleaved import in_words, ratio, time_rounds
 
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.folding.fold import fold
@@ -90,8 +90,7 @@ def main() -> None:
                 raise SystemExit(f"{name}: its logits are {off:.1e} off, so its time means nothing")
             found = ratio(times[name], times["onnxruntime, whole"])
             results["programs"][name] = {"median_ms": float(np.median(times[name])), "over_whole": found}
-            interval = f"{found['low']:.3f}–{found['high']:.3f}"
-            print(f"{name}: {np.median(times[name]):.1f} ms, {found['median']:.3f} ({interval})")
+            print(f"{name}: {np.median(times[name]):.1f} ms, {in_words(found)}")
 
 
 if __name__ == "__main__":

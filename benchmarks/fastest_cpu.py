@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 from side_by_side import BATCHES, Family, Program, main
 
+from gmmvit_deploy.bench.machine import cpu_features
 from gmmvit_deploy.runtime.onnxruntime import ROWS_A_CORE, session_from_onnx
 from gmmvit_deploy.runtime.openvino_program import Hint, OpenVinoProgram
 
@@ -45,7 +46,7 @@ def with_openvino(path: Path, hint: Hint) -> Program:
 
 def add_programs(family: Family) -> None:
     hints: dict[str, Hint] = {"fp32": "f32"}
-    if "avx512_bf16" in Path("/proc/cpuinfo").read_text():
+    if "avx512_bf16" in cpu_features():
         hints["bf16"] = "bf16"
     family.add("straight export", with_onnxruntime(family.saved("straight"), chunked=False), "fp32")
     for key in ("gmm", "plain"):

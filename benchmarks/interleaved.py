@@ -10,7 +10,7 @@ import numpy as np
 
 from gmmvit_deploy.bench import statistics
 
-__all__ = ["ratio", "time_rounds"]
+__all__ = ["in_words", "ratio", "time_rounds"]
 
 _WARM_UP_ROUNDS = 3  # they fill caches and start threads
 _IMAGES_A_TURN = 32
@@ -47,3 +47,8 @@ def time_rounds(
 def ratio(above: np.ndarray, below: np.ndarray) -> dict[str, float]:
     """Median of the ratios within rounds, and its 95 % bootstrap interval."""
     return asdict(statistics.ratio(above.tolist(), below.tolist()))
+
+
+def in_words(found: dict[str, float]) -> str:
+    """A `ratio` with its interval."""
+    return f"{found['median']:.3f} ({found['low']:.3f}–{found['high']:.3f})"

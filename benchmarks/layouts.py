@@ -22,7 +22,7 @@ import run_card
 from channels_first import channels_first
 from families import FAMILIES, graphs_of, pair
 from fastest_cpu import with_onnxruntime
-from interleaved import ratio, time_rounds
+from interleaved import in_words, ratio, time_rounds
 
 BATCHES = (1, 64)
 _MOST_OFF = 1e-4
@@ -48,7 +48,7 @@ def of_family(name: str, folder: Path, rounds: int) -> dict[str, Any]:
                 raise SystemExit(f"{name} {key}: the logits are {off:.1e} off, so its time means nothing")
             one = ratio(times[f"{key}, channels first"], times[f"{key}, exported"])
             found[str(batch)][key] = one
-            print(f"{name} {key}, batch {batch}: {one['median']:.3f} ({one['low']:.3f}–{one['high']:.3f})")
+            print(f"{name} {key}, batch {batch}: {in_words(one)}")
     return found
 
 

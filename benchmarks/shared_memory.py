@@ -21,7 +21,7 @@ import numpy as np
 import run_card
 import tritonclient.grpc
 import tritonclient.http
-from interleaved import ratio
+from interleaved import in_words, ratio
 from served import random_bundle
 from tritonclient.utils import shared_memory
 
@@ -117,8 +117,7 @@ def main() -> None:
                     found = ratio(times["shared"], times["messages"])
                     row = {"messages_ms": float(np.median(times["messages"])), "shared_over_messages": found}
                     results.setdefault(protocol, {})[str(batch)] = row
-                    interval = f"{found['low']:.3f}–{found['high']:.3f}"
-                    print(f"{protocol}, batch {batch}: shared over messages {found['median']:.3f} ({interval})")
+                    print(f"{protocol}, batch {batch}: shared over messages {in_words(found)}")
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ import run_card
 from families import FAMILIES, as_released, eager, graphs_of, pair
 from interleaved import time_rounds
 
+from gmmvit_deploy.bench.machine import cpu_features
 from gmmvit_deploy.bench.roofline import measured_roofline, work_of_graph
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.runtime.onnxruntime import ROWS_A_CORE
@@ -95,9 +96,7 @@ def in_openvino(path: Path, rows: int, runs: int, hint: str) -> Operators:
     openvino = require("openvino", package="openvino", extra="openvino")
     core = openvino.Core()
     model = core.read_model(path)
-    shape = model.inputs[0].partial_shape
-    shape[0] = rows
-    model.reshape(shape)
+    model.reshape([rows, 3, 32, 32])
     settings = {"INFERENCE_PRECISION_HINT": hint, "NUM_STREAMS": "1", "INFERENCE_NUM_THREADS": "1", "PERF_COUNT": True}
     request = core.compile_model(model, "CPU", settings).create_infer_request()
     images = np.random.default_rng(0).standard_normal((rows, 3, 32, 32), dtype=np.float32)
@@ -146,7 +145,7 @@ PROGRAMS = (
 
 
 def runs_here(program: Program) -> bool:
-    return program.precision != "bf16" or "avx512_bf16" in Path("/proc/cpuinfo").read_text()
+    return program.precision != "bf16" or "avx512_bf16" in cpu_features()
 
 
 def family(name: str, wanted: Sequence[str] | None, runs: int, folder: Path) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from gmmvit_deploy.artifacts import Bundle, Preprocessing, open_bundle
+from gmmvit_deploy.bench.machine import cpu_features
 from gmmvit_deploy.checkpoints.hints import LoadHints
 from gmmvit_deploy.datasets import dataset
 from gmmvit_deploy.engines.card import Engine
@@ -38,7 +39,7 @@ NAMES = tuple(MANIFEST)
 
 
 def has_bf16() -> bool:
-    return "avx512_bf16" in Path("/proc/cpuinfo").read_text()
+    return "avx512_bf16" in cpu_features()
 
 
 FREE_PORTS = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}

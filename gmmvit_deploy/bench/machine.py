@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["GpuState", "MachineState", "cpu_name", "describe_machine", "gpu_names", "machine_state"]
+__all__ = ["GpuState", "MachineState", "cpu_features", "cpu_name", "describe_machine", "gpu_names", "machine_state"]
 
 _LOOK_S = 0.5
 _GPU_FORGETS_S = 1.0
@@ -75,7 +75,7 @@ def describe_machine() -> dict[str, Any]:
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "cores_allowed": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "features": _features(),
+        "features": cpu_features(),
         "memory_gib": round(_memory() / 2**30, 1),
         "system": platform.platform(),
         "gpus": gpu_names(),
@@ -117,7 +117,7 @@ def _asked_of_gpus(what: str, form: str) -> list[str]:
     return [line.strip() for line in answer.stdout.splitlines() if line.strip()]
 
 
-def _features() -> list[str]:
+def cpu_features() -> list[str]:
     """The vector and matrix extensions that decide how fast a product can be."""
     flags = next((_value(line).split() for line in _lines(Path("/proc/cpuinfo")) if line.startswith("flags")), [])
     wanted = ("fma", "avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx_vnni", "amx_tile", "amx_bf16")

@@ -116,9 +116,10 @@ def measured_roofline(works: Sequence[NetworkWork], precision: str, device: Devi
 
     None for a precision in which no library multiplies on this device here.
     """
+    makers = libraries(precision, device)
     rates, absent = [], set()
     for shape in dict.fromkeys(shape for work in works for shape in work.products):
-        for library, make in libraries(precision, device).items():
+        for library, make in makers.items():
             try:
                 program = make(shape)
             except Exception:  # a library that is not there, or has no such product on this machine

@@ -43,16 +43,13 @@ __all__ = ["DemoResult", "DemoStep", "run_demo"]
 _LEAST_TOP1 = 0.95
 _BUILT_FOR = "8.9"
 EPOCHS = 36
-_BENCH = (
-    "gmmvit bench bundle --runner eager,onnxruntime,triton-grpc,triton-http --batch 1,32 --data digits "
-    "--rounds 6 --seconds 1.2 --report bench.html"
-)
-_BENCH_PLAN = Plan(batches=(1, 32), rounds=6, seconds=1.2)
 _RUNNERS = ("eager", "onnxruntime", "triton-grpc", "triton-http")
-_PARITY = (
-    "gmmvit parity bundle --runner eager,onnxruntime,triton-grpc,triton-http --data digits --localize "
-    "--report parity.html"
+_BENCH_PLAN = Plan(batches=(1, 32), rounds=6, seconds=1.2)
+_BENCH = (
+    f"gmmvit bench bundle --runner {','.join(_RUNNERS)} --batch {','.join(map(str, _BENCH_PLAN.batches))} "
+    f"--data digits --rounds {_BENCH_PLAN.rounds} --seconds {_BENCH_PLAN.seconds:g} --report bench.html"
 )
+_PARITY = f"gmmvit parity bundle --runner {','.join(_RUNNERS)} --data digits --localize --report parity.html"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,7 @@ RUNNERS = (
     "triton-grpc",
     "triton-http",
 )
+_OF_THE_MODULE = {"eager": EagerRunner, "compile": CompiledRunner}
 _OF_GRAPHS = ("onnxruntime", "openvino")
 _GOES_WITH = "--precision, or a precision behind the name, goes with onnxruntime and openvino"
 _DEFAULT_URLS = {"triton-grpc": "grpc://localhost:8001", "triton-http": "http://localhost:8000"}
@@ -74,10 +75,9 @@ def open_runner(
         if opened.card.flavor != name:
             raise InputError(f"{engine}: it is an engine of {opened.card.flavor}, not {name}")
         return EngineRunner(bundle, opened)
-    if name in ("eager", "eager-gpu"):
-        return EagerRunner(bundle, device="gpu" if name.endswith("-gpu") else "cpu")
-    if name in ("compile", "compile-gpu"):
-        return CompiledRunner(bundle, device="gpu" if name.endswith("-gpu") else "cpu")
+    of_module = _OF_THE_MODULE.get(name.removesuffix("-gpu"))
+    if of_module is not None:
+        return of_module(bundle, device="gpu" if name.endswith("-gpu") else "cpu")
     if name == "openvino":
         return OpenVinoRunner(bundle, open_variant(bundle, graph_precision(precision)), precision=precision)
     return OnnxRuntimeRunner(bundle, variant=open_variant(bundle, precision))
