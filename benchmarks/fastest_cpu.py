@@ -5,8 +5,9 @@ weights, and their plain twins with the same weights and no mask. Side by side i
 
     eager              PyTorch, attention as the released code writes it (Einsum)
     straight export    the same module exported unfolded, in ONNX Runtime: what one has without this project
-    onnxruntime        our export, chunked as our runner does it
-    openvino[:type]    our export in OpenVINO, float32 or bf16; :int8 the Q/DQ graph that `gmmvit convert` writes
+    onnxruntime        our export in ONNX Runtime, as our runner runs it
+    openvino[:type]    our export in OpenVINO, float32 or bf16, as our runner runs it: with our own attention
+                       kernel at batch 64; :int8 the Q/DQ graph that `gmmvit convert` writes
     … plain            the twin of the same, for what the mask costs
 
 Ratios are medians of the rounds' own ratios, with bootstrap intervals. Answers of every timed program are held
@@ -18,44 +19,32 @@ is measured right before each family: the best library on the model's own matrix
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-import numpy as np
-from side_by_side import BATCHES, Family, Program, main
+from side_by_side import Family, Program, main
 
 from gmmvit_deploy.bench.machine import cpu_features
-from gmmvit_deploy.runtime.onnxruntime import ROWS_A_CORE, session_from_onnx
-from gmmvit_deploy.runtime.openvino_program import Hint, OpenVinoProgram
+from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.runtime.onnxruntime import program_from_onnx, session_from_onnx
+from gmmvit_deploy.runtime.openvino import OPENVINO_HINTS, fused
+from gmmvit_deploy.runtime.openvino_program import OpenVinoProgram
 
 
-def with_onnxruntime(path: Path, *, chunked: bool) -> Program:
-    session = session_from_onnx(path)
-    chunk = ROWS_A_CORE * len(os.sched_getaffinity(0)) if chunked else max(BATCHES)
-
-    def run(images: np.ndarray) -> np.ndarray:
-        starts = range(0, len(images), chunk)
-        return np.concatenate([session.run(["logits"], {"tensor": images[at : at + chunk]})[0] for at in starts])
-
-    return run
-
-
-def with_openvino(path: Path, hint: Hint) -> Program:
-    return OpenVinoProgram(str(path), hint=hint).run
+def with_openvino(path: Path, precision: Precision) -> Program:
+    return OpenVinoProgram(str(path), hint=OPENVINO_HINTS[precision], fuse=fused(precision)[0]).run
 
 
 def add_programs(family: Family) -> None:
-    hints: dict[str, Hint] = {"fp32": "f32"}
-    if "avx512_bf16" in cpu_features():
-        hints["bf16"] = "bf16"
-    family.add("straight export", with_onnxruntime(family.saved("straight"), chunked=False), "fp32")
+    precisions: list[Precision] = ["fp32", "bf16"] if "avx512_bf16" in cpu_features() else ["fp32"]
+    straight = session_from_onnx(family.saved("straight"))
+    family.add("straight export", lambda images: straight.run(["logits"], {"tensor": images})[0], "fp32")
     for key in ("gmm", "plain"):
         suffix, path = "" if key == "gmm" else " plain", family.saved(key)
-        family.add(f"onnxruntime{suffix}", with_onnxruntime(path, chunked=True), "fp32")
-        for precision, hint in hints.items():
+        family.add(f"onnxruntime{suffix}", program_from_onnx(path).run, "fp32")
+        for precision in precisions:
             name = "openvino" if precision == "fp32" else f"openvino:{precision}"
-            family.add(f"{name}{suffix}", with_openvino(path, hint), precision)
-    family.add("openvino:int8", with_openvino(family.saved("int8"), "f32"), "int8")
+            family.add(f"{name}{suffix}", with_openvino(path, precision), precision)
+    family.add("openvino:int8", with_openvino(family.saved("int8"), "int8"), "int8")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ chunks that our runners cut a batch into; one thread, so that no operator waits 
 the median over the runs; joined to
 
     products    with weights, and what was fused into them: bias, GELU, quantising
-    attention   Q Kᵀ, softmax and P V, with the mask where one kernel does it all
+    attention   Q Kᵀ, softmax and P V, with the mask where one kernel does it all: in OpenVINO our own, or its own
     mask        the multiplication by it where it is an operator of its own
     layout      transposes, splits, copies
     norms       LayerNorm
@@ -44,7 +44,9 @@ from interleaved import time_rounds
 from gmmvit_deploy.bench.machine import cpu_features
 from gmmvit_deploy.bench.roofline import measured_roofline, work_of_graph
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.runtime.onnxruntime import ROWS_A_CORE
+from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.runtime.onnxruntime_program import ROWS_A_CORE
+from gmmvit_deploy.runtime.openvino import OPENVINO_HINTS, fused
 from gmmvit_deploy.runtime.openvino_program import CHUNK
 
 KINDS = ("products", "attention", "mask", "layout", "norms", "rest")
@@ -92,12 +94,20 @@ def in_onnxruntime(path: Path, rows: int, runs: int) -> Operators:
     return found
 
 
-def in_openvino(path: Path, rows: int, runs: int, hint: str) -> Operators:
+def in_openvino(path: Path, rows: int, runs: int, precision: Precision) -> Operators:
     openvino = require("openvino", package="openvino", extra="openvino")
     core = openvino.Core()
     model = core.read_model(path)
     model.reshape([rows, 3, 32, 32])
-    settings = {"INFERENCE_PRECISION_HINT": hint, "NUM_STREAMS": "1", "INFERENCE_NUM_THREADS": "1", "PERF_COUNT": True}
+    fuse, _ = fused(precision)
+    if fuse is not None:
+        fuse(model)
+    settings = {
+        "INFERENCE_PRECISION_HINT": OPENVINO_HINTS[precision],
+        "NUM_STREAMS": "1",
+        "INFERENCE_NUM_THREADS": "1",
+        "PERF_COUNT": True,
+    }
     request = core.compile_model(model, "CPU", settings).create_infer_request()
     images = np.random.default_rng(0).standard_normal((rows, 3, 32, 32), dtype=np.float32)
     found: Operators = defaultdict(list)
@@ -128,18 +138,24 @@ class Program:
     """chunk: rows that our runner gives it at once.  profile: (graph, rows, runs) → its operators."""
 
     name: str
-    precision: str
+    precision: Precision
     chunk: int
     profile: Callable[[Path, int, int], Operators]
     graph: str = "gmm"
 
 
+IN_OPENVINO: dict[str, Precision] = {"openvino": "fp32", "openvino:bf16": "bf16", "openvino:int8": "int8"}
 PROGRAMS = (
-    Program(name="onnxruntime", precision="fp32", chunk=ROWS_A_CORE * _CORES, profile=in_onnxruntime),
-    Program(name="openvino", precision="fp32", chunk=CHUNK, profile=partial(in_openvino, hint="f32")),
-    Program(name="openvino:bf16", precision="bf16", chunk=CHUNK, profile=partial(in_openvino, hint="bf16")),
-    Program(
-        name="openvino:int8", precision="int8", chunk=CHUNK, profile=partial(in_openvino, hint="f32"), graph="int8"
+    Program(name="onnxruntime", precision="fp32", chunk=ROWS_A_CORE, profile=in_onnxruntime),
+    *(
+        Program(
+            name=name,
+            precision=precision,
+            chunk=CHUNK,
+            profile=partial(in_openvino, precision=precision),
+            graph="int8" if precision == "int8" else "gmm",
+        )
+        for name, precision in IN_OPENVINO.items()
     ),
 )
 

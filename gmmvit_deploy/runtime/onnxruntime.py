@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import BundleError
 from gmmvit_deploy.extras import require
+from gmmvit_deploy.runtime.onnxruntime_program import ROWS_A_CORE, OnnxRuntimeProgram
 from gmmvit_deploy.runtime.runner import Runner
 
 if TYPE_CHECKING:
@@ -16,7 +16,15 @@ if TYPE_CHECKING:
     from gmmvit_deploy.artifacts import Bundle
     from gmmvit_deploy.variants import Variant
 
-__all__ = ["ROWS_A_CORE", "OnnxRuntimeRunner", "session_from_bytes", "session_from_onnx"]
+__all__ = ["OnnxRuntimeRunner", "program_from_onnx", "session_from_bytes", "session_from_onnx"]
+
+
+def program_from_onnx(path: Path, *, threads: int = 0) -> OnnxRuntimeProgram:
+    """A network that runs its batches in chunks, one a core.
+
+    threads: 0 is one a core.  Errors: as `session_from_onnx`.
+    """
+    return OnnxRuntimeProgram(lambda number: session_from_onnx(path, threads=number), threads=threads)
 
 
 def session_from_onnx(path: Path, *, threads: int | None = None) -> Any:
@@ -51,36 +59,20 @@ def _session(graph: str | bytes, name: str, threads: int | None, *, exact: bool 
         raise BundleError(f"{name}: ONNX Runtime {onnxruntime.__version__} cannot load it: {exc}") from exc
 
 
-ROWS_A_CORE = 4
-"""Of a chunk: what they compute stays in the core's own cache (`benchmarks/cpu_settings.py`)."""
-
-
 class OnnxRuntimeRunner(Runner):
-    """``model.onnx`` of a bundle in ONNX Runtime, or one of its other precisions.
-
-    A large batch is run in chunks of `ROWS_A_CORE` rows a core, one after the other.
-    """
+    """``model.onnx`` of a bundle in ONNX Runtime, or one of its other precisions."""
 
     name = "onnxruntime"
 
-    def __init__(self, bundle: Bundle, *, variant: Variant | None = None, threads: int | None = None) -> None:
+    def __init__(self, bundle: Bundle, *, variant: Variant | None = None, threads: int = 0) -> None:
         super().__init__(bundle)
         self.precision = variant.precision if variant else "fp32"
-        self._session = session_from_onnx(variant.path if variant else bundle.onnx_path, threads=threads)
-        self._input = bundle.manifest.input_kind
-        self._threads = threads or len(os.sched_getaffinity(0))
-        self._chunk = ROWS_A_CORE * self._threads
+        self._program = program_from_onnx(variant.path if variant else bundle.onnx_path, threads=threads)
 
     @property
     def settings(self) -> dict[str, str]:
-        return {"threads": str(self._threads), "rows at once": str(self._chunk)}
+        return {"threads": str(self._program.threads), "rows at once on a core": str(ROWS_A_CORE)}
 
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
-        import numpy as np
-
-        parts = [
-            self._session.run(["logits"], {self._input: batch[start : start + self._chunk]})[0]
-            for start in range(0, len(batch), self._chunk)
-        ]
-        logits: NDArray[Any] = np.concatenate(parts) if len(parts) > 1 else parts[0]
+        logits: NDArray[Any] = self._program.run(batch)
         return logits

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import BundleError, InputError
 from gmmvit_deploy.extras import require
+from gmmvit_deploy.runtime.attention_library import attention_library
+from gmmvit_deploy.runtime.openvino_attention import Arithmetic, Fusion, fusion_with
 from gmmvit_deploy.runtime.openvino_program import CHUNK, Hint, OpenVinoProgram
 from gmmvit_deploy.runtime.runner import Runner
 
@@ -16,13 +18,26 @@ if TYPE_CHECKING:
     from gmmvit_deploy.precision import Precision
     from gmmvit_deploy.variants import Variant
 
-__all__ = ["OPENVINO_HINTS", "OpenVinoRunner", "graph_precision"]
+__all__ = ["FUSED_ATTENTION", "OPENVINO_HINTS", "OpenVinoRunner", "fused", "graph_precision"]
 
 OPENVINO_HINTS: dict[Precision, Hint] = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
 """Precision → what OpenVINO computes in beside what the graph itself quantises.
 
 bf16 is `model.onnx` computed in bf16: OpenVINO rounds where its kernels do, not where our own bf16 graph says.
 """
+
+FUSED_ATTENTION: dict[Precision, Arithmetic] = {"fp32": "f32", "bf16": "bf16", "int8": "bf16"}
+"""Precision → what our own attention kernel multiplies in. A Q/DQ graph quantises products with weights alone, and
+its attention is fp16 in an engine: bf16 where the CPU has it, float32 where not."""
+
+
+def fused(precision: Precision) -> tuple[Fusion | None, str]:
+    """(what to give to `OpenVinoProgram`, its arithmetic); or (None, why attention is left to OpenVINO).
+
+    The first call on a machine compiles our kernel, which takes some seconds.
+    """
+    library, why = attention_library()
+    return (None, why) if library is None else fusion_with(library, FUSED_ATTENTION[precision])
 
 
 def graph_precision(precision: Precision) -> Precision:
@@ -50,8 +65,11 @@ class OpenVinoRunner(Runner):
         self.precision = precision
         self.variant = variant
         self.version = str(openvino.__version__)
+        fuse, self._attention = fused(precision)
         try:
-            self.program = OpenVinoProgram(str(variant.path), hint=OPENVINO_HINTS[precision], threads=threads)
+            self.program = OpenVinoProgram(
+                str(variant.path), hint=OPENVINO_HINTS[precision], threads=threads, fuse=fuse
+            )
         # OpenVINO raises RuntimeError for a graph that it cannot take, and for a type that the CPU has not.
         except RuntimeError as exc:
             if "no bf16" in str(exc):
@@ -64,6 +82,7 @@ class OpenVinoRunner(Runner):
             "threads": str(self.program.threads),
             "rows at once": str(CHUNK),
             "hint": OPENVINO_HINTS[self.precision],
+            "attention": f"our own, {self._attention}" if self.program.fused else "OpenVINO's",
         }
 
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -26,9 +27,10 @@ class OpenVinoProgram:
     hint: what the products compute in.  It is never left to OpenVINO, whose own choice on a CPU that
     has bf16 is bf16, whatever the graph says.
     threads: cores to use; 0 is all that this process may run on.
+    fuse: model → how many of its attentions it replaced by our own kernel.
     """
 
-    def __init__(self, path: str, *, hint: Hint, threads: int = 0) -> None:
+    def __init__(self, path: str, *, hint: Hint, threads: int = 0, fuse: Callable[[Any], int] | None = None) -> None:
         """Errors: ImportError; RuntimeError when OpenVINO cannot read or compile the graph, or computes otherwise."""
         import openvino
 
@@ -39,6 +41,8 @@ class OpenVinoProgram:
         self._model = self._core.read_model(path)
         self._hint = hint
         self.threads = threads or len(os.sched_getaffinity(0))
+        self._fuse = fuse
+        self.fused = fuse(self._model.clone()) if fuse else 0
         self._requests: dict[tuple[int, int], list[Any]] = {}
         self._kernels: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -100,6 +104,8 @@ class OpenVinoProgram:
             shape = model.inputs[0].partial_shape
             shape[0] = size
             model.reshape(shape)
+            if self._fuse:
+                self._fuse(model)
             settings = {
                 "INFERENCE_PRECISION_HINT": self._hint,
                 "NUM_STREAMS": str(streams),
@@ -125,6 +131,6 @@ def _kernels(compiled: Any) -> Counter[str]:
     for node in compiled.get_runtime_model().get_ordered_ops():
         notes = node.get_rt_info()
         kind, kernel = (notes[key].astype(str) for key in ("layerType", "primitiveType"))
-        if kind in ("FullyConnected", "MatMul", "Subgraph"):
+        if kind in ("FullyConnected", "MatMul", "Subgraph", "Reference"):
             found[f"{kind} {kernel}"] += 1
     return found

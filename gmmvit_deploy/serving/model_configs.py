@@ -14,18 +14,27 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.precision import Precision, precision_from
-from gmmvit_deploy.runtime.onnxruntime import ROWS_A_CORE
-from gmmvit_deploy.runtime.openvino import OPENVINO_HINTS
+from gmmvit_deploy.runtime.openvino import FUSED_ATTENTION, OPENVINO_HINTS
 
 if TYPE_CHECKING:
     from gmmvit_deploy.artifacts import Bundle
     from gmmvit_deploy.engines.card import EngineCard
 
-__all__ = ["LABELS_FILE", "WARMUP_FILE", "Backend", "RepositoryOptions", "Runtime", "config_text", "model_configs"]
+__all__ = [
+    "ATTENTION_FILE",
+    "LABELS_FILE",
+    "WARMUP_FILE",
+    "Backend",
+    "RepositoryOptions",
+    "Runtime",
+    "config_text",
+    "model_configs",
+]
 
 Backend = Literal["onnxruntime", "python", "tensorrt"]
 Runtime = Literal["onnxruntime", "openvino"]
 LABELS_FILE = "labels.txt"
+ATTENTION_FILE = "masked_attention.so"
 WARMUP_FILE = "image"
 """In ``<preprocess>/warmup/``: one encoded image, each with its length before it, as Triton reads it."""
 IMAGE_INPUT = "IMAGE"
@@ -166,8 +175,7 @@ def _network(bundle: Bundle, options: RepositoryOptions, card: EngineCard | None
         settings = {"runtime": options.runtime, "threads": str(options.threads)}
         if options.runtime == "openvino":
             settings["openvino_hint"] = OPENVINO_HINTS[options.precision]
-        else:
-            settings["rows_a_core"] = str(ROWS_A_CORE)
+            settings["attention"] = FUSED_ATTENTION[options.precision]
         for key, value in settings.items():
             config.parameters[key].string_value = value
     if options.backend == "onnxruntime" and options.threads:

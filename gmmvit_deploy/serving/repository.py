@@ -10,14 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import gmmvit_deploy.preprocess
+import gmmvit_deploy.runtime.onnxruntime_program
+import gmmvit_deploy.runtime.openvino_attention
 import gmmvit_deploy.runtime.openvino_program
 from gmmvit_deploy.artifacts import LABELS_FILE as BUNDLE_LABELS_FILE
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.engines.card import Engine, require_bundle
 from gmmvit_deploy.engines.compatibility import ServerTensorRT, loads_on, server_tensorrt
 from gmmvit_deploy.errors import RepositoryError
+from gmmvit_deploy.runtime.attention_library import attention_library
 from gmmvit_deploy.runtime.openvino import graph_precision
 from gmmvit_deploy.serving.model_configs import (
+    ATTENTION_FILE,
     LABELS_FILE,
     WARMUP_FILE,
     RepositoryOptions,
@@ -71,9 +75,7 @@ def repository_from_bundle(
         shutil.copyfile(source, folder / options.network / "1" / target)
         if options.backend == "python":
             shutil.copyfile(_TEMPLATES / "network_model.py", folder / options.network / "1" / "model.py")
-        if options.runtime == "openvino":
-            program = folder / options.network / "1" / "gmmvit_openvino.py"
-            shutil.copyfile(str(gmmvit_deploy.runtime.openvino_program.__file__), program)
+            _copy_programs(options, folder / options.network / "1")
         if options.preprocess in configs:
             _write_preprocess(folder / options.preprocess, bundle)
         for name, text in (notes or {}).items():
@@ -113,6 +115,22 @@ def _network_file(
             hint=f"build it with --batch 1:8:{engine.card.max_batch}",
         )
     return engine.plan_path, "model.plan"
+
+
+def _copy_programs(options: RepositoryOptions, folder: Path) -> None:
+    """The very files that our runners are made of: one implementation, in process and served."""
+    if options.runtime == "onnxruntime":
+        copies = {gmmvit_deploy.runtime.onnxruntime_program.__file__: "gmmvit_onnxruntime.py"}
+    else:
+        copies = {
+            gmmvit_deploy.runtime.openvino_program.__file__: "gmmvit_openvino.py",
+            gmmvit_deploy.runtime.openvino_attention.__file__: "gmmvit_openvino_attention.py",
+        }
+        library, _ = attention_library()
+        if library is not None:
+            copies[str(library)] = ATTENTION_FILE
+    for source, name in copies.items():
+        shutil.copyfile(str(source), folder / name)
 
 
 def _write_preprocess(model: Path, bundle: Bundle) -> None:

@@ -31,7 +31,8 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.models.counting import multiply_accumulates
 from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.parity.runners import open_runners
-from gmmvit_deploy.runtime.onnxruntime import ROWS_A_CORE, OnnxRuntimeRunner
+from gmmvit_deploy.runtime.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.runtime.onnxruntime_program import ROWS_A_CORE
 from gmmvit_deploy.serving.server import TritonServer
 
 QUICK = Plan(batches=(1, 4), rounds=3, seconds=0.1)
@@ -77,7 +78,7 @@ def test_settings_of_every_runner_are_recorded(report: BenchReport) -> None:
     threads = len(os.sched_getaffinity(0))
     assert report.runners["onnxruntime"]["threads"] == report.runners["openvino"]["threads"] == str(threads)
     assert report.runners["openvino"]["hint"] == "f32"
-    assert report.runners["onnxruntime"]["rows at once"] == str(ROWS_A_CORE * threads)
+    assert report.runners["onnxruntime"]["rows at once on a core"] == str(ROWS_A_CORE)
 
 
 def test_a_slower_runner_shows_as_slower(bundle: Bundle) -> None:

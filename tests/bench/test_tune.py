@@ -15,6 +15,9 @@ from gmmvit_deploy.bench import tune as tuning
 from gmmvit_deploy.bench.tune import TUNING_FILE, TuneOptions, tune
 from gmmvit_deploy.errors import InputError, OutputError
 from gmmvit_deploy.parity.check import check_parity
+from gmmvit_deploy.parity.inputs import fresh_inputs
+from gmmvit_deploy.runtime.attention_library import attention_library
+from gmmvit_deploy.runtime.openvino import fused
 from gmmvit_deploy.runtime.triton import TritonRunner
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
@@ -56,10 +59,21 @@ def test_the_best_of_what_was_tried_is_written(bundle: Bundle, tmp_path: Path, m
 def test_openvino_behind_triton_gives_the_models_answers(precise_bundle: Bundle, tmp_path: Path) -> None:
     options = RepositoryOptions(runtime="openvino", precision="int8", instances=2, threads=1)
     repository = repository_from_bundle(precise_bundle, tmp_path / "models", options)
-    with TritonServer(repository.path, options=PORTS) as server, TritonRunner(precise_bundle, server.grpc_url) as one:
-        assert one.precision == "int8"
-        report = check_parity(precise_bundle, [one])
-    assert report.passed, report.failures()
+    kernel = repository.path / "gmmvit_network" / "1" / "masked_attention.so"
+    assert kernel.exists() == (attention_library()[0] is not None)
+    for broken in (False, True):
+        if broken:  # as one is that was compiled for another OpenVINO
+            kernel.write_bytes(b"no library")
+        log: list[str] = []
+        served = TritonServer(repository.path, options=PORTS, on_log_line=log.append)
+        with served as server, TritonRunner(precise_bundle, server.grpc_url) as one:
+            assert one.precision == "int8"
+            if not broken:
+                report = check_parity(precise_bundle, [one])
+                assert report.passed, report.failures()
+            assert one.run(fresh_inputs(precise_bundle, 5)).shape[0] == 5
+        without = [line for line in log if "attention is computed by OpenVINO" in line]
+        assert bool(without) == (broken or fused("int8")[0] is None)
 
 
 def test_a_bound_that_nothing_holds_writes_nothing(

@@ -47,7 +47,11 @@ def test_every_backend_gives_three_models(backend: str, engine: Engine, precise_
     assert (network.backend, network.max_batch_size) == (backend, 8)
     assert network.HasField("dynamic_batching")
     assert [sample.batch_size for sample in network.model_warmup] == [1, 8]
-    expected = {"python": {"model.py", "model.onnx"}, "onnxruntime": {"model.onnx"}, "tensorrt": {"model.plan"}}
+    expected = {
+        "python": {"model.py", "model.onnx", "gmmvit_onnxruntime.py"},
+        "onnxruntime": {"model.onnx"},
+        "tensorrt": {"model.plan"},
+    }
     assert {file.name for file in (tmp_path / "r" / "m_network" / "1").iterdir()} == expected[backend]
     gpu = model_config_pb2.ModelInstanceGroup.KIND_GPU
     assert (network.instance_group[0].kind == gpu) == (backend == "tensorrt")

@@ -2,13 +2,11 @@
 
 ``gmmvit repository --backend python`` copies this file to ``<network>/1/model.py`` beside
 ``model.onnx``. It needs numpy and the runtime in the server's Python, and of this project only the
-file that is copied beside it for OpenVINO. The dynamic batcher hands over several requests at once;
-they run as one batch, in chunks that stay in the cores' caches.
+files that are copied beside it. The dynamic batcher hands over several requests at once; they run as
+one batch, in chunks that stay in the cores' caches.
 """
 
 import json
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +25,11 @@ class TritonPythonModel:
         threads = int(parameters["threads"])  # 0: one a core
         graph = str(Path(__file__).with_name("model.onnx"))
         if parameters["runtime"] == "openvino":
-            from gmmvit_openvino import OpenVinoProgram
-
-            network = OpenVinoProgram(graph, hint=parameters["openvino_hint"], threads=threads)
-            network.prepare(self.max_batch)
-            self.program = network.run
+            network = _openvino(graph, threads, parameters["openvino_hint"], parameters["attention"])
         else:
-            self.program = _onnxruntime(graph, self.input, threads, int(parameters["rows_a_core"]))
+            network = _onnxruntime(graph, threads)
+        network.prepare(self.max_batch)
+        self.program = network.run
 
     def execute(self, requests: list[Any]) -> list[Any]:
         batches = [pb_utils.get_input_tensor_by_name(request, self.input).as_numpy() for request in requests]
@@ -68,17 +64,24 @@ class TritonPythonModel:
             answers[i] = pb_utils.InferenceResponse([pb_utils.Tensor(OUTPUT, np.ascontiguousarray(rows))])
 
 
-def _onnxruntime(graph: str, name: str, threads: int, rows_a_core: int) -> Callable[[Any], Any]:
+def _onnxruntime(graph: str, threads: int) -> Any:
     import onnxruntime
+    from gmmvit_onnxruntime import OnnxRuntimeProgram
 
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = threads
-    session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-    chunk = rows_a_core * (threads or len(os.sched_getaffinity(0)))
+    def session(number: int) -> Any:
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        options.intra_op_num_threads = number
+        return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
-    def run(batch: Any) -> Any:
-        parts = [session.run([OUTPUT], {name: batch[i : i + chunk]})[0] for i in range(0, len(batch), chunk)]
-        return np.concatenate(parts) if len(parts) > 1 else parts[0]
+    return OnnxRuntimeProgram(session, threads=threads)
 
-    return run
+
+def _openvino(graph: str, threads: int, hint: str, attention: str) -> Any:
+    from gmmvit_openvino import OpenVinoProgram
+    from gmmvit_openvino_attention import fusion_with
+
+    fuse, why = fusion_with(Path(__file__).with_name("masked_attention.so"), attention)
+    if fuse is None:
+        pb_utils.Logger.log_warn(f"attention is computed by OpenVINO, not by the faster kernel of our own: {why}")
+    return OpenVinoProgram(graph, hint=hint, threads=threads, fuse=fuse)

@@ -1,0 +1,477 @@
+/* Masked attention on a CPU in one pass over each head:
+
+       O = softmax(M o Q K^T) V            and, where heads are mixed (CaiT's talking heads),
+       O_g = (sum_h A_hg softmax(sum_f B_fh (M_f o Q_f K_f^T))) V_g
+
+   OpenVINO and ONNX Runtime run this as matrix products with softmax and copies between. Here nothing leaves the
+   cache: for one image, one head and up to 64 queries, scores are made, masked, exponentiated and spent on V.
+
+   Scores lie transposed, a vector of 16 lanes holding 16 queries of one key. So the greatest score and the sum over
+   keys are taken lane by lane, and a weight is a scalar in memory that the product with V broadcasts for nothing.
+
+   The mask comes prepared: M^T times log2(e), so that 2^x does for e^x.
+   Two arithmetics: float32 throughout; or Q, K, V and weights rounded to bfloat16, sums and softmax in float32.
+   Needs AVX-512, and its BF16 part for the second; elsewhere masked_attention_support() says so. */
+
+#include "masked_attention.h"
+
+#include <stddef.h>
+#include <stdlib.h>
+
+enum { NONE = 0, FLOAT32 = MASKED_ATTENTION_FLOAT32, BFLOAT16 = MASKED_ATTENTION_BFLOAT16 };
+
+#if defined(__x86_64__) && defined(__GNUC__)
+
+#include <immintrin.h>
+
+#define AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma")))
+#define AVX512_BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma,avx512bf16")))
+#define PRAGMA(x) _Pragma(#x)
+#define UNROLL(n) PRAGMA(GCC unroll n)
+/* Inlined with constant arguments, so that accumulators stay in registers. */
+#define INLINE AVX512 static inline __attribute__((always_inline))
+#define INLINE_BF16 AVX512_BF16 static inline __attribute__((always_inline))
+/* A phase of its own: one after another inlined, they would crowd each other's registers out. */
+#define PHASE AVX512 static __attribute__((noinline))
+#define PHASE_BF16 AVX512_BF16 static __attribute__((noinline))
+
+enum { LANES = 16, TILE = 4 * LANES, MOST_MIXED = 16 };
+
+typedef struct {
+    float *scores;   /* (heads or 1, n, TILE) of one tile of queries; then weights */
+    uint32_t *pairs; /* (ceil(n / 2), TILE): weights of two keys as two bfloat16 */
+    float *queries;  /* (d, TILE), or (d / 2, TILE) of pairs */
+    uint32_t *keys;  /* (n, d / 2) pairs along d */
+    float *values;   /* (d / 16, n, 16); or (d / 16, ceil(n / 2), 16) of pairs along n */
+    float *inverse;  /* (heads or 1, TILE): 1 / the sum of a query's weights */
+} Scratch;
+
+/* Of one image. */
+typedef struct {
+    const MaskedAttention *of;
+    const float *q, *k, *v;
+    float *out;
+    ptrdiff_t padded;
+} Image;
+
+INLINE __m512i interleaved(__m512i two_halves) {
+    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                                           21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    return _mm512_permutexvar_epi16(order, two_halves);
+}
+
+/* 2^x for x <= 0: 2^floor(x) by scaling, 2^fraction by a polynomial fitted to the least greatest relative error.
+   Degree 6: 2e-9, below float32's rounding. Degree 3: 8e-5, below bfloat16's 2e-3. */
+INLINE __m512 exp2_of(__m512 x, int degree) {
+    static const float six[] = {2.170225243e-04f, 1.243968871e-03f, 9.678840900e-03f, 5.548334203e-02f,
+                                2.402298363e-01f, 6.931469838e-01f, 1.000000002e+00f};
+    static const float three[] = {7.802449219e-02f, 2.260671988e-01f, 6.958335256e-01f, 9.999252193e-01f};
+    const float *terms = degree == 6 ? six : three;
+    __m512 fraction = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    __m512 sum = _mm512_set1_ps(terms[0]);
+    UNROLL(6) for (int i = 1; i <= degree; i++) sum = _mm512_fmadd_ps(sum, fraction, _mm512_set1_ps(terms[i]));
+    return _mm512_scalef_ps(sum, x);
+}
+
+INLINE void transpose_16x16(__m512i r[16]) {
+    __m512i t[16];
+    UNROLL(8) for (int i = 0; i < 8; i++) {
+        t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+        t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+    }
+    UNROLL(4) for (int i = 0; i < 4; i++) {
+        r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+        r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+        r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+        r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+    }
+    UNROLL(4) for (int i = 0; i < 4; i++) {
+        t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+        t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+        t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+        t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+    }
+    UNROLL(4) for (int i = 0; i < 4; i++) {
+        r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+        r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+        r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
+        r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
+    }
+}
+
+/* ---- Q, K and V as the products want them --------------------------------------------------------------------- */
+
+/* (queries, d) -> (d, TILE); queries that are not there are zero. */
+PHASE void pack_queries_f32(const float *q, ptrdiff_t row, float *packed, int queries, int d) {
+    for (int t = 0; t < queries; t += LANES)
+        for (int c = 0; c < d; c += LANES) {
+            __m512i r[16];
+            UNROLL(16) for (int x = 0; x < 16; x++)
+                r[x] = t + x < queries ? _mm512_loadu_si512(q + (t + x) * row + c) : _mm512_setzero_si512();
+            transpose_16x16(r);
+            UNROLL(16) for (int x = 0; x < 16; x++) _mm512_store_si512(packed + (c + x) * TILE + t, r[x]);
+        }
+}
+
+/* (queries, d) -> (d / 2, TILE) of pairs. */
+PHASE_BF16 void pack_queries_b16(const float *q, ptrdiff_t row, uint32_t *packed, int queries, int d) {
+    for (int t = 0; t < queries; t += LANES)
+        for (int c = 0; c < d; c += LANES) {
+            __m512i r[16];
+            UNROLL(16) for (int x = 0; x < 16; x++) {
+                __m512 one = t + x < queries ? _mm512_loadu_ps(q + (t + x) * row + c) : _mm512_setzero_ps();
+                r[x] = _mm512_castsi256_si512((__m256i)_mm512_cvtneps_pbh(one));
+            }
+            transpose_16x16(r);
+            UNROLL(8) for (int x = 0; x < 8; x++) _mm512_store_si512(packed + (c / 2 + x) * TILE + t, r[x]);
+        }
+}
+
+PHASE void pack_values_f32(const float *v, ptrdiff_t row, float *packed, int n, int d) {
+    for (int c = 0; c < d; c += LANES)
+        for (int j = 0; j < n; j++, packed += LANES) _mm512_store_ps(packed, _mm512_loadu_ps(v + j * row + c));
+}
+
+PHASE_BF16 void pack_keys_and_values_b16(const float *k, ptrdiff_t k_row, const float *v, ptrdiff_t v_row,
+                                         uint32_t *keys, uint32_t *values, int n, int d) {
+    for (int j = 0; j < n; j++)
+        for (int c = 0; c < d; c += LANES, keys += LANES / 2)
+            _mm256_store_si256((__m256i *)keys, (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(k + j * k_row + c)));
+    for (int c = 0; c < d; c += LANES)
+        for (int j = 0; j < n; j += 2, values += LANES) {
+            __m512 second = j + 1 < n ? _mm512_loadu_ps(v + (j + 1) * v_row + c) : _mm512_setzero_ps();
+            __m512i both = (__m512i)_mm512_cvtne2ps_pbh(second, _mm512_loadu_ps(v + j * v_row + c));
+            _mm512_store_si512(values, interleaved(both));
+        }
+}
+
+/* ---- M o Q K^T, transposed ------------------------------------------------------------------------------------ */
+
+/* Of one head, for one tile of queries. */
+typedef struct {
+    const float *at; /* row j: of key j; or NULL */
+    ptrdiff_t row, next_head;
+    float scale;
+} Mask;
+
+INLINE void masked_and_stored(int keys, int vectors, __m512 sums[24], const Mask *mask, int j, float *scores) {
+    UNROLL(16) for (int r = 0; r < keys; r++)
+        UNROLL(4) for (int t = 0; t < vectors; t++) {
+            const float *at = mask->at + (j + r) * mask->row + LANES * t;
+            __m512 m = mask->at ? _mm512_loadu_ps(at) : _mm512_set1_ps(mask->scale);
+            /* With one image a mask is read once, and from afar: it shall be near when its turn comes. */
+            if (mask->at) _mm_prefetch((const char *)(at + mask->next_head), _MM_HINT_T1);
+            _mm512_store_ps(scores + (j + r) * TILE + LANES * t, _mm512_mul_ps(sums[r * vectors + t], m));
+        }
+}
+
+/* Keys from j on; keys * vectors <= 24 accumulators, out of 32 registers. */
+INLINE void block_f32(int keys, int vectors, const float *queries, const float *k, ptrdiff_t row, int d,
+                      const Mask *mask, int j, float *scores) {
+    __m512 sums[24], q[4];
+    UNROLL(24) for (int i = 0; i < keys * vectors; i++) sums[i] = _mm512_setzero_ps();
+    for (int c = 0; c < d; c++) {
+        UNROLL(4) for (int t = 0; t < vectors; t++) q[t] = _mm512_load_ps(queries + c * TILE + LANES * t);
+        UNROLL(16) for (int r = 0; r < keys; r++) {
+            __m512 key = _mm512_set1_ps(k[(j + r) * row + c]);
+            UNROLL(4) for (int t = 0; t < vectors; t++)
+                sums[r * vectors + t] = _mm512_fmadd_ps(key, q[t], sums[r * vectors + t]);
+        }
+    }
+    masked_and_stored(keys, vectors, sums, mask, j, scores);
+}
+
+INLINE_BF16 void block_b16(int keys, int vectors, const uint32_t *queries, const uint32_t *k, int pairs,
+                           const Mask *mask, int j, float *scores) {
+    __m512 sums[24];
+    __m512i q[4];
+    UNROLL(24) for (int i = 0; i < keys * vectors; i++) sums[i] = _mm512_setzero_ps();
+    for (int c = 0; c < pairs; c++) {
+        UNROLL(4) for (int t = 0; t < vectors; t++) q[t] = _mm512_load_si512(queries + c * TILE + LANES * t);
+        UNROLL(16) for (int r = 0; r < keys; r++) {
+            __m512bh key = (__m512bh)_mm512_set1_epi32((int)k[(j + r) * pairs + c]);
+            UNROLL(4) for (int t = 0; t < vectors; t++)
+                sums[r * vectors + t] = _mm512_dpbf16_ps(sums[r * vectors + t], key, (__m512bh)q[t]);
+        }
+    }
+    masked_and_stored(keys, vectors, sums, mask, j, scores);
+}
+
+/* Blocks of as many keys as the registers hold, then of one. */
+#define SCORES_OF(vectors, keys)                                                                                     \
+    PHASE void scores_f32_##vectors(const MaskedAttention *of, const float *queries, const float *k,                 \
+                                    const Mask *mask, float *scores) {                                               \
+        int j = 0;                                                                                                   \
+        for (; j + keys <= of->n; j += keys)                                                                         \
+            block_f32(keys, vectors, queries, k, of->k_row, of->d, mask, j, scores);                                 \
+        for (; j < of->n; j++) block_f32(1, vectors, queries, k, of->k_row, of->d, mask, j, scores);                 \
+    }                                                                                                                \
+    PHASE_BF16 void scores_b16_##vectors(const MaskedAttention *of, const uint32_t *queries, const uint32_t *k,      \
+                                         const Mask *mask, float *scores) {                                          \
+        int j = 0;                                                                                                   \
+        for (; j + keys <= of->n; j += keys) block_b16(keys, vectors, queries, k, of->d / 2, mask, j, scores);       \
+        for (; j < of->n; j++) block_b16(1, vectors, queries, k, of->d / 2, mask, j, scores);                        \
+    }
+SCORES_OF(1, 16)
+SCORES_OF(2, 12)
+SCORES_OF(3, 8)
+SCORES_OF(4, 6)
+
+/* ---- softmax over keys, and the mixing of heads ---------------------------------------------------------------- */
+
+INLINE __m512 greatest(const float *scores, int n) {
+    __m512 one = _mm512_load_ps(scores), other = one;
+    int j = 1;
+    for (; j + 1 < n; j += 2) {
+        one = _mm512_max_ps(one, _mm512_load_ps(scores + j * TILE));
+        other = _mm512_max_ps(other, _mm512_load_ps(scores + (j + 1) * TILE));
+    }
+    for (; j < n; j++) one = _mm512_max_ps(one, _mm512_load_ps(scores + j * TILE));
+    return _mm512_max_ps(one, other);
+}
+
+/* Weights before they are divided by their sum, in place of the scores. */
+PHASE void softmax_f32(float *scores, float *inverse, int n, int vectors, int degree) {
+    for (int t = 0; t < vectors * LANES; t += LANES) {
+        __m512 top = greatest(scores + t, n), sum = _mm512_setzero_ps();
+        if (degree == 6)
+            for (int j = 0; j < n; j++) {
+                __m512 weight = exp2_of(_mm512_sub_ps(_mm512_load_ps(scores + j * TILE + t), top), 6);
+                sum = _mm512_add_ps(sum, weight);
+                _mm512_store_ps(scores + j * TILE + t, weight);
+            }
+        else
+            for (int j = 0; j < n; j++) {
+                __m512 weight = exp2_of(_mm512_sub_ps(_mm512_load_ps(scores + j * TILE + t), top), 3);
+                sum = _mm512_add_ps(sum, weight);
+                _mm512_store_ps(scores + j * TILE + t, weight);
+            }
+        _mm512_store_ps(inverse + t, _mm512_div_ps(_mm512_set1_ps(1), sum));
+    }
+}
+
+/* The same into pairs. */
+PHASE_BF16 void softmax_b16(const float *scores, uint32_t *pairs, float *inverse, int n, int vectors) {
+    for (int t = 0; t < vectors * LANES; t += LANES) {
+        __m512 top = greatest(scores + t, n), sum = _mm512_setzero_ps(), sum2 = sum;
+        for (int j = 0; j < n; j += 2) {
+            __m512 weight = exp2_of(_mm512_sub_ps(_mm512_load_ps(scores + j * TILE + t), top), 3), next = sum;
+            if (j + 1 < n) next = exp2_of(_mm512_sub_ps(_mm512_load_ps(scores + (j + 1) * TILE + t), top), 3);
+            else next = _mm512_setzero_ps();
+            sum = _mm512_add_ps(sum, weight);
+            sum2 = _mm512_add_ps(sum2, next);
+            _mm512_store_si512(pairs + (j / 2) * TILE + t, interleaved((__m512i)_mm512_cvtne2ps_pbh(next, weight)));
+        }
+        _mm512_store_ps(inverse + t, _mm512_div_ps(_mm512_set1_ps(1), _mm512_add_ps(sum, sum2)));
+    }
+}
+
+PHASE_BF16 void pack_weights_b16(const float *weights, uint32_t *pairs, int n, int vectors) {
+    for (int j = 0; j < n; j += 2)
+        for (int t = 0; t < vectors * LANES; t += LANES) {
+            __m512 next = j + 1 < n ? _mm512_load_ps(weights + (j + 1) * TILE + t) : _mm512_setzero_ps();
+            __m512i both = (__m512i)_mm512_cvtne2ps_pbh(next, _mm512_load_ps(weights + j * TILE + t));
+            _mm512_store_si512(pairs + (j / 2) * TILE + t, interleaved(both));
+        }
+}
+
+/* Of one vector of weights of each head. Known when compiled, 4 and 8 heads stay in registers. */
+INLINE void mix_vector(int heads, float *at, ptrdiff_t head, const float *mixing, const float *inverse) {
+    __m512 sums[MOST_MIXED];
+    UNROLL(8) for (int h = 0; h < heads; h++) {
+        __m512 one = _mm512_load_ps(at + h * head);
+        if (inverse) one = _mm512_mul_ps(one, _mm512_load_ps(inverse + h * TILE));
+        UNROLL(8) for (int g = 0; g < heads; g++) {
+            __m512 by = _mm512_set1_ps(mixing[h * heads + g]);
+            sums[g] = h ? _mm512_fmadd_ps(one, by, sums[g]) : _mm512_mul_ps(one, by);
+        }
+    }
+    UNROLL(8) for (int g = 0; g < heads; g++) _mm512_store_ps(at + g * head, sums[g]);
+}
+
+/* weights[g] = sum_h mixing[h][g] weights[h] (times 1 / the sum of h's weights), in place. */
+PHASE void mix_heads(float *weights, const float *mixing, const float *inverse, int heads, int n, int vectors) {
+    ptrdiff_t head = (ptrdiff_t)n * TILE;
+    for (int j = 0; j < n; j++)
+        for (int t = 0; t < vectors * LANES; t += LANES) {
+            float *at = weights + j * TILE + t;
+            const float *by = inverse ? inverse + t : NULL;
+            if (heads == 4) mix_vector(4, at, head, mixing, by);
+            else if (heads == 8) mix_vector(8, at, head, mixing, by);
+            else mix_vector(heads, at, head, mixing, by);
+        }
+}
+
+/* ---- weights times V ------------------------------------------------------------------------------------------ */
+
+INLINE void divided_and_stored(__m512 sums[LANES], const float *inverse, float *out, ptrdiff_t row, int queries) {
+    UNROLL(16) for (int r = 0; r < LANES; r++)
+        if (r < queries) {
+            __m512 by = inverse ? _mm512_set1_ps(inverse[r]) : _mm512_set1_ps(1);
+            _mm512_storeu_ps(out + r * row, _mm512_mul_ps(sums[r], by));
+        }
+}
+
+/* 16 queries (those beyond `queries` are computed and dropped) times 16 columns of V. */
+PHASE void weighed_f32(const float *weights, const float *values, const float *inverse, float *out, ptrdiff_t row,
+                       int n, int queries) {
+    __m512 sums[LANES];
+    UNROLL(16) for (int r = 0; r < LANES; r++) sums[r] = _mm512_setzero_ps();
+    for (int j = 0; j < n; j++) {
+        __m512 value = _mm512_load_ps(values + LANES * j);
+        UNROLL(16) for (int r = 0; r < LANES; r++)
+            sums[r] = _mm512_fmadd_ps(value, _mm512_set1_ps(weights[j * TILE + r]), sums[r]);
+    }
+    divided_and_stored(sums, inverse, out, row, queries);
+}
+
+PHASE_BF16 void weighed_b16(const uint32_t *weights, const uint32_t *values, const float *inverse, float *out,
+                       ptrdiff_t row, int pairs, int queries) {
+    __m512 sums[LANES];
+    UNROLL(16) for (int r = 0; r < LANES; r++) sums[r] = _mm512_setzero_ps();
+    for (int j = 0; j < pairs; j++) {
+        __m512bh value = (__m512bh)_mm512_load_si512(values + LANES * j);
+        UNROLL(16) for (int r = 0; r < LANES; r++)
+            sums[r] = _mm512_dpbf16_ps(sums[r], value, (__m512bh)_mm512_set1_epi32((int)weights[j * TILE + r]));
+    }
+    divided_and_stored(sums, inverse, out, row, queries);
+}
+
+/* ---- one image -------------------------------------------------------------------------------------------------- */
+
+static void head_scores(const Image *im, const Scratch *to, int arithmetic, int head, int first, int queries,
+                        float *scores) {
+    const float *q = im->q + (ptrdiff_t)first * im->of->q_row + head * im->of->d, *k = im->k + head * im->of->d;
+    const Mask mask = {.at = im->of->mask ? im->of->mask + (ptrdiff_t)head * im->of->n * im->padded + first : NULL,
+                       .row = im->padded, .next_head = im->of->n * im->padded, .scale = im->of->scale};
+    int vectors = (queries + LANES - 1) / LANES;
+    if (arithmetic == BFLOAT16) {
+        uint32_t *packed = (uint32_t *)to->queries;
+        pack_queries_b16(q, im->of->q_row, packed, queries, im->of->d);
+        if (vectors == 4) scores_b16_4(im->of, packed, to->keys, &mask, scores);
+        else if (vectors == 3) scores_b16_3(im->of, packed, to->keys, &mask, scores);
+        else if (vectors == 2) scores_b16_2(im->of, packed, to->keys, &mask, scores);
+        else scores_b16_1(im->of, packed, to->keys, &mask, scores);
+    } else {
+        pack_queries_f32(q, im->of->q_row, to->queries, queries, im->of->d);
+        if (vectors == 4) scores_f32_4(im->of, to->queries, k, &mask, scores);
+        else if (vectors == 3) scores_f32_3(im->of, to->queries, k, &mask, scores);
+        else if (vectors == 2) scores_f32_2(im->of, to->queries, k, &mask, scores);
+        else scores_f32_1(im->of, to->queries, k, &mask, scores);
+    }
+}
+
+static void pack_head(const Image *im, const Scratch *to, int arithmetic, int head) {
+    const float *k = im->k + head * im->of->d, *v = im->v + head * im->of->d;
+    if (arithmetic == BFLOAT16)
+        pack_keys_and_values_b16(k, im->of->k_row, v, im->of->v_row, to->keys, (uint32_t *)to->values, im->of->n, im->of->d);
+    else
+        pack_values_f32(v, im->of->v_row, to->values, im->of->n, im->of->d);
+}
+
+/* weights: of one head, float32; those of bfloat16 are in to->pairs. inverse: NULL where they are divided already. */
+static void head_output(const Image *im, const Scratch *to, int arithmetic, int head, int first, int queries,
+                        const float *weights, const float *inverse) {
+    ptrdiff_t row = (ptrdiff_t)im->of->heads * im->of->d;
+    int half = (im->of->n + 1) / 2;
+    for (int c = 0; c < im->of->d; c += LANES)
+        for (int t = 0; t < queries; t += LANES) {
+            float *out = im->out + (first + t) * row + head * im->of->d + c;
+            const float *by = inverse ? inverse + t : NULL;
+            if (arithmetic == BFLOAT16)
+                weighed_b16(to->pairs + t, (uint32_t *)to->values + (ptrdiff_t)c * half, by, out, row, half,
+                            queries - t);
+            else
+                weighed_f32(weights + t, to->values + (ptrdiff_t)c * im->of->n, by, out, row, im->of->n, queries - t);
+        }
+}
+
+/* What one head takes from all of its queries. */
+static void attend(const Image *im, const Scratch *to, int head) {
+    int n = im->of->n, arithmetic = im->of->arithmetic;
+    pack_head(im, to, arithmetic, head);
+    for (int first = 0; first < n; first += TILE) {
+        int queries = n - first < TILE ? n - first : TILE, vectors = (queries + LANES - 1) / LANES;
+        head_scores(im, to, arithmetic, head, first, queries, to->scores);
+        if (arithmetic == BFLOAT16) softmax_b16(to->scores, to->pairs, to->inverse, n, vectors);
+        else softmax_f32(to->scores, to->inverse, n, vectors, 6);
+        head_output(im, to, arithmetic, head, first, queries, to->scores, to->inverse);
+    }
+}
+
+/* What a tile of queries takes from all heads, which are mixed before and after softmax. */
+static void attend_mixed(const Image *im, const Scratch *to, int tile) {
+    int heads = im->of->heads, n = im->of->n, arithmetic = im->of->arithmetic, first = tile * TILE;
+    int queries = n - first < TILE ? n - first : TILE, vectors = (queries + LANES - 1) / LANES;
+    ptrdiff_t scores_of_a_head = (ptrdiff_t)n * TILE;
+    for (int head = 0; head < heads; head++) {
+        if (arithmetic == BFLOAT16) pack_head(im, to, arithmetic, head); /* its keys; float32 reads them as they are */
+        head_scores(im, to, arithmetic, head, first, queries, to->scores + head * scores_of_a_head);
+    }
+    mix_heads(to->scores, im->of->before, NULL, heads, n, vectors);
+    for (int head = 0; head < heads; head++)
+        softmax_f32(to->scores + head * scores_of_a_head, to->inverse + head * TILE, n, vectors,
+                    arithmetic == BFLOAT16 ? 3 : 6);
+    mix_heads(to->scores, im->of->after, to->inverse, heads, n, vectors);
+    for (int head = 0; head < heads; head++) {
+        const float *weights = to->scores + head * scores_of_a_head;
+        pack_head(im, to, arithmetic, head);
+        if (arithmetic == BFLOAT16) pack_weights_b16(weights, to->pairs, n, vectors);
+        head_output(im, to, arithmetic, head, first, queries, weights, NULL);
+    }
+}
+
+/* ---- what is called from outside ---------------------------------------------------------------------------------- */
+
+int masked_attention_support(void) {
+    __builtin_cpu_init();
+    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+        !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("fma"))
+        return NONE;
+    return __builtin_cpu_supports("avx512bf16") ? BFLOAT16 : FLOAT32;
+}
+
+static int takes(const MaskedAttention *of) {
+    if (of->batch <= 0 || of->heads <= 0 || of->n <= 0 || of->d <= 0 || of->d % LANES) return 0;
+    if (!of->before != !of->after || (of->before && of->heads > MOST_MIXED)) return 0;
+    return of->arithmetic >= FLOAT32 && of->arithmetic <= masked_attention_support();
+}
+
+/* Of an image: its heads; its tiles of queries where heads are mixed. */
+static int pieces_of_an_image(const MaskedAttention *of) { return of->before ? (of->n + TILE - 1) / TILE : of->heads; }
+
+int64_t masked_attention_pieces(const MaskedAttention *of) { return (int64_t)of->batch * pieces_of_an_image(of); }
+
+int masked_attention(const MaskedAttention *of, int64_t first, int64_t last) {
+    if (!takes(of) || first < 0 || last > masked_attention_pieces(of)) return 1;
+    size_t n = (size_t)of->n, d = (size_t)of->d, kept = of->before ? (size_t)of->heads : 1, even = (n + 1) / 2 * 2;
+    size_t sizes[] = {kept * n * TILE, even / 2 * TILE, d * TILE, n * d, even * d, kept * TILE}, total = 0;
+    for (int i = 0; i < 6; i++) total += sizes[i] = (sizes[i] + LANES - 1) / LANES * LANES;
+    float *memory = aligned_alloc(64, total * sizeof(float)), *at = memory, *parts[6];
+    if (!memory) return 2;
+    for (int i = 0; i < 6; at += sizes[i++]) parts[i] = at;
+    Scratch to = {parts[0], (uint32_t *)parts[1], parts[2], (uint32_t *)parts[3], parts[4], parts[5]};
+    int pieces = pieces_of_an_image(of);
+    for (int64_t piece = first; piece < last; piece++) {
+        int64_t rows = piece / pieces * of->n;
+        Image im = {.of = of, .q = of->q + rows * of->q_row, .k = of->k + rows * of->k_row,
+                    .v = of->v + rows * of->v_row, .out = of->out + rows * of->heads * of->d,
+                    .padded = (of->n + LANES - 1) / LANES * LANES};
+        if (of->before) attend_mixed(&im, &to, (int)(piece % pieces));
+        else attend(&im, &to, (int)(piece % pieces));
+    }
+    free(memory);
+    return 0;
+}
+
+#else
+
+int masked_attention_support(void) { return NONE; }
+
+int64_t masked_attention_pieces(const MaskedAttention *of) { return (void)of, 0; }
+
+int masked_attention(const MaskedAttention *of, int64_t first, int64_t last) {
+    return (void)of, (void)first, (void)last, 1;
+}
+
+#endif

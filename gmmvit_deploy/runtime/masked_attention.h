@@ -1,0 +1,36 @@
+/* What masked_attention.c computes, for those who call it. */
+
+#pragma once
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { MASKED_ATTENTION_FLOAT32 = 1, MASKED_ATTENTION_BFLOAT16 = 2 };
+
+typedef struct {
+    const float *q, *k, *v;        /* (batch, n, heads * d) within rows of q_row, k_row and v_row floats */
+    float *out;                    /* (batch, n, heads * d), without gaps */
+    const float *mask;             /* (heads, n, padded): M^T log2(e), queries padded to a multiple of 16; or NULL */
+    const float *before, *after;   /* (heads, heads), [h][g] what h gives to g, before and after softmax; or NULL */
+    int64_t q_row, k_row, v_row;
+    int32_t batch, heads, n, d;    /* d: a multiple of 16 */
+    int32_t arithmetic;
+    float scale;                   /* times log2(e); where mask is NULL */
+} MaskedAttention;
+
+/* The best arithmetic that this processor has, which can do the lesser too; 0 for none. */
+int masked_attention_support(void);
+
+/* How many pieces of work there are; each may be computed by another thread. */
+int64_t masked_attention_pieces(const MaskedAttention *what);
+
+/* Computes the pieces from first to last, which is not one of them.
+   Returns 0; 1 for what it does not take, 2 when there is no memory. */
+int masked_attention(const MaskedAttention *what, int64_t first, int64_t last);
+
+#ifdef __cplusplus
+}
+#endif

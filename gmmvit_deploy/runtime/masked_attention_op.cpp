@@ -1,0 +1,103 @@
+/* The operation MaskedAttention of OpenVINO's graphs, computed by masked_attention.c on the threads of its stream.
+
+   Inputs: what Q, K and V lie in, float32 (B, n, columns), one to three of them; then the mask as the kernel wants it
+   (heads, n, padded) if `masked`; then the two mixings (heads, heads) if `mixed`.
+   Output: float32 (B, n, heads * d).
+   Attributes: heads, n, d; parts: of Q, K and V each the input and its first column; scale; arithmetic. */
+
+#include "masked_attention.h"
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <openvino/core/extension.hpp>
+#include <openvino/core/op_extension.hpp>
+#include <openvino/core/parallel.hpp>
+#include <openvino/op/op.hpp>
+
+namespace gmmvit {
+
+class MaskedAttention : public ov::op::Op {
+public:
+    OPENVINO_OP("MaskedAttention", "gmmvit");
+
+    MaskedAttention() = default;
+
+    void validate_and_infer_types() override {
+        auto shape = get_input_partial_shape(0);
+        shape[2] = m_heads * m_d;
+        set_output_type(0, get_input_element_type(0), shape);
+    }
+
+    std::shared_ptr<ov::Node> clone_with_new_inputs(const ov::OutputVector& inputs) const override {
+        auto copy = std::make_shared<MaskedAttention>(*this);
+        copy->set_arguments(inputs);
+        copy->validate_and_infer_types();
+        return copy;
+    }
+
+    bool visit_attributes(ov::AttributeVisitor& visitor) override {
+        visitor.on_attribute("heads", m_heads);
+        visitor.on_attribute("n", m_n);
+        visitor.on_attribute("d", m_d);
+        visitor.on_attribute("parts", m_parts);
+        visitor.on_attribute("masked", m_masked);
+        visitor.on_attribute("mixed", m_mixed);
+        visitor.on_attribute("scale", m_scale);
+        visitor.on_attribute("arithmetic", m_arithmetic);
+        return true;
+    }
+
+    bool has_evaluate() const override { return true; }
+
+    bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
+        const auto& shape = inputs.at(0).get_shape();
+        OPENVINO_ASSERT(shape.size() == 3 && shape[1] == static_cast<size_t>(m_n), "MaskedAttention over ", m_n,
+                        " tokens was given ", shape);
+        ::MaskedAttention what{};
+        place(inputs, 0, what.q, what.q_row);
+        place(inputs, 1, what.k, what.k_row);
+        place(inputs, 2, what.v, what.v_row);
+        size_t next = inputs.size() - (m_mixed ? 2 : 0) - (m_masked ? 1 : 0);
+        what.mask = m_masked ? inputs.at(next++).data<const float>() : nullptr;
+        what.before = m_mixed ? inputs.at(next).data<const float>() : nullptr;
+        what.after = m_mixed ? inputs.at(next + 1).data<const float>() : nullptr;
+        what.out = outputs.at(0).data<float>();
+        what.batch = static_cast<int32_t>(shape[0]);
+        what.heads = static_cast<int32_t>(m_heads);
+        what.n = static_cast<int32_t>(m_n);
+        what.d = static_cast<int32_t>(m_d);
+        what.arithmetic = static_cast<int32_t>(m_arithmetic);
+        what.scale = m_scale;
+        std::atomic<int> failed{0};
+        const int64_t pieces = masked_attention_pieces(&what);
+        ov::parallel_nt(0, [&](const int thread, const int threads) {
+            int64_t first = 0, last = 0;
+            ov::splitter(pieces, threads, thread, first, last);
+            if (first < last)
+                if (const int error = masked_attention(&what, first, last)) failed = error;
+        });
+        OPENVINO_ASSERT(failed == 0, "MaskedAttention of ", m_heads, " heads, ", m_d, " wide: ",
+                        failed == 2 ? "no memory is left" : "not a form or a processor for it");
+        return true;
+    }
+
+private:
+    void place(const ov::TensorVector& inputs, size_t part, const float*& start, int64_t& row) const {
+        const auto& tensor = inputs.at(static_cast<size_t>(m_parts.at(2 * part)));
+        row = static_cast<int64_t>(tensor.get_shape().at(2));
+        start = tensor.data<const float>() + m_parts.at(2 * part + 1);
+    }
+
+    int64_t m_heads = 0, m_n = 0, m_d = 0, m_arithmetic = 0;
+    std::vector<int64_t> m_parts;
+    bool m_masked = false, m_mixed = false;
+    float m_scale = 1;
+};
+
+}  // namespace gmmvit
+
+OPENVINO_CREATE_EXTENSIONS(
+    std::vector<ov::Extension::Ptr>({std::make_shared<ov::OpExtension<gmmvit::MaskedAttention>>()}));

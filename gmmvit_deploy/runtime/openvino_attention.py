@@ -1,0 +1,280 @@
+"""Our fused masked attention inside OpenVINO.  Imports nothing of ours: a server's model brings this file along.
+
+    Split, Reshape, Transpose, MatMul, Multiply by M, Softmax, MatMul, Transpose, Reshape  →  one operation
+
+which `masked_attention.c` computes in one pass over the cache. Only what is exactly this (with heads mixed before and
+after softmax, as in CaiT, or without) is replaced; whatever else a graph has stays OpenVINO's own: windows with a
+bias, attention from one token to many, heads whose width is no multiple of 16.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+__all__ = ["Arithmetic", "AttentionForm", "Fusion", "fusion_with"]
+
+Arithmetic = Literal["f32", "bf16"]
+Fusion = Callable[[Any], int]
+"""An OpenVINO model → how many of its attentions were replaced."""
+
+_ARITHMETIC: dict[Arithmetic, int] = {"f32": 1, "bf16": 2}  # as masked_attention.h numbers them
+_FALLBACK: dict[Arithmetic, tuple[Arithmetic, ...]] = {"f32": (), "bf16": ("f32",)}
+_LANES = 16
+_MOST_MIXED = 16
+_LOG2_E = 1.4426950408889634
+_HEADS_APART = [0, 2, 1, 3]  # (B, n, H, d) → (B, H, n, d), and back
+_KEYS_ACROSS = [0, 2, 3, 1]  # (B, n, H, d) → (B, H, d, n)
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionForm:
+    """One attention of a graph, as the operation wants it.
+
+    parts: of Q, K and V (which input has it, at which column).  mask: Mᵀ·log2(e) (H, n, padded), or None and
+    ``scale`` is 1/√d·log2(e).  mixing: () or two of (H, H), [h, g] what head h gives to g, before and after softmax.
+    """
+
+    heads: int
+    n: int
+    width: int
+    parts: tuple[tuple[int, int], ...]
+    mask: Any
+    scale: float
+    mixing: tuple[Any, ...]
+
+    def attributes(self, arithmetic: Arithmetic) -> dict[str, Any]:
+        return {
+            "heads": self.heads,
+            "n": self.n,
+            "d": self.width,
+            "parts": [number for part in self.parts for number in part],
+            "masked": self.mask is not None,
+            "mixed": bool(self.mixing),
+            "scale": self.scale,
+            "arithmetic": _ARITHMETIC[arithmetic],
+        }
+
+
+def fusion_with(library: Path, wanted: Arithmetic) -> tuple[Fusion | None, str]:
+    """(model → how many attentions were replaced, the arithmetic they compute in); or (None, why not).
+
+    library: masked_attention_op.cpp, compiled for the OpenVINO that is here.
+    The arithmetic is the one that is wanted, or float32 where the processor has no bf16.
+    """
+    from openvino.utils.node_factory import NodeFactory
+
+    try:
+        support = int(ctypes.CDLL(str(library)).masked_attention_support())
+        factory = NodeFactory()
+        factory.add_extension(str(library))
+    # OpenVINO raises RuntimeError for a library that was compiled for another version of it.
+    except (OSError, RuntimeError) as exc:
+        return None, f"{library.name} cannot be loaded: {exc}"
+    for arithmetic in (wanted, *_FALLBACK[wanted]):
+        if support >= _ARITHMETIC[arithmetic]:
+            return partial(_fuse, factory=factory, arithmetic=arithmetic), arithmetic
+    return None, "this processor has no AVX-512"
+
+
+def _fuse(model: Any, *, factory: Any, arithmetic: Arithmetic) -> int:
+    from openvino import opset13
+
+    softmaxes = [node for node in model.get_ordered_ops() if node.get_type_name() == "Softmax"]
+    found = [one for node in softmaxes if (one := _matched(node))]
+    for form, inputs, last in found:
+        constants = [opset13.constant(one) for one in (form.mask, *form.mixing) if one is not None]
+        fused = factory.create("MaskedAttention", [*inputs, *constants], form.attributes(arithmetic))
+        fused.set_friendly_name(last.get_friendly_name())
+        last.output(0).replace(fused.output(0))
+    model.validate_nodes_and_infer_types()
+    return len(found)
+
+
+# ---- finding it in a graph -------------------------------------------------------------------------------------
+
+
+def _matched(softmax: Any) -> tuple[AttentionForm, list[Any], Any] | None:
+    """(its form, its inputs, the last node of it) when all around this Softmax is masked attention."""
+    above = _scores(softmax)
+    below = _output(softmax)
+    if above is None or below is None:
+        return None
+    query, key, constant, before = above
+    value, last, after = below
+    ends = [_part(query, _HEADS_APART), _part(key, _KEYS_ACROSS), _part(value, _HEADS_APART)]
+    if any(one is None for one in ends) or (before is None) != (after is None):
+        return None
+    heads, n, width = _static(query)[1:]
+    inputs, parts = _sources([one for one in ends if one is not None])
+    same = _static(key)[1:] == [heads, width, n] and _static(value)[1:] == [heads, n, width]
+    fits = same and width % _LANES == 0 and (before is None or len(before) == heads <= _MOST_MIXED)
+    if not fits or any(_static(one)[1] != n for one in inputs):
+        return None
+    if constant.size == 1:
+        mask, scale = None, float(constant.reshape(())) * _LOG2_E
+    elif constant.shape[-3:] == (heads, n, n) and constant.size == heads * n * n:
+        mask, scale = _prepared(constant.reshape(heads, n, n)), 1.0
+    else:
+        return None
+    mixing = () if before is None else (before, after)
+    return AttentionForm(heads, n, width, parts, mask, scale, mixing), inputs, last
+
+
+def _prepared(mask: Any) -> Any:
+    """M (H, n, n) → Mᵀ·log2(e) (H, n, padded)."""
+    heads, n, _ = mask.shape
+    padded = np.zeros((heads, n, -(-n // _LANES) * _LANES), np.float32)
+    padded[:, :, :n] = mask.transpose(0, 2, 1) * _LOG2_E
+    return padded
+
+
+def _scores(softmax: Any) -> tuple[Any, Any, Any, Any] | None:
+    """(Q, Kᵀ, M or the scale, the mixing or None) of what goes into this Softmax over keys."""
+    if softmax.get_attributes().get("axis") not in (-1, 3):
+        return None
+    at = _up(softmax.input_value(0), "Convert")
+    mixed = _unmixed(at)
+    before, at = mixed if mixed else (None, at)
+    constant = np.float32(1)
+    split = _constant_and_other(at.get_node(), "Multiply")
+    if split is not None:
+        constant, at = split
+    product = _plain_product(_up(at, "Convert").get_node())
+    return None if product is None else (*product, np.asarray(constant, np.float32), before)
+
+
+def _output(softmax: Any) -> tuple[Any, Any, Any] | None:
+    """(V, the node that puts heads side by side again, the mixing or None)."""
+    at, after = _down(softmax, "Convert"), None
+    if at is not None and at.get_type_name() == "Reshape":
+        mixing = _down(at, "Convert")
+        back = mixing and _down(mixing)
+        mixed = _unmixed(back.output(0)) if back else None
+        if mixed is None or back is None:
+            return None
+        after, at = mixed[0], _down(back, "Convert")
+    product = _plain_product(at) if at is not None else None
+    if at is None or product is None:
+        return None
+    transpose = _down(at)
+    last = _down(transpose) if transpose is not None and _permutes(transpose, _HEADS_APART) else None
+    if last is None or last.get_type_name() != "Reshape" or len(_static(last.output(0))) != 3:
+        return None
+    return product[1], last, after
+
+
+def _unmixed(value: Any) -> tuple[Any, Any] | None:
+    """Reshape(W @ Reshape(x))  →  (Wᵀ, x): heads mixed by one product."""
+    outer = value.get_node()
+    if outer.get_type_name() != "Reshape":
+        return None
+    split = _constant_and_other(outer.input_value(0).get_node(), "MatMul")
+    if split is None:
+        return None
+    weights, flat = split
+    inner = _up(flat, "Convert").get_node()
+    if inner.get_type_name() != "Reshape" or weights.ndim != 2 or weights.shape[0] != weights.shape[1]:
+        return None
+    product = outer.input_value(0).get_node()
+    first = _constant(product.input_value(0)) is not None
+    if not first or any(product.get_attributes().get(name) for name in ("transpose_a", "transpose_b")):
+        return None
+    inside = inner.input_value(0)
+    if _static(inside) != _static(value) or _static(flat)[1:2] != _static(inside)[1:2]:
+        return None
+    return np.ascontiguousarray(weights.T, np.float32), inside
+
+
+def _plain_product(node: Any) -> tuple[Any, Any] | None:
+    if node.get_type_name() != "MatMul" or any(
+        node.get_attributes().get(name) for name in ("transpose_a", "transpose_b")
+    ):
+        return None
+    both = _up(node.input_value(0), "Convert"), _up(node.input_value(1), "Convert")
+    return both if all(len(_static(one)) == 4 for one in both) else None
+
+
+def _part(value: Any, order: list[int]) -> tuple[Any, int] | None:
+    """Transpose(Reshape(x)) → (x, 0); of one part of a Split along the columns → (what was split, its first column)."""
+    transpose = value.get_node()
+    if not _permutes(transpose, order):
+        return None
+    reshape = transpose.input_value(0).get_node()
+    if reshape.get_type_name() != "Reshape":
+        return None
+    whole = reshape.input_value(0)
+    shape, apart = _static(whole), _static(transpose.input_value(0))
+    if len(shape) != 3 or apart[1] != shape[1] or apart[2] * apart[3] != shape[2]:
+        return None
+    node = whole.get_node()
+    axis = _constant(node.input_value(1)) if node.get_type_name() == "Split" else None
+    if axis is not None and int(axis.reshape(())) in (-1, 2):
+        return node.input_value(0), whole.get_index() * shape[2]
+    return whole, 0
+
+
+def _sources(ends: list[tuple[Any, int]]) -> tuple[list[Any], tuple[tuple[int, int], ...]]:
+    """(the distinct values, for each end which of them and at which column)."""
+    inputs: list[Any] = []
+    keys: list[tuple[str, int]] = []
+    parts = []
+    for value, column in ends:
+        key = (value.get_node().get_name(), value.get_index())
+        if key not in keys:
+            keys.append(key)
+            inputs.append(value)
+        parts.append((keys.index(key), column))
+    return inputs, tuple(parts)
+
+
+def _permutes(node: Any, order: list[int]) -> bool:
+    if node.get_type_name() != "Transpose":
+        return False
+    found = _constant(node.input_value(1))
+    return found is not None and found.reshape(-1).tolist() == order
+
+
+def _constant_and_other(node: Any, kind: str) -> tuple[Any, Any] | None:
+    """(the constant, the other input) of a node of this kind that has one constant input."""
+    if node.get_type_name() != kind:
+        return None
+    values = [_constant(node.input_value(index)) for index in (0, 1)]
+    if (values[0] is None) == (values[1] is None):
+        return None
+    index = 0 if values[0] is not None else 1
+    return values[index], node.input_value(1 - index)
+
+
+def _constant(value: Any) -> Any:
+    node = _up(value, "Convert").get_node()
+    return node.data if node.get_type_name() == "Constant" else None
+
+
+def _up(value: Any, through: str) -> Any:
+    while value.get_node().get_type_name() == through:
+        value = value.get_node().input_value(0)
+    return value
+
+
+def _down(node: Any, through: str = "") -> Any:
+    """The one node that takes what this one gives; None where several do."""
+    targets = list(node.output(0).get_target_inputs())
+    if len(targets) != 1:
+        return None
+    taker = targets[0].get_node()
+    return _down(taker, through) if taker.get_type_name() == through else taker
+
+
+def _static(value: Any) -> list[int]:
+    """The shape, the batch as −1 whatever it is."""
+    shape = value.get_partial_shape()
+    if shape.rank.is_dynamic:
+        return []
+    return [-1, *(one.get_length() if one.is_static else -2 for one in list(shape)[1:])]

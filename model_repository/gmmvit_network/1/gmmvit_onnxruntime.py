@@ -1,0 +1,66 @@
+"""A network in ONNX Runtime on the CPU.  Imports nothing of ours: a server's model brings this very file along.
+
+A batch with a row for every core is cut into chunks of at most `ROWS_A_CORE` rows, which stay in a core's cache, and
+each core takes chunks of its own: no operator waits for another core (`benchmarks/cpu_settings.py` is the
+measurement). A smaller batch is run at once, its operators shared by all cores.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+__all__ = ["ROWS_A_CORE", "OnnxRuntimeProgram"]
+
+ROWS_A_CORE = 4
+OUTPUT = "logits"
+
+
+class OnnxRuntimeProgram:
+    """``run(batch) -> logits``; may be called from several threads."""
+
+    def __init__(self, open_session: Callable[[int], Any], *, threads: int = 0) -> None:
+        """open_session: threads of one operator → an ``InferenceSession``.  threads: 0 is one a core.
+
+        Errors: what ``open_session`` raises.
+        """
+        self.threads = threads or len(os.sched_getaffinity(0))
+        self._open = open_session
+        self._shared = open_session(self.threads)  # what cannot be loaded shall fail here
+        self._input = self._shared.get_inputs()[0].name
+        self._alone: Any = self._shared if self.threads == 1 else None
+        self._pool: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
+
+    def prepare(self, most: int) -> None:
+        """Load now what batches up to ``most`` need, so that no request has to wait for it."""
+        if most >= self.threads > 1:
+            self._workers()
+
+    def run(self, batch: Any) -> Any:
+        """What the graph takes (B, …) → float32 (B, C)."""
+        if len(batch) < self.threads:
+            return self._logits(self._shared, batch)
+        # As many chunks for each core, so that none idles at the end.
+        each = -(-len(batch) // (ROWS_A_CORE * self.threads))
+        chunks = np.array_split(batch, min(len(batch), each * self.threads))
+        if self.threads == 1:
+            return np.concatenate([self._logits(self._alone, chunk) for chunk in chunks])
+        session, pool = self._workers()
+        return np.concatenate(list(pool.map(lambda chunk: self._logits(session, chunk), chunks)))
+
+    def _logits(self, session: Any, batch: Any) -> Any:
+        return session.run([OUTPUT], {self._input: batch})[0]
+
+    def _workers(self) -> tuple[Any, ThreadPoolExecutor]:
+        """A session whose operators run on one thread, and a thread for every core; made when first wanted."""
+        with self._lock:
+            if self._pool is None:
+                self._alone = self._open(1)
+                self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="onnxruntime")
+            return self._alone, self._pool

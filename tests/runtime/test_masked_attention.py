@@ -1,0 +1,343 @@
+"""Our attention kernel: the formula's numbers in every form it takes, and no other form is touched."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino
+import pytest
+from ml_dtypes import bfloat16
+from openvino import opset13 as ops
+
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.parity.inputs import fresh_inputs
+from gmmvit_deploy.parity.runners import open_runner
+from gmmvit_deploy.runtime import attention_library as compiling
+from gmmvit_deploy.runtime import openvino as runner_module
+from gmmvit_deploy.runtime.attention_library import attention_library
+from gmmvit_deploy.runtime.openvino import OpenVinoRunner, fused
+from gmmvit_deploy.runtime.openvino_attention import fusion_with
+from tests.conftest import has_bf16
+
+needs_kernel = pytest.mark.skipif(fused("fp32")[0] is None, reason=f"no kernel here: {fused('fp32')[1]}")
+F32, BF16 = 1, 2
+LOG2_E = np.float32(np.log2(np.e))
+
+
+class Arguments(ctypes.Structure):
+    """`MaskedAttention` of masked_attention.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "mask", "before", "after")),
+        *((name, ctypes.c_int64) for name in ("q_row", "k_row", "v_row")),
+        *((name, ctypes.c_int32) for name in ("batch", "heads", "n", "d", "arithmetic")),
+        ("scale", ctypes.c_float),
+    ]
+
+
+@dataclass
+class Case:
+    batch: int
+    heads: int
+    n: int
+    d: int
+    masked: bool = True
+    mixed: bool = False
+
+    def __post_init__(self) -> None:
+        make = np.random.default_rng(self.n)
+        self.stacked = make.standard_normal((self.batch, self.n, 3 * self.heads * self.d), dtype=np.float32)
+        self.mask = make.standard_normal((self.heads, self.n, self.n), dtype=np.float32) if self.masked else None
+        self.scale = np.float32(self.d**-0.5)
+        self.mixing = make.standard_normal((2, self.heads, self.heads), dtype=np.float32) if self.mixed else None
+
+    def computed(self, arithmetic: int, pieces: list[int] | None = None) -> tuple[int, np.ndarray]:
+        """pieces: where one call ends and the next begins.  (What the last call returned, the output.)"""
+        library = _loaded()
+        columns = self.heads * self.d
+        out = np.full((self.batch, self.n, columns), np.nan, np.float32)
+        padded = None
+        if self.mask is not None:
+            padded = np.zeros((self.heads, self.n, -(-self.n // 16) * 16), np.float32)
+            padded[:, :, : self.n] = self.mask.transpose(0, 2, 1) * LOG2_E
+        start = self.stacked.ctypes.data
+        what = Arguments(
+            q=start,
+            k=start + 4 * columns,
+            v=start + 8 * columns,
+            out=out.ctypes.data,
+            mask=None if padded is None else padded.ctypes.data,
+            before=None if self.mixing is None else self.mixing[0].ctypes.data,
+            after=None if self.mixing is None else self.mixing[1].ctypes.data,
+            q_row=3 * columns,
+            k_row=3 * columns,
+            v_row=3 * columns,
+            batch=self.batch,
+            heads=self.heads,
+            n=self.n,
+            d=self.d,
+            arithmetic=arithmetic,
+            scale=self.scale * LOG2_E,
+        )
+        ends = [0, *(pieces or []), library.masked_attention_pieces(ctypes.byref(what))]
+        returned = [
+            library.masked_attention(ctypes.byref(what), ctypes.c_int64(first), ctypes.c_int64(last))
+            for first, last in itertools.pairwise(ends)
+        ]
+        return max(returned), out
+
+    def formula(self, rounded: Any = np.float64) -> tuple[np.ndarray, float]:
+        """softmax(M ∘ Q Kᵀ) V in float64, of Q, K, V and weights that were ``rounded``; the greatest weight · value."""
+        shape = (self.batch, self.n, 3, self.heads, self.d)
+        q, k, v = self.stacked.astype(rounded).astype(np.float64).reshape(shape).transpose(2, 0, 3, 1, 4)
+        scores = (q @ k.swapaxes(-1, -2)) * (self.scale if self.mask is None else self.mask)
+        if self.mixing is not None:
+            scores = np.einsum("bhij,hg->bgij", scores, self.mixing[0])
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        total = weights.sum(axis=-1, keepdims=True)
+        if self.mixing is None:
+            after = weights.astype(rounded).astype(np.float64) / total
+        else:
+            after = np.einsum("bhij,hg->bgij", weights / total, self.mixing[1]).astype(rounded).astype(np.float64)
+        mixed = (after @ v).transpose(0, 2, 1, 3).reshape(self.batch, self.n, -1)
+        return mixed, float(np.abs(after).max() * np.abs(v).max())
+
+
+def _loaded() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(attention_library()[0]))
+    library.masked_attention_pieces.restype = ctypes.c_int64
+    return library
+
+
+CASES = [
+    Case(3, 12, 64, 16),
+    Case(2, 2, 257, 48),  # four tiles of queries and one more, keys left over in every block
+    Case(2, 3, 65, 32),
+    Case(1, 8, 17, 48),
+    Case(2, 1, 1, 16),
+    Case(1, 2, 2, 64),
+    Case(2, 5, 47, 16),  # three vectors of queries
+    Case(1, 2, 30, 16, masked=False),
+    Case(2, 4, 64, 48, mixed=True),
+    Case(1, 8, 33, 16, mixed=True),
+    Case(1, 6, 129, 16, mixed=True, masked=False),
+    Case(1, 16, 3, 16, mixed=True),
+]
+
+
+def _id(case: Case) -> str:
+    kinds = [kind for kind in ("masked", "mixed") if getattr(case, kind)]
+    return "-".join([*(str(one) for one in (case.batch, case.heads, case.n, case.d)), *kinds])
+
+
+@needs_kernel
+@pytest.mark.parametrize("case", CASES, ids=_id)
+def test_float32_is_the_formula(case: Case) -> None:
+    failed, found = case.computed(F32)
+    truth, most = case.formula()
+    assert failed == 0
+    np.testing.assert_allclose(found, truth, atol=2e-6 * max(1.0, most))
+
+
+@needs_kernel
+@pytest.mark.skipif(not has_bf16(), reason="this CPU has no bf16")
+@pytest.mark.parametrize("case", CASES, ids=_id)
+def test_bf16_is_the_formula_of_rounded_numbers(case: Case) -> None:
+    failed, found = case.computed(BF16)
+    truth, most = case.formula(bfloat16)
+    assert failed == 0
+    # 2^x is 8e-5 off, so a weight beside a rounding boundary may fall to its other side: 2⁻⁸ of it.
+    np.testing.assert_allclose(found, truth, atol=2**-8 * most)
+    off = [float(np.sqrt(np.mean((found - one) ** 2))) for one in (truth, case.formula()[0])]
+    if case.n > 2:
+        assert off[0] < off[1] / 3  # what is left is not the rounding, which is there
+
+
+@needs_kernel
+@pytest.mark.parametrize("case", [CASES[0], CASES[8]], ids=_id)
+def test_pieces_are_the_whole(case: Case) -> None:
+    whole = case.computed(F32)[1]
+    cut = case.computed(F32, pieces=[1])[1]
+    np.testing.assert_array_equal(whole, cut)
+
+
+@needs_kernel
+def test_scores_that_overflow_a_plain_exponential() -> None:
+    case = Case(1, 1, 40, 16)
+    case.stacked *= 30
+    failed, found = case.computed(F32)
+    assert failed == 0
+    truth, most = case.formula()
+    np.testing.assert_allclose(found, truth, atol=2e-4 * most)
+
+
+@needs_kernel
+@pytest.mark.parametrize("case", [Case(1, 1, 4, 8), Case(1, 17, 4, 16, mixed=True)], ids=_id)
+def test_what_it_does_not_take(case: Case) -> None:
+    failed, found = case.computed(F32)
+    assert failed == 1
+    assert np.isnan(found).all()  # nothing was written
+
+
+@needs_kernel
+def test_an_arithmetic_that_is_none() -> None:
+    assert Case(1, 1, 4, 16).computed(3)[0] == 1
+
+
+# ---- in a graph ------------------------------------------------------------------------------------------------
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    ("name", "some"),
+    [("vit_gmm", True), ("cait_gmm", True), ("t2t_gmm", True), ("swin_gmm", False)],
+)
+def test_the_fused_graph_gives_the_same_answers(
+    name: str, some: bool, tensor_bundles: dict[str, Bundle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = tensor_bundles[name]
+    inputs = fresh_inputs(bundle, 37)
+    with open_runner("openvino", bundle) as runner:
+        assert isinstance(runner, OpenVinoRunner)
+        assert (runner.program.fused > 0) == some
+        assert runner.settings["attention"] == ("our own, f32" if some else "OpenVINO's")
+        ours = runner.rows(inputs)
+        if some:
+            assert "Reference ref_f32" in runner.program.kernels
+    monkeypatch.setattr(runner_module, "attention_library", lambda: (None, "not wanted"))
+    with open_runner("openvino", bundle) as runner:
+        assert runner.settings["attention"] == "OpenVINO's"
+        theirs = runner.rows(inputs)
+    np.testing.assert_allclose(ours, theirs, atol=2e-5)
+
+
+def _graph(**other: Any) -> openvino.Model:
+    """One masked attention as an exporter writes it; ``other``: what is different."""
+    heads, n, d = 2, 20, other.get("d", 16)
+    make = np.random.default_rng(1)
+    stacked = ops.parameter([-1, n, 3 * heads * d], openvino.Type.f32)
+    parts = ops.split(stacked, ops.constant(2), 3).outputs()
+
+    def apart(value: Any, order: list[int]) -> Any:
+        shaped = ops.reshape(value, ops.constant([0, n, heads, d]), special_zero=True)
+        return ops.transpose(shaped, ops.constant(order))
+
+    query = apart(parts[0], other.get("query", [0, 2, 1, 3]))
+    key = apart(parts[1], [0, 2, 3, 1])
+    value = apart(parts[2], [0, 2, 1, 3])
+    scores = ops.matmul(query, key, False, False)
+    mask = make.standard_normal(other.get("mask", (heads, n, n)), dtype=np.float32)
+    scores = ops.multiply(scores, ops.constant(mask))
+    if other.get("bias"):
+        scores = ops.add(scores, ops.constant(mask))
+    weights = ops.softmax(scores, other.get("axis", -1))
+    mixed = ops.transpose(ops.matmul(weights, value, False, False), ops.constant([0, 2, 1, 3]))
+    last = ops.reshape(mixed, ops.constant([0, n, heads * d]), special_zero=True)
+    outputs = [last, ops.relu(weights)] if other.get("weights_are_used") else [last]
+    return openvino.Model([one.output(0) for one in outputs], [stacked], "attention")
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    ("other", "replaced"),
+    [
+        ({}, 1),
+        ({"mask": ()}, 1),  # a plain attention's scale
+        ({"mask": (1, 2, 20, 20)}, 1),
+        ({"mask": (1, 20, 20)}, 0),  # one mask for all heads would be broadcast
+        ({"mask": (2, 20, 1)}, 0),
+        ({"d": 8}, 0),
+        ({"bias": True}, 0),
+        ({"axis": 2}, 0),
+        ({"weights_are_used": True}, 0),
+    ],
+    ids=str,
+)
+def test_only_masked_attention_is_replaced(other: dict[str, Any], replaced: int) -> None:
+    library, _ = attention_library()
+    assert library is not None
+    fuse, arithmetic = fusion_with(library, "f32")
+    assert fuse is not None
+    assert arithmetic == "f32"
+    plain, model = _graph(**other), _graph(**other)
+    assert fuse(model) == replaced
+    kinds = [node.get_type_name() for node in model.get_ordered_ops()]
+    assert kinds.count("MaskedAttention") == replaced
+    assert ("Softmax" in kinds) == (not replaced)
+    assert ("Split" in kinds) == (not replaced)
+    batch = np.random.default_rng(2).standard_normal((3, *plain.inputs[0].get_partial_shape().get_max_shape()[1:]))
+    settings = {"INFERENCE_PRECISION_HINT": "f32"}
+    answers = [
+        openvino.compile_model(one, "CPU", settings)(batch.astype(np.float32))[0].copy() for one in (plain, model)
+    ]
+    np.testing.assert_allclose(answers[1], answers[0], atol=1e-5)
+
+
+@needs_kernel
+def test_bf16_falls_back_to_what_the_processor_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    library, _ = attention_library()
+    assert library is not None
+    for support, found in ((2, "bf16"), (1, "f32"), (0, "this processor has no AVX-512")):
+
+        class Library:
+            def masked_attention_support(self, support: int = support) -> int:
+                return support
+
+        monkeypatch.setattr(ctypes, "CDLL", lambda path, made=Library: made())
+        assert fusion_with(library, "bf16")[1] == found
+
+
+# ---- where it cannot be had --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """A machine that has compiled nothing yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    compiling.attention_library.cache_clear()
+    yield
+    compiling.attention_library.cache_clear()
+
+
+@pytest.mark.usefixtures("_anew")
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, bundle: Bundle, tmp_path: Path) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    library, why = attention_library()
+    assert library is None
+    assert why == "no C++ compiler: no-such-compiler is not there; install g++, or name another in CXX"
+    with open_runner("openvino", bundle) as runner:
+        assert runner.settings["attention"] == "OpenVINO's"
+        assert runner.run(fresh_inputs(bundle, 2)).shape[0] == 2
+
+
+@pytest.mark.usefixtures("_anew")
+def test_a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = tmp_path / "broken"
+    script.write_text("#!/bin/sh\necho 'x.cpp:1: error: no' >&2\nexit 1\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("CXX", str(script))
+    library, why = attention_library()
+    assert library is None
+    assert why == f"the compiler {script} failed: x.cpp:1: error: no"
+    assert not list((tmp_path / "cache").rglob("*.so"))
+
+
+@pytest.mark.usefixtures("_anew")
+def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file, no folder")
+    library, why = attention_library()
+    assert library is None
+    assert str(tmp_path / "cache") in why
+
+
+def test_a_library_of_another_version(tmp_path: Path) -> None:
+    other = tmp_path / "masked_attention.so"
+    other.write_bytes(b"no library")
+    fuse, why = fusion_with(other, "f32")
+    assert fuse is None
+    assert why.startswith("masked_attention.so cannot be loaded:")
