@@ -9,7 +9,7 @@
    Scores lie transposed, a vector of 16 lanes holding 16 queries of one key. So the greatest score and the sum over
    keys are taken lane by lane, and a weight is a scalar in memory that the product with V broadcasts for nothing.
 
-   The mask comes prepared: M^T times log2(e), so that 2^x does for e^x.
+   The mask comes prepared: M^T times log2(e), so that 2^x does for e^x, tile after tile.
    Two arithmetics: float32 throughout; or Q, K, V and weights rounded to bfloat16, sums and softmax in float32.
    Needs AVX-512, and its BF16 part for the second; elsewhere masked_attention_support() says so. */
 
@@ -41,7 +41,7 @@ typedef struct {
     float *scores;   /* (heads or 1, n, TILE) of one tile of queries; then weights */
     uint32_t *pairs; /* (ceil(n / 2), TILE): weights of two keys as two bfloat16 */
     float *queries;  /* (d, TILE), or (d / 2, TILE) of pairs */
-    uint32_t *keys;  /* (n, d / 2) pairs along d */
+    uint32_t *keys;  /* (n, d / 2) pairs along d; one more where n is odd */
     float *values;   /* (d / 16, n, 16); or (d / 16, ceil(n / 2), 16) of pairs along n */
     float *inverse;  /* (heads or 1, TILE): 1 / the sum of a query's weights */
 } Scratch;
@@ -51,7 +51,6 @@ typedef struct {
     const MaskedAttention *of;
     const float *q, *k, *v;
     float *out;
-    ptrdiff_t padded;
 } Image;
 
 INLINE __m512i interleaved(__m512i two_halves) {
@@ -113,17 +112,22 @@ PHASE void pack_queries_f32(const float *q, ptrdiff_t row, float *packed, int qu
         }
 }
 
-/* (queries, d) -> (d / 2, TILE) of pairs. */
+/* (queries, d) -> (d / 2, TILE) of pairs; 16 columns are 8 pairs, so two groups of 16 queries turn at once. */
 PHASE_BF16 void pack_queries_b16(const float *q, ptrdiff_t row, uint32_t *packed, int queries, int d) {
-    for (int t = 0; t < queries; t += LANES)
+    for (int t = 0; t < queries; t += 2 * LANES)
         for (int c = 0; c < d; c += LANES) {
             __m512i r[16];
             UNROLL(16) for (int x = 0; x < 16; x++) {
-                __m512 one = t + x < queries ? _mm512_loadu_ps(q + (t + x) * row + c) : _mm512_setzero_ps();
-                r[x] = _mm512_castsi256_si512((__m256i)_mm512_cvtneps_pbh(one));
+                const int here = t + x, there = here + LANES;
+                __m512 low = here < queries ? _mm512_loadu_ps(q + here * row + c) : _mm512_setzero_ps();
+                __m512 high = there < queries ? _mm512_loadu_ps(q + there * row + c) : _mm512_setzero_ps();
+                r[x] = (__m512i)_mm512_cvtne2ps_pbh(high, low);
             }
             transpose_16x16(r);
-            UNROLL(8) for (int x = 0; x < 8; x++) _mm512_store_si512(packed + (c / 2 + x) * TILE + t, r[x]);
+            UNROLL(8) for (int x = 0; x < 8; x++) {
+                _mm512_store_si512(packed + (c / 2 + x) * TILE + t, r[x]);
+                _mm512_store_si512(packed + (c / 2 + x) * TILE + t + LANES, r[x + 8]);
+            }
         }
 }
 
@@ -134,9 +138,14 @@ PHASE void pack_values_f32(const float *v, ptrdiff_t row, float *packed, int n, 
 
 PHASE_BF16 void pack_keys_and_values_b16(const float *k, ptrdiff_t k_row, const float *v, ptrdiff_t v_row,
                                          uint32_t *keys, uint32_t *values, int n, int d) {
-    for (int j = 0; j < n; j++)
-        for (int c = 0; c < d; c += LANES, keys += LANES / 2)
-            _mm256_store_si256((__m256i *)keys, (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(k + j * k_row + c)));
+    for (int j = 0; j < n; j += 2) {
+        const float *one = k + j * k_row, *next = one + (j + 1 < n ? k_row : 0); /* the last may be written twice */
+        for (int c = 0; c < d; c += LANES) {
+            __m512i both = (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(next + c), _mm512_loadu_ps(one + c));
+            _mm256_store_si256((__m256i *)(keys + (j * d + c) / 2), _mm512_castsi512_si256(both));
+            _mm256_store_si256((__m256i *)(keys + ((j + 1) * d + c) / 2), _mm512_extracti64x4_epi64(both, 1));
+        }
+    }
     for (int c = 0; c < d; c += LANES)
         for (int j = 0; j < n; j += 2, values += LANES) {
             __m512 second = j + 1 < n ? _mm512_loadu_ps(v + (j + 1) * v_row + c) : _mm512_setzero_ps();
@@ -147,20 +156,24 @@ PHASE_BF16 void pack_keys_and_values_b16(const float *k, ptrdiff_t k_row, const 
 
 /* ---- M o Q K^T, transposed ------------------------------------------------------------------------------------ */
 
-/* Of one head, for one tile of queries. */
+/* Of one head and one tile of queries: (n, vectors * LANES) without gaps; or NULL, and the scale instead. */
 typedef struct {
-    const float *at; /* row j: of key j; or NULL */
-    ptrdiff_t row, next_head;
+    const float *at;
     float scale;
 } Mask;
+
+enum { KEYS_AHEAD = 24 };
 
 INLINE void masked_and_stored(int keys, int vectors, __m512 sums[24], const Mask *mask, int j, float *scores) {
     UNROLL(16) for (int r = 0; r < keys; r++)
         UNROLL(4) for (int t = 0; t < vectors; t++) {
-            const float *at = mask->at + (j + r) * mask->row + LANES * t;
-            __m512 m = mask->at ? _mm512_loadu_ps(at) : _mm512_set1_ps(mask->scale);
-            /* With one image a mask is read once, and from afar: it shall be near when its turn comes. */
-            if (mask->at) _mm_prefetch((const char *)(at + mask->next_head), _MM_HINT_T1);
+            __m512 m = _mm512_set1_ps(mask->scale);
+            if (mask->at) {
+                const float *at = mask->at + ((j + r) * vectors + t) * LANES;
+                m = _mm512_loadu_ps(at);
+                /* A mask is read in the order in which it lies; for one image, from afar. */
+                _mm_prefetch((const char *)(at + KEYS_AHEAD * vectors * LANES), _MM_HINT_T0);
+            }
             _mm512_store_ps(scores + (j + r) * TILE + LANES * t, _mm512_mul_ps(sums[r * vectors + t], m));
         }
 }
@@ -342,8 +355,8 @@ PHASE_BF16 void weighed_b16(const uint32_t *weights, const uint32_t *values, con
 static void head_scores(const Image *im, const Scratch *to, int arithmetic, int head, int first, int queries,
                         float *scores) {
     const float *q = im->q + (ptrdiff_t)first * im->of->q_row + head * im->of->d, *k = im->k + head * im->of->d;
-    const Mask mask = {.at = im->of->mask ? im->of->mask + (ptrdiff_t)head * im->of->n * im->padded + first : NULL,
-                       .row = im->padded, .next_head = im->of->n * im->padded, .scale = im->of->scale};
+    const ptrdiff_t n = im->of->n, of_a_head = n * ((n + LANES - 1) / LANES * LANES);
+    const Mask mask = {im->of->mask ? im->of->mask + head * of_a_head + n * first : NULL, im->of->scale};
     int vectors = (queries + LANES - 1) / LANES;
     if (arithmetic == BFLOAT16) {
         uint32_t *packed = (uint32_t *)to->queries;
@@ -445,7 +458,7 @@ int64_t masked_attention_pieces(const MaskedAttention *of) { return (int64_t)of-
 int masked_attention(const MaskedAttention *of, int64_t first, int64_t last) {
     if (!takes(of) || first < 0 || last > masked_attention_pieces(of)) return 1;
     size_t n = (size_t)of->n, d = (size_t)of->d, kept = of->before ? (size_t)of->heads : 1, even = (n + 1) / 2 * 2;
-    size_t sizes[] = {kept * n * TILE, even / 2 * TILE, d * TILE, n * d, even * d, kept * TILE}, total = 0;
+    size_t sizes[] = {kept * n * TILE, even / 2 * TILE, d * TILE, even * d / 2, even * d, kept * TILE}, total = 0;
     for (int i = 0; i < 6; i++) total += sizes[i] = (sizes[i] + LANES - 1) / LANES * LANES;
     float *memory = aligned_alloc(64, total * sizeof(float)), *at = memory, *parts[6];
     if (!memory) return 2;
@@ -455,8 +468,7 @@ int masked_attention(const MaskedAttention *of, int64_t first, int64_t last) {
     for (int64_t piece = first; piece < last; piece++) {
         int64_t rows = piece / pieces * of->n;
         Image im = {.of = of, .q = of->q + rows * of->q_row, .k = of->k + rows * of->k_row,
-                    .v = of->v + rows * of->v_row, .out = of->out + rows * of->heads * of->d,
-                    .padded = (of->n + LANES - 1) / LANES * LANES};
+                    .v = of->v + rows * of->v_row, .out = of->out + rows * of->heads * of->d};
         if (of->before) attend_mixed(&im, &to, (int)(piece % pieces));
         else attend(&im, &to, (int)(piece % pieces));
     }

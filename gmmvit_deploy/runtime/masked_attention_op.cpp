@@ -1,7 +1,7 @@
 /* The operation MaskedAttention of OpenVINO's graphs, computed by masked_attention.c on the threads of its stream.
 
-   Inputs: what Q, K and V lie in, float32 (B, n, columns), one to three of them; then the mask as the kernel wants it
-   (heads, n, padded) if `masked`; then the two mixings (heads, heads) if `mixed`.
+   Inputs: what Q, K and V lie in, float32 (B, n, columns), one to three of them; then the mask as the kernel wants it if
+   `masked`; then the two mixings (heads, heads) if `mixed`.
    Output: float32 (B, n, heads * d).
    Attributes: heads, n, d; parts: of Q, K and V each the input and its first column; scale; arithmetic. */
 

@@ -27,6 +27,7 @@ Fusion = Callable[[Any], int]
 _ARITHMETIC: dict[Arithmetic, int] = {"f32": 1, "bf16": 2}  # as masked_attention.h numbers them
 _FALLBACK: dict[Arithmetic, tuple[Arithmetic, ...]] = {"f32": (), "bf16": ("f32",)}
 _LANES = 16
+_TILE = 64
 _MOST_MIXED = 16
 _LOG2_E = 1.4426950408889634
 _HEADS_APART = [0, 2, 1, 3]  # (B, n, H, d) → (B, H, n, d), and back
@@ -37,7 +38,7 @@ _KEYS_ACROSS = [0, 2, 3, 1]  # (B, n, H, d) → (B, H, d, n)
 class AttentionForm:
     """One attention of a graph, as the operation wants it.
 
-    parts: of Q, K and V (which input has it, at which column).  mask: Mᵀ·log2(e) (H, n, padded), or None and
+    parts: of Q, K and V (which input has it, at which column).  mask: as `_prepared` gives it, or None and
     ``scale`` is 1/√d·log2(e).  mixing: () or two of (H, H), [h, g] what head h gives to g, before and after softmax.
     """
 
@@ -128,11 +129,12 @@ def _matched(softmax: Any) -> tuple[AttentionForm, list[Any], Any] | None:
 
 
 def _prepared(mask: Any) -> Any:
-    """M (H, n, n) → Mᵀ·log2(e) (H, n, padded)."""
+    """M (H, n, n) → Mᵀ·log2(e) (H, n·padded): one tile of queries after the other, each (n, its queries)."""
     heads, n, _ = mask.shape
     padded = np.zeros((heads, n, -(-n // _LANES) * _LANES), np.float32)
     padded[:, :, :n] = mask.transpose(0, 2, 1) * _LOG2_E
-    return padded
+    tiles = [padded[:, :, first : first + _TILE].reshape(heads, -1) for first in range(0, n, _TILE)]
+    return np.concatenate(tiles, axis=1)
 
 
 def _scores(softmax: Any) -> tuple[Any, Any, Any, Any] | None:

@@ -116,7 +116,7 @@ class OpenVinoProgram:
             compiled = self._core.compile_model(model, "CPU", settings)
             self._require_hint(compiled)
             self._kernels = _kernels(compiled)
-            self._requests[size, streams] = [compiled.create_infer_request() for _ in range(streams)]
+            self._requests[size, streams] = [compiled.create_infer_request() for _ in range(2 * streams)]
         return self._requests[size, streams]
 
     def _require_hint(self, compiled: Any) -> None:

@@ -21,7 +21,7 @@ from gmmvit_deploy.runtime import attention_library as compiling
 from gmmvit_deploy.runtime import openvino as runner_module
 from gmmvit_deploy.runtime.attention_library import attention_library
 from gmmvit_deploy.runtime.openvino import OpenVinoRunner, fused
-from gmmvit_deploy.runtime.openvino_attention import fusion_with
+from gmmvit_deploy.runtime.openvino_attention import _prepared, fusion_with
 from tests.conftest import has_bf16
 
 needs_kernel = pytest.mark.skipif(fused("fp32")[0] is None, reason=f"no kernel here: {fused('fp32')[1]}")
@@ -61,17 +61,14 @@ class Case:
         library = _loaded()
         columns = self.heads * self.d
         out = np.full((self.batch, self.n, columns), np.nan, np.float32)
-        padded = None
-        if self.mask is not None:
-            padded = np.zeros((self.heads, self.n, -(-self.n // 16) * 16), np.float32)
-            padded[:, :, : self.n] = self.mask.transpose(0, 2, 1) * LOG2_E
+        mask = None if self.mask is None else _prepared(self.mask)
         start = self.stacked.ctypes.data
         what = Arguments(
             q=start,
             k=start + 4 * columns,
             v=start + 8 * columns,
             out=out.ctypes.data,
-            mask=None if padded is None else padded.ctypes.data,
+            mask=None if mask is None else mask.ctypes.data,
             before=None if self.mixing is None else self.mixing[0].ctypes.data,
             after=None if self.mixing is None else self.mixing[1].ctypes.data,
             q_row=3 * columns,
