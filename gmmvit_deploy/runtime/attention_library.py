@@ -41,13 +41,14 @@ def attention_library() -> tuple[Path | None, str]:
     named = hashlib.sha256(" ".join([str(openvino.__version__), *command]).encode())
     for source in _SOURCES:
         named.update((_HERE / source).read_bytes())
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gmmvit-deploy"
-    library = folder / f"masked_attention-{named.hexdigest()[:16]}.so"
     try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gmmvit-deploy"
+        library = folder / f"masked_attention-{named.hexdigest()[:16]}.so"
         folder.mkdir(parents=True, exist_ok=True)
         if not library.exists():
             _compile(command, library)
-    except (OSError, subprocess.CalledProcessError) as exc:
+    # RuntimeError: nobody's home.
+    except (OSError, RuntimeError, subprocess.CalledProcessError) as exc:
         return None, _reason(exc)
     return library, ""
 
@@ -73,7 +74,7 @@ def _compile(command: list[str], library: Path) -> None:
         part.replace(library)
 
 
-def _reason(exc: OSError | subprocess.CalledProcessError) -> str:
+def _reason(exc: Exception) -> str:
     if isinstance(exc, subprocess.CalledProcessError):
         lines = [line for line in str(exc.stderr).splitlines() if "error" in line] or ["it said nothing"]
         return f"the compiler {exc.cmd[0]} failed: {lines[0].strip()}"
