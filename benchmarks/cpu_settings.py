@@ -1,7 +1,7 @@
 """How large should a chunk be?  A batch of 64 in chunks, in ONNX Runtime and OpenVINO, with one or two side by side.
 
 The paper's ViT d9 with a Gaussian mixture mask (32×32, 10 classes), random weights. `ROWS_A_CORE` in
-gmmvit_deploy/runtime/onnxruntime.py and `CHUNK` in openvino_program.py were read off this, on two cores.
+gmmvit_deploy/runtime/onnxruntime_program.py and `CHUNK` in openvino_program.py were read off this, on two cores.
 
     python benchmarks/cpu_settings.py [--rounds 12] [--output benchmarks/results/cpu_settings.json]
 """

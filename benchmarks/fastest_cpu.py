@@ -6,8 +6,8 @@ weights, and their plain twins with the same weights and no mask. Side by side i
     eager              PyTorch, attention as the released code writes it (Einsum)
     straight export    the same module exported unfolded, in ONNX Runtime: what one has without this project
     onnxruntime        our export in ONNX Runtime, as our runner runs it
-    openvino[:type]    our export in OpenVINO, float32 or bf16, as our runner runs it: with our own attention
-                       kernel at batch 64; :int8 the Q/DQ graph that `gmmvit convert` writes
+    openvino[:type]    our export in OpenVINO, float32 or bf16, as our runner runs it, with our own attention
+                       kernel; :int8 the Q/DQ graph that `gmmvit convert` writes
     … plain            the twin of the same, for what the mask costs
 
 Ratios are medians of the rounds' own ratios, with bootstrap intervals. Answers of every timed program are held

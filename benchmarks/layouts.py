@@ -21,8 +21,9 @@ import onnx
 import run_card
 from channels_first import channels_first
 from families import FAMILIES, graphs_of, pair
-from fastest_cpu import with_onnxruntime
 from interleaved import in_words, ratio, time_rounds
+
+from gmmvit_deploy.runtime.onnxruntime import program_from_onnx
 
 BATCHES = (1, 64)
 _MOST_OFF = 1e-4
@@ -38,7 +39,7 @@ def of_family(name: str, folder: Path, rounds: int) -> dict[str, Any]:
         for form, graph in (("exported", proto), ("channels first", changed)):
             path = folder / f"{key} {form}.onnx"
             onnx.save(graph, path)
-            programs[f"{key}, {form}"] = with_onnxruntime(path, chunked=True)
+            programs[f"{key}, {form}"] = program_from_onnx(path).run
     for batch in BATCHES:
         times, logits, _ = time_rounds(programs, batch, rounds)
         found[str(batch)] = {}

@@ -16,6 +16,14 @@ from gmmvit_deploy.engines.flavors import visible_gpu
 ROOT = Path(__file__).parents[2]
 
 
+def test_every_script_finds_what_it_imports() -> None:
+    names = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py"))
+    assert {"layouts", "shared_memory", "served", "cpu_settings"} <= set(names)  # no test below runs these
+    command = [sys.executable, "-c", f"import {', '.join(names)}"]
+    done = subprocess.run(command, cwd=ROOT / "benchmarks", capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
 def test_engines_runs_and_reads_its_numbers_from_builds(tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     script = ROOT / "benchmarks" / "engines.py"
