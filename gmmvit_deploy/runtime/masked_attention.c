@@ -243,34 +243,36 @@ INLINE __m512 greatest(const float *scores, int n) {
     return _mm512_max_ps(one, other);
 }
 
-/* Weights before they are divided by their sum, in place of the scores. */
-PHASE void softmax_f32(float *scores, float *inverse, int n, int vectors, int degree) {
+INLINE void softmax_with(float *scores, float *inverse, int n, int vectors, int degree) {
     for (int t = 0; t < vectors * LANES; t += LANES) {
         __m512 top = greatest(scores + t, n), sum = _mm512_setzero_ps();
-        if (degree == 6)
-            for (int j = 0; j < n; j++) {
-                __m512 weight = exp2_of(_mm512_sub_ps(_mm512_load_ps(scores + j * TILE + t), top), 6);
-                sum = _mm512_add_ps(sum, weight);
-                _mm512_store_ps(scores + j * TILE + t, weight);
-            }
-        else
-            for (int j = 0; j < n; j++) {
-                __m512 weight = exp2_of(_mm512_sub_ps(_mm512_load_ps(scores + j * TILE + t), top), 3);
-                sum = _mm512_add_ps(sum, weight);
-                _mm512_store_ps(scores + j * TILE + t, weight);
-            }
+        for (int j = 0; j < n; j++) {
+            __m512 weight = exp2_of(_mm512_sub_ps(_mm512_load_ps(scores + j * TILE + t), top), degree);
+            sum = _mm512_add_ps(sum, weight);
+            _mm512_store_ps(scores + j * TILE + t, weight);
+        }
         _mm512_store_ps(inverse + t, _mm512_div_ps(_mm512_set1_ps(1), sum));
     }
 }
 
-/* The same into pairs. */
+/* Weights before they are divided by their sum, in place of the scores. */
+PHASE void softmax_f32(float *scores, float *inverse, int n, int vectors) {
+    softmax_with(scores, inverse, n, vectors, 6);
+}
+
+/* As exact as weights need be that will be rounded to bfloat16. */
+PHASE void softmax_rough(float *scores, float *inverse, int n, int vectors) {
+    softmax_with(scores, inverse, n, vectors, 3);
+}
+
+/* The same into pairs of bfloat16. */
 PHASE_BF16 void softmax_b16(const float *scores, uint32_t *pairs, float *inverse, int n, int vectors) {
     for (int t = 0; t < vectors * LANES; t += LANES) {
         __m512 top = greatest(scores + t, n), sum = _mm512_setzero_ps(), sum2 = sum;
         for (int j = 0; j < n; j += 2) {
-            __m512 weight = exp2_of(_mm512_sub_ps(_mm512_load_ps(scores + j * TILE + t), top), 3), next = sum;
+            __m512 weight = exp2_of(_mm512_sub_ps(_mm512_load_ps(scores + j * TILE + t), top), 3);
+            __m512 next = _mm512_setzero_ps();
             if (j + 1 < n) next = exp2_of(_mm512_sub_ps(_mm512_load_ps(scores + (j + 1) * TILE + t), top), 3);
-            else next = _mm512_setzero_ps();
             sum = _mm512_add_ps(sum, weight);
             sum2 = _mm512_add_ps(sum2, next);
             _mm512_store_si512(pairs + (j / 2) * TILE + t, interleaved((__m512i)_mm512_cvtne2ps_pbh(next, weight)));
@@ -339,7 +341,7 @@ PHASE void weighed_f32(const float *weights, const float *values, const float *i
 }
 
 PHASE_BF16 void weighed_b16(const uint32_t *weights, const uint32_t *values, const float *inverse, float *out,
-                       ptrdiff_t row, int pairs, int queries) {
+                            ptrdiff_t row, int pairs, int queries) {
     __m512 sums[LANES];
     UNROLL(16) for (int r = 0; r < LANES; r++) sums[r] = _mm512_setzero_ps();
     for (int j = 0; j < pairs; j++) {
@@ -352,13 +354,15 @@ PHASE_BF16 void weighed_b16(const uint32_t *weights, const uint32_t *values, con
 
 /* ---- one image -------------------------------------------------------------------------------------------------- */
 
-static void head_scores(const Image *im, const Scratch *to, int arithmetic, int head, int first, int queries,
-                        float *scores) {
+/* That hold so many queries. */
+static int vectors_of(int queries) { return (queries + LANES - 1) / LANES; }
+
+static void head_scores(const Image *im, const Scratch *to, int head, int first, int queries, float *scores) {
     const float *q = im->q + (ptrdiff_t)first * im->of->q_row + head * im->of->d, *k = im->k + head * im->of->d;
-    const ptrdiff_t n = im->of->n, of_a_head = n * ((n + LANES - 1) / LANES * LANES);
+    const ptrdiff_t n = im->of->n, of_a_head = n * vectors_of(im->of->n) * LANES;
     const Mask mask = {im->of->mask ? im->of->mask + head * of_a_head + n * first : NULL, im->of->scale};
-    int vectors = (queries + LANES - 1) / LANES;
-    if (arithmetic == BFLOAT16) {
+    int vectors = vectors_of(queries);
+    if (im->of->arithmetic == BFLOAT16) {
         uint32_t *packed = (uint32_t *)to->queries;
         pack_queries_b16(q, im->of->q_row, packed, queries, im->of->d);
         if (vectors == 4) scores_b16_4(im->of, packed, to->keys, &mask, scores);
@@ -374,16 +378,17 @@ static void head_scores(const Image *im, const Scratch *to, int arithmetic, int 
     }
 }
 
-static void pack_head(const Image *im, const Scratch *to, int arithmetic, int head) {
+static void pack_head(const Image *im, const Scratch *to, int head) {
     const float *k = im->k + head * im->of->d, *v = im->v + head * im->of->d;
-    if (arithmetic == BFLOAT16)
-        pack_keys_and_values_b16(k, im->of->k_row, v, im->of->v_row, to->keys, (uint32_t *)to->values, im->of->n, im->of->d);
+    if (im->of->arithmetic == BFLOAT16)
+        pack_keys_and_values_b16(k, im->of->k_row, v, im->of->v_row, to->keys, (uint32_t *)to->values, im->of->n,
+                                 im->of->d);
     else
         pack_values_f32(v, im->of->v_row, to->values, im->of->n, im->of->d);
 }
 
 /* weights: of one head, float32; those of bfloat16 are in to->pairs. inverse: NULL where they are divided already. */
-static void head_output(const Image *im, const Scratch *to, int arithmetic, int head, int first, int queries,
+static void head_output(const Image *im, const Scratch *to, int head, int first, int queries,
                         const float *weights, const float *inverse) {
     ptrdiff_t row = (ptrdiff_t)im->of->heads * im->of->d;
     int half = (im->of->n + 1) / 2;
@@ -391,7 +396,7 @@ static void head_output(const Image *im, const Scratch *to, int arithmetic, int 
         for (int t = 0; t < queries; t += LANES) {
             float *out = im->out + (first + t) * row + head * im->of->d + c;
             const float *by = inverse ? inverse + t : NULL;
-            if (arithmetic == BFLOAT16)
+            if (im->of->arithmetic == BFLOAT16)
                 weighed_b16(to->pairs + t, (uint32_t *)to->values + (ptrdiff_t)c * half, by, out, row, half,
                             queries - t);
             else
@@ -401,36 +406,38 @@ static void head_output(const Image *im, const Scratch *to, int arithmetic, int 
 
 /* What one head takes from all of its queries. */
 static void attend(const Image *im, const Scratch *to, int head) {
-    int n = im->of->n, arithmetic = im->of->arithmetic;
-    pack_head(im, to, arithmetic, head);
+    int n = im->of->n;
+    pack_head(im, to, head);
     for (int first = 0; first < n; first += TILE) {
-        int queries = n - first < TILE ? n - first : TILE, vectors = (queries + LANES - 1) / LANES;
-        head_scores(im, to, arithmetic, head, first, queries, to->scores);
-        if (arithmetic == BFLOAT16) softmax_b16(to->scores, to->pairs, to->inverse, n, vectors);
-        else softmax_f32(to->scores, to->inverse, n, vectors, 6);
-        head_output(im, to, arithmetic, head, first, queries, to->scores, to->inverse);
+        int queries = n - first < TILE ? n - first : TILE, vectors = vectors_of(queries);
+        head_scores(im, to, head, first, queries, to->scores);
+        if (im->of->arithmetic == BFLOAT16) softmax_b16(to->scores, to->pairs, to->inverse, n, vectors);
+        else softmax_f32(to->scores, to->inverse, n, vectors);
+        head_output(im, to, head, first, queries, to->scores, to->inverse);
     }
 }
 
 /* What a tile of queries takes from all heads, which are mixed before and after softmax. */
 static void attend_mixed(const Image *im, const Scratch *to, int tile) {
-    int heads = im->of->heads, n = im->of->n, arithmetic = im->of->arithmetic, first = tile * TILE;
-    int queries = n - first < TILE ? n - first : TILE, vectors = (queries + LANES - 1) / LANES;
+    int heads = im->of->heads, n = im->of->n, first = tile * TILE;
+    int queries = n - first < TILE ? n - first : TILE, vectors = vectors_of(queries);
     ptrdiff_t scores_of_a_head = (ptrdiff_t)n * TILE;
     for (int head = 0; head < heads; head++) {
-        if (arithmetic == BFLOAT16) pack_head(im, to, arithmetic, head); /* its keys; float32 reads them as they are */
-        head_scores(im, to, arithmetic, head, first, queries, to->scores + head * scores_of_a_head);
+        if (im->of->arithmetic == BFLOAT16) pack_head(im, to, head); /* its keys; float32 reads them as they are */
+        head_scores(im, to, head, first, queries, to->scores + head * scores_of_a_head);
     }
     mix_heads(to->scores, im->of->before, NULL, heads, n, vectors);
-    for (int head = 0; head < heads; head++)
-        softmax_f32(to->scores + head * scores_of_a_head, to->inverse + head * TILE, n, vectors,
-                    arithmetic == BFLOAT16 ? 3 : 6);
+    for (int head = 0; head < heads; head++) {
+        float *scores = to->scores + head * scores_of_a_head, *inverse = to->inverse + head * TILE;
+        if (im->of->arithmetic == BFLOAT16) softmax_rough(scores, inverse, n, vectors);
+        else softmax_f32(scores, inverse, n, vectors);
+    }
     mix_heads(to->scores, im->of->after, to->inverse, heads, n, vectors);
     for (int head = 0; head < heads; head++) {
         const float *weights = to->scores + head * scores_of_a_head;
-        pack_head(im, to, arithmetic, head);
-        if (arithmetic == BFLOAT16) pack_weights_b16(weights, to->pairs, n, vectors);
-        head_output(im, to, arithmetic, head, first, queries, weights, NULL);
+        pack_head(im, to, head);
+        if (im->of->arithmetic == BFLOAT16) pack_weights_b16(weights, to->pairs, n, vectors);
+        head_output(im, to, head, first, queries, weights, NULL);
     }
 }
 

@@ -148,7 +148,7 @@ def _scores(softmax: Any) -> tuple[Any, Any, Any, Any] | None:
     split = _constant_and_other(at.get_node(), "Multiply")
     if split is not None:
         constant, at = split
-    product = _plain_product(_up(at, "Convert").get_node())
+    product = _factors(_up(at, "Convert").get_node())
     return None if product is None else (*product, np.asarray(constant, np.float32), before)
 
 
@@ -162,7 +162,7 @@ def _output(softmax: Any) -> tuple[Any, Any, Any] | None:
         if mixed is None or back is None:
             return None
         after, at = mixed[0], _down(back, "Convert")
-    product = _plain_product(at) if at is not None else None
+    product = _factors(at) if at is not None else None
     if at is None or product is None:
         return None
     transpose = _down(at)
@@ -185,8 +185,7 @@ def _unmixed(value: Any) -> tuple[Any, Any] | None:
     if inner.get_type_name() != "Reshape" or weights.ndim != 2 or weights.shape[0] != weights.shape[1]:
         return None
     product = outer.input_value(0).get_node()
-    first = _constant(product.input_value(0)) is not None
-    if not first or any(product.get_attributes().get(name) for name in ("transpose_a", "transpose_b")):
+    if _constant(product.input_value(0)) is None or not _is_plain_product(product):
         return None
     inside = inner.input_value(0)
     if _static(inside) != _static(value) or _static(flat)[1:2] != _static(inside)[1:2]:
@@ -194,13 +193,17 @@ def _unmixed(value: Any) -> tuple[Any, Any] | None:
     return np.ascontiguousarray(weights.T, np.float32), inside
 
 
-def _plain_product(node: Any) -> tuple[Any, Any] | None:
-    if node.get_type_name() != "MatMul" or any(
-        node.get_attributes().get(name) for name in ("transpose_a", "transpose_b")
-    ):
+def _factors(node: Any) -> tuple[Any, Any] | None:
+    if not _is_plain_product(node):
         return None
     both = _up(node.input_value(0), "Convert"), _up(node.input_value(1), "Convert")
     return both if all(len(_static(one)) == 4 for one in both) else None
+
+
+def _is_plain_product(node: Any) -> bool:
+    """A product that transposes nothing on its way."""
+    attributes = node.get_attributes()
+    return node.get_type_name() == "MatMul" and not (attributes.get("transpose_a") or attributes.get("transpose_b"))
 
 
 def _part(value: Any, order: list[int]) -> tuple[Any, int] | None:

@@ -41,8 +41,7 @@ class OpenVinoProgram:
         self._model = self._core.read_model(path)
         self._hint = hint
         self.threads = threads or len(os.sched_getaffinity(0))
-        self._fuse = fuse
-        self.fused = fuse(self._model.clone()) if fuse else 0
+        self.fused = fuse(self._model) if fuse else 0
         self._requests: dict[tuple[int, int], list[Any]] = {}
         self._kernels: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -104,8 +103,6 @@ class OpenVinoProgram:
             shape = model.inputs[0].partial_shape
             shape[0] = size
             model.reshape(shape)
-            if self._fuse:
-                self._fuse(model)
             settings = {
                 "INFERENCE_PRECISION_HINT": self._hint,
                 "NUM_STREAMS": str(streams),

@@ -20,21 +20,11 @@ if TYPE_CHECKING:
     from gmmvit_deploy.artifacts import Bundle
     from gmmvit_deploy.engines.card import EngineCard
 
-__all__ = [
-    "ATTENTION_FILE",
-    "LABELS_FILE",
-    "WARMUP_FILE",
-    "Backend",
-    "RepositoryOptions",
-    "Runtime",
-    "config_text",
-    "model_configs",
-]
+__all__ = ["LABELS_FILE", "WARMUP_FILE", "Backend", "RepositoryOptions", "Runtime", "config_text", "model_configs"]
 
 Backend = Literal["onnxruntime", "python", "tensorrt"]
 Runtime = Literal["onnxruntime", "openvino"]
 LABELS_FILE = "labels.txt"
-ATTENTION_FILE = "masked_attention.so"
 WARMUP_FILE = "image"
 """In ``<preprocess>/warmup/``: one encoded image, each with its length before it, as Triton reads it."""
 IMAGE_INPUT = "IMAGE"

@@ -21,7 +21,6 @@ from gmmvit_deploy.errors import RepositoryError
 from gmmvit_deploy.runtime.attention_library import attention_library
 from gmmvit_deploy.runtime.openvino import graph_precision
 from gmmvit_deploy.serving.model_configs import (
-    ATTENTION_FILE,
     LABELS_FILE,
     WARMUP_FILE,
     RepositoryOptions,
@@ -128,7 +127,7 @@ def _copy_programs(options: RepositoryOptions, folder: Path) -> None:
         }
         library, _ = attention_library()
         if library is not None:
-            copies[str(library)] = ATTENTION_FILE
+            copies[str(library)] = "masked_attention.so"
     for source, name in copies.items():
         shutil.copyfile(str(source), folder / name)
 

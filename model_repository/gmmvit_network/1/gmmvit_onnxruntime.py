@@ -33,14 +33,13 @@ class OnnxRuntimeProgram:
         self._open = open_session
         self._shared = open_session(self.threads)  # what cannot be loaded shall fail here
         self._input = self._shared.get_inputs()[0].name
-        self._alone: Any = self._shared if self.threads == 1 else None
-        self._pool: ThreadPoolExecutor | None = None
+        self._workers: tuple[Any, ThreadPoolExecutor] | None = None
         self._lock = threading.Lock()
 
     def prepare(self, most: int) -> None:
         """Load now what batches up to ``most`` need, so that no request has to wait for it."""
         if most >= self.threads > 1:
-            self._workers()
+            self._made_workers()
 
     def run(self, batch: Any) -> Any:
         """What the graph takes (B, …) → float32 (B, C)."""
@@ -50,17 +49,17 @@ class OnnxRuntimeProgram:
         each = -(-len(batch) // (ROWS_A_CORE * self.threads))
         chunks = np.array_split(batch, min(len(batch), each * self.threads))
         if self.threads == 1:
-            return np.concatenate([self._logits(self._alone, chunk) for chunk in chunks])
-        session, pool = self._workers()
+            return np.concatenate([self._logits(self._shared, chunk) for chunk in chunks])
+        session, pool = self._made_workers()
         return np.concatenate(list(pool.map(lambda chunk: self._logits(session, chunk), chunks)))
 
     def _logits(self, session: Any, batch: Any) -> Any:
         return session.run([OUTPUT], {self._input: batch})[0]
 
-    def _workers(self) -> tuple[Any, ThreadPoolExecutor]:
+    def _made_workers(self) -> tuple[Any, ThreadPoolExecutor]:
         """A session whose operators run on one thread, and a thread for every core; made when first wanted."""
         with self._lock:
-            if self._pool is None:
-                self._alone = self._open(1)
-                self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="onnxruntime")
-            return self._alone, self._pool
+            if self._workers is None:
+                session = self._open(1)
+                self._workers = session, ThreadPoolExecutor(self.threads, thread_name_prefix="onnxruntime")
+            return self._workers
