@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gmmvit_deploy.folding.cait_passes import merge_layer_scale, merge_scale_into_mixing
 from gmmvit_deploy.folding.head_padding import pad_heads
+from gmmvit_deploy.folding.last_block import narrow_last_block
 from gmmvit_deploy.folding.passes import FoldingPass, fold_biases, fold_masks, masked_scores, merge_scale
 from gmmvit_deploy.folding.projections import separate_projections
 from gmmvit_deploy.folding.t2t_passes import drop_unused, unfold_as_convolution
@@ -34,6 +35,7 @@ PASSES: tuple[FoldingPass, ...] = (
     merge_layer_scale,
     unfold_as_convolution,
     drop_unused,
+    narrow_last_block,
 )
 """In the order in which they run: each may require what an earlier one ensures."""
 

@@ -15,7 +15,7 @@ gelu         GELU
 bias         + a constant beside a linear map, or the position embedding
 residual     the sum of a branch and what it skipped
 pooling      the mean over tokens
-head         the linear map that gives the logits
+head         what is linear behind the mean over tokens, one row an image; last, what gives the logits
 quantize     QuantizeLinear and DequantizeLinear around a projection
 shape        moves values, computes nothing
 """
@@ -220,6 +220,8 @@ def _linear_role(node: NodeProto, wiring: _Wiring, *, on_image: bool) -> Role:
         return "mixing"
     if next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1) > 1:
         return "depthwise"
+    if any(made.op_type == "ReduceMean" for name in node.input if (made := wiring.maker.get(name))):
+        return "head"
     return "embedding" if on_image else "projection"
 
 

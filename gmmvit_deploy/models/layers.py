@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -39,12 +41,24 @@ class Mlp(nn.Sequential):
     def __init__(self, dim: int, hidden_dim: int) -> None:
         super().__init__(nn.Linear(dim, hidden_dim), nn.GELU(), nn.Linear(hidden_dim, dim))
 
+    def mean_over_tokens(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch 1 dim"]:
+        """The mean of what it gives for each token. The second linear map commutes with it, and is taken once."""
+        first, gelu, second = self
+        mean: Tensor = second(gelu(first(x)).mean(dim=1, keepdim=True))
+        return mean
+
 
 class Block(nn.Module):
-    """Pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x))."""
+    """Pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x)).
+
+    gives: all of its tokens; or, once folded and nothing else of them is read, the first one or their mean.
+    """
+
+    gives: Literal["tokens", "first", "mean"]
 
     def __init__(self, *, dim: int, heads: int, head_dim: int, mlp_dim: int, mask: Mask | None) -> None:
         super().__init__()
+        self.gives = "tokens"
         self.attention_norm = layer_norm(dim)
         self.attention = MaskedAttention(
             dim=dim,
@@ -57,7 +71,11 @@ class Block(nn.Module):
         self.mlp_norm = layer_norm(dim)
         self.mlp = Mlp(dim, mlp_dim)
 
-    def forward(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch n dim"]:
+    def forward(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch given dim"]:
         x = x + self.attention(self.attention_norm(x))
+        if self.gives == "mean":
+            return x.mean(dim=1, keepdim=True) + self.mlp.mean_over_tokens(self.mlp_norm(x))
+        if self.gives == "first":
+            x = x[:, :1]
         out: Tensor = x + self.mlp(self.mlp_norm(x))
         return out

@@ -94,7 +94,7 @@ def test_manifest_says_where_it_came_from(bundle: Bundle) -> None:
     assert manifest["checkpoint"]["sha256"] == sha256_of_file(GOLDEN / "vit_gmm.pth")
     assert manifest["trainable_parameters"] == 62548
     assert manifest["labels"][6] == "frog"
-    assert manifest["folding"] == ["fold_masks", "merge_scale"]
+    assert manifest["folding"] == ["fold_masks", "merge_scale", "narrow_last_block"]
     assert set(manifest["files"]) == {"model.onnx", "weights.safetensors", "golden.npz", "labels.txt"}
 
 

@@ -1,0 +1,49 @@
+"""The last block computes what is read of it, and no more."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+from gmmvit_deploy.errors import FoldError
+from gmmvit_deploy.models.layers import Block
+from gmmvit_deploy.models.pit import PiT
+from gmmvit_deploy.models.vit import ViT
+
+__all__ = ["narrow_last_block"]
+
+
+@torch.no_grad()
+def narrow_last_block(model: nn.Module) -> tuple[str, ...]:
+    """Class token:  (x + mlp(norm(x)))[0]  →  x[0] + mlp(norm(x[0])).
+
+    Mean:  mean(x + W·h + b)  →  mean(x) + W·mean(h) + b,  h = gelu(first linear map of norm(x)).
+
+    A ViT of d blocks is spared 1/d of its mlps' second half, with a class token of all its mlps' work. Swin and T2T
+    norm their tokens before the mean, and a norm does not commute; CaiT reads nothing but its class token already.
+    What reads the block takes the first, or the mean, of one token then: that token.
+    Ensures: in float64 the block gives the first of its tokens, or their mean, up to rounding.
+    """
+    if isinstance(model, ViT):
+        name, reads_first, n = f"blocks.{len(model.blocks) - 1}", model.class_token is not None, model.spec.tokens
+    elif isinstance(model, PiT):
+        last = len(model.stages) - 1
+        name, reads_first, n = f"stages.{last}.{model.spec.depths[last] - 1}", True, model.spec.grids[last] ** 2 + 1
+    else:
+        return ()
+    block = model.get_submodule(name)
+    if not isinstance(block, Block) or block.gives != "tokens":
+        return ()
+    before = copy.deepcopy(block).double()
+    block.gives = "first" if reads_first else "mean"
+    width = block.attention_norm.normalized_shape[0]
+    tokens = torch.randn(2, n, width, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    wanted = before(tokens)
+    wanted = wanted[:, :1] if reads_first else wanted.mean(dim=1, keepdim=True)
+    found = copy.deepcopy(block).double()(tokens)
+    if not torch.allclose(found, wanted, rtol=1e-9, atol=1e-12):
+        off = float((found - wanted).abs().max())
+        raise FoldError(f"{name}: narrowed to the {block.gives} of its tokens, it gives others, {off:.2e} away")
+    return (name,)
