@@ -26,12 +26,12 @@ from side_by_side import Family, Program, main
 from gmmvit_deploy.bench.machine import cpu_features
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtime.onnxruntime import program_from_onnx, session_from_onnx
-from gmmvit_deploy.runtime.openvino import OPENVINO_HINTS, fused
+from gmmvit_deploy.runtime.openvino import OPENVINO_HINTS, our_kernels
 from gmmvit_deploy.runtime.openvino_program import OpenVinoProgram
 
 
 def with_openvino(path: Path, precision: Precision) -> Program:
-    return OpenVinoProgram(str(path), hint=OPENVINO_HINTS[precision], fuse=fused(precision)[0]).run
+    return OpenVinoProgram(str(path), hint=OPENVINO_HINTS[precision], kernels=our_kernels(precision)[0]).run
 
 
 def add_programs(family: Family) -> None:

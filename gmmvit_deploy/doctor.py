@@ -22,7 +22,7 @@ from gmmvit_deploy.engines.options import BuildOptions, Profile
 from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.precision import PRECISIONS, Precision
-from gmmvit_deploy.runtime.openvino import fused
+from gmmvit_deploy.runtime.openvino import our_kernels
 from gmmvit_deploy.serving.installs import ServerInstall, find_server
 from gmmvit_deploy.variants import onnx_file, open_variant
 
@@ -188,8 +188,8 @@ def _openvino() -> str:
     openvino = require("openvino", package="openvino", extra="openvino")
     capabilities = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     computed = [precision for precision, name in _COMPUTED.items() if name in capabilities]
-    fuse, how = fused("bf16")
-    attention = f"attention in our own kernel, up to {how}" if fuse else f"attention is OpenVINO's: {how}"
+    kernels, how = our_kernels("bf16")
+    attention = f"attention in our own kernel, up to {how}" if kernels else f"attention is OpenVINO's: {how}"
     return f"openvino {openvino.__version__}; this CPU computes {', '.join(computed)}; {attention}"
 
 

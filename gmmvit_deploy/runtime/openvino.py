@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import BundleError, InputError
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.runtime.attention_library import attention_library
-from gmmvit_deploy.runtime.openvino_attention import Arithmetic, Fusion, fusion_with
+from gmmvit_deploy.runtime.kernel_libraries import openvino_library
+from gmmvit_deploy.runtime.openvino_kernels import Arithmetic, Kernels, kernels_from
 from gmmvit_deploy.runtime.openvino_program import CHUNK, Hint, OpenVinoProgram
 from gmmvit_deploy.runtime.runner import Runner
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gmmvit_deploy.precision import Precision
     from gmmvit_deploy.variants import Variant
 
-__all__ = ["FUSED_ATTENTION", "OPENVINO_HINTS", "OpenVinoRunner", "fused", "graph_precision"]
+__all__ = ["FUSED_ATTENTION", "OPENVINO_HINTS", "OpenVinoRunner", "graph_precision", "our_kernels"]
 
 OPENVINO_HINTS: dict[Precision, Hint] = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
 """Precision → what OpenVINO computes in beside what the graph itself quantises.
@@ -31,13 +31,13 @@ FUSED_ATTENTION: dict[Precision, Arithmetic] = {"fp32": "f32", "bf16": "bf16", "
 its attention is fp16 in an engine: bf16 where the CPU has it, float32 where not."""
 
 
-def fused(precision: Precision) -> tuple[Fusion | None, str]:
-    """(what to give to `OpenVinoProgram`, its arithmetic); or (None, why attention is left to OpenVINO).
+def our_kernels(precision: Precision) -> tuple[Kernels | None, str]:
+    """(what to give to `OpenVinoProgram`, attention's arithmetic); or (None, why all is left to OpenVINO).
 
-    The first call on a machine compiles our kernel, which takes some seconds.
+    The first call on a machine compiles them, which takes some seconds.
     """
-    library, why = attention_library()
-    return (None, why) if library is None else fusion_with(library, FUSED_ATTENTION[precision])
+    library, why = openvino_library()
+    return (None, why) if library is None else kernels_from(library, FUSED_ATTENTION[precision])
 
 
 def graph_precision(precision: Precision) -> Precision:
@@ -65,10 +65,10 @@ class OpenVinoRunner(Runner):
         self.precision = precision
         self.variant = variant
         self.version = str(openvino.__version__)
-        fuse, self._attention = fused(precision)
+        kernels, self._attention = our_kernels(precision)
         try:
             self.program = OpenVinoProgram(
-                str(variant.path), hint=OPENVINO_HINTS[precision], threads=threads, fuse=fuse
+                str(variant.path), hint=OPENVINO_HINTS[precision], threads=threads, kernels=kernels
             )
         # OpenVINO raises RuntimeError for a graph that it cannot take, and for a type that the CPU has not.
         except RuntimeError as exc:
@@ -78,11 +78,13 @@ class OpenVinoRunner(Runner):
 
     @property
     def settings(self) -> dict[str, str]:
+        norms = {"norms": f"our own, in chunks of {CHUNK}"} if self.program.fused_norms else {}
         return {
             "threads": str(self.program.threads),
             "rows at once": str(CHUNK),
             "hint": OPENVINO_HINTS[self.precision],
-            "attention": f"our own, {self._attention}" if self.program.fused else "OpenVINO's",
+            "attention": f"our own, {self._attention}" if self.program.fused_attentions else "OpenVINO's",
+            **norms,
         }
 
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -27,10 +26,10 @@ class OpenVinoProgram:
     hint: what the products compute in.  It is never left to OpenVINO, whose own choice on a CPU that
     has bf16 is bf16, whatever the graph says.
     threads: cores to use; 0 is all that this process may run on.
-    fuse: model → how many of its attentions it replaced by our own kernel.
+    kernels: our own, as `kernels_from` gives them; None leaves all to OpenVINO.
     """
 
-    def __init__(self, path: str, *, hint: Hint, threads: int = 0, fuse: Callable[[Any], int] | None = None) -> None:
+    def __init__(self, path: str, *, hint: Hint, threads: int = 0, kernels: Any = None) -> None:
         """Errors: ImportError; RuntimeError when OpenVINO cannot read or compile the graph, or computes otherwise."""
         import openvino
 
@@ -38,10 +37,12 @@ class OpenVinoProgram:
         self._core = openvino.Core()
         if hint == "bf16" and "BF16" not in self._core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
             raise RuntimeError("this CPU has no bf16")
-        self._model = self._core.read_model(path)
+        self._small = self._core.read_model(path)
         self._hint = hint
         self.threads = threads or len(os.sched_getaffinity(0))
-        self.fused = fuse(self._model) if fuse else 0
+        self.fused_attentions = kernels.fuse_attention(self._small) if kernels else 0
+        self._whole = self._small.clone()  # a chunk has rows enough for our norms to gain
+        self.fused_norms = kernels.fuse_norms(self._whole) if kernels else 0
         self._requests: dict[tuple[int, int], list[Any]] = {}
         self._kernels: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -99,7 +100,7 @@ class OpenVinoProgram:
     def _prepared(self, size: int, streams: int) -> list[Any]:
         """Requests for chunks of this size; compiled when they are first wanted."""
         if (size, streams) not in self._requests:
-            model = self._model.clone()
+            model = (self._whole if size == CHUNK else self._small).clone()
             shape = model.inputs[0].partial_shape
             shape[0] = size
             model.reshape(shape)

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import gmmvit_deploy.preprocess
 import gmmvit_deploy.runtime.onnxruntime_program
-import gmmvit_deploy.runtime.openvino_attention
+import gmmvit_deploy.runtime.openvino_kernels
 import gmmvit_deploy.runtime.openvino_program
 from gmmvit_deploy.artifacts import LABELS_FILE as BUNDLE_LABELS_FILE
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.engines.card import Engine, require_bundle
 from gmmvit_deploy.engines.compatibility import ServerTensorRT, loads_on, server_tensorrt
 from gmmvit_deploy.errors import RepositoryError
-from gmmvit_deploy.runtime.attention_library import attention_library
+from gmmvit_deploy.runtime.kernel_libraries import openvino_library
 from gmmvit_deploy.runtime.openvino import graph_precision
 from gmmvit_deploy.serving.model_configs import (
     LABELS_FILE,
@@ -123,11 +123,11 @@ def _copy_programs(options: RepositoryOptions, folder: Path) -> None:
     else:
         copies = {
             gmmvit_deploy.runtime.openvino_program.__file__: "gmmvit_openvino.py",
-            gmmvit_deploy.runtime.openvino_attention.__file__: "gmmvit_openvino_attention.py",
+            gmmvit_deploy.runtime.openvino_kernels.__file__: "gmmvit_openvino_kernels.py",
         }
-        library, _ = attention_library()
+        library, _ = openvino_library()
         if library is not None:
-            copies[str(library)] = "masked_attention.so"
+            copies[str(library)] = "openvino_kernels.so"
     for source, name in copies.items():
         shutil.copyfile(str(source), folder / name)
 

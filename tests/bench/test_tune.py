@@ -16,8 +16,8 @@ from gmmvit_deploy.bench.tune import TUNING_FILE, TuneOptions, tune
 from gmmvit_deploy.errors import InputError, OutputError
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.inputs import fresh_inputs
-from gmmvit_deploy.runtime.attention_library import attention_library
-from gmmvit_deploy.runtime.openvino import fused
+from gmmvit_deploy.runtime.kernel_libraries import openvino_library
+from gmmvit_deploy.runtime.openvino import our_kernels
 from gmmvit_deploy.runtime.triton import TritonRunner
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
@@ -59,8 +59,8 @@ def test_the_best_of_what_was_tried_is_written(bundle: Bundle, tmp_path: Path, m
 def test_openvino_behind_triton_gives_the_models_answers(precise_bundle: Bundle, tmp_path: Path) -> None:
     options = RepositoryOptions(runtime="openvino", precision="int8", instances=2, threads=1)
     repository = repository_from_bundle(precise_bundle, tmp_path / "models", options)
-    kernel = repository.path / "gmmvit_network" / "1" / "masked_attention.so"
-    assert kernel.exists() == (attention_library()[0] is not None)
+    kernel = repository.path / "gmmvit_network" / "1" / "openvino_kernels.so"
+    assert kernel.exists() == (openvino_library()[0] is not None)
     for broken in (False, True):
         if broken:  # as one is that was compiled for another OpenVINO
             kernel.write_bytes(b"no library")
@@ -73,7 +73,7 @@ def test_openvino_behind_triton_gives_the_models_answers(precise_bundle: Bundle,
                 assert report.passed, report.failures()
             assert one.run(fresh_inputs(precise_bundle, 5)).shape[0] == 5
         without = [line for line in log if "attention is computed by OpenVINO" in line]
-        assert bool(without) == (broken or fused("int8")[0] is None)
+        assert bool(without) == (broken or our_kernels("int8")[0] is None)
 
 
 def test_a_bound_that_nothing_holds_writes_nothing(

@@ -17,17 +17,17 @@ from openvino import opset13 as ops
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.parity.runners import open_runner
-from gmmvit_deploy.runtime import attention_library as compiling
+from gmmvit_deploy.runtime import kernel_libraries as compiling
 from gmmvit_deploy.runtime import openvino as runner_module
-from gmmvit_deploy.runtime.attention_library import attention_library
-from gmmvit_deploy.runtime.openvino import OpenVinoRunner, fused
-from gmmvit_deploy.runtime.openvino_attention import _prepared, fusion_with
+from gmmvit_deploy.runtime.kernel_libraries import openvino_library
+from gmmvit_deploy.runtime.openvino import OpenVinoRunner, our_kernels
+from gmmvit_deploy.runtime.openvino_kernels import _prepared, kernels_from
 from tests.conftest import has_bf16
 
-_FUSE, _WHY = fused("fp32")
+_KERNELS, _WHY = our_kernels("fp32")
 needs_kernel = pytest.mark.skipif(
     # One that does not compile is a failure, and no reason to skip.
-    _FUSE is None and any(why in _WHY for why in ("no AVX-512", "x86-64", "no C++ compiler")),
+    _KERNELS is None and any(why in _WHY for why in ("no AVX-512", "x86-64", "no C++ compiler")),
     reason=f"no kernel here: {_WHY}",
 )
 F32, BF16 = 1, 2
@@ -63,7 +63,7 @@ class Case:
 
     def computed(self, arithmetic: int, pieces: list[int] | None = None) -> tuple[int, np.ndarray]:
         """pieces: where one call ends and the next begins.  (What the last call returned, the output.)"""
-        library = _loaded()
+        library = loaded()
         columns = self.heads * self.d
         out = np.full((self.batch, self.n, columns), np.nan, np.float32)
         mask = None if self.mask is None else _prepared(self.mask)
@@ -110,8 +110,8 @@ class Case:
         return mixed, float(np.abs(after).max() * np.abs(v).max())
 
 
-def _loaded() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(attention_library()[0]))
+def loaded() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(openvino_library()[0]))
     library.masked_attention_pieces.restype = ctypes.c_int64
     return library
 
@@ -206,12 +206,12 @@ def test_the_fused_graph_gives_the_same_answers(
     inputs = fresh_inputs(bundle, 37)
     with open_runner("openvino", bundle) as runner:
         assert isinstance(runner, OpenVinoRunner)
-        assert (runner.program.fused > 0) == some
+        assert (runner.program.fused_attentions > 0) == some
         assert runner.settings["attention"] == ("our own, f32" if some else "OpenVINO's")
         ours = runner.rows(inputs)
         if some:
             assert "Reference ref_f32" in runner.program.kernels
-    monkeypatch.setattr(runner_module, "attention_library", lambda: (None, "not wanted"))
+    monkeypatch.setattr(runner_module, "openvino_library", lambda: (None, "not wanted"))
     with open_runner("openvino", bundle) as runner:
         assert runner.settings["attention"] == "OpenVINO's"
         theirs = runner.rows(inputs)
@@ -261,13 +261,13 @@ def _graph(**other: Any) -> openvino.Model:
     ids=str,
 )
 def test_only_masked_attention_is_replaced(other: dict[str, Any], replaced: int) -> None:
-    library, _ = attention_library()
+    library, _ = openvino_library()
     assert library is not None
-    fuse, arithmetic = fusion_with(library, "f32")
-    assert fuse is not None
+    kernels, arithmetic = kernels_from(library, "f32")
+    assert kernels is not None
     assert arithmetic == "f32"
     plain, model = _graph(**other), _graph(**other)
-    assert fuse(model) == replaced
+    assert kernels.fuse_attention(model) == replaced
     kinds = [node.get_type_name() for node in model.get_ordered_ops()]
     assert kinds.count("MaskedAttention") == replaced
     assert ("Softmax" in kinds) == (not replaced)
@@ -282,7 +282,7 @@ def test_only_masked_attention_is_replaced(other: dict[str, Any], replaced: int)
 
 @needs_kernel
 def test_bf16_falls_back_to_what_the_processor_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    library, _ = attention_library()
+    library, _ = openvino_library()
     assert library is not None
     for support, found in ((2, "bf16"), (1, "f32"), (0, "this processor has no AVX-512")):
 
@@ -291,7 +291,7 @@ def test_bf16_falls_back_to_what_the_processor_has(monkeypatch: pytest.MonkeyPat
                 return support
 
         monkeypatch.setattr(ctypes, "CDLL", lambda path, made=Library: made())
-        assert fusion_with(library, "bf16")[1] == found
+        assert kernels_from(library, "bf16")[1] == found
 
 
 # ---- where it cannot be had --------------------------------------------------------------------------------------
@@ -301,15 +301,15 @@ def test_bf16_falls_back_to_what_the_processor_has(monkeypatch: pytest.MonkeyPat
 def _anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """A machine that has compiled nothing yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    compiling.attention_library.cache_clear()
+    compiling.openvino_library.cache_clear()
     yield
-    compiling.attention_library.cache_clear()
+    compiling.openvino_library.cache_clear()
 
 
 @pytest.mark.usefixtures("_anew")
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, bundle: Bundle, tmp_path: Path) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    library, why = attention_library()
+    library, why = openvino_library()
     assert library is None
     assert why == "no C++ compiler: no-such-compiler is not there; install g++, or name another in CXX"
     with open_runner("openvino", bundle) as runner:
@@ -323,7 +323,7 @@ def test_a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     script.write_text("#!/bin/sh\necho 'x.cpp:1: error: no' >&2\nexit 1\n")
     script.chmod(0o755)
     monkeypatch.setenv("CXX", str(script))
-    library, why = attention_library()
+    library, why = openvino_library()
     assert library is None
     assert why == f"the compiler {script} failed: x.cpp:1: error: no"
     assert not list((tmp_path / "cache").rglob("*.so"))
@@ -332,14 +332,14 @@ def test_a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 @pytest.mark.usefixtures("_anew")
 def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file, no folder")
-    library, why = attention_library()
+    library, why = openvino_library()
     assert library is None
     assert str(tmp_path / "cache") in why
 
 
 def test_a_library_of_another_version(tmp_path: Path) -> None:
-    other = tmp_path / "masked_attention.so"
+    other = tmp_path / "openvino_kernels.so"
     other.write_bytes(b"no library")
-    fuse, why = fusion_with(other, "f32")
-    assert fuse is None
-    assert why.startswith("masked_attention.so cannot be loaded:")
+    kernels, why = kernels_from(other, "f32")
+    assert kernels is None
+    assert why.startswith("openvino_kernels.so cannot be loaded:")

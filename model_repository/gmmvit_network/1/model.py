@@ -79,9 +79,9 @@ def _onnxruntime(graph: str, threads: int) -> Any:
 
 def _openvino(graph: str, threads: int, hint: str, attention: str) -> Any:
     from gmmvit_openvino import OpenVinoProgram
-    from gmmvit_openvino_attention import fusion_with
+    from gmmvit_openvino_kernels import kernels_from
 
-    fuse, why = fusion_with(Path(__file__).with_name("masked_attention.so"), attention)
-    if fuse is None:
+    kernels, why = kernels_from(Path(__file__).with_name("openvino_kernels.so"), attention)
+    if kernels is None:
         pb_utils.Logger.log_warn(f"attention is computed by OpenVINO, not by the faster kernel of our own: {why}")
-    return OpenVinoProgram(graph, hint=hint, threads=threads, fuse=fuse)
+    return OpenVinoProgram(graph, hint=hint, threads=threads, kernels=kernels)

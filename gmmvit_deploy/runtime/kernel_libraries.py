@@ -1,4 +1,4 @@
-"""Our attention kernel as a library for the OpenVINO that is installed: compiled when first wanted, then kept.
+"""Our kernels as a library for the OpenVINO that is installed: compiled when first wanted, then kept.
 
 An operation of OpenVINO is C++ and belongs to one version of it, so it cannot come ready-made with this package.
 OpenVINO's own package brings the headers; what it takes is a C++ compiler, once, for some seconds.
@@ -17,15 +17,15 @@ from pathlib import Path
 
 from gmmvit_deploy.extras import require
 
-__all__ = ["attention_library"]
+__all__ = ["openvino_library"]
 
 _HERE = Path(__file__).parent
-_SOURCES = ("masked_attention_op.cpp", "masked_attention.c", "masked_attention.h")
+_SOURCES = ("openvino_operations.cpp", "masked_attention.c", "masked_attention.h", "residual_norm.c", "residual_norm.h")
 _LIBRARIES = ("libopenvino.so.*", "libtbb.so.*")
 
 
 @lru_cache
-def attention_library() -> tuple[Path | None, str]:
+def openvino_library() -> tuple[Path | None, str]:
     """(the library, ""); or (None, why there is none).
 
     It is kept in ``$XDG_CACHE_HOME/gmmvit-deploy``, by default ~/.cache. $CXX is the compiler, by default c++.
@@ -43,7 +43,7 @@ def attention_library() -> tuple[Path | None, str]:
         named.update((_HERE / source).read_bytes())
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gmmvit-deploy"
-        library = folder / f"masked_attention-{named.hexdigest()[:16]}.so"
+        library = folder / f"openvino-{named.hexdigest()[:16]}.so"
         folder.mkdir(parents=True, exist_ok=True)
         if not library.exists():
             _compile(command, library)
@@ -59,7 +59,8 @@ def _command(compiler: list[str], openvino: Path) -> list[str] | None:
     if not (openvino / "include" / "openvino" / "core" / "parallel.hpp").exists() or not all(libraries):
         return None
     flags = ["-O2", "-shared", "-fPIC", "-isystem", str(openvino / "include"), "-DOV_THREAD=OV_THREAD_TBB"]
-    sources = ["-x", "c++", str(_HERE / _SOURCES[0]), "-x", "c", str(_HERE / _SOURCES[1]), "-x", "none"]
+    kernels = [str(_HERE / source) for source in _SOURCES if source.endswith(".c")]
+    sources = ["-x", "c++", str(_HERE / _SOURCES[0]), "-x", "c", *kernels, "-x", "none"]
     return [*compiler, *flags, *sources, *(str(found[0]) for found in libraries)]
 
 

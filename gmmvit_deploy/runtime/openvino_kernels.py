@@ -1,8 +1,12 @@
-"""Our fused masked attention inside OpenVINO.  Imports nothing of ours: a server's model brings this file along.
+"""Our own kernels inside OpenVINO.  Imports nothing of ours: a server's model brings this file along.
 
     Split, Reshape, Transpose, MatMul, Multiply by M, Softmax, MatMul, Transpose, Reshape  →  one operation
 
-which `masked_attention.c` computes in one pass over the cache. Only what is exactly this (with heads mixed before and
+which `masked_attention.c` computes in one pass over the cache; and in a graph that is quantised
+
+    Add, LayerNorm, QuantizeLinear  →  one operation
+
+by `residual_norm.c`. Only what is exactly this (attention with heads mixed before and
 after softmax, as in CaiT, or without) is replaced; whatever else a graph has stays OpenVINO's own: windows with a
 bias, attention from one token to many, heads whose width is no multiple of 16.
 """
@@ -10,20 +14,15 @@ bias, attention from one token to many, heads whose width is no multiple of 16.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-__all__ = ["Arithmetic", "AttentionForm", "Fusion", "fusion_with"]
+__all__ = ["Arithmetic", "AttentionForm", "Kernels", "NormForm", "kernels_from"]
 
 Arithmetic = Literal["f32", "bf16"]
-Fusion = Callable[[Any], int]
-"""An OpenVINO model → how many of its attentions were replaced."""
-
 _ARITHMETIC: dict[Arithmetic, int] = {"f32": 1, "bf16": 2}  # as masked_attention.h numbers them
 _FALLBACK: dict[Arithmetic, tuple[Arithmetic, ...]] = {"f32": (), "bf16": ("f32",)}
 _LANES = 16
@@ -63,10 +62,78 @@ class AttentionForm:
         }
 
 
-def fusion_with(library: Path, wanted: Arithmetic) -> tuple[Fusion | None, str]:
-    """(model → how many attentions were replaced, the arithmetic they compute in); or (None, why not).
+@dataclass(frozen=True, eq=False)
+class NormForm:
+    """One LayerNorm of a graph that is quantised, as the operation wants it.
 
-    library: masked_attention_op.cpp, compiled for the OpenVINO that is here.
+    inputs: x, and what is added to it if ``sum``, their sum, is there.  weight, bias: by the step of the grid.
+    last: the norm's last node.  quantised: the nodes whose values are int8.
+    """
+
+    inputs: tuple[Any, ...]
+    sum: Any
+    weight: Any
+    bias: Any
+    epsilon: float
+    last: Any
+    quantised: tuple[Any, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Kernels:
+    """Our operations, loaded.  arithmetic: that attention is computed in."""
+
+    arithmetic: Arithmetic
+    _factory: Any
+
+    def fuse_attention(self, model: Any) -> int:
+        """How many attentions of an OpenVINO model were replaced."""
+        from openvino import opset13
+
+        found = [one for node in _nodes_of(model, "Softmax") if (one := _matched(node))]
+        for form, inputs, last in found:
+            constants = [opset13.constant(one) for one in (form.mask, *form.mixing) if one is not None]
+            attributes = form.attributes(self.arithmetic)
+            fused = self._factory.create("MaskedAttention", [*inputs, *constants], attributes)
+            fused.set_friendly_name(last.get_friendly_name())
+            last.output(0).replace(fused.output(0))
+        model.validate_nodes_and_infer_types()
+        return len(found)
+
+    def fuse_norms(self, model: Any) -> int:
+        """How many LayerNorms of an OpenVINO model, all of whose values are quantised, were replaced.
+
+        Worth it where rows are many: each operation of ours costs OpenVINO some microseconds to call.
+        """
+        from openvino import opset13
+
+        taken = sum(len(form.quantised) for node in _nodes_of(model, "MVN") if (form := _matched_norm(node)))
+        # OpenVINO multiplies in int8 only in a graph that quantises something itself.
+        if len(_nodes_of(model, "FakeQuantize")) <= taken:
+            return 0
+        replaced = 0
+        for node in _nodes_of(model, "MVN"):
+            # Only now: what goes in may be what the one before gives.
+            form = _matched_norm(node)
+            if form is None:
+                continue
+            constants = [opset13.constant(form.weight), opset13.constant(form.bias)]
+            attributes = {"adds": form.sum is not None, "epsilon": form.epsilon}
+            fused = self._factory.create("ResidualNorm", [*form.inputs, *constants], attributes)
+            fused.set_friendly_name(form.last.get_friendly_name())
+            for quantised in form.quantised:
+                quantised.output(0).replace(fused.output(0))
+            if form.sum is not None:
+                form.sum.replace(fused.output(1))
+            replaced += 1
+        model.validate_nodes_and_infer_types()
+        return replaced
+
+
+def kernels_from(library: Path, wanted: Arithmetic) -> tuple[Kernels | None, str]:
+    """(our kernels, the arithmetic that attention is computed in); or (None, why there are none).
+
+    library: openvino_operations.cpp, compiled for the OpenVINO that is here.
     The arithmetic is the one that is wanted, or float32 where the processor has no bf16.
     """
     from openvino.utils.node_factory import NodeFactory
@@ -80,25 +147,11 @@ def fusion_with(library: Path, wanted: Arithmetic) -> tuple[Fusion | None, str]:
         return None, f"{library.name} cannot be loaded: {exc}"
     for arithmetic in (wanted, *_FALLBACK[wanted]):
         if support >= _ARITHMETIC[arithmetic]:
-            return partial(_fuse, factory=factory, arithmetic=arithmetic), arithmetic
+            return Kernels(arithmetic, factory), arithmetic
     return None, "this processor has no AVX-512"
 
 
-def _fuse(model: Any, *, factory: Any, arithmetic: Arithmetic) -> int:
-    from openvino import opset13
-
-    softmaxes = [node for node in model.get_ordered_ops() if node.get_type_name() == "Softmax"]
-    found = [one for node in softmaxes if (one := _matched(node))]
-    for form, inputs, last in found:
-        constants = [opset13.constant(one) for one in (form.mask, *form.mixing) if one is not None]
-        fused = factory.create("MaskedAttention", [*inputs, *constants], form.attributes(arithmetic))
-        fused.set_friendly_name(last.get_friendly_name())
-        last.output(0).replace(fused.output(0))
-    model.validate_nodes_and_infer_types()
-    return len(found)
-
-
-# ---- finding it in a graph -------------------------------------------------------------------------------------
+# ---- finding attention in a graph --------------------------------------------------------------------------------
 
 
 def _matched(softmax: Any) -> tuple[AttentionForm, list[Any], Any] | None:
@@ -237,6 +290,88 @@ def _sources(ends: list[tuple[Any, int]]) -> tuple[list[Any], tuple[tuple[int, i
             inputs.append(value)
         parts.append((keys.index(key), column))
     return inputs, tuple(parts)
+
+
+# ---- finding norms that are quantised ----------------------------------------------------------------------------
+
+
+def _matched_norm(mvn: Any) -> NormForm | None:
+    """Its form when Quantize(norm(x)), or of x + branch, is all that this normalisation is for."""
+    attributes = mvn.get_attributes()
+    scaled = _only_taker(mvn, "Multiply")
+    shifted = _only_taker(scaled, "Add") if scaled is not None else None
+    if scaled is None or shifted is None or attributes.get("eps_mode") != "INSIDE_SQRT":
+        return None
+    weight, bias = _constant_and_other(scaled, "Multiply"), _constant_and_other(shifted, "Add")
+    step, quantised = _quantised(shifted)
+    x = _up(mvn.input_value(0), "Convert")
+    width = _static(x)[-1:]
+    if weight is None or bias is None or step is None or len(_static(x)) != 3 or width[0] % _LANES:
+        return None
+    scale, shift = (np.asarray(one[0], np.float32).reshape(-1) / np.float32(step) for one in (weight, bias))
+    if scale.size != width[0] or shift.size != width[0] or not _over_last_axis(mvn):
+        return None
+    summands = _summands(x)
+    total = x if summands else None
+    return NormForm(summands or (x,), total, scale, shift, float(attributes["eps"]), shifted, quantised)
+
+
+def _quantised(value: Any) -> tuple[float | None, tuple[Any, ...]]:
+    """(the step, the int8 nodes) of what takes this value, when all of it is int8 on one and the same grid."""
+    steps: set[float] = set()
+    found = []
+    for node in _takers(value):
+        bounds = [_constant(node.input_value(index)) for index in range(1, len(node.inputs()))]
+        if node.get_type_name() != "FakeQuantize" or any(one is None or one.size != 1 for one in bounds):
+            return None, ()
+        low, high, least, most = (float(one.reshape(())) for one in bounds)
+        if (least, most, node.get_attributes()["levels"]) != (-128, 127, 256) or not np.isclose(low * 127, high * -128):
+            return None, ()
+        steps.add(high / 127)
+        found += [target.get_node() for target in node.output(0).get_target_inputs()]
+    whole = all(one.get_output_element_type(0).get_type_name() == "i8" for one in found)
+    return (steps.pop(), tuple(found)) if len(steps) == 1 and whole else (None, ())
+
+
+def _over_last_axis(mvn: Any) -> bool:
+    """Its axes, which an importer may leave as arithmetic on constants."""
+    axes = mvn.input_value(1).get_node()
+    values = _constant(mvn.input_value(1))
+    if values is None and axes.get_type_name() == "Range":
+        ends = [_constant(axes.input_value(index)) for index in range(3)]
+        values = None if any(one is None for one in ends) else np.arange(*(int(one.reshape(())) for one in ends))
+    return values is not None and values.reshape(-1).tolist() in ([-1], [2])
+
+
+def _summands(value: Any) -> tuple[Any, ...]:
+    """Of a sum of two values, neither a constant nor broadcast; empty if it is none."""
+    node = value.get_node()
+    if node.get_type_name() != "Add":
+        return ()
+    both = (node.input_value(0), node.input_value(1))
+    alike = all(_constant(one) is None and _static(one) == _static(value) for one in both)
+    return both if alike else ()
+
+
+def _only_taker(node: Any, kind: str) -> Any:
+    takers = _takers(node)
+    return takers[0] if len(takers) == 1 and takers[0].get_type_name() == kind else None
+
+
+def _takers(node: Any) -> list[Any]:
+    """The nodes that take what this one gives, through conversions."""
+    found = []
+    for target in node.output(0).get_target_inputs():
+        taker = target.get_node()
+        found += _takers(taker) if taker.get_type_name() == "Convert" else [taker]
+    return found
+
+
+# ---- what both look at -------------------------------------------------------------------------------------------
+
+
+def _nodes_of(model: Any, kind: str) -> list[Any]:
+    return [node for node in model.get_ordered_ops() if node.get_type_name() == kind]
 
 
 def _permutes(node: Any, order: list[int]) -> bool:

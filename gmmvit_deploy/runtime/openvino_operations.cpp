@@ -1,11 +1,17 @@
-/* The operation MaskedAttention of OpenVINO's graphs, computed by masked_attention.c on the threads of its stream.
+/* Our operations of OpenVINO's graphs, computed on the threads of their stream.
 
+   MaskedAttention, by masked_attention.c
    Inputs: what Q, K and V lie in, float32 (B, n, columns), one to three of them; then the mask as the kernel wants it if
    `masked`; then the two mixings (heads, heads) if `mixed`.
    Output: float32 (B, n, heads * d).
-   Attributes: heads, n, d; parts: of Q, K and V each the input and its first column; scale; arithmetic. */
+   Attributes: heads, n, d; parts: of Q, K and V each the input and its first column; scale; arithmetic.
+
+   ResidualNorm, by residual_norm.c
+   Inputs: x, float32 (B, n, width); then what is added to it if `adds`; weight and bias (width), by the step.
+   Outputs: int8 (B, n, width); then the sum if `adds`. */
 
 #include "masked_attention.h"
+#include "residual_norm.h"
 
 #include <atomic>
 #include <memory>
@@ -97,7 +103,61 @@ private:
     float m_scale = 1;
 };
 
+class ResidualNorm : public ov::op::Op {
+public:
+    OPENVINO_OP("ResidualNorm", "gmmvit");
+
+    ResidualNorm() = default;
+
+    void validate_and_infer_types() override {
+        set_output_type(0, ov::element::i8, get_input_partial_shape(0));
+        if (m_adds) set_output_type(1, get_input_element_type(0), get_input_partial_shape(0));
+    }
+
+    std::shared_ptr<ov::Node> clone_with_new_inputs(const ov::OutputVector& inputs) const override {
+        auto copy = std::make_shared<ResidualNorm>(*this);
+        copy->set_arguments(inputs);
+        copy->validate_and_infer_types();
+        return copy;
+    }
+
+    bool visit_attributes(ov::AttributeVisitor& visitor) override {
+        visitor.on_attribute("adds", m_adds);
+        visitor.on_attribute("epsilon", m_epsilon);
+        return true;
+    }
+
+    bool has_evaluate() const override { return true; }
+
+    bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
+        size_t next = 0;
+        ::ResidualNorm what{};
+        what.width = static_cast<int64_t>(inputs.at(0).get_shape().back());
+        what.x = inputs.at(next++).data<const float>();
+        what.branch = m_adds ? inputs.at(next++).data<const float>() : nullptr;
+        what.weight = inputs.at(next).data<const float>();
+        what.bias = inputs.at(next + 1).data<const float>();
+        what.normed = outputs.at(0).data<int8_t>();
+        what.sum = m_adds ? outputs.at(1).data<float>() : nullptr;
+        what.epsilon = m_epsilon;
+        std::atomic<int> failed{0};
+        const int64_t rows = static_cast<int64_t>(inputs.at(0).get_size()) / what.width;
+        ov::parallel_nt(0, [&](const int thread, const int threads) {
+            int64_t first = 0, last = 0;
+            ov::splitter(rows, threads, thread, first, last);
+            if (const int error = residual_norm(&what, first, last)) failed = error;
+        });
+        OPENVINO_ASSERT(failed == 0, "ResidualNorm is not for rows of ", what.width);
+        return true;
+    }
+
+private:
+    bool m_adds = false;
+    float m_epsilon = 0;
+};
+
 }  // namespace gmmvit
 
 OPENVINO_CREATE_EXTENSIONS(
-    std::vector<ov::Extension::Ptr>({std::make_shared<ov::OpExtension<gmmvit::MaskedAttention>>()}));
+    std::vector<ov::Extension::Ptr>({std::make_shared<ov::OpExtension<gmmvit::MaskedAttention>>(),
+                                     std::make_shared<ov::OpExtension<gmmvit::ResidualNorm>>()}));
