@@ -5,9 +5,9 @@ weights, and their plain twins with the same weights and no mask. Side by side i
 
     eager              PyTorch, attention as the released code writes it (Einsum)
     straight export    the same module exported unfolded, in ONNX Runtime: what one has without this project
-    onnxruntime        our export in ONNX Runtime, as our runner runs it
-    openvino[:type]    our export in OpenVINO, float32 or bf16, as our runner runs it, with our own attention
-                       kernel; :int8 the Q/DQ graph that `gmmvit convert` writes
+    onnxruntime        our export in ONNX Runtime, as our runner runs it, with our own attention kernel
+    openvino[:type]    our export in OpenVINO, float32 or bf16, the same way; :int8 the Q/DQ graph that
+                       `gmmvit convert` writes
     … plain            the twin of the same, for what the mask costs
 
 Ratios are medians of the rounds' own ratios, with bootstrap intervals. Answers of every timed program are held
@@ -25,7 +25,7 @@ from side_by_side import Family, Program, main
 
 from gmmvit_deploy.bench.machine import cpu_features
 from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.runtime.onnxruntime import program_from_onnx, session_from_onnx
+from gmmvit_deploy.runtime.onnxruntime import fused_graph, program_from_onnx, session_from_onnx
 from gmmvit_deploy.runtime.openvino import OPENVINO_HINTS, our_kernels
 from gmmvit_deploy.runtime.openvino_program import OpenVinoProgram
 
@@ -40,7 +40,7 @@ def add_programs(family: Family) -> None:
     family.add("straight export", lambda images: straight.run(["logits"], {"tensor": images})[0], "fp32")
     for key in ("gmm", "plain"):
         suffix, path = "" if key == "gmm" else " plain", family.saved(key)
-        family.add(f"onnxruntime{suffix}", program_from_onnx(path).run, "fp32")
+        family.add(f"onnxruntime{suffix}", program_from_onnx(path, fused=fused_graph(path)[0]).run, "fp32")
         for precision in precisions:
             name = "openvino" if precision == "fp32" else f"openvino:{precision}"
             family.add(f"{name}{suffix}", with_openvino(path, precision), precision)

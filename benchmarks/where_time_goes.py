@@ -6,7 +6,7 @@ chunks that our runners cut a batch into; one thread, so that no operator waits 
 the median over the runs; joined to
 
     products    with weights, and what was fused into them: bias, GELU, quantising
-    attention   Q Kᵀ, softmax and P V, with the mask where one kernel does it all: in OpenVINO our own, or its own
+    attention   Q Kᵀ, softmax and P V, with the mask where one kernel does it all: our own, or OpenVINO's
     mask        the multiplication by it where it is an operator of its own
     layout      transposes, splits, copies
     norms       LayerNorm; where it is ours, with the residual before it and the quantising behind it
@@ -45,6 +45,7 @@ from gmmvit_deploy.bench.machine import cpu_features
 from gmmvit_deploy.bench.roofline import measured_roofline, work_of_graph
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.runtime.onnxruntime import fused_graph
 from gmmvit_deploy.runtime.onnxruntime_program import ROWS_A_CORE
 from gmmvit_deploy.runtime.openvino import OPENVINO_HINTS, our_kernels
 from gmmvit_deploy.runtime.openvino_program import CHUNK
@@ -64,6 +65,8 @@ Operators = dict[tuple[str, str], list[float]]
 
 
 def kind_of(node: str, operator: str) -> str:
+    if operator == "MaskedAttention":
+        return "attention"
     if operator in _LAYOUT:
         return "layout"
     if operator in _NORMS or node.endswith("/LayerNormalization"):  # one of ours: Reference, in OpenVINO's words
@@ -82,7 +85,11 @@ def in_onnxruntime(path: Path, rows: int, runs: int) -> Operators:
     options.enable_profiling = True
     options.intra_op_num_threads = 1
     options.profile_file_prefix = str(path.with_suffix(""))
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    fused, _ = fused_graph(path)
+    if fused is not None:
+        options.register_custom_ops_library(str(fused.library))
+    graph = fused.graph if fused is not None else str(path)
+    session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     images = np.random.default_rng(0).standard_normal((rows, 3, 32, 32), dtype=np.float32)
     for _ in range(runs):
         session.run(None, {"tensor": images})

@@ -22,6 +22,8 @@ from gmmvit_deploy.engines.options import BuildOptions, Profile
 from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.precision import PRECISIONS, Precision
+from gmmvit_deploy.runtime.kernel_libraries import onnxruntime_library
+from gmmvit_deploy.runtime.onnxruntime_program import why_not
 from gmmvit_deploy.runtime.openvino import our_kernels
 from gmmvit_deploy.serving.installs import ServerInstall, find_server
 from gmmvit_deploy.variants import onnx_file, open_variant
@@ -181,7 +183,10 @@ def _onnxruntime() -> str:
     (answer,) = session.run(None, {"x": np.zeros(1, np.float32)})
     if answer[0] != 0:
         raise GmmvitError("ONNX Runtime gives wrong answers here")
-    return f"onnxruntime {onnxruntime.__version__}, opset 20 runs"
+    library, why = onnxruntime_library()
+    why = why_not(library) if library is not None else why
+    attention = f"attention is ONNX Runtime's: {why}" if why else "attention in our own kernel"
+    return f"onnxruntime {onnxruntime.__version__}, opset 20 runs; {attention}"
 
 
 def _openvino() -> str:

@@ -1,7 +1,8 @@
-"""Our kernels as a library for the OpenVINO that is installed: compiled when first wanted, then kept.
+"""Our kernels as libraries for the runtimes that are installed: compiled when first wanted, then kept.
 
-An operation of OpenVINO is C++ and belongs to one version of it, so it cannot come ready-made with this package.
-OpenVINO's own package brings the headers; what it takes is a C++ compiler, once, for some seconds.
+An operation of OpenVINO is C++ and belongs to one version of it, so it cannot come ready-made with this package; nor
+can C, whose package would be another for every platform. OpenVINO's own package brings its headers, ONNX Runtime's
+interface needs none; what it takes is a C++ compiler, once, for some seconds.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ from pathlib import Path
 
 from gmmvit_deploy.extras import require
 
-__all__ = ["openvino_library"]
+__all__ = ["onnxruntime_library", "openvino_library"]
 
 _HERE = Path(__file__).parent
-_SOURCES = ("openvino_operations.cpp", "masked_attention.c", "masked_attention.h", "residual_norm.c", "residual_norm.h")
+_ATTENTION = ("masked_attention.c", "masked_attention.h")
+_FOR_OPENVINO = ("openvino_operations.cpp", *_ATTENTION, "residual_norm.c", "residual_norm.h")
+_FOR_ONNXRUNTIME = ("onnxruntime_operations.c", *_ATTENTION)
+_FLAGS = ["-O2", "-shared", "-fPIC"]
 _LIBRARIES = ("libopenvino.so.*", "libtbb.so.*")
 
 
@@ -32,18 +36,34 @@ def openvino_library() -> tuple[Path | None, str]:
     Errors: MissingDependencyError without OpenVINO.
     """
     openvino = require("openvino", package="openvino", extra="openvino")
+    root = Path(openvino.__file__).parent
+    libraries = [sorted((root / "libs").glob(pattern)) for pattern in _LIBRARIES]
+    if not (root / "include" / "openvino" / "core" / "parallel.hpp").exists() or not all(libraries):
+        return None, f"OpenVINO {openvino.__version__} was installed without its headers; pip's package has them"
+    flags = ["-isystem", str(root / "include"), "-DOV_THREAD=OV_THREAD_TBB"]
+    linked = [str(found[0]) for found in libraries]
+    return _library("openvino", _FOR_OPENVINO, flags, linked, str(openvino.__version__))
+
+
+@lru_cache
+def onnxruntime_library() -> tuple[Path | None, str]:
+    """As `openvino_library`; for any ONNX Runtime, since its interface in C does not change."""
+    return _library("onnxruntime", _FOR_ONNXRUNTIME, [], [], "")
+
+
+def _library(
+    name: str, sources: tuple[str, ...], flags: list[str], linked: list[str], version: str
+) -> tuple[Path | None, str]:
     if platform.machine() != "x86_64":
         return None, f"it is written for x86-64, this is {platform.machine()}"
-    compiler = shlex.split(os.environ.get("CXX", "c++"))
-    command = _command(compiler, Path(openvino.__file__).parent)
-    if command is None:
-        return None, f"OpenVINO {openvino.__version__} was installed without its headers; pip's package has them"
-    named = hashlib.sha256(" ".join([str(openvino.__version__), *command]).encode())
-    for source in _SOURCES:
+    parts = [word for one in sources if (told := _language(one)) for word in (*told, str(_HERE / one))]
+    command = [*shlex.split(os.environ.get("CXX", "c++")), *_FLAGS, *flags, *parts, "-x", "none", *linked]
+    named = hashlib.sha256(" ".join([version, *command]).encode())
+    for source in sources:
         named.update((_HERE / source).read_bytes())
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gmmvit-deploy"
-        library = folder / f"openvino-{named.hexdigest()[:16]}.so"
+        library = folder / f"{name}-{named.hexdigest()[:16]}.so"
         folder.mkdir(parents=True, exist_ok=True)
         if not library.exists():
             _compile(command, library)
@@ -53,15 +73,9 @@ def openvino_library() -> tuple[Path | None, str]:
     return library, ""
 
 
-def _command(compiler: list[str], openvino: Path) -> list[str] | None:
-    """All but the output; None where headers or libraries are missing."""
-    libraries = [sorted((openvino / "libs").glob(pattern)) for pattern in _LIBRARIES]
-    if not (openvino / "include" / "openvino" / "core" / "parallel.hpp").exists() or not all(libraries):
-        return None
-    flags = ["-O2", "-shared", "-fPIC", "-isystem", str(openvino / "include"), "-DOV_THREAD=OV_THREAD_TBB"]
-    kernels = [str(_HERE / source) for source in _SOURCES if source.endswith(".c")]
-    sources = ["-x", "c++", str(_HERE / _SOURCES[0]), "-x", "c", *kernels, "-x", "none"]
-    return [*compiler, *flags, *sources, *(str(found[0]) for found in libraries)]
+def _language(source: str) -> list[str]:
+    """What tells a C++ compiler's driver of it; empty for headers."""
+    return {".cpp": ["-x", "c++"], ".c": ["-x", "c"]}.get(Path(source).suffix, [])
 
 
 def _compile(command: list[str], library: Path) -> None:

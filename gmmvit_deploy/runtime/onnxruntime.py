@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gmmvit_deploy.errors import BundleError
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.runtime.onnxruntime_program import ROWS_A_CORE, OnnxRuntimeProgram
+from gmmvit_deploy.runtime.kernel_libraries import onnxruntime_library
+from gmmvit_deploy.runtime.onnxruntime_kernels import with_fused_attention
+from gmmvit_deploy.runtime.onnxruntime_program import ROWS_A_CORE, OnnxRuntimeProgram, why_not
 from gmmvit_deploy.runtime.runner import Runner
 
 if TYPE_CHECKING:
@@ -16,15 +18,57 @@ if TYPE_CHECKING:
     from gmmvit_deploy.artifacts import Bundle
     from gmmvit_deploy.variants import Variant
 
-__all__ = ["OnnxRuntimeRunner", "program_from_onnx", "session_from_bytes", "session_from_onnx"]
+__all__ = [
+    "FusedGraph",
+    "OnnxRuntimeRunner",
+    "fused_graph",
+    "program_from_onnx",
+    "session_from_bytes",
+    "session_from_onnx",
+]
 
 
-def program_from_onnx(path: Path, *, threads: int = 0) -> OnnxRuntimeProgram:
+class FusedGraph(NamedTuple):
+    """graph: serialised, its attention in our own operation.  library: that has it."""
+
+    graph: bytes
+    library: Path
+
+
+def fused_graph(path: Path) -> tuple[FusedGraph | None, str]:
+    """(the graph with our own attention, ""); or (None, why attention is left to ONNX Runtime).
+
+    The first call on a machine compiles our kernel, which takes some seconds.
+    """
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    library, why = onnxruntime_library()
+    why = why_not(library) if library is not None else why
+    if library is None or why:
+        return None, why
+    try:
+        proto, replaced = with_fused_attention(onnx.load(path))
+    except (OSError, DecodeError) as exc:  # ONNX Runtime will say what is wrong with it
+        return None, str(exc)
+    if not replaced:
+        return None, "none of its attention has the form that our kernel takes"
+    return FusedGraph(proto.SerializeToString(), library), ""
+
+
+def program_from_onnx(path: Path, *, threads: int = 0, fused: FusedGraph | None = None) -> OnnxRuntimeProgram:
     """A network that runs its batches in chunks, one a core.
 
-    threads: 0 is one a core.  Errors: as `session_from_onnx`.
+    threads: 0 is one a core.  fused: of the same network; None leaves attention to ONNX Runtime.
+    Errors: as `session_from_onnx`.
     """
-    return OnnxRuntimeProgram(lambda number: session_from_onnx(path, threads=number), threads=threads)
+    if fused is None:
+        return OnnxRuntimeProgram(lambda number: session_from_onnx(path, threads=number), threads=threads)
+    graph, library = fused
+    return OnnxRuntimeProgram(
+        lambda number: _session(graph, str(path), number, library=library),
+        threads=threads,
+    )
 
 
 def session_from_onnx(path: Path, *, threads: int | None = None) -> Any:
@@ -44,7 +88,9 @@ def session_from_bytes(graph: bytes, name: str, *, exact: bool = False) -> Any:
     return _session(graph, name, None, exact=exact)
 
 
-def _session(graph: str | bytes, name: str, threads: int | None, *, exact: bool = False) -> Any:
+def _session(
+    graph: str | bytes, name: str, threads: int | None, *, exact: bool = False, library: Path | None = None
+) -> Any:
     onnxruntime = require("onnxruntime", package="onnxruntime", extra="cpu")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors; warnings at load are about optimisations, not answers
@@ -53,6 +99,8 @@ def _session(graph: str | bytes, name: str, threads: int | None, *, exact: bool 
     if threads is not None:
         options.intra_op_num_threads = threads
     try:
+        if library is not None:
+            options.register_custom_ops_library(str(library))
         return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     # ONNX Runtime raises a dozen unrelated classes for a graph it cannot take.
     except Exception as exc:
@@ -67,11 +115,18 @@ class OnnxRuntimeRunner(Runner):
     def __init__(self, bundle: Bundle, *, variant: Variant | None = None, threads: int = 0) -> None:
         super().__init__(bundle)
         self.precision = variant.precision if variant else "fp32"
-        self._program = program_from_onnx(variant.path if variant else bundle.onnx_path, threads=threads)
+        path = variant.path if variant else bundle.onnx_path
+        fused, _ = fused_graph(path)
+        self._attention = "our own, f32" if fused else "ONNX Runtime's"
+        self._program = program_from_onnx(path, threads=threads, fused=fused)
 
     @property
     def settings(self) -> dict[str, str]:
-        return {"threads": str(self._program.threads), "rows at once on a core": str(ROWS_A_CORE)}
+        return {
+            "threads": str(self._program.threads),
+            "rows at once on a core": str(ROWS_A_CORE),
+            "attention": self._attention,
+        }
 
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
         logits: NDArray[Any] = self._program.run(batch)

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-__all__ = ["Arithmetic", "AttentionForm", "Kernels", "NormForm", "kernels_from"]
+__all__ = ["Arithmetic", "AttentionForm", "Kernels", "NormForm", "kernels_from", "prepared_mask"]
 
 Arithmetic = Literal["f32", "bf16"]
 _ARITHMETIC: dict[Arithmetic, int] = {"f32": 1, "bf16": 2}  # as masked_attention.h numbers them
@@ -37,7 +37,7 @@ _KEYS_ACROSS = [0, 2, 3, 1]  # (B, n, H, d) → (B, H, d, n)
 class AttentionForm:
     """One attention of a graph, as the operation wants it.
 
-    parts: of Q, K and V (which input has it, at which column).  mask: as `_prepared` gives it, or None and
+    parts: of Q, K and V (which input has it, at which column).  mask: as `prepared_mask` gives it, or None and
     ``scale`` is 1/√d·log2(e).  mixing: () or two of (H, H), [h, g] what head h gives to g, before and after softmax.
     """
 
@@ -174,14 +174,14 @@ def _matched(softmax: Any) -> tuple[AttentionForm, list[Any], Any] | None:
     if constant.size == 1:
         mask, scale = None, float(constant.reshape(())) * _LOG2_E
     elif constant.shape[-3:] == (heads, n, n) and constant.size == heads * n * n:
-        mask, scale = _prepared(constant.reshape(heads, n, n)), 1.0
+        mask, scale = prepared_mask(constant.reshape(heads, n, n)), 1.0
     else:
         return None
     mixing = () if before is None else (before, after)
     return AttentionForm(heads, n, width, parts, mask, scale, mixing), inputs, last
 
 
-def _prepared(mask: Any) -> Any:
+def prepared_mask(mask: Any) -> Any:
     """M (H, n, n) → Mᵀ·log2(e) (H, n·padded): one tile of queries after the other, each (n, its queries)."""
     heads, n, _ = mask.shape
     padded = np.zeros((heads, n, -(-n // _LANES) * _LANES), np.float32)

@@ -19,6 +19,7 @@ from gmmvit_deploy.engines.card import Engine, require_bundle
 from gmmvit_deploy.engines.compatibility import ServerTensorRT, loads_on, server_tensorrt
 from gmmvit_deploy.errors import RepositoryError
 from gmmvit_deploy.runtime.kernel_libraries import openvino_library
+from gmmvit_deploy.runtime.onnxruntime import fused_graph
 from gmmvit_deploy.runtime.openvino import graph_precision
 from gmmvit_deploy.serving.model_configs import (
     LABELS_FILE,
@@ -28,7 +29,7 @@ from gmmvit_deploy.serving.model_configs import (
     model_configs,
 )
 from gmmvit_deploy.variants import open_variant
-from gmmvit_deploy.writing import new_folder
+from gmmvit_deploy.writing import new_folder, sha256_of_file
 
 __all__ = ["Repository", "repository_from_bundle"]
 
@@ -74,7 +75,7 @@ def repository_from_bundle(
         shutil.copyfile(source, folder / options.network / "1" / target)
         if options.backend == "python":
             shutil.copyfile(_TEMPLATES / "network_model.py", folder / options.network / "1" / "model.py")
-            _copy_programs(options, folder / options.network / "1")
+            _copy_programs(options, folder / options.network / "1", source)
         if options.preprocess in configs:
             _write_preprocess(folder / options.preprocess, bundle)
         for name, text in (notes or {}).items():
@@ -116,10 +117,14 @@ def _network_file(
     return engine.plan_path, "model.plan"
 
 
-def _copy_programs(options: RepositoryOptions, folder: Path) -> None:
+def _copy_programs(options: RepositoryOptions, folder: Path, network: Path) -> None:
     """The very files that our runners are made of: one implementation, in process and served."""
     if options.runtime == "onnxruntime":
         copies = {gmmvit_deploy.runtime.onnxruntime_program.__file__: "gmmvit_onnxruntime.py"}
+        fused, _ = fused_graph(network)
+        if fused is not None:
+            (folder / f"fused-{sha256_of_file(network)[:16]}.onnx").write_bytes(fused.graph)
+            copies[str(fused.library)] = "onnxruntime_kernels.so"
     else:
         copies = {
             gmmvit_deploy.runtime.openvino_program.__file__: "gmmvit_openvino.py",

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Literal
 
 import pytest
 
@@ -16,7 +17,8 @@ from gmmvit_deploy.bench.tune import TUNING_FILE, TuneOptions, tune
 from gmmvit_deploy.errors import InputError, OutputError
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.inputs import fresh_inputs
-from gmmvit_deploy.runtime.kernel_libraries import openvino_library
+from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.runtime.kernel_libraries import onnxruntime_library, openvino_library
 from gmmvit_deploy.runtime.openvino import our_kernels
 from gmmvit_deploy.runtime.triton import TritonRunner
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
@@ -56,24 +58,35 @@ def test_the_best_of_what_was_tried_is_written(bundle: Bundle, tmp_path: Path, m
     assert report.passed, report.failures()
 
 
-def test_openvino_behind_triton_gives_the_models_answers(precise_bundle: Bundle, tmp_path: Path) -> None:
-    options = RepositoryOptions(runtime="openvino", precision="int8", instances=2, threads=1)
+@pytest.mark.parametrize(
+    ("runtime", "precision", "library"),
+    [("openvino", "int8", "openvino_kernels.so"), ("onnxruntime", "fp32", "onnxruntime_kernels.so")],
+)
+def test_our_kernels_behind_triton_give_the_models_answers(
+    runtime: Literal["openvino", "onnxruntime"],
+    precision: Precision,
+    library: str,
+    precise_bundle: Bundle,
+    tmp_path: Path,
+) -> None:
+    options = RepositoryOptions(runtime=runtime, precision=precision, instances=2, threads=1)
     repository = repository_from_bundle(precise_bundle, tmp_path / "models", options)
-    kernel = repository.path / "gmmvit_network" / "1" / "openvino_kernels.so"
-    assert kernel.exists() == (openvino_library()[0] is not None)
+    kernel = repository.path / "gmmvit_network" / "1" / library
+    here = our_kernels("int8")[0] is not None if runtime == "openvino" else kernel.exists()
+    assert kernel.exists() == ((openvino_library if runtime == "openvino" else onnxruntime_library)()[0] is not None)
     for broken in (False, True):
-        if broken:  # as one is that was compiled for another OpenVINO
+        if broken:  # as one is that was compiled for another OpenVINO, or another machine
             kernel.write_bytes(b"no library")
         log: list[str] = []
         served = TritonServer(repository.path, options=PORTS, on_log_line=log.append)
         with served as server, TritonRunner(precise_bundle, server.grpc_url) as one:
-            assert one.precision == "int8"
+            assert one.precision == precision
             if not broken:
                 report = check_parity(precise_bundle, [one])
                 assert report.passed, report.failures()
             assert one.run(fresh_inputs(precise_bundle, 5)).shape[0] == 5
-        without = [line for line in log if "attention is computed by OpenVINO" in line]
-        assert bool(without) == (broken or our_kernels("int8")[0] is None)
+        without = [line for line in log if "not by the faster kernel of our own" in line]
+        assert bool(without) == (broken or not here)
 
 
 def test_a_bound_that_nothing_holds_writes_nothing(

@@ -21,7 +21,7 @@ from gmmvit_deploy.runtime import kernel_libraries as compiling
 from gmmvit_deploy.runtime import openvino as runner_module
 from gmmvit_deploy.runtime.kernel_libraries import openvino_library
 from gmmvit_deploy.runtime.openvino import OpenVinoRunner, our_kernels
-from gmmvit_deploy.runtime.openvino_kernels import _prepared, kernels_from
+from gmmvit_deploy.runtime.openvino_kernels import kernels_from, prepared_mask
 from tests.conftest import has_bf16
 
 _KERNELS, _WHY = our_kernels("fp32")
@@ -66,7 +66,7 @@ class Case:
         library = loaded()
         columns = self.heads * self.d
         out = np.full((self.batch, self.n, columns), np.nan, np.float32)
-        mask = None if self.mask is None else _prepared(self.mask)
+        mask = None if self.mask is None else prepared_mask(self.mask)
         start = self.stacked.ctypes.data
         what = Arguments(
             q=start,

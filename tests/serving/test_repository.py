@@ -16,8 +16,10 @@ from gmmvit_deploy.engines.card import Engine, open_engine
 from gmmvit_deploy.engines.compatibility import server_tensorrt
 from gmmvit_deploy.errors import EngineError, InputError, OutputError, RepositoryError
 from gmmvit_deploy.preprocess import pixels_from_bytes
+from gmmvit_deploy.runtime.onnxruntime import fused_graph
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
+from gmmvit_deploy.writing import sha256_of_file
 
 
 def config(path: Path) -> model_config_pb2.ModelConfig:
@@ -47,8 +49,10 @@ def test_every_backend_gives_three_models(backend: str, engine: Engine, precise_
     assert (network.backend, network.max_batch_size) == (backend, 8)
     assert network.HasField("dynamic_batching")
     assert [sample.batch_size for sample in network.model_warmup] == [1, 8]
+    fused = f"fused-{sha256_of_file(precise_bundle.onnx_path)[:16]}.onnx"
+    ours = {fused, "onnxruntime_kernels.so"} if fused_graph(precise_bundle.onnx_path)[0] else set()
     expected = {
-        "python": {"model.py", "model.onnx", "gmmvit_onnxruntime.py"},
+        "python": {"model.py", "model.onnx", "gmmvit_onnxruntime.py", *ours},
         "onnxruntime": {"model.onnx"},
         "tensorrt": {"model.plan"},
     }
@@ -188,8 +192,8 @@ def test_the_committed_repository_is_what_we_write(tmp_path: Path, bundle: Bundl
     repository_from_bundle(bundle, tmp_path / "r")
     written = {path.relative_to(tmp_path / "r") for path in (tmp_path / "r").rglob("*") if path.is_file()}
     there = {path.relative_to(committed) for path in committed.rglob("*") if path.is_file()}
-    weights = Path("gmmvit_network/1/model.onnx")
-    assert there - {Path("README.md")} == written - {weights}
+    # Weights, and what is compiled for a machine.
+    assert there - {Path("README.md")} == {path for path in written if path.suffix not in (".onnx", ".so")}
     for relative in sorted(there - {Path("README.md")}):
         if relative.suffix == ".py":
             assert (committed / relative).read_text() == (tmp_path / "r" / relative).read_text(), relative

@@ -6,6 +6,7 @@ files that are copied beside it. The dynamic batcher hands over several requests
 one batch, in chunks that stay in the cores' caches.
 """
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -66,13 +67,24 @@ class TritonPythonModel:
 
 def _onnxruntime(graph: str, threads: int) -> Any:
     import onnxruntime
-    from gmmvit_onnxruntime import OnnxRuntimeProgram
+    from gmmvit_onnxruntime import OnnxRuntimeProgram, why_not
+
+    folder = Path(__file__).parent
+    library = folder / "onnxruntime_kernels.so"
+    # Named after the graph that it was made of: another model.onnx in its place is not answered for by this one.
+    fused = folder / f"fused-{hashlib.sha256(Path(graph).read_bytes()).hexdigest()[:16]}.onnx"
+    why = why_not(library) if fused.exists() else f"there is no {fused.name}"
+    if why and list(folder.glob("fused-*.onnx")):
+        pb_utils.Logger.log_warn(f"attention is computed by ONNX Runtime, not by the faster kernel of our own: {why}")
 
     def session(number: int) -> Any:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         options.intra_op_num_threads = number
-        return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        if not why:
+            options.register_custom_ops_library(str(library))
+        network = graph if why else str(fused)
+        return onnxruntime.InferenceSession(network, options, providers=["CPUExecutionProvider"])
 
     return OnnxRuntimeProgram(session, threads=threads)
 

@@ -7,18 +7,29 @@ measurement). A smaller batch is run at once, its operators shared by all cores.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-__all__ = ["ROWS_A_CORE", "OnnxRuntimeProgram"]
+__all__ = ["ROWS_A_CORE", "OnnxRuntimeProgram", "why_not"]
 
 ROWS_A_CORE = 4
 OUTPUT = "logits"
+
+
+def why_not(library: Path) -> str:
+    """Why the attention kernel of this library, onnxruntime_operations.c, cannot run here; empty where it can."""
+    try:
+        support = ctypes.CDLL(str(library)).masked_attention_support()
+    except OSError as exc:
+        return f"{library.name} cannot be loaded: {exc}"
+    return "" if support else "this processor has no AVX-512"
 
 
 class OnnxRuntimeProgram:

@@ -1,0 +1,225 @@
+/* The operation MaskedAttention of ONNX Runtime's graphs, computed by masked_attention.c on the session's threads.
+
+   Inputs: what Q, K and V lie in, float32 (B, n, columns), which may be one and the same; then, each of which may be
+   missing, the mask as the kernel wants it and the two mixings (heads, heads).
+   Output: float32 (B, n, heads * d).
+   Attributes: heads, n, d; q_column, k_column, v_column: the first of each; scale.
+
+   ONNX Runtime's package brings no headers. Its interface in C is a table of functions whose places never change
+   (https://onnxruntime.ai/docs/api/c); the few that are needed are declared here, by their places. */
+
+#include "masked_attention.h"
+
+#include <stddef.h>
+#include <stdlib.h>
+
+typedef struct OrtStatus OrtStatus; /* NULL: all is well */
+typedef struct OrtValue OrtValue;
+typedef struct OrtShape OrtShape;
+typedef struct OrtContext OrtContext;
+typedef struct OrtInfo OrtInfo;
+typedef struct OrtDomain OrtDomain;
+typedef struct OrtOptions OrtOptions;
+
+enum { API_VERSION = 17, FAIL = 1, FLOAT = 1, REQUIRED = 0, OPTIONAL = 1, ON_CPU = 0 };
+
+/* Places in the table. */
+enum {
+    CREATE_STATUS = 0,
+    CREATE_DOMAIN = 26,
+    DOMAIN_ADD = 27,
+    ADD_DOMAIN = 28,
+    TENSOR_DATA = 51,
+    DIMENSIONS_COUNT = 61,
+    DIMENSIONS = 62,
+    TENSOR_SHAPE = 65,
+    ATTRIBUTE_FLOAT = 85,
+    ATTRIBUTE_INT = 86,
+    CONTEXT_INPUT = 90,
+    CONTEXT_OUTPUT = 91,
+    RELEASE_SHAPE = 99,
+    CONTEXT_PARALLEL_FOR = 274, /* since 1.17 */
+};
+
+typedef void (*Function)(void);
+typedef const Function *Api;
+
+typedef struct {
+    Api (*get)(uint32_t version);
+    const char *(*version)(void);
+} ApiBase;
+
+#define CALL(api, place, type) ((type)(api)[place])
+
+/* What ONNX Runtime asks an operation for; the places of version 17, of which NULL are those that need no answer. */
+typedef struct Operation Operation;
+struct Operation {
+    uint32_t version;
+    void *(*create)(const Operation *, Api, const OrtInfo *);
+    const char *(*name)(const Operation *);
+    const char *(*provider)(const Operation *);
+    int (*input_type)(const Operation *, size_t);
+    size_t (*inputs)(const Operation *);
+    int (*output_type)(const Operation *, size_t);
+    size_t (*outputs)(const Operation *);
+    void (*compute)(void *, OrtContext *);
+    void (*destroy)(void *);
+    int (*input_characteristic)(const Operation *, size_t);
+    int (*output_characteristic)(const Operation *, size_t);
+    int (*memory)(const Operation *, size_t);
+    int (*variadic[4])(const Operation *);
+    OrtStatus *(*create_checked)(const Operation *, Api, const OrtInfo *, void **);
+    OrtStatus *(*compute_checked)(void *, OrtContext *);
+    Function infer_shape;
+    int (*first_version)(const Operation *);
+    int (*last_version)(const Operation *);
+    Function in_place[4];
+};
+
+/* One node of a graph. */
+typedef struct {
+    Api api;
+    int64_t heads, n, d, columns[3];
+    float scale;
+} Node;
+
+/* ---- making a node ------------------------------------------------------------------------------------------------ */
+
+static OrtStatus *failure(Api api, const char *why) {
+    return CALL(api, CREATE_STATUS, OrtStatus *(*)(int, const char *))(FAIL, why);
+}
+
+static OrtStatus *integer(Api api, const OrtInfo *info, const char *name, int64_t *value) {
+    return CALL(api, ATTRIBUTE_INT, OrtStatus *(*)(const OrtInfo *, const char *, int64_t *))(info, name, value);
+}
+
+static OrtStatus *create(const Operation *self, Api api, const OrtInfo *info, void **kernel) {
+    (void)self;
+    static const char *names[] = {"heads", "n", "d", "q_column", "k_column", "v_column"};
+    Node *node = calloc(1, sizeof *node);
+    if (!node) return failure(api, "MaskedAttention: no memory is left");
+    int64_t *values[] = {&node->heads, &node->n, &node->d, &node->columns[0], &node->columns[1], &node->columns[2]};
+    node->api = api;
+    OrtStatus *wrong = NULL;
+    for (int i = 0; i < 6 && !wrong; i++) wrong = integer(api, info, names[i], values[i]);
+    if (!wrong)
+        wrong = CALL(api, ATTRIBUTE_FLOAT, OrtStatus *(*)(const OrtInfo *, const char *, float *))(info, "scale",
+                                                                                                   &node->scale);
+    if (wrong) free(node);
+    else *kernel = node;
+    return wrong;
+}
+
+/* ---- running it --------------------------------------------------------------------------------------------------- */
+
+/* Of input `index` the numbers and, where wanted, the shape (3); data NULL where there is none. */
+static OrtStatus *input(const Node *node, OrtContext *context, size_t index, const float **data, int64_t *shape) {
+    const Api api = node->api;
+    const OrtValue *value = NULL;
+    OrtStatus *wrong = CALL(api, CONTEXT_INPUT, OrtStatus *(*)(OrtContext *, size_t, const OrtValue **))(
+        context, index, &value);
+    *data = NULL;
+    if (wrong || !value) return wrong;
+    wrong = CALL(api, TENSOR_DATA, OrtStatus *(*)(const OrtValue *, const float **))(value, data);
+    if (wrong || !shape) return wrong;
+    OrtShape *found = NULL;
+    size_t rank = 0;
+    wrong = CALL(api, TENSOR_SHAPE, OrtStatus *(*)(const OrtValue *, OrtShape **))(value, &found);
+    if (!wrong) wrong = CALL(api, DIMENSIONS_COUNT, OrtStatus *(*)(const OrtShape *, size_t *))(found, &rank);
+    if (!wrong && rank != 3) wrong = failure(api, "MaskedAttention: three dimensions were wanted");
+    if (!wrong) wrong = CALL(api, DIMENSIONS, OrtStatus *(*)(const OrtShape *, int64_t *, size_t))(found, shape, 3);
+    if (found) CALL(api, RELEASE_SHAPE, void (*)(OrtShape *))(found);
+    return wrong;
+}
+
+typedef struct {
+    MaskedAttention what;
+    int failed; /* all who fail write the same kind of number */
+} Work;
+
+static void piece(void *data, size_t index) {
+    Work *work = data;
+    const int failed = masked_attention(&work->what, (int64_t)index, (int64_t)index + 1);
+    if (failed) __atomic_store_n(&work->failed, failed, __ATOMIC_RELAXED);
+}
+
+static OrtStatus *compute(void *kernel, OrtContext *context) {
+    const Node *node = kernel;
+    const Api api = node->api;
+    Work work = {{0}, 0};
+    MaskedAttention *what = &work.what;
+    const float **parts[] = {&what->q, &what->k, &what->v}, **constants[] = {&what->mask, &what->before, &what->after};
+    int64_t *rows[] = {&what->q_row, &what->k_row, &what->v_row}, shape[3] = {0, 0, 0};
+    OrtStatus *wrong = NULL;
+    for (size_t i = 0; i < 3 && !wrong; i++) {
+        wrong = input(node, context, i, parts[i], shape);
+        if (!wrong && (shape[1] != node->n || shape[2] < node->columns[i] + node->heads * node->d))
+            wrong = failure(api, "MaskedAttention: what Q, K and V lie in has another shape than the node was made for");
+        *rows[i] = shape[2];
+        if (!wrong) *parts[i] += node->columns[i];
+    }
+    for (size_t i = 0; i < 3 && !wrong; i++) wrong = input(node, context, 3 + i, constants[i], NULL);
+    if (wrong) return wrong;
+    const int64_t given[] = {shape[0], node->n, node->heads * node->d};
+    OrtValue *out = NULL;
+    wrong = CALL(api, CONTEXT_OUTPUT, OrtStatus *(*)(OrtContext *, size_t, const int64_t *, size_t, OrtValue **))(
+        context, 0, given, 3, &out);
+    if (!wrong) wrong = CALL(api, TENSOR_DATA, OrtStatus *(*)(OrtValue *, float **))(out, &what->out);
+    if (wrong || !shape[0]) return wrong;
+    what->batch = (int32_t)shape[0];
+    what->heads = (int32_t)node->heads;
+    what->n = (int32_t)node->n;
+    what->d = (int32_t)node->d;
+    what->arithmetic = MASKED_ATTENTION_FLOAT32;
+    what->scale = node->scale;
+    wrong = CALL(api, CONTEXT_PARALLEL_FOR,
+                 OrtStatus *(*)(OrtContext *, void (*)(void *, size_t), size_t, size_t, void *))(
+        context, piece, (size_t)masked_attention_pieces(what), 0, &work);
+    if (!wrong && work.failed)
+        wrong = failure(api, work.failed == 2 ? "MaskedAttention: no memory is left"
+                                              : "MaskedAttention: not a form or a processor for it");
+    return wrong;
+}
+
+/* ---- what is asked about it --------------------------------------------------------------------------------------- */
+
+static const char *name(const Operation *self) { return (void)self, "MaskedAttention"; }
+static const char *provider(const Operation *self) { return (void)self, "CPUExecutionProvider"; }
+static int type(const Operation *self, size_t index) { return (void)self, (void)index, FLOAT; }
+static size_t inputs(const Operation *self) { return (void)self, 6; }
+static size_t outputs(const Operation *self) { return (void)self, 1; }
+static int input_characteristic(const Operation *self, size_t index) {
+    return (void)self, index < 3 ? REQUIRED : OPTIONAL;
+}
+static int output_characteristic(const Operation *self, size_t index) { return (void)self, (void)index, REQUIRED; }
+static int memory(const Operation *self, size_t index) { return (void)self, (void)index, ON_CPU; }
+static int first_version(const Operation *self) { return (void)self, 1; }
+static int last_version(const Operation *self) { return (void)self, 1; }
+
+static const Operation OPERATION = {
+    .version = API_VERSION,
+    .name = name,
+    .provider = provider,
+    .input_type = type,
+    .inputs = inputs,
+    .output_type = type,
+    .outputs = outputs,
+    .destroy = free,
+    .input_characteristic = input_characteristic,
+    .output_characteristic = output_characteristic,
+    .memory = memory,
+    .create_checked = create,
+    .compute_checked = compute,
+    .first_version = first_version,
+    .last_version = last_version,
+};
+
+/* What a session's options call when they are given this library. */
+OrtStatus *RegisterCustomOps(OrtOptions *options, const ApiBase *base) {
+    const Api api = base->get(API_VERSION);
+    if (!api) return NULL; /* older than 1.17: the graph is refused, as one whose operation nobody knows */
+    OrtDomain *domain = NULL; /* of a few bytes, and kept: it must outlive every session that was given it */
+    OrtStatus *wrong = CALL(api, CREATE_DOMAIN, OrtStatus *(*)(const char *, OrtDomain **))("gmmvit", &domain);
+    if (!wrong) wrong = CALL(api, DOMAIN_ADD, OrtStatus *(*)(OrtDomain *, const Operation *))(domain, &OPERATION);
+    return wrong ? wrong : CALL(api, ADD_DOMAIN, OrtStatus *(*)(OrtOptions *, OrtDomain *))(options, domain);
+}

@@ -1,0 +1,208 @@
+"""Our attention kernel in ONNX Runtime: the same answers, and no other form of attention is touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.parity.inputs import fresh_inputs
+from gmmvit_deploy.parity.runners import open_runner
+from gmmvit_deploy.runtime import kernel_libraries
+from gmmvit_deploy.runtime import onnxruntime as runner_module
+from gmmvit_deploy.runtime.kernel_libraries import onnxruntime_library
+from gmmvit_deploy.runtime.onnxruntime import fused_graph, program_from_onnx
+from gmmvit_deploy.runtime.onnxruntime_kernels import with_fused_attention
+from gmmvit_deploy.runtime.onnxruntime_program import why_not
+from gmmvit_deploy.variants import open_variant
+from tests.runtime.test_masked_attention import needs_kernel
+
+HEADS, N, WIDTH = 2, 20, 16
+
+
+def attentions(graph: onnx.GraphProto) -> int:
+    return sum(node.op_type == "Softmax" for node in graph.node)
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    ("name", "ours", "left"),
+    # What stays: attention of the class token alone; of one head, in T2T's first stage; within windows; 12 wide.
+    [("vit_gmm", 3, 0), ("cait_gmm", 3, 2), ("t2t_gmm", 1, 1), ("swin_gmm", 0, 6), ("pit_gmm", 0, 4)],
+)
+def test_the_fused_graph_gives_the_same_answers(
+    name: str, ours: int, left: int, tensor_bundles: dict[str, Bundle]
+) -> None:
+    bundle = tensor_bundles[name]
+    fused, why = fused_graph(bundle.onnx_path)
+    if not ours:
+        assert (fused, why) == (None, "none of its attention has the form that our kernel takes")
+        return
+    assert fused is not None, why
+    proto = onnx.load_from_string(fused.graph)
+    assert sum(node.domain == "gmmvit" for node in proto.graph.node) == ours
+    assert attentions(proto.graph) == left
+    # Each of their masks is there once, as the kernel wants it, and no longer as it was.
+    before = onnx.load(bundle.onnx_path).graph.initializer
+    constants = {one.name for one in proto.graph.initializer}
+    assert constants.isdisjoint(record.constant for record in bundle.manifest.masks[-ours:])
+    assert sum(len(one.raw_data) for one in proto.graph.initializer) <= 1.05 * sum(len(one.raw_data) for one in before)
+    own, plain = program_from_onnx(bundle.onnx_path, fused=fused), program_from_onnx(bundle.onnx_path)
+    for batch in (1, 5, 37):
+        inputs = fresh_inputs(bundle, batch)
+        np.testing.assert_allclose(own.run(inputs), plain.run(inputs), atol=2e-5)
+
+
+@needs_kernel
+def test_the_runner_says_which_attention_it_has(
+    tensor_bundles: dict[str, Bundle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = tensor_bundles["vit_gmm"]
+    with open_runner("onnxruntime", bundle) as runner:
+        assert runner.settings["attention"] == "our own, f32"
+    monkeypatch.setattr(runner_module, "onnxruntime_library", lambda: (None, "not wanted"))
+    with open_runner("onnxruntime", bundle) as runner:
+        assert runner.settings["attention"] == "ONNX Runtime's"
+
+
+def test_half_precision_is_left_alone(precise_bundle: Bundle) -> None:
+    for precision in ("fp16", "int8"):
+        assert with_fused_attention(onnx.load(open_variant(precise_bundle, precision).path))[1] == 0
+
+
+# ---- what is replaced, and what is not ---------------------------------------------------------------------------
+
+
+def graph(**other: Any) -> onnx.ModelProto:
+    """One masked attention as the exporter writes it; ``other``: what is different."""
+    d = other.get("d", WIDTH)
+    kind = other.get("type", TensorProto.FLOAT)
+    numpy_type = helper.tensor_dtype_to_np_dtype(kind)
+    mask = np.random.default_rng(1).standard_normal(other.get("mask", (HEADS, N, N))).astype(numpy_type)
+    constants = {
+        "mask": mask,
+        "apart": np.asarray([-1, N, HEADS, d]),
+        "beside": np.asarray([-1, N, HEADS * d]),
+        "q_order": other.get("query", [0, 2, 1, 3]),
+    }
+    bias = [helper.make_node("Add", ["masked", "mask"], ["biased"])] if other.get("bias") else []
+    nodes = [
+        helper.make_node("Split", ["x"], ["q", "k", "v"], axis=2, num_outputs=3),
+        *(helper.make_node("Reshape", [name, "apart"], [f"{name}.apart"]) for name in "qkv"),
+        helper.make_node("Transpose", ["q.apart"], ["query"], perm=constants.pop("q_order")),
+        helper.make_node("Transpose", ["k.apart"], ["key"], perm=[0, 2, 3, 1]),
+        helper.make_node("Transpose", ["v.apart"], ["value"], perm=[0, 2, 1, 3]),
+        helper.make_node("MatMul", ["query", "key"], ["scores"]),
+        helper.make_node("Mul", ["mask", "scores"], ["masked"]),
+        *bias,
+        helper.make_node("Softmax", ["biased" if bias else "masked"], ["weights"], axis=other.get("axis", -1)),
+        helper.make_node("MatMul", ["weights", "value"], ["mixed"]),
+        helper.make_node("Transpose", ["mixed"], ["back"], perm=[0, 2, 1, 3]),
+        helper.make_node("Reshape", ["back", "beside"], ["y"], name="last"),
+        helper.make_node("Relu", ["y"], ["out"]),
+    ]
+    outputs = [helper.make_tensor_value_info("out", kind, ["batch", N, HEADS * d])]
+    if other.get("weights_are_used"):
+        nodes.append(helper.make_node("Relu", ["weights"], ["more"]))
+        outputs.append(helper.make_tensor_value_info("more", kind, ["batch", HEADS, N, N]))
+    shapes = {"x": 3 * HEADS * d, "q": HEADS * d, "k": HEADS * d, "v": HEADS * d, "y": HEADS * d}
+    values = [helper.make_tensor_value_info(name, kind, ["batch", N, size]) for name, size in shapes.items()]
+    first = helper.make_node("Identity", ["pixels"], ["x"])
+    made = helper.make_graph(
+        [first, *nodes],
+        "attention",
+        [helper.make_tensor_value_info("pixels", kind, ["batch", N, 3 * HEADS * d])],
+        outputs,
+        [numpy_helper.from_array(np.asarray(one), name) for name, one in constants.items()],
+        value_info=[] if other.get("no_shapes") else values,
+    )
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    ("other", "replaced"),
+    [
+        ({}, 1),
+        ({"mask": ()}, 1),  # a plain attention's scale
+        ({"mask": (1, HEADS, N, N)}, 1),
+        ({"mask": (1, N, N)}, 0),  # one mask for all heads would be broadcast
+        ({"mask": (HEADS, N, 1)}, 0),
+        ({"d": 8}, 0),
+        ({"bias": True}, 0),
+        ({"axis": 2}, 0),
+        ({"weights_are_used": True}, 0),
+        ({"no_shapes": True}, 0),
+        ({"type": TensorProto.FLOAT16}, 0),
+    ],
+    ids=str,
+)
+def test_only_masked_attention_is_replaced(other: dict[str, Any], replaced: int) -> None:
+    plain = graph(**other)
+    before = plain.SerializeToString()
+    model, count = with_fused_attention(plain)
+    assert plain.SerializeToString() == before
+    assert count == replaced
+    kinds = [node.op_type for node in model.graph.node]
+    assert kinds.count("MaskedAttention") == replaced
+    assert ("Softmax" in kinds) == ("Split" in kinds) == (not replaced)
+    kind = np.float16 if other.get("type") else np.float32
+    batch = np.random.default_rng(2).standard_normal((3, N, 3 * HEADS * other.get("d", WIDTH))).astype(kind)
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(str(onnxruntime_library()[0]))
+    answers = [
+        onnxruntime.InferenceSession(one.SerializeToString(), options).run(None, {"pixels": batch})[0]
+        for one in (plain, model)
+    ]
+    np.testing.assert_allclose(answers[1], answers[0], atol=1e-5 if replaced else 0)
+    no_rows = onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, {"pixels": batch[:0]})[0]
+    assert no_rows.shape == (0, *answers[0].shape[1:])
+
+
+@needs_kernel
+def test_another_shape_than_the_node_was_made_for_is_an_error() -> None:
+    model, _ = with_fused_attention(graph())
+    (node,) = [one for one in model.graph.node if one.op_type == "MaskedAttention"]
+    for attribute in node.attribute:
+        if attribute.name == "n":
+            attribute.i = N + 1
+    del model.graph.value_info[:]
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(str(onnxruntime_library()[0]))
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
+    with pytest.raises(Exception, match="has another shape than the node was made for"):
+        session.run(None, {"pixels": np.zeros((1, N, 3 * HEADS * WIDTH), np.float32)})
+
+
+# ---- where it cannot be had --------------------------------------------------------------------------------------
+
+
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, bundle: Bundle, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    kernel_libraries.onnxruntime_library.cache_clear()
+    try:
+        fused, why = fused_graph(bundle.onnx_path)
+    finally:
+        kernel_libraries.onnxruntime_library.cache_clear()
+    assert fused is None
+    assert why == "no C++ compiler: no-such-compiler is not there; install g++, or name another in CXX"
+
+
+def test_a_library_that_cannot_be_loaded(tmp_path: Path) -> None:
+    other = tmp_path / "onnxruntime_kernels.so"
+    other.write_bytes(b"no library")
+    assert why_not(other).startswith("onnxruntime_kernels.so cannot be loaded:")
+
+
+def test_a_processor_without_it(monkeypatch: pytest.MonkeyPatch, bundle: Bundle) -> None:
+    monkeypatch.setattr(runner_module, "onnxruntime_library", lambda: (Path("some.so"), ""))
+    monkeypatch.setattr(runner_module, "why_not", lambda library: "this processor has no AVX-512")
+    assert fused_graph(bundle.onnx_path) == (None, "this processor has no AVX-512")
