@@ -16,6 +16,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from core_to_core import round_trip_ns
+
 from gmmvit_deploy.bench.machine import cpu_name, gpu_names, machine_state
 from gmmvit_deploy.bench.report import MOST_SPREAD, machine_reasons
 
@@ -31,7 +33,7 @@ def written(output: Path, script: str, *, timed: bool = True, **settings: Any) -
     timed: the results are times, which a busy machine spoils.
     """
     started = time.time()
-    load, before = os.getloadavg()[0], machine_state()
+    load, before, apart = os.getloadavg()[0], machine_state(), round_trip_ns()
     results: dict[str, Any] = {}
     yield results
     after = machine_state()
@@ -48,6 +50,7 @@ def written(output: Path, script: str, *, timed: bool = True, **settings: Any) -
         "gpus": gpu_names(),
         "load_before": load,
         "load_after": os.getloadavg()[0],
+        "core_to_core_ns": {"before": apart, "after": round_trip_ns()},
         "before": before.to_json(),
         "after": after.to_json(),
         "seconds": round(time.time() - started, 1),

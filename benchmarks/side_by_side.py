@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 import run_card
 import torch
+from core_to_core import round_trip_ns
 from families import FAMILIES, as_released, eager, graphs_of, pair
 from interleaved import ratio, time_rounds
 
@@ -117,7 +118,10 @@ def said(family: str, batch: int, rows: dict[str, Any]) -> None:
 
 
 def measured(family: Family, name: str, batches: Sequence[int], rounds: int, device: Device) -> dict[str, Any]:
-    """Everything that is found of one family; a roofline for every precision that a program has."""
+    """Everything that is found of one family; a roofline for every precision that a program has.
+
+    core_to_core_ns: before and after the rounds of each batch, whose cores may have moved apart meanwhile.
+    """
     works = [work_of_graph(copy.deepcopy(family.graphs["gmm"]), batch) for batch in batches]
     lines = {one: measured_roofline(works, one, device) for one in dict.fromkeys(family.precision.values())}
     found: dict[str, Any] = {
@@ -128,12 +132,15 @@ def measured(family: Family, name: str, batches: Sequence[int], rounds: int, dev
         },
         "mflop_an_image": works[0].operations / works[0].batch / 1e6,
     }
+    found["core_to_core_ns"] = {}
     for batch in batches:
+        apart = round_trip_ns()
         times, logits, images = time_rounds(family.programs, batch, rounds)
         rows = rows_of(family, times, batch, lines)
         for program, check in checked(family, logits, images).items():
             rows[program].update(check)
         found[str(batch)] = rows
+        found["core_to_core_ns"][str(batch)] = [apart, round_trip_ns()]
         said(name, batch, rows)
     return found
 

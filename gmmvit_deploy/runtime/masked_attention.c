@@ -50,8 +50,16 @@ typedef struct {
 typedef struct {
     const MaskedAttention *of;
     const float *q, *k, *v;
-    float *out;
+    ptrdiff_t first; /* of its numbers in the output */
 } Image;
+
+/* Where 16 columns of one query are put, and of those below it a row further each. */
+typedef struct {
+    float *out;        /* or NULL, and */
+    int8_t *quantised; /* numbers divided by the step, rounded to even, saturated */
+    float steps;
+    ptrdiff_t row;
+} Place;
 
 INLINE __m512i interleaved(__m512i two_halves) {
     const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
@@ -319,17 +327,22 @@ PHASE void mix_heads(float *weights, const float *mixing, const float *inverse, 
 
 /* ---- weights times V ------------------------------------------------------------------------------------------ */
 
-INLINE void divided_and_stored(__m512 sums[LANES], const float *inverse, float *out, ptrdiff_t row, int queries) {
+INLINE void divided_and_stored(__m512 sums[LANES], const float *inverse, const Place *to, int queries) {
     UNROLL(16) for (int r = 0; r < LANES; r++)
         if (r < queries) {
-            __m512 by = inverse ? _mm512_set1_ps(inverse[r]) : _mm512_set1_ps(1);
-            _mm512_storeu_ps(out + r * row, _mm512_mul_ps(sums[r], by));
+            __m512 mean = _mm512_mul_ps(sums[r], _mm512_set1_ps(inverse ? inverse[r] : 1));
+            if (to->out) {
+                _mm512_storeu_ps(to->out + r * to->row, mean);
+            } else {
+                __m512i steps = _mm512_cvtps_epi32(_mm512_mul_ps(mean, _mm512_set1_ps(to->steps)));
+                _mm_storeu_si128((__m128i *)(to->quantised + r * to->row), _mm512_cvtsepi32_epi8(steps));
+            }
         }
 }
 
 /* 16 queries (those beyond `queries` are computed and dropped) times 16 columns of V. */
-PHASE void weighed_f32(const float *weights, const float *values, const float *inverse, float *out, ptrdiff_t row,
-                       int n, int queries) {
+PHASE void weighed_f32(const float *weights, const float *values, const float *inverse, const Place *to, int n,
+                       int queries) {
     __m512 sums[LANES];
     UNROLL(16) for (int r = 0; r < LANES; r++) sums[r] = _mm512_setzero_ps();
     for (int j = 0; j < n; j++) {
@@ -337,11 +350,11 @@ PHASE void weighed_f32(const float *weights, const float *values, const float *i
         UNROLL(16) for (int r = 0; r < LANES; r++)
             sums[r] = _mm512_fmadd_ps(value, _mm512_set1_ps(weights[j * TILE + r]), sums[r]);
     }
-    divided_and_stored(sums, inverse, out, row, queries);
+    divided_and_stored(sums, inverse, to, queries);
 }
 
-PHASE_BF16 void weighed_b16(const uint32_t *weights, const uint32_t *values, const float *inverse, float *out,
-                            ptrdiff_t row, int pairs, int queries) {
+PHASE_BF16 void weighed_b16(const uint32_t *weights, const uint32_t *values, const float *inverse, const Place *to,
+                            int pairs, int queries) {
     __m512 sums[LANES];
     UNROLL(16) for (int r = 0; r < LANES; r++) sums[r] = _mm512_setzero_ps();
     for (int j = 0; j < pairs; j++) {
@@ -349,7 +362,7 @@ PHASE_BF16 void weighed_b16(const uint32_t *weights, const uint32_t *values, con
         UNROLL(16) for (int r = 0; r < LANES; r++)
             sums[r] = _mm512_dpbf16_ps(sums[r], value, (__m512bh)_mm512_set1_epi32((int)weights[j * TILE + r]));
     }
-    divided_and_stored(sums, inverse, out, row, queries);
+    divided_and_stored(sums, inverse, to, queries);
 }
 
 /* ---- one image -------------------------------------------------------------------------------------------------- */
@@ -390,17 +403,19 @@ static void pack_head(const Image *im, const Scratch *to, int head) {
 /* weights: of one head, float32; those of bfloat16 are in to->pairs. inverse: NULL where they are divided already. */
 static void head_output(const Image *im, const Scratch *to, int head, int first, int queries,
                         const float *weights, const float *inverse) {
-    ptrdiff_t row = (ptrdiff_t)im->of->heads * im->of->d;
+    const ptrdiff_t row = (ptrdiff_t)im->of->heads * im->of->d;
     int half = (im->of->n + 1) / 2;
     for (int c = 0; c < im->of->d; c += LANES)
         for (int t = 0; t < queries; t += LANES) {
-            float *out = im->out + (first + t) * row + head * im->of->d + c;
+            const ptrdiff_t at = im->first + (first + t) * row + head * im->of->d + c;
+            const Place place = {im->of->out ? im->of->out + at : NULL,
+                                 im->of->quantised ? im->of->quantised + at : NULL, im->of->steps, row};
             const float *by = inverse ? inverse + t : NULL;
             if (im->of->arithmetic == BFLOAT16)
-                weighed_b16(to->pairs + t, (uint32_t *)to->values + (ptrdiff_t)c * half, by, out, row, half,
+                weighed_b16(to->pairs + t, (uint32_t *)to->values + (ptrdiff_t)c * half, by, &place, half,
                             queries - t);
             else
-                weighed_f32(weights + t, to->values + (ptrdiff_t)c * im->of->n, by, out, row, im->of->n, queries - t);
+                weighed_f32(weights + t, to->values + (ptrdiff_t)c * im->of->n, by, &place, im->of->n, queries - t);
         }
 }
 
@@ -453,6 +468,7 @@ int masked_attention_support(void) {
 
 static int takes(const MaskedAttention *of) {
     if (of->batch <= 0 || of->heads <= 0 || of->n <= 0 || of->d <= 0 || of->d % LANES) return 0;
+    if (!of->out == !of->quantised) return 0;
     if (!of->before != !of->after || (of->before && of->heads > MOST_MIXED)) return 0;
     return of->arithmetic >= FLOAT32 && of->arithmetic <= masked_attention_support();
 }
@@ -475,7 +491,7 @@ int masked_attention(const MaskedAttention *of, int64_t first, int64_t last) {
     for (int64_t piece = first; piece < last; piece++) {
         int64_t rows = piece / pieces * of->n;
         Image im = {.of = of, .q = of->q + rows * of->q_row, .k = of->k + rows * of->k_row,
-                    .v = of->v + rows * of->v_row, .out = of->out + rows * of->heads * of->d};
+                    .v = of->v + rows * of->v_row, .first = (ptrdiff_t)rows * of->heads * of->d};
         if (of->before) attend_mixed(&im, &to, (int)(piece % pieces));
         else attend(&im, &to, (int)(piece % pieces));
     }

@@ -12,7 +12,7 @@ enum { MASKED_ATTENTION_FLOAT32 = 1, MASKED_ATTENTION_BFLOAT16 = 2 };
 
 typedef struct {
     const float *q, *k, *v;        /* (batch, n, heads * d) within rows of q_row, k_row and v_row floats */
-    float *out;                    /* (batch, n, heads * d), without gaps */
+    float *out;                    /* (batch, n, heads * d), without gaps; or NULL */
     const float *mask;             /* M^T log2(e) of each head, by tiles of 64 queries: (n, 64), (n, 64), ..., and the
                                       rest, padded to a multiple of 16; or NULL */
     const float *before, *after;   /* (heads, heads), [h][g] what h gives to g, before and after softmax; or NULL */
@@ -20,6 +20,8 @@ typedef struct {
     int32_t batch, heads, n, d;    /* d: a multiple of 16 */
     int32_t arithmetic;
     float scale;                   /* times log2(e); where mask is NULL */
+    float steps;                   /* 1 / the step of the grid of int8 that `quantised` is on */
+    int8_t *quantised;             /* as out, which is NULL then; or NULL */
 } MaskedAttention;
 
 /* The best arithmetic that this processor has, which can do the lesser too; 0 for none. */

@@ -87,16 +87,20 @@ class Kernels:
     _factory: Any
 
     def fuse_attention(self, model: Any) -> int:
-        """How many attentions of an OpenVINO model were replaced."""
+        """How many attentions of an OpenVINO model were replaced, with the quantising of what they give."""
         from openvino import opset13
 
         found = [one for node in _nodes_of(model, "Softmax") if (one := _matched(node))]
-        for form, inputs, last in found:
+        grids = [_quantised(last) for _, _, last in found]
+        if not _quantises_beside(model, sum(len(nodes) for _, nodes in grids)):
+            grids = [(None, ()) for _ in found]
+        for (form, inputs, last), (step, quantised) in zip(found, grids, strict=True):
             constants = [opset13.constant(one) for one in (form.mask, *form.mixing) if one is not None]
-            attributes = form.attributes(self.arithmetic)
+            attributes = {**form.attributes(self.arithmetic), "steps": 1 / step if step else 0.0}
             fused = self._factory.create("MaskedAttention", [*inputs, *constants], attributes)
             fused.set_friendly_name(last.get_friendly_name())
-            last.output(0).replace(fused.output(0))
+            for replaced in quantised or (last,):
+                replaced.output(0).replace(fused.output(0))
         model.validate_nodes_and_infer_types()
         return len(found)
 
@@ -108,8 +112,7 @@ class Kernels:
         from openvino import opset13
 
         taken = sum(len(form.quantised) for node in _nodes_of(model, "MVN") if (form := _matched_norm(node)))
-        # OpenVINO multiplies in int8 only in a graph that quantises something itself.
-        if len(_nodes_of(model, "FakeQuantize")) <= taken:
+        if not _quantises_beside(model, taken):
             return 0
         replaced = 0
         for node in _nodes_of(model, "MVN"):
@@ -292,7 +295,7 @@ def _sources(ends: list[tuple[Any, int]]) -> tuple[list[Any], tuple[tuple[int, i
     return inputs, tuple(parts)
 
 
-# ---- finding norms that are quantised ----------------------------------------------------------------------------
+# ---- finding norms, and what is quantised -------------------------------------------------------------------------
 
 
 def _matched_norm(mvn: Any) -> NormForm | None:
@@ -331,6 +334,11 @@ def _quantised(value: Any) -> tuple[float | None, tuple[Any, ...]]:
         found += [target.get_node() for target in node.output(0).get_target_inputs()]
     whole = all(one.get_output_element_type(0).get_type_name() == "i8" for one in found)
     return (steps.pop(), tuple(found)) if len(steps) == 1 and whole else (None, ())
+
+
+def _quantises_beside(model: Any, taken: int) -> bool:
+    """OpenVINO multiplies in int8 only in a graph that quantises something itself: is any left?"""
+    return len(_nodes_of(model, "FakeQuantize")) > taken
 
 
 def _over_last_axis(mvn: Any) -> bool:

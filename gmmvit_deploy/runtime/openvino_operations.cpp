@@ -3,8 +3,9 @@
    MaskedAttention, by masked_attention.c
    Inputs: what Q, K and V lie in, float32 (B, n, columns), one to three of them; then the mask as the kernel wants it if
    `masked`; then the two mixings (heads, heads) if `mixed`.
-   Output: float32 (B, n, heads * d).
-   Attributes: heads, n, d; parts: of Q, K and V each the input and its first column; scale; arithmetic.
+   Output: float32 (B, n, heads * d), or int8.
+   Attributes: heads, n, d; parts: of Q, K and V each the input and its first column; scale; arithmetic; steps: those
+   of int8 in 1, or 0 for float32.
 
    ResidualNorm, by residual_norm.c
    Inputs: x, float32 (B, n, width); then what is added to it if `adds`; weight and bias (width), by the step.
@@ -34,7 +35,7 @@ public:
     void validate_and_infer_types() override {
         auto shape = get_input_partial_shape(0);
         shape[2] = m_heads * m_d;
-        set_output_type(0, get_input_element_type(0), shape);
+        set_output_type(0, m_steps ? ov::element::Type(ov::element::i8) : get_input_element_type(0), shape);
     }
 
     std::shared_ptr<ov::Node> clone_with_new_inputs(const ov::OutputVector& inputs) const override {
@@ -53,6 +54,7 @@ public:
         visitor.on_attribute("mixed", m_mixed);
         visitor.on_attribute("scale", m_scale);
         visitor.on_attribute("arithmetic", m_arithmetic);
+        visitor.on_attribute("steps", m_steps);
         return true;
     }
 
@@ -70,7 +72,9 @@ public:
         what.mask = m_masked ? inputs.at(next++).data<const float>() : nullptr;
         what.before = m_mixed ? inputs.at(next).data<const float>() : nullptr;
         what.after = m_mixed ? inputs.at(next + 1).data<const float>() : nullptr;
-        what.out = outputs.at(0).data<float>();
+        what.out = m_steps ? nullptr : outputs.at(0).data<float>();
+        what.quantised = m_steps ? outputs.at(0).data<int8_t>() : nullptr;
+        what.steps = m_steps;
         what.batch = static_cast<int32_t>(shape[0]);
         what.heads = static_cast<int32_t>(m_heads);
         what.n = static_cast<int32_t>(m_n);
@@ -100,7 +104,7 @@ private:
     int64_t m_heads = 0, m_n = 0, m_d = 0, m_arithmetic = 0;
     std::vector<int64_t> m_parts;
     bool m_masked = false, m_mixed = false;
-    float m_scale = 1;
+    float m_scale = 1, m_steps = 0;
 };
 
 class ResidualNorm : public ov::op::Op {

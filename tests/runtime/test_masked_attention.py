@@ -30,6 +30,7 @@ needs_kernel = pytest.mark.skipif(
     _KERNELS is None and any(why in _WHY for why in ("no AVX-512", "x86-64", "no C++ compiler")),
     reason=f"no kernel here: {_WHY}",
 )
+needs_bf16 = pytest.mark.skipif(not has_bf16(), reason="this CPU has no bf16")
 F32, BF16 = 1, 2
 LOG2_E = np.float32(np.log2(np.e))
 
@@ -42,6 +43,8 @@ class Arguments(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("q_row", "k_row", "v_row")),
         *((name, ctypes.c_int32) for name in ("batch", "heads", "n", "d", "arithmetic")),
         ("scale", ctypes.c_float),
+        ("steps", ctypes.c_float),
+        ("quantised", ctypes.c_void_p),
     ]
 
 
@@ -61,18 +64,23 @@ class Case:
         self.scale = np.float32(self.d**-0.5)
         self.mixing = make.standard_normal((2, self.heads, self.heads), dtype=np.float32) if self.mixed else None
 
-    def computed(self, arithmetic: int, pieces: list[int] | None = None) -> tuple[int, np.ndarray]:
-        """pieces: where one call ends and the next begins.  (What the last call returned, the output.)"""
+    def computed(
+        self, arithmetic: int, pieces: list[int] | None = None, step: float | None = None
+    ) -> tuple[int, np.ndarray]:
+        """pieces: where one call ends and the next begins.  step: of int8.  (The last call's answer, the output.)"""
         library = loaded()
         columns = self.heads * self.d
-        out = np.full((self.batch, self.n, columns), np.nan, np.float32)
+        shape = (self.batch, self.n, columns)
+        out = np.full(shape, np.nan, np.float32) if step is None else np.full(shape, 99, np.int8)
         mask = None if self.mask is None else prepared_mask(self.mask)
         start = self.stacked.ctypes.data
         what = Arguments(
             q=start,
             k=start + 4 * columns,
             v=start + 8 * columns,
-            out=out.ctypes.data,
+            out=out.ctypes.data if step is None else None,
+            quantised=None if step is None else out.ctypes.data,
+            steps=0 if step is None else 1 / step,
             mask=None if mask is None else mask.ctypes.data,
             before=None if self.mixing is None else self.mixing[0].ctypes.data,
             after=None if self.mixing is None else self.mixing[1].ctypes.data,
@@ -147,7 +155,7 @@ def test_float32_is_the_formula(case: Case) -> None:
 
 
 @needs_kernel
-@pytest.mark.skipif(not has_bf16(), reason="this CPU has no bf16")
+@needs_bf16
 @pytest.mark.parametrize("case", CASES, ids=_id)
 def test_bf16_is_the_formula_of_rounded_numbers(case: Case) -> None:
     failed, found = case.computed(BF16)
@@ -166,6 +174,21 @@ def test_pieces_are_the_whole(case: Case) -> None:
     whole = case.computed(F32)[1]
     cut = case.computed(F32, pieces=[1])[1]
     np.testing.assert_array_equal(whole, cut)
+
+
+@needs_kernel
+@pytest.mark.parametrize("arithmetic", [F32, pytest.param(BF16, marks=needs_bf16)])
+@pytest.mark.parametrize("case", [CASES[0], CASES[1], CASES[8]], ids=_id)
+def test_quantised_on_its_way_out(case: Case, arithmetic: int) -> None:
+    plain = case.computed(arithmetic)[1]
+    step = float(np.abs(plain).max()) / 100  # a few beyond 127 below
+    for one in (step, step / 2):
+        failed, found = case.computed(arithmetic, step=one)
+        steps = plain * (1 / np.float32(one))
+        assert failed == 0
+        near_a_half = np.abs(steps - np.floor(steps) - 0.5) < 1e-4
+        assert (found == np.clip(np.rint(steps), -128, 127))[~near_a_half].all()
+    assert (np.abs(found) >= 127).any()
 
 
 @needs_kernel
@@ -240,6 +263,10 @@ def _graph(**other: Any) -> openvino.Model:
     weights = ops.softmax(scores, other.get("axis", -1))
     mixed = ops.transpose(ops.matmul(weights, value, False, False), ops.constant([0, 2, 1, 3]))
     last = ops.reshape(mixed, ops.constant([0, n, heads * d]), special_zero=True)
+    for step in other.get("quantised", ()):
+        ends = [ops.constant(np.float32(one)) for one in (-128 * step, 127 * step, -128, 127)]
+        grid = ops.convert(ops.fake_quantize(last, *ends, 256), "i8")
+        last = ops.multiply(ops.convert(grid, "f32"), ops.constant(np.float32(step)))
     outputs = [last, ops.relu(weights)] if other.get("weights_are_used") else [last]
     return openvino.Model([one.output(0) for one in outputs], [stacked], "attention")
 
@@ -254,6 +281,8 @@ def _graph(**other: Any) -> openvino.Model:
         ({"mask": (1, 20, 20)}, 0),  # one mask for all heads would be broadcast
         ({"mask": (2, 20, 1)}, 0),
         ({"d": 8}, 0),
+        ({"quantised": [0.02]}, 1),  # but nothing else is: it stays OpenVINO's
+        ({"quantised": [0.02, 0.04]}, 1),
         ({"bias": True}, 0),
         ({"axis": 2}, 0),
         ({"weights_are_used": True}, 0),
@@ -270,6 +299,7 @@ def test_only_masked_attention_is_replaced(other: dict[str, Any], replaced: int)
     assert kernels.fuse_attention(model) == replaced
     kinds = [node.get_type_name() for node in model.get_ordered_ops()]
     assert kinds.count("MaskedAttention") == replaced
+    assert kinds.count("FakeQuantize") == (1 if "quantised" in other else 0)
     assert ("Softmax" in kinds) == (not replaced)
     assert ("Split" in kinds) == (not replaced)
     batch = np.random.default_rng(2).standard_normal((3, *plain.inputs[0].get_partial_shape().get_max_shape()[1:]))
@@ -277,7 +307,10 @@ def test_only_masked_attention_is_replaced(other: dict[str, Any], replaced: int)
     answers = [
         openvino.compile_model(one, "CPU", settings)(batch.astype(np.float32))[0].copy() for one in (plain, model)
     ]
-    np.testing.assert_allclose(answers[1], answers[0], atol=1e-5)
+    # A value near the middle of two steps may fall to the other.
+    off = np.abs(answers[1] - answers[0])
+    assert off.max() <= max(1e-5, 1.01 * max(other.get("quantised", [0])))
+    assert np.mean(off > 1e-5) < 0.01
 
 
 @needs_kernel
