@@ -14,7 +14,7 @@ __all__ = ["in_words", "ratio", "time_rounds"]
 
 _WARM_UP_ROUNDS = 3  # they fill caches and start threads
 _IMAGES_A_TURN = 32
-_REST_S = 0.03
+_UNTIMED_S = 0.03
 
 
 def time_rounds(
@@ -32,9 +32,12 @@ def time_rounds(
     for round_number in range(rounds + _WARM_UP_ROUNDS):
         images = generator.standard_normal((batch, 3, image_size, image_size), dtype=np.float32)
         for name in generator.permutation(list(programs)):
-            # Threads of the program before still spin for some milliseconds; then caches are filled, untimed.
-            time.sleep(_REST_S)
+            # Untimed until the threads of the program before, which spin for some milliseconds, have gone to sleep. A
+            # pause would do that too, but cores that idle may be elsewhere when they wake, further from each other.
+            until = time.perf_counter() + _UNTIMED_S
             programs[name](images)
+            while time.perf_counter() < until:
+                programs[name](images)
             start = time.perf_counter()
             for _ in range(repeats):
                 logits[name] = programs[name](images)

@@ -134,12 +134,16 @@ GPU_RUNNERS = ("compile", "tensorrt", "tensorrt:fp16", "tensorrt:int8")
 
 def fastest_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNERS) -> str:
     """Family and batch: how many times faster than eager PyTorch each runner is."""
-    lines = [f"| family, batch | eager ms | {' | '.join(runners)} |", "|---" * (len(runners) + 2) + "|"]
+    lines = [
+        f"| family, batch | eager ms | {' | '.join(runners)} | cores apart, ns |",
+        "|---" * (len(runners) + 3) + "|",
+    ]
     for family, found in results["families"].items():
         for batch in (key for key in ("1", "64") if key in found):
             rows = found[batch]
             cells = [_interval(rows[name]["times_faster_than_eager"]) if name in rows else "" for name in runners]
-            lines.append(f"| {family}, {batch} | {rows['eager']['median_ms']:.1f} | {' | '.join(cells)} |")
+            apart = ", ".join("?" if one is None else f"{one:.0f}" for one in found["core_to_core_ns"][batch])
+            lines.append(f"| {family}, {batch} | {rows['eager']['median_ms']:.1f} | {' | '.join(cells)} | {apart} |")
     return "\n".join(lines)
 
 
