@@ -14,13 +14,13 @@ bias, attention from one token to many, heads whose width is no multiple of 16.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-__all__ = ["Arithmetic", "AttentionForm", "Kernels", "NormForm", "kernels_from", "prepared_mask"]
+__all__ = ["Arithmetic", "Form", "Kernels", "kernels_from", "prepared_mask"]
 
 Arithmetic = Literal["f32", "bf16"]
 _ARITHMETIC: dict[Arithmetic, int] = {"f32": 1, "bf16": 2}  # as masked_attention.h numbers them
@@ -34,49 +34,19 @@ _KEYS_ACROSS = [0, 2, 3, 1]  # (B, n, H, d) → (B, H, d, n)
 
 
 @dataclass(frozen=True, eq=False)
-class AttentionForm:
-    """One attention of a graph, as the operation wants it.
+class Form:
+    """A part of a graph that one operation of ours computes.
 
-    parts: of Q, K and V (which input has it, at which column).  mask: as `prepared_mask` gives it, or None and
-    ``scale`` is 1/√d·log2(e).  mixing: () or two of (H, H), [h, g] what head h gives to g, before and after softmax.
+    attributes, inputs, constants: the operation's.  last: the node whose value it gives; quantised: those that have
+    it in int8, where nothing else of it is read.  sum: of the inputs, given besides.
     """
 
-    heads: int
-    n: int
-    width: int
-    parts: tuple[tuple[int, int], ...]
-    mask: Any
-    scale: float
-    mixing: tuple[Any, ...]
-
-    def attributes(self, arithmetic: Arithmetic) -> dict[str, Any]:
-        return {
-            "heads": self.heads,
-            "n": self.n,
-            "d": self.width,
-            "parts": [number for part in self.parts for number in part],
-            "masked": self.mask is not None,
-            "mixed": bool(self.mixing),
-            "scale": self.scale,
-            "arithmetic": _ARITHMETIC[arithmetic],
-        }
-
-
-@dataclass(frozen=True, eq=False)
-class NormForm:
-    """One LayerNorm of a graph that is quantised, as the operation wants it.
-
-    inputs: x, and what is added to it if ``sum``, their sum, is there.  weight, bias: by the step of the grid.
-    last: the norm's last node.  quantised: the nodes whose values are int8.
-    """
-
-    inputs: tuple[Any, ...]
-    sum: Any
-    weight: Any
-    bias: Any
-    epsilon: float
+    attributes: dict[str, Any]
+    inputs: list[Any]
+    constants: list[Any]
     last: Any
-    quantised: tuple[Any, ...]
+    quantised: tuple[Any, ...] = ()
+    sum: Any = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,19 +58,13 @@ class Kernels:
 
     def fuse_attention(self, model: Any) -> int:
         """How many attentions of an OpenVINO model were replaced, with the quantising of what they give."""
-        from openvino import opset13
-
         found = [one for node in _nodes_of(model, "Softmax") if (one := _matched(node))]
-        grids = [_quantised(last) for _, _, last in found]
+        grids = [_quantised(form.last) for form in found]
         if not _quantises_beside(model, sum(len(nodes) for _, nodes in grids)):
             grids = [(None, ()) for _ in found]
-        for (form, inputs, last), (step, quantised) in zip(found, grids, strict=True):
-            constants = [opset13.constant(one) for one in (form.mask, *form.mixing) if one is not None]
-            attributes = {**form.attributes(self.arithmetic), "steps": 1 / step if step else 0.0}
-            fused = self._factory.create("MaskedAttention", [*inputs, *constants], attributes)
-            fused.set_friendly_name(last.get_friendly_name())
-            for replaced in quantised or (last,):
-                replaced.output(0).replace(fused.output(0))
+        for form, (step, quantised) in zip(found, grids, strict=True):
+            more = {"arithmetic": _ARITHMETIC[self.arithmetic], "steps": 1 / step if step else 0.0}
+            self._put("MaskedAttention", replace(form, attributes={**form.attributes, **more}, quantised=quantised))
         model.validate_nodes_and_infer_types()
         return len(found)
 
@@ -109,28 +73,28 @@ class Kernels:
 
         Worth it where rows are many: each operation of ours costs OpenVINO some microseconds to call.
         """
-        from openvino import opset13
-
-        taken = sum(len(form.quantised) for node in _nodes_of(model, "MVN") if (form := _matched_norm(node)))
-        if not _quantises_beside(model, taken):
+        nodes = _nodes_of(model, "MVN")
+        if not _quantises_beside(model, sum(len(form.quantised) for one in nodes if (form := _matched_norm(one)))):
             return 0
         replaced = 0
-        for node in _nodes_of(model, "MVN"):
-            # Only now: what goes in may be what the one before gives.
-            form = _matched_norm(node)
-            if form is None:
-                continue
-            constants = [opset13.constant(form.weight), opset13.constant(form.bias)]
-            attributes = {"adds": form.sum is not None, "epsilon": form.epsilon}
-            fused = self._factory.create("ResidualNorm", [*form.inputs, *constants], attributes)
-            fused.set_friendly_name(form.last.get_friendly_name())
-            for quantised in form.quantised:
-                quantised.output(0).replace(fused.output(0))
-            if form.sum is not None:
-                form.sum.replace(fused.output(1))
-            replaced += 1
+        for node in nodes:
+            form = _matched_norm(node)  # only now: what goes in may be what the one before gives
+            if form is not None:
+                self._put("ResidualNorm", form)
+                replaced += 1
         model.validate_nodes_and_infer_types()
         return replaced
+
+    def _put(self, operation: str, form: Form) -> None:
+        from openvino import opset13
+
+        constants = [opset13.constant(one) for one in form.constants]
+        fused = self._factory.create(operation, [*form.inputs, *constants], form.attributes)
+        fused.set_friendly_name(form.last.get_friendly_name())
+        for replaced in form.quantised or (form.last,):
+            replaced.output(0).replace(fused.output(0))
+        if form.sum is not None:
+            form.sum.replace(fused.output(1))
 
 
 def kernels_from(library: Path, wanted: Arithmetic) -> tuple[Kernels | None, str]:
@@ -157,8 +121,8 @@ def kernels_from(library: Path, wanted: Arithmetic) -> tuple[Kernels | None, str
 # ---- finding attention in a graph --------------------------------------------------------------------------------
 
 
-def _matched(softmax: Any) -> tuple[AttentionForm, list[Any], Any] | None:
-    """(its form, its inputs, the last node of it) when all around this Softmax is masked attention."""
+def _matched(softmax: Any) -> Form | None:
+    """Its form when all around this Softmax is masked attention."""
     above = _scores(softmax)
     below = _output(softmax)
     if above is None or below is None:
@@ -180,8 +144,17 @@ def _matched(softmax: Any) -> tuple[AttentionForm, list[Any], Any] | None:
         mask, scale = prepared_mask(constant.reshape(heads, n, n)), 1.0
     else:
         return None
-    mixing = () if before is None else (before, after)
-    return AttentionForm(heads, n, width, parts, mask, scale, mixing), inputs, last
+    mixing = [] if before is None else [before, after]
+    attributes = {
+        "heads": heads,
+        "n": n,
+        "d": width,
+        "parts": [number for part in parts for number in part],
+        "masked": mask is not None,
+        "mixed": bool(mixing),
+        "scale": scale,
+    }
+    return Form(attributes, inputs, [*([] if mask is None else [mask]), *mixing], last)
 
 
 def prepared_mask(mask: Any) -> Any:
@@ -298,25 +271,26 @@ def _sources(ends: list[tuple[Any, int]]) -> tuple[list[Any], tuple[tuple[int, i
 # ---- finding norms, and what is quantised -------------------------------------------------------------------------
 
 
-def _matched_norm(mvn: Any) -> NormForm | None:
+def _matched_norm(mvn: Any) -> Form | None:
     """Its form when Quantize(norm(x)), or of x + branch, is all that this normalisation is for."""
     attributes = mvn.get_attributes()
-    scaled = _only_taker(mvn, "Multiply")
-    shifted = _only_taker(scaled, "Add") if scaled is not None else None
-    if scaled is None or shifted is None or attributes.get("eps_mode") != "INSIDE_SQRT":
+    scaled = _down(mvn, "Convert")
+    weight = _constant_and_other(scaled, "Multiply") if scaled is not None else None
+    shifted = _down(scaled, "Convert") if weight is not None else None
+    bias = _constant_and_other(shifted, "Add") if shifted is not None else None
+    if weight is None or bias is None or attributes.get("eps_mode") != "INSIDE_SQRT" or not _over_last_axis(mvn):
         return None
-    weight, bias = _constant_and_other(scaled, "Multiply"), _constant_and_other(shifted, "Add")
     step, quantised = _quantised(shifted)
     x = _up(mvn.input_value(0), "Convert")
     width = _static(x)[-1:]
-    if weight is None or bias is None or step is None or len(_static(x)) != 3 or width[0] % _LANES:
+    if step is None or len(_static(x)) != 3 or width[0] % _LANES:
         return None
-    scale, shift = (np.asarray(one[0], np.float32).reshape(-1) / np.float32(step) for one in (weight, bias))
-    if scale.size != width[0] or shift.size != width[0] or not _over_last_axis(mvn):
+    constants = [np.asarray(one[0], np.float32).reshape(-1) / np.float32(step) for one in (weight, bias)]
+    if any(one.size != width[0] for one in constants):
         return None
     summands = _summands(x)
-    total = x if summands else None
-    return NormForm(summands or (x,), total, scale, shift, float(attributes["eps"]), shifted, quantised)
+    attributes = {"adds": bool(summands), "epsilon": float(attributes["eps"])}
+    return Form(attributes, [*(summands or (x,))], constants, shifted, quantised, x if summands else None)
 
 
 def _quantised(value: Any) -> tuple[float | None, tuple[Any, ...]]:
@@ -359,11 +333,6 @@ def _summands(value: Any) -> tuple[Any, ...]:
     both = (node.input_value(0), node.input_value(1))
     alike = all(_constant(one) is None and _static(one) == _static(value) for one in both)
     return both if alike else ()
-
-
-def _only_taker(node: Any, kind: str) -> Any:
-    takers = _takers(node)
-    return takers[0] if len(takers) == 1 and takers[0].get_type_name() == kind else None
 
 
 def _takers(node: Any) -> list[Any]:
