@@ -10,7 +10,8 @@
    keys are taken lane by lane, and a weight is a scalar in memory that the product with V broadcasts for nothing.
 
    The mask comes prepared: M^T times log2(e), so that 2^x does for e^x, tile after tile.
-   Two arithmetics: float32 throughout; or Q, K, V and weights rounded to bfloat16, sums and softmax in float32.
+   Two arithmetics: float32 throughout; or Q, K, V and weights rounded to bfloat16, the mask to float16 (for one image
+   its way from memory is all that it costs; an eighth of their error), sums and softmax in float32.
    Needs AVX-512, and its BF16 part for the second; elsewhere masked_attention_support() says so. */
 
 #include "masked_attention.h"
@@ -166,21 +167,23 @@ PHASE_BF16 void pack_keys_and_values_b16(const float *k, ptrdiff_t k_row, const 
 
 /* Of one head and one tile of queries: (n, vectors * LANES) without gaps; or NULL, and the scale instead. */
 typedef struct {
-    const float *at;
+    const char *at;
     float scale;
 } Mask;
 
-enum { KEYS_AHEAD = 24 };
+enum { KEYS_AHEAD = 24, OF_FLOAT32 = sizeof(float), OF_FLOAT16 = sizeof(uint16_t) };
 
-INLINE void masked_and_stored(int keys, int vectors, __m512 sums[24], const Mask *mask, int j, float *scores) {
+/* bytes: of a number of the mask. */
+INLINE void masked_and_stored(int keys, int vectors, __m512 sums[24], const Mask *mask, int bytes, int j,
+                              float *scores) {
     UNROLL(16) for (int r = 0; r < keys; r++)
         UNROLL(4) for (int t = 0; t < vectors; t++) {
             __m512 m = _mm512_set1_ps(mask->scale);
             if (mask->at) {
-                const float *at = mask->at + ((j + r) * vectors + t) * LANES;
-                m = _mm512_loadu_ps(at);
+                const char *at = mask->at + ((j + r) * vectors + t) * LANES * bytes;
+                m = bytes == OF_FLOAT32 ? _mm512_loadu_ps(at) : _mm512_cvtph_ps(_mm256_loadu_si256((const void *)at));
                 /* A mask is read in the order in which it lies; for one image, from afar. */
-                _mm_prefetch((const char *)(at + KEYS_AHEAD * vectors * LANES), _MM_HINT_T0);
+                _mm_prefetch(at + KEYS_AHEAD * vectors * LANES * bytes, _MM_HINT_T0);
             }
             _mm512_store_ps(scores + (j + r) * TILE + LANES * t, _mm512_mul_ps(sums[r * vectors + t], m));
         }
@@ -199,7 +202,7 @@ INLINE void block_f32(int keys, int vectors, const float *queries, const float *
                 sums[r * vectors + t] = _mm512_fmadd_ps(key, q[t], sums[r * vectors + t]);
         }
     }
-    masked_and_stored(keys, vectors, sums, mask, j, scores);
+    masked_and_stored(keys, vectors, sums, mask, OF_FLOAT32, j, scores);
 }
 
 INLINE_BF16 void block_b16(int keys, int vectors, const uint32_t *queries, const uint32_t *k, int pairs,
@@ -215,7 +218,7 @@ INLINE_BF16 void block_b16(int keys, int vectors, const uint32_t *queries, const
                 sums[r * vectors + t] = _mm512_dpbf16_ps(sums[r * vectors + t], key, (__m512bh)q[t]);
         }
     }
-    masked_and_stored(keys, vectors, sums, mask, j, scores);
+    masked_and_stored(keys, vectors, sums, mask, OF_FLOAT16, j, scores);
 }
 
 /* Blocks of as many keys as the registers hold, then of one. */
@@ -372,8 +375,9 @@ static int vectors_of(int queries) { return (queries + LANES - 1) / LANES; }
 
 static void head_scores(const Image *im, const Scratch *to, int head, int first, int queries, float *scores) {
     const float *q = im->q + (ptrdiff_t)first * im->of->q_row + head * im->of->d, *k = im->k + head * im->of->d;
-    const ptrdiff_t n = im->of->n, of_a_head = n * vectors_of(im->of->n) * LANES;
-    const Mask mask = {im->of->mask ? im->of->mask + head * of_a_head + n * first : NULL, im->of->scale};
+    const ptrdiff_t n = im->of->n, before = head * n * vectors_of(im->of->n) * LANES + n * first;
+    const int bytes = im->of->arithmetic == BFLOAT16 ? OF_FLOAT16 : OF_FLOAT32;
+    const Mask mask = {im->of->mask ? (const char *)im->of->mask + before * bytes : NULL, im->of->scale};
     int vectors = vectors_of(queries);
     if (im->of->arithmetic == BFLOAT16) {
         uint32_t *packed = (uint32_t *)to->queries;

@@ -13,8 +13,9 @@ enum { MASKED_ATTENTION_FLOAT32 = 1, MASKED_ATTENTION_BFLOAT16 = 2 };
 typedef struct {
     const float *q, *k, *v;        /* (batch, n, heads * d) within rows of q_row, k_row and v_row floats */
     float *out;                    /* (batch, n, heads * d), without gaps; or NULL */
-    const float *mask;             /* M^T log2(e) of each head, by tiles of 64 queries: (n, 64), (n, 64), ..., and the
-                                      rest, padded to a multiple of 16; or NULL */
+    const void *mask;              /* M^T log2(e) of each head, by tiles of 64 queries: (n, 64), (n, 64), ..., and the
+                                      rest, padded to a multiple of 16; float32, or float16 where the arithmetic is
+                                      bfloat16; or NULL */
     const float *before, *after;   /* (heads, heads), [h][g] what h gives to g, before and after softmax; or NULL */
     int64_t q_row, k_row, v_row;
     int32_t batch, heads, n, d;    /* d: a multiple of 16 */

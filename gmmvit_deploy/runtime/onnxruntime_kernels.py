@@ -61,7 +61,7 @@ def with_fused_attention(proto: ModelProto) -> tuple[ModelProto, int]:
         return out, 0
     replaced = {}
     for index, form in enumerate(found):
-        constants = [None if form.mask is None else prepared_mask(form.mask), *(form.mixing or (None, None))]
+        constants = [None if form.mask is None else prepared_mask(form.mask, "f32")[0], *(form.mixing or (None, None))]
         names = ["" if one is None else f"{DOMAIN}.{index}.{place}" for place, one in enumerate(constants)]
         out.graph.initializer.extend(
             numpy_helper.from_array(one, name) for name, one in zip(names, constants, strict=True) if one is not None

@@ -148,7 +148,8 @@ static OrtStatus *compute(void *kernel, OrtContext *context) {
     const Api api = node->api;
     Work work = {{0}, 0};
     MaskedAttention *what = &work.what;
-    const float **parts[] = {&what->q, &what->k, &what->v}, **constants[] = {&what->mask, &what->before, &what->after};
+    const float *mask = NULL;
+    const float **parts[] = {&what->q, &what->k, &what->v}, **constants[] = {&mask, &what->before, &what->after};
     int64_t *rows[] = {&what->q_row, &what->k_row, &what->v_row}, shape[3] = {0, 0, 0};
     OrtStatus *wrong = NULL;
     for (size_t i = 0; i < 3 && !wrong; i++) {
@@ -160,6 +161,7 @@ static OrtStatus *compute(void *kernel, OrtContext *context) {
     }
     for (size_t i = 0; i < 3 && !wrong; i++) wrong = input(node, context, 3 + i, constants[i], NULL);
     if (wrong) return wrong;
+    what->mask = mask;
     const int64_t given[] = {shape[0], node->n, node->heads * node->d};
     OrtValue *out = NULL;
     wrong = CALL(api, CONTEXT_OUTPUT, OrtStatus *(*)(OrtContext *, size_t, const int64_t *, size_t, OrtValue **))(

@@ -6,9 +6,9 @@ which `masked_attention.c` computes in one pass over the cache; and in a graph t
 
     Add, LayerNorm, QuantizeLinear  →  one operation
 
-by `residual_norm.c`. Only what is exactly this (attention with heads mixed before and
-after softmax, as in CaiT, or without) is replaced; whatever else a graph has stays OpenVINO's own: windows with a
-bias, attention from one token to many, heads whose width is no multiple of 16.
+by `residual_norm.c`. Only what is exactly this (attention with heads mixed before and after softmax, as in CaiT, or
+without) is replaced; whatever else a graph has stays OpenVINO's own: windows with a bias, attention from one token to
+many, heads whose width is no multiple of 16.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ class Kernels:
 
     def fuse_attention(self, model: Any) -> int:
         """How many attentions of an OpenVINO model were replaced, with the quantising of what they give."""
-        found = [one for node in _nodes_of(model, "Softmax") if (one := _matched(node))]
+        found = [one for node in _nodes_of(model, "Softmax") if (one := _matched(node, self.arithmetic))]
         grids = [_quantised(form.last) for form in found]
         if not _quantises_beside(model, sum(len(nodes) for _, nodes in grids)):
             grids = [(None, ()) for _ in found]
         for form, (step, quantised) in zip(found, grids, strict=True):
-            more = {"arithmetic": _ARITHMETIC[self.arithmetic], "steps": 1 / step if step else 0.0}
-            self._put("MaskedAttention", replace(form, attributes={**form.attributes, **more}, quantised=quantised))
+            attributes = {**form.attributes, "steps": 1 / step if step else 0.0}
+            self._put("MaskedAttention", replace(form, attributes=attributes, quantised=quantised))
         model.validate_nodes_and_infer_types()
         return len(found)
 
@@ -121,8 +121,8 @@ def kernels_from(library: Path, wanted: Arithmetic) -> tuple[Kernels | None, str
 # ---- finding attention in a graph --------------------------------------------------------------------------------
 
 
-def _matched(softmax: Any) -> Form | None:
-    """Its form when all around this Softmax is masked attention."""
+def _matched(softmax: Any, arithmetic: Arithmetic) -> Form | None:
+    """Its form when all around this Softmax is masked attention; float32 if the mask does not fit the arithmetic."""
     above = _scores(softmax)
     below = _output(softmax)
     if above is None or below is None:
@@ -141,7 +141,7 @@ def _matched(softmax: Any) -> Form | None:
     if constant.size == 1:
         mask, scale = None, float(constant.reshape(())) * _LOG2_E
     elif constant.shape[-3:] == (heads, n, n) and constant.size == heads * n * n:
-        mask, scale = prepared_mask(constant.reshape(heads, n, n)), 1.0
+        (mask, arithmetic), scale = prepared_mask(constant.reshape(heads, n, n), arithmetic), 1.0
     else:
         return None
     mixing = [] if before is None else [before, after]
@@ -153,17 +153,24 @@ def _matched(softmax: Any) -> Form | None:
         "masked": mask is not None,
         "mixed": bool(mixing),
         "scale": scale,
+        "arithmetic": _ARITHMETIC[arithmetic],
     }
     return Form(attributes, inputs, [*([] if mask is None else [mask]), *mixing], last)
 
 
-def prepared_mask(mask: Any) -> Any:
-    """M (H, n, n) → Mᵀ·log2(e) (H, n·padded): one tile of queries after the other, each (n, its queries)."""
+def prepared_mask(mask: Any, wanted: Arithmetic) -> tuple[Any, Arithmetic]:
+    """M (H, n, n) → Mᵀ·log2(e) (H, n·padded): one tile of queries after the other, each (n, its queries).
+
+    For bf16 in float16, two of them as one int32; if a number is beyond float16, the mask is for float32.
+    """
     heads, n, _ = mask.shape
     padded = np.zeros((heads, n, -(-n // _LANES) * _LANES), np.float32)
     padded[:, :, :n] = mask.transpose(0, 2, 1) * _LOG2_E
     tiles = [padded[:, :, first : first + _TILE].reshape(heads, -1) for first in range(0, n, _TILE)]
-    return np.concatenate(tiles, axis=1)
+    prepared = np.concatenate(tiles, axis=1)
+    if wanted == "f32" or not np.abs(prepared).max() <= np.finfo(np.float16).max:
+        return prepared, "f32"
+    return prepared.astype(np.float16).view(np.int32), wanted
 
 
 def _scores(softmax: Any) -> tuple[Any, Any, Any, Any] | None:
@@ -331,8 +338,7 @@ def _summands(value: Any) -> tuple[Any, ...]:
     if node.get_type_name() != "Add":
         return ()
     both = (node.input_value(0), node.input_value(1))
-    alike = all(_constant(one) is None and _static(one) == _static(value) for one in both)
-    return both if alike else ()
+    return both if all(_constant(one) is None and _static(one) == _static(value) for one in both) else ()
 
 
 def _takers(node: Any) -> list[Any]:
@@ -352,9 +358,7 @@ def _nodes_of(model: Any, kind: str) -> list[Any]:
 
 
 def _permutes(node: Any, order: list[int]) -> bool:
-    if node.get_type_name() != "Transpose":
-        return False
-    found = _constant(node.input_value(1))
+    found = _constant(node.input_value(1)) if node.get_type_name() == "Transpose" else None
     return found is not None and found.reshape(-1).tolist() == order
 
 
@@ -392,6 +396,5 @@ def _down(node: Any, through: str = "") -> Any:
 def _static(value: Any) -> list[int]:
     """The shape, the batch as −1 whatever it is."""
     shape = value.get_partial_shape()
-    if shape.rank.is_dynamic:
-        return []
-    return [-1, *(one.get_length() if one.is_static else -2 for one in list(shape)[1:])]
+    rest = [] if shape.rank.is_dynamic else list(shape)[1:]
+    return [-1, *(one.get_length() if one.is_static else -2 for one in rest)]

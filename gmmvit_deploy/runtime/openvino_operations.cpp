@@ -2,7 +2,8 @@
 
    MaskedAttention, by masked_attention.c
    Inputs: what Q, K and V lie in, float32 (B, n, columns), one to three of them; then the mask as the kernel wants it if
-   `masked`; then the two mixings (heads, heads) if `mixed`.
+   `masked`, two of float16 as one int32 (OpenVINO makes float32 of float16); then the two mixings (heads, heads) if
+   `mixed`.
    Output: float32 (B, n, heads * d), or int8.
    Attributes: heads, n, d; parts: of Q, K and V each the input and its first column; scale; arithmetic; steps: those
    of int8 in 1, or 0 for float32.
@@ -69,7 +70,7 @@ public:
         place(inputs, 1, what.k, what.k_row);
         place(inputs, 2, what.v, what.v_row);
         size_t next = inputs.size() - (m_mixed ? 2 : 0) - (m_masked ? 1 : 0);
-        what.mask = m_masked ? inputs.at(next++).data<const float>() : nullptr;
+        what.mask = m_masked ? inputs.at(next++).data() : nullptr;
         what.before = m_mixed ? inputs.at(next).data<const float>() : nullptr;
         what.after = m_mixed ? inputs.at(next + 1).data<const float>() : nullptr;
         what.out = m_steps ? nullptr : outputs.at(0).data<float>();

@@ -72,7 +72,7 @@ class Case:
         columns = self.heads * self.d
         shape = (self.batch, self.n, columns)
         out = np.full(shape, np.nan, np.float32) if step is None else np.full(shape, 99, np.int8)
-        mask = None if self.mask is None else prepared_mask(self.mask)
+        mask = None if self.mask is None else prepared_mask(self.mask, "bf16" if arithmetic == BF16 else "f32")[0]
         start = self.stacked.ctypes.data
         what = Arguments(
             q=start,
@@ -101,11 +101,17 @@ class Case:
         ]
         return max(returned), out
 
+    def mask_of(self, rounded: Any) -> Any:
+        assert self.mask is not None
+        if rounded is np.float64:
+            return self.mask
+        return (self.mask * LOG2_E).astype(np.float16).astype(np.float64) / LOG2_E
+
     def formula(self, rounded: Any = np.float64) -> tuple[np.ndarray, float]:
         """softmax(M ∘ Q Kᵀ) V in float64, of Q, K, V and weights that were ``rounded``; the greatest weight · value."""
         shape = (self.batch, self.n, 3, self.heads, self.d)
         q, k, v = self.stacked.astype(rounded).astype(np.float64).reshape(shape).transpose(2, 0, 3, 1, 4)
-        scores = (q @ k.swapaxes(-1, -2)) * (self.scale if self.mask is None else self.mask)
+        scores = (q @ k.swapaxes(-1, -2)) * (self.scale if self.mask is None else self.mask_of(rounded))
         if self.mixing is not None:
             scores = np.einsum("bhij,hg->bgij", scores, self.mixing[0])
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -256,7 +262,7 @@ def _graph(**other: Any) -> openvino.Model:
     key = apart(parts[1], [0, 2, 3, 1])
     value = apart(parts[2], [0, 2, 1, 3])
     scores = ops.matmul(query, key, False, False)
-    mask = make.standard_normal(other.get("mask", (heads, n, n)), dtype=np.float32)
+    mask = make.standard_normal(other.get("mask", (heads, n, n)), dtype=np.float32) * np.float32(other.get("times", 1))
     scores = ops.multiply(scores, ops.constant(mask))
     if other.get("bias"):
         scores = ops.add(scores, ops.constant(mask))
@@ -311,6 +317,26 @@ def test_only_masked_attention_is_replaced(other: dict[str, Any], replaced: int)
     off = np.abs(answers[1] - answers[0])
     assert off.max() <= max(1e-5, 1.01 * max(other.get("quantised", [0])))
     assert np.mean(off > 1e-5) < 0.01
+
+
+@needs_kernel
+@needs_bf16
+def test_a_mask_beyond_float16_is_kept_in_float32() -> None:
+    library, _ = openvino_library()
+    assert library is not None
+    kernels = kernels_from(library, "bf16")[0]
+    assert kernels is not None
+    for times, arithmetic in ((1, BF16), (2e4, F32)):
+        model = _graph(times=times)
+        assert kernels.fuse_attention(model) == 1
+        (fused,) = [node for node in model.get_ordered_ops() if node.get_type_name() == "MaskedAttention"]
+        assert fused.get_attributes()["arithmetic"] == arithmetic
+    batch = np.random.default_rng(2).standard_normal((3, 20, 96), dtype=np.float32) / 100
+    settings = {"INFERENCE_PRECISION_HINT": "f32"}
+    answer, truth = (
+        openvino.compile_model(one, "CPU", settings)(batch)[0].copy() for one in (model, _graph(times=2e4))
+    )
+    np.testing.assert_allclose(answer, truth, atol=1e-5 * np.abs(batch).max())
 
 
 @needs_kernel
