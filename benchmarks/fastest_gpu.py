@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import torch
 from families import as_released, eager
-from side_by_side import BATCHES, Family, Program, main
+from interleaved import Program
+from side_by_side import BATCHES, Family, main
 
 from gmmvit_deploy.engines.engine_from_onnx import engine_from_onnx
 from gmmvit_deploy.engines.flavors import find_flavor, visible_gpu
@@ -46,13 +47,13 @@ def with_tensorrt(family: Family, graph: str, precision: Precision) -> Program:
 
 def add_programs(family: Family) -> None:
     released = as_released(family.models["gmm"][0])
-    family.add("compile", eager(torch.compile(released.cuda(), dynamic=True), "gpu"), "fp32")
+    family.add("compile", [eager(torch.compile(released.cuda(), dynamic=True), "gpu")], "fp32")
     for key in ("gmm", "plain"):
         suffix = "" if key == "gmm" else " plain"
-        family.add(f"tensorrt{suffix}", with_tensorrt(family, key, "fp32"), "fp32")
+        family.add(f"tensorrt{suffix}", [with_tensorrt(family, key, "fp32")], "fp32")
         half = f"{key}_fp16"
-        family.add(f"tensorrt:fp16{suffix}", with_tensorrt(family, half, "fp16"), "fp16")
-    family.add("tensorrt:int8", with_tensorrt(family, "int8", "int8"), "int8")
+        family.add(f"tensorrt:fp16{suffix}", [with_tensorrt(family, half, "fp16")], "fp16")
+    family.add("tensorrt:int8", [with_tensorrt(family, "int8", "int8")], "int8")
 
 
 if __name__ == "__main__":

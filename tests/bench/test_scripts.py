@@ -57,7 +57,7 @@ def test_parity_limits_runs_and_tells_right_from_wrong(tmp_path: Path) -> None:
 def test_fastest_cpu_runs_and_checks_its_answers(tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     script = ROOT / "benchmarks" / "fastest_cpu.py"
-    command = [sys.executable, str(script), "--rounds", "2", "--family", "vit", "--batch", "1", "--output", str(out)]
+    command = [sys.executable, str(script), "--rounds", "1", "--family", "vit", "--batch", "1", "--output", str(out)]
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
     (family,) = json.loads(out.read_text())["families"].values()
     rows = family["1"]
