@@ -22,7 +22,8 @@ _UNTIMED_S = 0.03
 def time_rounds(
     programs: Mapping[str, Program | Sequence[Program]], batch: int, rounds: int, *, image_size: int = 32
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray]:
-    """Run every program in every round, in random order, on the same random images.
+    """Run every program in every round on the same random images, in random order but twins one after the other:
+    a program, and the one of its name and `` plain``.
 
     A program takes images (B, 3, S, S) and gives logits. A drifting machine drifts for all. Of several copies of a
     program each round runs one: where its weights happen to lie in memory makes one copy up to 2 % faster than another.
@@ -34,7 +35,7 @@ def time_rounds(
     repeats = max(1, _IMAGES_A_TURN // batch)
     for round_number in range(rounds + _WARM_UP_ROUNDS):
         images = generator.standard_normal((batch, 3, image_size, image_size), dtype=np.float32)
-        for name in generator.permutation(list(programs)):
+        for name in _order(list(programs), generator):
             # Untimed until the threads of the program before, which spin for some milliseconds, have gone to sleep. A
             # pause would do that too, but cores that idle may be elsewhere when they wake, further from each other.
             program = _one_of(programs[name], generator)
@@ -49,6 +50,13 @@ def time_rounds(
             if round_number >= _WARM_UP_ROUNDS:
                 times[name].append(elapsed * 1e3)
     return {name: np.array(values) for name, values in times.items()}, logits, images
+
+
+def _order(names: list[str], generator: np.random.Generator) -> list[str]:
+    groups: dict[str, list[str]] = {}
+    for name in generator.permutation(names):
+        groups.setdefault(name.removesuffix(" plain"), []).append(str(name))
+    return [name for group in groups.values() for name in group]
 
 
 def _one_of(program: Program | Sequence[Program], generator: np.random.Generator) -> Program:

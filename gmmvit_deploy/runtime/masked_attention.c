@@ -45,7 +45,10 @@ typedef struct {
     uint32_t *keys;  /* (n, d / 2) pairs along d; one more where n is odd */
     float *values;   /* (d / 16, n, 16); or (d / 16, ceil(n / 2), 16) of pairs along n */
     float *inverse;  /* (heads or 1, TILE): 1 / the sum of a query's weights */
+    int32_t *places; /* (n): of a mask on a grid, where each key's first query is in what a head has of it */
 } Scratch;
+
+enum { PARTS = 7 };
 
 /* Of one image. */
 typedef struct {
@@ -165,28 +168,39 @@ PHASE_BF16 void pack_keys_and_values_b16(const float *k, ptrdiff_t k_row, const 
 
 /* ---- M o Q K^T, transposed ------------------------------------------------------------------------------------ */
 
-/* Of one head and one tile of queries: (n, vectors * LANES) without gaps; or NULL, and the scale instead. */
+/* Of one head and one tile of queries: (n, vectors * LANES) without gaps, or where `places` says; or NULL, and the
+   scale instead. */
 typedef struct {
     const char *at;
+    const int32_t *places;
+    __mmask16 class_lane; /* in the first vector, where `of_class` is to be read instead */
+    float of_class;
     float scale;
 } Mask;
 
 enum { KEYS_AHEAD = 24, OF_FLOAT32 = sizeof(float), OF_FLOAT16 = sizeof(uint16_t) };
 
-/* bytes: of a number of the mask. */
+/* bytes: of a number. */
+INLINE __m512 numbers_at(const char *at, int bytes) {
+    return bytes == OF_FLOAT32 ? _mm512_loadu_ps(at) : _mm512_cvtph_ps(_mm256_loadu_si256((const void *)at));
+}
+
 INLINE void masked_and_stored(int keys, int vectors, __m512 sums[24], const Mask *mask, int bytes, int j,
                               float *scores) {
-    UNROLL(16) for (int r = 0; r < keys; r++)
+    UNROLL(16) for (int r = 0; r < keys; r++) {
+        const ptrdiff_t place = mask->places ? mask->places[j + r] : (ptrdiff_t)(j + r) * vectors * LANES;
         UNROLL(4) for (int t = 0; t < vectors; t++) {
             __m512 m = _mm512_set1_ps(mask->scale);
             if (mask->at) {
-                const char *at = mask->at + ((j + r) * vectors + t) * LANES * bytes;
-                m = bytes == OF_FLOAT32 ? _mm512_loadu_ps(at) : _mm512_cvtph_ps(_mm256_loadu_si256((const void *)at));
-                /* A mask is read in the order in which it lies; for one image, from afar. */
-                _mm_prefetch(at + KEYS_AHEAD * vectors * LANES * bytes, _MM_HINT_T0);
+                const char *at = mask->at + (place + t * LANES) * bytes;
+                m = numbers_at(at, bytes);
+                if (t == 0) m = _mm512_mask_mov_ps(m, mask->class_lane, _mm512_set1_ps(mask->of_class));
+                /* One that is read in the order in which it lies comes from afar. */
+                if (!mask->places) _mm_prefetch(at + KEYS_AHEAD * vectors * LANES * bytes, _MM_HINT_T0);
             }
             _mm512_store_ps(scores + (j + r) * TILE + LANES * t, _mm512_mul_ps(sums[r * vectors + t], m));
         }
+    }
 }
 
 /* Keys from j on; keys * vectors <= 24 accumulators, out of 32 registers. */
@@ -373,11 +387,52 @@ PHASE_BF16 void weighed_b16(const uint32_t *weights, const uint32_t *values, con
 /* That hold so many queries. */
 static int vectors_of(int queries) { return (queries + LANES - 1) / LANES; }
 
+/* In what a head has of a mask on a grid: where the class token's numbers begin. */
+static ptrdiff_t class_numbers(const MaskedAttention *of) {
+    const ptrdiff_t g = of->grid;
+    return (g * g * (2 * g - 1) + 2 * LANES - 1) / LANES * LANES;
+}
+
+static int has_class(const MaskedAttention *of) { return of->n > of->grid * of->grid; }
+
+static void place_keys(const MaskedAttention *of, int32_t *places) {
+    const int32_t g = of->grid, first = has_class(of);
+    if (first) places[0] = (int32_t)class_numbers(of);
+    for (int32_t row = 0; row < g; row++)
+        for (int32_t column = 0; column < g; column++)
+            places[first + row * g + column] = column * (2 * g - 1) * g + (g - 1 - row) * g;
+}
+
+/* From memory, before it is read in no order that the processor foresees. */
+static void fetch(const char *from, ptrdiff_t bytes) {
+    for (ptrdiff_t at = 0; at < bytes; at += 64) _mm_prefetch(from + at, _MM_HINT_T0);
+}
+
+/* Of a head, for the queries from `first` on. */
+AVX512 static Mask mask_of(const MaskedAttention *of, const Scratch *to, int head, int first) {
+    const ptrdiff_t bytes = of->arithmetic == BFLOAT16 ? OF_FLOAT16 : OF_FLOAT32;
+    const ptrdiff_t n = of->n, lanes = vectors_of(of->n) * LANES;
+    Mask mask = {.at = of->mask, .scale = of->scale};
+    if (!of->mask) return mask;
+    if (!of->grid) {
+        mask.at += (head * lanes + first) * n * bytes;
+        return mask;
+    }
+    const ptrdiff_t numbers = class_numbers(of) + (has_class(of) ? lanes : 0);
+    mask.at += head * numbers * bytes;
+    if (!first) fetch(mask.at, numbers * bytes);
+    mask.places = to->places;
+    if (has_class(of) && !first) {
+        mask.class_lane = 1;
+        mask.of_class = _mm512_cvtss_f32(numbers_at(mask.at + class_numbers(of) * bytes, (int)bytes));
+    }
+    mask.at += first * bytes;
+    return mask;
+}
+
 static void head_scores(const Image *im, const Scratch *to, int head, int first, int queries, float *scores) {
     const float *q = im->q + (ptrdiff_t)first * im->of->q_row + head * im->of->d, *k = im->k + head * im->of->d;
-    const ptrdiff_t n = im->of->n, before = head * n * vectors_of(im->of->n) * LANES + n * first;
-    const int bytes = im->of->arithmetic == BFLOAT16 ? OF_FLOAT16 : OF_FLOAT32;
-    const Mask mask = {im->of->mask ? (const char *)im->of->mask + before * bytes : NULL, im->of->scale};
+    const Mask mask = mask_of(im->of, to, head, first);
     int vectors = vectors_of(queries);
     if (im->of->arithmetic == BFLOAT16) {
         uint32_t *packed = (uint32_t *)to->queries;
@@ -473,6 +528,7 @@ int masked_attention_support(void) {
 static int takes(const MaskedAttention *of) {
     if (of->batch <= 0 || of->heads <= 0 || of->n <= 0 || of->d <= 0 || of->d % LANES) return 0;
     if (!of->out == !of->quantised) return 0;
+    if (of->grid && (of->grid < 0 || (of->n != of->grid * of->grid && of->n != of->grid * of->grid + 1))) return 0;
     if (!of->before != !of->after || (of->before && of->heads > MOST_MIXED)) return 0;
     return of->arithmetic >= FLOAT32 && of->arithmetic <= masked_attention_support();
 }
@@ -485,12 +541,14 @@ int64_t masked_attention_pieces(const MaskedAttention *of) { return (int64_t)of-
 int masked_attention(const MaskedAttention *of, int64_t first, int64_t last) {
     if (!takes(of) || first < 0 || last > masked_attention_pieces(of)) return 1;
     size_t n = (size_t)of->n, d = (size_t)of->d, kept = of->before ? (size_t)of->heads : 1, even = (n + 1) / 2 * 2;
-    size_t sizes[] = {kept * n * TILE, even / 2 * TILE, d * TILE, even * d / 2, even * d, kept * TILE}, total = 0;
-    for (int i = 0; i < 6; i++) total += sizes[i] = (sizes[i] + LANES - 1) / LANES * LANES;
-    float *memory = aligned_alloc(64, total * sizeof(float)), *at = memory, *parts[6];
+    size_t sizes[] = {kept * n * TILE, even / 2 * TILE, d * TILE, even * d / 2, even * d, kept * TILE, n}, total = 0;
+    for (int i = 0; i < PARTS; i++) total += sizes[i] = (sizes[i] + LANES - 1) / LANES * LANES;
+    float *memory = aligned_alloc(64, total * sizeof(float)), *at = memory, *parts[PARTS];
     if (!memory) return 2;
-    for (int i = 0; i < 6; at += sizes[i++]) parts[i] = at;
-    Scratch to = {parts[0], (uint32_t *)parts[1], parts[2], (uint32_t *)parts[3], parts[4], parts[5]};
+    for (int i = 0; i < PARTS; at += sizes[i++]) parts[i] = at;
+    Scratch to = {parts[0], (uint32_t *)parts[1], parts[2], (uint32_t *)parts[3], parts[4], parts[5],
+                  (int32_t *)parts[6]};
+    if (of->grid) place_keys(of, to.places);
     int pieces = pieces_of_an_image(of);
     for (int64_t piece = first; piece < last; piece++) {
         int64_t rows = piece / pieces * of->n;

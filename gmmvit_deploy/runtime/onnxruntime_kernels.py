@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.runtime.openvino_kernels import prepared_mask
+from gmmvit_deploy.runtime.prepared_masks import prepared_mask
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -61,7 +61,8 @@ def with_fused_attention(proto: ModelProto) -> tuple[ModelProto, int]:
         return out, 0
     replaced = {}
     for index, form in enumerate(found):
-        constants = [None if form.mask is None else prepared_mask(form.mask, "f32")[0], *(form.mixing or (None, None))]
+        mask = None if form.mask is None else prepared_mask(form.mask, "f32")
+        constants = [mask and mask.numbers, *(form.mixing or (None, None))]
         names = ["" if one is None else f"{DOMAIN}.{index}.{place}" for place, one in enumerate(constants)]
         out.graph.initializer.extend(
             numpy_helper.from_array(one, name) for name, one in zip(names, constants, strict=True) if one is not None
@@ -76,6 +77,7 @@ def with_fused_attention(proto: ModelProto) -> tuple[ModelProto, int]:
             heads=query.heads,
             n=query.n,
             d=query.width,
+            grid=mask.grid if mask else 0,
             q_column=query.column,
             k_column=key.column,
             v_column=value.column,

@@ -3,7 +3,7 @@
    Inputs: what Q, K and V lie in, float32 (B, n, columns), which may be one and the same; then, each of which may be
    missing, the mask as the kernel wants it and the two mixings (heads, heads).
    Output: float32 (B, n, heads * d).
-   Attributes: heads, n, d; q_column, k_column, v_column: the first of each; scale.
+   Attributes: heads, n, d; grid: of the mask's layout; q_column, k_column, v_column: the first of each; scale.
 
    ONNX Runtime's package brings no headers. Its interface in C is a table of functions whose places never change
    (https://onnxruntime.ai/docs/api/c); the few that are needed are declared here, by their places. */
@@ -79,7 +79,7 @@ struct Operation {
 /* One node of a graph. */
 typedef struct {
     Api api;
-    int64_t heads, n, d, columns[3];
+    int64_t heads, n, d, grid, columns[3];
     float scale;
 } Node;
 
@@ -95,13 +95,14 @@ static OrtStatus *integer(Api api, const OrtInfo *info, const char *name, int64_
 
 static OrtStatus *create(const Operation *self, Api api, const OrtInfo *info, void **kernel) {
     (void)self;
-    static const char *names[] = {"heads", "n", "d", "q_column", "k_column", "v_column"};
+    static const char *names[] = {"heads", "n", "d", "grid", "q_column", "k_column", "v_column"};
     Node *node = calloc(1, sizeof *node);
     if (!node) return failure(api, "MaskedAttention: no memory is left");
-    int64_t *values[] = {&node->heads, &node->n, &node->d, &node->columns[0], &node->columns[1], &node->columns[2]};
+    int64_t *values[] = {&node->heads,      &node->n,          &node->d,         &node->grid,
+                         &node->columns[0], &node->columns[1], &node->columns[2]};
     node->api = api;
     OrtStatus *wrong = NULL;
-    for (int i = 0; i < 6 && !wrong; i++) wrong = integer(api, info, names[i], values[i]);
+    for (int i = 0; i < 7 && !wrong; i++) wrong = integer(api, info, names[i], values[i]);
     if (!wrong)
         wrong = CALL(api, ATTRIBUTE_FLOAT, OrtStatus *(*)(const OrtInfo *, const char *, float *))(info, "scale",
                                                                                                    &node->scale);
@@ -172,6 +173,7 @@ static OrtStatus *compute(void *kernel, OrtContext *context) {
     what->heads = (int32_t)node->heads;
     what->n = (int32_t)node->n;
     what->d = (int32_t)node->d;
+    what->grid = (int32_t)node->grid;
     what->arithmetic = MASKED_ATTENTION_FLOAT32;
     what->scale = node->scale;
     wrong = CALL(api, CONTEXT_PARALLEL_FOR,

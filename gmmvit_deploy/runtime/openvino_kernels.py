@@ -1,4 +1,4 @@
-"""Our own kernels inside OpenVINO.  Imports nothing of ours: a server's model brings this file along.
+"""Our own kernels inside OpenVINO.  Imports nothing of ours but its neighbour: a server's model brings both along.
 
     Split, Reshape, Transpose, MatMul, Multiply by M, Softmax, MatMul, Transpose, Reshape  →  one operation
 
@@ -16,17 +16,18 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-__all__ = ["Arithmetic", "Form", "Kernels", "kernels_from", "prepared_mask"]
+# By its place beside this file, which is the same in a server's model.
+from .prepared_masks import Arithmetic, prepared_mask
 
-Arithmetic = Literal["f32", "bf16"]
+__all__ = ["Arithmetic", "Form", "Kernels", "kernels_from"]
+
 _ARITHMETIC: dict[Arithmetic, int] = {"f32": 1, "bf16": 2}  # as masked_attention.h numbers them
 _FALLBACK: dict[Arithmetic, tuple[Arithmetic, ...]] = {"f32": (), "bf16": ("f32",)}
 _LANES = 16
-_TILE = 64
 _MOST_MIXED = 16
 _LOG2_E = 1.4426950408889634
 _HEADS_APART = [0, 2, 1, 3]  # (B, n, H, d) → (B, H, n, d), and back
@@ -138,10 +139,12 @@ def _matched(softmax: Any, arithmetic: Arithmetic) -> Form | None:
     fits = same and width % _LANES == 0 and (before is None or len(before) == heads <= _MOST_MIXED)
     if not fits or any(_static(one)[1] != n for one in inputs):
         return None
+    masks, grid, scale = [], 0, 1.0
     if constant.size == 1:
-        mask, scale = None, float(constant.reshape(())) * _LOG2_E
+        scale = float(constant.reshape(())) * _LOG2_E
     elif constant.shape[-3:] == (heads, n, n) and constant.size == heads * n * n:
-        (mask, arithmetic), scale = prepared_mask(constant.reshape(heads, n, n), arithmetic), 1.0
+        mask = prepared_mask(constant.reshape(heads, n, n), arithmetic)
+        masks, grid, arithmetic = [mask.numbers], mask.grid, mask.arithmetic
     else:
         return None
     mixing = [] if before is None else [before, after]
@@ -149,28 +152,14 @@ def _matched(softmax: Any, arithmetic: Arithmetic) -> Form | None:
         "heads": heads,
         "n": n,
         "d": width,
+        "grid": grid,
         "parts": [number for part in parts for number in part],
-        "masked": mask is not None,
+        "masked": bool(masks),
         "mixed": bool(mixing),
         "scale": scale,
         "arithmetic": _ARITHMETIC[arithmetic],
     }
-    return Form(attributes, inputs, [*([] if mask is None else [mask]), *mixing], last)
-
-
-def prepared_mask(mask: Any, wanted: Arithmetic) -> tuple[Any, Arithmetic]:
-    """M (H, n, n) → Mᵀ·log2(e) (H, n·padded): one tile of queries after the other, each (n, its queries).
-
-    For bf16 in float16, two of them as one int32; if a number is beyond float16, the mask is for float32.
-    """
-    heads, n, _ = mask.shape
-    padded = np.zeros((heads, n, -(-n // _LANES) * _LANES), np.float32)
-    padded[:, :, :n] = mask.transpose(0, 2, 1) * _LOG2_E
-    tiles = [padded[:, :, first : first + _TILE].reshape(heads, -1) for first in range(0, n, _TILE)]
-    prepared = np.concatenate(tiles, axis=1)
-    if wanted == "f32" or not np.abs(prepared).max() <= np.finfo(np.float16).max:
-        return prepared, "f32"
-    return prepared.astype(np.float16).view(np.int32), wanted
+    return Form(attributes, inputs, [*masks, *mixing], last)
 
 
 def _scores(softmax: Any) -> tuple[Any, Any, Any, Any] | None:

@@ -5,8 +5,8 @@
    `masked`, two of float16 as one int32 (OpenVINO makes float32 of float16); then the two mixings (heads, heads) if
    `mixed`.
    Output: float32 (B, n, heads * d), or int8.
-   Attributes: heads, n, d; parts: of Q, K and V each the input and its first column; scale; arithmetic; steps: those
-   of int8 in 1, or 0 for float32.
+   Attributes: heads, n, d; grid: of the mask's layout; parts: of Q, K and V each the input and its first column;
+   scale; arithmetic; steps: those of int8 in 1, or 0 for float32.
 
    ResidualNorm, by residual_norm.c
    Inputs: x, float32 (B, n, width); then what is added to it if `adds`; weight and bias (width), by the step.
@@ -50,6 +50,7 @@ public:
         visitor.on_attribute("heads", m_heads);
         visitor.on_attribute("n", m_n);
         visitor.on_attribute("d", m_d);
+        visitor.on_attribute("grid", m_grid);
         visitor.on_attribute("parts", m_parts);
         visitor.on_attribute("masked", m_masked);
         visitor.on_attribute("mixed", m_mixed);
@@ -81,6 +82,7 @@ public:
         what.n = static_cast<int32_t>(m_n);
         what.d = static_cast<int32_t>(m_d);
         what.arithmetic = static_cast<int32_t>(m_arithmetic);
+        what.grid = static_cast<int32_t>(m_grid);
         what.scale = m_scale;
         std::atomic<int> failed{0};
         const int64_t pieces = masked_attention_pieces(&what);
@@ -102,7 +104,7 @@ private:
         start = tensor.data<const float>() + m_parts.at(2 * part + 1);
     }
 
-    int64_t m_heads = 0, m_n = 0, m_d = 0, m_arithmetic = 0;
+    int64_t m_heads = 0, m_n = 0, m_d = 0, m_grid = 0, m_arithmetic = 0;
     std::vector<int64_t> m_parts;
     bool m_masked = false, m_mixed = false;
     float m_scale = 1, m_steps = 0;

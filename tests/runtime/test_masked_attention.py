@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from gmmvit_deploy.runtime import kernel_libraries as compiling
 from gmmvit_deploy.runtime import openvino as runner_module
 from gmmvit_deploy.runtime.kernel_libraries import openvino_library
 from gmmvit_deploy.runtime.openvino import OpenVinoRunner, our_kernels
-from gmmvit_deploy.runtime.openvino_kernels import kernels_from, prepared_mask
+from gmmvit_deploy.runtime.openvino_kernels import kernels_from
+from gmmvit_deploy.runtime.prepared_masks import prepared_mask
 from tests.conftest import has_bf16
 
 _KERNELS, _WHY = our_kernels("fp32")
@@ -41,7 +43,7 @@ class Arguments(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "mask", "before", "after")),
         *((name, ctypes.c_int64) for name in ("q_row", "k_row", "v_row")),
-        *((name, ctypes.c_int32) for name in ("batch", "heads", "n", "d", "arithmetic")),
+        *((name, ctypes.c_int32) for name in ("batch", "heads", "n", "d", "arithmetic", "grid")),
         ("scale", ctypes.c_float),
         ("steps", ctypes.c_float),
         ("quantised", ctypes.c_void_p),
@@ -56,12 +58,15 @@ class Case:
     d: int
     masked: bool = True
     mixed: bool = False
+    on_grid: bool = False
 
     def __post_init__(self) -> None:
         make = np.random.default_rng(self.n)
         self.stacked = make.standard_normal((self.batch, self.n, 3 * self.heads * self.d), dtype=np.float32)
         self.mask = make.standard_normal((self.heads, self.n, self.n), dtype=np.float32) if self.masked else None
         self.scale = np.float32(self.d**-0.5)
+        if self.on_grid:
+            self.mask = mask_on_grid(self.heads, self.n) * self.scale
         self.mixing = make.standard_normal((2, self.heads, self.heads), dtype=np.float32) if self.mixed else None
 
     def computed(
@@ -72,7 +77,8 @@ class Case:
         columns = self.heads * self.d
         shape = (self.batch, self.n, columns)
         out = np.full(shape, np.nan, np.float32) if step is None else np.full(shape, 99, np.int8)
-        mask = None if self.mask is None else prepared_mask(self.mask, "bf16" if arithmetic == BF16 else "f32")[0]
+        mask = None if self.mask is None else prepared_mask(self.mask, "bf16" if arithmetic == BF16 else "f32")
+        assert mask is None or bool(mask.grid) == self.on_grid
         start = self.stacked.ctypes.data
         what = Arguments(
             q=start,
@@ -81,7 +87,7 @@ class Case:
             out=out.ctypes.data if step is None else None,
             quantised=None if step is None else out.ctypes.data,
             steps=0 if step is None else 1 / step,
-            mask=None if mask is None else mask.ctypes.data,
+            mask=None if mask is None else mask.numbers.ctypes.data,
             before=None if self.mixing is None else self.mixing[0].ctypes.data,
             after=None if self.mixing is None else self.mixing[1].ctypes.data,
             q_row=3 * columns,
@@ -92,6 +98,7 @@ class Case:
             n=self.n,
             d=self.d,
             arithmetic=arithmetic,
+            grid=0 if mask is None else mask.grid,
             scale=self.scale * LOG2_E,
         )
         ends = [0, *(pieces or []), library.masked_attention_pieces(ctypes.byref(what))]
@@ -124,6 +131,18 @@ class Case:
         return mixed, float(np.abs(after).max() * np.abs(v).max())
 
 
+def mask_on_grid(heads: int, n: int) -> np.ndarray:
+    """(H, n, n), random but for depending on rows and columns apart alone; one number where a class token is."""
+    make = np.random.default_rng(n)
+    g = math.isqrt(n)
+    rows, columns = np.divmod(np.arange(g * g), g)
+    apart = make.standard_normal((heads, 2 * g - 1, 2 * g - 1), dtype=np.float32)
+    mask = np.empty((heads, n, n), np.float32)
+    mask[:] = make.standard_normal((heads, 1, 1), dtype=np.float32)
+    mask[:, -g * g :, -g * g :] = apart[:, rows[:, None] - rows + g - 1, columns[:, None] - columns + g - 1]
+    return mask
+
+
 def loaded() -> ctypes.CDLL:
     library = ctypes.CDLL(str(openvino_library()[0]))
     library.masked_attention_pieces.restype = ctypes.c_int64
@@ -138,16 +157,27 @@ CASES = [
     Case(2, 1, 1, 16),
     Case(1, 2, 2, 64),
     Case(2, 5, 47, 16),  # three vectors of queries
+    Case(2, 12, 64, 16, on_grid=True),
+    Case(1, 2, 65, 32, on_grid=True),
+    Case(2, 2, 257, 48, on_grid=True),  # a class token, and tiles that begin within a row
+    Case(1, 2, 196, 16, on_grid=True),  # rows of 14, which is no part of a vector
+    Case(1, 3, 50, 32, on_grid=True),
+    Case(2, 3, 16, 16, on_grid=True),
     Case(1, 2, 30, 16, masked=False),
     Case(2, 4, 64, 48, mixed=True),
     Case(1, 8, 33, 16, mixed=True),
+    Case(2, 4, 64, 48, mixed=True, on_grid=True),
+    Case(1, 2, 101, 16, mixed=True, on_grid=True),
     Case(1, 6, 129, 16, mixed=True, masked=False),
     Case(1, 16, 3, 16, mixed=True),
 ]
 
 
+MIXED = next(case for case in CASES if case.mixed)
+
+
 def _id(case: Case) -> str:
-    kinds = [kind for kind in ("masked", "mixed") if getattr(case, kind)]
+    kinds = [kind for kind in ("masked", "mixed", "on_grid") if getattr(case, kind)]
     return "-".join([*(str(one) for one in (case.batch, case.heads, case.n, case.d)), *kinds])
 
 
@@ -175,7 +205,7 @@ def test_bf16_is_the_formula_of_rounded_numbers(case: Case) -> None:
 
 
 @needs_kernel
-@pytest.mark.parametrize("case", [CASES[0], CASES[8]], ids=_id)
+@pytest.mark.parametrize("case", [CASES[0], MIXED], ids=_id)
 def test_pieces_are_the_whole(case: Case) -> None:
     whole = case.computed(F32)[1]
     cut = case.computed(F32, pieces=[1])[1]
@@ -184,7 +214,7 @@ def test_pieces_are_the_whole(case: Case) -> None:
 
 @needs_kernel
 @pytest.mark.parametrize("arithmetic", [F32, pytest.param(BF16, marks=needs_bf16)])
-@pytest.mark.parametrize("case", [CASES[0], CASES[1], CASES[8]], ids=_id)
+@pytest.mark.parametrize("case", [CASES[0], CASES[1], MIXED], ids=_id)
 def test_quantised_on_its_way_out(case: Case, arithmetic: int) -> None:
     plain = case.computed(arithmetic)[1]
     step = float(np.abs(plain).max()) / 100  # a few beyond 127 below
