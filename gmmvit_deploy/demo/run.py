@@ -110,6 +110,7 @@ def run_demo(
             with BundleClassifier(bundle) as classifier:
                 top1["ONNX Runtime"] = _top1(classify_files(classifier, sorted(images.glob("*/*.png")), top=1))
             demo.says(f"top-1 {top1['ONNX Runtime']:.1%} in process")
+        _judge(top1)  # what learned nothing need not be served
         with demo.step("repository", "gmmvit repository bundle -o model_repository"):
             options = RepositoryOptions(backend=install.best_backend)
             repository = repository_from_bundle(bundle, folder / "model_repository", options)

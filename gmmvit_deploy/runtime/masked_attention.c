@@ -168,10 +168,10 @@ PHASE_BF16 void pack_keys_and_values_b16(const float *k, ptrdiff_t k_row, const 
 
 /* ---- M o Q K^T, transposed ------------------------------------------------------------------------------------ */
 
-/* Of one head and one tile of queries: (n, vectors * LANES) without gaps, or where `places` says; or NULL, and the
-   scale instead. */
+/* Of one head and one tile of queries: (n, pitch), or where `places` says; or NULL, and the scale instead. */
 typedef struct {
     const char *at;
+    ptrdiff_t pitch;
     const int32_t *places;
     __mmask16 class_lane; /* in the first vector, where `of_class` is to be read instead */
     float of_class;
@@ -188,7 +188,7 @@ INLINE __m512 numbers_at(const char *at, int bytes) {
 INLINE void masked_and_stored(int keys, int vectors, __m512 sums[24], const Mask *mask, int bytes, int j,
                               float *scores) {
     UNROLL(16) for (int r = 0; r < keys; r++) {
-        const ptrdiff_t place = mask->places ? mask->places[j + r] : (ptrdiff_t)(j + r) * vectors * LANES;
+        const ptrdiff_t place = mask->places ? mask->places[j + r] : (j + r) * mask->pitch;
         UNROLL(4) for (int t = 0; t < vectors; t++) {
             __m512 m = _mm512_set1_ps(mask->scale);
             if (mask->at) {
@@ -196,7 +196,7 @@ INLINE void masked_and_stored(int keys, int vectors, __m512 sums[24], const Mask
                 m = numbers_at(at, bytes);
                 if (t == 0) m = _mm512_mask_mov_ps(m, mask->class_lane, _mm512_set1_ps(mask->of_class));
                 /* One that is read in the order in which it lies comes from afar. */
-                if (!mask->places) _mm_prefetch(at + KEYS_AHEAD * vectors * LANES * bytes, _MM_HINT_T0);
+                if (!mask->places) _mm_prefetch(at + KEYS_AHEAD * mask->pitch * bytes, _MM_HINT_T0);
             }
             _mm512_store_ps(scores + (j + r) * TILE + LANES * t, _mm512_mul_ps(sums[r * vectors + t], m));
         }
@@ -415,12 +415,14 @@ AVX512 static Mask mask_of(const MaskedAttention *of, const Scratch *to, int hea
     Mask mask = {.at = of->mask, .scale = of->scale};
     if (!of->mask) return mask;
     if (!of->grid) {
-        mask.at += (head * lanes + first) * n * bytes;
+        const ptrdiff_t tile = first / TILE * TILE;
+        mask.pitch = lanes - tile < TILE ? lanes - tile : TILE;
+        mask.at += ((head * lanes + tile) * n + first - tile) * bytes;
         return mask;
     }
     const ptrdiff_t numbers = class_numbers(of) + (has_class(of) ? lanes : 0);
     mask.at += head * numbers * bytes;
-    if (!first) fetch(mask.at, numbers * bytes);
+    if (!first || of->before) fetch(mask.at, numbers * bytes); /* heads that are mixed may begin on any core */
     mask.places = to->places;
     if (has_class(of) && !first) {
         mask.class_lane = 1;
@@ -491,10 +493,13 @@ static void attend(const Image *im, const Scratch *to, int head) {
     }
 }
 
-/* What a tile of queries takes from all heads, which are mixed before and after softmax. */
-static void attend_mixed(const Image *im, const Scratch *to, int tile) {
-    int heads = im->of->heads, n = im->of->n, first = tile * TILE;
-    int queries = n - first < TILE ? n - first : TILE, vectors = vectors_of(queries);
+/* Queries of a piece of work where heads are mixed: few for a single image, so that no core is without any. */
+static int mixed_at_once(const MaskedAttention *of) { return of->batch > 1 ? TILE : TILE / 2; }
+
+/* What some queries take from all heads, which are mixed before and after softmax. */
+static void attend_mixed(const Image *im, const Scratch *to, int first) {
+    int heads = im->of->heads, n = im->of->n, most = mixed_at_once(im->of);
+    int queries = n - first < most ? n - first : most, vectors = vectors_of(queries);
     ptrdiff_t scores_of_a_head = (ptrdiff_t)n * TILE;
     for (int head = 0; head < heads; head++) {
         if (im->of->arithmetic == BFLOAT16) pack_head(im, to, head); /* its keys; float32 reads them as they are */
@@ -533,8 +538,10 @@ static int takes(const MaskedAttention *of) {
     return of->arithmetic >= FLOAT32 && of->arithmetic <= masked_attention_support();
 }
 
-/* Of an image: its heads; its tiles of queries where heads are mixed. */
-static int pieces_of_an_image(const MaskedAttention *of) { return of->before ? (of->n + TILE - 1) / TILE : of->heads; }
+/* Of an image: its heads; its queries, some at once, where heads are mixed. */
+static int pieces_of_an_image(const MaskedAttention *of) {
+    return of->before ? (of->n + mixed_at_once(of) - 1) / mixed_at_once(of) : of->heads;
+}
 
 int64_t masked_attention_pieces(const MaskedAttention *of) { return (int64_t)of->batch * pieces_of_an_image(of); }
 
@@ -554,7 +561,7 @@ int masked_attention(const MaskedAttention *of, int64_t first, int64_t last) {
         int64_t rows = piece / pieces * of->n;
         Image im = {.of = of, .q = of->q + rows * of->q_row, .k = of->k + rows * of->k_row,
                     .v = of->v + rows * of->v_row, .first = (ptrdiff_t)rows * of->heads * of->d};
-        if (of->before) attend_mixed(&im, &to, (int)(piece % pieces));
+        if (of->before) attend_mixed(&im, &to, (int)(piece % pieces) * mixed_at_once(of));
         else attend(&im, &to, (int)(piece % pieces));
     }
     free(memory);

@@ -15,7 +15,8 @@ enum { MASKED_ATTENTION_FLOAT32 = 1, MASKED_ATTENTION_BFLOAT16 = 2 };
    grid = 0: any mask. By tiles of 64 queries: (n, 64), (n, 64), ..., and the rest, padded to a multiple of 16.
 
    grid = g: of g x g tokens, with a class token before them if n = g * g + 1, where M depends on how many rows and
-   columns apart two tokens are, and nothing else; wherever the class token is concerned it is one number. For each of
+   columns apart two tokens are, and nothing else (that it is the same in every row is all that is made use of);
+   wherever the class token is concerned it is one number. For each of
    the g columns that a key can be in, every difference of rows (2g - 1) and every column of the query (g):
 
        W[column of key][row of query - row of key + g - 1][column of query]

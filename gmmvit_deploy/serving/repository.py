@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import gmmvit_deploy.preprocess
-import gmmvit_deploy.runtime.onnxruntime_program
-import gmmvit_deploy.runtime.openvino_kernels
-import gmmvit_deploy.runtime.openvino_program
 from gmmvit_deploy.artifacts import LABELS_FILE as BUNDLE_LABELS_FILE
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.engines.card import Engine, require_bundle
 from gmmvit_deploy.engines.compatibility import ServerTensorRT, loads_on, server_tensorrt
 from gmmvit_deploy.errors import RepositoryError
+from gmmvit_deploy.runtime import onnxruntime_program, openvino_kernels, openvino_program, prepared_masks
 from gmmvit_deploy.runtime.kernel_libraries import openvino_library
 from gmmvit_deploy.runtime.onnxruntime import fused_graph
 from gmmvit_deploy.runtime.openvino import graph_precision
@@ -34,6 +32,7 @@ from gmmvit_deploy.writing import new_folder, sha256_of_file
 __all__ = ["Repository", "repository_from_bundle"]
 
 _TEMPLATES = Path(__file__).parent / "triton_models"
+_OPENVINO = "gmmvit_openvino"  # a package in the network's folder, whose files import each other by their places
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,21 +119,20 @@ def _network_file(
 def _copy_programs(options: RepositoryOptions, folder: Path, network: Path) -> None:
     """The very files that our runners are made of: one implementation, in process and served."""
     if options.runtime == "onnxruntime":
-        copies = {gmmvit_deploy.runtime.onnxruntime_program.__file__: "gmmvit_onnxruntime.py"}
+        copies = {str(onnxruntime_program.__file__): "gmmvit_onnxruntime.py"}
         fused, _ = fused_graph(network)
         if fused is not None:
             (folder / f"fused-{sha256_of_file(network)[:16]}.onnx").write_bytes(fused.graph)
             copies[str(fused.library)] = "onnxruntime_kernels.so"
     else:
-        copies = {
-            gmmvit_deploy.runtime.openvino_program.__file__: "gmmvit_openvino.py",
-            gmmvit_deploy.runtime.openvino_kernels.__file__: "gmmvit_openvino_kernels.py",
-        }
+        (folder / _OPENVINO).mkdir()
+        files = [module.__file__ for module in (openvino_program, openvino_kernels, prepared_masks)]
+        copies = {str(file): f"{_OPENVINO}/{Path(str(file)).name}" for file in files}
         library, _ = openvino_library()
         if library is not None:
             copies[str(library)] = "openvino_kernels.so"
     for source, name in copies.items():
-        shutil.copyfile(str(source), folder / name)
+        shutil.copyfile(source, folder / name)
 
 
 def _write_preprocess(model: Path, bundle: Bundle) -> None:

@@ -167,6 +167,8 @@ CASES = [
     Case(2, 4, 64, 48, mixed=True),
     Case(1, 8, 33, 16, mixed=True),
     Case(2, 4, 64, 48, mixed=True, on_grid=True),
+    Case(1, 4, 65, 32, mixed=True),  # one image: half a tile at once
+    Case(1, 4, 257, 16, mixed=True, on_grid=True),
     Case(1, 2, 101, 16, mixed=True, on_grid=True),
     Case(1, 6, 129, 16, mixed=True, masked=False),
     Case(1, 16, 3, 16, mixed=True),

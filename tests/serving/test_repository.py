@@ -11,11 +11,13 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 import gmmvit_deploy.preprocess
+from gmmvit_deploy import runtime
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.engines.card import Engine, open_engine
 from gmmvit_deploy.engines.compatibility import server_tensorrt
 from gmmvit_deploy.errors import EngineError, InputError, OutputError, RepositoryError
 from gmmvit_deploy.preprocess import pixels_from_bytes
+from gmmvit_deploy.runtime.kernel_libraries import openvino_library
 from gmmvit_deploy.runtime.onnxruntime import fused_graph
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
@@ -61,6 +63,19 @@ def test_every_backend_gives_three_models(backend: str, engine: Engine, precise_
     assert (network.instance_group[0].kind == gpu) == (backend == "tensorrt")
     precision = "fp16" if backend == "tensorrt" else "fp32"
     assert network.parameters["gmmvit_precision"].string_value == precision
+
+
+def test_openvino_brings_the_files_of_our_runner(precise_bundle: Bundle, tmp_path: Path) -> None:
+    options = RepositoryOptions(runtime="openvino", precision="fp32")
+    repository_from_bundle(precise_bundle, tmp_path / "r", options)
+    folder = tmp_path / "r" / "gmmvit_network" / "1"
+    files = {"openvino_program.py", "openvino_kernels.py", "prepared_masks.py"}
+    assert {file.name for file in (folder / "gmmvit_openvino").iterdir()} == files
+    for name in files:
+        source = Path(runtime.__path__[0]) / name
+        assert (folder / "gmmvit_openvino" / name).read_bytes() == source.read_bytes()
+    ours = {"openvino_kernels.so"} if openvino_library()[0] else set()
+    assert {file.name for file in folder.iterdir()} == {"model.py", "model.onnx", "gmmvit_openvino", *ours}
 
 
 def test_an_engine_is_served_with_its_profiles(engine: Engine, precise_bundle: Bundle, tmp_path: Path) -> None:

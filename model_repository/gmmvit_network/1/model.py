@@ -90,8 +90,8 @@ def _onnxruntime(graph: str, threads: int) -> Any:
 
 
 def _openvino(graph: str, threads: int, hint: str, attention: str) -> Any:
-    from gmmvit_openvino import OpenVinoProgram
-    from gmmvit_openvino_kernels import kernels_from
+    from gmmvit_openvino.openvino_kernels import kernels_from
+    from gmmvit_openvino.openvino_program import OpenVinoProgram
 
     kernels, why = kernels_from(Path(__file__).with_name("openvino_kernels.so"), attention)
     if kernels is None:

@@ -1,0 +1,54 @@
+"""Masks as the kernel reads them: by offset exactly where a mask is on a grid, number for number."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.folding.fold import fold
+from gmmvit_deploy.runtime.prepared_masks import prepared_mask
+from tests.conftest import golden
+from tests.runtime.test_masked_attention import mask_on_grid
+
+
+@pytest.mark.parametrize(
+    ("name", "grids"),
+    [("vit_gmm", {8}), ("cait_gmm", {8}), ("pit_gmm", {16, 8, 4}), ("swin_gmm", {4}), ("vit_elm", {0})],
+)
+def test_masks_of_trained_checkpoints(name: str, grids: set[int]) -> None:
+    one = golden(name)
+    masks = [mask.constant.numpy() for mask in fold(load_checkpoint(one.path, one.hints).model).masks]
+    found = set()
+    for mask in masks:
+        heads = mask.reshape(-1, *mask.shape[-2:])
+        found.add(prepared_mask(heads, "f32").grid)
+    assert found == grids
+
+
+@pytest.mark.parametrize("n", [64, 65, 196, 257])
+def test_the_least_bit_in_one_place_is_another_mask(n: int) -> None:
+    mask = mask_on_grid(2, n)
+    grid = prepared_mask(mask, "f32")
+    assert grid.grid == int(n**0.5)
+    assert grid.numbers.nbytes < mask.nbytes / 3
+    for place in ((1, 1, n // 2 + 2), (0, n - 1, n - 1), (1, n // 2, 3), (0, 0, 5)):
+        other = mask.copy()
+        other[place] = np.nextafter(other[place], np.float32(np.inf))
+        whole = prepared_mask(other, "f32")
+        # Times log2(e) two neighbours may become one number, which is the same mask then.
+        same = np.float32(np.log2(np.e)) * other[place] == np.float32(np.log2(np.e)) * mask[place]
+        assert whole.grid == (grid.grid if same else 0)
+
+
+def test_what_is_not_finite_is_read_whole() -> None:
+    mask = mask_on_grid(1, 64)
+    mask[0, 3, 4] = np.nan
+    assert prepared_mask(mask, "bf16").arithmetic == "f32"
+    assert prepared_mask(mask, "bf16").grid == 0
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7])
+def test_small_ones_are_read_whole(n: int) -> None:
+    """By offset they would take no less, or are on no grid."""
+    assert prepared_mask(np.ones((2, n, n), np.float32), "f32").grid == 0
