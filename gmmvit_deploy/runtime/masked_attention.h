@@ -16,8 +16,8 @@ enum { MASKED_ATTENTION_FLOAT32 = 1, MASKED_ATTENTION_BFLOAT16 = 2 };
 
    grid = g: of g x g tokens, with a class token before them if n = g * g + 1, where M depends on how many rows and
    columns apart two tokens are, and nothing else (that it is the same in every row is all that is made use of);
-   wherever the class token is concerned it is one number. For each of
-   the g columns that a key can be in, every difference of rows (2g - 1) and every column of the query (g):
+   wherever the class token is concerned it is one number. For each of the g columns that a key can be in, every
+   difference of rows (2g - 1) and every column of the query (g):
 
        W[column of key][row of query - row of key + g - 1][column of query]
 
@@ -28,7 +28,7 @@ enum { MASKED_ATTENTION_FLOAT32 = 1, MASKED_ATTENTION_BFLOAT16 = 2 };
 typedef struct {
     const float *q, *k, *v;        /* (batch, n, heads * d) within rows of q_row, k_row and v_row floats */
     float *out;                    /* (batch, n, heads * d), without gaps; or NULL */
-    const void *mask;              /* M^T log2(e) of each head, as below; float32, or float16 where the arithmetic is
+    const void *mask;              /* M^T log2(e) of each head, as above; float32, or float16 where the arithmetic is
                                       bfloat16; or NULL */
     const float *before, *after;   /* (heads, heads), [h][g] what h gives to g, before and after softmax; or NULL */
     int64_t q_row, k_row, v_row;
