@@ -36,10 +36,12 @@ class Family:
     """The programs of one family, and what their answers are held to.
 
     models: gmm and plain, each with itself in float64.  graphs: `graphs_of` what was asked for.
+    copies: of each program of ours, that `add_programs` may make.
     """
 
-    def __init__(self, name: str, folder: Path, graphs: Sequence[str], device: Device) -> None:
+    def __init__(self, name: str, folder: Path, graphs: Sequence[str], device: Device, *, copies: int = 1) -> None:
         models = pair(name)
+        self.copies = copies
         self.folder = folder
         self.programs: dict[str, Sequence[Program]] = {}
         self.precision: dict[str, str] = {}
@@ -158,14 +160,19 @@ def main(
     parser.add_argument("--rounds", type=int, default=15, help="of 64 images; four times as many of one")
     parser.add_argument("--family", choices=FAMILIES, action="append", help="only this one; may be repeated")
     parser.add_argument("--batch", type=int, choices=BATCHES, action="append", help="only this one")
+    parser.add_argument(
+        "--copies", type=int, choices=range(1, 10), default=3, help="of each program, where the script makes several"
+    )
     result = Path(__file__).parent / "results" / f"{Path(script).stem}.json"
     parser.add_argument("--output", type=Path, default=result)
     arguments = parser.parse_args()
-    with run_card.written(arguments.output, Path(script).name, rounds=arguments.rounds) as results:
+    with run_card.written(
+        arguments.output, Path(script).name, rounds=arguments.rounds, copies=arguments.copies
+    ) as results:
         results["families"] = {}
         for name in arguments.family or FAMILIES:
             with tempfile.TemporaryDirectory() as folder:
-                family = Family(name, Path(folder), graphs, device)
+                family = Family(name, Path(folder), graphs, device, copies=arguments.copies)
                 add_programs(family)
                 batches = arguments.batch or BATCHES
                 results["families"][name] = measured(family, name, batches, arguments.rounds, device)
