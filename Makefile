@@ -11,7 +11,7 @@ demo: $(INSTALLED)
 	$(BIN)/gmmvit demo --output demo-output --force
 
 test: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .

@@ -15,7 +15,7 @@ is up to 2 % faster than another. Ratios are medians of the rounds' own ratios, 
 every program are held to the limits of parity (`gmmvit_deploy/tolerances.py`) in the same run; a wrong one stops the
 script. The roofline is measured right before each family: the best library on the model's own matrix products.
 
-    python benchmarks/fastest_cpu.py [--rounds 15] [--copies 3] [--output benchmarks/results/fastest_cpu.json]
+    python benchmarks/fastest_cpu.py [--rounds 15] [--output benchmarks/results/fastest_cpu.json]
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ from gmmvit_deploy.runtime.onnxruntime import fused_graph, program_from_onnx, se
 from gmmvit_deploy.runtime.openvino import OPENVINO_HINTS, our_kernels
 from gmmvit_deploy.runtime.openvino_program import OpenVinoProgram
 
+_COPIES = 3
 
-def with_openvino(path: Path, precision: Precision, copies: int) -> list[Program]:
+
+def with_openvino(path: Path, precision: Precision) -> list[Program]:
     kernels = our_kernels(precision)[0]
     hint = OPENVINO_HINTS[precision]
-    return [OpenVinoProgram(str(path), hint=hint, kernels=kernels).run for _ in range(copies)]
+    return [OpenVinoProgram(str(path), hint=hint, kernels=kernels).run for _ in range(_COPIES)]
 
 
 def add_programs(family: Family) -> None:
@@ -45,13 +47,11 @@ def add_programs(family: Family) -> None:
     for key in ("gmm", "plain"):
         suffix, path = "" if key == "gmm" else " plain", family.saved(key)
         fused = fused_graph(path)[0]
-        family.add(
-            f"onnxruntime{suffix}", [program_from_onnx(path, fused=fused).run for _ in range(family.copies)], "fp32"
-        )
+        family.add(f"onnxruntime{suffix}", [program_from_onnx(path, fused=fused).run for _ in range(_COPIES)], "fp32")
         for precision in precisions:
             name = "openvino" if precision == "fp32" else f"openvino:{precision}"
-            family.add(f"{name}{suffix}", with_openvino(path, precision, family.copies), precision)
-    family.add("openvino:int8", with_openvino(family.saved("int8"), "int8", family.copies), "int8")
+            family.add(f"{name}{suffix}", with_openvino(path, precision), precision)
+    family.add("openvino:int8", with_openvino(family.saved("int8"), "int8"), "int8")
 
 
 if __name__ == "__main__":

@@ -36,12 +36,10 @@ class Family:
     """The programs of one family, and what their answers are held to.
 
     models: gmm and plain, each with itself in float64.  graphs: `graphs_of` what was asked for.
-    copies: of each program of ours, that `add_programs` may make.
     """
 
-    def __init__(self, name: str, folder: Path, graphs: Sequence[str], device: Device, *, copies: int = 1) -> None:
+    def __init__(self, name: str, folder: Path, graphs: Sequence[str], device: Device) -> None:
         models = pair(name)
-        self.copies = copies
         self.folder = folder
         self.programs: dict[str, Sequence[Program]] = {}
         self.precision: dict[str, str] = {}
@@ -79,9 +77,8 @@ def checked(family: Family, logits: dict[str, np.ndarray], images: np.ndarray) -
     found = {}
     for name, answers in logits.items():
         truth, limit = family.limits(name, images)
-        copies = family.programs[name]
-        others = [copy(images) for copy in copies] if len(copies) > 1 else []
-        off = max(distance(one, truth) for one in (answers, *others))
+        of_copies = (program(images) for program in family.programs[name])
+        off = max(distance(one, truth) for one in (answers, *of_copies))
         if not off <= limit.largest:
             raise SystemExit(f"{name}: its logits are {off:.2g} off, {limit.largest:.2g} is allowed; its time is void")
         found[name] = {"off": off, "limit": limit.largest}
@@ -160,19 +157,14 @@ def main(
     parser.add_argument("--rounds", type=int, default=15, help="of 64 images; four times as many of one")
     parser.add_argument("--family", choices=FAMILIES, action="append", help="only this one; may be repeated")
     parser.add_argument("--batch", type=int, choices=BATCHES, action="append", help="only this one")
-    parser.add_argument(
-        "--copies", type=int, choices=range(1, 10), default=3, help="of each program, where the script makes several"
-    )
     result = Path(__file__).parent / "results" / f"{Path(script).stem}.json"
     parser.add_argument("--output", type=Path, default=result)
     arguments = parser.parse_args()
-    with run_card.written(
-        arguments.output, Path(script).name, rounds=arguments.rounds, copies=arguments.copies
-    ) as results:
+    with run_card.written(arguments.output, Path(script).name, rounds=arguments.rounds) as results:
         results["families"] = {}
         for name in arguments.family or FAMILIES:
             with tempfile.TemporaryDirectory() as folder:
-                family = Family(name, Path(folder), graphs, device, copies=arguments.copies)
+                family = Family(name, Path(folder), graphs, device)
                 add_programs(family)
                 batches = arguments.batch or BATCHES
                 results["families"][name] = measured(family, name, batches, arguments.rounds, device)

@@ -9,7 +9,7 @@
    Scores lie transposed, a vector of 16 lanes holding 16 queries of one key. So the greatest score and the sum over
    keys are taken lane by lane, and a weight is a scalar in memory that the product with V broadcasts for nothing.
 
-   The mask comes prepared: M^T times log2(e), so that 2^x does for e^x, tile after tile.
+   The mask comes prepared: M^T times log2(e), so that 2^x does for e^x, laid out as masked_attention.h says.
    Two arithmetics: float32 throughout; or Q, K, V and weights rounded to bfloat16, the mask to float16 (for one image
    its way from memory is all that it costs; an eighth of their error), sums and softmax in float32.
    Needs AVX-512, and its BF16 part for the second; elsewhere masked_attention_support() says so. */
@@ -47,8 +47,6 @@ typedef struct {
     float *inverse;  /* (heads or 1, TILE): 1 / the sum of a query's weights */
     int32_t *places; /* (n): of a mask on a grid, where each key's first query is in what a head has of it */
 } Scratch;
-
-enum { PARTS = 7 };
 
 /* Of one image. */
 typedef struct {
@@ -410,7 +408,7 @@ static void fetch(const char *from, ptrdiff_t bytes) {
 
 /* Of a head, for the queries from `first` on. */
 AVX512 static Mask mask_of(const MaskedAttention *of, const Scratch *to, int head, int first) {
-    const ptrdiff_t bytes = of->arithmetic == BFLOAT16 ? OF_FLOAT16 : OF_FLOAT32;
+    const int bytes = of->arithmetic == BFLOAT16 ? OF_FLOAT16 : OF_FLOAT32;
     const ptrdiff_t n = of->n, lanes = vectors_of(of->n) * LANES;
     Mask mask = {.at = of->mask, .scale = of->scale};
     if (!of->mask) return mask;
@@ -426,7 +424,7 @@ AVX512 static Mask mask_of(const MaskedAttention *of, const Scratch *to, int hea
     mask.places = to->places;
     if (has_class(of) && !first) {
         mask.class_lane = 1;
-        mask.of_class = _mm512_cvtss_f32(numbers_at(mask.at + class_numbers(of) * bytes, (int)bytes));
+        mask.of_class = _mm512_cvtss_f32(numbers_at(mask.at + class_numbers(of) * bytes, bytes));
     }
     mask.at += first * bytes;
     return mask;
@@ -549,6 +547,7 @@ int masked_attention(const MaskedAttention *of, int64_t first, int64_t last) {
     if (!takes(of) || first < 0 || last > masked_attention_pieces(of)) return 1;
     size_t n = (size_t)of->n, d = (size_t)of->d, kept = of->before ? (size_t)of->heads : 1, even = (n + 1) / 2 * 2;
     size_t sizes[] = {kept * n * TILE, even / 2 * TILE, d * TILE, even * d / 2, even * d, kept * TILE, n}, total = 0;
+    enum { PARTS = sizeof sizes / sizeof *sizes };
     for (int i = 0; i < PARTS; i++) total += sizes[i] = (sizes[i] + LANES - 1) / LANES * LANES;
     float *memory = aligned_alloc(64, total * sizeof(float)), *at = memory, *parts[PARTS];
     if (!memory) return 2;

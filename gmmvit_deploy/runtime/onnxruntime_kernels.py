@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.runtime.prepared_masks import prepared_mask
+from gmmvit_deploy.runtime.prepared_masks import LANES, prepared_mask
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["DOMAIN", "with_fused_attention"]
 
 DOMAIN = "gmmvit"
-_LANES = 16
 _MOST_MIXED = 16
 _HEADS_APART = [0, 2, 1, 3]  # (B, n, H, d) → (B, H, n, d), and back
 _KEYS_ACROSS = [0, 2, 3, 1]  # (B, n, H, d) → (B, H, d, n)
@@ -171,7 +170,7 @@ def _matched(softmax: NodeProto, wiring: _Wiring) -> _Form | None:
     mixing = () if before is None or after is None else (before, after)
     if (before is None) != (after is None) or any(one.shape != (heads, heads) for one in mixing):
         return None
-    if width % _LANES or (mixing and heads > _MOST_MIXED) or wiring.columns(last.output[0]) != (n, heads * width):
+    if width % LANES or (mixing and heads > _MOST_MIXED) or wiring.columns(last.output[0]) != (n, heads * width):
         return None
     if factor.size == 1:
         return _Form(tuple(parts), None, float(factor.reshape(())) / math.log(2), mixing, last)

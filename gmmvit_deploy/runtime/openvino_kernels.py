@@ -21,15 +21,13 @@ from typing import Any
 import numpy as np
 
 # By its place beside this file, which is the same in a server's model.
-from .prepared_masks import Arithmetic, prepared_mask
+from .prepared_masks import LANES, LOG2_E, Arithmetic, prepared_mask
 
 __all__ = ["Arithmetic", "Form", "Kernels", "kernels_from"]
 
 _ARITHMETIC: dict[Arithmetic, int] = {"f32": 1, "bf16": 2}  # as masked_attention.h numbers them
 _FALLBACK: dict[Arithmetic, tuple[Arithmetic, ...]] = {"f32": (), "bf16": ("f32",)}
-_LANES = 16
 _MOST_MIXED = 16
-_LOG2_E = 1.4426950408889634
 _HEADS_APART = [0, 2, 1, 3]  # (B, n, H, d) → (B, H, n, d), and back
 _KEYS_ACROSS = [0, 2, 3, 1]  # (B, n, H, d) → (B, H, d, n)
 
@@ -136,12 +134,12 @@ def _matched(softmax: Any, arithmetic: Arithmetic) -> Form | None:
     heads, n, width = _static(query)[1:]
     inputs, parts = _sources([one for one in ends if one is not None])
     same = _static(key)[1:] == [heads, width, n] and _static(value)[1:] == [heads, n, width]
-    fits = same and width % _LANES == 0 and (before is None or len(before) == heads <= _MOST_MIXED)
+    fits = same and width % LANES == 0 and (before is None or len(before) == heads <= _MOST_MIXED)
     if not fits or any(_static(one)[1] != n for one in inputs):
         return None
     masks, grid, scale = [], 0, 1.0
     if constant.size == 1:
-        scale = float(constant.reshape(())) * _LOG2_E
+        scale = float(constant.reshape(())) * LOG2_E
     elif constant.shape[-3:] == (heads, n, n) and constant.size == heads * n * n:
         mask = prepared_mask(constant.reshape(heads, n, n), arithmetic)
         masks, grid, arithmetic = [mask.numbers], mask.grid, mask.arithmetic
@@ -279,7 +277,7 @@ def _matched_norm(mvn: Any) -> Form | None:
     step, quantised = _quantised(shifted)
     x = _up(mvn.input_value(0), "Convert")
     width = _static(x)[-1:]
-    if step is None or len(_static(x)) != 3 or width[0] % _LANES:
+    if step is None or len(_static(x)) != 3 or width[0] % LANES:
         return None
     constants = [np.asarray(one[0], np.float32).reshape(-1) / np.float32(step) for one in (weight, bias)]
     if any(one.size != width[0] for one in constants):

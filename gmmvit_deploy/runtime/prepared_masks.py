@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-__all__ = ["Arithmetic", "PreparedMask", "prepared_mask"]
+__all__ = ["LANES", "LOG2_E", "Arithmetic", "PreparedMask", "prepared_mask"]
 
 Arithmetic = Literal["f32", "bf16"]
-_LANES = 16
+LANES = 16
 _TILE = 64
-_LOG2_E = 1.4426950408889634
+LOG2_E = 1.4426950408889634
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,12 +35,23 @@ class PreparedMask:
 
 def prepared_mask(mask: Any, wanted: Arithmetic) -> PreparedMask:
     """M (H, n, n) → Mᵀ·log2(e), by offset where that is all it depends on."""
-    turned = mask.transpose(0, 2, 1) * np.float32(_LOG2_E)
-    grid = _grid(turned)
-    numbers = _by_offset(turned, grid) if grid else _by_tiles(turned)
+    turned = mask.transpose(0, 2, 1) * np.float32(LOG2_E)
+    numbers, grid = _laid_out(turned)
     if wanted == "f32" or not np.abs(numbers).max() <= np.finfo(np.float16).max:
         return PreparedMask(numbers, grid, "f32")
     return PreparedMask(numbers.astype(np.float16).view(np.int32), grid, wanted)
+
+
+def _laid_out(turned: Any) -> tuple[Any, int]:
+    """(numbers, grid): by offset if that gives these masks back, number for number, and is smaller; else whole."""
+    whole = _by_tiles(turned)
+    n = turned.shape[-1]
+    grid = math.isqrt(n)
+    if n - grid * grid in (0, 1):
+        numbers = _by_offset(turned, grid)
+        if numbers.size < whole.size and np.array_equal(_from_offsets(numbers, grid, n), turned):
+            return numbers, grid
+    return whole, 0
 
 
 def _by_tiles(turned: Any) -> Any:
@@ -50,15 +61,6 @@ def _by_tiles(turned: Any) -> Any:
     padded[:, :, :n] = turned
     tiles = [padded[:, :, first : first + _TILE].reshape(heads, -1) for first in range(0, n, _TILE)]
     return np.concatenate(tiles, axis=1)
-
-
-def _grid(turned: Any) -> int:
-    """Of these masks if they are what `_by_offset` gives back, number for number, and smaller so; else 0."""
-    n = turned.shape[-1]
-    grid = math.isqrt(n)
-    if grid * grid not in (n, n - 1) or _by_offset(turned[:1], grid).size >= n * _whole(n):
-        return 0
-    return grid if np.array_equal(_from_offsets(_by_offset(turned, grid), grid, n), turned) else 0
 
 
 def _by_offset(turned: Any, g: int) -> Any:
@@ -87,9 +89,9 @@ def _from_offsets(numbers: Any, g: int, n: int) -> Any:
 
 
 def _class_numbers(g: int) -> int:
-    return _whole(g * g * (2 * g - 1) + _LANES)
+    return _whole(g * g * (2 * g - 1) + LANES)
 
 
 def _whole(n: int) -> int:
     """So many numbers in whole vectors."""
-    return -(-n // _LANES) * _LANES
+    return -(-n // LANES) * LANES

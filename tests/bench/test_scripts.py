@@ -58,7 +58,6 @@ def test_fastest_cpu_runs_and_checks_its_answers(tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     script = ROOT / "benchmarks" / "fastest_cpu.py"
     command = [sys.executable, str(script), "--rounds", "1", "--family", "vit", "--batch", "1", "--output", str(out)]
-    command += ["--copies", "1"]
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
     (family,) = json.loads(out.read_text())["families"].values()
     rows = family["1"]
