@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 import onnx
@@ -80,10 +81,16 @@ def eager(model: nn.Module, device: Device = "cpu") -> Callable[[np.ndarray], np
     return run
 
 
-def graphs_of(models: dict[str, Model], wanted: Iterable[str], *, max_batch: int) -> dict[str, onnx.ModelProto]:
-    """models: of `pair`.  wanted: straight, the module unfolded; gmm and plain, our exports, and gmm_fp16 and
-    plain_fp16; int8, gmm's Q/DQ graph.
+def graphs_of(family: str, wanted: Iterable[str], *, max_batch: int) -> dict[str, onnx.ModelProto]:
+    """Of the models of `pair`, to be read only: straight, the module unfolded; gmm and plain, our exports, and
+    gmm_fp16 and plain_fp16; int8, gmm's Q/DQ graph.
     """
+    return {name: _graph(family, name, max_batch) for name in wanted}
+
+
+@lru_cache(maxsize=8)
+def _graph(family: str, name: str, max_batch: int) -> onnx.ModelProto:
+    models = pair(family)
     generator = np.random.default_rng(7)
     images = [generator.standard_normal((8, 3, 32, 32), dtype=np.float32) for _ in range(_CALIBRATION_BATCHES)]
     options = {"preprocessing": None, "max_batch": max_batch}
@@ -95,4 +102,4 @@ def graphs_of(models: dict[str, Model], wanted: Iterable[str], *, max_batch: int
         "plain_fp16": lambda: graph_from_model(models["plain"], "fp16", **options).proto,
         "int8": lambda: graph_from_model(models["gmm"], "int8", **options, calibration=images).proto,
     }
-    return {name: make[name]() for name in wanted}
+    return make[name]()

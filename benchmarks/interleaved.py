@@ -14,18 +14,23 @@ __all__ = ["Program", "in_words", "ratio", "time_rounds"]
 
 Program = Callable[[np.ndarray], np.ndarray]
 
-_WARM_UP_ROUNDS = 3  # they fill caches and start threads
 _IMAGES_A_TURN = 32
 _UNTIMED_S = 0.03
 
 
 def time_rounds(
-    programs: Mapping[str, Program | Sequence[Program]], batch: int, rounds: int, *, image_size: int = 32
+    programs: Mapping[str, Program | Sequence[Program]],
+    batch: int,
+    rounds: int,
+    *,
+    image_size: int = 32,
+    warm_up_rounds: int = 3,
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray]:
     """Run every program in every round on the same random images, in random order but twins one after the other:
     a program, and the one of its name and `` plain``.
 
-    A program takes images (B, 3, S, S) and gives logits. A drifting machine drifts for all. Of several copies of a
+    A program takes images (B, 3, S, S) and gives logits. Rounds of warming up fill caches and start threads.
+    A drifting machine drifts for all. Of several copies of a
     program each round runs one: where its weights happen to lie in memory makes one copy up to 2 % faster than another.
     Returns (milliseconds of each round by program, the logits of the last timed round by program, its images).
     """
@@ -33,7 +38,7 @@ def time_rounds(
     times: dict[str, list[float]] = {name: [] for name in programs}
     logits: dict[str, np.ndarray] = {}
     repeats = max(1, _IMAGES_A_TURN // batch)
-    for round_number in range(rounds + _WARM_UP_ROUNDS):
+    for round_number in range(rounds + warm_up_rounds):
         images = generator.standard_normal((batch, 3, image_size, image_size), dtype=np.float32)
         for name in _order(list(programs), generator):
             # Untimed until the threads of the program before, which spin for some milliseconds, have gone to sleep. A
@@ -47,7 +52,7 @@ def time_rounds(
             for _ in range(repeats):
                 logits[name] = program(images)
             elapsed = (time.perf_counter() - start) / repeats
-            if round_number >= _WARM_UP_ROUNDS:
+            if round_number >= warm_up_rounds:
                 times[name].append(elapsed * 1e3)
     return {name: np.array(values) for name, values in times.items()}, logits, images
 

@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 import run_card
 from channels_first import channels_first
-from families import FAMILIES, graphs_of, pair
+from families import FAMILIES, graphs_of
 from interleaved import in_words, ratio, time_rounds
 
 from gmmvit_deploy.runtime.onnxruntime import program_from_onnx
@@ -32,7 +32,7 @@ _MOST_OFF = 1e-4
 def of_family(name: str, folder: Path, rounds: int) -> dict[str, Any]:
     programs = {}
     found: dict[str, Any] = {}
-    for key, proto in graphs_of(pair(name), ("gmm", "plain"), max_batch=max(BATCHES)).items():
+    for key, proto in graphs_of(name, ("gmm", "plain"), max_batch=max(BATCHES)).items():
         changed = copy.deepcopy(proto)
         found[f"cuts, {key}"] = channels_first(changed)
         onnx.checker.check_model(changed)

@@ -43,8 +43,9 @@ class Family:
         self.folder = folder
         self.programs: dict[str, Sequence[Program]] = {}
         self.precision: dict[str, str] = {}
+        self._limits: dict[tuple[str, bytes], tuple[np.ndarray, Limit]] = {}
         self.models = {key: (model, copy.deepcopy(model).double()) for key, model in models.items()}
-        self.graphs = graphs_of(models, graphs, max_batch=max(BATCHES))
+        self.graphs = graphs_of(name, graphs, max_batch=max(BATCHES))
         self.add("eager", [eager(as_released(models["gmm"]), device)], "fp32")
 
     def add(self, name: str, copies: Sequence[Program], precision: str) -> None:
@@ -60,6 +61,12 @@ class Family:
 
     def limits(self, name: str, images: np.ndarray) -> tuple[np.ndarray, Limit]:
         """(float64 logits, how far from them this program may be) on these images."""
+        key = (name, images.tobytes())
+        if key not in self._limits:
+            self._limits[key] = self._found_limits(name, images)
+        return self._limits[key]
+
+    def _found_limits(self, name: str, images: np.ndarray) -> tuple[np.ndarray, Limit]:
         model, exact = self.models["plain" if name.endswith(" plain") else "gmm"]
         with torch.inference_mode():
             tensor = torch.from_numpy(images)

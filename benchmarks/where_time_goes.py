@@ -176,7 +176,7 @@ def runs_here(program: Program) -> bool:
 def family(name: str, wanted: Sequence[str] | None, runs: int, folder: Path) -> dict[str, Any]:
     models = pair(name)
     chosen = [one for one in PROGRAMS if runs_here(one) and one.name in (wanted or [one.name])]
-    graphs = graphs_of(models, dict.fromkeys(["gmm", "plain", *(one.graph for one in chosen)]), max_batch=_BATCH)
+    graphs = graphs_of(name, dict.fromkeys(["gmm", "plain", *(one.graph for one in chosen)]), max_batch=_BATCH)
     for key, graph in graphs.items():
         onnx.save(graph, folder / f"{key}.onnx")
     times, _, _ = time_rounds({"eager": eager(as_released(models["gmm"]))}, _BATCH, min(runs, 7))

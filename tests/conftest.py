@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
@@ -26,11 +27,15 @@ from gmmvit_deploy.engines.engine_from_onnx import engine_from_bundle
 from gmmvit_deploy.engines.flavors import Flavor, find_flavor, visible_gpu
 from gmmvit_deploy.engines.options import BuildOptions
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.export.variants import variant_from_bundle
+from gmmvit_deploy.folding.fold import fold
 from gmmvit_deploy.graphs.quantize import QUANTIZED
+from gmmvit_deploy.models.build import model_from_spec
 from gmmvit_deploy.runtime.image_batches import open_images
 from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+from gmmvit_deploy.specs import MaskKind, MaskSpec, SwinSpec
 from gmmvit_deploy.variants import open_variant
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -151,6 +156,25 @@ def bundle(shared: Path) -> Bundle:
     """``vit_gmm`` with pixels as input and CIFAR-10's normalisation and labels."""
     path = golden("vit_gmm").path
     return _once(shared / "pixels", lambda out: bundle_from_checkpoint(path, out, cifar_options()))
+
+
+def swin_graph(folder: Path, kind: MaskKind) -> Path:
+    """A Swin of heads as wide as our kernel takes them (the golden ones are narrower), with shifted windows."""
+    torch.manual_seed(0)
+    spec = SwinSpec(
+        image_size=16,
+        patch_size=2,
+        classes=10,
+        dim=32,
+        depths=(2, 2),
+        heads=(2, 4),
+        window=4,
+        mlp_dims=(64, 128),
+        mask=MaskSpec(kind=kind, kernels=3) if kind == "gmm" else MaskSpec(),
+    )
+    path = folder / "swin.onnx"
+    onnx.save(onnx_from_model(fold(model_from_spec(spec).eval()).model, preprocessing=None, max_batch=8), path)
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gmmvit_deploy.models.attention import MaskedAttention, MaskedScores, projected
+from gmmvit_deploy.models.attention import MaskedAttention, MaskedScores, heads_of, projected
 from gmmvit_deploy.models.layers import Mlp, layer_norm
 from gmmvit_deploy.models.masks import Mask, mask_from_spec
 from gmmvit_deploy.specs import T2TSpec
@@ -42,9 +42,10 @@ class TokenTransformer(nn.Module):
         self.mlp = Mlp(dim, mlp_dim)
 
     def forward(self, x: Float[Tensor, "batch n width"]) -> Float[Tensor, "batch n dim"]:
-        query, key, value = (part.unsqueeze(1) for part in projected(self.qkv, self.attention_norm(x), 3))
+        parts = projected(self.qkv, self.attention_norm(x), 3)
+        query, key, value = (heads_of(part, 1) for part in parts)
         weights = torch.softmax(self.scores(query, key), dim=-1)
-        x = (self.out(weights @ value) + value).squeeze(1)
+        x = self.out((weights @ value).transpose(-3, -2).flatten(-2)) + parts[2]
         out: Tensor = x + self.mlp(self.mlp_norm(x))
         return out
 

@@ -1,7 +1,8 @@
 /* Masked attention on a CPU in one pass over each head:
 
        O = softmax(M o Q K^T) V            and, where heads are mixed (CaiT's talking heads),
-       O_g = (sum_h A_hg softmax(sum_f B_fh (M_f o Q_f K_f^T))) V_g
+       O_g = (sum_h A_hg softmax(sum_f B_fh (M_f o Q_f K_f^T))) V_g,    or, of windows (Swin's),
+       O = softmax(M o Q K^T + bias) V
 
    OpenVINO and ONNX Runtime run this as matrix products with softmax and copies between. Here nothing leaves the
    cache: for one image, one head and up to 64 queries, scores are made, masked, exponentiated and spent on V.
@@ -18,6 +19,7 @@
 
 #include <stddef.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { NONE = 0, FLOAT32 = MASKED_ATTENTION_FLOAT32, BFLOAT16 = MASKED_ATTENTION_BFLOAT16 };
 
@@ -45,14 +47,17 @@ typedef struct {
     uint32_t *keys;  /* (n, d / 2) pairs along d; one more where n is odd */
     float *values;   /* (d / 16, n, 16); or (d / 16, ceil(n / 2), 16) of pairs along n */
     float *inverse;  /* (heads or 1, TILE): 1 / the sum of a query's weights */
-    int32_t *places; /* (n): of a mask on a grid, where each key's first query is in what a head has of it */
+    char *mask;      /* (heads) of a mask on a grid: W, below */
+    int32_t *spread; /* (heads): is it there yet? */
+    int32_t *places; /* (n): where each key's first query is in W */
 } Scratch;
 
 /* Of one image. */
 typedef struct {
     const MaskedAttention *of;
     const float *q, *k, *v;
-    ptrdiff_t first; /* of its numbers in the output */
+    const float *bias; /* its window's; or NULL */
+    ptrdiff_t first;   /* of its numbers in the output */
 } Image;
 
 /* Where 16 columns of one query are put, and of those below it a row further each. */
@@ -385,7 +390,20 @@ PHASE_BF16 void weighed_b16(const uint32_t *weights, const uint32_t *values, con
 /* That hold so many queries. */
 static int vectors_of(int queries) { return (queries + LANES - 1) / LANES; }
 
-/* In what a head has of a mask on a grid: where the class token's numbers begin. */
+/* Numbers from one key to the next, in the tile that `first` is in, of what lies by tiles. */
+static ptrdiff_t pitch_of(const MaskedAttention *of, int first) {
+    const ptrdiff_t left = vectors_of(of->n) * LANES - first / TILE * TILE;
+    return left < TILE ? left : TILE;
+}
+
+/* A mask on a grid as it is multiplied by: all queries of a key follow each other in each head's
+
+       W[column of key][row of query - row of key + g - 1][column of query]
+
+   the first at W[column of key][g - 1 - row of key][0]. One number that is never used goes before W if there is a class
+   token; from `class_numbers` on there is the class token's number, n times. What comes from memory, T, is g times
+   smaller: for one image a mask's way is all that it costs. */
+
 static ptrdiff_t class_numbers(const MaskedAttention *of) {
     const ptrdiff_t g = of->grid;
     return (g * g * (2 * g - 1) + 2 * LANES - 1) / LANES * LANES;
@@ -401,26 +419,69 @@ static void place_keys(const MaskedAttention *of, int32_t *places) {
             places[first + row * g + column] = column * (2 * g - 1) * g + (g - 1 - row) * g;
 }
 
-/* From memory, before it is read in no order that the processor foresees. */
-static void fetch(const char *from, ptrdiff_t bytes) {
-    for (ptrdiff_t at = 0; at < bytes; at += 64) _mm_prefetch(from + at, _MM_HINT_T0);
+static ptrdiff_t numbers_of_w(const MaskedAttention *of) {
+    return of->mask && of->grid ? class_numbers(of) + vectors_of(of->n) * LANES : 0;
+}
+
+static int bytes_of_a_number(const MaskedAttention *of) {
+    return of->arithmetic == BFLOAT16 ? OF_FLOAT16 : OF_FLOAT32;
+}
+
+/* T and the class token's number, of one head. */
+static ptrdiff_t bytes_of_a_head(const MaskedAttention *of) {
+    const ptrdiff_t apart = 2 * of->grid - 1;
+    return (apart * apart + 2 * LANES - 1) / LANES * LANES * bytes_of_a_number(of);
+}
+
+/* step: bytes at once; where they are more than a row's, what is written too far is written over. */
+INLINE void spread_numbers(const MaskedAttention *of, const char *from, char *to, ptrdiff_t bytes, int step) {
+    const ptrdiff_t g = of->grid, apart = 2 * g - 1, row = g * bytes;
+    for (ptrdiff_t column = 0; column < g; column++)
+        for (ptrdiff_t rows = 0; rows < apart; rows++, to += row) {
+            const char *start = from + (rows * apart + g - 1 - column) * bytes;
+            for (ptrdiff_t at = 0; at < row; at += step)
+                if (step == 16) _mm_storeu_si128((__m128i *)(to + at), _mm_loadu_si128((const __m128i *)(start + at)));
+                else if (step == 32)
+                    _mm256_storeu_si256((__m256i *)(to + at), _mm256_loadu_si256((const __m256i *)(start + at)));
+                else _mm512_storeu_si512(to + at, _mm512_loadu_si512(start + at));
+        }
+}
+
+/* In whole vectors. */
+INLINE void repeat_number(const char *from, char *to, ptrdiff_t bytes, int times) {
+    for (ptrdiff_t at = 0; at < times; at += LANES)
+        if (bytes == OF_FLOAT32) _mm512_storeu_si512(to + at * bytes, _mm512_set1_epi32(*(const int32_t *)from));
+        else _mm256_storeu_si256((__m256i *)(to + at * bytes), _mm256_set1_epi16(*(const int16_t *)from));
+}
+
+/* T of a head -> W, once; and T of the next is sent for. */
+PHASE void spread_mask(const MaskedAttention *of, const Scratch *to, int head) {
+    if (!of->mask || !of->grid || to->spread[head]) return;
+    to->spread[head] = 1;
+    const ptrdiff_t bytes = bytes_of_a_number(of), row = of->grid * bytes, apart = 2 * of->grid - 1;
+    const char *from = (const char *)of->mask + head * bytes_of_a_head(of);
+    char *w = to->mask + head * numbers_of_w(of) * bytes, *first = w + has_class(of) * bytes;
+    if (row <= 16) spread_numbers(of, from, first, bytes, 16);
+    else if (row <= 32) spread_numbers(of, from, first, bytes, 32);
+    else spread_numbers(of, from, first, bytes, 64);
+    if (has_class(of)) repeat_number(from + apart * apart * bytes, w + class_numbers(of) * bytes, bytes, of->n);
+    if (head + 1 == of->heads) return;
+    for (ptrdiff_t at = 0; at < bytes_of_a_head(of); at += 64)
+        _mm_prefetch(from + bytes_of_a_head(of) + at, _MM_HINT_T0);
 }
 
 /* Of a head, for the queries from `first` on. */
 AVX512 static Mask mask_of(const MaskedAttention *of, const Scratch *to, int head, int first) {
-    const int bytes = of->arithmetic == BFLOAT16 ? OF_FLOAT16 : OF_FLOAT32;
-    const ptrdiff_t n = of->n, lanes = vectors_of(of->n) * LANES;
+    const int bytes = bytes_of_a_number(of);
     Mask mask = {.at = of->mask, .scale = of->scale};
     if (!of->mask) return mask;
     if (!of->grid) {
-        const ptrdiff_t tile = first / TILE * TILE;
-        mask.pitch = lanes - tile < TILE ? lanes - tile : TILE;
+        const ptrdiff_t n = of->n, lanes = vectors_of(of->n) * LANES, tile = first / TILE * TILE;
+        mask.pitch = pitch_of(of, first);
         mask.at += ((head * lanes + tile) * n + first - tile) * bytes;
         return mask;
     }
-    const ptrdiff_t numbers = class_numbers(of) + (has_class(of) ? lanes : 0);
-    mask.at += head * numbers * bytes;
-    if (!first || of->before) fetch(mask.at, numbers * bytes); /* heads that are mixed may begin on any core */
+    mask.at = to->mask + head * numbers_of_w(of) * bytes;
     mask.places = to->places;
     if (has_class(of) && !first) {
         mask.class_lane = 1;
@@ -428,6 +489,15 @@ AVX512 static Mask mask_of(const MaskedAttention *of, const Scratch *to, int hea
     }
     mask.at += first * bytes;
     return mask;
+}
+
+/* bias: (n, pitch), of one head and one tile of queries. */
+PHASE void add_bias(const float *bias, ptrdiff_t pitch, float *scores, int n, int vectors) {
+    for (int j = 0; j < n; j++)
+        for (int t = 0; t < vectors * LANES; t += LANES) {
+            float *at = scores + j * TILE + t;
+            _mm512_store_ps(at, _mm512_add_ps(_mm512_load_ps(at), _mm512_loadu_ps(bias + j * pitch + t)));
+        }
 }
 
 static void head_scores(const Image *im, const Scratch *to, int head, int first, int queries, float *scores) {
@@ -478,17 +548,16 @@ static void head_output(const Image *im, const Scratch *to, int head, int first,
         }
 }
 
-/* What one head takes from all of its queries. */
-static void attend(const Image *im, const Scratch *to, int head) {
-    int n = im->of->n;
-    pack_head(im, to, head);
-    for (int first = 0; first < n; first += TILE) {
-        int queries = n - first < TILE ? n - first : TILE, vectors = vectors_of(queries);
-        head_scores(im, to, head, first, queries, to->scores);
-        if (im->of->arithmetic == BFLOAT16) softmax_b16(to->scores, to->pairs, to->inverse, n, vectors);
-        else softmax_f32(to->scores, to->inverse, n, vectors);
-        head_output(im, to, head, first, queries, to->scores, to->inverse);
-    }
+/* What one tile of queries takes from one head, which is packed. */
+static void attend(const Image *im, const Scratch *to, int head, int first) {
+    int n = im->of->n, queries = n - first < TILE ? n - first : TILE, vectors = vectors_of(queries);
+    head_scores(im, to, head, first, queries, to->scores);
+    if (im->bias)
+        add_bias(im->bias + ((ptrdiff_t)head * vectors_of(n) * LANES + first) * n, pitch_of(im->of, first), to->scores,
+                 n, vectors);
+    if (im->of->arithmetic == BFLOAT16) softmax_b16(to->scores, to->pairs, to->inverse, n, vectors);
+    else softmax_f32(to->scores, to->inverse, n, vectors);
+    head_output(im, to, head, first, queries, to->scores, to->inverse);
 }
 
 /* Queries of a piece of work where heads are mixed: few for a single image, so that no core is without any. */
@@ -500,6 +569,7 @@ static void attend_mixed(const Image *im, const Scratch *to, int first) {
     int queries = n - first < most ? n - first : most, vectors = vectors_of(queries);
     ptrdiff_t scores_of_a_head = (ptrdiff_t)n * TILE;
     for (int head = 0; head < heads; head++) {
+        spread_mask(im->of, to, head);
         if (im->of->arithmetic == BFLOAT16) pack_head(im, to, head); /* its keys; float32 reads them as they are */
         head_scores(im, to, head, first, queries, to->scores + head * scores_of_a_head);
     }
@@ -532,13 +602,16 @@ static int takes(const MaskedAttention *of) {
     if (of->batch <= 0 || of->heads <= 0 || of->n <= 0 || of->d <= 0 || of->d % LANES) return 0;
     if (!of->out == !of->quantised) return 0;
     if (of->grid && (of->grid < 0 || (of->n != of->grid * of->grid && of->n != of->grid * of->grid + 1))) return 0;
-    if (!of->before != !of->after || (of->before && of->heads > MOST_MIXED)) return 0;
+    if (!of->before != !of->after || (of->before && (of->heads > MOST_MIXED || of->bias))) return 0;
+    if (of->bias && of->windows <= 0) return 0;
     return of->arithmetic >= FLOAT32 && of->arithmetic <= masked_attention_support();
 }
 
-/* Of an image: its heads; its queries, some at once, where heads are mixed. */
+static int tiles_of(const MaskedAttention *of) { return (of->n + TILE - 1) / TILE; }
+
+/* Of an image: of each head its tiles of queries; its queries, some at once, where heads are mixed. */
 static int pieces_of_an_image(const MaskedAttention *of) {
-    return of->before ? (of->n + mixed_at_once(of) - 1) / mixed_at_once(of) : of->heads;
+    return of->before ? (of->n + mixed_at_once(of) - 1) / mixed_at_once(of) : of->heads * tiles_of(of);
 }
 
 int64_t masked_attention_pieces(const MaskedAttention *of) { return (int64_t)of->batch * pieces_of_an_image(of); }
@@ -546,22 +619,35 @@ int64_t masked_attention_pieces(const MaskedAttention *of) { return (int64_t)of-
 int masked_attention(const MaskedAttention *of, int64_t first, int64_t last) {
     if (!takes(of) || first < 0 || last > masked_attention_pieces(of)) return 1;
     size_t n = (size_t)of->n, d = (size_t)of->d, kept = of->before ? (size_t)of->heads : 1, even = (n + 1) / 2 * 2;
-    size_t sizes[] = {kept * n * TILE, even / 2 * TILE, d * TILE, even * d / 2, even * d, kept * TILE, n}, total = 0;
+    size_t heads = (size_t)of->heads, w = heads * (size_t)numbers_of_w(of), total = 0;
+    size_t sizes[] = {kept * n * TILE, even / 2 * TILE, d * TILE, even * d / 2, even * d, kept * TILE, w, heads, n};
     enum { PARTS = sizeof sizes / sizeof *sizes };
     for (int i = 0; i < PARTS; i++) total += sizes[i] = (sizes[i] + LANES - 1) / LANES * LANES;
     float *memory = aligned_alloc(64, total * sizeof(float)), *at = memory, *parts[PARTS];
     if (!memory) return 2;
     for (int i = 0; i < PARTS; at += sizes[i++]) parts[i] = at;
     Scratch to = {parts[0], (uint32_t *)parts[1], parts[2], (uint32_t *)parts[3], parts[4], parts[5],
-                  (int32_t *)parts[6]};
+                  (char *)parts[6], (int32_t *)parts[7], (int32_t *)parts[8]};
+    memset(to.spread, 0, heads * sizeof *to.spread);
     if (of->grid) place_keys(of, to.places);
-    int pieces = pieces_of_an_image(of);
+    int pieces = pieces_of_an_image(of), tiles = tiles_of(of);
     for (int64_t piece = first; piece < last; piece++) {
         int64_t rows = piece / pieces * of->n;
+        ptrdiff_t window = of->bias ? piece / pieces % of->windows : 0;
         Image im = {.of = of, .q = of->q + rows * of->q_row, .k = of->k + rows * of->k_row,
-                    .v = of->v + rows * of->v_row, .first = (ptrdiff_t)rows * of->heads * of->d};
-        if (of->before) attend_mixed(&im, &to, (int)(piece % pieces) * mixed_at_once(of));
-        else attend(&im, &to, (int)(piece % pieces));
+                    .v = of->v + rows * of->v_row,
+                    .bias = of->bias ? of->bias + window * of->heads * vectors_of(of->n) * LANES * of->n : NULL,
+                    .first = (ptrdiff_t)rows * of->heads * of->d};
+        if (of->before) {
+            attend_mixed(&im, &to, (int)(piece % pieces) * mixed_at_once(of));
+            continue;
+        }
+        const int head = (int)(piece % pieces) / tiles, tile = (int)(piece % tiles);
+        if (!tile || piece == first) { /* a head's tiles follow each other */
+            spread_mask(of, &to, head);
+            pack_head(&im, &to, head);
+        }
+        attend(&im, &to, head, tile * TILE);
     }
     free(memory);
     return 0;

@@ -15,24 +15,23 @@ enum { MASKED_ATTENTION_FLOAT32 = 1, MASKED_ATTENTION_BFLOAT16 = 2 };
    grid = 0: any mask. By tiles of 64 queries: (n, 64), (n, 64), ..., and the rest, padded to a multiple of 16.
 
    grid = g: of g x g tokens, with a class token before them if n = g * g + 1, where M depends on how many rows and
-   columns apart two tokens are, and nothing else (that it is the same in every row is all that is made use of);
-   wherever the class token is concerned it is one number. For each of the g columns that a key can be in, every
-   difference of rows (2g - 1) and every column of the query (g):
+   columns apart two tokens are, and nothing else; wherever the class token is concerned it is one number:
 
-       W[column of key][row of query - row of key + g - 1][column of query]
+       T[row of query - row of key + g - 1][column of query - column of key + g - 1]
 
-   so that all queries of a key follow each other in W, the first being at W[column of key][g - 1 - row of key][0].
-   One number that is never used goes before W if there is a class token; it is padded by at least 15; and then, from
-   g * g * (2g - 1) + 16 rounded up to a multiple of 16 on, the class token's number n times, rounded up likewise. */
+   (2g - 1, 2g - 1), then the class token's number, then at least 15 that are not used. */
 
 typedef struct {
     const float *q, *k, *v;        /* (batch, n, heads * d) within rows of q_row, k_row and v_row floats */
     float *out;                    /* (batch, n, heads * d), without gaps; or NULL */
     const void *mask;              /* M^T log2(e) of each head, as above; float32, or float16 where the arithmetic is
                                       bfloat16; or NULL */
+    const float *bias;             /* B^T log2(e) of each head of each of `windows` windows, float32, as a mask of grid 0;
+                                      or NULL. Image i is window i mod `windows`. Not where heads are mixed */
     const float *before, *after;   /* (heads, heads), [h][g] what h gives to g, before and after softmax; or NULL */
     int64_t q_row, k_row, v_row;
     int32_t batch, heads, n, d;    /* d: a multiple of 16 */
+    int32_t windows;
     int32_t arithmetic;
     int32_t grid;                  /* of the mask's layout */
     float scale;                   /* times log2(e); where mask is NULL */

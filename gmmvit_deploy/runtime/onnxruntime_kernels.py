@@ -1,9 +1,10 @@
 """Our fused masked attention inside ONNX Runtime.
 
-    Split, Reshape, Transpose, MatMul, Mul by M, Softmax, MatMul, Transpose, Reshape  →  one node
+    Split, Reshape, Transpose, MatMul, Mul by M, Add, Softmax, MatMul, Transpose, Reshape  →  one node
 
-which `masked_attention.c` computes in one pass over the cache. Only what is exactly this, in float32 (with heads mixed
-before and after softmax, as in CaiT, or without), is replaced; whatever else a graph has stays ONNX Runtime's own.
+which `masked_attention.c` computes in one pass over the cache. Only what is exactly this, in float32, is replaced (with
+a bias or not; within windows, as in Swin, or not; or with heads mixed before and after softmax, as in CaiT); whatever
+else a graph has stays ONNX Runtime's own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.runtime.prepared_masks import LANES, prepared_mask
+from gmmvit_deploy.runtime.prepared_masks import LANES, prepared_bias, prepared_mask
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -22,28 +23,36 @@ __all__ = ["DOMAIN", "with_fused_attention"]
 
 DOMAIN = "gmmvit"
 _MOST_MIXED = 16
-_HEADS_APART = [0, 2, 1, 3]  # (B, n, H, d) → (B, H, n, d), and back
-_KEYS_ACROSS = [0, 2, 3, 1]  # (B, n, H, d) → (B, H, d, n)
+# With a dimension for windows, or without:
+_HEADS_APART = [0, 2, 1, 3], [0, 1, 3, 2, 4]  # (B, n, H, d) → (B, H, n, d), and back
+_KEYS_ACROSS = [0, 2, 3, 1], [0, 1, 3, 4, 2]  # (B, n, H, d) → (B, H, d, n)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """Q, K or V: (B, n, H, d) of columns of ``source`` (B, n, …), from ``column`` on."""
+    """Q, K or V: (B, …, n, H, d) of columns of ``source`` (B, …, n, columns), from ``column`` on.
+
+    rows: (…, n).
+    """
 
     source: str
     column: int
-    n: int
+    rows: tuple[int, ...]
     heads: int
     width: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Form:
-    """mask: (H, n, n), or None and ``scale`` times 1 is its.  mixing: [h, g], before and after softmax; or ()."""
+    """mask: (H, n, n), or None and ``scale`` times 1 is its.  bias: (windows, H, n, n) or None.
+
+    mixing: [h, g], before and after softmax; or ().
+    """
 
     parts: tuple[_Part, ...]
     mask: NDArray[Any] | None
     scale: float
+    bias: NDArray[Any] | None
     mixing: tuple[NDArray[Any], ...]
     last: NodeProto
 
@@ -61,7 +70,8 @@ def with_fused_attention(proto: ModelProto) -> tuple[ModelProto, int]:
     replaced = {}
     for index, form in enumerate(found):
         mask = None if form.mask is None else prepared_mask(form.mask, "f32")
-        constants = [mask and mask.numbers, *(form.mixing or (None, None))]
+        bias = None if form.bias is None else prepared_bias(form.bias)
+        constants = [mask and mask.numbers, bias, *(form.mixing or (None, None))]
         names = ["" if one is None else f"{DOMAIN}.{index}.{place}" for place, one in enumerate(constants)]
         out.graph.initializer.extend(
             numpy_helper.from_array(one, name) for name, one in zip(names, constants, strict=True) if one is not None
@@ -74,7 +84,8 @@ def with_fused_attention(proto: ModelProto) -> tuple[ModelProto, int]:
             name=form.last.name,
             domain=DOMAIN,
             heads=query.heads,
-            n=query.n,
+            n=query.rows[-1],
+            windows=1 if bias is None else len(bias),
             d=query.width,
             grid=mask.grid if mask else 0,
             q_column=query.column,
@@ -124,6 +135,15 @@ class _Wiring:
         found = self._constants.get(name)
         return None if found is None else numpy_helper.to_array(found)
 
+    def constant_and_other(self, name: str, operator: str) -> tuple[NDArray[Any], str] | None:
+        """(the constant, the other input) of what makes this value, if it is this operator of one constant."""
+        node = self.made_by(name, operator)
+        constants = [self.constant(one) for one in node.input] if node is not None else []
+        found = [one for one in constants if one is not None]
+        if node is None or len(found) != 1:
+            return None
+        return found[0], node.input[1 if constants[0] is not None else 0]
+
     def made_by(self, name: str, operator: str) -> NodeProto | None:
         node = self.maker.get(name)
         return node if node is not None and node.op_type == operator else None
@@ -132,10 +152,10 @@ class _Wiring:
         readers = self.readers.get(node.output[0], []) if node is not None else []
         return readers[0] if len(readers) == 1 and readers[0].op_type == operator else None
 
-    def columns(self, name: str) -> tuple[int, int] | None:
-        """(n, columns) of float32 (B, n, columns); None for anything else, or if it is not known."""
+    def inner_shape(self, name: str) -> tuple[int, ...] | None:
+        """Of float32, all but the batch; None for anything else, or if it is not known."""
         shape = self._shapes.get(name)
-        return (shape[1], shape[2]) if shape is not None and len(shape) == 3 and min(shape[1:]) > 0 else None
+        return tuple(shape[1:]) if shape is not None and len(shape) > 1 and min(shape[1:]) > 0 else None
 
     def product(self, node: NodeProto | None) -> tuple[str, str] | None:
         """The factors of a product of two computed values."""
@@ -154,9 +174,9 @@ def _shape(value: ValueInfoProto) -> list[int] | None:
 def _matched(softmax: NodeProto, wiring: _Wiring) -> _Form | None:
     axis = next((one.i for one in softmax.attribute if one.name == "axis"), -1)
     above, below = _scores(softmax, wiring), _output(softmax, wiring)
-    if axis not in (-1, 3) or above is None or below is None:
+    if above is None or below is None:
         return None
-    query, key, factor, before = above
+    query, key, factor, bias, before = above
     value, last, after = below
     orders = (_HEADS_APART, _KEYS_ACROSS, _HEADS_APART)
     parts = [
@@ -164,39 +184,54 @@ def _matched(softmax: NodeProto, wiring: _Wiring) -> _Form | None:
         for name, order in zip((query, key, value), orders, strict=True)
         if (part := _part(name, order, wiring)) is not None
     ]
-    if len(parts) != 3 or len({(part.n, part.heads, part.width) for part in parts}) != 1:
+    if len(parts) != 3 or len({(part.rows, part.heads, part.width) for part in parts}) != 1:
         return None
-    n, heads, width = parts[0].n, parts[0].heads, parts[0].width
+    rows, heads, width = parts[0].rows, parts[0].heads, parts[0].width
+    n, scores = rows[-1], len(rows) + 3  # so many dimensions
+    if axis not in (-1, scores - 1):
+        return None
     mixing = () if before is None or after is None else (before, after)
     if (before is None) != (after is None) or any(one.shape != (heads, heads) for one in mixing):
         return None
-    if width % LANES or (mixing and heads > _MOST_MIXED) or wiring.columns(last.output[0]) != (n, heads * width):
+    if (
+        width % LANES
+        or (mixing and heads > _MOST_MIXED)
+        or wiring.inner_shape(last.output[0]) != (*rows, heads * width)
+    ):
         return None
+    if bias is not None:
+        windows = bias.size // (heads * n * n)
+        if mixing or bias.shape[-3:] != (heads, n, n) or (windows != 1 and (windows,) != rows[:-1]):
+            return None
+        bias = bias.reshape(windows, heads, n, n)
     if factor.size == 1:
-        return _Form(tuple(parts), None, float(factor.reshape(())) / math.log(2), mixing, last)
+        return _Form(tuple(parts), None, float(factor.reshape(())) / math.log(2), bias, mixing, last)
     if factor.shape[-3:] != (heads, n, n) or factor.size != heads * n * n:
         return None
-    return _Form(tuple(parts), factor.reshape(heads, n, n), 1.0, mixing, last)
+    return _Form(tuple(parts), factor.reshape(heads, n, n), 1.0, bias, mixing, last)
 
 
-def _scores(softmax: NodeProto, wiring: _Wiring) -> tuple[str, str, NDArray[Any], NDArray[Any] | None] | None:
-    """(Q, Kᵀ, M or the scale, the mixing or None) of what goes into this Softmax."""
+def _scores(
+    softmax: NodeProto, wiring: _Wiring
+) -> tuple[str, str, NDArray[Any], NDArray[Any] | None, NDArray[Any] | None] | None:
+    """(Q, Kᵀ, M or the scale, the bias or None, the mixing or None) of what goes into this Softmax."""
     import numpy as np
 
     name, before = softmax.input[0], None
     mixed = _unmixed(name, wiring)
     if mixed is not None:
         before, name = mixed
-    factor: NDArray[Any] | None = np.ones((), np.float32)
-    times = wiring.made_by(name, "Mul")
-    if times is not None:
-        constants = [wiring.constant(one) for one in times.input]
-        factor = constants[0] if constants[0] is not None else constants[1]
-        name = times.input[1] if constants[0] is not None else times.input[0]
+    one = np.ones((), np.float32)
+    bias, name = wiring.constant_and_other(name, "Add") or (None, name)
+    factor, name = wiring.constant_and_other(name, "Mul") or (one, name)
     product = wiring.product(wiring.maker.get(name))
-    if product is None or factor is None or factor.dtype != np.float32:
+    if product is None or factor.dtype != np.float32 or (bias is not None and bias.dtype != np.float32):
         return None
-    return (*product, factor, before)
+    query, key = product
+    scale, unscaled = wiring.constant_and_other(query, "Mul") or (one, query)
+    if scale.size == 1 and scale.dtype == np.float32:  # of Q alone, before the product
+        factor, query = factor * scale.reshape(()), unscaled
+    return query, key, factor, bias, before
 
 
 def _output(softmax: NodeProto, wiring: _Wiring) -> tuple[str, NodeProto, NDArray[Any] | None] | None:
@@ -215,7 +250,7 @@ def _output(softmax: NodeProto, wiring: _Wiring) -> tuple[str, NodeProto, NDArra
     last = wiring.only_reader(transpose, "Reshape")
     if product is None or product[0] != weights or transpose is None or last is None:
         return None
-    return (product[1], last, after) if _order(transpose) == _HEADS_APART else None
+    return (product[1], last, after) if _order(transpose) in _HEADS_APART else None
 
 
 def _unmixed(name: str, wiring: _Wiring) -> tuple[NDArray[Any], str] | None:
@@ -235,23 +270,23 @@ def _unmixed(name: str, wiring: _Wiring) -> tuple[NDArray[Any], str] | None:
     return np.ascontiguousarray(weights.T), inner.input[0]
 
 
-def _part(name: str, order: list[int], wiring: _Wiring) -> _Part | None:
+def _part(name: str, orders: tuple[list[int], ...], wiring: _Wiring) -> _Part | None:
     """Transpose(Reshape(x)), or of one of equal parts of a Split along the columns."""
     transpose = wiring.made_by(name, "Transpose")
     reshape = wiring.made_by(transpose.input[0], "Reshape") if transpose is not None else None
     apart = wiring.constant(reshape.input[1]) if reshape is not None else None
-    if transpose is None or reshape is None or apart is None or apart.size != 4 or _order(transpose) != order:
+    if transpose is None or reshape is None or apart is None or _order(transpose) not in orders:
         return None
-    n, heads, width = (int(one) for one in apart[1:])
+    *rows, heads, width = (int(one) for one in apart[1:])
     source, column, whole = reshape.input[0], 0, heads * width
     split = wiring.made_by(source, "Split")
     if split is not None:
         axis = next((one.i for one in split.attribute if one.name == "axis"), 0)
-        if axis not in (2, -1) or len(split.input) > 1:
+        if axis not in (len(rows) + 1, -1) or len(split.input) > 1:
             return None
         column = list(split.output).index(source) * heads * width
         source, whole = split.input[0], len(split.output) * heads * width
-    return _Part(source, column, n, heads, width) if wiring.columns(source) == (n, whole) else None
+    return _Part(source, column, tuple(rows), heads, width) if wiring.inner_shape(source) == (*rows, whole) else None
 
 
 def _order(transpose: NodeProto) -> list[int]:

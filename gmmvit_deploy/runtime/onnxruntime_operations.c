@@ -1,9 +1,11 @@
 /* The operation MaskedAttention of ONNX Runtime's graphs, computed by masked_attention.c on the session's threads.
 
-   Inputs: what Q, K and V lie in, float32 (B, n, columns), which may be one and the same; then, each of which may be
-   missing, the mask as the kernel wants it and the two mixings (heads, heads).
-   Output: float32 (B, n, heads * d).
-   Attributes: heads, n, d; grid: of the mask's layout; q_column, k_column, v_column: the first of each; scale.
+   Inputs: what Q, K and V lie in, float32 (B, n, columns) or (B, windows, n, columns), which may be one and the same;
+   then, each of which may be missing, the mask as the kernel wants it, the bias likewise, and the two mixings
+   (heads, heads).
+   Output: float32, their shape but for heads * d columns.
+   Attributes: heads, n, d; windows: that have a bias each; grid: of the mask's layout; q_column, k_column, v_column: the
+   first of each; scale.
 
    ONNX Runtime's package brings no headers. Its interface in C is a table of functions whose places never change
    (https://onnxruntime.ai/docs/api/c); the few that are needed are declared here, by their places. */
@@ -21,7 +23,7 @@ typedef struct OrtInfo OrtInfo;
 typedef struct OrtDomain OrtDomain;
 typedef struct OrtOptions OrtOptions;
 
-enum { API_VERSION = 17, FAIL = 1, FLOAT = 1, REQUIRED = 0, OPTIONAL = 1, ON_CPU = 0 };
+enum { API_VERSION = 17, FAIL = 1, FLOAT = 1, REQUIRED = 0, OPTIONAL = 1, ON_CPU = 0, MOST_DIMENSIONS = 4, RUNS = 32 };
 
 /* Places in the table. */
 enum {
@@ -79,7 +81,7 @@ struct Operation {
 /* One node of a graph. */
 typedef struct {
     Api api;
-    int64_t heads, n, d, grid, columns[3];
+    int64_t heads, n, d, windows, grid, columns[3];
     float scale;
 } Node;
 
@@ -95,14 +97,14 @@ static OrtStatus *integer(Api api, const OrtInfo *info, const char *name, int64_
 
 static OrtStatus *create(const Operation *self, Api api, const OrtInfo *info, void **kernel) {
     (void)self;
-    static const char *names[] = {"heads", "n", "d", "grid", "q_column", "k_column", "v_column"};
+    static const char *names[] = {"heads", "n", "d", "windows", "grid", "q_column", "k_column", "v_column"};
     Node *node = calloc(1, sizeof *node);
     if (!node) return failure(api, "MaskedAttention: no memory is left");
-    int64_t *values[] = {&node->heads,      &node->n,          &node->d,         &node->grid,
-                         &node->columns[0], &node->columns[1], &node->columns[2]};
+    int64_t *values[] = {&node->heads, &node->n,          &node->d,          &node->windows,
+                         &node->grid,  &node->columns[0], &node->columns[1], &node->columns[2]};
     node->api = api;
     OrtStatus *wrong = NULL;
-    for (int i = 0; i < 7 && !wrong; i++) wrong = integer(api, info, names[i], values[i]);
+    for (int i = 0; i < 8 && !wrong; i++) wrong = integer(api, info, names[i], values[i]);
     if (!wrong)
         wrong = CALL(api, ATTRIBUTE_FLOAT, OrtStatus *(*)(const OrtInfo *, const char *, float *))(info, "scale",
                                                                                                    &node->scale);
@@ -113,8 +115,13 @@ static OrtStatus *create(const Operation *self, Api api, const OrtInfo *info, vo
 
 /* ---- running it --------------------------------------------------------------------------------------------------- */
 
-/* Of input `index` the numbers and, where wanted, the shape (3); data NULL where there is none. */
-static OrtStatus *input(const Node *node, OrtContext *context, size_t index, const float **data, int64_t *shape) {
+typedef struct {
+    size_t rank;
+    int64_t sizes[MOST_DIMENSIONS];
+} Shape;
+
+/* Of input `index` the numbers and, where wanted, the shape; data NULL where there is none. */
+static OrtStatus *input(const Node *node, OrtContext *context, size_t index, const float **data, Shape *shape) {
     const Api api = node->api;
     const OrtValue *value = NULL;
     OrtStatus *wrong = CALL(api, CONTEXT_INPUT, OrtStatus *(*)(OrtContext *, size_t, const OrtValue **))(
@@ -124,61 +131,74 @@ static OrtStatus *input(const Node *node, OrtContext *context, size_t index, con
     wrong = CALL(api, TENSOR_DATA, OrtStatus *(*)(const OrtValue *, const float **))(value, data);
     if (wrong || !shape) return wrong;
     OrtShape *found = NULL;
-    size_t rank = 0;
     wrong = CALL(api, TENSOR_SHAPE, OrtStatus *(*)(const OrtValue *, OrtShape **))(value, &found);
-    if (!wrong) wrong = CALL(api, DIMENSIONS_COUNT, OrtStatus *(*)(const OrtShape *, size_t *))(found, &rank);
-    if (!wrong && rank != 3) wrong = failure(api, "MaskedAttention: three dimensions were wanted");
-    if (!wrong) wrong = CALL(api, DIMENSIONS, OrtStatus *(*)(const OrtShape *, int64_t *, size_t))(found, shape, 3);
+    if (!wrong) wrong = CALL(api, DIMENSIONS_COUNT, OrtStatus *(*)(const OrtShape *, size_t *))(found, &shape->rank);
+    if (!wrong && (shape->rank < 3 || shape->rank > MOST_DIMENSIONS))
+        wrong = failure(api, "MaskedAttention: three or four dimensions were wanted");
+    if (!wrong)
+        wrong = CALL(api, DIMENSIONS, OrtStatus *(*)(const OrtShape *, int64_t *, size_t))(found, shape->sizes, shape->rank);
     if (found) CALL(api, RELEASE_SHAPE, void (*)(OrtShape *))(found);
     return wrong;
 }
 
 typedef struct {
     MaskedAttention what;
+    int64_t pieces, runs;
     int failed; /* all who fail write the same kind of number */
 } Work;
 
-static void piece(void *data, size_t index) {
+/* Of some pieces that follow each other: a window's would be too little to call a thread for. */
+static void run(void *data, size_t index) {
     Work *work = data;
-    const int failed = masked_attention(&work->what, (int64_t)index, (int64_t)index + 1);
+    const int64_t first = work->pieces * (int64_t)index / work->runs;
+    const int64_t last = work->pieces * ((int64_t)index + 1) / work->runs;
+    const int failed = masked_attention(&work->what, first, last);
     if (failed) __atomic_store_n(&work->failed, failed, __ATOMIC_RELAXED);
 }
 
 static OrtStatus *compute(void *kernel, OrtContext *context) {
     const Node *node = kernel;
     const Api api = node->api;
-    Work work = {{0}, 0};
+    Work work = {{0}, 0, 0, 0};
     MaskedAttention *what = &work.what;
     const float *mask = NULL;
-    const float **parts[] = {&what->q, &what->k, &what->v}, **constants[] = {&mask, &what->before, &what->after};
-    int64_t *rows[] = {&what->q_row, &what->k_row, &what->v_row}, shape[3] = {0, 0, 0};
+    const float **parts[] = {&what->q, &what->k, &what->v}, **constants[] = {&mask, &what->bias, &what->before, &what->after};
+    int64_t *rows[] = {&what->q_row, &what->k_row, &what->v_row};
+    Shape shape = {0, {0}};
     OrtStatus *wrong = NULL;
     for (size_t i = 0; i < 3 && !wrong; i++) {
-        wrong = input(node, context, i, parts[i], shape);
-        if (!wrong && (shape[1] != node->n || shape[2] < node->columns[i] + node->heads * node->d))
+        wrong = input(node, context, i, parts[i], &shape);
+        if (wrong) break;
+        const int64_t columns = shape.sizes[shape.rank - 1];
+        if (shape.sizes[shape.rank - 2] != node->n || columns < node->columns[i] + node->heads * node->d)
             wrong = failure(api, "MaskedAttention: what Q, K and V lie in has another shape than the node was made for");
-        *rows[i] = shape[2];
-        if (!wrong) *parts[i] += node->columns[i];
+        *rows[i] = columns;
+        *parts[i] += node->columns[i];
     }
-    for (size_t i = 0; i < 3 && !wrong; i++) wrong = input(node, context, 3 + i, constants[i], NULL);
+    for (size_t i = 0; i < 4 && !wrong; i++) wrong = input(node, context, 3 + i, constants[i], NULL);
     if (wrong) return wrong;
     what->mask = mask;
-    const int64_t given[] = {shape[0], node->n, node->heads * node->d};
+    int64_t batch = 1;
+    for (size_t i = 0; i + 2 < shape.rank; i++) batch *= shape.sizes[i];
+    shape.sizes[shape.rank - 1] = node->heads * node->d;
     OrtValue *out = NULL;
     wrong = CALL(api, CONTEXT_OUTPUT, OrtStatus *(*)(OrtContext *, size_t, const int64_t *, size_t, OrtValue **))(
-        context, 0, given, 3, &out);
+        context, 0, shape.sizes, shape.rank, &out);
     if (!wrong) wrong = CALL(api, TENSOR_DATA, OrtStatus *(*)(OrtValue *, float **))(out, &what->out);
-    if (wrong || !shape[0]) return wrong;
-    what->batch = (int32_t)shape[0];
+    if (wrong || !batch) return wrong;
+    what->batch = (int32_t)batch;
     what->heads = (int32_t)node->heads;
     what->n = (int32_t)node->n;
     what->d = (int32_t)node->d;
+    what->windows = (int32_t)node->windows;
     what->grid = (int32_t)node->grid;
     what->arithmetic = MASKED_ATTENTION_FLOAT32;
     what->scale = node->scale;
+    work.pieces = masked_attention_pieces(what);
+    work.runs = work.pieces < RUNS ? work.pieces : RUNS;
     wrong = CALL(api, CONTEXT_PARALLEL_FOR,
                  OrtStatus *(*)(OrtContext *, void (*)(void *, size_t), size_t, size_t, void *))(
-        context, piece, (size_t)masked_attention_pieces(what), 0, &work);
+        context, run, (size_t)work.runs, 0, &work);
     if (!wrong && work.failed)
         wrong = failure(api, work.failed == 2 ? "MaskedAttention: no memory is left"
                                               : "MaskedAttention: not a form or a processor for it");
@@ -190,7 +210,7 @@ static OrtStatus *compute(void *kernel, OrtContext *context) {
 static const char *name(const Operation *self) { return (void)self, "MaskedAttention"; }
 static const char *provider(const Operation *self) { return (void)self, "CPUExecutionProvider"; }
 static int type(const Operation *self, size_t index) { return (void)self, (void)index, FLOAT; }
-static size_t inputs(const Operation *self) { return (void)self, 6; }
+static size_t inputs(const Operation *self) { return (void)self, 7; }
 static size_t outputs(const Operation *self) { return (void)self, 1; }
 static int input_characteristic(const Operation *self, size_t index) {
     return (void)self, index < 3 ? REQUIRED : OPTIONAL;

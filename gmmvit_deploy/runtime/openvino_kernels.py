@@ -1,14 +1,14 @@
-"""Our own kernels inside OpenVINO.  Imports nothing of ours but its neighbour: a server's model brings both along.
+"""Our own kernels inside OpenVINO.  Imports nothing of ours but its neighbours: a server's model brings them along.
 
-    Split, Reshape, Transpose, MatMul, Multiply by M, Softmax, MatMul, Transpose, Reshape  →  one operation
+    Split, Reshape, Transpose, MatMul, Multiply by M, Add, Softmax, MatMul, Transpose, Reshape  →  one operation
 
 which `masked_attention.c` computes in one pass over the cache; and in a graph that is quantised
 
     Add, LayerNorm, QuantizeLinear  →  one operation
 
-by `residual_norm.c`. Only what is exactly this (attention with heads mixed before and after softmax, as in CaiT, or
-without) is replaced; whatever else a graph has stays OpenVINO's own: windows with a bias, attention from one token to
-many, heads whose width is no multiple of 16.
+by `residual_norm.c`. Only what is exactly this is replaced (with a bias or not; within windows, as in Swin, or not; or
+with heads mixed before and after softmax, as in CaiT); whatever else a graph has stays OpenVINO's own: attention from
+one token to many, heads whose width is no multiple of 16.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from typing import Any
 
 import numpy as np
 
-# By its place beside this file, which is the same in a server's model.
-from .prepared_masks import LANES, LOG2_E, Arithmetic, prepared_mask
+# By their place beside this file, which is the same in a server's model.
+from .openvino_graph import constant, constant_and_other, down, nodes_of, permutes, static, takers, up
+from .prepared_masks import LANES, LOG2_E, Arithmetic, prepared_bias, prepared_mask
 
 __all__ = ["Arithmetic", "Form", "Kernels", "kernels_from"]
 
 _ARITHMETIC: dict[Arithmetic, int] = {"f32": 1, "bf16": 2}  # as masked_attention.h numbers them
 _FALLBACK: dict[Arithmetic, tuple[Arithmetic, ...]] = {"f32": (), "bf16": ("f32",)}
 _MOST_MIXED = 16
-_HEADS_APART = [0, 2, 1, 3]  # (B, n, H, d) → (B, H, n, d), and back
-_KEYS_ACROSS = [0, 2, 3, 1]  # (B, n, H, d) → (B, H, d, n)
+# With a dimension for windows, or without:
+_HEADS_APART = [0, 2, 1, 3], [0, 1, 3, 2, 4]  # (B, n, H, d) → (B, H, n, d), and back
+_KEYS_ACROSS = [0, 2, 3, 1], [0, 1, 3, 4, 2]  # (B, n, H, d) → (B, H, d, n)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +59,7 @@ class Kernels:
 
     def fuse_attention(self, model: Any) -> int:
         """How many attentions of an OpenVINO model were replaced, with the quantising of what they give."""
-        found = [one for node in _nodes_of(model, "Softmax") if (one := _matched(node, self.arithmetic))]
+        found = [one for node in nodes_of(model, "Softmax") if (one := _matched(node, self.arithmetic))]
         grids = [_quantised(form.last) for form in found]
         if not _quantises_beside(model, sum(len(nodes) for _, nodes in grids)):
             grids = [(None, ()) for _ in found]
@@ -72,7 +74,7 @@ class Kernels:
 
         Worth it where rows are many: each operation of ours costs OpenVINO some microseconds to call.
         """
-        nodes = _nodes_of(model, "MVN")
+        nodes = nodes_of(model, "MVN")
         if not _quantises_beside(model, sum(len(form.quantised) for one in nodes if (form := _matched_norm(one)))):
             return 0
         replaced = 0
@@ -126,22 +128,29 @@ def _matched(softmax: Any, arithmetic: Arithmetic) -> Form | None:
     below = _output(softmax)
     if above is None or below is None:
         return None
-    query, key, constant, before = above
+    query, key, factor, bias, before = above
     value, last, after = below
     ends = [_part(query, _HEADS_APART), _part(key, _KEYS_ACROSS), _part(value, _HEADS_APART)]
     if any(one is None for one in ends) or (before is None) != (after is None):
         return None
-    heads, n, width = _static(query)[1:]
+    *outer, heads, n, width = static(query)
     inputs, parts = _sources([one for one in ends if one is not None])
-    same = _static(key)[1:] == [heads, width, n] and _static(value)[1:] == [heads, n, width]
+    same = static(key) == [*outer, heads, width, n] and static(value) == [*outer, heads, n, width]
     fits = same and width % LANES == 0 and (before is None or len(before) == heads <= _MOST_MIXED)
-    if not fits or any(_static(one)[1] != n for one in inputs):
+    if not fits or any(static(one)[:-1] != [*outer, n] for one in inputs):
         return None
-    masks, grid, scale = [], 0, 1.0
-    if constant.size == 1:
-        scale = float(constant.reshape(())) * LOG2_E
-    elif constant.shape[-3:] == (heads, n, n) and constant.size == heads * n * n:
-        mask = prepared_mask(constant.reshape(heads, n, n), arithmetic)
+    if static(last.output(0)) != [*outer, n, heads * width]:
+        return None
+    masks, grid, scale, biases = [], 0, 1.0, []
+    if bias is not None:
+        windows = bias.size // (heads * n * n)
+        if before is not None or bias.shape[-3:] != (heads, n, n) or (windows != 1 and [-1, windows] != outer):
+            return None
+        biases = [prepared_bias(bias.reshape(windows, heads, n, n))]
+    if factor.size == 1:
+        scale = float(factor.reshape(())) * LOG2_E
+    elif factor.shape[-3:] == (heads, n, n) and factor.size == heads * n * n:
+        mask = prepared_mask(factor.reshape(heads, n, n), arithmetic)
         masks, grid, arithmetic = [mask.numbers], mask.grid, mask.arithmetic
     else:
         return None
@@ -153,44 +162,49 @@ def _matched(softmax: Any, arithmetic: Arithmetic) -> Form | None:
         "grid": grid,
         "parts": [number for part in parts for number in part],
         "masked": bool(masks),
+        "biased": bool(biases),
         "mixed": bool(mixing),
         "scale": scale,
         "arithmetic": _ARITHMETIC[arithmetic],
     }
-    return Form(attributes, inputs, [*masks, *mixing], last)
+    return Form(attributes, inputs, [*masks, *biases, *mixing], last)
 
 
-def _scores(softmax: Any) -> tuple[Any, Any, Any, Any] | None:
-    """(Q, Kᵀ, M or the scale, the mixing or None) of what goes into this Softmax over keys."""
-    if softmax.get_attributes().get("axis") not in (-1, 3):
+def _scores(softmax: Any) -> tuple[Any, Any, Any, Any, Any] | None:
+    """(Q, Kᵀ, M or the scale, the bias or None, the mixing or None) of what goes into this Softmax over keys."""
+    at = up(softmax.input_value(0), "Convert")
+    if softmax.get_attributes().get("axis") not in (-1, len(static(at)) - 1):
         return None
-    at = _up(softmax.input_value(0), "Convert")
     mixed = _unmixed(at)
     before, at = mixed if mixed else (None, at)
-    constant = np.float32(1)
-    split = _constant_and_other(at.get_node(), "Multiply")
-    if split is not None:
-        constant, at = split
-    product = _factors(_up(at, "Convert").get_node())
-    return None if product is None else (*product, np.asarray(constant, np.float32), before)
+    bias, at = constant_and_other(at.get_node(), "Add") or (None, at)
+    factor, at = constant_and_other(up(at, "Convert").get_node(), "Multiply") or (np.float32(1), at)
+    product = _factors(up(at, "Convert").get_node())
+    if product is None:
+        return None
+    query, key = product
+    scale, unscaled = constant_and_other(query.get_node(), "Multiply") or (np.float32(1), query)
+    if scale.size == 1:  # of Q alone, before the product
+        factor, query = np.asarray(factor, np.float32) * scale.reshape(()), up(unscaled, "Convert")
+    return query, key, np.asarray(factor, np.float32), bias, before
 
 
 def _output(softmax: Any) -> tuple[Any, Any, Any] | None:
     """(V, the node that puts heads side by side again, the mixing or None)."""
-    at, after = _down(softmax, "Convert"), None
+    at, after = down(softmax, "Convert"), None
     if at is not None and at.get_type_name() == "Reshape":
-        mixing = _down(at, "Convert")
-        back = mixing and _down(mixing)
+        mixing = down(at, "Convert")
+        back = mixing and down(mixing)
         mixed = _unmixed(back.output(0)) if back else None
         if mixed is None or back is None:
             return None
-        after, at = mixed[0], _down(back, "Convert")
+        after, at = mixed[0], down(back, "Convert")
     product = _factors(at) if at is not None else None
     if at is None or product is None:
         return None
-    transpose = _down(at)
-    last = _down(transpose) if transpose is not None and _permutes(transpose, _HEADS_APART) else None
-    if last is None or last.get_type_name() != "Reshape" or len(_static(last.output(0))) != 3:
+    transpose = down(at)
+    last = down(transpose) if transpose is not None and permutes(transpose, *_HEADS_APART) else None
+    if last is None or last.get_type_name() != "Reshape":
         return None
     return product[1], last, after
 
@@ -200,18 +214,18 @@ def _unmixed(value: Any) -> tuple[Any, Any] | None:
     outer = value.get_node()
     if outer.get_type_name() != "Reshape":
         return None
-    split = _constant_and_other(outer.input_value(0).get_node(), "MatMul")
+    split = constant_and_other(outer.input_value(0).get_node(), "MatMul")
     if split is None:
         return None
     weights, flat = split
-    inner = _up(flat, "Convert").get_node()
+    inner = up(flat, "Convert").get_node()
     if inner.get_type_name() != "Reshape" or weights.ndim != 2 or weights.shape[0] != weights.shape[1]:
         return None
     product = outer.input_value(0).get_node()
-    if _constant(product.input_value(0)) is None or not _is_plain_product(product):
+    if constant(product.input_value(0)) is None or not _is_plain_product(product):
         return None
     inside = inner.input_value(0)
-    if _static(inside) != _static(value) or _static(flat)[1:2] != _static(inside)[1:2]:
+    if static(inside) != static(value) or static(flat)[1:2] != static(inside)[1:2]:
         return None
     return np.ascontiguousarray(weights.T, np.float32), inside
 
@@ -219,8 +233,8 @@ def _unmixed(value: Any) -> tuple[Any, Any] | None:
 def _factors(node: Any) -> tuple[Any, Any] | None:
     if not _is_plain_product(node):
         return None
-    both = _up(node.input_value(0), "Convert"), _up(node.input_value(1), "Convert")
-    return both if all(len(_static(one)) == 4 for one in both) else None
+    both = up(node.input_value(0), "Convert"), up(node.input_value(1), "Convert")
+    return both if [len(static(one)) for one in both] in ([4, 4], [5, 5]) else None
 
 
 def _is_plain_product(node: Any) -> bool:
@@ -229,22 +243,22 @@ def _is_plain_product(node: Any) -> bool:
     return node.get_type_name() == "MatMul" and not (attributes.get("transpose_a") or attributes.get("transpose_b"))
 
 
-def _part(value: Any, order: list[int]) -> tuple[Any, int] | None:
+def _part(value: Any, orders: tuple[list[int], ...]) -> tuple[Any, int] | None:
     """Transpose(Reshape(x)) → (x, 0); of one part of a Split along the columns → (what was split, its first column)."""
     transpose = value.get_node()
-    if not _permutes(transpose, order):
+    if not permutes(transpose, *orders):
         return None
     reshape = transpose.input_value(0).get_node()
     if reshape.get_type_name() != "Reshape":
         return None
     whole = reshape.input_value(0)
-    shape, apart = _static(whole), _static(transpose.input_value(0))
-    if len(shape) != 3 or apart[1] != shape[1] or apart[2] * apart[3] != shape[2]:
+    shape, apart = static(whole), static(transpose.input_value(0))
+    if apart[:-2] != shape[:-1] or apart[-2] * apart[-1] != shape[-1]:
         return None
     node = whole.get_node()
-    axis = _constant(node.input_value(1)) if node.get_type_name() == "Split" else None
-    if axis is not None and int(axis.reshape(())) in (-1, 2):
-        return node.input_value(0), whole.get_index() * shape[2]
+    axis = constant(node.input_value(1)) if node.get_type_name() == "Split" else None
+    if axis is not None and int(axis.reshape(())) in (-1, len(shape) - 1):
+        return node.input_value(0), whole.get_index() * shape[-1]
     return whole, 0
 
 
@@ -268,16 +282,16 @@ def _sources(ends: list[tuple[Any, int]]) -> tuple[list[Any], tuple[tuple[int, i
 def _matched_norm(mvn: Any) -> Form | None:
     """Its form when Quantize(norm(x)), or of x + branch, is all that this normalisation is for."""
     attributes = mvn.get_attributes()
-    scaled = _down(mvn, "Convert")
-    weight = _constant_and_other(scaled, "Multiply") if scaled is not None else None
-    shifted = _down(scaled, "Convert") if weight is not None else None
-    bias = _constant_and_other(shifted, "Add") if shifted is not None else None
+    scaled = down(mvn, "Convert")
+    weight = constant_and_other(scaled, "Multiply") if scaled is not None else None
+    shifted = down(scaled, "Convert") if weight is not None else None
+    bias = constant_and_other(shifted, "Add") if shifted is not None else None
     if weight is None or bias is None or attributes.get("eps_mode") != "INSIDE_SQRT" or not _over_last_axis(mvn):
         return None
     step, quantised = _quantised(shifted)
-    x = _up(mvn.input_value(0), "Convert")
-    width = _static(x)[-1:]
-    if step is None or len(_static(x)) != 3 or width[0] % LANES:
+    x = up(mvn.input_value(0), "Convert")
+    width = static(x)[-1:]
+    if step is None or len(static(x)) != 3 or width[0] % LANES:
         return None
     constants = [np.asarray(one[0], np.float32).reshape(-1) / np.float32(step) for one in (weight, bias)]
     if any(one.size != width[0] for one in constants):
@@ -291,8 +305,8 @@ def _quantised(value: Any) -> tuple[float | None, tuple[Any, ...]]:
     """(the step, the int8 nodes) of what takes this value, when all of it is int8 on one and the same grid."""
     steps: set[float] = set()
     found = []
-    for node in _takers(value):
-        bounds = [_constant(node.input_value(index)) for index in range(1, len(node.inputs()))]
+    for node in takers(value):
+        bounds = [constant(node.input_value(index)) for index in range(1, len(node.inputs()))]
         if node.get_type_name() != "FakeQuantize" or any(one is None or one.size != 1 for one in bounds):
             return None, ()
         low, high, least, most = (float(one.reshape(())) for one in bounds)
@@ -306,15 +320,15 @@ def _quantised(value: Any) -> tuple[float | None, tuple[Any, ...]]:
 
 def _quantises_beside(model: Any, taken: int) -> bool:
     """OpenVINO multiplies in int8 only in a graph that quantises something itself: is any left?"""
-    return len(_nodes_of(model, "FakeQuantize")) > taken
+    return len(nodes_of(model, "FakeQuantize")) > taken
 
 
 def _over_last_axis(mvn: Any) -> bool:
     """Its axes, which an importer may leave as arithmetic on constants."""
     axes = mvn.input_value(1).get_node()
-    values = _constant(mvn.input_value(1))
+    values = constant(mvn.input_value(1))
     if values is None and axes.get_type_name() == "Range":
-        ends = [_constant(axes.input_value(index)) for index in range(3)]
+        ends = [constant(axes.input_value(index)) for index in range(3)]
         values = None if any(one is None for one in ends) else np.arange(*(int(one.reshape(())) for one in ends))
     return values is not None and values.reshape(-1).tolist() in ([-1], [2])
 
@@ -325,63 +339,4 @@ def _summands(value: Any) -> tuple[Any, ...]:
     if node.get_type_name() != "Add":
         return ()
     both = (node.input_value(0), node.input_value(1))
-    return both if all(_constant(one) is None and _static(one) == _static(value) for one in both) else ()
-
-
-def _takers(node: Any) -> list[Any]:
-    """The nodes that take what this one gives, through conversions."""
-    found = []
-    for target in node.output(0).get_target_inputs():
-        taker = target.get_node()
-        found += _takers(taker) if taker.get_type_name() == "Convert" else [taker]
-    return found
-
-
-# ---- what both look at -------------------------------------------------------------------------------------------
-
-
-def _nodes_of(model: Any, kind: str) -> list[Any]:
-    return [node for node in model.get_ordered_ops() if node.get_type_name() == kind]
-
-
-def _permutes(node: Any, order: list[int]) -> bool:
-    found = _constant(node.input_value(1)) if node.get_type_name() == "Transpose" else None
-    return found is not None and found.reshape(-1).tolist() == order
-
-
-def _constant_and_other(node: Any, kind: str) -> tuple[Any, Any] | None:
-    """(the constant, the other input) of a node of this kind that has one constant input."""
-    if node.get_type_name() != kind:
-        return None
-    values = [_constant(node.input_value(index)) for index in (0, 1)]
-    if (values[0] is None) == (values[1] is None):
-        return None
-    index = 0 if values[0] is not None else 1
-    return values[index], node.input_value(1 - index)
-
-
-def _constant(value: Any) -> Any:
-    node = _up(value, "Convert").get_node()
-    return node.data if node.get_type_name() == "Constant" else None
-
-
-def _up(value: Any, through: str) -> Any:
-    while value.get_node().get_type_name() == through:
-        value = value.get_node().input_value(0)
-    return value
-
-
-def _down(node: Any, through: str = "") -> Any:
-    """The one node that takes what this one gives; None where several do."""
-    targets = list(node.output(0).get_target_inputs())
-    if len(targets) != 1:
-        return None
-    taker = targets[0].get_node()
-    return _down(taker, through) if taker.get_type_name() == through else taker
-
-
-def _static(value: Any) -> list[int]:
-    """The shape, the batch as −1 whatever it is."""
-    shape = value.get_partial_shape()
-    rest = [] if shape.rank.is_dynamic else list(shape)[1:]
-    return [-1, *(one.get_length() if one.is_static else -2 for one in rest)]
+    return both if all(constant(one) is None and static(one) == static(value) for one in both) else ()

@@ -1,10 +1,10 @@
 /* Our operations of OpenVINO's graphs, computed on the threads of their stream.
 
    MaskedAttention, by masked_attention.c
-   Inputs: what Q, K and V lie in, float32 (B, n, columns), one to three of them; then the mask as the kernel wants it if
-   `masked`, two of float16 as one int32 (OpenVINO makes float32 of float16); then the two mixings (heads, heads) if
-   `mixed`.
-   Output: float32 (B, n, heads * d), or int8.
+   Inputs: what Q, K and V lie in, float32 (B, n, columns) or (B, windows, n, columns), one to three of them; then the
+   mask as the kernel wants it if `masked`, two of float16 as one int32 (OpenVINO makes float32 of float16); then the bias
+   likewise, of one window or of each, if `biased`; then the two mixings (heads, heads) if `mixed`.
+   Output: float32, their shape but for heads * d columns, or int8.
    Attributes: heads, n, d; grid: of the mask's layout; parts: of Q, K and V each the input and its first column;
    scale; arithmetic; steps: those of int8 in 1, or 0 for float32.
 
@@ -35,7 +35,7 @@ public:
 
     void validate_and_infer_types() override {
         auto shape = get_input_partial_shape(0);
-        shape[2] = m_heads * m_d;
+        shape[shape.size() - 1] = m_heads * m_d;
         set_output_type(0, m_steps ? ov::element::Type(ov::element::i8) : get_input_element_type(0), shape);
     }
 
@@ -53,6 +53,7 @@ public:
         visitor.on_attribute("grid", m_grid);
         visitor.on_attribute("parts", m_parts);
         visitor.on_attribute("masked", m_masked);
+        visitor.on_attribute("biased", m_biased);
         visitor.on_attribute("mixed", m_mixed);
         visitor.on_attribute("scale", m_scale);
         visitor.on_attribute("arithmetic", m_arithmetic);
@@ -64,20 +65,24 @@ public:
 
     bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
         const auto& shape = inputs.at(0).get_shape();
-        OPENVINO_ASSERT(shape.size() == 3 && shape[1] == static_cast<size_t>(m_n), "MaskedAttention over ", m_n,
-                        " tokens was given ", shape);
+        OPENVINO_ASSERT(shape.size() >= 3 && shape[shape.size() - 2] == static_cast<size_t>(m_n), "MaskedAttention over ",
+                        m_n, " tokens was given ", shape);
         ::MaskedAttention what{};
         place(inputs, 0, what.q, what.q_row);
         place(inputs, 1, what.k, what.k_row);
         place(inputs, 2, what.v, what.v_row);
-        size_t next = inputs.size() - (m_mixed ? 2 : 0) - (m_masked ? 1 : 0);
+        size_t next = inputs.size() - (m_mixed ? 2 : 0) - m_biased - m_masked;
         what.mask = m_masked ? inputs.at(next++).data() : nullptr;
+        if (m_biased) {
+            what.windows = static_cast<int32_t>(inputs.at(next).get_shape().at(0));
+            what.bias = inputs.at(next++).data<const float>();
+        }
         what.before = m_mixed ? inputs.at(next).data<const float>() : nullptr;
         what.after = m_mixed ? inputs.at(next + 1).data<const float>() : nullptr;
         what.out = m_steps ? nullptr : outputs.at(0).data<float>();
         what.quantised = m_steps ? outputs.at(0).data<int8_t>() : nullptr;
         what.steps = m_steps;
-        what.batch = static_cast<int32_t>(shape[0]);
+        what.batch = static_cast<int32_t>(inputs.at(0).get_size() / (shape.back() * static_cast<size_t>(m_n)));
         what.heads = static_cast<int32_t>(m_heads);
         what.n = static_cast<int32_t>(m_n);
         what.d = static_cast<int32_t>(m_d);
@@ -100,13 +105,13 @@ public:
 private:
     void place(const ov::TensorVector& inputs, size_t part, const float*& start, int64_t& row) const {
         const auto& tensor = inputs.at(static_cast<size_t>(m_parts.at(2 * part)));
-        row = static_cast<int64_t>(tensor.get_shape().at(2));
+        row = static_cast<int64_t>(tensor.get_shape().back());
         start = tensor.data<const float>() + m_parts.at(2 * part + 1);
     }
 
     int64_t m_heads = 0, m_n = 0, m_d = 0, m_grid = 0, m_arithmetic = 0;
     std::vector<int64_t> m_parts;
-    bool m_masked = false, m_mixed = false;
+    bool m_masked = false, m_biased = false, m_mixed = false;
     float m_scale = 1, m_steps = 0;
 };
 

@@ -1,8 +1,8 @@
-"""Masks as `masked_attention.c` reads them.  Imports nothing of ours: a server's model brings this file along.
+"""Masks and biases as `masked_attention.c` reads them.  Imports nothing of ours: a server's model brings it along.
 
 A Gaussian mixture over token distances depends on nothing but how many rows and columns apart two tokens are. So of
-g × g tokens a mask holds (2g − 1)² different numbers a head and not g⁴; laid out as `masked_attention.h` says, it is
-g/2 times smaller than M, and fits the cache that M does not fit. Which it is, its numbers say; learned masks are not.
+g × g tokens a mask holds (2g − 1)² different numbers a head and not g⁴; no more than those come from memory then, as
+`masked_attention.h` says. Which it is, its numbers say; learned masks are not.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-__all__ = ["LANES", "LOG2_E", "Arithmetic", "PreparedMask", "prepared_mask"]
+__all__ = ["LANES", "LOG2_E", "Arithmetic", "PreparedMask", "prepared_bias", "prepared_mask"]
 
 Arithmetic = Literal["f32", "bf16"]
 LANES = 16
 _TILE = 64
+_FEWEST_SPREAD = 32  # tokens; of fewer a mask is so small that reading it whole takes less than spreading it out
 LOG2_E = 1.4426950408889634
 
 
@@ -42,12 +43,19 @@ def prepared_mask(mask: Any, wanted: Arithmetic) -> PreparedMask:
     return PreparedMask(numbers.astype(np.float16).view(np.int32), grid, wanted)
 
 
+def prepared_bias(bias: Any) -> Any:
+    """B (windows, H, n, n) → Bᵀ·log2(e) (windows, H, …), float32."""
+    turned = np.asarray(bias, np.float32).swapaxes(-1, -2) * np.float32(LOG2_E)
+    windows, heads, n, _ = turned.shape
+    return _by_tiles(turned.reshape(windows * heads, n, n)).reshape(windows, heads, -1)
+
+
 def _laid_out(turned: Any) -> tuple[Any, int]:
     """(numbers, grid): by offset if that gives these masks back, number for number, and is smaller; else whole."""
     whole = _by_tiles(turned)
     n = turned.shape[-1]
     grid = math.isqrt(n)
-    if n - grid * grid in (0, 1):
+    if n >= _FEWEST_SPREAD and n - grid * grid in (0, 1):
         numbers = _by_offset(turned, grid)
         if numbers.size < whole.size and np.array_equal(_from_offsets(numbers, grid, n), turned):
             return numbers, grid
@@ -64,32 +72,28 @@ def _by_tiles(turned: Any) -> Any:
 
 
 def _by_offset(turned: Any, g: int) -> Any:
-    """W of masked_attention.h, of which every number is read off one place."""
+    """T of masked_attention.h, of which every number is read off one place, and the class token's."""
     heads, n, _ = turned.shape
     first = n - g * g
     on_grid = turned[:, first:, first:].reshape(heads, g, g, g, g)  # rows and columns of the key, then of the query
-    apart = np.arange(1 - g, g)
-    wide = on_grid[:, np.maximum(-apart, 0), :, np.maximum(apart, 0), :]  # (2g − 1, H, column of key, of query)
-    numbers = np.zeros((heads, _class_numbers(g) + first * _whole(n)), np.float32)
-    numbers[:, first : first + g * g * (2 * g - 1)] = wide.transpose(1, 2, 0, 3).reshape(heads, -1)
+    rows, columns = np.arange(1 - g, g)[:, None], np.arange(1 - g, g)
+    apart = on_grid[:, np.maximum(-rows, 0), np.maximum(-columns, 0), np.maximum(rows, 0), np.maximum(columns, 0)]
+    numbers = np.zeros((heads, _whole((2 * g - 1) ** 2 + LANES)), np.float32)
+    numbers[:, : (2 * g - 1) ** 2] = apart.reshape(heads, -1)
     if first:
-        numbers[:, _class_numbers(g) :] = turned[:, 0, :1]
+        numbers[:, (2 * g - 1) ** 2] = turned[:, 0, 0]
     return numbers
 
 
 def _from_offsets(numbers: Any, g: int, n: int) -> Any:
-    """As the kernel reads it: (H, key, query)."""
+    """What the kernel makes of it: (H, key, query)."""
     first = n - g * g
     turned = np.empty((len(numbers), n, n), np.float32)
-    turned[:, :first, :] = turned[:, :, :first] = numbers[:, -1:, None]
-    for key in range(g * g):
-        start = first + key % g * (2 * g - 1) * g + (g - 1 - key // g) * g
-        turned[:, first + key, first:] = numbers[:, start : start + g * g]
+    turned[:, :first, :] = turned[:, :, :first] = numbers[:, (2 * g - 1) ** 2, None, None]
+    rows, columns = np.divmod(np.arange(g * g), g)
+    apart = (rows - rows[:, None] + g - 1) * (2 * g - 1) + columns - columns[:, None] + g - 1
+    turned[:, first:, first:] = numbers[:, apart]
     return turned
-
-
-def _class_numbers(g: int) -> int:
-    return _whole(g * g * (2 * g - 1) + LANES)
 
 
 def _whole(n: int) -> int:

@@ -15,7 +15,13 @@ from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.engines.card import Engine, require_bundle
 from gmmvit_deploy.engines.compatibility import ServerTensorRT, loads_on, server_tensorrt
 from gmmvit_deploy.errors import RepositoryError
-from gmmvit_deploy.runtime import onnxruntime_program, openvino_kernels, openvino_program, prepared_masks
+from gmmvit_deploy.runtime import (
+    onnxruntime_program,
+    openvino_graph,
+    openvino_kernels,
+    openvino_program,
+    prepared_masks,
+)
 from gmmvit_deploy.runtime.kernel_libraries import openvino_library
 from gmmvit_deploy.runtime.onnxruntime import fused_graph
 from gmmvit_deploy.runtime.openvino import graph_precision
@@ -126,7 +132,7 @@ def _copy_programs(options: RepositoryOptions, folder: Path, network: Path) -> N
             copies[str(fused.library)] = "onnxruntime_kernels.so"
     else:
         (folder / _OPENVINO).mkdir()
-        files = [module.__file__ for module in (openvino_program, openvino_kernels, prepared_masks)]
+        files = [module.__file__ for module in (openvino_program, openvino_kernels, openvino_graph, prepared_masks)]
         copies = {str(file): f"{_OPENVINO}/{Path(str(file)).name}" for file in files}
         library, _ = openvino_library()
         if library is not None:

@@ -138,9 +138,9 @@ OPERATORS = {
     "pit_plain": VIT | TOKEN | {"Conv", "Slice"},
     "pit_elm": VIT | TOKEN | {"Conv", "Slice"},
     "pit_gmm": VIT | TOKEN | {"Conv", "Slice"},
-    "t2t_plain": VIT | {"Conv", "ReduceMean", "Squeeze", "Unsqueeze"},
-    "t2t_elm": VIT | {"Conv", "ReduceMean", "Squeeze", "Unsqueeze"},
-    "t2t_gmm": VIT | {"Conv", "ReduceMean", "Squeeze", "Unsqueeze"},
+    "t2t_plain": VIT | {"Conv", "ReduceMean"},
+    "t2t_elm": VIT | {"Conv", "ReduceMean"},
+    "t2t_gmm": VIT | {"Conv", "ReduceMean"},
 }
 
 

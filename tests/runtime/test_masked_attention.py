@@ -23,8 +23,10 @@ from gmmvit_deploy.runtime import openvino as runner_module
 from gmmvit_deploy.runtime.kernel_libraries import openvino_library
 from gmmvit_deploy.runtime.openvino import OpenVinoRunner, our_kernels
 from gmmvit_deploy.runtime.openvino_kernels import kernels_from
-from gmmvit_deploy.runtime.prepared_masks import prepared_mask
-from tests.conftest import has_bf16
+from gmmvit_deploy.runtime.openvino_program import OpenVinoProgram
+from gmmvit_deploy.runtime.prepared_masks import prepared_bias, prepared_mask
+from gmmvit_deploy.specs import MaskKind
+from tests.conftest import has_bf16, swin_graph
 
 _KERNELS, _WHY = our_kernels("fp32")
 needs_kernel = pytest.mark.skipif(
@@ -41,9 +43,9 @@ class Arguments(ctypes.Structure):
     """`MaskedAttention` of masked_attention.h."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "mask", "before", "after")),
+        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "mask", "bias", "before", "after")),
         *((name, ctypes.c_int64) for name in ("q_row", "k_row", "v_row")),
-        *((name, ctypes.c_int32) for name in ("batch", "heads", "n", "d", "arithmetic", "grid")),
+        *((name, ctypes.c_int32) for name in ("batch", "heads", "n", "d", "windows", "arithmetic", "grid")),
         ("scale", ctypes.c_float),
         ("steps", ctypes.c_float),
         ("quantised", ctypes.c_void_p),
@@ -59,6 +61,7 @@ class Case:
     masked: bool = True
     mixed: bool = False
     on_grid: bool = False
+    windows: int = 0  # that have a bias each
 
     def __post_init__(self) -> None:
         make = np.random.default_rng(self.n)
@@ -68,6 +71,10 @@ class Case:
         if self.on_grid:
             self.mask = mask_on_grid(self.heads, self.n) * self.scale
         self.mixing = make.standard_normal((2, self.heads, self.heads), dtype=np.float32) if self.mixed else None
+        shape = (self.windows, self.heads, self.n, self.n)
+        self.bias = make.standard_normal(shape, dtype=np.float32) if self.windows else None
+        if self.bias is not None:
+            self.bias[-1, :, 0, 1:] = -100  # a token that the roll brought beside strangers
 
     def computed(
         self, arithmetic: int, pieces: list[int] | None = None, step: float | None = None
@@ -79,6 +86,7 @@ class Case:
         out = np.full(shape, np.nan, np.float32) if step is None else np.full(shape, 99, np.int8)
         mask = None if self.mask is None else prepared_mask(self.mask, "bf16" if arithmetic == BF16 else "f32")
         assert mask is None or bool(mask.grid) == self.on_grid
+        bias = None if self.bias is None else prepared_bias(self.bias)
         start = self.stacked.ctypes.data
         what = Arguments(
             q=start,
@@ -88,6 +96,8 @@ class Case:
             quantised=None if step is None else out.ctypes.data,
             steps=0 if step is None else 1 / step,
             mask=None if mask is None else mask.numbers.ctypes.data,
+            bias=None if bias is None else bias.ctypes.data,
+            windows=self.windows,
             before=None if self.mixing is None else self.mixing[0].ctypes.data,
             after=None if self.mixing is None else self.mixing[1].ctypes.data,
             q_row=3 * columns,
@@ -119,6 +129,8 @@ class Case:
         shape = (self.batch, self.n, 3, self.heads, self.d)
         q, k, v = self.stacked.astype(rounded).astype(np.float64).reshape(shape).transpose(2, 0, 3, 1, 4)
         scores = (q @ k.swapaxes(-1, -2)) * (self.scale if self.mask is None else self.mask_of(rounded))
+        if self.bias is not None:
+            scores += self.bias[np.arange(self.batch) % self.windows]
         if self.mixing is not None:
             scores = np.einsum("bhij,hg->bgij", scores, self.mixing[0])
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -162,8 +174,12 @@ CASES = [
     Case(2, 2, 257, 48, on_grid=True),  # a class token, and tiles that begin within a row
     Case(1, 2, 196, 16, on_grid=True),  # rows of 14, which is no part of a vector
     Case(1, 3, 50, 32, on_grid=True),
-    Case(2, 3, 16, 16, on_grid=True),
+    Case(2, 3, 36, 16, on_grid=True),
     Case(1, 2, 30, 16, masked=False),
+    Case(8, 3, 16, 32, windows=4),
+    Case(4, 2, 49, 32, windows=2, on_grid=True),  # a window of 7 × 7, of which 15 queries are padding
+    Case(3, 2, 16, 16, windows=3, masked=False),
+    Case(2, 2, 100, 16, windows=1),  # two tiles, of which the second is narrower
     Case(2, 4, 64, 48, mixed=True),
     Case(1, 8, 33, 16, mixed=True),
     Case(2, 4, 64, 48, mixed=True, on_grid=True),
@@ -176,10 +192,11 @@ CASES = [
 
 
 MIXED = next(case for case in CASES if case.mixed)
+WINDOWS = next(case for case in CASES if case.windows)
 
 
 def _id(case: Case) -> str:
-    kinds = [kind for kind in ("masked", "mixed", "on_grid") if getattr(case, kind)]
+    kinds = [kind for kind in ("masked", "mixed", "on_grid", "windows") if getattr(case, kind)]
     return "-".join([*(str(one) for one in (case.batch, case.heads, case.n, case.d)), *kinds])
 
 
@@ -207,10 +224,10 @@ def test_bf16_is_the_formula_of_rounded_numbers(case: Case) -> None:
 
 
 @needs_kernel
-@pytest.mark.parametrize("case", [CASES[0], MIXED], ids=_id)
+@pytest.mark.parametrize("case", [CASES[0], CASES[1], MIXED, WINDOWS], ids=_id)
 def test_pieces_are_the_whole(case: Case) -> None:
     whole = case.computed(F32)[1]
-    cut = case.computed(F32, pieces=[1])[1]
+    cut = case.computed(F32, pieces=[1])[1]  # which may be within a head's tiles
     np.testing.assert_array_equal(whole, cut)
 
 
@@ -240,7 +257,9 @@ def test_scores_that_overflow_a_plain_exponential() -> None:
 
 
 @needs_kernel
-@pytest.mark.parametrize("case", [Case(1, 1, 4, 8), Case(1, 17, 4, 16, mixed=True)], ids=_id)
+@pytest.mark.parametrize(
+    "case", [Case(1, 1, 4, 8), Case(1, 17, 4, 16, mixed=True), Case(1, 2, 4, 16, mixed=True, windows=1)], ids=_id
+)
 def test_what_it_does_not_take(case: Case) -> None:
     failed, found = case.computed(F32)
     assert failed == 1
@@ -258,7 +277,7 @@ def test_an_arithmetic_that_is_none() -> None:
 @needs_kernel
 @pytest.mark.parametrize(
     ("name", "some"),
-    [("vit_gmm", True), ("cait_gmm", True), ("t2t_gmm", True), ("swin_gmm", False)],
+    [("vit_gmm", True), ("cait_gmm", True), ("t2t_gmm", True), ("swin_gmm", False)],  # whose heads are 8 wide
 )
 def test_the_fused_graph_gives_the_same_answers(
     name: str, some: bool, tensor_bundles: dict[str, Bundle], monkeypatch: pytest.MonkeyPatch
@@ -279,28 +298,47 @@ def test_the_fused_graph_gives_the_same_answers(
     np.testing.assert_allclose(ours, theirs, atol=2e-5)
 
 
+@needs_kernel
+@pytest.mark.parametrize("kind", ["gmm", "plain"])
+def test_windows_that_shift(kind: MaskKind, tmp_path: Path) -> None:
+    path = swin_graph(tmp_path, kind)
+    ours = OpenVinoProgram(str(path), hint="f32", kernels=_KERNELS)
+    assert ours.fused_attentions == 4
+    images = np.random.default_rng(1).standard_normal((5, 3, 16, 16), dtype=np.float32)
+    theirs = OpenVinoProgram(str(path), hint="f32").run(images)
+    for batch in (1, 5):
+        np.testing.assert_allclose(ours.run(images[:batch]), theirs[:batch], atol=2e-5)
+
+
 def _graph(**other: Any) -> openvino.Model:
     """One masked attention as an exporter writes it; ``other``: what is different."""
     heads, n, d = 2, 20, other.get("d", 16)
     make = np.random.default_rng(1)
-    stacked = ops.parameter([-1, n, 3 * heads * d], openvino.Type.f32)
-    parts = ops.split(stacked, ops.constant(2), 3).outputs()
+    windows = other.get("windows", [])
+    stacked = ops.parameter([-1, *windows, n, 3 * heads * d], openvino.Type.f32)
+    parts = ops.split(stacked, ops.constant(2 + len(windows)), 3).outputs()
+
+    def turned(value: Any, order: list[int]) -> Any:
+        inner = [place + len(windows) for place in order]
+        return ops.transpose(value, ops.constant([*range(1 + len(windows)), *inner]))
 
     def apart(value: Any, order: list[int]) -> Any:
-        shaped = ops.reshape(value, ops.constant([0, n, heads, d]), special_zero=True)
-        return ops.transpose(shaped, ops.constant(order))
+        shaped = ops.reshape(value, ops.constant([0, *windows, n, heads, d]), special_zero=True)
+        return turned(shaped, order)
 
-    query = apart(parts[0], other.get("query", [0, 2, 1, 3]))
-    key = apart(parts[1], [0, 2, 3, 1])
-    value = apart(parts[2], [0, 2, 1, 3])
+    query = apart(parts[0], [2, 1, 3])
+    key = apart(parts[1], [2, 3, 1])
+    value = apart(parts[2], [2, 1, 3])
+    if "scale" in other:
+        query = ops.multiply(query, ops.constant(np.full(other["scale"], 0.25, np.float32)))
     scores = ops.matmul(query, key, False, False)
     mask = make.standard_normal(other.get("mask", (heads, n, n)), dtype=np.float32) * np.float32(other.get("times", 1))
     scores = ops.multiply(scores, ops.constant(mask))
-    if other.get("bias"):
-        scores = ops.add(scores, ops.constant(mask))
+    if "bias" in other:
+        scores = ops.add(scores, ops.constant(make.standard_normal(other["bias"], dtype=np.float32)))
     weights = ops.softmax(scores, other.get("axis", -1))
-    mixed = ops.transpose(ops.matmul(weights, value, False, False), ops.constant([0, 2, 1, 3]))
-    last = ops.reshape(mixed, ops.constant([0, n, heads * d]), special_zero=True)
+    mixed = turned(ops.matmul(weights, value, False, False), [2, 1, 3])
+    last = ops.reshape(mixed, ops.constant([0, *windows, n, heads * d]), special_zero=True)
     for step in other.get("quantised", ()):
         ends = [ops.constant(np.float32(one)) for one in (-128 * step, 127 * step, -128, 127)]
         grid = ops.convert(ops.fake_quantize(last, *ends, 256), "i8")
@@ -321,7 +359,19 @@ def _graph(**other: Any) -> openvino.Model:
         ({"d": 8}, 0),
         ({"quantised": [0.02]}, 1),  # but nothing else is: it stays OpenVINO's
         ({"quantised": [0.02, 0.04]}, 1),
-        ({"bias": True}, 0),
+        ({"bias": (2, 20, 20)}, 1),
+        ({"bias": (1, 2, 20, 20), "mask": ()}, 1),
+        ({"bias": (1, 20, 20)}, 0),
+        ({"bias": (3, 2, 20, 20)}, 0),  # one for each image of three
+        ({"windows": [4]}, 1),
+        ({"windows": [4], "mask": (1, 1, 2, 20, 20), "bias": (2, 20, 20)}, 1),
+        ({"windows": [4], "mask": (), "bias": (4, 2, 20, 20)}, 1),
+        ({"windows": [4], "bias": (1, 4, 2, 20, 20), "quantised": [0.02]}, 1),
+        ({"windows": [4], "mask": (4, 2, 20, 20)}, 0),
+        ({"windows": [4], "axis": 3}, 0),
+        ({"windows": [4], "scale": (), "mask": (), "bias": (4, 2, 20, 20)}, 1),  # of Q alone
+        ({"scale": (1, 1, 1, 1)}, 1),
+        ({"scale": (2, 1, 1)}, 0),  # another for each head
         ({"axis": 2}, 0),
         ({"weights_are_used": True}, 0),
     ],

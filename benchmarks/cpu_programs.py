@@ -1,0 +1,28 @@
+"""A graph in each runtime that serves it on a CPU, as our runners run it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from interleaved import Program
+
+from gmmvit_deploy.bench.machine import cpu_features
+from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.runtime.onnxruntime import fused_graph, program_from_onnx
+from gmmvit_deploy.runtime.openvino import OPENVINO_HINTS, our_kernels
+from gmmvit_deploy.runtime.openvino_program import OpenVinoProgram
+
+__all__ = ["RUNNERS", "cpu_program"]
+
+RUNNERS: dict[str, Precision] = {"onnxruntime": "fp32", "openvino": "fp32"}
+"""Those of a float32 graph, and what their products compute in."""
+if "avx512_bf16" in cpu_features():
+    RUNNERS["openvino:bf16"] = "bf16"
+
+
+def cpu_program(path: Path, runner: str, precision: Precision) -> Program:
+    """With our own attention kernel; each call makes another, whose weights lie elsewhere in memory."""
+    if runner == "onnxruntime":
+        return program_from_onnx(path, fused=fused_graph(path)[0]).run
+    kernels = our_kernels(precision)[0]
+    return OpenVinoProgram(str(path), hint=OPENVINO_HINTS[precision], kernels=kernels).run
