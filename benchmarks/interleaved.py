@@ -10,10 +10,11 @@ import numpy as np
 
 from gmmvit_deploy.bench import statistics
 
-__all__ = ["Program", "in_words", "ratio", "time_rounds"]
+__all__ = ["Program", "in_words", "ratio", "time_in_turn", "time_rounds"]
 
 Program = Callable[[np.ndarray], np.ndarray]
 
+_WARM_UP_ROUNDS = 3  # they fill caches and start threads
 _IMAGES_A_TURN = 32
 _UNTIMED_S = 0.03
 
@@ -24,13 +25,11 @@ def time_rounds(
     rounds: int,
     *,
     image_size: int = 32,
-    warm_up_rounds: int = 3,
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray]:
     """Run every program in every round on the same random images, in random order but twins one after the other:
     a program, and the one of its name and `` plain``.
 
-    A program takes images (B, 3, S, S) and gives logits. Rounds of warming up fill caches and start threads.
-    A drifting machine drifts for all. Of several copies of a
+    A program takes images (B, 3, S, S) and gives logits. A drifting machine drifts for all. Of several copies of a
     program each round runs one: where its weights happen to lie in memory makes one copy up to 2 % faster than another.
     Returns (milliseconds of each round by program, the logits of the last timed round by program, its images).
     """
@@ -38,7 +37,7 @@ def time_rounds(
     times: dict[str, list[float]] = {name: [] for name in programs}
     logits: dict[str, np.ndarray] = {}
     repeats = max(1, _IMAGES_A_TURN // batch)
-    for round_number in range(rounds + warm_up_rounds):
+    for round_number in range(rounds + _WARM_UP_ROUNDS):
         images = generator.standard_normal((batch, 3, image_size, image_size), dtype=np.float32)
         for name in _order(list(programs), generator):
             # Untimed until the threads of the program before, which spin for some milliseconds, have gone to sleep. A
@@ -52,9 +51,31 @@ def time_rounds(
             for _ in range(repeats):
                 logits[name] = program(images)
             elapsed = (time.perf_counter() - start) / repeats
-            if round_number >= warm_up_rounds:
+            if round_number >= _WARM_UP_ROUNDS:
                 times[name].append(elapsed * 1e3)
     return {name: np.array(values) for name, values in times.items()}, logits, images
+
+
+def time_in_turn(
+    one: Program, other: Program, images: np.ndarray, turns: int, repeats: int
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Time two programs on the same images in short turns, each of them first in every other one.
+
+    A turn is one untimed run, so that the caches hold what this program reads, and ``repeats`` timed ones.
+    Returns (milliseconds (2, turns), the logits of both).
+    """
+    programs = (one, other)
+    times = np.empty((2, turns))
+    logits = [program(images) for program in programs]  # also starts threads
+    for turn in range(turns):
+        for index in (0, 1) if turn % 2 else (1, 0):
+            program = programs[index]
+            program(images)
+            start = time.perf_counter()
+            for _ in range(repeats):
+                logits[index] = program(images)
+            times[index, turn] = (time.perf_counter() - start) / repeats * 1e3
+    return times, logits
 
 
 def _order(names: list[str], generator: np.random.Generator) -> list[str]:

@@ -2,15 +2,15 @@
 
 The five models of the paper as its released code names them (32×32, 10 classes, GMM with K = 5 a head), random
 weights, and their plain twins: the same weights, no mask. One runner and one batch at a time, both models are loaded
-and timed in turn, a model and its twin one right after the other; then both are loaded anew, in another order, as often
-as --loads says: by where its weights come to lie in memory one and the same program is some percent faster or slower,
-and that is more than the mask takes. A load's ratio is that of its two medians; the result is the median of the loads'
-ratios, with a bootstrap interval over the loads.
+and run in short turns, a model and its twin one right after the other; then both are loaded anew, in another order, as
+often as --loads says: by where its weights come to lie in memory one and the same program is some percent faster or
+slower, and that is more than the mask takes. A load's ratio is the median of its turns' ratios; the result is the
+median of the loads' ratios, with a bootstrap interval over the loads.
 
 Answers of every program of every load are held to the limits of parity (`gmmvit_deploy/tolerances.py`); a wrong one
 stops the script.
 
-    python benchmarks/mask_cost.py [--loads 12] [--output benchmarks/results/mask_cost.json]
+    python benchmarks/mask_cost.py [--loads 6] [--output benchmarks/results/mask_cost.json]
 """
 
 from __future__ import annotations
@@ -25,32 +25,36 @@ import run_card
 from core_to_core import round_trip_ns
 from cpu_programs import RUNNERS, cpu_program
 from families import FAMILIES
-from interleaved import in_words, ratio, time_rounds
+from interleaved import in_words, ratio, time_in_turn
 from side_by_side import BATCHES, Family, checked
 
-_ROUNDS = {1: 4, 64: 2}
-"""Turns of both, a load: of 32 single images or of one batch of 64. What one load differs from the next is more."""
+_TURNS = {1: (40, 4), 64: (6, 1)}
+"""By batch, of a load: how many of each model, and timed runs in each."""
 
 
 def measured(family: Family, runner: str, batch: int, loads: int, generator: np.random.Generator) -> dict[str, Any]:
     """over_plain: the ratio and its interval.  off, limit: of the worst of all answers."""
     precision = RUNNERS[runner]
     twins = {runner: "gmm", f"{runner} plain": "plain"}
-    medians: dict[str, list[float]] = {name: [] for name in twins}
+    images = generator.standard_normal((batch, 3, 32, 32), dtype=np.float32)
+    loaded: list[float] = []
+    medians: list[float] = []
     worst = {"off": 0.0, "limit": 0.0}
     apart = round_trip_ns()
     for _ in range(loads):
         family.programs.clear()
         for name in generator.permutation(list(twins)):
             family.add(str(name), [cpu_program(family.saved(twins[name]), runner, precision)], precision)
-        times, logits, images = time_rounds(family.programs, batch, _ROUNDS[batch], warm_up_rounds=1)
-        worst = max(worst, *checked(family, logits, images).values(), key=lambda found: found["off"])
-        for name, values in times.items():
-            medians[name].append(float(np.median(values)))
-    with_mask, without = (np.asarray(medians[name]) for name in twins)
+        one, other = (family.programs[name][0] for name in twins)
+        times, logits = time_in_turn(one, other, images, *_TURNS[batch])
+        found = checked(family, dict(zip(twins, logits, strict=True)), images)
+        worst = max(worst, *found.values(), key=lambda answers: answers["off"])
+        loaded.append(float(np.median(times[0] / times[1])))
+        medians.append(float(np.median(times[0])))
     return {
-        "median_ms": float(np.median(with_mask)),
-        "over_plain": ratio(with_mask, without),
+        "median_ms": float(np.median(medians)),
+        "over_plain": ratio(np.asarray(loaded), np.ones(loads)),
+        "loads": loaded,
         "core_to_core_ns": [apart, round_trip_ns()],
         **worst,
     }
@@ -58,7 +62,7 @@ def measured(family: Family, runner: str, batch: int, loads: int, generator: np.
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--loads", type=int, default=12)
+    parser.add_argument("--loads", type=int, default=6)
     parser.add_argument("--family", choices=FAMILIES, action="append", help="only this one; may be repeated")
     parser.add_argument("--batch", type=int, choices=BATCHES, action="append", help="only this one")
     result = Path(__file__).parent / "results" / "mask_cost.json"

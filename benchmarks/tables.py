@@ -124,8 +124,8 @@ def limits_table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _interval(found: dict[str, float]) -> str:
-    return f"{found['median']:.2f} ({found['low']:.2f}–{found['high']:.2f})"
+def _interval(found: dict[str, float], digits: int = 2) -> str:
+    return f"{found['median']:.{digits}f} ({found['low']:.{digits}f}–{found['high']:.{digits}f})"
 
 
 CPU_RUNNERS = ("straight export", "onnxruntime", "openvino", "openvino:bf16", "openvino:int8")
@@ -147,10 +147,12 @@ def fastest_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNER
     return "\n".join(lines)
 
 
-def mask_free_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNERS[1:]) -> str:
+def mask_free_table(
+    results: dict[str, Any], costs: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNERS[1:]
+) -> str:
     """Family and batch: time with a mask over time without, by runner; and shares of the roofline.
 
-    runners: the last of them has no twin without a mask.
+    costs: what has the former; for a GPU the same results.  runners: the last of them has no twin without a mask.
     """
     masked, shares = runners[:-1], runners
     lines = [
@@ -161,7 +163,8 @@ def mask_free_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_RUNN
     for family, found in results["families"].items():
         for batch in (key for key in ("1", "64") if key in found):
             rows = found[batch]
-            over = [_interval(rows[name]["over_plain"]) if name in rows else "" for name in masked]
+            twins = costs["families"][family][batch]
+            over = [_interval(twins[name]["over_plain"], 3) if name in twins else "" for name in masked]
             share = [f"{rows[name]['share_of_roofline']:.0%}" if name in rows else "" for name in shares]
             lines.append(f"| {family}, {batch} | {' | '.join(over)} | {' | '.join(share)} |")
     return "\n".join(lines)
@@ -191,6 +194,15 @@ def chunks_table(results: dict[str, Any]) -> str:
     for size in sizes:
         cells = [_interval(programs[f"{a}, {size}, {b} at once"]["over_whole"]) for a, b in columns]
         lines.append(f"| {size} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def spinning_table(results: dict[str, Any]) -> str:
+    """How long threads look for more work: an image's time over the default's, alone and in turn with another."""
+    lines = ["| spins | alone, ms | alone | beside another | spent after, ms |", "|---" * 5 + "|"]
+    for name, row in results["settings"].items():
+        over = [_interval(row[f"{column}_over_default"]) for column in ("alone", "beside")]
+        lines.append(f"| {name} | {row['alone_ms']:.2f} | {' | '.join(over)} | {row['spent_after_ms']:.0f} |")
     return "\n".join(lines)
 
 
@@ -271,9 +283,11 @@ def overview() -> str:
     """A page: what each script is asked, what it gave here, and its run card."""
     found = {**tables(), **tables_of_the_page()}
     shown = {
-        "fastest_cpu": ("fastest_cpu", "mask_free"),
+        "fastest_cpu": ("fastest_cpu",),
+        "mask_cost": ("mask_free",),
         "served": ("served",),
         "cpu_settings": ("cpu_settings",),
+        "spinning": ("spinning",),
         "low_rank": ("low_rank",),
         "where_time_goes": ("where_all",),
         "layouts": ("layouts",),
@@ -310,13 +324,16 @@ def tables() -> dict[str, str]:
     """Marker in the README → its table."""
     engines = json.loads((RESULTS / "engines.json").read_text())
     limits = json.loads((RESULTS / "parity_limits.json").read_text())
-    names = ("fastest_cpu", "served", "cpu_settings", "low_rank", "where_time_goes")
-    fastest, served, chunks, ranks, where = (json.loads((RESULTS / f"{name}.json").read_text()) for name in names)
+    names = ("fastest_cpu", "mask_cost", "served", "cpu_settings", "spinning", "low_rank", "where_time_goes")
+    fastest, costs, served, chunks, spinning, ranks, where = (
+        json.loads((RESULTS / f"{name}.json").read_text()) for name in names
+    )
     return {
         "fastest_cpu": fastest_table(fastest),
-        "mask_free": mask_free_table(fastest),
+        "mask_free": mask_free_table(fastest, costs),
         "served": served_table(served),
         "cpu_settings": chunks_table(chunks),
+        "spinning": spinning_table(spinning),
         "low_rank": ranks_table(ranks),
         "where": where_table(where, "vit"),
         "target": target_sentence(where),
@@ -339,7 +356,7 @@ def tables_of_the_page() -> dict[str, str]:
     if (RESULTS / "fastest_gpu.json").exists():
         gpu = json.loads((RESULTS / "fastest_gpu.json").read_text())
         found["fastest_gpu"] = fastest_table(gpu, GPU_RUNNERS)
-        found["mask_free_gpu"] = mask_free_table(gpu, GPU_RUNNERS[1:])
+        found["mask_free_gpu"] = mask_free_table(gpu, gpu, GPU_RUNNERS[1:])
     return found
 
 

@@ -37,6 +37,7 @@ from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.specs import MaskKind, MaskSpec, SwinSpec
 from gmmvit_deploy.variants import open_variant
+from tests.forked import command_line
 
 GOLDEN = Path(__file__).parent / "golden"
 MANIFEST: dict[str, dict[str, Any]] = json.loads((GOLDEN / "manifest.json").read_text())
@@ -234,10 +235,13 @@ def server(repository: Repository) -> Iterator[TritonServer]:
 
 @pytest.fixture(scope="session")
 def gmmvit() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs the command line as a user does, in a process of its own."""
+    """Runs the command line in a process of its own; with options, those of `subprocess.run`, in a new interpreter."""
 
     def run(*arguments: str | Path, timeout_s: float = 120, **options: Any) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "gmmvit_cli.main", *map(str, arguments)]
+        words = [*map(str, arguments)]
+        if not options:
+            return command_line(words, timeout_s=timeout_s)
+        command = [sys.executable, "-m", "gmmvit_cli.main", *words]
         return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False, **options)
 
     return run

@@ -1,0 +1,122 @@
+"""How long should ONNX Runtime's threads look for more work after an image, before they sleep?
+
+The paper's ViT d9 with a Gaussian mixture mask (32×32, 10 classes), random weights, one image at a time on two cores,
+as our runner runs it but for the setting: by default, for so many µs, or not at all. *alone*: the same session again
+and again. *beside another*: two sessions take turns of one image each, as two models of one server would; what one
+keeps a core busy with after its answer is taken from the other. *spent after*: processor time of the session's threads
+within 200 ms after its last answer. `SESSION_ENTRIES` in onnxruntime_program.py was read off this.
+
+    python benchmarks/spinning.py [--rounds 25] [--output benchmarks/results/spinning.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import run_card
+from families import graphs_of
+from interleaved import in_words, ratio
+
+from gmmvit_deploy.runtime.onnxruntime import FusedGraph, fused_graph
+
+DEFAULT = "default"
+SETTINGS: dict[str, dict[str, str]] = {
+    DEFAULT: {},
+    "5000 µs": {"session.intra_op.spin_duration_us": "5000"},
+    "1000 µs": {"session.intra_op.spin_duration_us": "1000"},
+    "200 µs": {"session.intra_op.spin_duration_us": "200"},
+    "none": {"session.intra_op.allow_spinning": "0"},
+}
+_IMAGES_A_TURN = 16
+_ASLEEP_S = 0.2
+
+Run = Callable[[], np.ndarray]
+
+
+def opened(fused: FusedGraph, entries: dict[str, str], image: np.ndarray) -> Run:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.register_custom_ops_library(str(fused.library))
+    for entry in entries.items():
+        options.add_session_config_entry(*entry)
+    session = onnxruntime.InferenceSession(fused.graph, options, providers=["CPUExecutionProvider"])
+    return lambda: session.run(["logits"], {"tensor": image})[0]
+
+
+def ms_an_image(*sessions: Run) -> float:
+    """Sessions take turns."""
+    for run in sessions:
+        run()
+    start = time.perf_counter()
+    for index in range(_IMAGES_A_TURN * len(sessions)):
+        sessions[index % len(sessions)]()
+    return (time.perf_counter() - start) / (_IMAGES_A_TURN * len(sessions)) * 1e3
+
+
+def spent_after_ms() -> float:
+    """Processor time that this process takes while it has nothing to do; asleep afterwards."""
+    start = time.process_time()
+    time.sleep(_ASLEEP_S)
+    return (time.process_time() - start) * 1e3
+
+
+def measured(fused: FusedGraph, rounds: int) -> dict[str, Any]:
+    generator = np.random.default_rng(0)
+    image = generator.standard_normal((1, 3, 32, 32), dtype=np.float32)
+    sessions = {name: [opened(fused, entries, image) for _ in range(2)] for name, entries in SETTINGS.items()}
+    truth = sessions[DEFAULT][0]()
+    times: dict[str, dict[str, list[float]]] = {"alone": {}, "beside": {}, "after": {}}
+    for _ in range(rounds):
+        for name in generator.permutation(list(SETTINGS)):
+            one, other = sessions[str(name)]
+            times["alone"].setdefault(str(name), []).append(ms_an_image(one))
+            times["after"].setdefault(str(name), []).append(spent_after_ms())
+            times["beside"].setdefault(str(name), []).append(ms_an_image(one, other))
+            time.sleep(_ASLEEP_S)
+            if not np.allclose(other(), truth, atol=1e-5):
+                raise SystemExit(f"{name}: its logits are others, so its time means nothing")
+    over = {
+        column: {name: ratio(np.asarray(times[column][name]), np.asarray(times[column][DEFAULT])) for name in SETTINGS}
+        for column in ("alone", "beside")
+    }
+    return {
+        name: {
+            "alone_ms": float(np.median(times["alone"][name])),
+            "beside_ms": float(np.median(times["beside"][name])),
+            "alone_over_default": over["alone"][name],
+            "beside_over_default": over["beside"][name],
+            "spent_after_ms": float(np.median(times["after"][name])),
+        }
+        for name in SETTINGS
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "spinning.json")
+    arguments = parser.parse_args()
+    with run_card.written(arguments.output, Path(__file__).name, rounds=arguments.rounds) as results:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.onnx"
+            onnx.save(graphs_of("vit", ("gmm",), max_batch=64)["gmm"], path)
+            fused, why = fused_graph(path)
+            if fused is None:
+                raise SystemExit(f"our attention kernel was wanted: {why}")
+            results["settings"] = measured(fused, arguments.rounds)
+        for name, row in results["settings"].items():
+            alone, beside = (in_words(row[f"{column}_over_default"]) for column in ("alone", "beside"))
+            after = f"{row['spent_after_ms']:.1f} ms spent after"
+            print(f"{name}: alone {row['alone_ms']:.2f} ms, {alone}; beside another {beside}; {after}")
+
+
+if __name__ == "__main__":
+    main()
