@@ -29,6 +29,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/cpu_settings.py
 	$(BIN)/python benchmarks/fastest_cpu.py
 	$(BIN)/python benchmarks/mask_cost.py
+	$(BIN)/python benchmarks/spinning.py
 	$(BIN)/python benchmarks/served.py
 	$(BIN)/python benchmarks/low_rank.py
 	$(BIN)/python benchmarks/where_time_goes.py

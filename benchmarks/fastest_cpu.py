@@ -15,7 +15,7 @@ every program are held to the limits of parity (`gmmvit_deploy/tolerances.py`) i
 script. The roofline is measured right before each family: the best library on the model's own matrix products. What
 the mask costs is measured by `mask_cost.py`, alone, for it is less than what these ratios are wide.
 
-    python benchmarks/fastest_cpu.py [--rounds 15] [--output benchmarks/results/fastest_cpu.json]
+    python benchmarks/fastest_cpu.py [--rounds 15] [--family vit] [--output benchmarks/results/fastest_cpu]
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ As `fastest_cpu.py`, with the same models, inputs, checks and limits, on the fir
 Times are those of a caller with images in this machine's memory: copies to and from the GPU are in them. The
 roofline is PyTorch's best rate on the GPU for the model's own matrix products.
 
-    python benchmarks/fastest_gpu.py [--rounds 15] [--output benchmarks/results/fastest_gpu.json]
+    python benchmarks/fastest_gpu.py [--rounds 15] [--output benchmarks/results/fastest_gpu]
 """
 
 from __future__ import annotations

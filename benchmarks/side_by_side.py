@@ -164,14 +164,15 @@ def main(
     parser.add_argument("--rounds", type=int, default=15, help="of 64 images; four times as many of one")
     parser.add_argument("--family", choices=FAMILIES, action="append", help="only this one; may be repeated")
     parser.add_argument("--batch", type=int, choices=BATCHES, action="append", help="only this one")
-    result = Path(__file__).parent / "results" / f"{Path(script).stem}.json"
-    parser.add_argument("--output", type=Path, default=result)
+    result = Path(__file__).parent / "results" / Path(script).stem
+    parser.add_argument("--output", type=Path, default=result, help="a folder, of a file for each family")
     arguments = parser.parse_args()
-    with run_card.written(arguments.output, Path(script).name, rounds=arguments.rounds) as results:
-        results["families"] = {}
-        for name in arguments.family or FAMILIES:
-            with tempfile.TemporaryDirectory() as folder:
-                family = Family(name, Path(folder), graphs, device)
-                add_programs(family)
-                batches = arguments.batch or BATCHES
-                results["families"][name] = measured(family, name, batches, arguments.rounds, device)
+    for name in arguments.family or FAMILIES:  # nothing of one is compared with another: each has a run card of its own
+        output = arguments.output / f"{name}.json"
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            run_card.written(output, Path(script).name, rounds=arguments.rounds) as results,
+        ):
+            family = Family(name, Path(folder), graphs, device)
+            add_programs(family)
+            results.update(measured(family, name, arguments.batch or BATCHES, arguments.rounds, device))

@@ -35,7 +35,7 @@ SETTINGS: dict[str, dict[str, str]] = {
     "200 µs": {"session.intra_op.spin_duration_us": "200"},
     "none": {"session.intra_op.allow_spinning": "0"},
 }
-_IMAGES_A_TURN = 16
+_IMAGES_A_TURN = 48
 _ASLEEP_S = 0.2
 
 Run = Callable[[], np.ndarray]

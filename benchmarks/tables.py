@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
 PAGE = RESULTS / "engines.md"
 OVERVIEW = RESULTS / "README.md"
+FAMILIES = ("vit", "swin", "cait", "pit", "t2t")
 
 
 def engines_table(results: dict[str, Any]) -> str:
@@ -138,7 +139,7 @@ def fastest_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNER
         f"| family, batch | eager ms | {' | '.join(runners)} | cores apart, ns |",
         "|---" * (len(runners) + 3) + "|",
     ]
-    for family, found in results["families"].items():
+    for family, found in results.items():
         for batch in (key for key in ("1", "64") if key in found):
             rows = found[batch]
             cells = [_interval(rows[name]["times_faster_than_eager"]) if name in rows else "" for name in runners]
@@ -147,9 +148,7 @@ def fastest_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNER
     return "\n".join(lines)
 
 
-def mask_free_table(
-    results: dict[str, Any], costs: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNERS[1:]
-) -> str:
+def mask_free_table(results: dict[str, Any], costs: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNERS[1:]) -> str:
     """Family and batch: time with a mask over time without, by runner; and shares of the roofline.
 
     costs: what has the former; for a GPU the same results.  runners: the last of them has no twin without a mask.
@@ -160,7 +159,7 @@ def mask_free_table(
         f"| {' | '.join(f'roofline: {name}' for name in shares)} |",
         "|---" * (len(masked) + len(shares) + 1) + "|",
     ]
-    for family, found in results["families"].items():
+    for family, found in results.items():
         for batch in (key for key in ("1", "64") if key in found):
             rows = found[batch]
             twins = costs["families"][family][batch]
@@ -306,26 +305,44 @@ def overview() -> str:
     ]
     for script, markers in shown.items():
         question = ast.get_docstring(ast.parse((ROOT / "benchmarks" / f"{script}.py").read_text())) or ""
-        card = json.loads((RESULTS / f"{script}.json").read_text())["card"]
         lines += ["", f"## {script}.py", "", question.partition("\n")[0], ""]
         lines += [part for marker in markers for part in (found[marker], "")]
-        versions = ", ".join(f"{name} {version}" for name, version in card["versions"].items())
-        settings = ", ".join(f"{name} {value}" for name, value in card["settings"].items())
-        if "verdict" in card:  # older results have none
-            lines += [f"**{card['verdict']}**", "", *(f"- {reason}" for reason in card["reasons"]), ""]
-        lines.append(
-            f"{settings}. {card['cores']} cores of {card['cpu']}, load {card['load_before']:.1f} before and "
-            f"{card['load_after']:.1f} after, {card['seconds']:.0f} s; Python {card['python']}, {versions}."
-        )
+        if (RESULTS / script).is_dir():
+            for name, result in by_family(script).items():
+                lines += [f"### {name}", "", *card_lines(result["card"]), ""]
+            lines.pop()
+        else:
+            lines += card_lines(json.loads((RESULTS / f"{script}.json").read_text())["card"])
     return "\n".join([*lines, ""])
+
+
+def by_family(script: str) -> dict[str, Any]:
+    """What a script gave that measures families one by one, in the paper's order."""
+    found = {path.stem: json.loads(path.read_text()) for path in (RESULTS / script).glob("*.json")}
+    return {name: found[name] for name in FAMILIES if name in found}
+
+
+def card_lines(card: dict[str, Any]) -> list[str]:
+    """A run card in words."""
+    versions = ", ".join(f"{name} {version}" for name, version in card["versions"].items())
+    settings = ", ".join(f"{name} {value}" for name, value in card["settings"].items())
+    lines = []
+    if "verdict" in card:  # older results have none
+        lines += [f"**{card['verdict']}**", "", *(f"- {reason}" for reason in card["reasons"]), ""]
+    lines.append(
+        f"{settings}. {card['cores']} cores of {card['cpu']}, load {card['load_before']:.1f} before and "
+        f"{card['load_after']:.1f} after, {card['seconds']:.0f} s; Python {card['python']}, {versions}."
+    )
+    return lines
 
 
 def tables() -> dict[str, str]:
     """Marker in the README → its table."""
     engines = json.loads((RESULTS / "engines.json").read_text())
     limits = json.loads((RESULTS / "parity_limits.json").read_text())
-    names = ("fastest_cpu", "mask_cost", "served", "cpu_settings", "spinning", "low_rank", "where_time_goes")
-    fastest, costs, served, chunks, spinning, ranks, where = (
+    fastest = by_family("fastest_cpu")
+    names = ("mask_cost", "served", "cpu_settings", "spinning", "low_rank", "where_time_goes")
+    costs, served, chunks, spinning, ranks, where = (
         json.loads((RESULTS / f"{name}.json").read_text()) for name in names
     )
     return {
@@ -353,10 +370,10 @@ def tables_of_the_page() -> dict[str, str]:
         "layouts": layouts_table(layouts),
         "shared_memory": shared_memory_table(shared),
     }
-    if (RESULTS / "fastest_gpu.json").exists():
-        gpu = json.loads((RESULTS / "fastest_gpu.json").read_text())
+    gpu = by_family("fastest_gpu")
+    if gpu:
         found["fastest_gpu"] = fastest_table(gpu, GPU_RUNNERS)
-        found["mask_free_gpu"] = mask_free_table(gpu, gpu, GPU_RUNNERS[1:])
+        found["mask_free_gpu"] = mask_free_table(gpu, {"families": gpu}, GPU_RUNNERS[1:])
     return found
 
 

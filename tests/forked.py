@@ -14,7 +14,16 @@ from pathlib import Path
 
 __all__ = ["command_line"]
 
-_PRELOADED = ("tests.forked", "torch", "torch.onnx", "onnx", "onnxscript", "onnxruntime", "PIL.Image", "gmmvit_cli.main")
+_PRELOADED = (
+    "tests.forked",
+    "torch",
+    "torch.onnx",
+    "onnx",
+    "onnxscript",
+    "onnxruntime",
+    "PIL.Image",
+    "gmmvit_cli.main",
+)
 
 
 def command_line(arguments: list[str], *, timeout_s: float) -> subprocess.CompletedProcess[str]:
