@@ -17,10 +17,13 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ROWS_A_CORE", "OnnxRuntimeProgram", "why_not"]
+__all__ = ["ROWS_A_CORE", "SESSION_ENTRIES", "OnnxRuntimeProgram", "why_not"]
 
 ROWS_A_CORE = 4
 OUTPUT = "logits"
+SESSION_ENTRIES = {"session.intra_op.spin_duration_us": "200"}
+"""After its last operator a thread looks for more work so long, and then sleeps: long enough for the gaps within an
+image. By default it is some 40 ms, which are taken from whatever else wants that core (`benchmarks/spinning.py`)."""
 
 
 def why_not(library: Path) -> str:
