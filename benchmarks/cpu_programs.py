@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 
 from interleaved import Program
@@ -20,9 +21,12 @@ if "avx512_bf16" in cpu_features():
     RUNNERS["openvino:bf16"] = "bf16"
 
 
+_fused = lru_cache(maxsize=2)(fused_graph)  # of a model and its twin, each of which is loaded again and again
+
+
 def cpu_program(path: Path, runner: str, precision: Precision) -> Program:
     """With our own attention kernel; each call makes another, whose weights lie elsewhere in memory."""
     if runner == "onnxruntime":
-        return program_from_onnx(path, fused=fused_graph(path)[0]).run
+        return program_from_onnx(path, fused=_fused(path)[0]).run
     kernels = our_kernels(precision)[0]
     return OpenVinoProgram(str(path), hint=OPENVINO_HINTS[precision], kernels=kernels).run

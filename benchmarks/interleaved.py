@@ -20,11 +20,7 @@ _UNTIMED_S = 0.03
 
 
 def time_rounds(
-    programs: Mapping[str, Program | Sequence[Program]],
-    batch: int,
-    rounds: int,
-    *,
-    image_size: int = 32,
+    programs: Mapping[str, Program | Sequence[Program]], batch: int, rounds: int, *, image_size: int = 32
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray]:
     """Run every program in every round on the same random images, in random order but twins one after the other:
     a program, and the one of its name and `` plain``.

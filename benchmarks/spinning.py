@@ -4,7 +4,7 @@ The paper's ViT d9 with a Gaussian mixture mask (32×32, 10 classes), random wei
 as our runner runs it but for the setting: by default, for so many µs, or not at all. *alone*: the same session again
 and again. *beside another*: two sessions take turns of one image each, as two models of one server would; what one
 keeps a core busy with after its answer is taken from the other. *spent after*: processor time of the session's threads
-within 200 ms after its last answer. `SESSION_ENTRIES` in onnxruntime_program.py was read off this.
+within 200 ms after its last answer. `_SESSION_ENTRIES` in onnxruntime_program.py was read off this.
 
     python benchmarks/spinning.py [--rounds 25] [--output benchmarks/results/spinning.json]
 """

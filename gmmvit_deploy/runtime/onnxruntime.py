@@ -9,7 +9,7 @@ from gmmvit_deploy.errors import BundleError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.runtime.kernel_libraries import onnxruntime_library
 from gmmvit_deploy.runtime.onnxruntime_kernels import with_fused_attention
-from gmmvit_deploy.runtime.onnxruntime_program import ROWS_A_CORE, SESSION_ENTRIES, OnnxRuntimeProgram, why_not
+from gmmvit_deploy.runtime.onnxruntime_program import ROWS_A_CORE, OnnxRuntimeProgram, session_options, why_not
 from gmmvit_deploy.runtime.runner import Runner
 
 if TYPE_CHECKING:
@@ -92,17 +92,10 @@ def _session(
     graph: str | bytes, name: str, threads: int | None, *, exact: bool = False, library: Path | None = None
 ) -> Any:
     onnxruntime = require("onnxruntime", package="onnxruntime", extra="cpu")
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors; warnings at load are about optimisations, not answers
-    if exact:
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    if threads is not None:
-        options.intra_op_num_threads = threads
-    for entry in SESSION_ENTRIES.items():
-        options.add_session_config_entry(*entry)
     try:
-        if library is not None:
-            options.register_custom_ops_library(str(library))
+        options = session_options(threads, library)
+        if exact:
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     # ONNX Runtime raises a dozen unrelated classes for a graph it cannot take.
     except Exception as exc:

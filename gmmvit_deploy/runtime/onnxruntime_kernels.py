@@ -44,7 +44,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Form:
-    """mask: (H, n, n), or None and ``scale`` times 1 is its.  bias: (windows, H, n, n) or None.
+    """mask: (H, n, n), or None and ``scale`` times 1 is its.  bias: as the kernel wants it, or None.
 
     mixing: [h, g], before and after softmax; or ().
     """
@@ -70,8 +70,7 @@ def with_fused_attention(proto: ModelProto) -> tuple[ModelProto, int]:
     replaced = {}
     for index, form in enumerate(found):
         mask = None if form.mask is None else prepared_mask(form.mask, "f32")
-        bias = None if form.bias is None else prepared_bias(form.bias)
-        constants = [mask and mask.numbers, bias, *(form.mixing or (None, None))]
+        constants = [mask and mask.numbers, form.bias, *(form.mixing or (None, None))]
         names = ["" if one is None else f"{DOMAIN}.{index}.{place}" for place, one in enumerate(constants)]
         out.graph.initializer.extend(
             numpy_helper.from_array(one, name) for name, one in zip(names, constants, strict=True) if one is not None
@@ -85,7 +84,7 @@ def with_fused_attention(proto: ModelProto) -> tuple[ModelProto, int]:
             domain=DOMAIN,
             heads=query.heads,
             n=query.rows[-1],
-            windows=1 if bias is None else len(bias),
+            windows=1 if form.bias is None else len(form.bias),
             d=query.width,
             grid=mask.grid if mask else 0,
             q_column=query.column,
@@ -200,10 +199,9 @@ def _matched(softmax: NodeProto, wiring: _Wiring) -> _Form | None:
     ):
         return None
     if bias is not None:
-        windows = bias.size // (heads * n * n)
-        if mixing or bias.shape[-3:] != (heads, n, n) or (windows != 1 and (windows,) != rows[:-1]):
+        bias = prepared_bias(bias, heads, n, rows[:-1])
+        if mixing or bias is None:
             return None
-        bias = bias.reshape(windows, heads, n, n)
     if factor.size == 1:
         return _Form(tuple(parts), None, float(factor.reshape(())) / math.log(2), bias, mixing, last)
     if factor.shape[-3:] != (heads, n, n) or factor.size != heads * n * n:

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ROWS_A_CORE", "SESSION_ENTRIES", "OnnxRuntimeProgram", "why_not"]
+__all__ = ["ROWS_A_CORE", "OnnxRuntimeProgram", "session_options", "why_not"]
 
 ROWS_A_CORE = 4
 OUTPUT = "logits"
-SESSION_ENTRIES = {"session.intra_op.spin_duration_us": "200"}
+_SESSION_ENTRIES = {"session.intra_op.spin_duration_us": "200"}
 """After its last operator a thread looks for more work so long, and then sleeps: long enough for the gaps within an
 image. By default it is some 40 ms, which are taken from whatever else wants that core (`benchmarks/spinning.py`)."""
 
@@ -33,6 +33,24 @@ def why_not(library: Path) -> str:
     except OSError as exc:
         return f"{library.name} cannot be loaded: {exc}"
     return "" if support else "this processor has no AVX-512"
+
+
+def session_options(threads: int | None, library: Path | None) -> Any:
+    """``onnxruntime.SessionOptions``.
+
+    threads: of one operator; None leaves it to ONNX Runtime (one a core).  library: that has our attention; or None.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors; warnings at load are about optimisations, not answers
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    for entry in _SESSION_ENTRIES.items():
+        options.add_session_config_entry(*entry)
+    if library is not None:
+        options.register_custom_ops_library(str(library))
+    return options
 
 
 class OnnxRuntimeProgram:

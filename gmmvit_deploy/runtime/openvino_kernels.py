@@ -143,10 +143,9 @@ def _matched(softmax: Any, arithmetic: Arithmetic) -> Form | None:
         return None
     masks, grid, scale, biases = [], 0, 1.0, []
     if bias is not None:
-        windows = bias.size // (heads * n * n)
-        if before is not None or bias.shape[-3:] != (heads, n, n) or (windows != 1 and [-1, windows] != outer):
+        biases = [prepared_bias(bias, heads, n, tuple(outer[1:]))]
+        if before is not None or biases[0] is None:
             return None
-        biases = [prepared_bias(bias.reshape(windows, heads, n, n))]
     if factor.size == 1:
         scale = float(factor.reshape(())) * LOG2_E
     elif factor.shape[-3:] == (heads, n, n) and factor.size == heads * n * n:

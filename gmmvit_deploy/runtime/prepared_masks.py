@@ -43,11 +43,16 @@ def prepared_mask(mask: Any, wanted: Arithmetic) -> PreparedMask:
     return PreparedMask(numbers.astype(np.float16).view(np.int32), grid, wanted)
 
 
-def prepared_bias(bias: Any) -> Any:
-    """B (windows, H, n, n) → Bᵀ·log2(e) (windows, H, …), float32."""
-    turned = np.asarray(bias, np.float32).swapaxes(-1, -2) * np.float32(LOG2_E)
-    windows, heads, n, _ = turned.shape
-    return _by_tiles(turned.reshape(windows * heads, n, n)).reshape(windows, heads, -1)
+def prepared_bias(bias: Any, heads: int, n: int, outer: tuple[int, ...]) -> Any:
+    """B (…, H, n, n) → Bᵀ·log2(e) (windows, H, …), float32; None for a bias that the kernel does not take.
+
+    outer: the scores' dimensions between batch and heads. A bias is the same for all of them, or there is one each.
+    """
+    windows = bias.size // (heads * n * n)
+    if bias.shape[-3:] != (heads, n, n) or (windows != 1 and (windows,) != outer):
+        return None
+    turned = np.asarray(bias, np.float32).reshape(-1, n, n).transpose(0, 2, 1) * np.float32(LOG2_E)
+    return _by_tiles(turned).reshape(windows, heads, -1)
 
 
 def _laid_out(turned: Any) -> tuple[Any, int]:

@@ -86,7 +86,7 @@ class Case:
         out = np.full(shape, np.nan, np.float32) if step is None else np.full(shape, 99, np.int8)
         mask = None if self.mask is None else prepared_mask(self.mask, "bf16" if arithmetic == BF16 else "f32")
         assert mask is None or bool(mask.grid) == self.on_grid
-        bias = None if self.bias is None else prepared_bias(self.bias)
+        bias = None if self.bias is None else prepared_bias(self.bias, self.heads, self.n, (self.windows,))
         start = self.stacked.ctypes.data
         what = Arguments(
             q=start,

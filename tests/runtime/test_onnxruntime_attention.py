@@ -197,7 +197,7 @@ def test_only_masked_attention_is_replaced(other: dict[str, Any], replaced: int)
         for one in (plain, model)
     ]
     np.testing.assert_allclose(answers[1], answers[0], atol=1e-5 if replaced else 0)
-    if replaced:
+    if other.get("bias", ())[:1] != (3,):  # which no rows cannot be added to
         no_rows = onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, {"pixels": batch[:0]})[0]
         assert no_rows.shape == (0, *answers[0].shape[1:])
 

@@ -67,7 +67,7 @@ class TritonPythonModel:
 
 def _onnxruntime(graph: str, threads: int) -> Any:
     import onnxruntime
-    from gmmvit_onnxruntime import SESSION_ENTRIES, OnnxRuntimeProgram, why_not
+    from gmmvit_onnxruntime import OnnxRuntimeProgram, session_options, why_not
 
     folder = Path(__file__).parent
     library = folder / "onnxruntime_kernels.so"
@@ -78,13 +78,7 @@ def _onnxruntime(graph: str, threads: int) -> Any:
         pb_utils.Logger.log_warn(f"attention is computed by ONNX Runtime, not by the faster kernel of our own: {why}")
 
     def session(number: int) -> Any:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        options.intra_op_num_threads = number
-        for entry in SESSION_ENTRIES.items():
-            options.add_session_config_entry(*entry)
-        if not why:
-            options.register_custom_ops_library(str(library))
+        options = session_options(number, None if why else library)
         network = graph if why else str(fused)
         return onnxruntime.InferenceSession(network, options, providers=["CPUExecutionProvider"])
 
