@@ -1,6 +1,4 @@
-/* How long one cache line takes from a core to another and back, in ns, on standard output.
-
-       core_to_core FIRST SECOND
+/* How long one cache line takes from a core to another and back.
 
    Two threads, each on its core, write to one line in turn. */
 
@@ -8,49 +6,68 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <time.h>
 
-enum { ROUNDS = 300000 };
+enum { UNTIMED = 200 }; /* until both threads run where they are to */
 
 static _Alignas(128) atomic_int line;
-static int second;
+
+struct part {
+    int core, rounds;
+    double ns;
+};
 
 static void stay_on(int core) {
     cpu_set_t cores;
     CPU_ZERO(&cores);
     CPU_SET(core, &cores);
-    sched_setaffinity(0, sizeof cores, &cores);
+    pthread_setaffinity_np(pthread_self(), sizeof cores, &cores);
 }
 
 static void wait_for(int value) {
     while (atomic_load_explicit(&line, memory_order_acquire) != value) {}
 }
 
-static void *answer(void *nothing) {
-    stay_on(second);
-    for (int i = 0; i < ROUNDS; i++) {
-        wait_for(2 * i + 1);
-        atomic_store_explicit(&line, 2 * i + 2, memory_order_release);
-    }
-    return nothing;
+static double now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1e9 + now.tv_nsec;
 }
 
-int main(int count, char **words) {
-    if (count != 3) return 2;
-    second = atoi(words[2]);
-    pthread_t thread;
-    if (pthread_create(&thread, NULL, answer, NULL)) return 1;
-    stay_on(atoi(words[1]));
-    struct timespec start, end;
-    clock_gettime(CLOCK_MONOTONIC, &start);
-    for (int i = 0; i < ROUNDS; i++) {
+static void *ask(void *argument) {
+    struct part *part = argument;
+    stay_on(part->core);
+    double start = 0;
+    for (int i = 0; i < UNTIMED + part->rounds; i++) {
+        if (i == UNTIMED) start = now_ns();
         atomic_store_explicit(&line, 2 * i + 1, memory_order_release);
         wait_for(2 * i + 2);
     }
-    clock_gettime(CLOCK_MONOTONIC, &end);
-    pthread_join(thread, NULL);
-    printf("%.1f\n", ((end.tv_sec - start.tv_sec) * 1e9 + (end.tv_nsec - start.tv_nsec)) / ROUNDS);
+    part->ns = (now_ns() - start) / part->rounds;
     return 0;
+}
+
+static void *answer(void *argument) {
+    struct part *part = argument;
+    stay_on(part->core);
+    for (int i = 0; i < UNTIMED + part->rounds; i++) {
+        wait_for(2 * i + 1);
+        atomic_store_explicit(&line, 2 * i + 2, memory_order_release);
+    }
+    return 0;
+}
+
+/* ns a round trip, or -1 where no thread could be started. Not to be called twice at once. */
+double round_trip_ns(int first, int second, int rounds) {
+    struct part asked = {first, rounds, -1}, answered = {second, rounds, -1};
+    pthread_t asking, answering;
+    atomic_store(&line, 0);
+    if (pthread_create(&answering, 0, answer, &answered)) return -1;
+    if (pthread_create(&asking, 0, ask, &asked)) { /* so that the other ends */
+        ask(&asked);
+        asked.ns = -1;
+    } else
+        pthread_join(asking, 0);
+    pthread_join(answering, 0);
+    return asked.ns;
 }

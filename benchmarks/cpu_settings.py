@@ -81,7 +81,8 @@ def main() -> None:
                 for workers in (1, 2):
                     programs[f"onnxruntime, {chunk} rows, {workers} at once"] = with_onnxruntime(path, chunk, workers)
                     programs[f"openvino, {chunk} rows, {workers} at once"] = with_openvino(path, chunk, workers)
-            times, logits, _ = time_rounds(programs, BATCH, arguments.rounds)
+            timed = time_rounds(programs, BATCH, arguments.rounds)
+        times, logits = timed.ms, timed.logits
         whole = logits["onnxruntime, whole"]
         results["programs"] = {}
         for name in programs:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import numpy as np
+from core_to_core import round_trip_ns
 
 from gmmvit_deploy.bench import statistics
 
-__all__ = ["Program", "in_words", "ratio", "time_in_turn", "time_rounds"]
+__all__ = ["Program", "Timed", "in_words", "ratio", "time_in_turn", "time_rounds"]
 
 Program = Callable[[np.ndarray], np.ndarray]
 
@@ -19,26 +20,42 @@ _IMAGES_A_TURN = 32
 _UNTIMED_S = 0.03
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Timed:
+    """What `time_rounds` found, by program but for ``images``.
+
+    ms: of each round.  core_to_core_ns: of each round, the larger of just before and just after its turn; nan where it
+    cannot be measured.  logits: of the last timed round.  images: it had.
+    """
+
+    ms: dict[str, np.ndarray]
+    core_to_core_ns: dict[str, np.ndarray]
+    logits: dict[str, np.ndarray]
+    images: np.ndarray
+
+
 def time_rounds(
     programs: Mapping[str, Program | Sequence[Program]], batch: int, rounds: int, *, image_size: int = 32
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray]:
+) -> Timed:
     """Run every program in every round on the same random images, in random order but twins one after the other:
     a program, and the one of its name and `` plain``.
 
     A program takes images (B, 3, S, S) and gives logits. A drifting machine drifts for all. Of several copies of a
     program each round runs one: where its weights happen to lie in memory makes one copy up to 2 % faster than another.
-    Returns (milliseconds of each round by program, the logits of the last timed round by program, its images).
     """
     generator = np.random.default_rng(batch)
     times: dict[str, list[float]] = {name: [] for name in programs}
+    apart: dict[str, list[float]] = {name: [] for name in programs}
     logits: dict[str, np.ndarray] = {}
     repeats = max(1, _IMAGES_A_TURN // batch)
+    after = _apart()
     for round_number in range(rounds + _WARM_UP_ROUNDS):
         images = generator.standard_normal((batch, 3, image_size, image_size), dtype=np.float32)
         for name in _order(list(programs), generator):
             # Untimed until the threads of the program before, which spin for some milliseconds, have gone to sleep. A
             # pause would do that too, but cores that idle may be elsewhere when they wake, further from each other.
             program = _one_of(programs[name], generator)
+            before = after
             until = time.perf_counter() + _UNTIMED_S
             program(images)
             while time.perf_counter() < until:
@@ -47,9 +64,16 @@ def time_rounds(
             for _ in range(repeats):
                 logits[name] = program(images)
             elapsed = (time.perf_counter() - start) / repeats
+            after = _apart()
             if round_number >= _WARM_UP_ROUNDS:
                 times[name].append(elapsed * 1e3)
-    return {name: np.array(values) for name, values in times.items()}, logits, images
+                apart[name].append(max(before, after))
+    return Timed(
+        ms={name: np.array(values) for name, values in times.items()},
+        core_to_core_ns={name: np.array(values) for name, values in apart.items()},
+        logits=logits,
+        images=images,
+    )
 
 
 def time_in_turn(
@@ -72,6 +96,11 @@ def time_in_turn(
                 logits[index] = program(images)
             times[index, turn] = (time.perf_counter() - start) / repeats * 1e3
     return times, logits
+
+
+def _apart() -> float:
+    found = round_trip_ns()
+    return float("nan") if found is None else found
 
 
 def _order(names: list[str], generator: np.random.Generator) -> list[str]:

@@ -41,7 +41,8 @@ def of_family(name: str, folder: Path, rounds: int) -> dict[str, Any]:
             onnx.save(graph, path)
             programs[f"{key}, {form}"] = program_from_onnx(path).run
     for batch in BATCHES:
-        times, logits, _ = time_rounds(programs, batch, rounds)
+        timed = time_rounds(programs, batch, rounds)
+        times, logits = timed.ms, timed.logits
         found[str(batch)] = {}
         for key in ("gmm", "plain"):
             off = float(np.abs(logits[f"{key}, channels first"] - logits[f"{key}, exported"]).max())

@@ -1,7 +1,7 @@
 """What a benchmark ran on, and whether it may be believed: written beside every result.
 
-INVALID, with every reason: the machine was busy before or after, its clock changed, or a ratio's interval is so
-wide that the ratio says nothing.
+INVALID, with every reason: the machine was busy before or after, its clock changed, a ratio's interval is so wide
+that the ratio says nothing, or a program was faster than the roofline.
 """
 
 from __future__ import annotations
@@ -61,12 +61,16 @@ def written(output: Path, script: str, *, timed: bool = True, **settings: Any) -
 
 
 def unsteady(results: Any, place: str = "") -> list[str]:
-    """Every ratio in there whose interval is wider than `MOST_SPREAD` of it, with where it stands."""
+    """Every ratio in there whose interval is wider than `MOST_SPREAD` of it, and every share of a roofline above 1:
+    the machine was slower while that was measured. With where it stands.
+    """
     if not isinstance(results, dict):
         return []
     if results.keys() >= {"median", "low", "high"}:
         width = (results["high"] - results["low"]) / results["median"]
         return [f"unstable: {place}: its interval is {width:.0%} of it wide"] if width > MOST_SPREAD else []
-    return [
+    share = results.get("share_of_roofline", 0.0)
+    found = [f"unstable: {place}: {share:.0%} of the roofline"] if share > 1 else []
+    return found + [
         reason for key, value in results.items() for reason in unsteady(value, f"{place}, {key}" if place else str(key))
     ]

@@ -136,14 +136,15 @@ GPU_RUNNERS = ("compile", "tensorrt", "tensorrt:fp16", "tensorrt:int8")
 def fastest_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNERS) -> str:
     """Family and batch: how many times faster than eager PyTorch each runner is."""
     lines = [
-        f"| family, batch | eager ms | {' | '.join(runners)} | cores apart, ns |",
+        f"| family, batch | eager ms | {' | '.join(runners)} | cores far apart |",
         "|---" * (len(runners) + 3) + "|",
     ]
     for family, found in results.items():
         for batch in (key for key in ("1", "64") if key in found):
             rows = found[batch]
             cells = [_interval(rows[name]["times_faster_than_eager"]) if name in rows else "" for name in runners]
-            apart = ", ".join("?" if one is None else f"{one:.0f}" for one in found["core_to_core_ns"][batch])
+            far = [row["far"] for row in rows.values() if "far" in row]
+            apart = f"{sum(far) / len(far):.0%} of the time" if far else "?"
             lines.append(f"| {family}, {batch} | {rows['eager']['median_ms']:.1f} | {' | '.join(cells)} | {apart} |")
     return "\n".join(lines)
 
@@ -152,6 +153,7 @@ def mask_free_table(results: dict[str, Any], costs: dict[str, Any], runners: tup
     """Family and batch: time with a mask over time without, by runner; and shares of the roofline.
 
     costs: what has the former; for a GPU the same results.  runners: the last of them has no twin without a mask.
+    In brackets the share while a CPU's cores were near each other, where they were not always.
     """
     masked, shares = runners[:-1], runners
     lines = [
@@ -164,9 +166,14 @@ def mask_free_table(results: dict[str, Any], costs: dict[str, Any], runners: tup
             rows = found[batch]
             twins = costs["families"][family][batch]
             over = [_interval(twins[name]["over_plain"], 3) if name in twins else "" for name in masked]
-            share = [f"{rows[name]['share_of_roofline']:.0%}" if name in rows else "" for name in shares]
+            share = [_share(rows[name]) if name in rows else "" for name in shares]
             lines.append(f"| {family}, {batch} | {' | '.join(over)} | {' | '.join(share)} |")
     return "\n".join(lines)
+
+
+def _share(row: dict[str, Any]) -> str:
+    near = f" ({row['near']['share_of_roofline']:.0%})" if row.get("far") and "near" in row else ""
+    return f"{row['share_of_roofline']:.0%}{near}"
 
 
 def served_table(results: dict[str, Any]) -> str:

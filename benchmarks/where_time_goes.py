@@ -179,8 +179,8 @@ def family(name: str, wanted: Sequence[str] | None, runs: int, folder: Path) -> 
     graphs = graphs_of(name, dict.fromkeys(["gmm", "plain", *(one.graph for one in chosen)]), max_batch=_BATCH)
     for key, graph in graphs.items():
         onnx.save(graph, folder / f"{key}.onnx")
-    times, _, _ = time_rounds({"eager": eager(as_released(models["gmm"]))}, _BATCH, min(runs, 7))
-    found: dict[str, Any] = {"eager_64_ms": float(np.median(times["eager"])), "programs": {}}
+    timed = time_rounds({"eager": eager(as_released(models["gmm"]))}, _BATCH, min(runs, 7))
+    found: dict[str, Any] = {"eager_64_ms": float(np.median(timed.ms["eager"])), "programs": {}}
     rates: dict[str, float] = {}
     for program in chosen:
         if program.precision not in rates:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -59,7 +59,7 @@ class BenchReport:
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why the numbers may not be believed; empty for a valid run."""
-        return tuple(reasons_against(self.cells, self.loads, self.before, self.after))
+        return (*reasons_against(self.cells, self.loads, self.before, self.after), *impossible(self.shares()))
 
     @property
     def verdict(self) -> Literal["VALID", "INVALID"]:
@@ -140,6 +140,16 @@ def reasons_against(
             found.append(f"{cell.name}: unstable: its rounds are spread over {cell.spread:.0%} of their median")
         found += [f"{cell.name}: LoadGen: {complaint}" for complaint in cell.complaints]
     return found + machine_reasons(before, after)
+
+
+def impossible(shares: Iterable[Share]) -> list[str]:
+    """Nothing is faster than the hardware: then it was slower while that was measured."""
+    return [
+        f"unstable: {one.runner}, batch {one.batch}: {one.share:.0%} of the roofline: the machine was slower while "
+        "that was measured"
+        for one in shares
+        if one.share > 1
+    ]
 
 
 def machine_reasons(before: MachineState, after: MachineState) -> list[str]:

@@ -4,14 +4,14 @@
 
 operations: 2 a multiply-add, of matrix products and convolutions alone, as the exported graph has them.
 rate: the best that any installed library reaches on any product of the model's own shapes, in the
-precision in question, in the same run.  bytes: what has to be moved even if everything else stays in
-cache: weights, input and logits, each once.
+precision in question, in the same run, before or after: a machine may be slower for a while.
+bytes: what has to be moved even if everything else stays in cache: weights, input and logits, each once.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.artifacts import Bundle
 
-__all__ = ["NetworkWork", "Roofline", "measured_roofline", "network_work", "work_of_graph"]
+__all__ = ["NetworkWork", "Roofline", "measured_roofline", "measured_rooflines", "network_work", "work_of_graph"]
 
 _ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1, "fp8": 1}
 
@@ -111,13 +111,17 @@ def work_of_graph(proto: ModelProto, batch: int) -> NetworkWork:
     )
 
 
-def measured_roofline(works: Sequence[NetworkWork], precision: str, device: Device = "cpu") -> Roofline | None:
+def measured_roofline(
+    works: Sequence[NetworkWork], precision: str, device: Device = "cpu", *, seen: Roofline | None = None
+) -> Roofline | None:
     """Time each library on each product of each batch.
 
+    seen: the same, measured before; of both the better rates count.
     None for a precision in which no library multiplies on this device here.
     """
     makers = libraries(precision, device)
-    rates, absent = [], set()
+    rates = {(one.library, one.shape): one for one in (seen.rates if seen else ())}
+    absent = set()
     for shape in dict.fromkeys(shape for work in works for shape in work.products):
         for library, make in makers.items():
             try:
@@ -125,16 +129,29 @@ def measured_roofline(works: Sequence[NetworkWork], precision: str, device: Devi
             except Exception:  # a library that is not there, or has no such product on this machine
                 absent.add(library)
                 continue
-            rates.append(ProductRate(library=library, shape=shape, gflops=rate(program, shape, device)))
+            found = ProductRate(library=library, shape=shape, gflops=rate(program, shape, device))
+            rates[library, shape] = max(rates.get((library, shape), found), found, key=lambda one: one.gflops)
     if not rates:
         return None
     return Roofline(
         precision=precision,
         device=device,
-        rates=tuple(rates),
-        bandwidth=bandwidth(device),
+        rates=tuple(rates.values()),
+        bandwidth=max(bandwidth(device), seen.bandwidth if seen else 0.0),
         absent=tuple(sorted(absent)),
     )
+
+
+def measured_rooflines(
+    works: Sequence[NetworkWork],
+    wanted: Iterable[tuple[str, Device]],
+    *,
+    seen: Mapping[tuple[str, Device], Roofline] | None = None,
+) -> dict[tuple[str, Device], Roofline]:
+    """`measured_roofline` of every (precision, device) in which a library multiplies here."""
+    seen = seen or {}
+    found = {one: measured_roofline(works, *one, seen=seen.get(one)) for one in wanted}
+    return {one: line for one, line in found.items() if line is not None}
 
 
 def _shapes(proto: ModelProto) -> dict[str, tuple[int, ...]]:

@@ -14,7 +14,7 @@ from gmmvit_deploy.bench.machine import describe_machine, machine_state
 from gmmvit_deploy.bench.measure import Plan, label, measure
 from gmmvit_deploy.bench.outputs import Expected
 from gmmvit_deploy.bench.report import BenchReport
-from gmmvit_deploy.bench.roofline import Roofline, measured_roofline, network_work
+from gmmvit_deploy.bench.roofline import Roofline, measured_rooflines, network_work
 from gmmvit_deploy.bench.served_load import search_rate
 from gmmvit_deploy.bench.waterfall import waterfall
 from gmmvit_deploy.data.images import Images
@@ -78,16 +78,14 @@ def bench(
     inputs, pixels, data = _inputs(bundle, options)
     told("PyTorch's answers", 0, 1)
     expected = Expected(bundle, inputs)
-    before = machine_state()
-    cells = measure(runners, inputs, expected, options.plan, told=told)
-    steps = waterfall(bundle, runners, inputs, pixels) if options.waterfall else []
     taken = [batch for batch in options.plan.batches if any(runner.takes(batch) for runner in runners)]
     works = [network_work(bundle, batch) for batch in taken]
-    limits = dict.fromkeys((runner.precision, runner.device) for runner in runners) if options.roofline else {}
-    lines = []
-    for precision, device in limits:
-        told(f"what this machine's {device} can do in {precision}", 0, 1)
-        lines.append(measured_roofline(works, precision, device))
+    precisions = dict.fromkeys((runner.precision, runner.device) for runner in runners) if options.roofline else {}
+    before = machine_state()
+    told("what this machine can do", 0, 1)
+    lines = measured_rooflines(works, precisions)
+    cells = measure(runners, inputs, expected, options.plan, told=told)
+    steps = waterfall(bundle, runners, inputs, pixels) if options.waterfall else []
     loads = []
     if options.bound_ms is not None:
         for runner in runners:
@@ -102,6 +100,8 @@ def bench(
                     told=lambda what: told(what, 0, 1),
                 )
             )
+    told("what this machine can do, once more", 0, 1)
+    lines = measured_rooflines(works, precisions, seen=lines)
     return BenchReport(
         bundle=described_bundle(bundle),
         data=data,
@@ -119,10 +119,10 @@ def bench(
         after=machine_state(),
         cells=tuple(cells),
         works=tuple(works),
-        rooflines=tuple(line for line in lines if line is not None),
+        rooflines=tuple(lines.values()),
         steps=tuple(steps),
         loads=tuple(loads),
-        skipped=tuple(_skipped(runners, options, [line for line in lines if line is not None])),
+        skipped=tuple(_skipped(runners, options, tuple(lines.values()))),
     )
 
 

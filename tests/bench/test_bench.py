@@ -25,6 +25,7 @@ from gmmvit_deploy.bench.page import page_of, write_page
 from gmmvit_deploy.bench.report import BenchReport, machine_reasons, reasons_against
 from gmmvit_deploy.bench.roofline import measured_roofline, network_work
 from gmmvit_deploy.bench.run import BenchOptions, bench
+from gmmvit_deploy.bench.served_load import LoadPoint, _held, search_rate
 from gmmvit_deploy.data.images import ArrayImages
 from gmmvit_deploy.engines.flavors import visible_gpu
 from gmmvit_deploy.errors import InputError
@@ -143,12 +144,50 @@ def test_every_reason_not_to_believe_a_run(report: BenchReport) -> None:
 def test_the_rate_that_holds_a_bound(report: BenchReport) -> None:
     assert [load.runner for load in report.loads] == ["onnxruntime", "openvino"]
     for load in report.loads:
-        assert len(load.points) == 6
+        assert len({point.rate for point in load.points}) == 6
         assert all(point.queries >= 662 for point in load.points)
         assert all(point.holds == (point.p99_ms <= 50) for point in load.points)
         assert load.outputs.right
         if load.best is not None:
-            assert load.best.rate == max(point.rate for point in load.points if point.holds)
+            assert load.best in load.points
+            assert load.best.holds
+
+
+class Pausing(OnnxRuntimeRunner):
+    """A machine that stops for a moment, once."""
+
+    name = "onnxruntime"
+    pause_at = 0.0
+
+    def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
+        if self.pause_at and time.monotonic() > self.pause_at:
+            self.pause_at = 0.0
+            time.sleep(0.6)
+        return super()._run(batch)
+
+
+def test_one_pause_of_the_machine_does_not_end_the_search(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served_load, "_STEPS", 1)
+    inputs = fresh_inputs(bundle, 8)
+    with Pausing(bundle) as runner:
+        runner.pause_at = time.monotonic() + 1  # in the first try, which takes more than two seconds
+        found = search_rate(runner, inputs, Expected(bundle, inputs), bound_ms=200, most=500)
+    assert [point.holds for point in found.points] == [False, True, True]
+    assert found.best is not None
+    assert found.best.p99_ms == max(point.p99_ms for point in found.points[1:])
+    assert found.outputs.right
+
+
+@pytest.mark.parametrize(
+    ("tries", "holds"),
+    [([10.0], True), ([60.0, 70.0], False), ([60.0, 10.0, 20.0], True), ([60.0, 10.0, 70.0], False)],
+)
+def test_two_of_three_tries_decide(tries: list[float], holds: bool) -> None:
+    left = [LoadPoint(rate=9.0, queries=662, p50_ms=1.0, p99_ms=one, holds=one <= 50) for one in tries]
+    found = _held(lambda: left.pop(0))
+    assert (found is not None) == holds
+    assert not left
+    assert found is None or found.p99_ms == max(one for one in tries if one <= 50)
 
 
 @pytest.mark.parametrize("name", ["vit_gmm", "swin_gmm", "cait_gmm", "pit_gmm", "t2t_gmm"])
@@ -171,6 +210,11 @@ def test_roofline_is_the_best_of_what_was_measured(bundle: Bundle) -> None:
     assert line.least_ms(works[1]) == pytest.approx(
         1e3 * max(works[1].operations / line.best.gflops / 1e9, works[1].least_bytes("fp32") / line.bandwidth)
     )
+    again = measured_roofline(works[:1], "fp32", seen=line)
+    assert again is not None
+    assert {(one.library, one.shape) for one in again.rates} == {(one.library, one.shape) for one in line.rates}
+    assert len(again.rates) == len(line.rates)
+    assert all(new.gflops >= old.gflops for new, old in zip(again.rates, line.rates, strict=True))
     assert measured_roofline(works, "fp8") is None
 
 
@@ -219,7 +263,12 @@ def test_shares_of_the_roofline(report: BenchReport) -> None:
     assert {(one.runner, one.batch) for one in shares} == {
         (runner, batch) for runner in ("onnxruntime", "openvino") for batch in (1, 4)
     }
-    assert all(0 < one.share < 1.2 for one in shares)
+    assert all(one.share > 0 for one in shares)
+    slower = tuple(replace(line, rates=(replace(line.rates[0], gflops=1e-3),)) for line in report.rooflines)
+    reasons = replace(report, rooflines=slower).reasons
+    assert any(
+        "onnxruntime, batch 4: " in one and "the machine was slower while that was measured" in one for one in reasons
+    )
 
 
 def test_the_page_holds_everything_and_fetches_nothing(report: BenchReport, tmp_path: Path) -> None:
