@@ -307,8 +307,8 @@ def overview() -> str:
         "# Results",
         "",
         "Written by `python benchmarks/tables.py --write`; `make bench` measures again. A run of times is INVALID when "
-        "the machine was busy before or after it, its clock changed, or a ratio's interval is wider than a quarter of "
-        "the ratio.",
+        "the machine was busy before or after it, its clock changed, a ratio's interval is wider than a quarter of "
+        "the ratio, or a program was faster than its roofline.",
     ]
     for script, markers in shown.items():
         question = ast.get_docstring(ast.parse((ROOT / "benchmarks" / f"{script}.py").read_text())) or ""

@@ -42,7 +42,7 @@ __all__ = ["DemoResult", "DemoStep", "run_demo"]
 
 _LEAST_TOP1 = 0.95
 _BUILT_FOR = "8.9"
-EPOCHS = 36
+EPOCHS = 24
 _RUNNERS = ("eager", "onnxruntime", "triton-grpc", "triton-http")
 _BENCH_PLAN = Plan(batches=(1, 32), rounds=6, seconds=1.2)
 _BENCH = (
