@@ -44,7 +44,7 @@ _LEAST_TOP1 = 0.95
 _BUILT_FOR = "8.9"
 EPOCHS = 24
 _RUNNERS = ("eager", "onnxruntime", "triton-grpc", "triton-http")
-_BENCH_PLAN = Plan(batches=(1, 32), rounds=6, seconds=1.2)
+_BENCH_PLAN = Plan(batches=(1, 32), rounds=6, seconds=0.7)
 _BENCH = (
     f"gmmvit bench bundle --runner {','.join(_RUNNERS)} --batch {','.join(map(str, _BENCH_PLAN.batches))} "
     f"--data digits --rounds {_BENCH_PLAN.rounds} --seconds {_BENCH_PLAN.seconds:g} --report bench.html"
