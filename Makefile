@@ -10,11 +10,12 @@ INSTALLED := .venv/.installed
 demo: $(INSTALLED)
 	$(BIN)/gmmvit demo --output demo-output --force
 
-# One more than there are cores, four at most: some of the time a test waits for a server.
+# One worker more than there are cores, four at most: some of the time a test waits for a server. Files are taken in
+# their order; by default those of many tests come first, and the demo, long and of few tests, would be left for the end.
 WORKERS := $(shell cores=$$(nproc); echo $$((cores < 3 ? cores + 1 : 4)))
 
 test: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
