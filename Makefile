@@ -10,12 +10,11 @@ INSTALLED := .venv/.installed
 demo: $(INSTALLED)
 	$(BIN)/gmmvit demo --output demo-output --force
 
-# One worker more than there are cores, four at most: some of the time a test waits for a server. Files are taken in
-# their order; by default those of many tests come first, and the demo, long and of few tests, would be left for the end.
+# One more than there are cores, four at most: some of the time a test waits for a server.
 WORKERS := $(shell cores=$$(nproc); echo $$((cores < 3 ? cores + 1 : 4)))
 
 test: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
