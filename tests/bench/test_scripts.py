@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gmmvit_deploy.bench import products
 from gmmvit_deploy.bench.machine import MachineState
 from gmmvit_deploy.engines.flavors import visible_gpu
 from gmmvit_deploy.runtime.kernel_libraries import onnxruntime_library
@@ -25,8 +26,12 @@ Run = Callable[..., None]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    """A script with its arguments, in this process, where what it imports and exports need be there only once."""
+    """A script with its arguments, in this process, where what it imports and exports need be there only once.
+
+    Rates of products are measured, but not for long.
+    """
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.setattr(products, "_SECONDS_A_PRODUCT", 0.01)
 
     def run(name: str, *arguments: str) -> None:
         monkeypatch.setattr(sys, "argv", [name, *arguments])
