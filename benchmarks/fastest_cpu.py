@@ -12,7 +12,7 @@ weights. Side by side in one process:
 Our programs are there three times each, and every round takes one of them: by where its weights lie in memory one copy
 is up to 2 % faster than another. Ratios are medians of the rounds' own ratios, with bootstrap intervals. Answers of
 every program are held to the limits of parity (`gmmvit_deploy/tolerances.py`) in the same run; a wrong one stops the
-script. The roofline is measured right before each family: the best library on the model's own matrix products. What
+script. The roofline is measured before and after each family: the best library on the model's own matrix products. What
 the mask costs is measured by `mask_cost.py`, alone, for it is less than what these ratios are wide.
 
     python benchmarks/fastest_cpu.py [--rounds 15] [--family vit] [--output benchmarks/results/fastest_cpu]

@@ -105,12 +105,11 @@ def rows_of(family: Family, timed: Timed, batch: int, lines: dict[str, Roofline]
             row["times_faster_than_straight_export"] = ratio(times["straight export"], values)
         if f"{name} plain" in times:
             row["over_plain"] = ratio(values, times[f"{name} plain"])
+        row |= cores_near(values, apart[name], least)
         line = lines.get(family.precision[name])
         if line is not None and not name.endswith(" plain"):
-            row["share_of_roofline"] = line.least_ms(work) / row["median_ms"]
-        row |= cores_near(values, apart[name], least)
-        if "near" in row and "share_of_roofline" in row:
-            row["near"]["share_of_roofline"] = row["share_of_roofline"] * row["median_ms"] / row["near"]["median_ms"]
+            for part in (row, row["near"]) if "near" in row else (row,):
+                part["share_of_roofline"] = line.least_ms(work) / part["median_ms"]
         rows[name] = row
     return rows
 
@@ -154,16 +153,17 @@ def measured(family: Family, name: str, batches: Sequence[int], rounds: int, dev
     lines = measured_rooflines(works, precisions)
     of_batch = {batch: time_rounds(family.programs, batch, rounds * _ROUNDS[batch]) for batch in batches}
     lines = measured_rooflines(works, precisions, seen=lines)
+    by_precision = {precision: line for (precision, _), line in lines.items()}
     found: dict[str, Any] = {
         "roofline": {
             precision: {"gflops": line.best.gflops, "library": line.best.library, "shape": line.best.shape}
-            for (precision, _), line in lines.items()
+            for precision, line in by_precision.items()
         },
         "mflop_an_image": works[0].operations / works[0].batch / 1e6,
         "core_to_core_ns": {},
     }
     for batch, timed in of_batch.items():
-        rows = rows_of(family, timed, batch, {precision: line for (precision, _), line in lines.items()})
+        rows = rows_of(family, timed, batch, by_precision)
         for program, check in checked(family, timed.logits, timed.images).items():
             rows[program].update(check)
         found[str(batch)] = rows

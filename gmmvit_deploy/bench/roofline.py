@@ -11,7 +11,7 @@ bytes: what has to be moved even if everything else stays in cache: weights, inp
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -147,11 +147,17 @@ def measured_rooflines(
     wanted: Iterable[tuple[str, Device]],
     *,
     seen: Mapping[tuple[str, Device], Roofline] | None = None,
+    told: Callable[[str], None] = lambda what: None,
 ) -> dict[tuple[str, Device], Roofline]:
     """`measured_roofline` of every (precision, device) in which a library multiplies here."""
-    seen = seen or {}
-    found = {one: measured_roofline(works, *one, seen=seen.get(one)) for one in wanted}
-    return {one: line for one, line in found.items() if line is not None}
+    found = {}
+    for precision, device in wanted:
+        told(f"what this machine's {device} can do in {precision}")
+        before = seen.get((precision, device)) if seen else None
+        line = measured_roofline(works, precision, device, seen=before)
+        if line is not None:
+            found[precision, device] = line
+    return found
 
 
 def _shapes(proto: ModelProto) -> dict[str, tuple[int, ...]]:

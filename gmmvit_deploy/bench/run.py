@@ -82,8 +82,7 @@ def bench(
     works = [network_work(bundle, batch) for batch in taken]
     precisions = dict.fromkeys((runner.precision, runner.device) for runner in runners) if options.roofline else {}
     before = machine_state()
-    told("what this machine can do", 0, 1)
-    lines = measured_rooflines(works, precisions)
+    lines = measured_rooflines(works, precisions, told=lambda what: told(what, 0, 1))
     cells = measure(runners, inputs, expected, options.plan, told=told)
     steps = waterfall(bundle, runners, inputs, pixels) if options.waterfall else []
     loads = []
@@ -100,8 +99,7 @@ def bench(
                     told=lambda what: told(what, 0, 1),
                 )
             )
-    told("what this machine can do, once more", 0, 1)
-    lines = measured_rooflines(works, precisions, seen=lines)
+    lines = measured_rooflines(works, precisions, seen=lines, told=lambda what: told(what, 0, 1))
     return BenchReport(
         bundle=described_bundle(bundle),
         data=data,

@@ -144,13 +144,17 @@ def test_every_reason_not_to_believe_a_run(report: BenchReport) -> None:
 def test_the_rate_that_holds_a_bound(report: BenchReport) -> None:
     assert [load.runner for load in report.loads] == ["onnxruntime", "openvino"]
     for load in report.loads:
-        assert len({point.rate for point in load.points}) == 6
+        tries: dict[float, list[bool]] = {}
+        for point in load.points:
+            tries.setdefault(point.rate, []).append(point.holds)
+        assert len(tries) == 6
+        assert all(len(one) <= 3 for one in tries.values())
         assert all(point.queries >= 662 for point in load.points)
         assert all(point.holds == (point.p99_ms <= 50) for point in load.points)
         assert load.outputs.right
-        if load.best is not None:
-            assert load.best in load.points
-            assert load.best.holds
+        held = [rate for rate, one in tries.items() if 2 * sum(one) > len(one)]
+        assert (load.best.rate if load.best else None) == max(held, default=None)
+        assert load.best is None or (load.best in load.points and load.best.holds)
 
 
 class Pausing(OnnxRuntimeRunner):
@@ -162,7 +166,7 @@ class Pausing(OnnxRuntimeRunner):
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
         if self.pause_at and time.monotonic() > self.pause_at:
             self.pause_at = 0.0
-            time.sleep(0.6)
+            time.sleep(1.5)
         return super()._run(batch)
 
 
@@ -171,7 +175,7 @@ def test_one_pause_of_the_machine_does_not_end_the_search(bundle: Bundle, monkey
     inputs = fresh_inputs(bundle, 8)
     with Pausing(bundle) as runner:
         runner.pause_at = time.monotonic() + 1  # in the first try, which takes more than two seconds
-        found = search_rate(runner, inputs, Expected(bundle, inputs), bound_ms=200, most=500)
+        found = search_rate(runner, inputs, Expected(bundle, inputs), bound_ms=400, most=500)
     assert [point.holds for point in found.points] == [False, True, True]
     assert found.best is not None
     assert found.best.p99_ms == max(point.p99_ms for point in found.points[1:])
@@ -263,7 +267,7 @@ def test_shares_of_the_roofline(report: BenchReport) -> None:
     assert {(one.runner, one.batch) for one in shares} == {
         (runner, batch) for runner in ("onnxruntime", "openvino") for batch in (1, 4)
     }
-    assert all(one.share > 0 for one in shares)
+    assert all(0 < one.share < 1.2 for one in shares)
     slower = tuple(replace(line, rates=(replace(line.rates[0], gflops=1e-3),)) for line in report.rooflines)
     reasons = replace(report, rooflines=slower).reasons
     assert any(

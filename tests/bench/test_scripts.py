@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gmmvit_deploy.bench import products
 from gmmvit_deploy.bench.machine import MachineState
 from gmmvit_deploy.engines.flavors import visible_gpu
 from gmmvit_deploy.runtime.kernel_libraries import onnxruntime_library
@@ -26,12 +25,8 @@ Run = Callable[..., None]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    """A script with its arguments, in this process, where what it imports and exports need be there only once.
-
-    Rates of products are measured, but not for long.
-    """
+    """A script with its arguments, in this process, where what it imports and exports need be there only once."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    monkeypatch.setattr(products, "_SECONDS_A_PRODUCT", 0.01)
 
     def run(name: str, *arguments: str) -> None:
         monkeypatch.setattr(sys, "argv", [name, *arguments])
@@ -87,6 +82,8 @@ def test_parity_limits_runs_and_tells_right_from_wrong(run: Run, tmp_path: Path)
 
 
 def test_fastest_cpu_runs_and_checks_its_answers(run: Run, tmp_path: Path) -> None:
+    from core_to_core import round_trip_ns
+
     run("fastest_cpu", "--rounds", "1", "--family", "vit", "--batch", "1", "--output", str(tmp_path))
     family = json.loads((tmp_path / "vit.json").read_text())
     rows = family["1"]
@@ -95,9 +92,11 @@ def test_fastest_cpu_runs_and_checks_its_answers(run: Run, tmp_path: Path) -> No
         assert 0 < row["off"] <= row["limit"]
         found = row["times_faster_than_eager"]
         assert found["low"] <= found["median"] <= found["high"]
-        assert 0 <= row["far"] <= 1
+        assert 0 <= row.get("far", 0) <= 1
+        assert ("far" in row) == (round_trip_ns() is not None)
     assert family["mflop_an_image"] > 300
-    assert {"eager", "openvino"} <= {name for name, row in rows.items() if row.get("share_of_roofline", 0) > 0}
+    assert all(0 < row["share_of_roofline"] < 1.2 for row in rows.values() if "share_of_roofline" in row)
+    assert "share_of_roofline" in rows["openvino"]
 
 
 def test_mask_cost_runs_and_checks_its_answers(run: Run, tmp_path: Path) -> None:
