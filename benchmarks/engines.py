@@ -35,11 +35,11 @@ from gmmvit_deploy.engines.flavors import find_flavor
 from gmmvit_deploy.engines.layers import layers_from_text
 from gmmvit_deploy.engines.options import BuildOptions, profile_from
 from gmmvit_deploy.export.variants import graph_from_model
-from gmmvit_deploy.graphs.emulate import emulated_logits
 from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.models.build import Model, model_from_spec
 from gmmvit_deploy.precision import PRECISIONS, Precision
 from gmmvit_deploy.presets import preset_spec
+from gmmvit_deploy.runtime.emulated_precision import emulated_logits
 from gmmvit_deploy.specs import MaskSpec, ViTSpec
 
 FAMILIES = ("vit", "swin", "cait", "pit", "t2t")

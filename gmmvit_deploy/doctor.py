@@ -21,8 +21,8 @@ from gmmvit_deploy.engines.flavors import FLAVORS, find_flavor, refuse, visible_
 from gmmvit_deploy.engines.options import BuildOptions, Profile
 from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.extras import require
+from gmmvit_deploy.kernels.libraries import onnxruntime_library
 from gmmvit_deploy.precision import PRECISIONS, Precision
-from gmmvit_deploy.runtime.kernel_libraries import onnxruntime_library
 from gmmvit_deploy.runtime.onnxruntime_program import why_not
 from gmmvit_deploy.runtime.openvino import our_kernels
 from gmmvit_deploy.serving.installs import ServerInstall, find_server

@@ -18,12 +18,13 @@ from gmmvit_deploy.errors import ExportError, InputError
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.folding.fold import ENGINE_PASSES, QUANTIZED_PASSES, FoldedModel, fold, fold_for_engines
 from gmmvit_deploy.folding.head_padding import pad_heads
-from gmmvit_deploy.graphs.calibration import bounds_of, calibrate
+from gmmvit_deploy.graphs.calibration import bounds_of
 from gmmvit_deploy.graphs.cast import cast_graph
-from gmmvit_deploy.graphs.emulate import emulated_logits
 from gmmvit_deploy.graphs.masks import changes_of, prove_masks
 from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.quantize import QUANTIZED, quantize_graph
+from gmmvit_deploy.runtime.emulated_precision import emulated_logits
+from gmmvit_deploy.runtime.graph_calibration import calibrate
 from gmmvit_deploy.variants import Variant, VariantRecord, onnx_file, open_variant, record_file
 from gmmvit_deploy.writing import new_file, sha256_of_bytes
 

@@ -1,5 +1,7 @@
 """How large the inputs of each projection are on real images, and where to cut them off.
 
+`runtime/graph_calibration.py` runs the graph and fills the histograms.
+
 For fp8 the largest value seen is the bound: its steps grow with the value. For int8 all steps are
 equal, so one outlier would waste them; the bound c is the one with the least expected error
 
@@ -10,20 +12,18 @@ over a histogram of |x|. For fp8 the first term is (x/8)² / 12: three bits behi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.graphs.quantize import activations_of, grid_of
-from gmmvit_deploy.runtime.onnxruntime import session_from_bytes
+from gmmvit_deploy.graphs.quantize import grid_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from onnx import ModelProto
 
     from gmmvit_deploy.precision import Precision
 
-__all__ = ["Histograms", "bounds_of", "calibrate", "excess_errors"]
+__all__ = ["Histograms", "bounds_of", "excess_errors"]
 
 _BINS = 2048
 
@@ -56,29 +56,6 @@ class Histograms:
         self.top[name] = top
         self.largest[name] = max(largest, self.largest.get(name, 0.0))
         counts += np.histogram(magnitudes, bins=_BINS, range=(0.0, top))[0]
-
-
-def calibrate(proto: ModelProto, batches: Iterable[NDArray[Any]]) -> Histograms:
-    """Run the float32 graph on ``batches`` and collect what goes into each projection.
-
-    Errors: InputError when there is no batch; BundleError when ONNX Runtime cannot run the graph.
-    """
-    from onnx import TensorProto, helper
-
-    probed = type(proto)()
-    probed.CopyFrom(proto)
-    names = activations_of(proto.graph)
-    probed.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names)
-    session = session_from_bytes(probed.SerializeToString(), "the graph that calibrates")
-    (image,) = (one.name for one in proto.graph.input)
-    found = Histograms()
-    for batch in batches:
-        for name, values in zip(names, session.run(list(names), {image: batch}), strict=True):
-            found.add(name, values)
-        found.images += len(batch)
-    if not found.images:
-        raise InputError("calibration needs images, and there are none", hint="--calibration takes a folder or .npz")
-    return found
 
 
 def bounds_of(found: Histograms, precision: Precision) -> Mapping[str, float]:

@@ -1,37 +1,18 @@
-"""A graph in any precision, run on the CPU with every rounding it asks for.
+"""A graph with bfloat16 nodes → the same function in float32 nodes, each rounded to bfloat16.
 
-ONNX Runtime computes float16 nodes in float32 and rounds what they give; with its optimisations
-off it leaves no rounding out. It has no bfloat16 kernels, so those nodes are written in float32
-with a rounding to bfloat16 after each. What is not imitated is the order of sums within a
-product, which every GPU kernel chooses for itself.
+For runtimes that have no bfloat16 kernels; `runtime/emulated_precision.py` runs it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gmmvit_deploy.graphs.rewrite import rewrite_graph
-from gmmvit_deploy.runtime.onnxruntime import session_from_bytes
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from onnx import ModelProto
 
-__all__ = ["emulated_logits", "without_bfloat16"]
-
-
-def emulated_logits(proto: ModelProto, inputs: NDArray[Any], *, name: str, batch: int = 8) -> NDArray[Any]:
-    """Logits (B, C) float32.  name: what errors call the graph.
-
-    Errors: BundleError when ONNX Runtime cannot load it.
-    """
-    import numpy as np
-
-    session = session_from_bytes(without_bfloat16(proto).SerializeToString(), name, exact=True)
-    (image,) = (one.name for one in proto.graph.input)
-    parts = [session.run(["logits"], {image: inputs[i : i + batch]})[0] for i in range(0, len(inputs), batch)]
-    logits: NDArray[Any] = np.concatenate(parts)
-    return logits
+__all__ = ["without_bfloat16"]
 
 
 def without_bfloat16(proto: ModelProto) -> ModelProto:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.cast import numpy_type
+from gmmvit_deploy.graphs.constants import LayerConstant, array_of
 from gmmvit_deploy.graphs.proof import FORBIDDEN, constant_nodes
 from gmmvit_deploy.precision import POLICY
 from gmmvit_deploy.variants import MaskChange
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from gmmvit_deploy.artifacts import ConstantRecord
-    from gmmvit_deploy.folding.fold import FoldedConstant
     from gmmvit_deploy.precision import Precision
 
 __all__ = ["changes_of", "prove_masks", "require_folded"]
@@ -25,14 +25,14 @@ __all__ = ["changes_of", "prove_masks", "require_folded"]
 _EXPORT = "gmmvit export folds masks and proves it"
 
 
-def changes_of(masks: Sequence[FoldedConstant], precision: Precision) -> Iterator[MaskChange]:
+def changes_of(masks: Sequence[LayerConstant], precision: Precision) -> Iterator[MaskChange]:
     """One for each layer and head, float32 against what the precision makes of it."""
     import numpy as np
 
     kind = numpy_type(POLICY["mask"][precision])
     smallest = _smallest_normal(kind)
     for mask in masks:
-        constant = mask.constant.numpy()
+        constant = array_of(mask.constant)
         for head, exact in enumerate(constant.reshape(-1, *constant.shape[-2:])):
             with np.errstate(over="ignore"):
                 rounded = exact.astype(kind).astype(np.float64)
@@ -70,7 +70,7 @@ def require_folded(proto: ModelProto) -> None:
 
 
 def prove_masks(
-    proto: ModelProto, masks: Sequence[FoldedConstant], records: Sequence[ConstantRecord], precision: Precision
+    proto: ModelProto, masks: Sequence[LayerConstant], records: Sequence[ConstantRecord], precision: Precision
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Find each mask, cast, in the graph, as a constant and nothing else.
 
@@ -86,7 +86,7 @@ def prove_masks(
     names, hashes = {}, {}
     for mask, record in zip(masks, records, strict=True):
         name = record.constant if kind == "float32" else f"{record.constant}.{kind}"
-        wanted = mask.constant.numpy().astype(numpy_type(kind))
+        wanted = array_of(mask.constant).astype(numpy_type(kind))
         found: NDArray[Any] | None = numpy_helper.to_array(constants[name]) if name in constants else None
         if found is None or found.tobytes() != wanted.tobytes():
             raise ExportError(f"{mask.layer}: its mask in {kind} is not in the graph")

@@ -1,39 +1,19 @@
-"""The part of a graph that turns pixels into a normalised tensor, run by itself."""
+"""Find where a graph's normalisation of pixels ends."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from gmmvit_deploy.runtime.onnxruntime import session_from_bytes
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from onnx import GraphProto
 
-__all__ = ["normalised_in_graph"]
+__all__ = ["end_of_normalisation"]
 
 _CHANNELS_FIRST = [0, 3, 1, 2]
 
 
-def normalised_in_graph(path: Path, pixels: NDArray[Any]) -> NDArray[Any] | None:
-    """uint8 (B, S, S, 3) → float32 (B, 3, S, S) as the graph computes it; None when it has no such part."""
-    import onnx
-
-    proto = onnx.load(path)
-    name = _end_of_normalisation(proto.graph)
-    if name is None:
-        return None
-    (image,) = (one.name for one in proto.graph.input)
-    del proto.graph.output[:]
-    proto.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
-    session = session_from_bytes(proto.SerializeToString(), path.name, exact=True)
-    tensor: NDArray[Any] = session.run([name], {image: pixels})[0]
-    return tensor
-
-
-def _end_of_normalisation(graph: GraphProto) -> str | None:
-    """Follow the one way that the input takes until channels come first."""
+def end_of_normalisation(graph: GraphProto) -> str | None:
+    """Follow the single path of the input until channels come first: the tensor's name, or None."""
     constants = {one.name for one in graph.initializer}
     name: str = graph.input[0].name
     for _ in range(len(graph.node)):

@@ -10,23 +10,16 @@ import numpy as np
 
 from gmmvit_deploy.artifacts import ConstantRecord
 from gmmvit_deploy.errors import ExportError
+from gmmvit_deploy.graphs.constants import LayerConstant, LayerConstants, bytes_of_array
 from gmmvit_deploy.writing import sha256_of_bytes
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto
-    from torch import Tensor
 
-    from gmmvit_deploy.folding.fold import FoldedConstant, FoldedModel
-
-__all__ = ["bytes_of_tensor", "constant_nodes", "prove_folded"]
+__all__ = ["constant_nodes", "prove_folded"]
 
 FORBIDDEN = frozenset({"Einsum", "Exp", "Pow", "Reciprocal", "ScatterND", "Sqrt"})
 """Operators that a folded graph has no use for: each is a piece of a mask that was left."""
-
-
-def bytes_of_tensor(tensor: Tensor) -> bytes:
-    """The float32 values in C order, little-endian: what a mask's SHA-256 is taken of."""
-    return tensor.detach().contiguous().numpy().astype("<f4", copy=False).tobytes()
 
 
 def constant_nodes(graph: GraphProto) -> list[str]:
@@ -43,7 +36,7 @@ def constant_nodes(graph: GraphProto) -> list[str]:
 
 
 def prove_folded(
-    proto: ModelProto, folded: FoldedModel
+    proto: ModelProto, folded: LayerConstants
 ) -> tuple[tuple[ConstantRecord, ...], tuple[ConstantRecord, ...]]:
     """Check the whole graph and find the constant of every mask and of every bias in it.
 
@@ -64,13 +57,13 @@ def prove_folded(
 
 
 def _find_constants(
-    graph: GraphProto, constants: Sequence[FoldedConstant], *, what: str, operator: str
+    graph: GraphProto, constants: Sequence[LayerConstant], *, what: str, operator: str
 ) -> tuple[ConstantRecord, ...]:
     names_by_bytes = _float_constants(graph, {tuple(one.constant.shape) for one in constants})
-    layers_by_bytes = Counter(bytes_of_tensor(one.constant) for one in constants)
+    layers_by_bytes = Counter(bytes_of_array(one.constant) for one in constants)
     records = []
     for one in constants:
-        data = bytes_of_tensor(one.constant)
+        data = bytes_of_array(one.constant)
         names = names_by_bytes.get(data, [])
         if len(names) != 1:
             raise ExportError(f"{one.layer}: its {what} is in the graph {len(names)} times; once was wanted")
@@ -83,7 +76,7 @@ def _find_constants(
             ConstantRecord(
                 layer=one.layer,
                 shape=tuple(one.constant.shape),
-                trained_sha256=sha256_of_bytes(bytes_of_tensor(one.trained)),
+                trained_sha256=sha256_of_bytes(bytes_of_array(one.trained)),
                 constant_sha256=sha256_of_bytes(data),
                 constant=names[0],
             )

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.export.variants import graph_before_quantization
-from gmmvit_deploy.graphs.calibration import calibrate, excess_errors
+from gmmvit_deploy.graphs.calibration import excess_errors
 from gmmvit_deploy.parity.verdict import Check
 from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.runtime.graph_calibration import calibrate
 from gmmvit_deploy.variants import open_variant
 
 __all__ = ["check_calibration"]

@@ -9,7 +9,8 @@ import onnx
 from gmmvit_deploy.artifacts import Bundle, ConstantRecord
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.folding.fold import FoldedConstant, fold
-from gmmvit_deploy.graphs.proof import bytes_of_tensor, prove_folded
+from gmmvit_deploy.graphs.constants import bytes_of_array
+from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.models.build import Model
 from gmmvit_deploy.parity.verdict import Check
 from gmmvit_deploy.writing import sha256_of_bytes
@@ -44,7 +45,7 @@ def check_constants(bundle: Bundle, model: Model) -> Check:
 
 def _manifest_problems(kind: str, constants: Sequence[FoldedConstant], records: Sequence[ConstantRecord]) -> list[str]:
     recorded = {record.layer: record.trained_sha256 for record in records}
-    wanted = {one.layer: sha256_of_bytes(bytes_of_tensor(one.trained)) for one in constants}
+    wanted = {one.layer: sha256_of_bytes(bytes_of_array(one.trained)) for one in constants}
     return [
         f"{layer}: the manifest has {kind} {recorded.get(layer, 'none')[:12]}, "
         f"the weights give {wanted.get(layer, 'none')[:12]}"

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from gmmvit_deploy.artifacts import Bundle, Preprocessing
 from gmmvit_deploy.datasets import DATASETS
 from gmmvit_deploy.golden import GoldenSet, preprocessing_problem
-from gmmvit_deploy.graphs.normalisation import normalised_in_graph
 from gmmvit_deploy.parity.measures import distance
 from gmmvit_deploy.parity.verdict import Check
 from gmmvit_deploy.preprocess import tensor_from_pixels
+from gmmvit_deploy.runtime.graph_normalisation import normalised_in_graph
 from gmmvit_deploy.runtime.runner import Runner
 from gmmvit_deploy.runtime.triton import TritonRunner
 from gmmvit_deploy.tolerances import Limit

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gmmvit_deploy.errors import BundleError
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.runtime.kernel_libraries import onnxruntime_library
-from gmmvit_deploy.runtime.onnxruntime_kernels import with_fused_attention
+from gmmvit_deploy.kernels.libraries import onnxruntime_library
+from gmmvit_deploy.kernels.onnxruntime_kernels import with_fused_attention
 from gmmvit_deploy.runtime.onnxruntime_program import ROWS_A_CORE, OnnxRuntimeProgram, session_options, why_not
 from gmmvit_deploy.runtime.runner import Runner
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import BundleError, InputError
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.runtime.kernel_libraries import openvino_library
-from gmmvit_deploy.runtime.openvino_kernels import Arithmetic, Kernels, kernels_from
+from gmmvit_deploy.kernels.libraries import openvino_library
+from gmmvit_deploy.kernels.openvino_kernels import Arithmetic, Kernels, kernels_from
 from gmmvit_deploy.runtime.openvino_program import CHUNK, Hint, OpenVinoProgram
 from gmmvit_deploy.runtime.runner import Runner
 

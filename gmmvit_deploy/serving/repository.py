@@ -15,14 +15,9 @@ from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.engines.card import Engine, require_bundle
 from gmmvit_deploy.engines.compatibility import ServerTensorRT, loads_on, server_tensorrt
 from gmmvit_deploy.errors import RepositoryError
-from gmmvit_deploy.runtime import (
-    onnxruntime_program,
-    openvino_graph,
-    openvino_kernels,
-    openvino_program,
-    prepared_masks,
-)
-from gmmvit_deploy.runtime.kernel_libraries import openvino_library
+from gmmvit_deploy.kernels import openvino_graph, openvino_kernels, prepared_masks
+from gmmvit_deploy.kernels.libraries import openvino_library
+from gmmvit_deploy.runtime import onnxruntime_program, openvino_program
 from gmmvit_deploy.runtime.onnxruntime import fused_graph
 from gmmvit_deploy.runtime.openvino import graph_precision
 from gmmvit_deploy.serving.model_configs import (

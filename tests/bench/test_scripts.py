@@ -15,7 +15,7 @@ import pytest
 
 from gmmvit_deploy.bench.machine import MachineState
 from gmmvit_deploy.engines.flavors import visible_gpu
-from gmmvit_deploy.runtime.kernel_libraries import onnxruntime_library
+from gmmvit_deploy.kernels.libraries import onnxruntime_library
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,10 +15,10 @@ from gmmvit_deploy.bench import served_load
 from gmmvit_deploy.bench import tune as tuning
 from gmmvit_deploy.bench.tune import TUNING_FILE, TuneOptions, tune
 from gmmvit_deploy.errors import InputError, OutputError
+from gmmvit_deploy.kernels.libraries import onnxruntime_library, openvino_library
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.runtime.kernel_libraries import onnxruntime_library, openvino_library
 from gmmvit_deploy.runtime.openvino import our_kernels
 from gmmvit_deploy.runtime.triton import TritonRunner
 from gmmvit_deploy.serving.model_configs import RepositoryOptions

@@ -32,13 +32,14 @@ from gmmvit_deploy.errors import EngineError, ExportError, InputError, OutputErr
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.export.variants import graph_from_model, prepared_graph
 from gmmvit_deploy.folding.fold import ENGINE_PASSES, fold, fold_for_engines
-from gmmvit_deploy.graphs.calibration import bounds_of, calibrate
+from gmmvit_deploy.graphs.calibration import bounds_of
 from gmmvit_deploy.graphs.cast import cast_graph
-from gmmvit_deploy.graphs.emulate import emulated_logits
 from gmmvit_deploy.graphs.quantize import quantize_graph
 from gmmvit_deploy.graphs.roles import attentions_of
 from gmmvit_deploy.models.build import model_from_spec
 from gmmvit_deploy.presets import preset_spec
+from gmmvit_deploy.runtime.emulated_precision import emulated_logits
+from gmmvit_deploy.runtime.graph_calibration import calibrate
 from gmmvit_deploy.specs import MaskSpec, ViTSpec
 from gmmvit_deploy.variants import open_variant
 from gmmvit_deploy.writing import sha256_of_file

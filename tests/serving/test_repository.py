@@ -11,13 +11,13 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 import gmmvit_deploy.preprocess
-from gmmvit_deploy import runtime
+from gmmvit_deploy import kernels, runtime
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.engines.card import Engine, open_engine
 from gmmvit_deploy.engines.compatibility import server_tensorrt
 from gmmvit_deploy.errors import EngineError, InputError, OutputError, RepositoryError
+from gmmvit_deploy.kernels.libraries import openvino_library
 from gmmvit_deploy.preprocess import pixels_from_bytes
-from gmmvit_deploy.runtime.kernel_libraries import openvino_library
 from gmmvit_deploy.runtime.onnxruntime import fused_graph
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
@@ -72,7 +72,8 @@ def test_openvino_brings_the_files_of_our_runner(precise_bundle: Bundle, tmp_pat
     files = {"openvino_program.py", "openvino_kernels.py", "openvino_graph.py", "prepared_masks.py"}
     assert {file.name for file in (folder / "gmmvit_openvino").iterdir()} == files
     for name in files:
-        source = Path(runtime.__path__[0]) / name
+        room = runtime if name == "openvino_program.py" else kernels
+        source = Path(room.__path__[0]) / name
         assert (folder / "gmmvit_openvino" / name).read_bytes() == source.read_bytes()
     ours = {"openvino_kernels.so"} if openvino_library()[0] else set()
     assert {file.name for file in folder.iterdir()} == {"model.py", "model.onnx", "gmmvit_openvino", *ours}

@@ -16,7 +16,7 @@ from gmmvit_deploy.runtime import openvino as runner_module
 from gmmvit_deploy.runtime.openvino import OpenVinoRunner, our_kernels
 from gmmvit_deploy.runtime.openvino_program import CHUNK
 from gmmvit_deploy.variants import open_variant
-from tests.runtime.test_masked_attention import loaded, needs_kernel
+from tests.kernels.test_masked_attention import loaded, needs_kernel
 
 WIDTH, STEP = 48, np.float32(0.03)
 

@@ -16,15 +16,15 @@ from ml_dtypes import bfloat16
 from openvino import opset13 as ops
 
 from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.kernels import libraries as compiling
+from gmmvit_deploy.kernels.libraries import openvino_library
+from gmmvit_deploy.kernels.openvino_kernels import kernels_from
+from gmmvit_deploy.kernels.prepared_masks import prepared_bias, prepared_mask
 from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.parity.runners import open_runner
-from gmmvit_deploy.runtime import kernel_libraries as compiling
 from gmmvit_deploy.runtime import openvino as runner_module
-from gmmvit_deploy.runtime.kernel_libraries import openvino_library
 from gmmvit_deploy.runtime.openvino import OpenVinoRunner, our_kernels
-from gmmvit_deploy.runtime.openvino_kernels import kernels_from
 from gmmvit_deploy.runtime.openvino_program import OpenVinoProgram
-from gmmvit_deploy.runtime.prepared_masks import prepared_bias, prepared_mask
 from gmmvit_deploy.specs import MaskKind
 from tests.conftest import has_bf16, swin_graph
 

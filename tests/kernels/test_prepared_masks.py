@@ -7,9 +7,9 @@ import pytest
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.folding.fold import fold
-from gmmvit_deploy.runtime.prepared_masks import prepared_mask
+from gmmvit_deploy.kernels.prepared_masks import prepared_mask
 from tests.conftest import golden
-from tests.runtime.test_masked_attention import mask_on_grid
+from tests.kernels.test_masked_attention import mask_on_grid
 
 
 @pytest.mark.parametrize(

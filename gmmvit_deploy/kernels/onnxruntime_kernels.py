@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.runtime.prepared_masks import LANES, prepared_bias, prepared_mask
+from gmmvit_deploy.kernels.prepared_masks import LANES, prepared_bias, prepared_mask
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

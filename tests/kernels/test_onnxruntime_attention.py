@@ -12,18 +12,18 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.kernels import libraries as kernel_libraries
+from gmmvit_deploy.kernels.libraries import onnxruntime_library
+from gmmvit_deploy.kernels.onnxruntime_kernels import with_fused_attention
 from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.parity.runners import open_runner
-from gmmvit_deploy.runtime import kernel_libraries
 from gmmvit_deploy.runtime import onnxruntime as runner_module
-from gmmvit_deploy.runtime.kernel_libraries import onnxruntime_library
 from gmmvit_deploy.runtime.onnxruntime import fused_graph, program_from_onnx
-from gmmvit_deploy.runtime.onnxruntime_kernels import with_fused_attention
 from gmmvit_deploy.runtime.onnxruntime_program import why_not
 from gmmvit_deploy.specs import MaskKind
 from gmmvit_deploy.variants import open_variant
 from tests.conftest import swin_graph
-from tests.runtime.test_masked_attention import needs_kernel
+from tests.kernels.test_masked_attention import needs_kernel
 
 HEADS, N, WIDTH = 2, 20, 16
 

@@ -1,0 +1,40 @@
+"""Run a float32 graph on real images and collect the magnitudes of every projection's input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.graphs.calibration import Histograms
+from gmmvit_deploy.graphs.quantize import activations_of
+from gmmvit_deploy.runtime.onnxruntime import session_from_bytes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from onnx import ModelProto
+
+__all__ = ["calibrate"]
+
+
+def calibrate(proto: ModelProto, batches: Iterable[NDArray[Any]]) -> Histograms:
+    """Run the float32 graph on ``batches`` and collect what goes into each projection.
+
+    Errors: InputError when there is no batch; BundleError when ONNX Runtime cannot run the graph.
+    """
+    from onnx import TensorProto, helper
+
+    probed = type(proto)()
+    probed.CopyFrom(proto)
+    names = activations_of(proto.graph)
+    probed.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names)
+    session = session_from_bytes(probed.SerializeToString(), "the graph that calibrates")
+    (image,) = (one.name for one in proto.graph.input)
+    found = Histograms()
+    for batch in batches:
+        for name, values in zip(names, session.run(list(names), {image: batch}), strict=True):
+            found.add(name, values)
+        found.images += len(batch)
+    if not found.images:
+        raise InputError("calibration needs images, and there are none", hint="--calibration takes a folder or .npz")
+    return found
