@@ -153,9 +153,7 @@ def test_repository_decodes_to_the_channels(small: Bundle, tmp_path: Path) -> No
     channels = small.manifest.spec.channels
     repository_from_bundle(small, tmp_path / "r")
     configs = {
-        name: text_format.Parse(
-            (tmp_path / "r" / name / "config.pbtxt").read_text(), model_config_pb2.ModelConfig()
-        )
+        name: text_format.Parse((tmp_path / "r" / name / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
         for name in ("gmmvit_preprocess", "gmmvit_network")
     }
     assert list(configs["gmmvit_preprocess"].output[0].dims) == [20, 20, channels]

@@ -43,7 +43,9 @@ def nearest(repository: Repository, name: str) -> None:
 
 def bgr(repository: Repository, name: str) -> None:
     edited(
-        _preprocess(repository, name), ".reshape(height, width, channels)", ".reshape(height, width, channels)[..., ::-1]"
+        _preprocess(repository, name),
+        ".reshape(height, width, channels)",
+        ".reshape(height, width, channels)[..., ::-1]",
     )
 
 
