@@ -21,7 +21,7 @@ from typing import Any
 import run_card
 import torch
 
-from gmmvit_deploy.artifacts import Bundle, Preprocessing
+from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.bench.measure import Cell, Plan, measure, ratios
 from gmmvit_deploy.bench.outputs import Expected
 from gmmvit_deploy.bench.served_load import search_rate
@@ -48,7 +48,7 @@ def random_bundle(folder: Path) -> Bundle:
     model = model_from_spec(preset_spec("vit", classes=10, image_size=32, mask=MaskSpec(kind="gmm", kernels=5))).eval()
     save_checkpoint(model, folder / "checkpoint.pth", epoch=0)
     cifar10 = dataset("cifar10")
-    options = ExportOptions(preprocessing=Preprocessing(mean=cifar10.mean, std=cifar10.std), labels=cifar10.labels)
+    options = ExportOptions(mean=cifar10.mean, std=cifar10.std, labels=cifar10.labels)
     return bundle_from_checkpoint(folder / "checkpoint.pth", folder / "bundle", options)
 
 

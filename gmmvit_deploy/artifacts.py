@@ -3,7 +3,7 @@
 A bundle is the folder that ``export`` writes and every later step reads:
 
     model.onnx           the folded network, float32
-    weights.safetensors  the tensors as trained, under the names the checkpoint gave them
+    weights.safetensors  the tensors as trained, under the names of our modules (`checkpoints.weights`)
     golden.npz           inputs, raw images, and the logits that eager PyTorch gave (`golden`)
     labels.txt           one class name a line
     manifest.json        `Manifest`: what the rest is, and the SHA-256 of each file
@@ -12,7 +12,7 @@ A bundle is the folder that ``export`` writes and every later step reads:
 from __future__ import annotations
 
 import json
-import math
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from gmmvit_deploy.errors import BundleError, InputError
 from gmmvit_deploy.golden import GoldenSet, golden_from_bytes, preprocessing_problem
-from gmmvit_deploy.preprocess import tensor_from_pixels
-from gmmvit_deploy.specs import ModelSpec, spec_from_json, spec_to_json
+from gmmvit_deploy.images import ImageSpec, image_from_json
+from gmmvit_deploy.specs import ModelSpec, input_shape, spec_from_json, spec_to_json
 from gmmvit_deploy.writing import sha256_of_file
 
 if TYPE_CHECKING:
@@ -33,12 +33,15 @@ __all__ = [
     "ConstantRecord",
     "InputKind",
     "Manifest",
-    "Preprocessing",
+    "OutputMeaning",
+    "OutputRecord",
+    "Task",
     "open_bundle",
     "tool_versions",
 ]
 
-BUNDLE_FORMAT = "gmmvit-bundle/2"
+BUNDLE_FORMAT = "gmmvit-bundle/3"
+_PREVIOUS_FORMAT = "gmmvit-bundle/2"
 MODEL_FILE, WEIGHTS_FILE, GOLDEN_FILE, LABELS_FILE = (
     "model.onnx",
     "weights.safetensors",
@@ -48,6 +51,10 @@ MODEL_FILE, WEIGHTS_FILE, GOLDEN_FILE, LABELS_FILE = (
 MANIFEST_FILE = "manifest.json"
 _EXPORT_AGAIN = "write it again with gmmvit export"
 InputKind = Literal["pixels", "tensor"]
+Task = Literal["single-label"]
+"""What the logits decide: ``single-label``, exactly one class an image, so probabilities are their softmax."""
+OutputMeaning = Literal["class logits"]
+"""``class logits``: a logit a class, in the order of the labels."""
 
 
 def tool_versions(*also: str) -> dict[str, str]:
@@ -67,21 +74,18 @@ def tool_versions(*also: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Preprocessing:
-    """Image → input of the network: RGB, resize to S×S (bilinear, antialiased), to [0, 1], normalise.
+class OutputRecord:
+    """An output of the network.  shape: of one image's, without the batch.  meaning: of its numbers."""
 
-    mean, std: of R, G and B, for values in [0, 1].
-    """
-
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    name: str
+    shape: tuple[int, ...]
+    meaning: OutputMeaning
 
     def __post_init__(self) -> None:
-        for name, values in (("mean", self.mean), ("std", self.std)):
-            if len(values) != 3 or not all(math.isfinite(value) for value in values):
-                raise InputError(f"{name} is {values}; three finite numbers were wanted, for R, G and B")
-        if min(self.std) <= 0:
-            raise InputError(f"std is {self.std}; numbers above 0 were wanted")
+        if self.meaning not in get_args(OutputMeaning):
+            raise ValueError(
+                f"output meaning: expected one of {', '.join(get_args(OutputMeaning))}, got {self.meaning!r}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +109,9 @@ class Manifest:
     """Everything a bundle says about itself.  `to_json` and `from_json` are inverse.
 
     checkpoint: name, SHA-256 and wrapping of the file it came from.
-    preprocessing: None when the input is ``tensor`` and nobody said how it is made.
+    unused_keys: key of that file that the network never reads → why not; its tensor is not in the bundle.
+    image: what images the network takes; without mean and std when the input is ``tensor`` and nobody gave them.
+    task: what the logits decide.  outputs: of the graph, in its order.
     export_parity: the largest difference seen when the bundle was made, and its limit.
     float32_noise: largest difference of PyTorch's float32 and float64 logits on the golden inputs.
     files: name → SHA-256, of all files but the manifest.
@@ -114,9 +120,12 @@ class Manifest:
     spec: ModelSpec
     trainable_parameters: int
     checkpoint: dict[str, str]
+    unused_keys: dict[str, str]
     input_kind: InputKind
     max_batch: int
-    preprocessing: Preprocessing | None
+    image: ImageSpec
+    task: Task
+    outputs: tuple[OutputRecord, ...]
     labels: tuple[str, ...]
     opset: int
     folding: tuple[str, ...]
@@ -127,11 +136,19 @@ class Manifest:
     versions: dict[str, str]
     files: dict[str, str]
 
+    def __post_init__(self) -> None:
+        if self.image.tensor_shape != input_shape(self.spec):
+            raise ValueError(
+                f"image: expected {input_shape(self.spec)} (channels, height, width), got {self.image.tensor_shape}"
+            )
+        if self.input_kind == "pixels" and self.image.normalisation is None:
+            raise ValueError("the input is pixels, but image has no mean and std to normalise them with")
+
     def to_json(self) -> dict[str, Any]:
         data = {name: getattr(self, name) for name in self.__slots__}
         data["spec"] = spec_to_json(self.spec)
-        data["preprocessing"] = asdict(self.preprocessing) if self.preprocessing else None
-        for name in ("masks", "biases"):
+        data["image"] = self.image.to_json()
+        for name in ("masks", "biases", "outputs"):
             data[name] = [asdict(record) for record in data[name]]
         return {"format": BUNDLE_FORMAT, **data}
 
@@ -139,13 +156,12 @@ class Manifest:
     def from_json(cls, data: Mapping[str, Any]) -> Manifest:
         """Errors: KeyError, TypeError, ValueError or SpecError when it is no such manifest."""
         fields = {name: value for name, value in data.items() if name != "format"}
-        if fields["input_kind"] not in get_args(InputKind):
-            raise ValueError(f"input kind {fields['input_kind']!r}")
+        for name, known in (("input_kind", get_args(InputKind)), ("task", get_args(Task))):
+            if fields[name] not in known:
+                raise ValueError(f"{name}: expected one of {', '.join(known)}, got {fields[name]!r}")
         fields["spec"] = spec_from_json(fields["spec"])
-        if fields["preprocessing"] is not None:
-            fields["preprocessing"] = Preprocessing(
-                mean=tuple(fields["preprocessing"]["mean"]), std=tuple(fields["preprocessing"]["std"])
-            )
+        fields["image"] = image_from_json(fields["image"])
+        fields["outputs"] = tuple(OutputRecord(**{**o, "shape": tuple(o["shape"])}) for o in fields["outputs"])
         for name in ("masks", "biases"):
             fields[name] = tuple(ConstantRecord(**{**m, "shape": tuple(m["shape"])}) for m in fields[name])
         for name in ("labels", "folding"):
@@ -176,8 +192,8 @@ class Bundle:
     @property
     def input_shape(self) -> tuple[int, int, int]:
         """Of one input, without the batch."""
-        size = self.manifest.spec.image_size
-        return (size, size, 3) if self.manifest.input_kind == "pixels" else (3, size, size)
+        image = self.manifest.image
+        return image.pixels_shape if self.manifest.input_kind == "pixels" else image.tensor_shape
 
     @property
     def input_dtype(self) -> str:
@@ -198,19 +214,18 @@ class Bundle:
             raise BundleError(f"{path}: not the golden inputs of a bundle: {exc}", hint=_EXPORT_AGAIN) from exc
 
     def inputs_from_pixels(self, pixels: NDArray[Any]) -> NDArray[Any]:
-        """uint8 (B, S, S, 3) → what the graph takes.
+        """uint8 (B, height, width, channels) → what the graph takes.
 
         Errors: InputError when it takes tensors and nobody said how they are made of images.
         """
-        preprocessing = self.manifest.preprocessing
         if self.manifest.input_kind == "pixels":
             return pixels
-        if preprocessing is None:
+        if self.manifest.image.normalisation is None:
             raise InputError(
                 f"{self.path}: it does not say how images are normalised, so images cannot be fed to it",
                 hint="export it with --dataset, or --mean --std --labels",
             )
-        return tensor_from_pixels(pixels, preprocessing.mean, preprocessing.std)
+        return self.manifest.image.tensor_from_pixels(pixels)
 
 
 def open_bundle(path: Path) -> Bundle:
@@ -226,10 +241,11 @@ def open_bundle(path: Path) -> Bundle:
         raise BundleError(f"{path}: a bundle was wanted, but it {problem}", hint="gmmvit export makes bundles")
     try:
         data = json.loads(manifest_path.read_text(encoding="utf-8"))
-        found_format = data.get("format")
-        if found_format != BUNDLE_FORMAT:
+        bundle_format = data.get("format")
+        if bundle_format != BUNDLE_FORMAT:
             raise BundleError(
-                f"{path}: format {found_format!r}; this version reads {BUNDLE_FORMAT!r}", hint=_EXPORT_AGAIN
+                f"{path}: format {bundle_format!r}; this version reads {BUNDLE_FORMAT!r}",
+                hint=_export_again(path, data) if bundle_format == _PREVIOUS_FORMAT else _EXPORT_AGAIN,
             )
         manifest = Manifest.from_json(data)
     except OSError as exc:
@@ -242,6 +258,16 @@ def open_bundle(path: Path) -> Bundle:
     bundle = Bundle(path=path, manifest=manifest)
     _check_contract(bundle)
     return bundle
+
+
+def _export_again(path: Path, data: Mapping[str, Any]) -> str:
+    """The command that makes a bundle of this format from one of the previous format: it holds all that is needed."""
+    normalisation = data["preprocessing"]
+    command = ["gmmvit", "export", str(path / WEIGHTS_FILE), "-o", f"{path.resolve()}-3", "--input", data["input_kind"]]
+    command += ["--max-batch", str(data["max_batch"]), "--labels", str(path / LABELS_FILE)]
+    for name in ("mean", "std") if normalisation else ():
+        command += [f"--{name}", ",".join(map(str, normalisation[name]))]
+    return f"export it again: {shlex.join(command)}"
 
 
 def _check_files(path: Path, manifest: Manifest, *, hint: str) -> None:
@@ -272,10 +298,9 @@ def _check_contract(bundle: Bundle) -> None:
             f"{bundle.manifest.labels[:3]}",
             hint=_EXPORT_AGAIN,
         )
-    how = bundle.manifest.preprocessing
-    if how is None:
+    if bundle.manifest.image.normalisation is None:
         return
-    problem = preprocessing_problem(bundle.golden_set(), bundle.manifest.spec.image_size, how.mean, how.std)
+    problem = preprocessing_problem(bundle.golden_set(), bundle.manifest.image)
     if problem:
         from importlib.metadata import version
 

@@ -49,10 +49,10 @@ espresso; alp; cliff; coral reef; lakeside; seashore; acorn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """mean, std: of R, G and B in [0, 1], as training normalised with.  labels: by class index."""
+    """mean, std: a number a channel, for values in [0, 1], as training normalised with.  labels: by class index."""
 
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
     labels: tuple[str, ...]
 
 
@@ -69,6 +69,8 @@ DATASETS: dict[str, Dataset] = {
         std=(0.2770, 0.2691, 0.2821),
         labels=tuple(name.strip() for name in _TINY_IMAGENET.replace("\n", " ").split(";")),
     ),
+    # one channel; the usual tutorials give the network grey values in [0, 1] as they are
+    "mnist": Dataset(mean=(0.0,), std=(1.0,), labels=tuple("0123456789")),
     # scikit-learn's handwritten digits, grey values 0..16 scaled to [0, 1], all 1,797 images
     "digits": Dataset(mean=(0.3053, 0.3053, 0.3053), std=(0.3760, 0.3760, 0.3760), labels=tuple("0123456789")),
 }

@@ -4,18 +4,18 @@
     image_bytes, image_ends          encoded images, one behind the other, and where each ends
     image_pixels, image_logits       the same decoded and resized; what PyTorch gave
 
-Without preprocessing there are no images. They are losslessly encoded: what a JPEG decodes to
+Where nobody said how images are normalised there are no images. They are losslessly encoded: what a JPEG decodes to
 differs by a level between builds of libjpeg, so it can be no part of an exact contract.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.preprocess import UnusableImage, pixels_from_bytes, tensor_from_pixels
+from gmmvit_deploy.images import ImageSpec
+from gmmvit_deploy.preprocess import UnusableImage
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,9 +27,10 @@ _ARRAYS = ("inputs", "tensors", "logits")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GoldenSet:
-    """inputs (B, …) as the graph takes them; tensors float32 (B, 3, S, S); logits float32 (B, C).
+    """inputs (B, …) as the graph takes them; tensors float32 (B, channels, height, width); logits float32 (B, C).
 
-    images: encoded, of any size.  image_pixels: uint8 (I, S, S, 3); image_logits: float32 (I, C).
+    images: encoded, of any size.  image_pixels: uint8 (I, height, width, channels);
+    image_logits: float32 (I, C).
     """
 
     inputs: NDArray[Any]
@@ -71,13 +72,13 @@ def golden_from_bytes(data: bytes) -> GoldenSet:
         )
 
 
-def preprocessing_problem(golden: GoldenSet, image_size: int, mean: Sequence[float], std: Sequence[float]) -> str:
+def preprocessing_problem(golden: GoldenSet, spec: ImageSpec) -> str:
     """How what is made of images here differs from what was made at export; empty when it does not."""
     import numpy as np
 
     for index, (image, wanted) in enumerate(zip(golden.images, golden.image_pixels, strict=True)):
         try:
-            found = pixels_from_bytes(image, image_size)
+            found = spec.pixels_from_bytes(image)
         except UnusableImage as exc:
             return f"golden image {index}: {exc}"
         if found.shape != wanted.shape or (found != wanted).any():
@@ -87,7 +88,7 @@ def preprocessing_problem(golden: GoldenSet, image_size: int, mean: Sequence[flo
                 f"{np.count_nonzero(apart)} values differ, by up to {apart.max()}"
             )
     if golden.inputs.dtype == np.uint8:
-        found = tensor_from_pixels(golden.inputs, mean, std)
+        found = spec.tensor_from_pixels(golden.inputs)
         if not np.array_equal(found, golden.tensors):
             largest = float(np.abs(found - golden.tensors).max())
             return f"the golden pixels become another tensor here than at export: it differs by up to {largest:.3g}"

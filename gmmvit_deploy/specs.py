@@ -3,7 +3,7 @@
 One dataclass a family; `ModelSpec` is any of them.
 
 Shape letters used in this package: B batch, N tokens, H heads, d head dim, D model dim,
-K mixture kernels, C classes, S image side in pixels, p patch side in pixels.
+K mixture kernels, C classes, S image side in pixels, p patch side in pixels, c image channels.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, get_args
 from gmmvit_deploy.errors import SpecError
 
 __all__ = [
+    "CHANNELS",
     "FAMILIES",
     "CaiTSpec",
     "MaskKind",
@@ -24,11 +25,14 @@ __all__ = [
     "SwinSpec",
     "T2TSpec",
     "ViTSpec",
+    "input_shape",
     "spec_from_json",
     "spec_to_json",
 ]
 
 MaskKind = Literal["plain", "gmm", "elm"]
+CHANNELS = (1, 2, 3, 4)
+"""That images may have: grey, grey and alpha, RGB, RGB and alpha."""
 
 
 def _require(condition: bool, message: str, hint: str = "") -> None:
@@ -45,6 +49,10 @@ def _require_counts(spec: object, *names: str) -> None:
             bool(numbers) and all(isinstance(number, int) and number >= 1 for number in numbers),
             f"{name} is {value!r}; whole numbers of at least 1 were wanted",
         )
+
+
+def _require_channels(channels: int) -> None:
+    _require(channels in CHANNELS, f"channels: expected one of {', '.join(map(str, CHANNELS))}, got {channels!r}")
 
 
 def _require_tiling(image_size: int, patch_size: int) -> None:
@@ -98,7 +106,7 @@ class MaskSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViTSpec:
-    """A vision transformer on square RGB images cut into square patches."""
+    """A vision transformer on square images cut into square patches."""
 
     family: ClassVar[str] = "vit"
     image_size: int
@@ -111,8 +119,10 @@ class ViTSpec:
     mlp_dim: int
     class_token: bool
     mask: MaskSpec
+    channels: int = 3
 
     def __post_init__(self) -> None:
+        _require_channels(self.channels)
         _require_counts(self, "image_size", "patch_size", "classes", "dim", "depth", "heads", "head_dim", "mlp_dim")
         _require_tiling(self.image_size, self.patch_size)
         _require(
@@ -148,8 +158,10 @@ class SwinSpec:
     window: int
     mlp_dims: tuple[int, ...]
     mask: MaskSpec
+    channels: int = 3
 
     def __post_init__(self) -> None:
+        _require_channels(self.channels)
         _require_counts(self, "image_size", "patch_size", "classes", "dim", "depths", "heads", "window", "mlp_dims")
         _require_tiling(self.image_size, self.patch_size)
         _require_stages(self.depths, self.heads, self.mlp_dims)
@@ -191,8 +203,10 @@ class CaiTSpec:
     head_dim: int
     mlp_dim: int
     mask: MaskSpec
+    channels: int = 3
 
     def __post_init__(self) -> None:
+        _require_channels(self.channels)
         _require_counts(
             self,
             "image_size",
@@ -229,8 +243,10 @@ class PiTSpec:
     head_dim: int
     mlp_dims: tuple[int, ...]
     mask: MaskSpec
+    channels: int = 3
 
     def __post_init__(self) -> None:
+        _require_channels(self.channels)
         _require_counts(self, "image_size", "patch_size", "classes", "dim", "depths", "heads", "head_dim", "mlp_dims")
         _require_tiling(self.image_size, self.patch_size)
         _require_stages(self.depths, self.heads, self.mlp_dims)
@@ -267,8 +283,10 @@ class T2TSpec:
     token_dim: int
     token_mlp_dim: int
     mask: MaskSpec
+    channels: int = 3
 
     def __post_init__(self) -> None:
+        _require_channels(self.channels)
         _require_counts(
             self,
             "image_size",
@@ -295,6 +313,11 @@ class T2TSpec:
 
 ModelSpec = ViTSpec | SwinSpec | CaiTSpec | PiTSpec | T2TSpec
 FAMILIES: dict[str, type[ModelSpec]] = {kind.family: kind for kind in (ViTSpec, SwinSpec, CaiTSpec, PiTSpec, T2TSpec)}
+
+
+def input_shape(spec: ModelSpec) -> tuple[int, int, int]:
+    """Shape of the tensor that the network takes of one image: (channels, height, width)."""
+    return (spec.channels, spec.image_size, spec.image_size)
 
 
 def spec_to_json(spec: ModelSpec) -> dict[str, Any]:

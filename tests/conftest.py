@@ -18,7 +18,7 @@ import onnx
 import pytest
 import torch
 
-from gmmvit_deploy.artifacts import Bundle, Preprocessing, open_bundle
+from gmmvit_deploy.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bench.machine import cpu_features
 from gmmvit_deploy.checkpoints.hints import LoadHints
 from gmmvit_deploy.datasets import dataset
@@ -31,6 +31,7 @@ from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.folding.fold import fold
 from gmmvit_deploy.graphs.quantize import QUANTIZED
+from gmmvit_deploy.images import ImageSpec
 from gmmvit_deploy.models.build import model_from_spec
 from gmmvit_deploy.runtime.image_batches import open_images
 from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
@@ -107,9 +108,13 @@ def _fixed_seed() -> None:
     torch.manual_seed(0)
 
 
+def rgb(side: int) -> ImageSpec:
+    return ImageSpec(height=side, width=side, channels=3)
+
+
 def cifar_options(**changes: Any) -> ExportOptions:
     cifar = dataset("cifar10")
-    values = {"preprocessing": Preprocessing(mean=cifar.mean, std=cifar.std), "labels": cifar.labels, "max_batch": 8}
+    values = {"mean": cifar.mean, "std": cifar.std, "labels": cifar.labels, "max_batch": 8}
     return ExportOptions(**{**values, **changes})
 
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from gmmvit_deploy.preprocess import MAX_IMAGE_BYTES, UnusableImage, pixels_from_bytes, tensor_from_pixels
+from gmmvit_deploy.preprocess import MAX_IMAGE_BYTES, UnusableImage, tensor_from_pixels
+from tests.conftest import rgb
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
@@ -31,19 +32,19 @@ def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
 def test_lossless_formats_give_the_pixels_themselves(kind: str) -> None:
     image = photo(32, 32)
     data = encoded(image, kind, **({"lossless": True} if kind == "WEBP" else {}))
-    np.testing.assert_array_equal(pixels_from_bytes(data, 32), np.asarray(image))
+    np.testing.assert_array_equal(rgb(32).pixels_from_bytes(data), np.asarray(image))
 
 
 def test_jpeg_is_what_pillow_decodes() -> None:
     data = encoded(photo(32, 32), "JPEG", quality=80)
-    np.testing.assert_array_equal(pixels_from_bytes(data, 32), np.asarray(Image.open(io.BytesIO(data))))
+    np.testing.assert_array_equal(rgb(32).pixels_from_bytes(data), np.asarray(Image.open(io.BytesIO(data))))
 
 
 @pytest.mark.parametrize("size", [(64, 64), (31, 47), (500, 20), (1, 1)])
 def test_resizes_as_training_does(size: tuple[int, int]) -> None:
     image = photo(*size)
     wanted = image.resize((32, 32), Image.Resampling.BILINEAR)
-    np.testing.assert_array_equal(pixels_from_bytes(encoded(image, "PNG"), 32), np.asarray(wanted))
+    np.testing.assert_array_equal(rgb(32).pixels_from_bytes(encoded(image, "PNG")), np.asarray(wanted))
 
 
 @pytest.mark.parametrize("mode", ["L", "RGBA", "P", "LA", "1", "CMYK"])
@@ -52,7 +53,7 @@ def test_other_modes_become_rgb(mode: str) -> None:
     kind = "JPEG" if mode == "CMYK" else "PNG"
     data = encoded(image, kind)
     wanted = Image.open(io.BytesIO(data)).convert("RGB")
-    np.testing.assert_array_equal(pixels_from_bytes(data, 32), np.asarray(wanted))
+    np.testing.assert_array_equal(rgb(32).pixels_from_bytes(data), np.asarray(wanted))
 
 
 def test_normalisation_has_the_bits_of_training() -> None:
@@ -99,4 +100,4 @@ def png_bomb(width: int, height: int) -> bytes:
 )
 def test_unusable_bytes_are_refused_with_a_reason(data: Callable[[], bytes], message: str) -> None:
     with pytest.raises(UnusableImage, match=message):
-        pixels_from_bytes(data(), 32)
+        rgb(32).pixels_from_bytes(data())

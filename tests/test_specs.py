@@ -64,7 +64,7 @@ def test_unknown_preset_lists_the_known_ones() -> None:
 
 
 def test_datasets_have_as_many_labels_as_classes() -> None:
-    classes = {"cifar10": 10, "cifar100": 100, "svhn": 10, "tiny-imagenet": 200, "digits": 10}
+    classes = {"cifar10": 10, "cifar100": 100, "svhn": 10, "tiny-imagenet": 200, "mnist": 10, "digits": 10}
     assert {name: len(set(found.labels)) for name, found in DATASETS.items()} == classes
 
 

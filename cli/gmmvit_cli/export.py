@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING
 import typer
 
 from gmmvit_cli.convert import CALIBRATION, CALIBRATION_IMAGES, converted, print_variants
-from gmmvit_cli.options import FORCE, HEADS, MASK_FORM, PRESET, hints_from, labels_from, preprocessing_from
+from gmmvit_cli.options import (
+    CHANNELS,
+    FORCE,
+    HEADS,
+    IMAGE_SIZE,
+    MASK_FORM,
+    PRESET,
+    hints_from,
+    labels_from,
+    normalisation_from,
+)
 from gmmvit_cli.output import JSON_OPTION, print_json, print_table, working
 from gmmvit_deploy.errors import InputError
 
@@ -25,11 +35,16 @@ def export(
     heads: int | None = HEADS,
     preset: str | None = PRESET,
     mask_form: str = MASK_FORM,
+    image_size: int | None = IMAGE_SIZE,
+    channels: int | None = CHANNELS,
     dataset: str | None = typer.Option(
-        None, help="Mean, std and labels of cifar10, cifar100, svhn, tiny-imagenet or digits."
+        None, help="Mean, std and labels of cifar10, cifar100, svhn, tiny-imagenet, mnist or digits."
     ),
-    mean: str | None = typer.Option(None, help="Mean of R, G and B in [0, 1]: 0.49,0.48,0.45"),
-    std: str | None = typer.Option(None, help="Standard deviation of R, G and B in [0, 1]."),
+    mean: str | None = typer.Option(None, help="Mean of each channel in [0, 1]: 0.49,0.48,0.45"),
+    std: str | None = typer.Option(None, help="Standard deviation of each channel in [0, 1]."),
+    resize: str = typer.Option(
+        "stretch-bilinear", help="How training resized images: stretch-bilinear or stretch-bicubic, both antialiased."
+    ),
     labels: str | None = typer.Option(None, help="A file with one label a line, or labels with commas between."),
     precision: str = typer.Option("fp32", help="fp32, and fp16, bf16, int8 or fp8 besides, with commas between."),
     calibration: str | None = CALIBRATION,
@@ -38,19 +53,22 @@ def export(
     as_json: bool = JSON_OPTION,
 ) -> None:
     """Load a checkpoint, fold its masks, export it to ONNX, and prove that it gives the same answers."""
-    hints = hints_from(heads, preset, mask_form)
+    hints = hints_from(heads, preset, mask_form, image_size=image_size, channels=channels)
     if input_kind not in ("pixels", "tensor"):
         raise InputError(f"--input is {input_kind!r}; pixels or tensor was wanted")
-    preprocessing, dataset_labels = preprocessing_from(dataset, mean, std)
+    normalisation = normalisation_from(dataset, mean, std)
     variants: list[Variant] = []
     with working(f"exporting {checkpoint}") as says:
         from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+        from gmmvit_deploy.images import resize_rule_from
 
         options = ExportOptions(
             input_kind="pixels" if input_kind == "pixels" else "tensor",
             max_batch=max_batch,
-            preprocessing=preprocessing,
-            labels=labels_from(labels) or dataset_labels,
+            mean=normalisation.mean,
+            std=normalisation.std,
+            resize=resize_rule_from(resize),
+            labels=labels_from(labels) or normalisation.labels,
         )
 
         def also(made: Bundle) -> None:

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from gmmvit_cli.options import HEADS, MASK_FORM, PRESET, hints_from
+from gmmvit_cli.options import CHANNELS, HEADS, MASK_FORM, PRESET, hints_from
 from gmmvit_cli.output import JSON_OPTION, note, print_json, print_table, working
 from gmmvit_deploy.errors import InputError
 
@@ -18,7 +19,10 @@ def inspect(
     report: Path | None = typer.Option(None, help="Write the masks as a page (.html) or a picture (.png)."),
     force: bool = typer.Option(False, help="Replace the report if it exists."),
     classes: int | None = typer.Option(None, help="Without a file: classes of the preset."),
-    image_size: int | None = typer.Option(None, help="Without a file: side of its images in pixels."),
+    image_size: int | None = typer.Option(
+        None, help="Side of the images in pixels: without a file, or where no tensor of the file tells it."
+    ),
+    channels: int | None = CHANNELS,
     mask: str = typer.Option("plain", help="Without a file: plain, elm or gmm."),
     kernels: int = typer.Option(5, help="Without a file: Gaussians of a gmm mask."),
     shared: bool = typer.Option(False, help="Without a file: one gmm mask for all heads."),
@@ -26,9 +30,9 @@ def inspect(
 ) -> None:
     """Say what a checkpoint is: family, sizes, parameters, MACs, every key, what is odd; or what a preset would be."""
     if checkpoint is None:
-        described = _preset(preset, classes, image_size, mask, kernels, shared)
+        described = _preset(preset, classes, image_size, channels, mask, kernels, shared)
     else:
-        hints = hints_from(heads, preset, mask_form)
+        hints = hints_from(heads, preset, mask_form, image_size=image_size, channels=channels)
         with working(f"reading {checkpoint}"):
             from gmmvit_deploy.checkpoints.loading import load_checkpoint
             from gmmvit_deploy.checkpoints.report import describe_checkpoint
@@ -49,7 +53,13 @@ def inspect(
 
 
 def _preset(
-    preset: str | None, classes: int | None, image_size: int | None, mask: str, kernels: int, shared: bool
+    preset: str | None,
+    classes: int | None,
+    image_size: int | None,
+    channels: int | None,
+    mask: str,
+    kernels: int,
+    shared: bool,
 ) -> dict[str, Any]:
     if preset is None or classes is None or image_size is None:
         raise InputError(
@@ -65,7 +75,8 @@ def _preset(
         kernels=kernels if mask == "gmm" else 0,
         shared=shared,
     )
-    return describe_spec(preset_spec(preset, classes=classes, image_size=image_size, mask=chosen))
+    spec = preset_spec(preset, classes=classes, image_size=image_size, mask=chosen)
+    return describe_spec(spec if channels is None else replace(spec, channels=channels))
 
 
 def _print(described: dict[str, Any]) -> None:

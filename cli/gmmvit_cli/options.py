@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,21 +11,23 @@ import typer
 from gmmvit_deploy.errors import InputError
 
 if TYPE_CHECKING:
-    from gmmvit_deploy.artifacts import Preprocessing
     from gmmvit_deploy.checkpoints.hints import LoadHints
     from gmmvit_deploy.engines.compatibility import ServerTensorRT
 
 __all__ = [
+    "CHANNELS",
     "FORCE",
     "HEADS",
+    "IMAGE_SIZE",
     "MASK_FORM",
     "PRESET",
     "SERVER",
     "SERVER_TENSORRT",
     "SERVER_VERSION",
+    "Normalisation",
     "hints_from",
     "labels_from",
-    "preprocessing_from",
+    "normalisation_from",
     "server_from",
 ]
 
@@ -38,47 +41,74 @@ MASK_FORM = typer.Option(
     help="stored: the mask raises the stored base to a power, as the released code does. "
     "closed: the model was trained with the paper's formula from distances.",
 )
+IMAGE_SIZE = typer.Option(
+    None, "--image-size", help="Side of the images in pixels, where no tensor of the file tells it."
+)
+CHANNELS = typer.Option(
+    None,
+    "--channels",
+    help="Channels of the images: 1 grey, 2 grey and alpha, 3 RGB, 4 RGB and alpha  [default: what the tensors tell, "
+    "else 3]",
+)
 SERVER_VERSION = typer.Option(None, help="Release of NVIDIA's Triton container that will serve, such as 25.04.")
 SERVER = typer.Option(None, help="A live Triton server: grpc://host:port or http://host:port.")
 SERVER_TENSORRT = typer.Option(None, help="TensorRT of the server, such as 10.9.0, where its release does not tell.")
 FORCE = typer.Option(False, "--force", help="Replace the output folder if it exists.")
 
 
-def hints_from(heads: int | None, preset: str | None, mask_form: str) -> LoadHints:
+def hints_from(
+    heads: int | None,
+    preset: str | None,
+    mask_form: str,
+    *,
+    image_size: int | None = None,
+    channels: int | None = None,
+) -> LoadHints:
     from gmmvit_deploy.checkpoints.hints import LoadHints
 
     if mask_form not in ("stored", "closed"):
         raise InputError(f"--mask-form is {mask_form!r}; stored or closed was wanted")
-    return LoadHints(heads=heads, preset=preset, closed_form=True if mask_form == "closed" else None)
+    return LoadHints(
+        heads=heads,
+        preset=preset,
+        closed_form=True if mask_form == "closed" else None,
+        image_size=image_size,
+        channels=channels,
+    )
 
 
-def preprocessing_from(
-    name: str | None, mean: str | None, std: str | None
-) -> tuple[Preprocessing | None, tuple[str, ...] | None]:
-    """(preprocessing, the data set's labels) from ``--dataset``, or from ``--mean --std``, or neither."""
-    from gmmvit_deploy.artifacts import Preprocessing
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Normalisation:
+    """mean, std: a number a channel, or None.  labels: the data set's, None where no data set was named."""
+
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    labels: tuple[str, ...] | None = None
+
+
+def normalisation_from(name: str | None, mean: str | None, std: str | None) -> Normalisation:
+    """Read ``--dataset``, or ``--mean --std``, or neither.  The number of channels is checked against the network."""
     from gmmvit_deploy.datasets import dataset
 
     if name is not None:
         if mean is not None or std is not None:
             raise InputError("--dataset already says mean and std; give it, or --mean and --std")
-        found = dataset(name)
-        return Preprocessing(mean=found.mean, std=found.std), found.labels
+        data = dataset(name)
+        return Normalisation(mean=data.mean, std=data.std, labels=data.labels)
     if (mean is None) != (std is None):
         raise InputError("--mean and --std go together")
     if mean is None or std is None:
-        return None, None
-    return Preprocessing(mean=_channels("--mean", mean), std=_channels("--std", std)), None
+        return Normalisation()
+    return Normalisation(mean=_numbers("--mean", mean), std=_numbers("--std", std))
 
 
-def _channels(option: str, text: str) -> tuple[float, float, float]:
+def _numbers(option: str, text: str) -> tuple[float, ...]:
     try:
-        values = tuple(float(part) for part in text.replace(",", " ").split())
+        return tuple(float(part) for part in text.replace(",", " ").split())
     except ValueError as exc:
-        raise InputError(f"{option} is {text!r}; numbers for R, G and B were wanted, such as 0.49,0.48,0.45") from exc
-    if len(values) != 3:
-        raise InputError(f"{option} has {len(values)} numbers; three were wanted, for R, G and B")
-    return (values[0], values[1], values[2])
+        raise InputError(
+            f"{option} is {text!r}; expected a number for each channel, such as 0.49,0.48,0.45 for R, G and B"
+        ) from exc
 
 
 def labels_from(text: str | None) -> tuple[str, ...] | None:

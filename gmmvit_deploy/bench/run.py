@@ -164,8 +164,8 @@ def _inputs(bundle: Bundle, options: BenchOptions) -> tuple[NDArray[Any], NDArra
         return inputs, pixels, {**notes, "sha256": sha256_of_bytes(inputs.tobytes())}
     stream = ImageStream(bundle=bundle, images=options.data, batch=options.samples, limit=options.samples)
     inputs = np.concatenate([batch.inputs for batch in stream])
-    size = bundle.manifest.spec.image_size
-    pixels = np.stack([options.data.pixels(int(index), size) for index in stream.indices()])
+    image = bundle.manifest.image
+    pixels = np.stack([options.data.pixels(int(index), image) for index in stream.indices()])
     if len(inputs) < max(options.plan.batches):
         raise InputError(
             f"{options.data.name} has {len(inputs)} images; at least the largest batch, {max(options.plan.batches)}, "

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.bench.loadgen import Work, drive
 from gmmvit_deploy.bench.measure import REST_S, label
+from gmmvit_deploy.images import image_from_pixels
 from gmmvit_deploy.parity.runners import RUNNERS
 from gmmvit_deploy.runtime.runner import Runner
 from gmmvit_deploy.runtime.triton import TritonRunner
@@ -49,12 +50,13 @@ def waterfall(
 ) -> list[Step]:
     """One image at a time, the steps in turns.
 
-    inputs (N, …): as the graph takes them; pixels (N, S, S, 3): the same images for the step that decodes, or None.
+    inputs (N, …): as the graph takes them; pixels (N, height, width, channels): the same images for the
+    step that decodes, or None.
     """
     ordered = sorted(runners, key=lambda one: (RUNNERS.index(one.name), one.precision))
     programs = {label(one): _Program(one, inputs) for one in ordered}
     served = next((one for one in ordered if isinstance(one, TritonRunner)), None)
-    if served is not None and pixels is not None and bundle.manifest.preprocessing is not None:
+    if served is not None and pixels is not None and bundle.manifest.image.normalisation is not None:
         programs[f"{label(served)} + decoding"] = _Decoding(served, pixels)
     for number in range(_ROUNDS):
         for program in programs.values():
@@ -139,8 +141,6 @@ class _Decoding(_Program):
 
 
 def _png(pixels: NDArray[Any]) -> bytes:
-    from PIL import Image
-
     file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
+    image_from_pixels(pixels).save(file, "PNG")
     return file.getvalue()

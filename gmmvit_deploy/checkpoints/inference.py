@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING
 from gmmvit_deploy.checkpoints.hints import LoadHints
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.presets import preset_spec
-from gmmvit_deploy.specs import MaskSpec, ModelSpec
+from gmmvit_deploy.specs import CHANNELS, MaskSpec, ModelSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
     "Shapes",
+    "asked_image",
+    "check_image_hints",
     "compared_with_preset",
     "exact_root",
     "infer_heads",
@@ -31,15 +33,20 @@ __all__ = [
     "preset_of",
 ]
 
+_RELEASED_CHANNELS = 3
 _CONFIGURED_SIZES = (32, 64)  # the image sizes for which the released code has a patch size
 
 
 class Shapes:
-    """Shapes by name, with errors that say what was wanted.  source: the file's name."""
+    """Shapes by name, with errors that say what was wanted.
 
-    def __init__(self, tensors: Mapping[str, Tensor], source: str) -> None:
+    source: the file's name.  channels: of the images, as the user gave them; None means not given.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], source: str, *, channels: int | None = None) -> None:
         self.tensors = tensors
         self.source = source
+        self._channels = channels
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
@@ -67,24 +74,35 @@ class Shapes:
             raise CheckpointError(f"{self.source}: {where} has {positions} positions; a square grid was wanted")
         return side
 
-    def patch_size(self, name: str) -> int:
-        """P of a linear patch embedding (D, 3·p·p)."""
-        values = self.of(name, rank=2)[1]
-        side = exact_root(values / 3)
-        if side is None:
-            raise CheckpointError(
-                f"{self.source}: {name} takes patches of {values} values; 3·p·p for a square RGB patch was wanted"
-            )
-        return side
+    def linear_patch(self, name: str) -> tuple[int, int]:
+        """(p, c) of a linear patch embedding (D, c·p·p), whose shape tells only the product.
 
-    def convolution_patch(self, name: str) -> tuple[int, int]:
-        """(D, p) of a patch convolution (D, 3, p, p)."""
-        dim, channels, height, width = self.of(name, rank=4)
-        if channels != 3 or height != width:
+        The released code trains on RGB, so c is 3 unless the user says otherwise.
+        """
+        values = self.of(name, rank=2)[1]
+        channels = self._channels or _RELEASED_CHANNELS
+        side = exact_root(values / channels)
+        if side is None:
+            possible = [c for c in CHANNELS if exact_root(values / c) is not None]
+            given = f"--channels {channels}" if self._channels else f"images of {channels} channels"
             raise CheckpointError(
-                f"{self.source}: {name} has shape {(dim, channels, height, width)}; (D, 3, p, p) was wanted"
+                f"{self.source}: {name} takes patches of {values} values, which does not go with {given}: "
+                f"expected {channels}·p·p for a square patch",
+                hint=f"with --channels {' or '.join(map(str, possible))} it would fit"
+                if possible
+                else "no number of channels makes a square patch of it",
             )
-        return dim, height
+        return side, channels
+
+    def convolution_patch(self, name: str) -> tuple[int, int, int]:
+        """(D, p, c) of a patch convolution (D, c, p, p)."""
+        dim, channels, height, width = self.of(name, rank=4)
+        if channels not in CHANNELS or height != width:
+            raise CheckpointError(
+                f"{self.source}: {name} has shape {(dim, channels, height, width)}; expected (D, c, p, p) with "
+                f"c one of {', '.join(map(str, CHANNELS))}"
+            )
+        return dim, height, channels
 
 
 def exact_root(value: float) -> int | None:
@@ -163,6 +181,44 @@ def _divisors(width: int) -> list[int]:
     return [n for n in range(1, 65) if width % n == 0]
 
 
+def check_image_hints(source: str, hints: LoadHints, *, image_size: int, channels: int, evidence: str) -> None:
+    """Errors: CheckpointError when the user's image size or channels are not those of the file.
+
+    evidence: where the file's come from, in words: "its tensors tell".
+    """
+    for option, given, own in (
+        ("--image-size", hints.image_size, image_size),
+        ("--channels", hints.channels, channels),
+    ):
+        if given is not None and given != own:
+            raise CheckpointError(
+                f"{source}: {option} {given} contradicts the file: {evidence} {own}",
+                hint=f"leave {option} out, or give {own}",
+            )
+
+
+def asked_image(source: str, hints: LoadHints, *, example: str = "--image-size 28 --channels 1") -> tuple[int, int]:
+    """(image size, channels) from the user, for files in which no tensor tells them.
+
+    Errors: CheckpointError that names the missing options, with what to type.
+    """
+    options = {"--image-size": hints.image_size, "--channels": hints.channels}
+    missing = [option for option, value in options.items() if value is None]
+    if hints.image_size is None or hints.channels is None:
+        raise CheckpointError(
+            f"{source}: no tensor of this file tells {_ASKED_FOR[tuple(missing)]}",
+            hint=f"say {' and '.join(missing)} as it was trained, such as {example}",
+        )
+    return hints.image_size, hints.channels
+
+
+_ASKED_FOR = {
+    ("--image-size",): "the side of its images",
+    ("--channels",): "the channels of its images",
+    ("--image-size", "--channels"): "the side and the channels of its images",
+}
+
+
 def preset_of(
     hints: LoadHints, family: type[ModelSpec], *, classes: int, image_size: int, mask: MaskSpec
 ) -> ModelSpec | None:
@@ -179,7 +235,11 @@ def compared_with_preset(spec: ModelSpec, preset: ModelSpec | None, *, name: str
     """Errors: CheckpointError that lists every field in which the file and the named preset differ."""
     if preset is None:
         return
-    fields = [f for f in type(spec).__dataclass_fields__ if f not in ("image_size", "classes", "mask", "class_token")]
+    fields = [
+        f
+        for f in type(spec).__dataclass_fields__
+        if f not in ("image_size", "channels", "classes", "mask", "class_token")
+    ]
     if spec.image_size not in _CONFIGURED_SIZES:
         fields = [f for f in fields if f != "patch_size"]
     differing = [

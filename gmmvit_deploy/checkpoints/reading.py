@@ -20,10 +20,13 @@ from gmmvit_deploy.writing import sha256_of_file
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["SPEC_METADATA_KEY", "TensorFile", "read_tensors"]
+__all__ = ["NAMES_METADATA_KEY", "OWN_NAMES", "SPEC_METADATA_KEY", "TensorFile", "read_tensors"]
 
 SPEC_METADATA_KEY = "gmmvit_spec"
 """Safetensors metadata entry in which our own files carry the model spec as JSON."""
+NAMES_METADATA_KEY, OWN_NAMES = "gmmvit_names", "modules"
+"""Entry, and its value, of files whose tensors have the names of our modules.  Files of bundles up to format
+gmmvit-bundle/2 have a spec but not this entry: their tensors have the released code's names."""
 
 _WRAPPER_KEYS = ("model_state_dict", "state_dict", "model")
 _ZIP_MAGIC = b"PK\x03\x04"  # what torch.save has written since 1.6
@@ -43,6 +46,11 @@ class TensorFile:
     wrapping: str
     tensors: dict[str, Tensor]
     metadata: dict[str, str]
+
+    @property
+    def has_own_names(self) -> bool:
+        """Whether the tensors have the names of our modules, as in a bundle's weights file."""
+        return self.metadata.get(NAMES_METADATA_KEY) == OWN_NAMES
 
     def spec_json(self) -> Mapping[str, Any] | None:
         """The model spec that one of our own files carries, None in anyone else's."""

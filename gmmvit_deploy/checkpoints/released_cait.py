@@ -69,7 +69,7 @@ def known_unused(spec: CaiTSpec) -> dict[str, str]:
 def infer_spec(shapes: Shapes, hints: LoadHints) -> CaiTSpec:
     """Read the whole spec off names and shapes; the mixing matrices tell the heads.  Errors: CheckpointError."""
     source, first = shapes.source, f"{_PATCH}.0.0.fn.fn"
-    patch_size = shapes.patch_size("to_patch_embedding.1.weight")
+    patch_size, channels = shapes.linear_patch("to_patch_embedding.1.weight")
     grid = shapes.grid(shapes.of("pos_embedding", rank=3)[1], where="pos_embedding")
     mask, _ = infer_mask(shapes, hints, f"{first}.mask")
     inner_dim = shapes.of(f"{first}.to_q.weight", rank=2)[0]
@@ -96,6 +96,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> CaiTSpec:
         head_dim=inner_dim // heads,
         mlp_dim=shapes.of(f"{_PATCH}.0.1.fn.fn.net.0.weight", rank=2)[0],
         mask=mask,
+        channels=channels,
     )
     compared_with_preset(spec, preset, name=hints.preset, source=source)
     return spec

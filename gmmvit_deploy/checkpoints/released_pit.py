@@ -72,7 +72,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> PiTSpec:
     ``--heads`` is that of the first stage.  Errors: CheckpointError.
     """
     source = shapes.source
-    dim, patch_size = shapes.convolution_patch("to_patch_embedding.0.weight")
+    dim, patch_size, channels = shapes.convolution_patch("to_patch_embedding.0.weight")
     grid = shapes.grid(shapes.of("pos_embedding", rank=3)[1] - 1, where="pos_embedding, less a class token,")
     stages = (shapes.count(r"layers\.(\d+)\.layers\.") + 1) // 2
     prefixes = [f"layers.{2 * s}.layers.0.0.fn.mask" for s in range(stages)]
@@ -105,6 +105,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> PiTSpec:
         head_dim=head_dim,
         mlp_dims=tuple(shapes.of(f"layers.{2 * s}.layers.0.1.fn.net.0.weight", rank=2)[0] for s in range(stages)),
         mask=mask,
+        channels=channels,
     )
     compared_with_preset(spec, preset, name=hints.preset, source=source)
     return spec

@@ -72,7 +72,7 @@ def known_unused(spec: SwinSpec) -> dict[str, str]:
 def infer_spec(shapes: Shapes, hints: LoadHints) -> SwinSpec:
     """Read the whole spec off names and shapes; the bias tables tell the heads.  Errors: CheckpointError."""
     source = shapes.source
-    dim, patch_size = shapes.convolution_patch("patch_embed.proj.weight")
+    dim, patch_size, channels = shapes.convolution_patch("patch_embed.proj.weight")
     grid = shapes.grid(shapes.of("absolute_pos_embed", rank=3)[1], where="absolute_pos_embed")
     stages = shapes.count(r"layers\.(\d+)\.blocks\.")
     mask, _ = infer_mask(shapes, hints, "layers.0.blocks.0.attn.mask")
@@ -106,6 +106,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> SwinSpec:
         window=(offsets + 1) // 2,
         mlp_dims=tuple(shapes.of(f"layers.{s}.blocks.0.mlp.fc1.weight", rank=2)[0] for s in range(stages)),
         mask=mask,
+        channels=channels,
     )
     compared_with_preset(spec, preset, name=hints.preset, source=source)
     return spec

@@ -21,7 +21,8 @@ from gmmvit_deploy.checkpoints.inference import (
     mask_names,
     preset_of,
 )
-from gmmvit_deploy.specs import T2TSpec
+from gmmvit_deploy.errors import CheckpointError
+from gmmvit_deploy.specs import CHANNELS, T2TSpec
 
 __all__ = ["infer_spec", "known_unused", "recognises", "released_names"]
 
@@ -62,12 +63,24 @@ def known_unused(spec: T2TSpec) -> dict[str, str]:
     return unused
 
 
+def _channels(shapes: Shapes) -> int:
+    """Of the images: the first token transformer takes neighbourhoods of 3×3 pixels."""
+    name = f"{_TOKENS}.attention1.attn.qkv.weight"
+    values = shapes.of(name, rank=2)[1]
+    if values % 9 or values // 9 not in CHANNELS:
+        raise CheckpointError(
+            f"{shapes.source}: {name} takes {values} values; expected 9·c with c one of {', '.join(map(str, CHANNELS))}"
+        )
+    return values // 9
+
+
 def infer_spec(shapes: Shapes, hints: LoadHints) -> T2TSpec:
     """Read the whole spec off names and shapes; only per-head masks tell the heads.  Errors: CheckpointError."""
     source = shapes.source
     grid = shapes.grid(shapes.of("pos_embed", rank=3)[1], where="pos_embed")
     token_layers = shapes.count(rf"{_TOKENS}\.attention(\d+)\.") - 1
     image_size = grid << (token_layers + 1)
+    channels = _channels(shapes)
     mask, mask_heads = infer_mask(shapes, hints, "blocks.0.attn.mask")
     inner_dim = shapes.of("blocks.0.attn.qkv.weight", rank=2)[0] // 3
     classes = shapes.of("head.weight", rank=2)[0]
@@ -94,6 +107,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> T2TSpec:
         token_dim=shapes.of(f"{_TOKENS}.attention1.attn.proj.weight", rank=2)[0],
         token_mlp_dim=shapes.of(f"{_TOKENS}.attention1.mlp.fc1.weight", rank=2)[0],
         mask=mask,
+        channels=channels,
     )
     compared_with_preset(spec, preset, name=hints.preset, source=source)
     return spec

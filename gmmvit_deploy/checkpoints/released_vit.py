@@ -84,7 +84,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> ViTSpec:
     """
     source = shapes.source
     dim = shapes.of("to_patch_embedding.1.weight", rank=2)[0]
-    patch_size = shapes.patch_size("to_patch_embedding.1.weight")
+    patch_size, channels = shapes.linear_patch("to_patch_embedding.1.weight")
     class_token = "cls_token" in shapes
     positions = shapes.of("pos_embedding", rank=3)[1] - int(class_token)
     grid = shapes.grid(positions, where="pos_embedding, less a class token," if class_token else "pos_embedding")
@@ -119,6 +119,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> ViTSpec:
         mlp_dim=shapes.of(f"{_LAYERS}.0.1.fn.net.0.weight", rank=2)[0],
         class_token=class_token,
         mask=mask,
+        channels=channels,
     )
     compared_with_preset(spec, preset, name=hints.preset, source=source)
     return spec

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import ImageError, InputError
-from gmmvit_deploy.preprocess import UnusableImage, pixels_from_bytes, pixels_from_image
+from gmmvit_deploy.images import ImageSpec, image_from_pixels
+from gmmvit_deploy.preprocess import MODES, UnusableImage
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,8 +29,11 @@ class Images:
     def __len__(self) -> int:
         raise NotImplementedError
 
-    def pixels(self, index: int, image_size: int) -> NDArray[Any]:
-        """uint8 (S, S, 3), resized as a server resizes.  Errors: ImageError on a broken file."""
+    def pixels(self, index: int, image: ImageSpec) -> NDArray[Any]:
+        """uint8 (height, width, channels), converted and resized as a server does.
+
+        Errors: ImageError on a broken file.
+        """
         raise NotImplementedError
 
     def encoded(self, index: int) -> bytes:
@@ -49,7 +53,7 @@ class Images:
 
 
 class ArrayImages(Images):
-    """Images of one size in an array, uint8 (N, h, w) grey or (N, h, w, 3)."""
+    """Images of one size in an array, uint8 (N, h, w) grey or (N, h, w, channels) with 1 to 4 channels."""
 
     def __init__(
         self,
@@ -62,8 +66,8 @@ class ArrayImages(Images):
         import numpy as np
 
         shape = images.shape
-        if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and shape[3] != 3):
-            raise InputError(f"{name}: uint8 (N, h, w) or (N, h, w, 3) was wanted, found {images.dtype} {shape}")
+        if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and shape[3] not in MODES):
+            raise InputError(f"{name}: expected uint8 (N, h, w) or (N, h, w, 1..4), got {images.dtype} {shape}")
         if not len(images):
             raise InputError(f"{name}: it holds no image")
         self._labels = None if labels is None else np.asarray(labels).reshape(-1)
@@ -78,16 +82,12 @@ class ArrayImages(Images):
     def __len__(self) -> int:
         return len(self._images)
 
-    def pixels(self, index: int, image_size: int) -> NDArray[Any]:
-        from PIL import Image
-
-        return pixels_from_image(Image.fromarray(self._images[index]), image_size)
+    def pixels(self, index: int, image: ImageSpec) -> NDArray[Any]:
+        return image.pixels_from_image(image_from_pixels(self._images[index]))
 
     def encoded(self, index: int) -> bytes:
-        from PIL import Image
-
         file = io.BytesIO()
-        Image.fromarray(self._images[index]).save(file, "PNG")
+        image_from_pixels(self._images[index]).save(file, "PNG")
         return file.getvalue()
 
     def label(self, index: int) -> int | None:
@@ -112,9 +112,9 @@ class FileImages(Images):
     def __len__(self) -> int:
         return len(self._files)
 
-    def pixels(self, index: int, image_size: int) -> NDArray[Any]:
+    def pixels(self, index: int, image: ImageSpec) -> NDArray[Any]:
         try:
-            return pixels_from_bytes(self.encoded(index), image_size)
+            return image.pixels_from_bytes(self.encoded(index))
         except UnusableImage as exc:
             raise ImageError(f"{self._files[index]}: {exc}") from exc
 

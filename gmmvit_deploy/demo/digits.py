@@ -15,6 +15,7 @@ from torch.nn import functional
 from gmmvit_deploy.checkpoints.loading import released_state_dict
 from gmmvit_deploy.data.formats import digits
 from gmmvit_deploy.datasets import dataset
+from gmmvit_deploy.images import ImageSpec
 from gmmvit_deploy.models.masks import stored_base
 from gmmvit_deploy.models.vit import ViT
 from gmmvit_deploy.preprocess import tensor_from_pixels
@@ -51,8 +52,9 @@ class Digits:
 
 def load_digit_images() -> Digits:
     """The 1,797 digits, 8×8 grey, enlarged to 32×32 RGB; 360 of them held out, the same every time."""
+    image = ImageSpec(height=_IMAGE_SIZE, width=_IMAGE_SIZE, channels=DIGITS_SPEC.channels)
     parts = [digits(split) for split in ("train", "test")]
-    pixels = [np.stack([part.pixels(index, _IMAGE_SIZE) for index in range(len(part))]) for part in parts]
+    pixels = [np.stack([part.pixels(index, image) for index in range(len(part))]) for part in parts]
     classes = [np.array([part.label(index) for index in range(len(part))]) for part in parts]
     return Digits(
         train_pixels=pixels[0], train_classes=classes[0], held_out_pixels=pixels[1], held_out_classes=classes[1]

@@ -11,7 +11,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from gmmvit_deploy.artifacts import Bundle, Preprocessing
+from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.bench import page as bench_page
 from gmmvit_deploy.bench.measure import Plan
 from gmmvit_deploy.bench.run import BenchOptions, bench
@@ -180,7 +180,7 @@ def _built(bundle: Bundle) -> str:
 
 def _export_options() -> ExportOptions:
     digits = dataset("digits")
-    return ExportOptions(preprocessing=Preprocessing(mean=digits.mean, std=digits.std), labels=digits.labels)
+    return ExportOptions(mean=digits.mean, std=digits.std, labels=digits.labels)
 
 
 def _save_images(folder: Path, pixels: NDArray[Any], classes: NDArray[Any]) -> None:

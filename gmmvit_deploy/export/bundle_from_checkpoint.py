@@ -6,28 +6,25 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gmmvit_deploy import artifacts
-from gmmvit_deploy.artifacts import Bundle, InputKind, Manifest, Preprocessing, open_bundle
+from gmmvit_deploy.artifacts import Bundle, InputKind, Manifest, OutputRecord, open_bundle
 from gmmvit_deploy.checkpoints.hints import LoadHints
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
-from gmmvit_deploy.checkpoints.reading import SPEC_METADATA_KEY
+from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.errors import ExportError, InputError
 from gmmvit_deploy.export.golden import golden_from_model
-from gmmvit_deploy.export.onnx_from_model import OPSET, onnx_from_model
+from gmmvit_deploy.export.onnx_from_model import OPSET, OUTPUT_NAME, onnx_from_model
 from gmmvit_deploy.folding.fold import FoldedModel, fold
 from gmmvit_deploy.golden import bytes_from_golden
 from gmmvit_deploy.graphs.proof import prove_folded
+from gmmvit_deploy.images import ImageSpec, ResizeRule
 from gmmvit_deploy.runtime.onnxruntime import OnnxRuntimeRunner
-from gmmvit_deploy.specs import ModelSpec, spec_to_json
+from gmmvit_deploy.specs import ModelSpec
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from gmmvit_deploy.writing import new_folder, require_free, sha256_of_file
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 __all__ = ["ExportOptions", "bundle_from_checkpoint"]
 
@@ -36,19 +33,22 @@ __all__ = ["ExportOptions", "bundle_from_checkpoint"]
 class ExportOptions:
     """How the network is to be called.
 
-    input_kind: ``pixels`` (uint8, normalised inside the graph) needs preprocessing and labels;
+    input_kind: ``pixels`` (uint8, normalised inside the graph) needs mean, std and labels;
     ``tensor`` (float32, normalised outside) takes them too, so that a server can do that part.
+    mean, std: a number for each channel of the network, for values in [0, 1].  resize: as training did.
     """
 
     input_kind: InputKind = "pixels"
     max_batch: int = 64
-    preprocessing: Preprocessing | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    resize: ResizeRule = "stretch-bilinear"
     labels: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.max_batch < 1:
             raise InputError(f"--max-batch is {self.max_batch}; at least 1 was wanted")
-        if self.input_kind == "pixels" and (self.preprocessing is None or self.labels is None):
+        if self.input_kind == "pixels" and (None in (self.mean, self.std, self.labels)):
             raise InputError(
                 "with pixels as input, the graph normalises, so it must be told how training did",
                 hint="--dataset NAME, or all of --mean --std --labels; or --input tensor to normalise outside",
@@ -73,10 +73,11 @@ def bundle_from_checkpoint(
     """
     require_free(out, force=force)
     loaded = load_checkpoint(checkpoint, hints)
+    image = _image(options, loaded.spec)
     labels = _fitting_labels(options.labels, loaded.spec)
     folded = fold(loaded.model)
     with new_folder(out, force=force) as folder:
-        manifest, noise = _write(folder, loaded, folded, options, labels)
+        manifest, noise = _write(folder, loaded, folded, options, image, labels)
         _write_manifest(folder, manifest)
         # The proof runs on what lies on disk, through the door that every later step uses.
         difference = _prove_numerically(open_bundle(folder), loaded, noise)
@@ -102,11 +103,24 @@ def _fitting_labels(labels: tuple[str, ...] | None, spec: ModelSpec) -> tuple[st
     return labels
 
 
+def _image(options: ExportOptions, spec: ModelSpec) -> ImageSpec:
+    """Errors: InputError when mean and std are not a number for each channel of the model."""
+    side = spec.image_size
+    return ImageSpec(
+        height=side, width=side, channels=spec.channels, mean=options.mean, std=options.std, resize=options.resize
+    )
+
+
 def _write(
-    folder: Path, loaded: LoadedCheckpoint, folded: FoldedModel, options: ExportOptions, labels: Sequence[str]
+    folder: Path,
+    loaded: LoadedCheckpoint,
+    folded: FoldedModel,
+    options: ExportOptions,
+    image: ImageSpec,
+    labels: Sequence[str],
 ) -> tuple[Manifest, Noise]:
     """All files but the manifest; returns what it will say, and the model's float32 noise."""
-    inside = options.preprocessing if options.input_kind == "pixels" else None
+    inside = image if options.input_kind == "pixels" else None
     proto = onnx_from_model(folded.model, preprocessing=inside, max_batch=options.max_batch)
     masks, biases = prove_folded(proto, folded)
     notes = {"gmmvit.checkpoint_sha256": loaded.file.sha256}
@@ -114,8 +128,8 @@ def _write(
     for key, value in notes.items():
         proto.metadata_props.add(key=key, value=value)
     (folder / artifacts.MODEL_FILE).write_bytes(proto.SerializeToString(deterministic=True))
-    _write_weights(folder / artifacts.WEIGHTS_FILE, loaded.file.tensors, loaded.spec)
-    golden, noise = golden_from_model(loaded.model, options.input_kind, options.preprocessing)
+    (folder / artifacts.WEIGHTS_FILE).write_bytes(bytes_from_model(loaded.model))
+    golden, noise = golden_from_model(loaded.model, options.input_kind, image)
     (folder / artifacts.GOLDEN_FILE).write_bytes(bytes_from_golden(golden))
     (folder / artifacts.LABELS_FILE).write_text("".join(f"{label}\n" for label in labels), encoding="utf-8")
     manifest = Manifest(
@@ -126,9 +140,12 @@ def _write(
             "sha256": loaded.file.sha256,
             "wrapping": loaded.file.wrapping,
         },
+        unused_keys=loaded.unused,
         input_kind=options.input_kind,
         max_batch=options.max_batch,
-        preprocessing=options.preprocessing,
+        image=image,
+        task="single-label",
+        outputs=(OutputRecord(name=OUTPUT_NAME, shape=(loaded.spec.classes,), meaning="class logits"),),
         labels=tuple(labels),
         opset=OPSET,
         folding=tuple(name for name, changed in folded.passes.items() if changed),
@@ -145,14 +162,6 @@ def _write(
 def _write_manifest(folder: Path, manifest: Manifest) -> None:
     text = json.dumps(manifest.to_json(), indent=1, ensure_ascii=False)
     (folder / artifacts.MANIFEST_FILE).write_text(text + "\n", encoding="utf-8")
-
-
-def _write_weights(path: Path, tensors: dict[str, Tensor], spec: ModelSpec) -> None:
-    """The checkpoint's tensors, under its names.  Tied ones are stored each: safetensors knows no ties."""
-    from safetensors.torch import save
-
-    separate = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
-    path.write_bytes(save(separate, metadata={SPEC_METADATA_KEY: json.dumps(spec_to_json(spec))}))
 
 
 def _prove_numerically(bundle: Bundle, loaded: LoadedCheckpoint, noise: Noise) -> dict[str, float]:

@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 
 from gmmvit_deploy.golden import GoldenSet
-from gmmvit_deploy.preprocess import pixels_from_bytes, tensor_from_pixels
 from gmmvit_deploy.tolerances import Noise
 
 if TYPE_CHECKING:
-    from gmmvit_deploy.artifacts import InputKind, Preprocessing
+    from gmmvit_deploy.artifacts import InputKind
+    from gmmvit_deploy.images import ImageSpec
     from gmmvit_deploy.models.build import Model
 
 __all__ = ["golden_from_model"]
@@ -24,22 +24,18 @@ _SEED = 20230905
 _BATCH = 8
 
 
-def golden_from_model(
-    model: Model, input_kind: InputKind, preprocessing: Preprocessing | None
-) -> tuple[GoldenSet, Noise]:
+def golden_from_model(model: Model, input_kind: InputKind, image: ImageSpec) -> tuple[GoldenSet, Noise]:
     """The golden set of a trained model, before any folding, and its float32 noise on it."""
-    size = model.spec.image_size
     generator = np.random.default_rng(_SEED)
-    if input_kind == "pixels" and preprocessing is not None:
-        inputs = _pixels(generator, size)
-        tensors = tensor_from_pixels(inputs, preprocessing.mean, preprocessing.std)
+    normalised = image.normalisation is not None
+    if input_kind == "pixels":
+        inputs = _pixels(generator, image)
+        tensors = image.tensor_from_pixels(inputs)
     else:
-        inputs = tensors = generator.standard_normal((_BATCH, 3, size, size), dtype=np.float32)
-    images = _images(generator, size) if preprocessing is not None else ()
-    decoded = np.array([pixels_from_bytes(image, size) for image in images], np.uint8).reshape(-1, size, size, 3)
-    everything = tensors
-    if preprocessing is not None:
-        everything = np.concatenate([tensors, tensor_from_pixels(decoded, preprocessing.mean, preprocessing.std)])
+        inputs = tensors = generator.standard_normal((_BATCH, *image.tensor_shape), dtype=np.float32)
+    images = _images(generator, width=image.width, height=image.height) if normalised else ()
+    decoded = np.array([image.pixels_from_bytes(data) for data in images], np.uint8).reshape(-1, *image.pixels_shape)
+    everything = np.concatenate([tensors, image.tensor_from_pixels(decoded)]) if normalised else tensors
     with torch.inference_mode():
         logits = model(torch.from_numpy(everything)).numpy()
         exact = copy.deepcopy(model).double()(torch.from_numpy(everything).double()).numpy()
@@ -60,18 +56,20 @@ def golden_from_model(
     return golden, noise
 
 
-def _pixels(generator: np.random.Generator, size: int) -> NDArray[Any]:
+def _pixels(generator: np.random.Generator, image: ImageSpec) -> NDArray[Any]:
     """Noise, ramps, black and white: every value of a channel occurs, and both ends."""
-    pixels = generator.integers(0, 256, (_BATCH, size, size, 3), dtype=np.uint8)
-    ramp = np.linspace(0, 255, size).astype(np.uint8)
-    pixels[0] = ramp[None, :, None]
-    pixels[1] = ramp[:, None, None]
+    pixels = generator.integers(0, 256, (_BATCH, *image.pixels_shape), dtype=np.uint8)
+    pixels[0] = np.linspace(0, 255, image.width).astype(np.uint8)[None, :, None]
+    pixels[1] = np.linspace(0, 255, image.height).astype(np.uint8)[:, None, None]
     pixels[2], pixels[3] = 0, 255
     return pixels
 
 
-def _images(generator: np.random.Generator, size: int) -> tuple[bytes, ...]:
-    """Encoded images that take every way through the decoder: sizes, proportions, modes and formats."""
+def _images(generator: np.random.Generator, *, width: int, height: int) -> tuple[bytes, ...]:
+    """Encoded images that take every way through the decoder: sizes, proportions, modes and formats.
+
+    width, height: of what the network takes.  The modes are the same whatever its channels: it must convert them.
+    """
     from PIL import Image
 
     def drawn(width: int, height: int) -> Image.Image:
@@ -86,14 +84,14 @@ def _images(generator: np.random.Generator, size: int) -> tuple[bytes, ...]:
         image.save(file, kind, **options)
         return file.getvalue()
 
-    half_seen = drawn(size, size)
+    half_seen = drawn(width, height)
     half_seen.putalpha(128)
     return (
-        encoded(drawn(size, size), "PNG"),
-        encoded(drawn(2 * size - 1, size + size // 2 + 1), "PNG"),
-        encoded(drawn(size + 3, 3 * size).convert("L"), "PNG"),
+        encoded(drawn(width, height), "PNG"),
+        encoded(drawn(2 * width - 1, height + height // 2 + 1), "PNG"),
+        encoded(drawn(width + 3, 3 * height).convert("L"), "PNG"),
         encoded(half_seen, "PNG"),
-        encoded(drawn(2 * size, 2 * size).quantize(32), "PNG"),
-        encoded(drawn(size // 2, size // 2), "BMP"),
-        encoded(drawn(size * 2, size), "WEBP", lossless=True),
+        encoded(drawn(2 * width, 2 * height).quantize(32), "PNG"),
+        encoded(drawn(width // 2, height // 2), "BMP"),
+        encoded(drawn(width * 2, height), "WEBP", lossless=True),
     )

@@ -15,21 +15,22 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from gmmvit_deploy.artifacts import Preprocessing
-from gmmvit_deploy.errors import ExportError
+from gmmvit_deploy.errors import ExportError, InputError
+from gmmvit_deploy.images import ImageSpec
 from gmmvit_deploy.models.build import Model
+from gmmvit_deploy.specs import input_shape
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-__all__ = ["OPSET", "PixelInput", "onnx_from_model"]
+__all__ = ["OPSET", "OUTPUT_NAME", "PixelInput", "onnx_from_model"]
 
 OPSET = 20  # the first with Gelu; LayerNormalization came with 17
 OUTPUT_NAME = "logits"
 
 
 class PixelInput(nn.Module):
-    """uint8 pixels (B, S, S, 3) → the model's logits; scaling and normalisation inside.
+    """uint8 pixels (B, height, width, channels) → the model's logits; scaling and normalisation inside.
 
     x = (pixels / 255 − mean) / std, in this order: the bits that training's ToTensor and Normalize give.
     """
@@ -37,32 +38,36 @@ class PixelInput(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, model: nn.Module, preprocessing: Preprocessing) -> None:
+    def __init__(self, model: nn.Module, image: ImageSpec) -> None:
+        """Errors: InputError where the images have no mean and std."""
         super().__init__()
+        if image.normalisation is None:
+            raise InputError("a graph that takes pixels normalises them, so the images need mean and std")
+        mean, std = image.normalisation
         self.model = model
-        self.register_buffer("mean", torch.tensor(preprocessing.mean, dtype=torch.float32))
-        self.register_buffer("std", torch.tensor(preprocessing.std, dtype=torch.float32))
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32))
+        self.register_buffer("std", torch.tensor(std, dtype=torch.float32))
 
-    def forward(self, pixels: UInt8[Tensor, "batch side side 3"]) -> Float[Tensor, "batch classes"]:
+    def forward(self, pixels: UInt8[Tensor, "batch height width channels"]) -> Float[Tensor, "batch classes"]:
         images = (pixels.to(torch.float32) / 255.0 - self.mean) / self.std
         logits: Tensor = self.model(images.permute(0, 3, 1, 2))
         return logits
 
 
-def onnx_from_model(model: Model, *, preprocessing: Preprocessing | None, max_batch: int) -> ModelProto:
+def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch: int) -> ModelProto:
     """Export a folded model.
 
-    preprocessing: given, the graph takes ``pixels`` (uint8, B×S×S×3); None, it takes ``tensor``
-    (float32, B×3×S×S). The output is ``logits`` (float32, B×C); B is dynamic.
+    preprocessing: given, the graph takes ``pixels`` (uint8, B × height × width × channels) and
+    normalises them; None, it takes ``tensor`` (float32, B × channels × height × width). The output is
+    ``logits`` (float32, B×C); B is dynamic.
     Errors: ExportError when the exporter fails.
     """
-    size = model.spec.image_size
     if preprocessing is None:
         module: nn.Module = model
-        name, example = "tensor", torch.zeros(2, 3, size, size)
+        name, example = "tensor", torch.zeros(2, *input_shape(model.spec))
     else:
         module = PixelInput(model, preprocessing).eval()
-        name, example = "pixels", torch.zeros(2, size, size, 3, dtype=torch.uint8)
+        name, example = "pixels", torch.zeros(2, *preprocessing.pixels_shape, dtype=torch.uint8)
     # torch.export needs a range of more than one value to call a dimension dynamic.
     batch = torch.export.Dim("batch", min=1, max=max(2, max_batch))
     try:

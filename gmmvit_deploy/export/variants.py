@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gmmvit_deploy.artifacts import Bundle, Preprocessing, tool_versions
-from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.artifacts import Bundle, tool_versions
+from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.errors import ExportError, InputError
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.folding.fold import ENGINE_PASSES, QUANTIZED_PASSES, FoldedModel, fold, fold_for_engines
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import ModelProto
 
+    from gmmvit_deploy.images import ImageSpec
     from gmmvit_deploy.models.build import Model
     from gmmvit_deploy.precision import Precision
     from gmmvit_deploy.runtime.image_batches import ImageBatches
@@ -112,9 +113,9 @@ def prepared_graph(
         )
     manifest = bundle.manifest
     prepared = graph_from_model(
-        load_checkpoint(bundle.weights_path).model,
+        model_from_bundle(manifest, bundle.weights_path),
         precision,
-        preprocessing=manifest.preprocessing if manifest.input_kind == "pixels" else None,
+        preprocessing=manifest.image if manifest.input_kind == "pixels" else None,
         max_batch=manifest.max_batch,
         calibration=calibration,
         padded=padded,
@@ -130,7 +131,7 @@ def graph_from_model(
     model: Model,
     precision: Precision,
     *,
-    preprocessing: Preprocessing | None,
+    preprocessing: ImageSpec | None,
     max_batch: int,
     calibration: Iterable[NDArray[Any]] | None = None,
     padded: bool = True,
@@ -157,9 +158,9 @@ def graph_from_model(
 def graph_before_quantization(bundle: Bundle, record: VariantRecord) -> ModelProto:
     """The float32 graph that a quantised one of this bundle was made of: its tensors have the same names."""
     manifest = bundle.manifest
-    model = load_checkpoint(bundle.weights_path).model
+    model = model_from_bundle(manifest, bundle.weights_path)
     folded = _folded(model, record.precision, padded=pad_heads.__name__ in record.passes)
-    inside = manifest.preprocessing if manifest.input_kind == "pixels" else None
+    inside = manifest.image if manifest.input_kind == "pixels" else None
     return onnx_from_model(folded.model, preprocessing=inside, max_batch=manifest.max_batch)
 
 

@@ -45,7 +45,7 @@ def unfold_as_convolution(model: nn.Module) -> tuple[str, ...]:
     for step, unfold in enumerate(model.unfolds):
         if not isinstance(unfold, Unfold):
             continue
-        channels = 3 if step == 0 else model.spec.token_dim
+        channels = model.spec.channels if step == 0 else model.spec.token_dim
         replacement = UnfoldConvolution(channels)
         lattice = torch.randn(2, channels, 8, 8, generator=torch.Generator().manual_seed(step))
         if not replacement(lattice).equal(unfold(lattice)):

@@ -88,13 +88,13 @@ class CaiTBlock(nn.Module):
 class CaiT(nn.Module):
     """CaiT, plain or masked.
 
-    forward: images (B, 3, S, S), normalised, float32 → logits (B, C).
+    forward: images (B, c, S, S), normalised, float32 → logits (B, C).
     """
 
     def __init__(self, spec: CaiTSpec) -> None:
         super().__init__()
         self.spec = spec
-        self.patch_embedding = PatchEmbedding(spec.patch_size, spec.dim)
+        self.patch_embedding = PatchEmbedding(spec.patch_size, spec.dim, channels=spec.channels)
         self.position_embedding = nn.Parameter(0.02 * torch.randn(1, spec.grid**2, spec.dim))
         self.class_token = nn.Parameter(torch.randn(1, 1, spec.dim))
         self.patch_blocks = nn.ModuleList(
@@ -104,7 +104,7 @@ class CaiT(nn.Module):
         self.head_norm = layer_norm(spec.dim)
         self.head = nn.Linear(spec.dim, spec.classes)
 
-    def forward(self, images: Float[Tensor, "batch 3 side side"]) -> Float[Tensor, "batch classes"]:
+    def forward(self, images: Float[Tensor, "batch channels side side"]) -> Float[Tensor, "batch classes"]:
         x = self.patch_embedding(images) + self.position_embedding
         for block in self.patch_blocks:
             x = block(x)

@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from gmmvit_deploy.models.build import model_from_spec
-from gmmvit_deploy.specs import ModelSpec
+from gmmvit_deploy.specs import ModelSpec, input_shape
 
 __all__ = ["multiply_accumulates", "trainable_parameters"]
 
@@ -26,5 +26,5 @@ def multiply_accumulates(spec: ModelSpec) -> int:
     with torch.device("meta"), torch.inference_mode():
         model = model_from_spec(spec).eval()
         with FlopCounterMode(display=False) as counter:
-            model(torch.empty(1, 3, spec.image_size, spec.image_size))
+            model(torch.empty(1, *input_shape(spec)))
     return int(counter.get_total_flops()) // 2  # it counts a multiply-accumulate as two

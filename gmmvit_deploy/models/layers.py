@@ -22,12 +22,12 @@ def layer_norm(dim: int) -> nn.LayerNorm:
 class PatchEmbedding(nn.Module):
     """One linear map of each p×p patch, flattened with the channel fastest: (row, column, channel)."""
 
-    def __init__(self, patch_size: int, dim: int) -> None:
+    def __init__(self, patch_size: int, dim: int, *, channels: int) -> None:
         super().__init__()
         self.patch_size = patch_size
-        self.project = nn.Linear(3 * patch_size**2, dim)
+        self.project = nn.Linear(channels * patch_size**2, dim)
 
-    def forward(self, images: Float[Tensor, "batch 3 side side"]) -> Float[Tensor, "batch n dim"]:
+    def forward(self, images: Float[Tensor, "batch channels side side"]) -> Float[Tensor, "batch n dim"]:
         patches: Tensor = images.unflatten(3, (-1, self.patch_size)).unflatten(2, (-1, self.patch_size))
         # (B, channel, grid row, row, grid column, column)
         patches = patches.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)

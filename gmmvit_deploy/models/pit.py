@@ -40,13 +40,13 @@ class Pooling(nn.Module):
 class PiT(nn.Module):
     """Pooling-based vision transformer, plain or masked.
 
-    forward: images (B, 3, S, S), normalised, float32 → logits (B, C).
+    forward: images (B, c, S, S), normalised, float32 → logits (B, C).
     """
 
     def __init__(self, spec: PiTSpec) -> None:
         super().__init__()
         self.spec = spec
-        self.patch_embedding = nn.Conv2d(3, spec.dim, spec.patch_size, stride=spec.patch_size)
+        self.patch_embedding = nn.Conv2d(spec.channels, spec.dim, spec.patch_size, stride=spec.patch_size)
         self.class_token = nn.Parameter(torch.randn(1, 1, spec.dim))
         self.position_embedding = nn.Parameter(0.02 * torch.randn(1, spec.grids[0] ** 2 + 1, spec.dim))
         self.stages = nn.ModuleList(
@@ -70,7 +70,7 @@ class PiT(nn.Module):
             mask=mask,
         )
 
-    def forward(self, images: Float[Tensor, "batch 3 side side"]) -> Float[Tensor, "batch classes"]:
+    def forward(self, images: Float[Tensor, "batch channels side side"]) -> Float[Tensor, "batch classes"]:
         x = self.patch_embedding(images).flatten(2).transpose(1, 2)
         x = torch.cat([self.class_token.expand(x.shape[0], -1, -1), x], dim=1) + self.position_embedding
         for index, stage in enumerate(self.stages):

@@ -100,20 +100,20 @@ class Stage(nn.Module):
 class Swin(nn.Module):
     """Swin transformer, plain or with Gaussian mixture masks on its windows.
 
-    forward: images (B, 3, S, S), normalised, float32 → logits (B, C).
+    forward: images (B, c, S, S), normalised, float32 → logits (B, C).
     """
 
     def __init__(self, spec: SwinSpec) -> None:
         super().__init__()
         self.spec = spec
-        self.patch_embedding = nn.Conv2d(3, spec.dim, spec.patch_size, stride=spec.patch_size)
+        self.patch_embedding = nn.Conv2d(spec.channels, spec.dim, spec.patch_size, stride=spec.patch_size)
         self.patch_norm = layer_norm(spec.dim)
         self.position_embedding = nn.Parameter(0.02 * torch.randn(1, spec.grids[0] ** 2, spec.dim))
         self.stages = nn.ModuleList(Stage(spec, stage) for stage in range(len(spec.depths)))
         self.norm = layer_norm(spec.dims[-1])
         self.head = nn.Linear(spec.dims[-1], spec.classes)
 
-    def forward(self, images: Float[Tensor, "batch 3 side side"]) -> Float[Tensor, "batch classes"]:
+    def forward(self, images: Float[Tensor, "batch channels side side"]) -> Float[Tensor, "batch classes"]:
         x = self.patch_embedding(images).flatten(2).transpose(1, 2)
         x = self.patch_norm(x) + self.position_embedding
         for stage in self.stages:

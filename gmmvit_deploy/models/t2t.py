@@ -82,7 +82,7 @@ class Unfold(nn.Module):
 class T2T(nn.Module):
     """Tokens-to-token vision transformer, plain or masked.
 
-    forward: images (B, 3, S, S), normalised, float32 → logits (B, C).
+    forward: images (B, c, S, S), normalised, float32 → logits (B, C).
     """
 
     position_embedding: Tensor
@@ -91,7 +91,7 @@ class T2T(nn.Module):
     def __init__(self, spec: T2TSpec) -> None:
         super().__init__()
         self.spec = spec
-        channels = [3] + [spec.token_dim] * spec.token_layers
+        channels = [spec.channels] + [spec.token_dim] * spec.token_layers
         self.unfolds = nn.ModuleList(Unfold() for _ in channels)
         self.token_transformers = nn.ModuleList(
             TokenTransformer(
@@ -116,7 +116,7 @@ class T2T(nn.Module):
             }
         )
 
-    def forward(self, images: Float[Tensor, "batch 3 side side"]) -> Float[Tensor, "batch classes"]:
+    def forward(self, images: Float[Tensor, "batch channels side side"]) -> Float[Tensor, "batch classes"]:
         x = self.unfolds[0](images)
         for step, transformer in enumerate(self.token_transformers):
             x = transformer(x)

@@ -22,13 +22,13 @@ __all__ = ["ViT"]
 class ViT(nn.Module):
     """Vision transformer, plain or masked.
 
-    forward: images (B, 3, S, S), normalised, float32 → logits (B, C).
+    forward: images (B, c, S, S), normalised, float32 → logits (B, C).
     """
 
     def __init__(self, spec: ViTSpec) -> None:
         super().__init__()
         self.spec = spec
-        self.patch_embedding = PatchEmbedding(spec.patch_size, spec.dim)
+        self.patch_embedding = PatchEmbedding(spec.patch_size, spec.dim, channels=spec.channels)
         self.class_token = nn.Parameter(torch.randn(1, 1, spec.dim)) if spec.class_token else None
         self.position_embedding = nn.Parameter(0.02 * torch.randn(1, spec.tokens, spec.dim))
         self.blocks = nn.ModuleList(
@@ -44,7 +44,7 @@ class ViT(nn.Module):
         self.head_norm = layer_norm(spec.dim)
         self.head = nn.Linear(spec.dim, spec.classes)
 
-    def forward(self, images: Float[Tensor, "batch 3 side side"]) -> Float[Tensor, "batch classes"]:
+    def forward(self, images: Float[Tensor, "batch channels side side"]) -> Float[Tensor, "batch classes"]:
         x = self.patch_embedding(images)
         if self.class_token is not None:
             x = torch.cat([self.class_token.expand(x.shape[0], -1, -1), x], dim=1)

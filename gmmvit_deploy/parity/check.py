@@ -259,10 +259,9 @@ def _known(reference: Reference, stream: ImageStream, told: Told) -> Iterator[_K
 
 def _samples(bundle: Bundle, reference: Reference, stream: ImageStream) -> list[Sample]:
     """Some images of the data as a client would send them, with what PyTorch says of them."""
-    size = bundle.manifest.spec.image_size
     usable = [index for index in map(int, stream.indices()) if index not in stream.broken_indices]
     chosen = usable[:: max(1, len(usable) // _SAMPLES)][:_SAMPLES]
-    pixels = np.stack([stream.images.pixels(index, size) for index in chosen])
+    pixels = np.stack([stream.images.pixels(index, bundle.manifest.image) for index in chosen])
     _, exact = reference.logits(bundle.inputs_from_pixels(pixels))
     return [
         Sample(where=stream.images.where(index), encoded=stream.images.encoded(index), pixels=image, exact=row)

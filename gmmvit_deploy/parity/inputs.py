@@ -62,11 +62,14 @@ def fresh_inputs(bundle: Bundle, count: int, *, seed: int = _SEED) -> NDArray[An
     got its neighbour's answer would not be noticed.
     """
     generator = np.random.default_rng(seed)
-    size = bundle.manifest.spec.image_size
-    cell = max(1, size // 4)
-    coarse = generator.standard_normal((count, 5, 5, 3))
-    patches = coarse.repeat(cell + 1, axis=1).repeat(cell + 1, axis=2)[:, :size, :size]
-    scene = patches * generator.uniform(0.2, 1.5, (count, 1, 1, 1)) + generator.standard_normal((count, 1, 1, 3)) * 0.5
+    height, width, channels = bundle.manifest.image.pixels_shape
+    rows, columns = max(1, height // 4) + 1, max(1, width // 4) + 1
+    coarse = generator.standard_normal((count, 5, 5, channels))
+    patches = coarse.repeat(rows, axis=1).repeat(columns, axis=2)[:, :height, :width]
+    scene = (
+        patches * generator.uniform(0.2, 1.5, (count, 1, 1, 1))
+        + generator.standard_normal((count, 1, 1, channels)) * 0.5
+    )
     scene += 0.1 * generator.standard_normal(scene.shape)
     if bundle.manifest.input_kind == "pixels":
         pixels: NDArray[Any] = np.clip(128 + 64 * scene, 0, 255).astype(np.uint8)
@@ -126,12 +129,12 @@ class ImageStream:
 
     def __iter__(self) -> Iterator[Batch]:
         """Errors: ImageError on a broken image, unless they are to be skipped."""
-        size = self.bundle.manifest.spec.image_size
+        image = self.bundle.manifest.image
         pixels: list[NDArray[Any]] = []
         taken: list[int] = []
         for index in map(int, self.indices()):
             try:
-                pixels.append(self.images.pixels(index, size))
+                pixels.append(self.images.pixels(index, image))
             except ImageError as exc:
                 self._note_broken(index, exc)
                 continue

@@ -10,26 +10,27 @@ Where something differs, the usual mistakes are tried, and the one that gives th
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gmmvit_deploy.artifacts import Bundle, Preprocessing
+from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.datasets import DATASETS
 from gmmvit_deploy.golden import GoldenSet, preprocessing_problem
+from gmmvit_deploy.images import ImageSpec
 from gmmvit_deploy.parity.measures import distance
 from gmmvit_deploy.parity.verdict import Check
-from gmmvit_deploy.preprocess import tensor_from_pixels
+from gmmvit_deploy.preprocess import RESAMPLING
 from gmmvit_deploy.runtime.graph_normalisation import normalised_in_graph
 from gmmvit_deploy.runtime.runner import Runner
 from gmmvit_deploy.runtime.triton import TritonRunner
 from gmmvit_deploy.tolerances import Limit
 from gmmvit_deploy.variants import open_variant
 
-__all__ = ["Sample", "check_preprocessing", "normalisations"]
+__all__ = ["Sample", "bgr", "check_preprocessing", "normalisations"]
 
 NAME = "preprocessing"
 _MOST_SENT = 16
@@ -41,7 +42,7 @@ _TENSOR_ROUNDING = 4 * 2.0**-23
 class Sample:
     """A real image as a client sends it.
 
-    pixels: uint8 (S, S, 3), decoded here.  exact: PyTorch's float64 logits (C,) for them.
+    pixels: uint8 (height, width, channels), decoded here.  exact: PyTorch's float64 logits (C,) for them.
     """
 
     where: str
@@ -52,23 +53,23 @@ class Sample:
 
 def check_preprocessing(bundle: Bundle, runner: Runner, limit: Limit, *, samples: Sequence[Sample] = ()) -> Check:
     """limit: of the runner's logits.  samples: real images, for a server.  Errors: whatever the server raises."""
-    how = bundle.manifest.preprocessing
-    if how is None:
+    spec = bundle.manifest.image
+    if spec.normalisation is None:
         why = "the bundle does not say how images become its input"
         return Check(name=NAME, verdict="skipped", says=why, reasons=(why,))
     golden = bundle.golden_set()
     seen = [f"{len(golden.images)} images decode here as at export"]
     reasons = []
-    if problem := preprocessing_problem(golden, bundle.manifest.spec.image_size, how.mean, how.std):
+    if problem := preprocessing_problem(golden, spec):
         reasons.append(f"here: {problem}")
     if bundle.manifest.input_kind == "pixels" and runner.name == "onnxruntime":
         path = open_variant(bundle, runner.precision).path
         seen.append("the graph normalises as the manifest says")
-        reasons += _graph_problems(path, golden, how)
+        reasons += _graph_problems(path, golden, spec)
     if isinstance(runner, TritonRunner):
         sent = min(len(samples), _MOST_SENT)
         seen.append(f"the server makes the same of them, and PyTorch's logits of {sent} raw images of the data")
-        reasons += _server_problems(runner, bundle, golden, how, limit)
+        reasons += _server_problems(runner, bundle, golden, spec, limit)
         reasons += _sample_problems(runner, samples, limit)
     return Check(
         name=NAME,
@@ -79,30 +80,38 @@ def check_preprocessing(bundle: Bundle, runner: Runner, limit: Limit, *, samples
     )
 
 
-def normalisations(how: Preprocessing) -> Iterator[tuple[str, Preprocessing]]:
-    """(words, mean and std) that a model is easily given in place of its own."""
-    known = {name: Preprocessing(mean=found.mean, std=found.std) for name, found in DATASETS.items()}
-    known["ImageNet"] = Preprocessing(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
-    known["0.5, 0.5, 0.5"] = Preprocessing(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
-    known["nothing, values in [0, 1]"] = Preprocessing(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
-    for name, other in known.items():
-        if other != how:
-            yield f"normalised with the mean and std of {name}", other
+def bgr(channels: int) -> list[int] | None:
+    """Order of channels with red and blue exchanged; None where there are no colours."""
+    return [2, 1, 0, *range(3, channels)] if channels >= 3 else None
 
 
-def _graph_problems(path: Path, golden: GoldenSet, how: Preprocessing) -> list[str]:
+def normalisations(spec: ImageSpec) -> Iterator[tuple[str, ImageSpec]]:
+    """(words, the spec with the mean and std) that a model is easily given in place of its own."""
+    known = {name: (data.mean, data.std) for name, data in DATASETS.items() if len(data.mean) == spec.channels}
+    if spec.channels == 3:
+        known["ImageNet"] = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    if spec.channels == 1:
+        known["MNIST's training images"] = (0.1307,), (0.3081,)
+    known[", ".join(["0.5"] * spec.channels)] = (0.5,) * spec.channels, (0.5,) * spec.channels
+    known["nothing, values in [0, 1]"] = (0.0,) * spec.channels, (1.0,) * spec.channels
+    for name, (mean, std) in known.items():
+        if (mean, std) != spec.normalisation:
+            yield f"normalised with the mean and std of {name}", replace(spec, mean=mean, std=std)
+
+
+def _graph_problems(path: Path, golden: GoldenSet, spec: ImageSpec) -> list[str]:
     pixels = np.concatenate([golden.inputs, golden.image_pixels])
     found = normalised_in_graph(path, pixels)
     if found is None:
         return [f"{path.name}: nothing in it turns pixels into a tensor; it must normalise"]
-    return [f"{path.name}: {why}" for why in _tensor_problem(found, pixels, how)]
+    return [f"{path.name}: {why}" for why in _tensor_problem(found, pixels, spec)]
 
 
 def _server_problems(
-    runner: TritonRunner, bundle: Bundle, golden: GoldenSet, how: Preprocessing, limit: Limit
+    runner: TritonRunner, bundle: Bundle, golden: GoldenSet, spec: ImageSpec, limit: Limit
 ) -> list[str]:
     served = runner.connection.model(runner.preprocess)
-    wanted = {"image_size": bundle.manifest.spec.image_size, "mean": list(how.mean), "std": list(how.std)}
+    wanted = spec.to_json()
     said = {name: (served.preprocessing or {}).get(name) for name in wanted}
     reasons = [
         f"{runner.preprocess} on the server has {name} {said[name]}, the bundle {wanted[name]}"
@@ -120,9 +129,9 @@ def _server_problems(
     made, logits = (np.concatenate(parts) for parts in answers.values())
     where = f"{runner.preprocess} on the server"
     if bundle.manifest.input_kind == "pixels":
-        reasons += [f"{where}: {why}" for why in _pixel_problem(made, golden)]
+        reasons += [f"{where}: {why}" for why in _pixel_problem(made, golden, spec)]
     else:
-        reasons += [f"{where}: {why}" for why in _tensor_problem(made, golden.image_pixels, how)]
+        reasons += [f"{where}: {why}" for why in _tensor_problem(made, golden.image_pixels, spec)]
     largest = distance(logits, golden.image_logits)
     if not largest <= 2 * limit.largest:  # the stored logits have their own rounding
         reasons.append(
@@ -148,7 +157,7 @@ def _sample_problems(runner: TritonRunner, samples: Sequence[Sample], limit: Lim
     return reasons[:1] + ([f"and {len(reasons) - 1} of {len(samples)} images more"] if len(reasons) > 1 else [])
 
 
-def _pixel_problem(found: NDArray[Any], golden: GoldenSet) -> list[str]:
+def _pixel_problem(found: NDArray[Any], golden: GoldenSet, spec: ImageSpec) -> list[str]:
     wanted = golden.image_pixels
     if found.shape == wanted.shape and np.array_equal(found, wanted):
         return []
@@ -156,40 +165,44 @@ def _pixel_problem(found: NDArray[Any], golden: GoldenSet) -> list[str]:
         return [f"pixels {wanted.shape} were wanted, found {found.shape}"]
     apart = np.abs(found.astype(int) - wanted)
     what = f"{np.count_nonzero(apart)} values of pixels differ, by up to {apart.max()}"
-    return [f"{what}{_named(name for name, made in _other_pixels(golden) if np.array_equal(made, found))}"]
+    return [f"{what}{_named(name for name, made in _other_pixels(golden, spec) if np.array_equal(made, found))}"]
 
 
-def _other_pixels(golden: GoldenSet) -> Iterator[tuple[str, NDArray[Any]]]:
+def _other_pixels(golden: GoldenSet, spec: ImageSpec) -> Iterator[tuple[str, NDArray[Any]]]:
     """What the usual mistakes make of the golden images."""
     import io
 
     from PIL import Image
 
-    side = golden.image_pixels.shape[1]
-    yield "BGR for RGB", golden.image_pixels[..., ::-1]
+    colours, own = bgr(spec.channels), Image.Resampling[RESAMPLING[spec.resize]]
+    if colours is not None:
+        yield "BGR for RGB", golden.image_pixels[..., colours]
+    size = (spec.width, spec.height)
     for resampling in Image.Resampling:
-        if resampling is not Image.Resampling.BILINEAR:
+        if resampling is not own:
             made = [
-                np.asarray(Image.open(io.BytesIO(image)).convert("RGB").resize((side, side), resampling))
+                np.asarray(Image.open(io.BytesIO(image)).convert(spec.mode).resize(size, resampling))
                 for image in golden.images
             ]
-            yield f"resized with {resampling.name.lower()} instead of bilinear", np.stack(made)
+            name = f"resized with {resampling.name.lower()} instead of {own.name.lower()}"
+            yield name, np.stack(made).reshape(golden.image_pixels.shape)
 
 
-def _tensor_problem(found: NDArray[Any], pixels: NDArray[Any], how: Preprocessing) -> list[str]:
-    wanted = tensor_from_pixels(pixels, how.mean, how.std)
+def _tensor_problem(found: NDArray[Any], pixels: NDArray[Any], spec: ImageSpec) -> list[str]:
+    wanted = spec.tensor_from_pixels(pixels)
     if _same_tensor(found, wanted):
         return []
     if found.shape != wanted.shape:
         return [f"a tensor {wanted.shape} was wanted, found {found.shape}"]
     what = f"the normalised tensor differs by up to {np.abs(found - wanted).max():.3g}"
-    return [f"{what}{_named(name for name, made in _other_tensors(pixels, how) if _same_tensor(found, made))}"]
+    return [f"{what}{_named(name for name, made in _other_tensors(pixels, spec) if _same_tensor(found, made))}"]
 
 
-def _other_tensors(pixels: NDArray[Any], how: Preprocessing) -> Iterator[tuple[str, NDArray[Any]]]:
-    yield "BGR for RGB", tensor_from_pixels(pixels[..., ::-1], how.mean, how.std)
-    for name, other in normalisations(how):
-        yield name, tensor_from_pixels(pixels, other.mean, other.std)
+def _other_tensors(pixels: NDArray[Any], spec: ImageSpec) -> Iterator[tuple[str, NDArray[Any]]]:
+    if (colours := bgr(spec.channels)) is not None:
+        yield "BGR for RGB", spec.tensor_from_pixels(pixels[..., colours])
+    for name, other in normalisations(spec):
+        yield name, other.tensor_from_pixels(pixels)
 
 
 def _same_tensor(found: NDArray[Any], wanted: NDArray[Any]) -> bool:

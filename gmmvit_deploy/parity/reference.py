@@ -29,7 +29,7 @@ class Reference:
         self.exact: Model = copy.deepcopy(self.model).double()
 
     def tensors(self, inputs: NDArray[Any]) -> torch.Tensor:
-        """What the bundle's graph takes → float32 (B, 3, S, S), normalised."""
+        """What the bundle's graph takes → float32 (B, channels, height, width), normalised."""
         return self._eager.tensors(inputs)
 
     def logits(self, inputs: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:

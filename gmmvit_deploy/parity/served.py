@@ -58,7 +58,7 @@ def check_served(
     on_done("client batches")
     mixed = _mix(runner, inputs, exact, generator, judged)
     on_done("many clients at once")
-    if bundle.manifest.preprocessing is not None:
+    if bundle.manifest.image.normalisation is not None:
         _images_at_once(bundle, runner, generator, judged)
         judged.reasons += _label_problems(bundle, runner)
         on_done("encoded images")

@@ -27,9 +27,8 @@ from gmmvit_deploy.models.masks import (
     Mask,
     squared_distances,
 )
-from gmmvit_deploy.parity.preprocessing import normalisations
+from gmmvit_deploy.parity.preprocessing import bgr, normalisations
 from gmmvit_deploy.parity.reference import Reference
-from gmmvit_deploy.preprocess import tensor_from_pixels
 
 __all__ = ["explain", "suspects"]
 
@@ -83,15 +82,18 @@ def suspects(bundle: Bundle, reference: Reference, inputs: NDArray[Any]) -> Iter
 
 
 def _other_inputs(bundle: Bundle, inputs: NDArray[Any]) -> Iterator[tuple[str, NDArray[Any]]]:
-    how = bundle.manifest.preprocessing
+    image = bundle.manifest.image
+    colours = bgr(image.channels)
     if bundle.manifest.input_kind == "tensor":
-        yield "channels in the order BGR", np.ascontiguousarray(inputs[:, ::-1])
+        if colours is not None:
+            yield "channels in the order BGR", np.ascontiguousarray(inputs[:, colours])
         yield "rows and columns of the image exchanged", np.ascontiguousarray(inputs.swapaxes(2, 3))
-    elif how is not None:
-        yield "channels in the order BGR", tensor_from_pixels(inputs[..., ::-1], how.mean, how.std)
-        yield "rows and columns of the image exchanged", tensor_from_pixels(inputs.swapaxes(1, 2), how.mean, how.std)
-        for name, other in normalisations(how):
-            yield name, tensor_from_pixels(inputs, other.mean, other.std)
+    else:
+        if colours is not None:
+            yield "channels in the order BGR", image.tensor_from_pixels(inputs[..., colours])
+        yield "rows and columns of the image exchanged", image.tensor_from_pixels(inputs.swapaxes(1, 2))
+        for name, other in normalisations(image):
+            yield name, other.tensor_from_pixels(inputs)
 
 
 def _each_mask(change: Callable[[Mask], Mask | None]) -> Callable[[Model], bool]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import ImageError, InputError, RequestRejectedError, ServerError
-from gmmvit_deploy.preprocess import MAX_IMAGE_BYTES, UnusableImage, pixels_from_bytes
+from gmmvit_deploy.preprocess import MAX_IMAGE_BYTES, UnusableImage
 from gmmvit_deploy.runtime.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runtime.triton import DEFAULT_MODEL, TritonConnection
 
@@ -105,13 +105,13 @@ class BundleClassifier(Classifier):
 
     def __init__(self, bundle: Bundle) -> None:
         """Errors: InputError when the bundle does not say how images are normalised."""
-        if bundle.manifest.preprocessing is None:
+        if bundle.manifest.image.normalisation is None:
             raise InputError(
                 f"{bundle.path}: it does not say how images become its input",
                 hint="export it with --dataset, or --mean --std --labels",
             )
         self._bundle = bundle
-        self._image_size = bundle.manifest.spec.image_size
+        self._image = bundle.manifest.image
         self._runner = OnnxRuntimeRunner(bundle)
         self.labels, self.max_batch = bundle.manifest.labels, bundle.manifest.max_batch
 
@@ -121,7 +121,7 @@ class BundleClassifier(Classifier):
         decoded = []
         for position, data in enumerate(images):
             try:
-                decoded.append(pixels_from_bytes(data, self._image_size))
+                decoded.append(self._image.pixels_from_bytes(data))
             except UnusableImage as exc:
                 raise ImageError(f"image {position}: {exc}") from exc
         return self._runner.run(self._bundle.inputs_from_pixels(np.stack(decoded)))

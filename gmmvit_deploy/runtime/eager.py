@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.errors import BundleError, InputError
-from gmmvit_deploy.preprocess import tensor_from_pixels
+from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.runtime.runner import Device, Runner
 
 if TYPE_CHECKING:
@@ -30,29 +29,24 @@ class EagerRunner(Runner):
 
     def __init__(self, bundle: Bundle, *, device: Device = "cpu") -> None:
         """Errors: BundleError when weights and manifest do not agree; InputError when PyTorch has no such device."""
-        from gmmvit_deploy.checkpoints.loading import load_checkpoint
+        from gmmvit_deploy.checkpoints.weights import model_from_bundle
 
         super().__init__(bundle)
         self.device = device
         if device == "gpu":
             self.name = f"{self.name}-gpu"
             _require_gpu(self.name)
-        loaded = load_checkpoint(bundle.weights_path)
-        if loaded.spec != bundle.manifest.spec:
-            raise BundleError(
-                f"{bundle.path}: the weights are those of {loaded.spec}, the manifest describes {bundle.manifest.spec}",
-                hint="write it again with gmmvit export",
-            )
         self._place = "cuda" if device == "gpu" else "cpu"
-        self.model = loaded.model.to(self._place)
-        self._preprocessing = bundle.manifest.preprocessing if bundle.manifest.input_kind == "pixels" else None
+        self.model = model_from_bundle(bundle.manifest, bundle.weights_path).to(self._place)
+        self._image = bundle.manifest.image
+        self._takes_pixels = bundle.manifest.input_kind == "pixels"
 
     def tensors(self, batch: NDArray[Any]) -> Tensor:
-        """What the graph takes → float32 (B, 3, S, S), normalised."""
+        """What the graph takes → float32 (B, channels, height, width), normalised."""
         import torch
 
-        if self._preprocessing is not None:
-            batch = tensor_from_pixels(batch, self._preprocessing.mean, self._preprocessing.std)
+        if self._takes_pixels:
+            batch = self._image.tensor_from_pixels(batch)
         return torch.from_numpy(batch).to(self._place)
 
     @property
@@ -96,9 +90,9 @@ class CompiledRunner(EagerRunner):
 
         super().__init__(bundle, device=device)
         self._compiled = torch.compile(self.model, dynamic=True)
-        size = bundle.manifest.spec.image_size
+        example = torch.zeros(min(2, self.max_batch), *self._image.tensor_shape, device=self._place)
         try:
-            self._logits(self._compiled, torch.zeros(min(2, self.max_batch), 3, size, size, device=self._place))
+            self._logits(self._compiled, example)
         # torch.compile fails with classes of its own, of its compilers', and of the operating system.
         except Exception as exc:
             reason = str(exc).strip().splitlines()[0] if str(exc).strip() else type(exc).__name__

@@ -15,7 +15,10 @@ __all__ = ["normalised_in_graph"]
 
 
 def normalised_in_graph(path: Path, pixels: NDArray[Any]) -> NDArray[Any] | None:
-    """uint8 (B, S, S, 3) → float32 (B, 3, S, S) as the graph computes it; None when it has no such part."""
+    """uint8 (B, height, width, channels) → float32 (B, channels, height, width) as the graph computes it.
+
+    None when the graph has no such part.
+    """
     import onnx
 
     proto = onnx.load(path)

@@ -69,9 +69,8 @@ def open_images(bundle: Bundle, source: str, *, limit: int, batch: int = 32) -> 
         chosen = _spread(len(array), limit)
         return ImageBatches(source=source, count=len(chosen), _bundle=bundle, _batch=batch, _images=array[chosen])
     images = open_data(source) if is_named(source) else FileImages(source, image_files([source]), None)
-    size = bundle.manifest.spec.image_size
     decoders: list[Callable[[], NDArray[Any]]] = [
-        partial(images.pixels, int(index), size) for index in _spread(len(images), limit)
+        partial(images.pixels, int(index), bundle.manifest.image) for index in _spread(len(images), limit)
     ]
     return ImageBatches(source=source, count=len(decoders), _bundle=bundle, _batch=batch, _images=decoders)
 
@@ -91,8 +90,7 @@ def _array(bundle: Bundle, path: Path) -> NDArray[Any]:
     if names[:1] not in (["images"], ["inputs"]) and len(names) != 1:
         raise InputError(f"{path}: arrays {', '.join(names) or 'none'}; one called images was wanted")
     array = found[names[0]]
-    size = bundle.manifest.spec.image_size
-    wanted = {("uint8", (size, size, 3)), (bundle.input_dtype, bundle.input_shape)}
+    wanted = {("uint8", bundle.manifest.image.pixels_shape), (bundle.input_dtype, bundle.input_shape)}
     if (str(array.dtype), tuple(array.shape[1:])) not in wanted:
         shapes = " or ".join(f"{kind} (N, {', '.join(map(str, shape))})" for kind, shape in sorted(wanted))
         raise InputError(f"{path}: {shapes} was wanted, found {array.dtype} {tuple(array.shape)}")

@@ -21,8 +21,8 @@ Device = Literal["cpu", "gpu"]
 class Runner:
     """``run(batch) -> logits``.  Abstract; used as a context manager.
 
-    A batch is what the bundle's graph takes: uint8 (B, S, S, 3) for ``pixels``, float32
-    (B, 3, S, S) for ``tensor``. Logits are float32 (B, C).
+    A batch is what the bundle's graph takes: uint8 (B, height, width, channels) for ``pixels``,
+    float32 (B, channels, height, width) for ``tensor``. Logits are float32 (B, C).
 
     precision: what it computes in, which says how near to float32 it can come.  device: where it does so.
     needs_own_thread: it must not be called from a callback of compiled code.

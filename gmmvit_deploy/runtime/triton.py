@@ -47,8 +47,8 @@ def parse_url(url: str) -> tuple[Literal["grpc", "http"], str]:
 class ServedModel:
     """What the server says of a model.  bundle_sha256: None when no bundle of ours made it.
 
-    precision: of the graph or engine behind it.  preprocessing: image_size, mean and std of a model
-    that makes pixels or tensors of images; None of others.  on_gpu: where the server runs it.
+    precision: of the graph or engine behind it.  preprocessing: the `ImageSpec` as JSON, and
+    threads, of a model that makes pixels or tensors of images; None of others.  on_gpu: where the server runs it.
     settings: what decides how fast: backend, instances, threads, queue delay.
     """
 

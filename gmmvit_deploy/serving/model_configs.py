@@ -92,7 +92,7 @@ def model_configs(bundle: Bundle, options: RepositoryOptions, card: EngineCard |
     card: of the engine, for the tensorrt backend.
     """
     configs = {options.network: _network(bundle, options, card)}
-    if bundle.manifest.preprocessing is not None:
+    if bundle.manifest.image.normalisation is not None:
         configs[options.preprocess] = _preprocess(bundle, options)
         configs[options.name] = _ensemble(bundle, options)
     return configs
@@ -185,17 +185,9 @@ def _preprocess(bundle: Bundle, options: RepositoryOptions) -> Any:
     config.output.add(**_input_tensor(bundle))
     config.instance_group.add(count=1, kind=pb.ModelInstanceGroup.KIND_CPU)
     config.dynamic_batching.max_queue_delay_microseconds = 0
-    preprocessing = bundle.manifest.preprocessing
-    if preprocessing is None:
+    if bundle.manifest.image.normalisation is None:
         raise RepositoryError(f"{bundle.path}: it does not say how its images are normalised")
-    config.parameters["preprocessing"].string_value = json.dumps(
-        {
-            "image_size": bundle.manifest.spec.image_size,
-            "mean": preprocessing.mean,
-            "std": preprocessing.std,
-            "threads": 2,
-        }
-    )
+    config.parameters["preprocessing"].string_value = json.dumps({**bundle.manifest.image.to_json(), "threads": 2})
     sample = config.model_warmup.add(name="one image", batch_size=1)
     sample.inputs[IMAGE_INPUT].CopyFrom(
         pb.ModelWarmup.Input(data_type=pb.TYPE_STRING, dims=[1], input_data_file=WARMUP_FILE)

@@ -15,6 +15,7 @@ from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.engines.card import Engine, require_bundle
 from gmmvit_deploy.engines.compatibility import ServerTensorRT, loads_on, server_tensorrt
 from gmmvit_deploy.errors import RepositoryError
+from gmmvit_deploy.images import image_from_pixels
 from gmmvit_deploy.kernels import openvino_graph, openvino_kernels, prepared_masks
 from gmmvit_deploy.kernels.libraries import openvino_library
 from gmmvit_deploy.runtime import onnxruntime_program, openvino_program
@@ -137,13 +138,12 @@ def _copy_programs(options: RepositoryOptions, folder: Path, network: Path) -> N
 
 
 def _write_preprocess(model: Path, bundle: Bundle) -> None:
-    from PIL import Image
+    import numpy as np
 
     shutil.copyfile(_TEMPLATES / "preprocess_model.py", model / "1" / "model.py")
     # The very file that export and parity use: one implementation, wherever an image is decoded.
     shutil.copyfile(str(gmmvit_deploy.preprocess.__file__), model / "1" / "gmmvit_preprocess.py")
-    size = bundle.manifest.spec.image_size
     encoded = io.BytesIO()
-    Image.new("RGB", (size, size), "grey").save(encoded, "PNG")
+    image_from_pixels(np.full(bundle.manifest.image.pixels_shape, 128, np.uint8)).save(encoded, "PNG")
     (model / "warmup").mkdir()
     (model / "warmup" / WARMUP_FILE).write_bytes(struct.pack("<I", encoded.tell()) + encoded.getvalue())

@@ -21,8 +21,8 @@ from gmmvit_deploy.data.images import ArrayImages
 from gmmvit_deploy.data.open import KINDS, is_named, open_data
 from gmmvit_deploy.demo.digits import load_digit_images
 from gmmvit_deploy.errors import ImageError, InputError
-from gmmvit_deploy.preprocess import pixels_from_bytes
 from gmmvit_deploy.runtime.image_batches import open_images
+from tests.conftest import rgb
 
 RNG = np.random.default_rng(0)
 
@@ -82,7 +82,7 @@ def test_cifar10_python_in_a_folder_and_packed(cifar10: tuple[Path, np.ndarray])
         images = open_data(f"cifar10:{path}")
         assert len(images) == 3
         assert [images.label(index) for index in range(3)] == [3, 1, 2]
-        assert np.stack([images.pixels(index, 32) for index in range(3)]).tobytes() == wanted.tobytes()
+        assert np.stack([images.pixels(index, rgb(32)) for index in range(3)]).tobytes() == wanted.tobytes()
     assert images.classes[3] == "cat"
     assert images.where(1) == "cifar10 test[1]"
     train = open_data(f"cifar10:{folder}#train")
@@ -97,7 +97,7 @@ def test_cifar_binary(classes: int, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(np.concatenate([head, rows(images)], axis=1).tobytes())
     found = open_data(f"cifar{classes}:{tmp_path}")
     assert [found.label(index) for index in range(4)] == labels.tolist()
-    assert found.pixels(2, 32).tobytes() == images[2].tobytes()
+    assert found.pixels(2, rgb(32)).tobytes() == images[2].tobytes()
     assert len(found.classes) == classes
 
 
@@ -150,7 +150,7 @@ def test_svhn(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "test_32x32.mat"):
         found = open_data(f"svhn:{path}")
         assert [found.label(index) for index in range(3)] == [0, 1, 9]
-        assert found.pixels(1, 32).tobytes() == images[1].tobytes()
+        assert found.pixels(1, rgb(32)).tobytes() == images[1].tobytes()
     (tmp_path / "test_32x32.mat").write_bytes(b"junk")
     with pytest.raises(InputError, match="not SVHN's cropped digits"):
         open_data(f"svhn:{tmp_path}")
@@ -167,9 +167,9 @@ def test_mnist(suffix: str, tmp_path: Path) -> None:
         (tmp_path / f"{name}{suffix}").write_bytes(gzip.compress(data) if suffix else data)
     found = open_data(f"mnist:{tmp_path}")
     assert [found.label(index) for index in range(3)] == [7, 2, 1]
-    small = found.pixels(0, 28)
+    small = found.pixels(0, rgb(28))
     assert small.tobytes() == grey[0][:, :, None].repeat(3, axis=2).tobytes()
-    assert found.pixels(0, 32).shape == (32, 32, 3)
+    assert found.pixels(0, rgb(32)).shape == (32, 32, 3)
     name = f"t10k-labels-idx1-ubyte{suffix}"
     broken = files["t10k-labels-idx1-ubyte"][:-1]
     (tmp_path / name).write_bytes(gzip.compress(broken) if suffix else broken)
@@ -192,7 +192,7 @@ def test_tiny_imagenet(tmp_path: Path) -> None:
     found = open_data(f"tiny-imagenet:{tmp_path}")
     assert [found.label(0), found.label(1)] == [2, 0]  # sorted, not as wnids.txt has them
     data = (tmp_path / "val" / "images" / "val_1.JPEG").read_bytes()
-    assert found.pixels(1, 64).tobytes() == pixels_from_bytes(data, 64).tobytes()
+    assert found.pixels(1, rgb(64)).tobytes() == rgb(64).pixels_from_bytes(data).tobytes()
     assert found.where(1).endswith("val_1.JPEG")
     train = open_data(f"tiny-imagenet:{tmp_path}#train")
     assert (len(train), train.label(0)) == (1, 1)
@@ -213,7 +213,7 @@ def test_class_folders(tmp_path: Path) -> None:
     assert (len(flat), flat.label(0), flat.classes) == (1, None, ())
     (tmp_path / "val" / "a" / "1.png").write_bytes(b"junk")
     with pytest.raises(ImageError, match=r"1\.png"):
-        found.pixels(0, 32)
+        found.pixels(0, rgb(32))
     (tmp_path / "empty").mkdir()
     for path, message in ((tmp_path / "empty", "it holds no image"), (tmp_path / "none", "was wanted")):
         with pytest.raises(InputError, match=message):
@@ -226,7 +226,7 @@ def test_array_files(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", images)
     found = open_data(f"array:{tmp_path / 'x.npz'}")
     assert [found.label(index) for index in range(4)] == [3, 1, 0, 2]
-    assert found.pixels(0, 20).tobytes() == images[0].tobytes()
+    assert found.pixels(0, rgb(20)).tobytes() == images[0].tobytes()
     assert open_data(f"array:{tmp_path / 'x.npy'}").label(0) is None
     np.savez(tmp_path / "y.npz", pictures=images)
     np.savez(tmp_path / "z.npz", images=images, labels=np.zeros(3, int))
@@ -240,7 +240,7 @@ def test_array_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "array", [np.zeros((2, 4, 4, 4), np.uint8), np.zeros((2, 4, 4), np.float32), np.zeros((0, 4, 4), np.uint8)]
+    "array", [np.zeros((2, 4, 4, 5), np.uint8), np.zeros((2, 4, 4), np.float32), np.zeros((0, 4, 4), np.uint8)]
 )
 def test_arrays_that_are_no_images(array: np.ndarray) -> None:
     with pytest.raises(InputError, match="x: "):
@@ -251,7 +251,7 @@ def test_digits_are_those_of_the_demo() -> None:
     held_out, train = open_data("digits"), open_data("digits#train")
     assert (len(held_out), len(train)) == (360, 1437)
     demo = load_digit_images()
-    assert held_out.pixels(5, 32).tobytes() == demo.held_out_pixels[5].tobytes()
+    assert held_out.pixels(5, rgb(32)).tobytes() == demo.held_out_pixels[5].tobytes()
     assert [held_out.label(index) for index in range(360)] == demo.held_out_classes.tolist()
 
 
@@ -296,4 +296,4 @@ def test_named_data_calibrates(bundle: Bundle) -> None:
     assert not is_named("images/digits")
     batches = list(open_images(bundle, "digits#train", limit=40))
     assert [len(batch) for batch in batches] == [32, 8]
-    assert batches[0][0].tobytes() == open_data("digits#train").pixels(0, 32).tobytes()
+    assert batches[0][0].tobytes() == open_data("digits#train").pixels(0, rgb(32)).tobytes()

@@ -74,9 +74,10 @@ def test_mask_hashes_are_those_of_the_trained_module_and_the_graph(
 
 def test_pixels_are_normalised_inside_the_graph(bundle: Bundle) -> None:
     pixels, logits = bundle.golden()
-    preprocessing = bundle.manifest.preprocessing
-    assert preprocessing is not None
-    tensors = torch.from_numpy(tensor_from_pixels(pixels, preprocessing.mean, preprocessing.std))
+    image = bundle.manifest.image
+    assert image.mean is not None
+    assert image.std is not None
+    tensors = torch.from_numpy(tensor_from_pixels(pixels, image.mean, image.std))
     with torch.inference_mode():
         wanted = load_checkpoint(GOLDEN / "vit_gmm.pth").model(tensors).numpy()
     np.testing.assert_array_equal(logits, wanted)
@@ -112,7 +113,7 @@ def test_closed_form_survives_the_bundle(tmp_path: Path) -> None:
 class TestOptions:
     @pytest.mark.parametrize(
         "options",
-        [{}, {"preprocessing": cifar_options().preprocessing}, {"labels": ("a",)}],
+        [{}, {"mean": cifar_options().mean, "std": cifar_options().std}, {"labels": ("a",)}],
         ids=["neither", "no labels", "no mean and std"],
     )
     def test_pixels_have_no_silent_default(self, options: dict[str, Any]) -> None:
@@ -121,7 +122,7 @@ class TestOptions:
 
     def test_tensor_needs_nothing(self, tensor_bundles: dict[str, Bundle]) -> None:
         manifest = tensor_bundles["vit_gmm"].manifest
-        assert manifest.preprocessing is None
+        assert manifest.image.normalisation is None
         assert manifest.labels == tuple("0123456789")
 
     @pytest.mark.parametrize(

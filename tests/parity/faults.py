@@ -14,11 +14,12 @@ import torch
 from onnx import helper, numpy_helper
 from torch import nn
 
-from gmmvit_deploy.artifacts import Bundle, Preprocessing, open_bundle
-from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.artifacts import Bundle, open_bundle
+from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.folding.fold import fold
 from gmmvit_deploy.folding.passes import masked_scores
+from gmmvit_deploy.images import ImageSpec
 from gmmvit_deploy.models.biases import ConstantBias
 from gmmvit_deploy.models.build import Model
 from gmmvit_deploy.models.masks import ClosedFormGaussianMask, ConstantMask, squared_distances
@@ -39,12 +40,12 @@ class Altered(OnnxRuntimeRunner):
         return self._change(super()._run(batch))
 
 
-def rebuilt(bundle: Bundle, out: Path, change: ModelChange, *, preprocessing: Preprocessing | None = None) -> Bundle:
+def rebuilt(bundle: Bundle, out: Path, change: ModelChange, *, preprocessing: ImageSpec | None = None) -> Bundle:
     """A bundle whose graph was exported from a model that was changed first; its hashes fit."""
-    model = load_checkpoint(bundle.weights_path).model
+    model = model_from_bundle(bundle.manifest, bundle.weights_path)
     with torch.no_grad():
         change(model)
-    inside = preprocessing or bundle.manifest.preprocessing
+    inside = preprocessing or bundle.manifest.image
     proto = onnx_from_model(
         fold(model).model,
         preprocessing=inside if bundle.manifest.input_kind == "pixels" else None,

@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from torch import nn
 from typer.testing import CliRunner
 
 from gmmvit_cli.main import app
-from gmmvit_deploy import golden as contract
-from gmmvit_deploy.artifacts import Bundle, Preprocessing, open_bundle
+from gmmvit_deploy import images as contract
+from gmmvit_deploy.artifacts import Bundle, open_bundle
 from gmmvit_deploy.data.images import ArrayImages
 from gmmvit_deploy.datasets import dataset
 from gmmvit_deploy.errors import BundleError
@@ -117,7 +117,7 @@ def test_wrong_normalisation_in_the_graph(fault: str, reason: str, bundle: Bundl
         broken = faults.channels_reversed(bundle, tmp_path / "bundle")
     else:
         other = dataset("svhn")
-        how = Preprocessing(mean=other.mean, std=other.std)
+        how = replace(bundle.manifest.image, mean=other.mean, std=other.std)
         broken = rebuilt(bundle, tmp_path / "bundle", lambda model: None, preprocessing=how)
     found = judged(broken)
     assert found.status == 1
@@ -127,10 +127,10 @@ def test_wrong_normalisation_in_the_graph(fault: str, reason: str, bundle: Bundl
     assert reason in found.checks["numeric"]["reasons"][-1]
 
 
-def _resized_otherwise(image: object, image_size: int) -> np.ndarray:
+def _resized_otherwise(image: Any, *, height: int, width: int, **_: object) -> np.ndarray:
     from PIL import Image
 
-    return np.asarray(image.convert("RGB").resize((image_size, image_size), Image.Resampling.NEAREST))
+    return np.asarray(image.convert("RGB").resize((width, height), Image.Resampling.NEAREST))
 
 
 def test_another_resize_where_a_bundle_is_opened(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:

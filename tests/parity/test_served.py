@@ -38,12 +38,14 @@ def _preprocess(repository: Repository, name: str) -> Path:
 
 
 def nearest(repository: Repository, name: str) -> None:
-    edited(_preprocess(repository, name), "Resampling.BILINEAR", "Resampling.NEAREST")
+    edited(_preprocess(repository, name), '"stretch-bilinear": "BILINEAR"', '"stretch-bilinear": "NEAREST"')
 
 
 def bgr(repository: Repository, name: str) -> None:
     edited(
-        _preprocess(repository, name), "np.asarray(rgb, dtype=np.uint8)", "np.asarray(rgb, dtype=np.uint8)[..., ::-1]"
+        _preprocess(repository, name),
+        ".reshape(height, width, channels)",
+        ".reshape(height, width, channels)[..., ::-1]",
     )
 
 

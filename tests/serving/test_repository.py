@@ -17,7 +17,6 @@ from gmmvit_deploy.engines.card import Engine, open_engine
 from gmmvit_deploy.engines.compatibility import server_tensorrt
 from gmmvit_deploy.errors import EngineError, InputError, OutputError, RepositoryError
 from gmmvit_deploy.kernels.libraries import openvino_library
-from gmmvit_deploy.preprocess import pixels_from_bytes
 from gmmvit_deploy.runtime.onnxruntime import fused_graph
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
@@ -163,7 +162,7 @@ def test_warmup_image_is_one_that_decodes(bundle: Bundle, tmp_path: Path) -> Non
     repository_from_bundle(bundle, tmp_path / "r")
     data = (tmp_path / "r" / "gmmvit_preprocess" / "warmup" / "image").read_bytes()
     assert struct.unpack("<I", data[:4])[0] == len(data) - 4
-    assert pixels_from_bytes(data[4:], 32).shape == (32, 32, 3)
+    assert bundle.manifest.image.pixels_from_bytes(data[4:]).shape == (32, 32, 3)
 
 
 def test_without_normalisation_there_is_only_the_network(tensor_bundles: dict[str, Bundle], tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ class TritonPythonModel:
         self.output = config["output"][0]["name"]
         self.max_batch = config["max_batch_size"]
         settings = json.loads(config["parameters"]["preprocessing"]["string_value"])
-        self.image_size = settings["image_size"]
+        self.target = {name: settings[name] for name in ("height", "width", "channels", "resize")}
         self.mean, self.std = settings["mean"], settings["std"]
         # Pillow decodes outside the interpreter lock, so images of one batch decode side by side.
         self.pool = ThreadPoolExecutor(max_workers=settings["threads"])
@@ -53,7 +53,7 @@ class TritonPythonModel:
     def _decoded(self, data: bytes) -> Any:
         """Pixels, or in words why not: one bad image must not hide which one it was."""
         try:
-            return pixels_from_bytes(data, self.image_size)
+            return pixels_from_bytes(data, **self.target)
         except UnusableImage as exc:
             return str(exc)
 

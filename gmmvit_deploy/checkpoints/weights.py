@@ -1,0 +1,93 @@
+"""``weights.safetensors`` of a bundle: a trained model under the names of our own modules.
+
+    metadata   the model spec as JSON, and a mark that the names are ours
+    tensors    the model's state dict: every parameter and stored buffer, as trained
+
+So a model is rebuilt from what was written down: nothing is recognised by its names and no size is read off a shape.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from gmmvit_deploy.artifacts import Manifest
+from gmmvit_deploy.checkpoints.reading import NAMES_METADATA_KEY, OWN_NAMES, SPEC_METADATA_KEY, read_tensors
+from gmmvit_deploy.errors import BundleError
+from gmmvit_deploy.models.build import Model, model_from_spec
+from gmmvit_deploy.specs import ModelSpec, spec_from_json, spec_to_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["bytes_from_model", "filled_model", "listed", "misfits", "model_from_bundle"]
+
+_MOST_LISTED = 12
+
+
+def bytes_from_model(model: Model) -> bytes:
+    """Content of ``weights.safetensors``.  Tied tensors are stored each: safetensors knows no ties."""
+    from safetensors.torch import save
+
+    separate = {name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()}
+    return save(
+        separate, metadata={SPEC_METADATA_KEY: json.dumps(spec_to_json(model.spec)), NAMES_METADATA_KEY: OWN_NAMES}
+    )
+
+
+def model_from_bundle(manifest: Manifest, weights: Path) -> Model:
+    """The trained model of a bundle: built from the manifest's spec, filled from its weights file.
+
+    Returns it in evaluation mode, float32, on the CPU.
+    Errors: CheckpointError when the file cannot be read; BundleError that lists every tensor which is missing,
+    unknown, or of another shape or type than the spec's.
+    """
+    file = read_tensors(weights)
+    written = file.spec_json()
+    reasons = []
+    # Another number of heads, or another form of mask, has the same names and shapes and gives other answers.
+    if written is not None and spec_from_json(written) != manifest.spec:
+        reasons.append(f"the weights are those of {spec_from_json(written)}, the manifest describes {manifest.spec}")
+    if problems := misfits(manifest.spec, file.tensors):
+        reasons.append(f"{len(problems)} tensors do not fit the manifest's {manifest.spec.family}:{listed(problems)}")
+    if reasons:
+        raise BundleError(f"{weights}: {'; '.join(reasons)}", hint="write the bundle again with gmmvit export")
+    return filled_model(manifest.spec, file.tensors)
+
+
+def misfits(spec: ModelSpec, tensors: Mapping[str, Tensor], names: Mapping[str, str] | None = None) -> list[str]:
+    """Every tensor that is missing, of another shape or type, or not the model's, in words.
+
+    names: our name → name in ``tensors``; the same by default.
+    """
+    with torch.device("meta"):
+        state = model_from_spec(spec).state_dict()
+    expected = {(names or {}).get(ours, ours): tensor for ours, tensor in state.items()}
+    problems = [f"missing {key}" for key in expected if key not in tensors]
+    for key, tensor in tensors.items():
+        if key not in expected:
+            problems.append(f"unknown key {key} {tuple(tensor.shape)}")
+        elif tensor.shape != expected[key].shape:
+            problems.append(f"{key} has shape {tuple(tensor.shape)}, wanted {tuple(expected[key].shape)}")
+        elif tensor.dtype != expected[key].dtype:
+            problems.append(f"{key} is {tensor.dtype}, wanted {expected[key].dtype}")
+    return problems
+
+
+def filled_model(spec: ModelSpec, state: Mapping[str, Tensor]) -> Model:
+    """A model of the spec with these tensors, by our names: all of them, and no others."""
+    model = model_from_spec(spec)
+    # Tied tensors share storage in the file; copies keep layers independent here.
+    model.load_state_dict({name: tensor.detach().clone() for name, tensor in state.items()}, strict=True)
+    return model.eval().requires_grad_(True)
+
+
+def listed(lines: list[str]) -> str:
+    """One indented line each, the first of them when there are many."""
+    more = len(lines) - _MOST_LISTED
+    shown = lines[:_MOST_LISTED] + ([f"and {more} more"] if more > 0 else [])
+    return "".join(f"\n  {line}" for line in shown)

@@ -1,0 +1,152 @@
+"""What images a network takes: sides, channels, normalisation, and how a file of any size gets there.
+
+    file → decoded to the channels → resized by the rule → pixels, uint8 (height, width, channels)
+    pixels → (pixels / 255 − mean) / std → tensor, float32 (channels, height, width)
+
+The arithmetic is `gmmvit_deploy.preprocess`, which says what becomes of files of another colour mode.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
+
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.preprocess import MODES, pixels_from_bytes, pixels_from_image, tensor_from_pixels
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["ImageSpec", "ResizeRule", "image_from_json", "image_from_pixels", "resize_rule_from"]
+
+ResizeRule = Literal["stretch-bilinear", "stretch-bicubic"]
+"""``stretch``: both sides to the network's, whatever the proportions; antialiased.  Rules that crop would be further
+values of this type, with their numbers as further fields of `ImageSpec`."""
+
+
+class _Target(TypedDict):
+    height: int
+    width: int
+    channels: int
+    resize: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSpec:
+    """Images as one network takes them.
+
+    height, width: in pixels.  channels: 1 grey, 2 grey and alpha, 3 RGB, 4 RGB and alpha.
+    mean, std: a number a channel, for values in [0, 1]; both None where nobody said how images are normalised,
+    so that only tensors can be given to the network.
+    """
+
+    height: int
+    width: int
+    channels: int
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    resize: ResizeRule = "stretch-bilinear"
+
+    def __post_init__(self) -> None:
+        for name in ("height", "width"):
+            side = getattr(self, name)
+            if not isinstance(side, int) or side < 1:
+                raise InputError(f"image {name}: expected a whole number of at least 1, got {side!r}")
+        if self.channels not in MODES:
+            raise InputError(f"image channels: expected {_listed(MODES)}, got {self.channels!r}")
+        resize_rule_from(self.resize)
+        if (self.mean is None) != (self.std is None):
+            given, missing = ("mean", "std") if self.std is None else ("std", "mean")
+            raise InputError(f"image normalisation: got {given} but no {missing}; give both, or neither")
+        for name in ("mean", "std"):
+            self._check_numbers(name, getattr(self, name))
+
+    def _check_numbers(self, name: str, values: tuple[float, ...] | None) -> None:
+        if values is None:
+            return
+        if len(values) != self.channels:
+            raise InputError(
+                f"image {name}: expected {self.channels} numbers, one for each channel of the network, "
+                f"got {len(values)}: {', '.join(map(str, values))}"
+            )
+        if not all(math.isfinite(value) for value in values):
+            raise InputError(f"image {name}: expected finite numbers, got {', '.join(map(str, values))}")
+        if name == "std" and min(values) <= 0:
+            raise InputError(f"image std: expected numbers above 0, got {', '.join(map(str, values))}")
+
+    @property
+    def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+        """(mean, std), or None where nobody said."""
+        return None if self.mean is None or self.std is None else (self.mean, self.std)
+
+    @property
+    def mode(self) -> str:
+        """Pillow mode that files are decoded to: L, LA, RGB or RGBA."""
+        return MODES[self.channels]
+
+    @property
+    def pixels_shape(self) -> tuple[int, int, int]:
+        """Of one image as uint8: (height, width, channels)."""
+        return (self.height, self.width, self.channels)
+
+    @property
+    def tensor_shape(self) -> tuple[int, int, int]:
+        """Of one image as float32: (channels, height, width)."""
+        return (self.channels, self.height, self.width)
+
+    def pixels_from_bytes(self, data: bytes) -> NDArray[Any]:
+        """Decode an encoded image: uint8 (height, width, channels).  Errors: UnusableImage."""
+        return pixels_from_bytes(data, **self._target)
+
+    def pixels_from_image(self, image: Any) -> NDArray[Any]:
+        """Convert and resize an opened ``PIL.Image``: uint8 (height, width, channels)."""
+        return pixels_from_image(image, **self._target)
+
+    def tensor_from_pixels(self, pixels: NDArray[Any]) -> NDArray[Any]:
+        """Normalise uint8 (..., height, width, channels) to float32 (..., channels, height, width).
+
+        Errors: InputError where nobody said how images are normalised.
+        """
+        if self.mean is None or self.std is None:
+            raise InputError(
+                "nobody said how images are normalised, so no tensor can be made of pixels",
+                hint="export with --dataset, or --mean --std --labels",
+            )
+        return tensor_from_pixels(pixels, self.mean, self.std)
+
+    @property
+    def _target(self) -> _Target:
+        return {"height": self.height, "width": self.width, "channels": self.channels, "resize": self.resize}
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; `image_from_json` takes them back."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+
+def image_from_json(data: Mapping[str, Any]) -> ImageSpec:
+    """Errors: TypeError on a field missing or unknown; InputError on a value that cannot be."""
+    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
+    return ImageSpec(**fields)
+
+
+def image_from_pixels(pixels: NDArray[Any]) -> Any:
+    """Make a ``PIL.Image`` of uint8 (height, width) or (height, width, channels)."""
+    from PIL import Image
+
+    # Pillow takes a grey image without its channel dimension.
+    return Image.fromarray(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[-1] == 1 else pixels)
+
+
+def resize_rule_from(text: str) -> ResizeRule:
+    """Errors: InputError when the text names no resize rule."""
+    for rule in get_args(ResizeRule):
+        if rule == text:
+            return rule  # type: ignore[no-any-return]  # get_args forgets the type
+    raise InputError(f"resize rule: expected {_listed(get_args(ResizeRule))}, got {text!r}")
+
+
+def _listed(values: Any) -> str:
+    *most, last = map(str, values)
+    return f"{', '.join(most)} or {last}"

@@ -1,0 +1,269 @@
+"""Weights files of bundles, and what the user says about the images of a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from gmmvit_deploy.artifacts import Bundle, open_bundle
+from gmmvit_deploy.checkpoints import loading
+from gmmvit_deploy.checkpoints.hints import LoadHints
+from gmmvit_deploy.checkpoints.inference import asked_image
+from gmmvit_deploy.checkpoints.loading import load_checkpoint, released_state_dict
+from gmmvit_deploy.checkpoints.reading import SPEC_METADATA_KEY
+from gmmvit_deploy.checkpoints.weights import bytes_from_model, model_from_bundle
+from gmmvit_deploy.errors import BundleError, CheckpointError, InputError
+from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.models.build import Model, model_from_spec
+from gmmvit_deploy.specs import MaskSpec, T2TSpec, ViTSpec, spec_to_json
+from gmmvit_deploy.writing import sha256_of_file
+from tests.conftest import NAMES, golden
+
+SPEC = ViTSpec(
+    image_size=16,
+    patch_size=4,
+    classes=5,
+    dim=24,
+    depth=2,
+    heads=2,
+    head_dim=12,
+    mlp_dim=32,
+    class_token=False,
+    mask=MaskSpec(kind="gmm", kernels=2),
+)
+
+
+def same_tensors(one: Model, other: Model) -> bool:
+    ours, theirs = one.state_dict(), other.state_dict()
+    return ours.keys() == theirs.keys() and all(ours[name].equal(theirs[name]) for name in ours)
+
+
+def released(path: Path, spec: ViTSpec) -> Path:
+    torch.manual_seed(1)
+    torch.save(released_state_dict(model_from_spec(spec)), path)
+    return path
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_model_of_a_bundle_is_the_trained_one(name: str, tensor_bundles: dict[str, Bundle]) -> None:
+    bundle, case = tensor_bundles[name], golden(name)
+    trained = load_checkpoint(case.path, case.hints)
+    model = model_from_bundle(bundle.manifest, bundle.weights_path)
+    assert model.spec == trained.spec
+    assert same_tensors(model, trained.model)
+    assert not model.training
+    assert bundle.manifest.unused_keys == trained.unused
+
+
+def test_no_name_is_recognised_and_no_size_read_off_a_shape(
+    tensor_bundles: dict[str, Bundle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("the spec of a bundle is written down")
+
+    for function in ("family_of", "released_names", "known_unused"):
+        monkeypatch.setattr(loading, function, refuse)
+    for name in ("vit_elm", "swin_gmm", "pit_plain", "t2t_plain", "cait_gmm"):
+        bundle = tensor_bundles[name]
+        model_from_bundle(bundle.manifest, bundle.weights_path)
+        assert load_checkpoint(bundle.weights_path).spec == bundle.manifest.spec
+
+
+@pytest.mark.parametrize("name", ["vit_plain", "vit_gmm_head_dim", "swin_gmm", "t2t_elm"])
+def test_export_from_a_bundles_weights_gives_the_same_network(
+    name: str, tensor_bundles: dict[str, Bundle], tmp_path: Path
+) -> None:
+    first = tensor_bundles[name]
+    again = bundle_from_checkpoint(
+        first.weights_path, tmp_path / "again", ExportOptions(input_kind="tensor", max_batch=8)
+    )
+    assert again.manifest.spec == first.manifest.spec
+    assert again.weights_path.read_bytes() == first.weights_path.read_bytes()
+    assert again.golden()[1].tobytes() == first.golden()[1].tobytes()
+    assert again.manifest.masks == first.manifest.masks
+
+
+@pytest.mark.parametrize(
+    ("hints", "message"),
+    [
+        ({"heads": 4}, r"--heads 4, but its own spec has 2"),
+        ({"closed_form": True}, r"--mask-form closed, but its own spec has a gmm, K=2"),
+        ({"image_size": 32}, r"--image-size 32 contradicts the file: its own spec has 16"),
+        ({"channels": 1}, r"--channels 1 contradicts the file: its own spec has 3"),
+        ({"preset": "vit"}, "not a vit: "),
+        ({"preset": "cait"}, "the file holds a vit, the preset cait is a cait"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_hints_can_only_agree_with_a_spec_that_is_written_down(
+    hints: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "weights.safetensors"
+    path.write_bytes(bytes_from_model(model_from_spec(SPEC)))
+    assert load_checkpoint(path, LoadHints(heads=2, image_size=16, channels=3)).spec == SPEC
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(path, LoadHints(**hints))
+
+
+def with_weights(bundle: Bundle, out: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> Bundle:
+    """The bundle with another weights file, and the hash that fits."""
+    shutil.copytree(bundle.path, out)
+    save_file(tensors, out / "weights.safetensors", metadata=metadata)
+    manifest = json.loads((out / "manifest.json").read_text())
+    manifest["files"]["weights.safetensors"] = sha256_of_file(out / "weights.safetensors")
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    return open_bundle(out)
+
+
+def test_tensors_that_do_not_fit_the_spec_are_listed(bundle: Bundle, tmp_path: Path) -> None:
+    tensors = load_file(bundle.weights_path)
+    del tensors["head.bias"]
+    tensors["stowaway"] = torch.zeros(3)
+    tensors["head.weight"] = torch.zeros(10, 7)
+    tensors["head_norm.weight"] = tensors["head_norm.weight"].double()
+    broken = with_weights(bundle, tmp_path / "bundle", tensors, {})
+    with pytest.raises(BundleError) as caught:
+        model_from_bundle(broken.manifest, broken.weights_path)
+    assert "4 tensors do not fit the manifest's vit" in str(caught.value)
+    for line in (
+        "missing head.bias",
+        "unknown key stowaway (3,)",
+        "head.weight has shape (10, 7), wanted (10, 48)",
+        "head_norm.weight is torch.float64, wanted torch.float32",
+    ):
+        assert line in str(caught.value)
+
+
+def test_weights_of_other_heads_are_not_the_manifests(bundle: Bundle, tmp_path: Path) -> None:
+    """All names and shapes fit, and the answers would be others."""
+    spec = replace(bundle.manifest.spec, mask=replace(bundle.manifest.spec.mask, closed_form=False))
+    other = replace(spec, heads=6, head_dim=spec.dim // 6) if isinstance(spec, ViTSpec) else spec
+    metadata = {SPEC_METADATA_KEY: json.dumps(spec_to_json(other))}
+    broken = with_weights(bundle, tmp_path / "bundle", load_file(bundle.weights_path), metadata)
+    with pytest.raises(BundleError, match=r"the weights are those of .*heads=6.* the manifest describes .*heads=3"):
+        model_from_bundle(broken.manifest, broken.weights_path)
+
+
+def test_a_bundle_of_the_previous_format_says_what_to_type(bundle: Bundle, tmp_path: Path, gmmvit: Any) -> None:
+    """Its weights have the released names; the command that the hint gives makes a bundle of this format of it."""
+    old = tmp_path / "old bundle"
+    shutil.copytree(bundle.path, old)
+    manifest = json.loads((old / "manifest.json").read_text())
+    image = manifest.pop("image")
+    for name in ("task", "outputs", "unused_keys"):
+        del manifest[name]
+    manifest |= {
+        "format": "gmmvit-bundle/2",
+        "preprocessing": {"mean": image["mean"], "std": image["std"]},
+    }
+    del manifest["spec"]["channels"]
+    trained = model_from_bundle(bundle.manifest, bundle.weights_path)
+    save_file(
+        {name: tensor.clone() for name, tensor in released_state_dict(trained).items()},
+        old / "weights.safetensors",
+        metadata={SPEC_METADATA_KEY: json.dumps(manifest["spec"])},
+    )
+    manifest["files"]["weights.safetensors"] = sha256_of_file(old / "weights.safetensors")
+    (old / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(BundleError, match=r"format 'gmmvit-bundle/2'; this version reads 'gmmvit-bundle/3'") as caught:
+        open_bundle(old)
+    assert "export it again: gmmvit export " in caught.value.hint
+    command = shlex.split(caught.value.hint.removeprefix("export it again: "))
+    answer = gmmvit(*command[1:])
+    assert answer.returncode == 0, answer.stderr
+    again = open_bundle(Path(command[command.index("-o") + 1]))
+    assert again.manifest.labels == bundle.manifest.labels
+    assert again.manifest.image == bundle.manifest.image
+    assert again.weights_path.read_bytes() == bundle.weights_path.read_bytes()
+    assert again.golden()[1].tobytes() == bundle.golden()[1].tobytes()
+
+
+class TestImagesOfReleasedCheckpoints:
+    def test_are_rgb_unless_the_user_says_otherwise(self, tmp_path: Path) -> None:
+        assert load_checkpoint(released(tmp_path / "rgb.pth", SPEC)).spec.channels == 3
+        grey = released(tmp_path / "grey.pth", replace(SPEC, channels=1))
+        with pytest.raises(CheckpointError, match=r"takes patches of 16 values.*expected 3·p·p") as caught:
+            load_checkpoint(grey)
+        assert "--channels 1 or 4" in caught.value.hint
+        assert load_checkpoint(grey, LoadHints(channels=1)).spec == replace(SPEC, channels=1)
+
+    @pytest.mark.parametrize(
+        ("hints", "message"),
+        [
+            ({"channels": 1}, r"patches of 48 values, which does not go with --channels 1: expected 1·p·p"),
+            ({"image_size": 28}, r"--image-size 28 contradicts the file: its tensors tell 16"),
+        ],
+        ids=["channels", "image size"],
+    )
+    def test_contradict_an_option(self, hints: dict[str, int], message: str, tmp_path: Path) -> None:
+        with pytest.raises(CheckpointError, match=message):
+            load_checkpoint(released(tmp_path / "model.pth", SPEC), LoadHints(**hints))
+
+    @pytest.mark.parametrize("name", ["swin_plain", "pit_gmm", "t2t_gmm"])
+    def test_are_told_by_convolutions_and_unfolds(self, name: str) -> None:
+        case = golden(name)
+        with pytest.raises(CheckpointError, match=r"--channels 1 contradicts the file: its tensors tell 3"):
+            load_checkpoint(case.path, replace(case.hints, channels=1))
+
+    def test_unfolds_of_no_image(self, tmp_path: Path) -> None:
+        state = dict(released_state_dict(model_from_spec(T2T)))
+        state["tokens_to_token.attention1.attn.qkv.weight"] = torch.zeros(24, 45)
+        torch.save(state, tmp_path / "model.pth")
+        with pytest.raises(CheckpointError, match=r"takes 45 values; expected 9·c with c one of 1, 2, 3, 4"):
+            load_checkpoint(tmp_path / "model.pth", LoadHints(heads=2))
+
+
+T2T = T2TSpec(
+    image_size=16,
+    classes=5,
+    dim=16,
+    depth=1,
+    heads=2,
+    head_dim=8,
+    mlp_dim=32,
+    token_layers=1,
+    token_dim=8,
+    token_mlp_dim=8,
+    mask=MaskSpec(),
+)
+
+
+class TestAskedImage:
+    """For sources whose tensors tell neither side nor channels."""
+
+    def test_is_what_the_user_says(self) -> None:
+        assert asked_image("mnist.pt", LoadHints(image_size=28, channels=1)) == (28, 1)
+
+    @pytest.mark.parametrize(
+        ("hints", "message", "hint"),
+        [
+            ({}, "the side and the channels", "say --image-size and --channels"),
+            ({"channels": 1}, "tells the side of its images", "say --image-size as"),
+            ({"image_size": 28}, "tells the channels of its images", "say --channels as"),
+        ],
+        ids=["neither", "no side", "no channels"],
+    )
+    def test_is_asked_for(self, hints: dict[str, int], message: str, hint: str) -> None:
+        with pytest.raises(CheckpointError, match=message) as caught:
+            asked_image("mnist.pt", LoadHints(**hints))
+        assert "mnist.pt" in str(caught.value)
+        assert hint in caught.value.hint
+        assert "--image-size 28 --channels 1" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("hints", "message"),
+    [({"image_size": 0}, "--image-size is 0"), ({"channels": 5}, "--channels is 5; expected one of 1, 2, 3, 4")],
+    ids=["side", "channels"],
+)
+def test_hints_that_cannot_be(hints: dict[str, int], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        LoadHints(**hints)

@@ -1,0 +1,240 @@
+"""Networks of 1, 2 and 4 channels go the whole way: checkpoint → bundle → runners → parity → files → repository."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from google.protobuf import text_format
+from PIL import Image
+from tritonclient.grpc import model_config_pb2
+
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.checkpoints.hints import LoadHints
+from gmmvit_deploy.checkpoints.loading import released_state_dict
+from gmmvit_deploy.data.images import ArrayImages
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.export.variants import variant_from_bundle
+from gmmvit_deploy.models.build import model_from_spec
+from gmmvit_deploy.parity.check import ParityOptions, check_parity
+from gmmvit_deploy.runtime.classify import BundleClassifier, classify_files
+from gmmvit_deploy.runtime.eager import EagerRunner
+from gmmvit_deploy.runtime.image_batches import open_images
+from gmmvit_deploy.runtime.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.serving.repository import repository_from_bundle
+from gmmvit_deploy.specs import CaiTSpec, MaskSpec, ModelSpec, PiTSpec, SwinSpec, T2TSpec, ViTSpec
+
+LABELS = tuple("abcde")
+MEAN, STD = (0.2, 0.45, 0.4, 0.7), (0.3, 0.25, 0.2, 0.35)
+SPEC = ViTSpec(
+    image_size=20,
+    patch_size=5,
+    classes=len(LABELS),
+    dim=32,
+    depth=2,
+    heads=2,
+    head_dim=16,
+    mlp_dim=48,
+    class_token=False,
+    mask=MaskSpec(kind="gmm", kernels=3),
+)
+
+
+def saved_checkpoint(path: Path, spec: ModelSpec) -> Path:
+    """A released-style checkpoint whose answers depend on the image."""
+    torch.manual_seed(11)
+    model = model_from_spec(spec)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    torch.save({"model_state_dict": released_state_dict(model)}, path)
+    return path
+
+
+def options(channels: int, **changes: Any) -> ExportOptions:
+    values: dict[str, Any] = {"mean": MEAN[:channels], "std": STD[:channels], "labels": LABELS, "max_batch": 8}
+    return ExportOptions(**{**values, **changes})
+
+
+def exported(folder: Path, channels: int, **changes: Any) -> Bundle:
+    checkpoint = saved_checkpoint(folder / "model.pth", replace(SPEC, channels=channels))
+    hints = LoadHints(channels=channels)
+    return bundle_from_checkpoint(checkpoint, folder / "bundle", options(channels, **changes), hints=hints)
+
+
+@pytest.fixture(scope="module", params=[1, 2, 4], ids=lambda channels: f"{channels} channels")
+def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return exported(tmp_path_factory.mktemp("channels"), request.param)
+
+
+def photo(mode: str, width: int = 31, height: int = 24) -> Image.Image:
+    """Smooth, coloured, with an alpha channel, converted to the mode."""
+    coarse = np.random.default_rng(3).integers(0, 256, (5, 5, 4), dtype=np.uint8)
+    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC).convert(mode)
+
+
+def logits_of_files(bundle: Bundle, files: list[Path]) -> np.ndarray:
+    """By hand, with Pillow and PyTorch: the mode of the network, stretched, normalised."""
+    image = bundle.manifest.image
+    tensors = []
+    for file in files:
+        mode = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}[image.channels]
+        with Image.open(file) as opened:
+            resized = opened.convert(mode).resize((image.width, image.height), Image.Resampling.BILINEAR)
+        pixels = torch.from_numpy(np.array(resized)).reshape(image.height, image.width, image.channels)
+        mean, std = torch.tensor(image.mean), torch.tensor(image.std)
+        tensors.append(((pixels.to(torch.float32) / 255 - mean) / std).permute(2, 0, 1))
+    with EagerRunner(bundle) as eager, torch.inference_mode():
+        return eager.model(torch.stack(tensors)).numpy()
+
+
+def test_bundle_says_what_its_images_are(small: Bundle) -> None:
+    channels = small.manifest.spec.channels
+    assert small.input_shape == (20, 20, channels)
+    assert small.manifest.image.mean == MEAN[:channels]
+    golden = small.golden_set()
+    assert golden.inputs.shape[1:] == golden.image_pixels.shape[1:] == (20, 20, channels)
+    assert golden.tensors.shape[1:] == (channels, 20, 20)
+    (graph_input,) = onnx.load(small.onnx_path).graph.input
+    dims = [dim.dim_value or dim.dim_param for dim in graph_input.type.tensor_type.shape.dim]
+    assert (graph_input.name, dims) == ("pixels", ["batch", 20, 20, channels])
+
+
+def test_runners_agree(small: Bundle) -> None:
+    inputs, logits = small.golden()
+    with EagerRunner(small) as eager, OnnxRuntimeRunner(small) as onnxruntime:
+        np.testing.assert_array_equal(eager.run(inputs), logits)
+        np.testing.assert_allclose(onnxruntime.run(inputs), logits, rtol=0, atol=1e-5)
+        with pytest.raises(InputError, match="was wanted"):
+            onnxruntime.run(np.zeros((1, 20, 20, 3), np.uint8))
+
+
+def test_parity_passes(small: Bundle) -> None:
+    images = np.stack([np.asarray(photo("RGB", 40, 30).rotate(10 * turn)) for turn in range(6)])
+    data = ArrayImages("photographs", images, None)
+    with OnnxRuntimeRunner(small) as runner:
+        report = check_parity(small, [runner], ParityOptions(data=data, localize=True))
+    assert report.passed, report.failures()
+    assert "normalises as the manifest says" in report.runners[0].check("preprocessing").says
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "RGB", "RGBA", "P"])
+def test_files_of_any_mode_are_classified(mode: str, small: Bundle, tmp_path: Path) -> None:
+    photo(mode).save(tmp_path / "photo.png")
+    with BundleClassifier(small) as classifier:
+        (answer,) = classify_files(classifier, [tmp_path / "photo.png"], top=1)
+        logits = classifier.logits([(tmp_path / "photo.png").read_bytes()])
+    expected = logits_of_files(small, [tmp_path / "photo.png"])
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5)
+    assert answer.predictions[0].label == LABELS[int(expected.argmax())]
+
+
+def test_another_precision_keeps_the_channels(tmp_path: Path) -> None:
+    bundle = exported(tmp_path, 1)
+    np.savez(tmp_path / "images.npz", images=bundle.golden()[0])
+    images = open_images(bundle, str(tmp_path / "images.npz"), limit=8)
+    for precision, calibration in (("fp16", None), ("int8", images)):
+        variant = variant_from_bundle(bundle, precision, calibration=calibration)
+        (graph_input,) = onnx.load(variant.path).graph.input
+        assert [dim.dim_value for dim in graph_input.type.tensor_type.shape.dim][1:] == [20, 20, 1]
+    np.savez(tmp_path / "rgb.npz", images=np.zeros((4, 20, 20, 3), np.uint8))
+    with pytest.raises(InputError, match=r"uint8 \(N, 20, 20, 1\) was wanted"):
+        open_images(bundle, str(tmp_path / "rgb.npz"), limit=4)
+
+
+def test_repository_decodes_to_the_channels(small: Bundle, tmp_path: Path) -> None:
+    channels = small.manifest.spec.channels
+    repository_from_bundle(small, tmp_path / "r")
+    configs = {
+        name: text_format.Parse((tmp_path / "r" / name / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
+        for name in ("gmmvit_preprocess", "gmmvit_network")
+    }
+    assert list(configs["gmmvit_preprocess"].output[0].dims) == [20, 20, channels]
+    assert list(configs["gmmvit_network"].input[0].dims) == [20, 20, channels]
+    settings = json.loads(configs["gmmvit_preprocess"].parameters["preprocessing"].string_value)
+    assert settings == {**small.manifest.image.to_json(), "threads": 2}
+    warmup = (tmp_path / "r" / "gmmvit_preprocess" / "warmup" / "image").read_bytes()[4:]
+    assert small.manifest.image.pixels_from_bytes(warmup).shape == (20, 20, channels)
+
+
+def test_bicubic_goes_the_whole_way(tmp_path: Path) -> None:
+    bundle = exported(tmp_path, 3, resize="stretch-bicubic")
+    assert bundle.manifest.image.resize == "stretch-bicubic"
+    photo("RGB").save(tmp_path / "photo.png")
+    data = (tmp_path / "photo.png").read_bytes()
+    resized = np.asarray(photo("RGB").resize((20, 20), Image.Resampling.BICUBIC))
+    np.testing.assert_array_equal(bundle.manifest.image.pixels_from_bytes(data), resized)
+    with BundleClassifier(bundle) as classifier, EagerRunner(bundle) as eager:
+        np.testing.assert_allclose(classifier.logits([data]), eager.run(resized[None]), rtol=0, atol=1e-5)
+    with OnnxRuntimeRunner(bundle) as runner:
+        assert check_parity(bundle, [runner]).passed
+    repository_from_bundle(bundle, tmp_path / "r")
+    assert "stretch-bicubic" in (tmp_path / "r" / "gmmvit_preprocess" / "config.pbtxt").read_text()
+
+
+def test_tensor_input_without_normalisation(tmp_path: Path) -> None:
+    bundle = exported(tmp_path, 1, input_kind="tensor", mean=None, std=None)
+    assert (bundle.input_shape, bundle.manifest.image.normalisation) == ((1, 20, 20), None)
+    inputs, logits = bundle.golden()
+    with OnnxRuntimeRunner(bundle) as runner:
+        np.testing.assert_allclose(runner.run(inputs), logits, rtol=0, atol=1e-5)
+    with pytest.raises(InputError, match="does not say how images"):
+        BundleClassifier(bundle)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        SwinSpec(
+            image_size=16, patch_size=2, classes=5, dim=16, depths=(2,), heads=(2,), window=4, mlp_dims=(32,),
+            mask=MaskSpec(), channels=1,
+        ),
+        CaiTSpec(
+            image_size=16, patch_size=4, classes=5, dim=16, depth=1, class_depth=1, heads=2, head_dim=8, mlp_dim=32,
+            mask=MaskSpec(), channels=4,
+        ),
+        PiTSpec(
+            image_size=16, patch_size=4, classes=5, dim=16, depths=(1, 1), heads=(2, 4), head_dim=8, mlp_dims=(32, 64),
+            mask=MaskSpec(), channels=2,
+        ),
+        T2TSpec(
+            image_size=16, classes=5, dim=32, depth=1, heads=2, head_dim=16, mlp_dim=32, token_layers=1, token_dim=8,
+            token_mlp_dim=8, mask=MaskSpec(), channels=1,
+        ),
+    ],
+    ids=lambda spec: f"{spec.family}, {spec.channels} channels",
+)  # fmt: skip
+def test_every_family_takes_other_channels(spec: ModelSpec, tmp_path: Path) -> None:
+    checkpoint = saved_checkpoint(tmp_path / "model.pth", spec)
+    heads = spec.heads[0] if isinstance(spec.heads, tuple) else spec.heads
+    hints = LoadHints(heads=heads, channels=spec.channels, image_size=16)
+    bundle = bundle_from_checkpoint(checkpoint, tmp_path / "bundle", options(spec.channels), hints=hints)
+    assert bundle.manifest.spec == spec
+    variant_from_bundle(bundle, "fp16")  # the forms for engines, too
+    inputs, logits = bundle.golden()
+    with OnnxRuntimeRunner(bundle) as runner:
+        np.testing.assert_allclose(runner.run(inputs), logits, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("channels", "changes", "message"),
+    [
+        (1, {"mean": (0.5,) * 3, "std": (0.5,) * 3}, r"image mean: expected 1 numbers, one for each channel.*got 3"),
+        (4, {"std": STD[:3]}, r"image std: expected 4 numbers, one for each channel.*got 3"),
+        (1, {"input_kind": "tensor", "std": None}, "got mean but no std"),
+        (1, {"resize": "crop"}, "resize rule: expected stretch-bilinear or stretch-bicubic, got 'crop'"),
+    ],
+)
+def test_normalisation_that_is_not_the_networks(
+    channels: int, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=message):
+        exported(tmp_path, channels, **changes)
+    assert not (tmp_path / "bundle").exists()
