@@ -12,19 +12,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gmmvit_deploy.models.attention import MaskedScores, heads_of, projected
+from gmmvit_deploy.models.attention import heads_of, projected
 from gmmvit_deploy.models.layers import Mlp, PatchEmbedding, layer_norm
-from gmmvit_deploy.models.masks import Mask, mask_from_spec
+from gmmvit_deploy.scores.attention import AttentionScores
+from gmmvit_deploy.scores.heads import HeadMixing
+from gmmvit_deploy.scores.masks import Mask, mask_from_spec
+from gmmvit_deploy.scores.scales import Scale
 from gmmvit_deploy.specs import CaiTSpec
 
 __all__ = ["CaiT", "ScaledBranch", "TalkingHeadsAttention"]
-
-
-def mix_heads(
-    scores: Float[Tensor, "batch heads i j"], mixing: Float[Tensor, "heads heads"]
-) -> Float[Tensor, "batch heads i j"]:
-    """out[g] = Σ_h scores[h] · mixing[h, g], as one matrix product."""
-    return (mixing.transpose(0, 1) @ scores.flatten(2)).reshape(scores.shape)
 
 
 class TalkingHeadsAttention(nn.Module):
@@ -37,16 +33,16 @@ class TalkingHeadsAttention(nn.Module):
         self.heads = heads
         self.query = nn.Linear(dim, heads * head_dim, bias=False)
         self.key_value = nn.Linear(dim, 2 * heads * head_dim, bias=False)
-        self.scores = MaskedScores(scale=head_dim**-0.5, mask=mask)
-        self.mix_before = nn.Parameter(torch.randn(heads, heads))
-        self.mix_after = nn.Parameter(torch.randn(heads, heads))
+        self.scores = AttentionScores(
+            before={"scale": Scale(head_dim**-0.5), "mask": mask, "mixing": HeadMixing(torch.randn(heads, heads))},
+            after={"mixing": HeadMixing(torch.randn(heads, heads))},
+        )
         self.out = nn.Linear(heads * head_dim, dim)
 
     def forward(self, x: Float[Tensor, "batch i dim"], context: Tensor) -> Float[Tensor, "batch i dim"]:
         query = heads_of(self.query(x), self.heads)
         key, value = (heads_of(part, self.heads) for part in projected(self.key_value, context, 2))
-        scores = mix_heads(self.scores(query, key), self.mix_before)
-        weights = mix_heads(torch.softmax(scores, dim=-1), self.mix_after)
+        weights = self.scores.weights(query, key)
         out: Tensor = self.out((weights @ value).transpose(1, 2).flatten(2))
         return out
 
