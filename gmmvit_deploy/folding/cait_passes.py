@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import nn
 
@@ -44,17 +46,14 @@ def merge_scale_into_mixing(model: nn.Module) -> tuple[str, ...]:
 
     Where there is one, `merge_scale` has put the scale into it, and the mask itself cannot go into
     W_pre: it multiplies each entry of the scores, the mixing sums over heads.
-    Ensures: no attention that mixes its heads before softmax scales its scores on their own.
+    Left alone: a scale with another step between it and the mixing, such as a masked diagonal.
+    Ensures: no scale stands right in front of a mixing.
     """
     changed = []
     for name, scores in attention_scores(model):
         roles = [step.role for _, step in scores.steps_before()]
-        if not {"scale", "mixing"} <= set(roles):
-            continue
-        if not merge_scale_into("mixing", name, scores):
-            between = next(role for role in roles if role not in ("scale", "mixing"))
-            raise FoldError(
-                f"{name}: its {between} stands between the scale and the mixing; merge the scale into it first"
-            )
-        changed.append(name)
+        if ("scale", "mask") in pairwise(roles) and "mixing" in roles:
+            raise FoldError(f"{name}: its mask stands between the scale and the mixing; merge the scale into it first")
+        if merge_scale_into("mixing", name, scores):
+            changed.append(name)
     return tuple(changed)

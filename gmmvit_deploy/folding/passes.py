@@ -68,37 +68,43 @@ def merge_scale(model: nn.Module) -> tuple[str, ...]:
     """M ∘ (S · d^(−1/2))  →  (M · d^(−1/2)) ∘ S.
 
     Requires: folded masks. A plain attention keeps its scalar: it has no constant to merge it into.
-    Ensures: a masked attention multiplies its raw scores Q Kᵀ once, by one constant.
+    Left alone: a scale with another step between it and the mask.
+    Ensures: no scale stands right in front of a mask: a masked attention multiplies its raw scores
+    Q Kᵀ once, by one constant.
     """
     changed = []
     for name, scores in attention_scores(model):
         if merge_scale_into("mask", name, scores):
             changed.append(name)
-    left = [
-        name
-        for name, scores in attention_scores(model)
-        if {"scale", "mask"} <= {step.role for _, step in scores.steps_before()}
-    ]
+    left = [name for name, scores in attention_scores(model) if _scale_before("mask", scores)]
     if left:
         raise FoldError(f"the scale is still applied on its own in: {', '.join(left)}")
     return tuple(changed)
 
 
 def merge_scale_into(role: Role, name: str, scores: AttentionScores) -> bool:
-    """Merge the scale of one attention into the constant of ``role`` right behind it.  Says whether there was one.
+    """Merge the scales of one attention into the constant of ``role`` right behind them; True if it had any.
 
-    name: of the attention.  Errors: FoldError when that constant is not folded yet.
+    name: of the attention.  Errors: FoldError when the scale or that constant is not folded yet.
     """
-    for (scale_name, scale), (next_name, following) in pairwise(scores.steps_before()):
-        if scale.role != "scale" or following.role != role:
-            continue
+    merged = False
+    while pair := _scale_before(role, scores):
+        (scale_name, scale), (next_name, following) = pair
         if not scale.is_constant or not following.is_constant:
             what = _WORDS.get(role, role)
             raise FoldError(f"{name}: its {what} is not folded yet, so its scale cannot be merged into it")
         scores.put(next_name, following.after_factor(scale.matrix()))
         scores.put(scale_name, None)
-        return True
-    return False
+        merged = True
+    return merged
+
+
+def _scale_before(role: Role, scores: AttentionScores) -> tuple[tuple[str, Step], tuple[str, Step]] | None:
+    """A scale, and the step of ``role`` right behind it; None where there is no such pair."""
+    for first, second in pairwise(scores.steps_before()):
+        if first[1].role == "scale" and second[1].role == role:
+            return first, second
+    return None
 
 
 def require_constant_steps(model: nn.Module) -> None:

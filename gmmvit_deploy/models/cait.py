@@ -8,6 +8,8 @@ class blocks:  likewise, on the class token alone; keys and values are the patch
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -16,25 +18,29 @@ from gmmvit_deploy.models.attention import heads_of, projected
 from gmmvit_deploy.models.layers import Mlp, PatchEmbedding, layer_norm
 from gmmvit_deploy.scores.attention import AttentionScores
 from gmmvit_deploy.scores.heads import HeadMixing
-from gmmvit_deploy.scores.masks import Mask, mask_from_spec
+from gmmvit_deploy.scores.masks import mask_from_spec
 from gmmvit_deploy.scores.scales import Scale
+from gmmvit_deploy.scores.step import Step
 from gmmvit_deploy.specs import CaiTSpec
 
 __all__ = ["CaiT", "ScaledBranch", "TalkingHeadsAttention"]
 
 
 class TalkingHeadsAttention(nn.Module):
-    """Attention from ``x`` to ``context`` whose heads are mixed before and after softmax."""
+    """Attention from ``x`` to ``context`` whose heads are mixed before and after softmax.
+
+    before: the steps on Q Kᵀ in front of the first mixing.
+    """
 
     key_value: nn.Module
 
-    def __init__(self, *, dim: int, heads: int, head_dim: int, mask: Mask | None) -> None:
+    def __init__(self, *, dim: int, heads: int, head_dim: int, before: Mapping[str, Step | None]) -> None:
         super().__init__()
         self.heads = heads
         self.query = nn.Linear(dim, heads * head_dim, bias=False)
         self.key_value = nn.Linear(dim, 2 * heads * head_dim, bias=False)
         self.scores = AttentionScores(
-            before={"scale": Scale(head_dim**-0.5), "mask": mask, "mixing": HeadMixing(torch.randn(heads, heads))},
+            before={**before, "mixing": HeadMixing(torch.randn(heads, heads))},
             after={"mixing": HeadMixing(torch.randn(heads, heads))},
         )
         self.out = nn.Linear(heads * head_dim, dim)
@@ -69,9 +75,10 @@ class ScaledBranch(nn.Module):
 class CaiTBlock(nn.Module):
     """x + scaled attention, then x + scaled mlp."""
 
-    def __init__(self, spec: CaiTSpec, mask: Mask | None) -> None:
+    def __init__(self, spec: CaiTSpec, mask: Step | None) -> None:
         super().__init__()
-        attention = TalkingHeadsAttention(dim=spec.dim, heads=spec.heads, head_dim=spec.head_dim, mask=mask)
+        before = {"scale": Scale(spec.head_dim**-0.5), "mask": mask}
+        attention = TalkingHeadsAttention(dim=spec.dim, heads=spec.heads, head_dim=spec.head_dim, before=before)
         self.attention = ScaledBranch(spec.dim, attention)
         self.mlp = ScaledBranch(spec.dim, Mlp(spec.dim, spec.mlp_dim))
 

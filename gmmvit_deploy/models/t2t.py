@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from gmmvit_deploy.models.attention import MaskedAttention, heads_of, projected
 from gmmvit_deploy.models.layers import Mlp, layer_norm
 from gmmvit_deploy.scores.attention import scaled_scores
-from gmmvit_deploy.scores.masks import Mask, mask_from_spec
+from gmmvit_deploy.scores.masks import mask_from_spec
+from gmmvit_deploy.scores.step import Step
 from gmmvit_deploy.specs import T2TSpec
 
 __all__ = ["T2T", "TokenTransformer"]
@@ -32,7 +33,7 @@ class TokenTransformer(nn.Module):
 
     qkv: nn.Module
 
-    def __init__(self, *, width: int, dim: int, mlp_dim: int, mask: Mask | None) -> None:
+    def __init__(self, *, width: int, dim: int, mlp_dim: int, mask: Step | None) -> None:
         super().__init__()
         self.attention_norm = layer_norm(width)
         self.qkv = nn.Linear(width, 3 * dim, bias=False)

@@ -25,6 +25,7 @@ class AttentionScores(nn.Module):
     """Q, K  →  after(softmax(before(Q Kᵀ))).
 
     before, after: name → step, in the order in which they are applied; a step that is None is left out.
+    Steps on Q come first.
     A step is addressed as ``before.mask``, and its tensors are ``before.mask.alpha`` in the state dict.
     """
 
@@ -35,6 +36,11 @@ class AttentionScores(nn.Module):
         super().__init__()
         self.before = nn.ModuleDict({name: step for name, step in before.items() if step is not None})
         self.after = nn.ModuleDict({name: step for name, step in (after or {}).items() if step is not None})
+        on_query = [step.scales_query for _, step in self.steps()]
+        if on_query != sorted(on_query, reverse=True):
+            raise ValueError(
+                f"a step on Q must come before all steps on Q Kᵀ; got {[name for name, _ in self.steps()]}"
+            )
 
     def forward(
         self, query: Float[Tensor, "*batch heads i d"], key: Float[Tensor, "*batch heads j d"]

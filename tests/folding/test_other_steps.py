@@ -128,3 +128,24 @@ def test_a_step_that_no_pass_folds_is_an_error() -> None:
     model = attention(AttentionScores({"novel": Novel()}))
     with pytest.raises(FoldError, match=r"made a constant of: attention\.scores\.before\.novel \(mixing\)"):
         require_constant_steps(model)
+
+
+def test_a_scale_is_left_alone_where_another_step_stands_between() -> None:
+    mask, diagonal = ElementwiseMask(torch.rand(N, N)), MaskedDiagonal(N, -100.0)
+    scores = AttentionScores({"scale": Scale(0.5), "diagonal": diagonal, "mask": mask})
+    before = weights(scores)
+    assert sorted(folded(scores)) == ["fold_biases", "fold_masks"]
+    assert roles(scores) == ["scale", "score_bias", "mask"]
+    assert weights(scores).equal(before)
+    mixing = HeadMixing(torch.randn(HEADS, HEADS))
+    mixes = AttentionScores({"scale": Scale(0.5), "diagonal": MaskedDiagonal(N, -100.0), "mixing": mixing})
+    assert list(folded(mixes)) == ["fold_biases"]
+    assert roles(mixes) == ["scale", "score_bias", "mixing"]
+
+
+def test_two_scales_go_into_the_mask_behind_them() -> None:
+    scores = AttentionScores({"temperature": temperature(), "scale": Scale(0.5), "diagonal": ZeroDiagonal(N)})
+    before = weights(scores)
+    assert list(folded(scores)) == ["fold_scales", "fold_masks", "merge_scale"]
+    assert roles(scores) == ["mask"]
+    torch.testing.assert_close(weights(scores), before)

@@ -48,6 +48,14 @@ def test_scale_of_q_multiplies_q_and_nothing_else() -> None:
     assert scaled_scores(0.3)(query, key).equal(products * 0.3)
 
 
+def test_a_step_on_q_behind_a_step_on_the_product_is_refused() -> None:
+    on_query, decay = Scale(0.3, scales_query=True), ManhattanDecay(-torch.ones(2), 2)
+    AttentionScores({"scale": on_query, "decay": decay})
+    for before, after in (({"decay": decay, "scale": on_query}, {}), ({"decay": decay}, {"scale": on_query})):
+        with pytest.raises(ValueError, match="must come before all steps on Q"):
+            AttentionScores(before, after)
+
+
 def test_attentions_are_found_by_name() -> None:
     block = nn.Module()
     block.attention = nn.Module()
