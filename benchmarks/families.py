@@ -49,7 +49,8 @@ class EinsumAttention(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         attention = self.original
         query, key, value = (heads_of(part, attention.heads) for part in attention.qkv(x).chunk(3, dim=-1))
-        weights = torch.softmax(attention.scores.masked(torch.einsum("bhid,bhjd->bhij", query, key)), dim=-1)
+        scores = attention.scores.masked(torch.einsum("bhid,bhjd->bhij", query, key))
+        weights = attention.scores.normalised(scores)
         mixed = torch.einsum("bhij,bhjd->bhid", weights, value)
         return attention.out(mixed.transpose(1, 2).flatten(2))
 

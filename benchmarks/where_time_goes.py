@@ -58,7 +58,7 @@ _CORES = len(os.sched_getaffinity(0))
 _WITH_WEIGHTS = {"MatMul", "Gemm", "Conv", "FullyConnected", "FullyConnectedQuantizedLegacy", "Convolution"}
 _LAYOUT = {"Transpose", "Split", "Concat", "Reshape", "Reorder", "ReorderOutput", "ReorderInput", "Convert", "Slice"}
 _NORMS = {"LayerNormalization", "SkipLayerNormalization", "MVN"}
-_INSIDE_ATTENTION = re.compile(r"attention(\.inner)?(\.scores(\.\w+)?)?/")
+_INSIDE_ATTENTION = re.compile(r"attention(\.inner)?(\.scores(\.\w+)*)?/")
 
 Operators = dict[tuple[str, str], list[float]]
 """(name of the node, its operator) → ms of each run."""

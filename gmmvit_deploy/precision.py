@@ -13,11 +13,41 @@ from gmmvit_deploy.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["POLICY", "PRECISIONS", "ElementType", "Precision", "precision_behind", "precision_from", "precisions_from"]
+__all__ = [
+    "POLICY",
+    "PRECISIONS",
+    "ElementType",
+    "Precision",
+    "Role",
+    "precision_behind",
+    "precision_from",
+    "precisions_from",
+]
 
 Precision = Literal["fp32", "fp16", "bf16", "int8", "fp8"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 ElementType = Literal["float32", "float16", "bfloat16"]
+Role = Literal[
+    "input",
+    "embedding",
+    "projection",
+    "depthwise",
+    "product",
+    "scale",
+    "mask",
+    "score_bias",
+    "softmax",
+    "mixing",
+    "norm",
+    "gelu",
+    "bias",
+    "residual",
+    "pooling",
+    "head",
+    "quantize",
+    "shape",
+]
+"""What a part of the network is for, in the words of the policy; graphs/roles.py explains each."""
 
 _F32: ElementType = "float32"
 _F16: ElementType = "float16"

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from gmmvit_deploy.models.attention import MaskedScores
-from gmmvit_deploy.models.biases import WindowBias, relative_position_index
-from gmmvit_deploy.models.masks import SIGMA_EPS, ClassTokenMask, GaussianMixtureMask, stored_base
+from gmmvit_deploy.scores.attention import attention_scores
+from gmmvit_deploy.scores.masks import stored_base
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["Finding", "audit_model", "audit_tensors"]
 
 _SMALLEST_NORMAL = 2.0**-126  # float32
-_FLAT = 1e-6  # a head whose mask varies less than this relative to its size multiplies by a constant
-_DEAD = 1e-6  # a kernel that adds less than this relative to the largest does nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,76 +44,22 @@ def audit_tensors(tensors: Mapping[str, Tensor], used: set[str]) -> Iterator[Fin
 
 
 def audit_model(model: nn.Module, unused: Mapping[str, Tensor]) -> list[Finding]:
-    """Look at every mask and bias of a loaded model.
+    """Look at every step on the attention scores of a loaded model.
 
     unused: tensors of the file that the model does not read; base masks among them are compared
     with those in use.
     """
     findings: list[Finding] = []
     bases: dict[str, Tensor] = {}
-    for name, scores in model.named_modules():
-        if not isinstance(scores, MaskedScores):
-            continue
-        layer = name.removesuffix(".scores").removesuffix(".inner").removesuffix(".attention")
-        mask = scores.mask.patches if isinstance(scores.mask, ClassTokenMask) else scores.mask
-        if isinstance(mask, GaussianMixtureMask):
-            findings += _audit_mixture(layer, mask)
-            bases[layer] = mask.base
-        if mask is not None:
-            findings += _audit_matrix(layer, mask.matrix().detach())
-        if isinstance(scores.bias, WindowBias):
-            findings += _audit_bias(layer, scores.bias)
+    for name, scores in attention_scores(model):
+        layer = name.removesuffix(".inner").removesuffix(".attention")
+        for _, step in scores.steps():
+            findings += [Finding(severity=o.severity, where=layer + o.where, what=o.what) for o in step.oddities()]
+            base = step.numbers().base
+            if base is not None:
+                bases[layer] = base
     findings += _audit_bases(bases, unused)
     return findings
-
-
-def _audit_bias(layer: str, bias: WindowBias) -> Iterator[Finding]:
-    window = math.isqrt(bias.index.shape[0])
-    if not bias.index.equal(relative_position_index(window)):
-        inside = bool(((bias.index >= 0) & (bias.index < bias.table.shape[0])).all())
-        yield Finding(
-            severity="warning" if inside else "error",
-            where=layer,
-            what="its stored relative_position_index is not that of its window"
-            + ("; the stored one is used" if inside else ", and points outside the bias table"),
-        )
-    if bias.outside is not None:
-        strange = bool(((bias.outside != 0) & (bias.outside != -100)).any())
-        if strange:
-            yield Finding(
-                severity="warning", where=layer, what="its stored shift mask holds values other than 0 and −100"
-            )
-
-
-def _audit_matrix(layer: str, matrix: Tensor) -> Iterator[Finding]:
-    if not bool(matrix.isfinite().all()):
-        yield Finding(severity="error", where=layer, what="its mask holds NaN or infinite entries")
-        return
-    for head, mask in enumerate(matrix.reshape(-1, *matrix.shape[-2:])):
-        size = float(mask.abs().max())
-        if size == 0:
-            yield Finding(severity="warning", where=f"{layer} head {head}", what="its mask is zero: the head averages")
-        elif float(mask.max() - mask.min()) < _FLAT * size:
-            yield Finding(severity="warning", where=f"{layer} head {head}", what=f"its mask is constant ({size:.4g})")
-
-
-def _audit_mixture(layer: str, mask: GaussianMixtureMask) -> Iterator[Finding]:
-    alpha, sigma = mask.alpha.detach()[..., 0, 0], mask.sigma.detach()[..., 0, 0]
-    # At distance 1 the kernel has fallen to exp(−1/(2σ²)): below 1e-4 it reaches no neighbour.
-    narrow = (sigma.square() + SIGMA_EPS) * 2 * 9.21 < 1
-    dead = alpha.abs() < _DEAD * alpha.abs().amax().clamp_min(1e-30)
-    for kernel, head in narrow.nonzero().tolist():
-        yield Finding(
-            severity="warning",
-            where=f"{layer} head {head} kernel {kernel}",
-            what=f"sigma is {float(sigma[kernel, head]):.3g}: a token sees only itself through it",
-        )
-    for kernel, head in dead.nonzero().tolist():
-        yield Finding(
-            severity="warning",
-            where=f"{layer} head {head} kernel {kernel}",
-            what=f"alpha is {float(alpha[kernel, head]):.3g}: the kernel is dead",
-        )
 
 
 def _audit_bases(bases: Mapping[str, Tensor], unused: Mapping[str, Tensor]) -> Iterator[Finding]:

@@ -53,11 +53,11 @@ def released_names(spec: CaiTSpec) -> dict[str, str]:
             f"{ours}.mlp.gamma": f"{theirs}.1.scale",
             f"{ours}.attention.inner.query.weight": f"{theirs}.0.fn.fn.to_q.weight",
             f"{ours}.attention.inner.key_value.weight": f"{theirs}.0.fn.fn.to_kv.weight",
-            f"{ours}.attention.inner.mix_before": f"{theirs}.0.fn.fn.mix_heads_pre_attn",
-            f"{ours}.attention.inner.mix_after": f"{theirs}.0.fn.fn.mix_heads_post_attn",
+            f"{ours}.attention.inner.scores.before.mixing.weight": f"{theirs}.0.fn.fn.mix_heads_pre_attn",
+            f"{ours}.attention.inner.scores.after.mixing.weight": f"{theirs}.0.fn.fn.mix_heads_post_attn",
         }
         if ours.startswith("patch"):
-            names |= mask_names(spec.mask, f"{ours}.attention.inner.scores.mask", f"{theirs}.0.fn.fn.mask")
+            names |= mask_names(spec.mask, f"{ours}.attention.inner.scores.before.mask", f"{theirs}.0.fn.fn.mask")
     return names | {f"{a}.{part}": f"{z}.{part}" for a, z in pairs.items() for part in _BOTH}
 
 

@@ -53,11 +53,11 @@ def released_names(spec: SwinSpec) -> dict[str, str]:
             ours, theirs = f"stages.{s}.blocks.{b}", f"layers.{s}.blocks.{b}"
             pairs |= {f"{ours}.{a}": f"{theirs}.{z}" for a, z in inside.items()}
             scores = f"{ours}.attention.scores"
-            names[f"{scores}.bias.table"] = f"{theirs}.attn.relative_position_bias_table"
-            names[f"{scores}.bias.index"] = f"{theirs}.attn.relative_position_index"
+            names[f"{scores}.before.bias.table"] = f"{theirs}.attn.relative_position_bias_table"
+            names[f"{scores}.before.bias.index"] = f"{theirs}.attn.relative_position_index"
             if spec.shift(s, b):
-                names[f"{scores}.bias.outside"] = f"{theirs}.attn_mask"
-            names |= mask_names(spec.mask, f"{scores}.mask", f"{theirs}.attn.mask")
+                names[f"{scores}.before.bias.outside"] = f"{theirs}.attn_mask"
+            names |= mask_names(spec.mask, f"{scores}.before.mask", f"{theirs}.attn.mask")
         if s < len(spec.depths) - 1:
             pairs[f"stages.{s}.merge.norm"] = f"layers.{s}.downsample.norm"
             names[f"stages.{s}.merge.reduce.weight"] = f"layers.{s}.downsample.reduction.weight"

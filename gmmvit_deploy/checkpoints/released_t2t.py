@@ -51,7 +51,7 @@ def released_names(spec: T2TSpec) -> dict[str, str]:
         pairs |= {f"{ours}.{a}": f"{theirs}.{z}" for a, z in inside.items()}
         pairs[f"{ours}{attention}.out"] = f"{theirs}.attn.proj"
         names[f"{ours}{attention}.qkv.weight"] = f"{theirs}.attn.qkv.weight"
-        names |= mask_names(spec.mask, f"{ours}{attention}.scores.mask", f"{theirs}.attn.mask")
+        names |= mask_names(spec.mask, f"{ours}{attention}.scores.before.mask", f"{theirs}.attn.mask")
     return names | {f"{a}.{part}": f"{z}.{part}" for a, z in pairs.items() for part in _BOTH}
 
 

@@ -49,7 +49,7 @@ def block_names(
     }
     names = {f"{ours}.{a}.{part}": f"{theirs}.{b}.{part}" for a, b in pairs.items() for part in ("weight", "bias")}
     names[f"{ours}.attention.qkv.weight"] = f"{theirs}.0.fn.to_qkv.weight"
-    return names | mask_names(mask, f"{ours}.attention.scores.{mask_at}", f"{theirs}.0.fn.mask")
+    return names | mask_names(mask, f"{ours}.attention.scores.before.{mask_at}", f"{theirs}.0.fn.mask")
 
 
 def released_names(spec: ViTSpec) -> dict[str, str]:

@@ -16,9 +16,9 @@ from gmmvit_deploy.checkpoints.loading import released_state_dict
 from gmmvit_deploy.data.formats import digits
 from gmmvit_deploy.datasets import dataset
 from gmmvit_deploy.images import ImageSpec
-from gmmvit_deploy.models.masks import stored_base
 from gmmvit_deploy.models.vit import ViT
 from gmmvit_deploy.preprocess import tensor_from_pixels
+from gmmvit_deploy.scores.masks import stored_base
 from gmmvit_deploy.specs import MaskSpec, ViTSpec
 
 __all__ = ["DIGITS_SPEC", "Digits", "load_digit_images", "save_checkpoint", "train"]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import nn
 
 from gmmvit_deploy.errors import FoldError
+from gmmvit_deploy.folding.passes import merge_scale_into
 from gmmvit_deploy.models.cait import ScaledBranch, TalkingHeadsAttention
+from gmmvit_deploy.scores.attention import attention_scores
 
 __all__ = ["merge_layer_scale", "merge_scale_into_mixing"]
 
@@ -42,15 +46,14 @@ def merge_scale_into_mixing(model: nn.Module) -> tuple[str, ...]:
 
     Where there is one, `merge_scale` has put the scale into it, and the mask itself cannot go into
     W_pre: it multiplies each entry of the scores, the mixing sums over heads.
-    Ensures: no talking-heads attention scales its scores on their own.
+    Left alone: a scale with another step between it and the mixing, such as a masked diagonal.
+    Ensures: no scale stands right in front of a mixing.
     """
     changed = []
-    for name, module in model.named_modules():
-        if not isinstance(module, TalkingHeadsAttention) or module.scores.scale is None:
-            continue
-        if module.scores.mask is not None:
+    for name, scores in attention_scores(model):
+        roles = [step.role for _, step in scores.steps_before()]
+        if ("scale", "mask") in pairwise(roles) and "mixing" in roles:
             raise FoldError(f"{name}: its mask stands between the scale and the mixing; merge the scale into it first")
-        module.mix_before.copy_(module.mix_before * module.scores.scale)
-        module.scores.scale = None
-        changed.append(name)
+        if merge_scale_into("mixing", name, scores):
+            changed.append(name)
     return tuple(changed)

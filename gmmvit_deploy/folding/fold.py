@@ -1,12 +1,12 @@
 """Trained model → the same function with plain constants where it had computations.
 
-P = softmax(M ∘ S + B) V        S = Q Kᵀ; M and B constant
+P = after(softmax(before(Q Kᵀ))) V        every step before and after softmax a constant
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,19 +15,27 @@ from torch import Tensor
 from gmmvit_deploy.folding.cait_passes import merge_layer_scale, merge_scale_into_mixing
 from gmmvit_deploy.folding.head_padding import pad_heads
 from gmmvit_deploy.folding.last_block import narrow_last_block
-from gmmvit_deploy.folding.passes import FoldingPass, fold_biases, fold_masks, masked_scores, merge_scale
+from gmmvit_deploy.folding.passes import (
+    FoldingPass,
+    fold_biases,
+    fold_masks,
+    fold_scales,
+    merge_scale,
+    require_constant_steps,
+)
 from gmmvit_deploy.folding.projections import separate_projections
 from gmmvit_deploy.folding.t2t_passes import drop_unused, unfold_as_convolution
 from gmmvit_deploy.folding.wide_heads import widen_heads
 from gmmvit_deploy.folding.window_passes import join_windows
-from gmmvit_deploy.models.attention import MaskedScores
-from gmmvit_deploy.models.biases import Bias
 from gmmvit_deploy.models.build import Model
-from gmmvit_deploy.models.masks import Mask
+from gmmvit_deploy.precision import Role
+from gmmvit_deploy.scores.attention import attention_scores
+from gmmvit_deploy.scores.step import Step
 
 __all__ = ["ENGINE_PASSES", "PASSES", "QUANTIZED_PASSES", "FoldedConstant", "FoldedModel", "fold", "fold_for_engines"]
 
 PASSES: tuple[FoldingPass, ...] = (
+    fold_scales,
     fold_masks,
     fold_biases,
     merge_scale,
@@ -48,24 +56,37 @@ QUANTIZED_PASSES: tuple[FoldingPass, ...] = (*ENGINE_PASSES, separate_projection
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FoldedConstant:
-    """layer: name of the attention.  trained: M, or B, as the trained module uses it.
+    """The constant of one step of one attention.
 
-    constant: what the folded model multiplies the raw scores by, or adds to them.
+    layer: name of the attention.  step: of the step, as ``before.mask``.  role: in the precision policy.
+    trained: the matrix as the trained step uses it.  constant: as the folded model uses it, for a mask M · d^(−1/2).
     """
 
     layer: str
+    step: str
+    role: Role
     trained: Tensor
     constant: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FoldedModel:
-    """model: a new module, its weights shared with nothing.  passes: pass → what it changed."""
+    """model: a new module, its weights shared with nothing.  passes: pass → what it changed.
+
+    constants: of every step that is left, in the order in which they are applied.
+    """
 
     model: Model
     passes: dict[str, tuple[str, ...]]
-    masks: tuple[FoldedConstant, ...]
-    biases: tuple[FoldedConstant, ...]
+    constants: tuple[FoldedConstant, ...]
+
+    @property
+    def masks(self) -> tuple[FoldedConstant, ...]:
+        return tuple(constant for constant in self.constants if constant.role == "mask")
+
+    @property
+    def biases(self) -> tuple[FoldedConstant, ...]:
+        return tuple(constant for constant in self.constants if constant.role == "score_bias")
 
 
 @torch.no_grad()
@@ -73,15 +94,25 @@ def fold(model: Model) -> FoldedModel:
     """Run every pass on a copy of ``model``, which itself stays as it is.
 
     Folding a folded model gives the same model and an empty list for every pass.
-    Errors: FoldError when a pass cannot start or cannot prove its end.
+    Errors: FoldError when a pass cannot start or cannot prove its end, or a step is left that no pass folds.
     """
     folded = copy.deepcopy(model).requires_grad_(False)
     passes = {run.__name__: run(folded) for run in PASSES}
+    require_constant_steps(folded)
+    trained = _steps(model)
     return FoldedModel(
         model=folded,
         passes=passes,
-        masks=_constants(model, folded, lambda scores: scores.mask),
-        biases=_constants(model, folded, lambda scores: scores.bias),
+        constants=tuple(
+            FoldedConstant(
+                layer=layer,
+                step=name,
+                role=step.role,
+                trained=trained[layer, name].matrix().detach().clone(),
+                constant=step.matrix().clone(),
+            )
+            for (layer, name), step in _steps(folded).items()
+        ),
     )
 
 
@@ -93,26 +124,18 @@ def fold_for_engines(folded: FoldedModel, passes: Sequence[FoldingPass] = ENGINE
     """
     model = copy.deepcopy(folded.model)
     changed = {run.__name__: run(model) for run in passes}
-
-    def moved(constants: tuple[FoldedConstant, ...], part: str) -> tuple[FoldedConstant, ...]:
-        now = {name: getattr(scores, part) for name, scores in masked_scores(model)}
-        return tuple(replace(one, constant=now[one.layer].matrix().clone()) for one in constants)
-
+    steps = _steps(model)
     return FoldedModel(
         model=model,
         passes={**folded.passes, **changed},
-        masks=moved(folded.masks, "mask"),
-        biases=moved(folded.biases, "bias"),
+        constants=tuple(
+            replace(constant, constant=steps[constant.layer, constant.step].matrix().clone())
+            for constant in folded.constants
+            if (constant.layer, constant.step) in steps  # wide heads have no mixing left
+        ),
     )
 
 
-def _constants(
-    model: Model, folded: Model, part: Callable[[MaskedScores], Mask | Bias | None]
-) -> tuple[FoldedConstant, ...]:
-    """The masks, or the biases, of both models side by side."""
-    trained = {name: found.matrix().detach().clone() for name, s in masked_scores(model) if (found := part(s))}
-    return tuple(
-        FoldedConstant(layer=name, trained=trained[name], constant=found.matrix().clone())
-        for name, scores in masked_scores(folded)
-        if (found := part(scores))
-    )
+def _steps(model: Model) -> dict[tuple[str, str], Step]:
+    """(name of the attention, name of the step) → step."""
+    return {(layer, name): step for layer, scores in attention_scores(model) for name, step in scores.steps()}

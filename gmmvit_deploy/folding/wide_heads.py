@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.folding.head_padding import LARGEST_FUSED
-from gmmvit_deploy.models.attention import MaskedScores, projected
+from gmmvit_deploy.models.attention import projected
 from gmmvit_deploy.models.cait import TalkingHeadsAttention
-from gmmvit_deploy.models.masks import ConstantMask, Mask
+from gmmvit_deploy.scores.attention import AttentionScores
+from gmmvit_deploy.scores.step import Step
 
 __all__ = ["WideHeadsAttention", "widen_heads"]
 
@@ -42,10 +43,12 @@ class WideHeadsAttention(nn.Module):
         heads = talking.heads
         head_dim = talking.query.out_features // heads
         self.query, self.key_value, self.out = talking.query, talking.key_value, talking.out
-        self.scores: MaskedScores = talking.scores
+        *factors, (_, mix_before) = talking.scores.steps_before()
+        ((_, mix_after),) = talking.scores.steps_after()
+        self.scores = AttentionScores({name.removeprefix("before."): step for name, step in factors})
         spread = [
             mixing.detach().repeat_interleave(head_dim, dim=1).unsqueeze(1)
-            for mixing in (talking.mix_before.transpose(0, 1), talking.mix_after)
+            for mixing in (mix_before.matrix().transpose(0, 1), mix_after.matrix())
         ]
         self.register_buffer("queries", spread[0].clone())
         self.register_buffer("keys", torch.ones_like(spread[0]))
@@ -54,7 +57,7 @@ class WideHeadsAttention(nn.Module):
     def forward(self, x: Float[Tensor, "batch i dim"], context: Tensor) -> Float[Tensor, "batch i dim"]:
         query = self.query(x).unsqueeze(1) * self.queries
         key, value = (part.unsqueeze(1) for part in projected(self.key_value, context, 2))
-        weights = torch.softmax(self.scores(query, key * self.keys), dim=-1)
+        weights = self.scores.weights(query, key * self.keys)
         out: Tensor = self.out((weights @ (value * self.values)).sum(dim=1))
         return out
 
@@ -63,7 +66,7 @@ class WideHeadsAttention(nn.Module):
 def widen_heads(model: nn.Module) -> tuple[str, ...]:
     """Talking heads with one mask for all, or none, and H·d that fuses  →  wide heads; others stay.
 
-    Requires: folded masks, and the scale merged into the mask or into the mixing.
+    Requires: folded steps, and the scale merged into the mask or into the mixing.
     Ensures: on random tokens the new attention gives what the old one gave, to float64 rounding.
     """
     changed = []
@@ -71,9 +74,7 @@ def widen_heads(model: nn.Module) -> tuple[str, ...]:
         for child, attention in list(parent.named_children()):
             if not isinstance(attention, TalkingHeadsAttention) or attention.query.out_features > LARGEST_FUSED:
                 continue
-            if _same_for_all_heads(attention.scores.mask):
-                if attention.scores.scale is not None:
-                    raise FoldError(f"{name}.{child}: its scale must be merged before its heads are widened")
+            if _widens(f"{name}.{child}", attention.scores):
                 wide = WideHeadsAttention(attention)
                 _require_equal(f"{name}.{child}", attention, wide)
                 setattr(parent, child, wide)
@@ -81,18 +82,33 @@ def widen_heads(model: nn.Module) -> tuple[str, ...]:
     return tuple(changed)
 
 
-def _same_for_all_heads(mask: Mask | None) -> bool:
-    if mask is None:
-        return True
-    if not isinstance(mask, ConstantMask):
-        raise FoldError("masks must be folded before heads are widened")
-    constant = mask.constant
-    return constant.dim() == 2 or bool((constant == constant[:1]).all())
+def _widens(name: str, scores: AttentionScores) -> bool:
+    """Factors that all heads share and then the mixing, before softmax; after it, the mixing alone.
+
+    Errors: FoldError when the factors are not folded, or the scale not merged.
+    """
+    before = [step for _, step in scores.steps_before()]
+    after = [step for _, step in scores.steps_after()]
+    if [step.operation for step in after] != ["mix"] or not before or before[-1].operation != "mix":
+        return False
+    factors = before[:-1]
+    if not all(step.is_constant for step in factors):
+        raise FoldError(f"{name}: its steps must be folded before its heads are widened")
+    if not all(step.operation == "multiply" and _same_for_all_heads(step) for step in factors):
+        return False
+    if any(step.role == "scale" for step in factors):
+        raise FoldError(f"{name}: its scale must be merged before its heads are widened")
+    return True
+
+
+def _same_for_all_heads(step: Step) -> bool:
+    constant = step.matrix()
+    return constant.dim() < 3 or bool((constant == constant[:1]).all())
 
 
 def _require_equal(name: str, talking: TalkingHeadsAttention, wide: WideHeadsAttention) -> None:
-    mask = talking.scores.mask
-    tokens = 3 if mask is None else mask.matrix().shape[-1]
+    masks = [step.matrix() for _, step in wide.scores.steps()]
+    tokens = masks[0].shape[-1] if masks else 3
     x = torch.randn(
         2, tokens, talking.query.in_features, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
     )

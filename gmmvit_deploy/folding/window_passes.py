@@ -6,8 +6,6 @@ import torch
 from torch import nn
 
 from gmmvit_deploy.errors import FoldError
-from gmmvit_deploy.models.biases import ConstantBias
-from gmmvit_deploy.models.masks import ConstantMask
 from gmmvit_deploy.models.swin import WindowBlock
 
 __all__ = ["join_windows"]
@@ -15,9 +13,9 @@ __all__ = ["join_windows"]
 
 @torch.no_grad()
 def join_windows(model: nn.Module) -> tuple[str, ...]:
-    """Scores (B, W, H, n, n)  →  (B·W, H, n, n), or (B, W·H, n, n) where the bias differs by window.
+    """Scores (B, W, H, n, n)  →  (B·W, H, n, n), or (B, W·H, n, n) where a step differs by window.
 
-    Requires: folded masks and biases.
+    Requires: folded steps.
     Ensures: the same products and sums in the same order; constants of shifted blocks are repeated
     for each window, index w·H + h, and nothing broadcasts over windows.
     """
@@ -25,16 +23,15 @@ def join_windows(model: nn.Module) -> tuple[str, ...]:
     for name, block in model.named_modules():
         if not isinstance(block, WindowBlock) or block.joined:
             continue
-        scores, bias = block.attention.scores, block.attention.scores.bias
-        if not isinstance(bias, ConstantBias) or not (scores.mask is None or isinstance(scores.mask, ConstantMask)):
+        scores = block.attention.scores
+        steps = list(scores.steps())
+        if not all(step.is_constant for _, step in steps):
             raise FoldError(f"{name}: its mask and bias must be folded before its windows are joined")
-        if bias.constant.dim() == 4:
-            windows = bias.constant.shape[0]
-            scores.bias = ConstantBias(bias.constant.flatten(0, 1))
-            if scores.mask is not None:
-                mask = scores.mask.matrix()  # (H, n, n), or one for all heads
-                scores.mask = ConstantMask(mask.expand(block.attention.heads, *mask.shape[-2:]).repeat(windows, 1, 1))
-            block.attention.windows = windows
+        by_window = [matrix.shape[0] for _, step in steps if (matrix := step.matrix()).dim() == 4]
+        if by_window:
+            for step_name, step in steps:
+                scores.put(step_name, step.for_windows(by_window[0], block.attention.heads))
+            block.attention.windows = by_window[0]
         block.joined = True
         changed.append(name)
     return tuple(changed)

@@ -25,35 +25,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from gmmvit_deploy.errors import ExportError
+from gmmvit_deploy.precision import Role
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto
 
 __all__ = ["SHAPE_OPERATORS", "Attention", "Role", "attentions_of", "roles_of"]
-
-Role = Literal[
-    "input",
-    "embedding",
-    "projection",
-    "depthwise",
-    "product",
-    "scale",
-    "mask",
-    "score_bias",
-    "softmax",
-    "mixing",
-    "norm",
-    "gelu",
-    "bias",
-    "residual",
-    "pooling",
-    "head",
-    "quantize",
-    "shape",
-]
 
 SHAPE_OPERATORS = frozenset(
     {

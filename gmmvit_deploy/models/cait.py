@@ -8,45 +8,47 @@ class blocks:  likewise, on the class token alone; keys and values are the patch
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gmmvit_deploy.models.attention import MaskedScores, heads_of, projected
+from gmmvit_deploy.models.attention import heads_of, projected
 from gmmvit_deploy.models.layers import Mlp, PatchEmbedding, layer_norm
-from gmmvit_deploy.models.masks import Mask, mask_from_spec
+from gmmvit_deploy.scores.attention import AttentionScores
+from gmmvit_deploy.scores.heads import HeadMixing
+from gmmvit_deploy.scores.masks import mask_from_spec
+from gmmvit_deploy.scores.scales import Scale
+from gmmvit_deploy.scores.step import Step
 from gmmvit_deploy.specs import CaiTSpec
 
 __all__ = ["CaiT", "ScaledBranch", "TalkingHeadsAttention"]
 
 
-def mix_heads(
-    scores: Float[Tensor, "batch heads i j"], mixing: Float[Tensor, "heads heads"]
-) -> Float[Tensor, "batch heads i j"]:
-    """out[g] = Σ_h scores[h] · mixing[h, g], as one matrix product."""
-    return (mixing.transpose(0, 1) @ scores.flatten(2)).reshape(scores.shape)
-
-
 class TalkingHeadsAttention(nn.Module):
-    """Attention from ``x`` to ``context`` whose heads are mixed before and after softmax."""
+    """Attention from ``x`` to ``context`` whose heads are mixed before and after softmax.
+
+    before: the steps on Q Kᵀ in front of the first mixing.
+    """
 
     key_value: nn.Module
 
-    def __init__(self, *, dim: int, heads: int, head_dim: int, mask: Mask | None) -> None:
+    def __init__(self, *, dim: int, heads: int, head_dim: int, before: Mapping[str, Step | None]) -> None:
         super().__init__()
         self.heads = heads
         self.query = nn.Linear(dim, heads * head_dim, bias=False)
         self.key_value = nn.Linear(dim, 2 * heads * head_dim, bias=False)
-        self.scores = MaskedScores(scale=head_dim**-0.5, mask=mask)
-        self.mix_before = nn.Parameter(torch.randn(heads, heads))
-        self.mix_after = nn.Parameter(torch.randn(heads, heads))
+        self.scores = AttentionScores(
+            before={**before, "mixing": HeadMixing(torch.randn(heads, heads))},
+            after={"mixing": HeadMixing(torch.randn(heads, heads))},
+        )
         self.out = nn.Linear(heads * head_dim, dim)
 
     def forward(self, x: Float[Tensor, "batch i dim"], context: Tensor) -> Float[Tensor, "batch i dim"]:
         query = heads_of(self.query(x), self.heads)
         key, value = (heads_of(part, self.heads) for part in projected(self.key_value, context, 2))
-        scores = mix_heads(self.scores(query, key), self.mix_before)
-        weights = mix_heads(torch.softmax(scores, dim=-1), self.mix_after)
+        weights = self.scores.weights(query, key)
         out: Tensor = self.out((weights @ value).transpose(1, 2).flatten(2))
         return out
 
@@ -73,9 +75,10 @@ class ScaledBranch(nn.Module):
 class CaiTBlock(nn.Module):
     """x + scaled attention, then x + scaled mlp."""
 
-    def __init__(self, spec: CaiTSpec, mask: Mask | None) -> None:
+    def __init__(self, spec: CaiTSpec, mask: Step | None) -> None:
         super().__init__()
-        attention = TalkingHeadsAttention(dim=spec.dim, heads=spec.heads, head_dim=spec.head_dim, mask=mask)
+        before = {"scale": Scale(spec.head_dim**-0.5), "mask": mask}
+        attention = TalkingHeadsAttention(dim=spec.dim, heads=spec.heads, head_dim=spec.head_dim, before=before)
         self.attention = ScaledBranch(spec.dim, attention)
         self.mlp = ScaledBranch(spec.dim, Mlp(spec.dim, spec.mlp_dim))
 

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gmmvit_deploy.models.attention import MaskedAttention
-from gmmvit_deploy.models.masks import Mask
+from gmmvit_deploy.scores.attention import AttentionScores
 
 __all__ = ["LAYER_NORM_EPS", "Block", "Mlp", "PatchEmbedding", "layer_norm"]
 
@@ -56,7 +56,7 @@ class Block(nn.Module):
 
     gives: Literal["tokens", "first", "mean"]
 
-    def __init__(self, *, dim: int, heads: int, head_dim: int, mlp_dim: int, mask: Mask | None) -> None:
+    def __init__(self, *, dim: int, heads: int, head_dim: int, mlp_dim: int, scores: AttentionScores) -> None:
         super().__init__()
         self.gives = "tokens"
         self.attention_norm = layer_norm(dim)
@@ -64,7 +64,7 @@ class Block(nn.Module):
             dim=dim,
             heads=heads,
             head_dim=head_dim,
-            mask=mask,
+            scores=scores,
             # The released attention drops its output projection when one head spans the model.
             projects_output=not (heads == 1 and head_dim == dim),
         )

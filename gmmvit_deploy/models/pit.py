@@ -14,7 +14,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gmmvit_deploy.models.layers import Block, layer_norm
-from gmmvit_deploy.models.masks import ClassTokenMask, Mask, mask_from_spec
+from gmmvit_deploy.scores.attention import scaled_scores
+from gmmvit_deploy.scores.masks import ClassTokenMask, mask_from_spec
 from gmmvit_deploy.specs import PiTSpec
 
 __all__ = ["PiT"]
@@ -61,13 +62,13 @@ class PiT(nn.Module):
     @staticmethod
     def _block(spec: PiTSpec, stage: int) -> Block:
         patches = mask_from_spec(spec.mask, heads=spec.heads[stage], grid=spec.grids[stage])
-        mask: Mask | None = None if patches is None else ClassTokenMask(patches)
+        mask = None if patches is None else ClassTokenMask(patches)
         return Block(
             dim=spec.dims[stage],
             heads=spec.heads[stage],
             head_dim=spec.head_dim,
             mlp_dim=spec.mlp_dims[stage],
-            mask=mask,
+            scores=scaled_scores(spec.head_dim**-0.5, mask=mask),
         )
 
     def forward(self, images: Float[Tensor, "batch channels side side"]) -> Float[Tensor, "batch classes"]:

@@ -13,9 +13,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gmmvit_deploy.models.attention import MaskedAttention
-from gmmvit_deploy.models.biases import WindowBias, relative_position_index, shift_mask
 from gmmvit_deploy.models.layers import Mlp, layer_norm
-from gmmvit_deploy.models.masks import mask_from_spec
+from gmmvit_deploy.scores.attention import scaled_scores
+from gmmvit_deploy.scores.biases import WindowBias, relative_position_index, shift_mask
+from gmmvit_deploy.scores.masks import mask_from_spec
 from gmmvit_deploy.specs import SwinSpec
 
 __all__ = ["Swin", "WindowBlock"]
@@ -36,10 +37,13 @@ class WindowBlock(nn.Module):
             dim=dim,
             heads=heads,
             head_dim=dim // heads,
-            mask=mask_from_spec(spec.mask, heads=heads, grid=self.window),
-            bias=WindowBias(table, relative_position_index(self.window), outside),
+            scores=scaled_scores(
+                (dim // heads) ** -0.5,
+                mask=mask_from_spec(spec.mask, heads=heads, grid=self.window),
+                bias=WindowBias(table, relative_position_index(self.window), outside),
+                scales_query=True,
+            ),
             qkv_bias=True,
-            scales_query=True,
         )
         self.mlp_norm = layer_norm(dim)
         self.mlp = Mlp(dim, spec.mlp_dims[stage])

@@ -15,9 +15,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gmmvit_deploy.models.attention import MaskedAttention, MaskedScores, heads_of, projected
+from gmmvit_deploy.models.attention import MaskedAttention, heads_of, projected
 from gmmvit_deploy.models.layers import Mlp, layer_norm
-from gmmvit_deploy.models.masks import Mask, mask_from_spec
+from gmmvit_deploy.scores.attention import scaled_scores
+from gmmvit_deploy.scores.masks import mask_from_spec
+from gmmvit_deploy.scores.step import Step
 from gmmvit_deploy.specs import T2TSpec
 
 __all__ = ["T2T", "TokenTransformer"]
@@ -31,12 +33,12 @@ class TokenTransformer(nn.Module):
 
     qkv: nn.Module
 
-    def __init__(self, *, width: int, dim: int, mlp_dim: int, mask: Mask | None) -> None:
+    def __init__(self, *, width: int, dim: int, mlp_dim: int, mask: Step | None) -> None:
         super().__init__()
         self.attention_norm = layer_norm(width)
         self.qkv = nn.Linear(width, 3 * dim, bias=False)
         # The released code scales by the width that goes in, not by the head dim.
-        self.scores = MaskedScores(scale=width**-0.5, mask=mask, scales_query=True)
+        self.scores = scaled_scores(width**-0.5, mask=mask, scales_query=True)
         self.out = nn.Linear(dim, dim)
         self.mlp_norm = layer_norm(dim)
         self.mlp = Mlp(dim, mlp_dim)
@@ -44,7 +46,7 @@ class TokenTransformer(nn.Module):
     def forward(self, x: Float[Tensor, "batch n width"]) -> Float[Tensor, "batch n dim"]:
         parts = projected(self.qkv, self.attention_norm(x), 3)
         query, key, value = (heads_of(part, 1) for part in parts)
-        weights = torch.softmax(self.scores(query, key), dim=-1)
+        weights = self.scores.weights(query, key)
         x = self.out((weights @ value).transpose(-3, -2).flatten(-2)) + parts[2]
         out: Tensor = x + self.mlp(self.mlp_norm(x))
         return out
@@ -60,7 +62,9 @@ class T2TBlock(nn.Module):
             dim=spec.dim,
             heads=spec.heads,
             head_dim=spec.head_dim,
-            mask=mask_from_spec(spec.mask, heads=spec.heads, grid=spec.grids[-1]),
+            scores=scaled_scores(
+                spec.head_dim**-0.5, mask=mask_from_spec(spec.mask, heads=spec.heads, grid=spec.grids[-1])
+            ),
         )
         self.mlp_norm = layer_norm(spec.dim)
         self.mlp = Mlp(spec.dim, spec.mlp_dim)

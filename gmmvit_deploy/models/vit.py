@@ -13,7 +13,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gmmvit_deploy.models.layers import Block, PatchEmbedding, layer_norm
-from gmmvit_deploy.models.masks import mask_from_spec
+from gmmvit_deploy.scores.attention import scaled_scores
+from gmmvit_deploy.scores.masks import mask_from_spec
 from gmmvit_deploy.specs import ViTSpec
 
 __all__ = ["ViT"]
@@ -37,7 +38,9 @@ class ViT(nn.Module):
                 heads=spec.heads,
                 head_dim=spec.head_dim,
                 mlp_dim=spec.mlp_dim,
-                mask=mask_from_spec(spec.mask, heads=spec.heads, grid=spec.grid),
+                scores=scaled_scores(
+                    spec.head_dim**-0.5, mask=mask_from_spec(spec.mask, heads=spec.heads, grid=spec.grid)
+                ),
             )
             for _ in range(spec.depth)
         )

@@ -19,7 +19,6 @@ from torch import nn
 
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.errors import BundleError
-from gmmvit_deploy.folding.passes import masked_scores
 from gmmvit_deploy.graphs.emulate import without_bfloat16
 from gmmvit_deploy.models.build import Model
 from gmmvit_deploy.parity.measures import ErrorMeasure
@@ -30,6 +29,7 @@ from gmmvit_deploy.runtime.eager import EagerRunner
 from gmmvit_deploy.runtime.onnxruntime import session_from_bytes
 from gmmvit_deploy.runtime.openvino import graph_precision
 from gmmvit_deploy.runtime.runner import Runner
+from gmmvit_deploy.scores.attention import attention_scores
 from gmmvit_deploy.tolerances import UNIT_ROUNDOFFS, limit_from_noise
 from gmmvit_deploy.variants import open_variant
 
@@ -109,7 +109,7 @@ def localize(bundle: Bundle, reference: Reference, runner: Runner, inputs: NDArr
 
 def blocks_of(model: Model) -> list[str]:
     """Names of the modules between which a drift is looked for, in the order in which they run."""
-    attentions = [f"{name}.scores" for name, _ in masked_scores(model)]
+    attentions = [f"{name}.scores" for name, _ in attention_scores(model)]
     chosen: list[str] = []
     for name, module in model.named_modules():
         holds = sum(attention.startswith(f"{name}.") for attention in attentions)

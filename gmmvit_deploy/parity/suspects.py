@@ -13,22 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from gmmvit_deploy.artifacts import Bundle
-from gmmvit_deploy.folding.passes import masked_scores
-from gmmvit_deploy.models.biases import ConstantBias, WindowBias
 from gmmvit_deploy.models.build import Model
-from gmmvit_deploy.models.masks import (
-    ClassTokenMask,
-    ClosedFormGaussianMask,
-    ConstantMask,
-    GaussianMixtureMask,
-    Mask,
-    squared_distances,
-)
 from gmmvit_deploy.parity.preprocessing import bgr, normalisations
 from gmmvit_deploy.parity.reference import Reference
+from gmmvit_deploy.precision import Role
+from gmmvit_deploy.scores.attention import attention_scores
 
 __all__ = ["explain", "suspects"]
 
@@ -75,7 +67,9 @@ def suspects(bundle: Bundle, reference: Reference, inputs: NDArray[Any]) -> Iter
     tensors = reference.tensors(inputs)
     for name, changed in _other_inputs(bundle, inputs):
         yield name, reference.model(torch.from_numpy(changed)).numpy()
-    for name, change in _MODEL_MISTAKES:
+    for name, mistaken in _step_mistakes(reference.model):
+        yield name, mistaken(tensors).numpy()
+    for name, change in _MODULE_MISTAKES:
         model = copy.deepcopy(reference.model)
         if change(model):
             yield name, model(tensors).numpy()
@@ -96,75 +90,33 @@ def _other_inputs(bundle: Bundle, inputs: NDArray[Any]) -> Iterator[tuple[str, N
             yield name, other.tensor_from_pixels(inputs)
 
 
-def _each_mask(change: Callable[[Mask], Mask | None]) -> Callable[[Model], bool]:
-    """Replace every mask by what ``change`` makes of it; it says None where it would change nothing."""
-
-    def apply(model: Model) -> bool:
-        changed = False
-        for _, scores in masked_scores(model):
-            new = change(scores.mask) if scores.mask is not None else None
-            if new is not None:
-                scores.mask, changed = new, True
-        return changed
-
-    return apply
+_TRIED_FIRST: tuple[Role, ...] = ("mask", "scale", "score_bias", "mixing", "norm")
+"""Of two mistakes with the same logits the first is named, so the likelier one comes first."""
 
 
-def _each_matrix(change: Callable[[Tensor], Tensor]) -> Callable[[Model], bool]:
-    def of(mask: Mask) -> Mask | None:
-        matrix = mask.matrix()
-        new = change(matrix)
-        return None if torch.equal(new, matrix) else ConstantMask(new)
-
-    return _each_mask(of)
-
-
-def _closed(mask: Mask) -> Mask | None:
-    if isinstance(mask, ClassTokenMask):
-        inner = _closed(mask.patches)
-        return None if inner is None else ClassTokenMask(inner)
-    if not isinstance(mask, GaussianMixtureMask):
-        return None
-    grid = round(mask.base.shape[-1] ** 0.5)
-    return ClosedFormGaussianMask(mask.alpha.detach(), mask.sigma.detach(), squared_distances(grid))
+def _step_mistakes(model: Model) -> Iterator[tuple[str, Model]]:
+    """Every mistake that a step of the scores knows of, made in all attentions at once."""
+    steps = [step for _, scores in attention_scores(model) for _, step in scores.steps()]
+    steps.sort(key=lambda step: _TRIED_FIRST.index(step.role) if step.role in _TRIED_FIRST else len(_TRIED_FIRST))
+    names = dict.fromkeys(name for step in steps for name, _ in step.mistakes())
+    for mistake in names:
+        mistaken = copy.deepcopy(model)
+        if _make(mistake, mistaken):
+            yield mistake, mistaken
 
 
-def _class_row(*, column: bool) -> Callable[[Mask], Mask | None]:
-    def of(mask: Mask) -> Mask | None:
-        if not isinstance(mask, ClassTokenMask):
-            return None
-        matrix = mask.matrix().clone()
-        matrix[..., 0, 1:] = 0
-        if column:
-            matrix[..., 0] = 0
-        return ConstantMask(matrix)
-
-    return of
-
-
-def _scale_power(power: int) -> Callable[[Model], bool]:
-    def apply(model: Model) -> bool:
-        found = [scores for _, scores in masked_scores(model) if scores.scale is not None]
-        for scores in found:
-            scores.scale = float(scores.scale or 1.0) ** power
-        return bool(found)
-
-    return apply
-
-
-def _bias(keep: Callable[[WindowBias], Tensor]) -> Callable[[Model], bool]:
-    def apply(model: Model) -> bool:
-        changed = False
-        for _, scores in masked_scores(model):
-            if isinstance(scores.bias, WindowBias):
-                scores.bias, changed = ConstantBias(keep(scores.bias)), True
-        return changed
-
-    return apply
-
-
-def _without_shift(bias: WindowBias) -> Tensor:
-    return WindowBias(bias.table.detach(), bias.index, None).matrix()
+def _make(mistake: str, model: Model) -> bool:
+    """Replace every step that can be so mistaken; False where that changes nothing."""
+    changed = False
+    for _, scores in attention_scores(model):
+        for step_name, step in list(scores.steps()):
+            for name, other in step.mistakes():
+                if name == mistake:
+                    if other is not step:
+                        scores.put(step_name, other)
+                        changed = True
+                    break
+    return changed
 
 
 def _layer_norm_eps(eps: float) -> Callable[[Model], bool]:
@@ -184,30 +136,9 @@ def _tanh_gelu(model: Model) -> bool:
     return True
 
 
-def _swap_first_heads(matrix: Tensor) -> Tensor:
-    if matrix.ndim < 3 or matrix.shape[-3] < 2:
-        return matrix
-    order = [1, 0, *range(2, matrix.shape[-3])]
-    return matrix[..., order, :, :]
-
-
-_MODEL_MISTAKES: tuple[tuple[str, Callable[[Model], bool]], ...] = (
-    ("the closed-form Gaussian mask in place of the stored base's", _each_mask(_closed)),
-    ("no mask at all", _each_matrix(torch.ones_like)),
-    ("masks transposed", _each_matrix(lambda matrix: matrix.transpose(-1, -2))),
-    ("masks of the heads in reverse order", _each_matrix(lambda m: m.flip(-3) if m.ndim > 2 else m)),
-    ("masks of the heads moved on by one", _each_matrix(lambda m: m.roll(1, -3) if m.ndim > 2 else m)),
-    ("masks of the first two heads exchanged", _each_matrix(_swap_first_heads)),
-    ("masks shifted by one token, down", _each_matrix(lambda matrix: matrix.roll(1, -2))),
-    ("masks shifted by one token, across", _each_matrix(lambda matrix: matrix.roll(1, -1))),
-    ("masks shifted by one token, down and across", _each_matrix(lambda matrix: matrix.roll((1, 1), (-2, -1)))),
-    ("the class token's row masked with zeros", _each_mask(_class_row(column=False))),
-    ("the class token's row and column masked with zeros", _each_mask(_class_row(column=True))),
-    ("1/√d missing", _scale_power(0)),
-    ("1/√d applied twice", _scale_power(2)),
-    ("the position bias without the shift mask", _bias(_without_shift)),
-    ("no position bias and no shift mask", _bias(lambda bias: torch.zeros_like(bias.matrix()))),
+_MODULE_MISTAKES: tuple[tuple[str, Callable[[Model], bool]], ...] = (
     ("LayerNorm with an epsilon of 1e-6", _layer_norm_eps(1e-6)),
     ("LayerNorm with an epsilon of 1e-12", _layer_norm_eps(1e-12)),
     ("the tanh approximation of GELU", _tanh_gelu),
 )
+"""Mistakes that belong to modules and not to a step of the scores."""

@@ -9,17 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gmmvit_deploy.folding.passes import masked_scores
-from gmmvit_deploy.models.masks import (
-    ClassTokenMask,
-    ClosedFormGaussianMask,
-    GaussianMixtureMask,
-    Mask,
-    squared_distances,
-)
+from gmmvit_deploy.scores.attention import attention_scores
+from gmmvit_deploy.scores.masks import squared_distances
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from gmmvit_deploy.scores.step import StepNumbers
 
 __all__ = ["HeadNumbers", "LayerMasks", "masks_of"]
 
@@ -74,29 +70,28 @@ class LayerMasks:
 
 def masks_of(model: nn.Module) -> list[LayerMasks]:
     """Every mask of a trained model, in the order in which the network applies them."""
-    found = []
-    for name, scores in masked_scores(model):
-        if scores.mask is None:
-            continue
-        mask = scores.mask.patches if isinstance(scores.mask, ClassTokenMask) else scores.mask
-        found.append(_layer(name, mask))
-    return found
+    drawn = []
+    for name, scores in attention_scores(model):
+        for _, step in scores.steps():
+            numbers = step.numbers()
+            if numbers.patches is not None:
+                drawn.append(_layer(name, numbers.patches.numpy(), numbers))
+    return drawn
 
 
-def _layer(name: str, mask: Mask) -> LayerMasks:
-    matrix = mask.matrix().detach().numpy()
+def _layer(name: str, matrix: NDArray[np.float32], numbers: StepNumbers) -> LayerMasks:
     matrices = matrix.reshape(-1, *matrix.shape[-2:])
     grid = math.isqrt(matrices.shape[-1])
     distances = np.sqrt(squared_distances(grid).numpy())
     alpha = sigma = np.zeros((0, len(matrices)), np.float32)
-    if isinstance(mask, GaussianMixtureMask | ClosedFormGaussianMask):
-        alpha, sigma = mask.alpha.detach().numpy()[..., 0, 0], mask.sigma.detach().numpy()[..., 0, 0]
+    if numbers.alpha is not None and numbers.sigma is not None:
+        alpha, sigma = numbers.alpha.numpy(), numbers.sigma.numpy()
     return LayerMasks(
         layer=name,
         grid=grid,
         matrices=matrices,
         heads=tuple(_numbers(m, distances, alpha[:, h], sigma[:, h]) for h, m in enumerate(matrices)),
-        underflowed=int((mask.base == 0).sum()) if isinstance(mask, GaussianMixtureMask) else None,
+        underflowed=numbers.underflowed,
     )
 
 

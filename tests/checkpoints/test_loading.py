@@ -14,8 +14,8 @@ from gmmvit_deploy.checkpoints.hints import LoadHints
 from gmmvit_deploy.checkpoints.loading import load_checkpoint, released_state_dict
 from gmmvit_deploy.checkpoints.reading import SPEC_METADATA_KEY
 from gmmvit_deploy.errors import CheckpointError, InputError, SpecError
-from gmmvit_deploy.models.masks import ClosedFormGaussianMask
 from gmmvit_deploy.models.vit import ViT
+from gmmvit_deploy.scores.masks import ClosedFormGaussianMask
 from gmmvit_deploy.specs import MaskSpec, ViTSpec, spec_to_json
 from tests.conftest import GOLDEN, MANIFEST, NAMES, Golden, golden
 
@@ -218,7 +218,7 @@ class TestClosedForm:
     def test_is_taken_when_said(self, path: Path) -> None:
         loaded = load_checkpoint(path, LoadHints(closed_form=True))
         assert loaded.spec.mask.closed_form
-        assert isinstance(loaded.model.blocks[0].attention.scores.mask, ClosedFormGaussianMask)
+        assert isinstance(loaded.model.blocks[0].attention.scores.before.mask, ClosedFormGaussianMask)
 
     def test_leaves_a_stored_base_unused(self) -> None:
         loaded = load_checkpoint(GOLDEN / "vit_gmm_256_tokens.pth", LoadHints(closed_form=True))

@@ -61,13 +61,13 @@ def test_mask_hashes_are_those_of_the_trained_module_and_the_graph(
     assert bundle.manifest.masks
     for record in bundle.manifest.masks:
         scores = model.get_submodule(f"{record.layer}.scores")
-        matrix = scores.mask.matrix().detach()
+        matrix = scores.before.mask.matrix().detach()
         assert record.trained_sha256 == sha256_of_bytes(matrix.numpy().tobytes())
-        assert record.constant_sha256 == sha256_of_bytes((matrix * scores.scale).numpy().tobytes())
+        assert record.constant_sha256 == sha256_of_bytes((matrix * scores.before.scale.factor).numpy().tobytes())
         assert record.constant_sha256 == sha256_of_bytes(constants[record.constant].tobytes())
         assert notes[f"gmmvit.mask_sha256.{record.layer}"] == record.trained_sha256
     for record in bundle.manifest.biases:
-        matrix = model.get_submodule(f"{record.layer}.scores").bias.matrix().detach()
+        matrix = model.get_submodule(f"{record.layer}.scores").before.bias.matrix().detach()
         assert record.trained_sha256 == record.constant_sha256 == sha256_of_bytes(matrix.numpy().tobytes())
         assert record.constant_sha256 == sha256_of_bytes(constants[record.constant].tobytes())
 

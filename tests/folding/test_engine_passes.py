@@ -15,12 +15,12 @@ from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.folding.fold import ENGINE_PASSES, QUANTIZED_PASSES, FoldedModel, fold, fold_for_engines
 from gmmvit_deploy.folding.head_padding import pad_heads, padded_head_dim
-from gmmvit_deploy.folding.passes import masked_scores
 from gmmvit_deploy.folding.projections import separate_projections
 from gmmvit_deploy.folding.wide_heads import WideHeadsAttention, widen_heads
 from gmmvit_deploy.folding.window_passes import join_windows
 from gmmvit_deploy.models.attention import MaskedAttention
 from gmmvit_deploy.models.build import model_from_spec
+from gmmvit_deploy.scores.attention import attention_scores
 from gmmvit_deploy.specs import CaiTSpec, MaskSpec, ModelSpec, SwinSpec
 from tests.conftest import NAMES, golden
 from tests.models.test_families import cait_specs, pit_specs, swin_specs
@@ -157,8 +157,9 @@ def test_heads_are_padded_with_zeros_and_nothing_else() -> None:
             columns = padded.out.weight.unflatten(1, (heads, 16))
             assert columns[:, :, :12].equal(attention.out.weight.unflatten(1, (heads, 12)))
             assert not columns[:, :, 12:].any()
-    scales = [scores.scale for _, scores in masked_scores(engine.model)]
-    assert scales == [scores.scale for _, scores in masked_scores(plain.model)]
+    after, before = ([s for _, scores in attention_scores(m.model) for s in scores.steps()] for m in (engine, plain))
+    assert [name for name, _ in after] == [name for name, _ in before]
+    assert all(new.matrix().equal(old.matrix()) for (_, new), (_, old) in zip(after, before, strict=True))
 
 
 @pytest.mark.parametrize("name", ["vit_gmm", "vit_gmm_one_head", "t2t_gmm", "cait_gmm"])

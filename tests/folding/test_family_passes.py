@@ -8,10 +8,11 @@ from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.folding.cait_passes import merge_layer_scale, merge_scale_into_mixing
 from gmmvit_deploy.folding.fold import fold
-from gmmvit_deploy.folding.passes import fold_biases, fold_masks, masked_scores, merge_scale
+from gmmvit_deploy.folding.passes import fold_biases, fold_masks, merge_scale
 from gmmvit_deploy.folding.t2t_passes import UnfoldConvolution, drop_unused, unfold_as_convolution
-from gmmvit_deploy.models.biases import ConstantBias
 from gmmvit_deploy.models.build import Model
+from gmmvit_deploy.scores.attention import attention_scores
+from gmmvit_deploy.scores.step import Constant
 from tests.conftest import golden
 
 
@@ -24,8 +25,8 @@ def test_swin_biases_are_the_trained_ones_bit_for_bit() -> None:
     model = trained("swin_gmm_whole_grid")
     result = fold(model)
     shapes = []
-    for (_, scores), record in zip(masked_scores(model), result.biases, strict=True):
-        assert record.constant.equal(scores.bias.matrix())
+    for (_, scores), record in zip(attention_scores(model), result.biases, strict=True):
+        assert record.constant.equal(scores.before.bias.matrix())
         shapes.append(tuple(record.constant.shape))
     # shifted blocks have a bias a window; the last stage is one window, which nothing shifts
     assert shapes == [(3, 16, 16), (16, 3, 16, 16), (6, 16, 16), (4, 6, 16, 16), (12, 16, 16), (12, 16, 16)]
@@ -43,7 +44,7 @@ def test_fold_biases_wants_evaluation_mode() -> None:
 
 def test_a_bias_that_is_not_finite_is_refused() -> None:
     model = trained("swin_plain")
-    next(masked_scores(model))[1].bias.table[0, 0] = float("inf")
+    next(attention_scores(model))[1].before.bias.table[0, 0] = float("inf")
     with pytest.raises(FoldError, match="its bias has NaN or infinite"):
         fold_biases(model)
 
@@ -76,9 +77,9 @@ def test_layer_scale_wants_a_linear_map_to_go_into() -> None:
 
 def test_scale_goes_into_the_mixing_only_without_a_mask() -> None:
     model = trained("cait_plain")
-    before = model.patch_blocks[0].attention.inner.mix_before.clone()
+    before = model.patch_blocks[0].attention.inner.scores.before.mixing.weight.clone()
     assert len(merge_scale_into_mixing(model)) == 3 + 2
-    assert model.patch_blocks[0].attention.inner.mix_before.equal(before * 16**-0.5)
+    assert model.patch_blocks[0].attention.inner.scores.before.mixing.weight.equal(before * 16**-0.5)
     with pytest.raises(FoldError, match="stands between the scale and the mixing"):
         merge_scale_into_mixing(trained("cait_gmm"))
     masked = trained("cait_gmm")
@@ -109,4 +110,4 @@ def test_passes_of_one_family_keep_their_hands_off_the_others() -> None:
     vit = trained("vit_gmm")
     for run in (fold_biases, merge_layer_scale, merge_scale_into_mixing, unfold_as_convolution, drop_unused):
         assert run(vit) == ()
-    assert isinstance(next(masked_scores(fold(trained("swin_gmm")).model))[1].bias, ConstantBias)
+    assert isinstance(next(attention_scores(fold(trained("swin_gmm")).model))[1].before.bias, Constant)

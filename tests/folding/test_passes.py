@@ -7,9 +7,11 @@ import torch
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.folding.fold import fold
-from gmmvit_deploy.folding.passes import fold_masks, masked_scores, merge_scale
-from gmmvit_deploy.models.masks import ConstantMask, mask_from_spec
+from gmmvit_deploy.folding.passes import fold_masks, merge_scale
 from gmmvit_deploy.models.vit import ViT
+from gmmvit_deploy.scores.attention import AttentionScores, attention_scores
+from gmmvit_deploy.scores.masks import mask_from_spec
+from gmmvit_deploy.scores.step import Constant
 from gmmvit_deploy.specs import MaskSpec, ViTSpec
 from tests.conftest import Golden, golden
 
@@ -19,6 +21,10 @@ MASKED = {
     "closed": MaskSpec(kind="gmm", kernels=3, closed_form=True),
     "elm": MaskSpec(kind="elm"),
 }
+
+
+def roles(scores: AttentionScores) -> list[str]:
+    return [step.role for _, step in scores.steps()]
 
 
 def small(mask: MaskSpec) -> ViT:
@@ -40,18 +46,18 @@ def small(mask: MaskSpec) -> ViT:
 @pytest.mark.parametrize("mask", MASKED.values(), ids=MASKED.keys())
 def test_folded_mask_is_the_trained_one_bit_for_bit(mask: MaskSpec) -> None:
     model = small(mask)
-    for (_, trained), record in zip(masked_scores(model), fold(model).masks, strict=True):
-        assert trained.mask is not None
-        assert record.trained.numpy().tobytes() == trained.mask.matrix().detach().numpy().tobytes()
+    for (_, trained), record in zip(attention_scores(model), fold(model).masks, strict=True):
+        mask = trained.before.mask
+        assert record.trained.numpy().tobytes() == mask.matrix().detach().numpy().tobytes()
         # what the trained module multiplies by, seen from outside
         ones = torch.ones(1, 2, 16, 16)
-        assert trained.mask(ones)[0].detach().equal(record.trained.expand(2, 16, 16))
+        assert mask(ones)[0].detach().equal(record.trained.expand(2, 16, 16))
 
 
 def test_folds_the_released_masks(each_golden: Golden) -> None:
     loaded = load_checkpoint(each_golden.path, each_golden.hints)
     result = fold(loaded.model)
-    masked = sum(scores.mask is not None for _, scores in masked_scores(loaded.model))
+    masked = sum("mask" in roles(scores) for _, scores in attention_scores(loaded.model))
     assert len(result.masks) == masked
     assert bool(masked) == (loaded.spec.mask.kind != "plain")
     assert len(result.biases) == (sum(loaded.spec.depths) if loaded.spec.family == "swin" else 0)
@@ -65,7 +71,8 @@ def test_leaves_plain_attention_alone() -> None:
     result = fold(model)
     assert [name for name, changed in result.passes.items() if changed] == ["narrow_last_block"]
     assert result.masks == ()
-    assert all(scores.mask is None and scores.scale == 5**-0.5 for _, scores in masked_scores(result.model))
+    assert all(roles(scores) == ["scale"] for _, scores in attention_scores(result.model))
+    assert all(scores.before.scale.factor == 5**-0.5 for _, scores in attention_scores(result.model))
 
 
 @pytest.mark.parametrize("mask", MASKED.values(), ids=MASKED.keys())
@@ -73,7 +80,9 @@ def test_nothing_learned_is_left_of_a_mask(mask: MaskSpec) -> None:
     result = fold(small(mask))
     names = set(result.model.state_dict())
     assert not {name for name in names if name.endswith(("alpha", "sigma", "base", "mask.weight"))}
-    assert all(isinstance(s.mask, ConstantMask) and s.scale is None for _, s in masked_scores(result.model))
+    for _, scores in attention_scores(result.model):
+        assert roles(scores) == ["mask"]
+        assert isinstance(scores.before.mask, Constant)
 
 
 def test_folding_twice_changes_nothing(each_golden: Golden) -> None:
@@ -115,7 +124,7 @@ def test_fold_first_cast_second() -> None:
 def test_a_mask_that_is_not_finite_is_refused() -> None:
     model = small(MASKED["elm"])
     with torch.no_grad():
-        model.blocks[0].attention.scores.mask.weight[0, 0] = float("nan")
+        model.blocks[0].attention.scores.before.mask.weight[0, 0] = float("nan")
     with pytest.raises(FoldError, match=r"blocks\.0\.attention: its mask has NaN"):
         fold_masks(model)
 
@@ -124,11 +133,11 @@ def test_the_proof_can_fail() -> None:
     """A mask that gives another matrix each time cannot be shown to be folded."""
     model = small(MASKED["elm"])
 
-    class Restless(type(model.blocks[0].attention.scores.mask)):  # type: ignore[misc]
+    class Restless(type(model.blocks[0].attention.scores.before.mask)):  # type: ignore[misc]
         def matrix(self) -> torch.Tensor:
             return torch.randn(16, 16)
 
-    model.blocks[1].attention.scores.mask = Restless(torch.zeros(16, 16))
+    model.blocks[1].attention.scores.before.mask = Restless(torch.zeros(16, 16))
     with pytest.raises(FoldError, match=r"blocks\.1\.attention: the folded mask is not the trained one"):
         fold_masks(model)
 

@@ -113,7 +113,7 @@ def test_pieces_of_a_mask_are_refused(graph: onnx.ModelProto, folded: FoldedMode
 def test_equal_masks_of_two_layers_share_one_constant() -> None:
     model: ViT = small(MaskSpec(kind="elm"))
     for block in model.blocks:
-        block.attention.scores.mask.weight = nn.Parameter(torch.full((16, 16), 0.5) + torch.eye(16))
+        block.attention.scores.before.mask.weight = nn.Parameter(torch.full((16, 16), 0.5) + torch.eye(16))
     result = fold(model)
     records, _ = prove_folded(onnx_from_model(result.model, preprocessing=None, max_batch=4), result)
     assert len({record.constant for record in records}) == 1

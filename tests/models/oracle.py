@@ -125,7 +125,7 @@ def vit(spec: ViTSpec, state: State, image: np.ndarray) -> np.ndarray:
         if spec.mask.kind == "plain":
             mask = np.ones((spec.heads, len(x), len(x)))
         else:
-            prefix = f"blocks.{i}.attention.scores.mask"
+            prefix = f"blocks.{i}.attention.scores.before.mask"
             mask = mask_of(spec.mask, state, prefix, heads=spec.heads, grid=spec.grid)
         x = block(state, f"blocks.{i}", x, mask, spec.head_dim)
     pooled = x[0] if spec.class_token else x.mean(0)
@@ -158,7 +158,7 @@ def swin(spec: SwinSpec, state: State, image: np.ndarray) -> np.ndarray:
 def _windows(spec: SwinSpec, state: State, name: str, x: np.ndarray, grid: int, heads: int, shift: int) -> np.ndarray:
     """Attention of every token to the tokens of its window in the rolled grid, of which only neighbours count."""
     window, scores = spec.window, f"{name}.attention.scores"
-    mask = mask_of(spec.mask, state, f"{scores}.mask", heads=heads, grid=window)
+    mask = mask_of(spec.mask, state, f"{scores}.before.mask", heads=heads, grid=window)
     out = np.zeros_like(x)
     for top in range(0, grid, window):
         for left in range(0, grid, window):
@@ -175,7 +175,7 @@ def _windows(spec: SwinSpec, state: State, name: str, x: np.ndarray, grid: int, 
                 for j in range(window**2):
                     down = i // window - j // window + window - 1
                     across = i % window - j % window + window - 1
-                    bias[:, i, j] = state[f"{scores}.bias.table"][down * (2 * window - 1) + across]
+                    bias[:, i, j] = state[f"{scores}.before.bias.table"][down * (2 * window - 1) + across]
                     if wrapped[i] != wrapped[j]:
                         bias[:, i, j] -= 100
             out[rows] = attended(state, f"{name}.attention", x[rows], mask, x.shape[1] // heads, bias)
@@ -186,7 +186,7 @@ def cait(spec: CaiTSpec, state: State, image: np.ndarray) -> np.ndarray:
     x = linear(state, "patch_embedding.project", patches(image, spec.patch_size)) + state["position_embedding"][0]
     for i in range(spec.depth):
         name = f"patch_blocks.{i}"
-        mask = mask_of(spec.mask, state, f"{name}.attention.inner.scores.mask", heads=spec.heads, grid=spec.grid)
+        mask = mask_of(spec.mask, state, f"{name}.attention.inner.scores.before.mask", heads=spec.heads, grid=spec.grid)
         normed = norm(state, f"{name}.attention.norm", x)
         x = x + state[f"{name}.attention.gamma"][0, 0] * _talking(
             spec, state, f"{name}.attention.inner", normed, normed, mask
@@ -212,7 +212,7 @@ def _talking(
     heads, d = spec.heads, spec.head_dim
     query, pair = linear(state, f"{name}.query", x), linear(state, f"{name}.key_value", context)
     key, value = pair[:, : heads * d], pair[:, heads * d :]
-    before, after = state[f"{name}.mix_before"], state[f"{name}.mix_after"]
+    before, after = (state[f"{name}.scores.{side}.mixing.weight"] for side in ("before", "after"))
     out = np.zeros((len(x), heads * d))
     for i in range(len(x)):
         scores = np.zeros((heads, len(context)))
@@ -237,7 +237,7 @@ def pit(spec: PiTSpec, state: State, image: np.ndarray) -> np.ndarray:
         for b in range(depth):
             name = f"stages.{stage}.{b}"
             mask = np.ones((heads, len(x), len(x)))
-            prefix = f"{name}.attention.scores.mask.patches"
+            prefix = f"{name}.attention.scores.before.mask.patches"
             mask[:, 1:, 1:] = mask_of(spec.mask, state, prefix, heads=heads, grid=grid)
             x = block(state, name, x, mask, spec.head_dim)
         if stage < len(spec.depths) - 1:
@@ -267,7 +267,7 @@ def t2t(spec: T2TSpec, state: State, image: np.ndarray) -> np.ndarray:
     x = _unfolded(image)
     for step in range(spec.token_layers):
         name, grid = f"token_transformers.{step}", spec.grids[step]
-        mask = mask_of(spec.mask, state, f"{name}.scores.mask", heads=1, grid=grid)[0]
+        mask = mask_of(spec.mask, state, f"{name}.scores.before.mask", heads=1, grid=grid)[0]
         projected = linear(state, f"{name}.qkv", norm(state, f"{name}.attention_norm", x))
         query, key, value = np.split(projected, 3, axis=1)
         mixed = np.zeros_like(value)
@@ -280,7 +280,7 @@ def t2t(spec: T2TSpec, state: State, image: np.ndarray) -> np.ndarray:
     x = linear(state, "project", x) + state["position_embedding"][0]
     for i in range(spec.depth):
         name = f"blocks.{i}"
-        mask = mask_of(spec.mask, state, f"{name}.attention.scores.mask", heads=spec.heads, grid=spec.grids[-1])
+        mask = mask_of(spec.mask, state, f"{name}.attention.scores.before.mask", heads=spec.heads, grid=spec.grids[-1])
         normed = norm(state, f"{name}.attention_norm", x)
         x = x + attended(state, f"{name}.attention", normed, mask, spec.head_dim) + normed
         x = x + mlp(state, f"{name}.mlp", norm(state, f"{name}.mlp_norm", x))

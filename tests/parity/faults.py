@@ -18,12 +18,12 @@ from gmmvit_deploy.artifacts import Bundle, open_bundle
 from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.folding.fold import fold
-from gmmvit_deploy.folding.passes import masked_scores
 from gmmvit_deploy.images import ImageSpec
-from gmmvit_deploy.models.biases import ConstantBias
 from gmmvit_deploy.models.build import Model
-from gmmvit_deploy.models.masks import ClosedFormGaussianMask, ConstantMask, squared_distances
 from gmmvit_deploy.runtime.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.scores.attention import attention_scores
+from gmmvit_deploy.scores.masks import ClosedFormGaussianMask, squared_distances
+from gmmvit_deploy.scores.step import Constant
 from gmmvit_deploy.writing import sha256_of_file
 
 ModelChange = Callable[[Model], None]
@@ -79,30 +79,32 @@ def with_labels(bundle: Bundle, out: Path, labels: list[str]) -> Bundle:
 
 def each_matrix(change: Callable[[torch.Tensor], torch.Tensor]) -> ModelChange:
     def apply(model: Model) -> None:
-        for _, scores in masked_scores(model):
-            if scores.mask is not None:
-                scores.mask = ConstantMask(change(scores.mask.matrix().detach()).contiguous())
+        for _, scores in attention_scores(model):
+            for name, step in scores.steps():
+                if step.role == "mask":
+                    scores.put(name, Constant(change(step.matrix().detach()).contiguous(), like=step))
 
     return apply
 
 
 def closed_form(model: Model) -> None:
-    for _, scores in masked_scores(model):
-        mask = scores.mask
+    for _, scores in attention_scores(model):
+        mask = scores.before.mask
         grid = round(mask.base.shape[-1] ** 0.5)
-        scores.mask = ClosedFormGaussianMask(mask.alpha.detach(), mask.sigma.detach(), squared_distances(grid))
+        closed = ClosedFormGaussianMask(mask.alpha.detach(), mask.sigma.detach(), squared_distances(grid))
+        scores.before.mask = closed
 
 
 def heads_swapped(model: Model) -> None:
-    for _, scores in masked_scores(model):
-        for parameter in (scores.mask.alpha, scores.mask.sigma):
+    for _, scores in attention_scores(model):
+        for parameter in (scores.before.mask.alpha, scores.before.mask.sigma):
             parameter.copy_(parameter.flip(1))
 
 
 def scale_to_the_power(power: int) -> ModelChange:
     def apply(model: Model) -> None:
-        for _, scores in masked_scores(model):
-            scores.scale = scores.scale**power
+        for _, scores in attention_scores(model):
+            scores.before.scale.factor **= power
 
     return apply
 
@@ -114,10 +116,10 @@ def class_row_masked(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def without_shift_mask(model: Model) -> None:
-    for _, scores in masked_scores(model):
-        bias = scores.bias
+    for _, scores in attention_scores(model):
+        bias = scores.before.bias
         table = bias.table.detach()[bias.index.flatten()].reshape(*bias.index.shape, -1).permute(2, 0, 1)
-        scores.bias = ConstantBias(table.contiguous())
+        scores.before.bias = Constant(table.contiguous(), like=bias)
 
 
 def set_on(kind: type[nn.Module], name: str, value: object) -> ModelChange:

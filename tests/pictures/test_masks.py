@@ -13,10 +13,10 @@ from PIL import Image
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import InputError, OutputError
 from gmmvit_deploy.models.build import Model, model_from_spec
-from gmmvit_deploy.models.masks import ElementwiseMask, GaussianMixtureMask, stored_base
 from gmmvit_deploy.pictures.mask_images import coloured, matrix_image, position_maps_image, sheet
 from gmmvit_deploy.pictures.mask_numbers import masks_of
 from gmmvit_deploy.pictures.mask_report import page_of, write_report
+from gmmvit_deploy.scores.masks import ElementwiseMask, GaussianMixtureMask, stored_base
 from gmmvit_deploy.specs import MaskSpec, ViTSpec
 from tests.conftest import GOLDEN, NAMES, golden
 
@@ -38,7 +38,7 @@ def model_with(weight: torch.Tensor) -> Model:
         mask=MaskSpec(kind="elm"),
     )
     model = model_from_spec(spec).eval()
-    model.blocks[0].attention.scores.mask = ElementwiseMask(weight)
+    model.blocks[0].attention.scores.before.mask = ElementwiseMask(weight)
     return model
 
 
@@ -69,7 +69,7 @@ def test_dead_kernels_are_named_by_head() -> None:
     model = model_with(torch.eye(GRID**2))
     alpha, sigma = torch.ones(3, 2, 1, 1), torch.ones(3, 2, 1, 1)
     alpha[1, 0] = 0
-    model.blocks[0].attention.scores.mask = GaussianMixtureMask(alpha, sigma, stored_base(GRID))
+    model.blocks[0].attention.scores.before.mask = GaussianMixtureMask(alpha, sigma, stored_base(GRID))
     (layer,) = masks_of(model)
     assert [head.dead for head in layer.heads] == [(1,), ()]
     assert layer.heads[0].alpha == (1, 0, 1)

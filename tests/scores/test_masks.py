@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gmmvit_deploy.models.masks import (
+from gmmvit_deploy.scores.masks import (
     ClosedFormGaussianMask,
     GaussianMixtureMask,
     mask_from_spec,

@@ -1,28 +1,31 @@
-"""Masks on attention scores.
+"""Masks: steps that multiply the scores S (B, H, N, N) element by element with a matrix M.
 
-A mask is a module that multiplies the scores S (B, H, N, N) element by element with a matrix M
-that does not depend on the input:
+    S' = M ∘ S        matrix() = M, of shape (H, N, N), (1, N, N) or (N, N)
 
-    forward(S) = M ∘ S        matrix() = M, of shape (H, N, N), (1, N, N) or (N, N)
-
-Folding replaces the module by a `ConstantMask` that holds ``matrix()``, so ``matrix()`` is the one
-place where a mask is computed: what is served is bit for bit what was trained.
+Folding replaces a mask by a constant that holds ``matrix()``, so ``matrix()`` is the one place where a mask is
+computed: what is served is bit for bit what was trained.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gmmvit_deploy.precision import Role
+from gmmvit_deploy.scores.mistakes import matrix_mistakes
+from gmmvit_deploy.scores.step import Constant, Multiply, Oddity, Step, StepNumbers, matrix_oddities
 from gmmvit_deploy.specs import MaskSpec
 
 __all__ = [
     "SIGMA_EPS",
     "ClassTokenMask",
     "ClosedFormGaussianMask",
-    "ConstantMask",
     "ElementwiseMask",
+    "GaussianMask",
     "GaussianMixtureMask",
     "Mask",
     "mask_from_spec",
@@ -31,6 +34,7 @@ __all__ = [
 ]
 
 SIGMA_EPS = 1e-5  # keeps the exponent 1/(σ²+ε) finite; part of the trained function
+_DEAD = 1e-6  # a kernel that adds less than this relative to the largest does nothing
 
 
 def squared_distances(grid: int) -> Float[Tensor, "n n"]:
@@ -51,18 +55,44 @@ def stored_base(grid: int) -> Float[Tensor, "1 1 n n"]:
     return torch.sqrt(torch.exp(-squared_distances(grid)))[None, None]
 
 
-class Mask(nn.Module):
-    """A constant factor on attention scores.  Abstract."""
+class Mask(Multiply):
+    """A step that multiplies each entry of the scores by a factor of its own.  Abstract."""
 
-    def matrix(self) -> Tensor:
-        """M, broadcastable over (H, N, N)."""
-        raise NotImplementedError
+    role: Role = "mask"
 
-    def forward(self, scores: Float[Tensor, "batch heads n n"]) -> Float[Tensor, "batch heads n n"]:
-        return self.matrix() * scores
+    def other_forms(self) -> Iterator[tuple[str, Mask]]:
+        """(mistake in words, the mask computed by a formula that is taken for its own)."""
+        yield from ()
+
+    def numbers(self) -> StepNumbers:
+        return StepNumbers(patches=self.matrix().detach())
+
+    def oddities(self) -> Iterator[Oddity]:
+        yield from matrix_oddities(self.matrix().detach())
+
+    def mistakes(self) -> Iterator[tuple[str, Step | None]]:
+        matrix = self.matrix()
+        for name, form in self.other_forms():
+            yield name, self if form.matrix().equal(matrix) else form
+        for name, changed in matrix_mistakes(matrix):
+            yield name, self if changed.equal(matrix) else Constant(changed, like=self)
 
 
-class GaussianMixtureMask(Mask):
+class GaussianMask(Mask):
+    """A mixture of Gaussians over token distances.  Abstract.  alpha and sigma: (K, H, 1, 1) or (K, 1, 1, 1)."""
+
+    alpha: nn.Parameter
+    sigma: nn.Parameter
+
+    def numbers(self) -> StepNumbers:
+        return StepNumbers(
+            patches=self.matrix().detach(),
+            alpha=self.alpha.detach()[..., 0, 0],
+            sigma=self.sigma.detach()[..., 0, 0],
+        )
+
+
+class GaussianMixtureMask(GaussianMask):
     """M[h,i,j] = Σ_k alpha[k,h] · base[i,j] ** (1 / (sigma[k,h]² + 1e-5)).
 
     Shapes: alpha and sigma (K, H, 1, 1), or (K, 1, 1, 1) when all heads share one mask; base
@@ -81,8 +111,29 @@ class GaussianMixtureMask(Mask):
         exponent = 1 / (self.sigma**2 + SIGMA_EPS)
         return (self.alpha * self.base**exponent).sum(dim=0)
 
+    def numbers(self) -> StepNumbers:
+        return replace(super().numbers(), base=self.base)
 
-class ClosedFormGaussianMask(Mask):
+    def other_forms(self) -> Iterator[tuple[str, Mask]]:
+        grid = round(self.base.shape[-1] ** 0.5)
+        closed = ClosedFormGaussianMask(self.alpha.detach(), self.sigma.detach(), squared_distances(grid))
+        yield "the closed-form Gaussian mask in place of the stored base's", closed
+
+    def oddities(self) -> Iterator[Oddity]:
+        alpha, sigma = self.alpha.detach()[..., 0, 0], self.sigma.detach()[..., 0, 0]
+        # At distance 1 the kernel has fallen to exp(−1/(2σ²)): below 1e-4 it reaches no neighbour.
+        narrow = (sigma.square() + SIGMA_EPS) * 2 * 9.21 < 1
+        dead = alpha.abs() < _DEAD * alpha.abs().amax().clamp_min(1e-30)
+        for kernel, head in narrow.nonzero().tolist():
+            what = f"sigma is {float(sigma[kernel, head]):.3g}: a token sees only itself through it"
+            yield Oddity(severity="warning", where=f" head {head} kernel {kernel}", what=what)
+        for kernel, head in dead.nonzero().tolist():
+            what = f"alpha is {float(alpha[kernel, head]):.3g}: the kernel is dead"
+            yield Oddity(severity="warning", where=f" head {head} kernel {kernel}", what=what)
+        yield from super().oddities()
+
+
+class ClosedFormGaussianMask(GaussianMask):
     """M[h,i,j] = Σ_k alpha[k,h] · exp(−d²[i,j] / (2·sigma[k,h]² + 2e-5)).
 
     The paper's formula, evaluated from distances: nothing underflows before its time. Only for
@@ -127,18 +178,24 @@ class ClassTokenMask(Mask):
     def matrix(self) -> Tensor:
         return nn.functional.pad(self.patches.matrix(), (1, 0, 1, 0), value=1.0)
 
+    def numbers(self) -> StepNumbers:
+        return self.patches.numbers()
 
-class ConstantMask(Mask):
-    """M = constant: what folding leaves behind."""
+    def oddities(self) -> Iterator[Oddity]:
+        yield from self.patches.oddities()
 
-    constant: Tensor
+    def other_forms(self) -> Iterator[tuple[str, Mask]]:
+        for name, patches in self.patches.other_forms():
+            yield name, ClassTokenMask(patches)
 
-    def __init__(self, constant: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("constant", constant)
-
-    def matrix(self) -> Tensor:
-        return self.constant
+    def mistakes(self) -> Iterator[tuple[str, Step | None]]:
+        yield from super().mistakes()
+        row = self.matrix().clone()
+        row[..., 0, 1:] = 0
+        yield "the class token's row masked with zeros", Constant(row, like=self)
+        both = row.clone()
+        both[..., 0] = 0
+        yield "the class token's row and column masked with zeros", Constant(both, like=self)
 
 
 def mask_from_spec(mask: MaskSpec, *, heads: int, grid: int) -> Mask | None:

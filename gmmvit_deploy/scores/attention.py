@@ -1,0 +1,118 @@
+"""Attention weights as steps around softmax.
+
+    weights = after(softmax(before(Q Kᵀ)))
+
+Every attention of every family holds one `AttentionScores`, the only part that folding of scores touches. Trained,
+its steps are computed; folded, they are constants, and the scale is merged into the step behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gmmvit_deploy.scores.scales import Scale
+from gmmvit_deploy.scores.step import Step
+
+__all__ = ["AttentionScores", "attention_scores", "scaled_scores"]
+
+
+class AttentionScores(nn.Module):
+    """Q, K  →  after(softmax(before(Q Kᵀ))).
+
+    before, after: name → step, in the order in which they are applied; a step that is None is left out.
+    Steps on Q come first.
+    A step is addressed as ``before.mask``, and its tensors are ``before.mask.alpha`` in the state dict.
+    """
+
+    before: nn.ModuleDict
+    after: nn.ModuleDict
+
+    def __init__(self, before: Mapping[str, Step | None], after: Mapping[str, Step | None] | None = None) -> None:
+        super().__init__()
+        self.before = nn.ModuleDict({name: step for name, step in before.items() if step is not None})
+        self.after = nn.ModuleDict({name: step for name, step in (after or {}).items() if step is not None})
+        on_query = [step.scales_query for _, step in self.steps()]
+        if on_query != sorted(on_query, reverse=True):
+            raise ValueError(
+                f"a step on Q must come before all steps on Q Kᵀ; got {[name for name, _ in self.steps()]}"
+            )
+
+    def forward(
+        self, query: Float[Tensor, "*batch heads i d"], key: Float[Tensor, "*batch heads j d"]
+    ) -> Float[Tensor, "*batch heads i j"]:
+        """before(Q Kᵀ): what softmax takes."""
+        for _, step in _in(self.before):
+            if step.scales_query:
+                query = step(query)
+        return self.masked(query @ key.transpose(-2, -1))
+
+    def masked(self, products: Float[Tensor, "*batch heads i j"]) -> Float[Tensor, "*batch heads i j"]:
+        """The steps before softmax, on products that exist already."""
+        for _, step in _in(self.before):
+            if not step.scales_query:
+                products = step(products)
+        return products
+
+    def weights(
+        self, query: Float[Tensor, "*batch heads i d"], key: Float[Tensor, "*batch heads j d"]
+    ) -> Float[Tensor, "*batch heads i j"]:
+        """What V is multiplied by.  Not `forward`, so that softmax counts as the attention's own operator."""
+        return self.normalised(self(query, key))
+
+    def normalised(self, scores: Float[Tensor, "*batch heads i j"]) -> Float[Tensor, "*batch heads i j"]:
+        """Softmax, and the steps after it."""
+        weights = torch.softmax(scores, dim=-1)
+        for _, step in _in(self.after):
+            weights = step(weights)
+        return weights
+
+    @property
+    def scales_query(self) -> bool:
+        """Whether a step is applied to Q in place of Q Kᵀ."""
+        return any(step.scales_query for _, step in self.steps())
+
+    def steps(self) -> Iterator[tuple[str, Step]]:
+        """(``before.scale``, step) and so on, in the order in which they are applied."""
+        yield from self.steps_before()
+        yield from self.steps_after()
+
+    def steps_before(self) -> list[tuple[str, Step]]:
+        """As `steps`, those before softmax."""
+        return [(f"before.{name}", step) for name, step in _in(self.before)]
+
+    def steps_after(self) -> list[tuple[str, Step]]:
+        """As `steps`, those after softmax."""
+        return [(f"after.{name}", step) for name, step in _in(self.after)]
+
+    def put(self, name: str, step: Step | None) -> None:
+        """Replace the step called ``before.mask``, say, in its place; None takes it out."""
+        side, _, key = name.partition(".")
+        steps = cast("nn.ModuleDict", getattr(self, side))
+        if step is None:
+            del steps[key]
+        else:
+            steps[key] = step
+
+
+def _in(steps: nn.ModuleDict) -> Iterator[tuple[str, Step]]:
+    for name, step in steps.items():
+        yield name, cast("Step", step)
+
+
+def scaled_scores(
+    factor: float, *, mask: Step | None = None, bias: Step | None = None, scales_query: bool = False
+) -> AttentionScores:
+    """softmax(M ∘ (Q Kᵀ · factor) + B): what most attention is.  factor: d^(−1/2)."""
+    return AttentionScores({"scale": Scale(factor, scales_query=scales_query), "mask": mask, "bias": bias})
+
+
+def attention_scores(model: nn.Module) -> Iterator[tuple[str, AttentionScores]]:
+    """(name of the attention, its scores) for every attention of any family."""
+    for name, module in model.named_modules():
+        if isinstance(module, AttentionScores):
+            yield name.removesuffix(".scores"), module

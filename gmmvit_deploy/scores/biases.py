@@ -1,0 +1,110 @@
+"""Biases: steps that add a matrix B to the scores, S' = S + B.
+
+As with masks, ``matrix()`` is the one place where B is computed; folding stores it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from gmmvit_deploy.scores.step import Add, Constant, Oddity, Step
+
+__all__ = ["ManhattanDecay", "WindowBias", "manhattan_distances", "relative_position_index", "shift_mask"]
+
+_OUTSIDE = -100.0  # what the released code adds to scores between tokens that only the roll made neighbours
+
+
+def relative_position_index(window: int) -> Int[Tensor, "n n"]:
+    """For tokens i and j of a window, the row of the bias table for the offset between them."""
+    lattice = torch.arange(window)
+    rows, columns = torch.meshgrid(lattice, lattice, indexing="ij")
+    points = torch.stack([rows.flatten(), columns.flatten()])
+    offsets = points[:, :, None] - points[:, None, :] + window - 1
+    return offsets[0] * (2 * window - 1) + offsets[1]
+
+
+def shift_mask(grid: int, window: int, shift: int) -> Float[Tensor, "windows n n"]:
+    """0 where two tokens of a rolled window were neighbours before the roll, −100 where not."""
+    edges = torch.arange(grid)
+    # Three bands along each side: untouched windows, the rest of the last window, what was rolled over.
+    band = (edges >= grid - window).long() + (edges >= grid - shift).long()
+    region = band[:, None] * 3 + band[None, :]
+    side = grid // window
+    windows = region.reshape(side, window, side, window).transpose(1, 2).reshape(side**2, window**2)
+    apart = windows[:, None, :] != windows[:, :, None]
+    return torch.where(apart, _OUTSIDE, 0.0)
+
+
+class WindowBias(Add):
+    """B[w,h,i,j] = table[index[i,j], h] + outside[w,i,j]: Swin's relative position bias and shift mask.
+
+    Shapes: table ((2·window−1)², H); index (n, n) int64; outside (windows, n, n) or None where
+    nothing is shifted, and then B is (H, n, n).
+    """
+
+    index: Tensor
+    outside: Tensor | None
+
+    def __init__(self, table: Tensor, index: Int[Tensor, "n n"], outside: Float[Tensor, "windows n n"] | None) -> None:
+        super().__init__()
+        self.table = nn.Parameter(table)
+        self.register_buffer("index", index)
+        self.register_buffer("outside", outside)
+
+    def matrix(self) -> Tensor:
+        bias = self.table[self.index.flatten()].reshape(*self.index.shape, -1).permute(2, 0, 1)
+        return bias if self.outside is None else bias + self.outside[:, None]
+
+    def oddities(self) -> Iterator[Oddity]:
+        window = math.isqrt(self.index.shape[0])
+        if not self.index.equal(relative_position_index(window)):
+            inside = bool(((self.index >= 0) & (self.index < self.table.shape[0])).all())
+            yield Oddity(
+                severity="warning" if inside else "error",
+                what="its stored relative_position_index is not that of its window"
+                + ("; the stored one is used" if inside else ", and points outside the bias table"),
+            )
+        if self.outside is not None and bool(((self.outside != 0) & (self.outside != _OUTSIDE)).any()):
+            yield Oddity(severity="warning", what="its stored shift mask holds values other than 0 and −100")
+
+    def mistakes(self) -> Iterator[tuple[str, Step | None]]:
+        unshifted = self if self.outside is None else WindowBias(self.table.detach(), self.index, None)
+        yield "the position bias without the shift mask", unshifted
+        zeros = Constant(torch.zeros_like(self.matrix()), like=self)
+        yield "no position bias and no shift mask", zeros
+
+
+def manhattan_distances(grid: int) -> Float[Tensor, "n n"]:
+    """|Δrow| + |Δcolumn| between tokens i and j on a grid × grid lattice, row by row; float32, exact."""
+    lattice = torch.arange(grid, dtype=torch.float32)
+    rows, columns = torch.meshgrid(lattice, lattice, indexing="ij")
+    points = torch.stack([rows.flatten(), columns.flatten()], dim=1)
+    return (points[:, None, :] - points[None, :, :]).abs().sum(-1)
+
+
+class ManhattanDecay(Add):
+    """B[h,i,j] = decay[h] · (|Δrow| + |Δcolumn|), over the whole grid.
+
+    decay: (H), log γ_h < 0, stored and not trained.  Source: RMT's Manhattan self-attention.
+    """
+
+    decay: Tensor
+    distances: Tensor
+
+    def __init__(self, decay: Float[Tensor, " heads"], grid: int) -> None:
+        super().__init__()
+        self.register_buffer("decay", decay)
+        # Follows from the grid, so it is rebuilt and not part of the trained state.
+        self.register_buffer("distances", manhattan_distances(grid), persistent=False)
+
+    def matrix(self) -> Float[Tensor, "heads n n"]:
+        return self.decay[:, None, None] * self.distances
+
+    def mistakes(self) -> Iterator[tuple[str, Step | None]]:
+        yield "the decay missing", None
+        yield "the decay of the heads in reverse order", Constant(self.matrix().flip(0), like=self)

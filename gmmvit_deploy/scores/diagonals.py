@@ -1,0 +1,61 @@
+"""Steps on the diagonal alone: a token's score with itself.
+
+    add        S'[i, i] = S[i, i] + value       −∞, or a finite number that softmax takes for it
+    multiply   S'[i, i] = 0                     M = 1 − I: the token still attends to itself
+
+Source: locality self-attention (LSA); the second form is that of its CaiT, where −∞ before head mixing would give NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gmmvit_deploy.precision import Role
+from gmmvit_deploy.scores.step import Add, Multiply, Step
+
+__all__ = ["MaskedDiagonal", "ZeroDiagonal"]
+
+_MISSING = "the diagonal not masked"
+
+
+class MaskedDiagonal(Add):
+    """B = value on the diagonal, 0 elsewhere.  value: −∞, or such as −987654321.
+
+    Released code overwrites the diagonal. Adding gives the same weights: both are exactly 0 after softmax.
+    """
+
+    masked: Tensor
+
+    def __init__(self, tokens: int, value: float = -math.inf) -> None:
+        super().__init__()
+        self.allows_minus_infinity = value == -math.inf
+        # Follows from the tokens, so it is rebuilt and not part of the trained state.
+        self.register_buffer("masked", torch.zeros(tokens, tokens).fill_diagonal_(value), persistent=False)
+
+    def matrix(self) -> Float[Tensor, "n n"]:
+        return self.masked
+
+    def mistakes(self) -> Iterator[tuple[str, Step | None]]:
+        yield _MISSING, None
+
+
+class ZeroDiagonal(Multiply):
+    """M = 1 − I."""
+
+    role: Role = "mask"
+    kept: Tensor
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.ones(tokens, tokens).fill_diagonal_(0), persistent=False)
+
+    def matrix(self) -> Float[Tensor, "n n"]:
+        return self.kept
+
+    def mistakes(self) -> Iterator[tuple[str, Step | None]]:
+        yield _MISSING, None

@@ -1,0 +1,75 @@
+"""Steps over the heads: what one head gets of another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gmmvit_deploy.precision import Role
+from gmmvit_deploy.scores.step import Operation, Step
+
+__all__ = ["HeadMixing", "HeadNorm"]
+
+
+class HeadMixing(Step):
+    """S'[g] = Σ_h S[h] · weight[h, g], as one matrix product.
+
+    weight: (H, H), indexed [old, new]. It is applied as it is stored, so folding leaves it.
+    """
+
+    operation: Operation = "mix"
+    role: Role = "mixing"
+    is_constant: bool = True
+
+    def __init__(self, weight: Float[Tensor, "heads heads"]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+
+    def matrix(self) -> Float[Tensor, "heads heads"]:
+        return self.weight
+
+    def forward(self, scores: Float[Tensor, "batch heads i j"]) -> Float[Tensor, "batch heads i j"]:
+        return (self.weight.transpose(0, 1) @ scores.flatten(2)).reshape(scores.shape)
+
+    def folded(self) -> Step:
+        return self
+
+    def after_factor(self, factor: Tensor) -> Step:
+        """Σ_h f[h] · S[h] · W[h, g]  =  Σ_h S[h] · (f[h] · W[h, g])."""
+        per_row = factor if factor.dim() == 0 else factor.reshape(-1, 1)
+        return HeadMixing(self.weight.detach() * per_row).requires_grad_(False)
+
+
+class HeadNorm(Step):
+    """S'[:, i, j] = LayerNorm(S[:, i, j]): over the H entries of each pair of tokens, then weight and bias by head.
+
+    It divides by a deviation that depends on the entry, so folding leaves it.  Source: vit-pytorch's Re-attention.
+    """
+
+    operation: Operation = "normalise"
+    role: Role = "norm"
+    is_constant: bool = True
+
+    def __init__(self, weight: Float[Tensor, " heads"], bias: Float[Tensor, " heads"], *, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+        self.bias = nn.Parameter(bias)
+        self.eps = eps
+
+    def matrix(self) -> Float[Tensor, "2 heads"]:
+        """Weight and bias: what of it does not depend on the input."""
+        return torch.stack([self.weight, self.bias])
+
+    def forward(self, scores: Float[Tensor, "batch heads i j"]) -> Float[Tensor, "batch heads i j"]:
+        last = scores.movedim(-3, -1)
+        normed = nn.functional.layer_norm(last, self.weight.shape, self.weight, self.bias, self.eps)
+        return normed.movedim(-1, -3)
+
+    def folded(self) -> Step:
+        return self
+
+    def mistakes(self) -> Iterator[tuple[str, Step | None]]:
+        yield "no normalisation over the heads", None

@@ -1,0 +1,75 @@
+"""Steps that multiply all scores, or all scores of a head, by one number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gmmvit_deploy.precision import Role
+from gmmvit_deploy.scores.step import Multiply, Step
+
+__all__ = ["LearnedTemperature", "Scale"]
+
+
+class Scale(Multiply):
+    """S' = factor · S, a plain number such as d^(−1/2), kept in double precision until it is applied."""
+
+    role: Role = "scale"
+    is_constant: bool = True
+
+    def __init__(self, factor: float, *, scales_query: bool = False) -> None:
+        super().__init__()
+        self.factor = factor
+        self.scales_query = scales_query
+
+    def matrix(self) -> Float[Tensor, ""]:
+        return torch.tensor(self.factor, dtype=torch.float64)
+
+    def forward(self, scores: Tensor) -> Tensor:
+        return scores * self.factor
+
+    def folded(self) -> Step:
+        return self
+
+    def for_windows(self, windows: int, heads: int) -> Step:
+        return self
+
+    def mistakes(self) -> Iterator[tuple[str, Step | None]]:
+        yield "1/√d missing", None
+        yield "1/√d applied twice", Scale(self.factor**2, scales_query=self.scales_query)
+
+
+class LearnedTemperature(Multiply):
+    """S'[h] = t[h] · S[h]; t = temperature, or exp(temperature) where its logarithm is what is stored.
+
+    temperature: (H), or a scalar for all heads.  Source: locality self-attention (LSA), which starts it at d^(−1/2).
+    """
+
+    role: Role = "scale"
+
+    def __init__(
+        self, temperature: Float[Tensor, "*heads"], *, is_logarithm: bool = False, scales_query: bool = False
+    ) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(temperature)
+        self.is_logarithm = is_logarithm
+        self.scales_query = scales_query
+
+    def matrix(self) -> Tensor:
+        factor = self.temperature.exp() if self.is_logarithm else self.temperature
+        return factor if factor.dim() == 0 else factor[:, None, None]
+
+    def mistakes(self) -> Iterator[tuple[str, Step | None]]:
+        yield "the learned temperature missing", None
+        other = LearnedTemperature(
+            self.temperature.detach(), is_logarithm=not self.is_logarithm, scales_query=self.scales_query
+        )
+        yield (
+            "the temperature's logarithm in place of the temperature"
+            if self.is_logarithm
+            else "the temperature taken for its logarithm",
+            other,
+        )
