@@ -36,11 +36,10 @@ class AttentionScores(nn.Module):
         super().__init__()
         self.before = nn.ModuleDict({name: step for name, step in before.items() if step is not None})
         self.after = nn.ModuleDict({name: step for name, step in (after or {}).items() if step is not None})
-        on_query = [step.scales_query for _, step in self.steps()]
-        if on_query != sorted(on_query, reverse=True):
-            raise ValueError(
-                f"a step on Q must come before all steps on Q Kᵀ; got {[name for name, _ in self.steps()]}"
-            )
+        on_query = [step.scales_query for _, step in self.steps_before()]
+        if on_query != sorted(on_query, reverse=True) or any(step.scales_query for _, step in self.steps_after()):
+            names = ", ".join(name for name, _ in self.steps())
+            raise ValueError(f"a step on Q must come before all steps on Q Kᵀ; got {names}")
 
     def forward(
         self, query: Float[Tensor, "*batch heads i d"], key: Float[Tensor, "*batch heads j d"]

@@ -71,7 +71,7 @@ class Mask(Multiply):
         yield from matrix_oddities(self.matrix().detach())
 
     def mistakes(self) -> Iterator[tuple[str, Step | None]]:
-        matrix = self.matrix()
+        matrix = self.matrix().detach()
         for name, form in self.other_forms():
             yield name, self if form.matrix().equal(matrix) else form
         for name, changed in matrix_mistakes(matrix):
@@ -190,7 +190,7 @@ class ClassTokenMask(Mask):
 
     def mistakes(self) -> Iterator[tuple[str, Step | None]]:
         yield from super().mistakes()
-        row = self.matrix().clone()
+        row = self.matrix().detach().clone()
         row[..., 0, 1:] = 0
         yield "the class token's row masked with zeros", Constant(row, like=self)
         both = row.clone()

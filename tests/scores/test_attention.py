@@ -51,7 +51,7 @@ def test_scale_of_q_multiplies_q_and_nothing_else() -> None:
 def test_a_step_on_q_behind_a_step_on_the_product_is_refused() -> None:
     on_query, decay = Scale(0.3, scales_query=True), ManhattanDecay(-torch.ones(2), 2)
     AttentionScores({"scale": on_query, "decay": decay})
-    for before, after in (({"decay": decay, "scale": on_query}, {}), ({"decay": decay}, {"scale": on_query})):
+    for before, after in (({"decay": decay, "scale": on_query}, {}), ({}, {"scale": on_query})):
         with pytest.raises(ValueError, match="must come before all steps on Q"):
             AttentionScores(before, after)
 
