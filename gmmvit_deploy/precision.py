@@ -46,6 +46,7 @@ Role = Literal[
     "head",
     "quantize",
     "shape",
+    "unknown",
 ]
 """What a part of the network is for, in the words of the policy; graphs/roles.py explains each."""
 
@@ -76,6 +77,7 @@ POLICY: Mapping[str, Mapping[Precision, ElementType]] = {
         "residual":   (_F32, _F16, _B16, _F16, _F16),
         "pooling":    (_F32, _F32, _F32, _F32, _F32),
         "head":       (_F32, _F32, _F32, _F32, _F32),
+        "unknown":    (_F32, _F32, _F32, _F32, _F32),
     }.items()
 }  # fmt: skip
 

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import io
 import logging
 import warnings
-from collections import Counter
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import ExportError, InputError
+from gmmvit_deploy.export.declared_roles import declare_roles, name_nodes
+from gmmvit_deploy.graphs.declared import ATTENTION_KEY, ROLE_KEY
 from gmmvit_deploy.images import ImageSpec
 from gmmvit_deploy.models.build import Model
+from gmmvit_deploy.precision import Role
 from gmmvit_deploy.specs import input_shape
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class PixelInput(nn.Module):
 
     mean: Tensor
     std: Tensor
+    operator_roles: ClassVar[Mapping[str, Role]] = dict.fromkeys(("_to_copy", "to", "div", "sub"), "input")
 
     def __init__(self, model: nn.Module, image: ImageSpec) -> None:
         """Errors: InputError where the images have no mean and std."""
@@ -60,7 +62,7 @@ def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch:
     preprocessing: given, the graph takes ``pixels`` (uint8, B × height × width × channels) and
     normalises them; None, it takes ``tensor`` (float32, B × channels × height × width). The output is
     ``logits`` (float32, B×C); B is dynamic.
-    Errors: ExportError when the exporter fails.
+    Errors: ExportError when the exporter fails, or when a module declares no role for an operator of its own.
     """
     if preprocessing is None:
         module: nn.Module = model
@@ -87,7 +89,8 @@ def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch:
     if program is None:
         raise ExportError(f"the torch {torch.__version__} exporter returned nothing")
     proto = program.model_proto
-    _name_nodes(proto)
+    name_nodes(proto)
+    declare_roles(proto, module)
     _strip_traces(proto)
     return proto
 
@@ -106,24 +109,16 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _name_nodes(proto: ModelProto) -> None:
-    """Call every node after its module: ``blocks.0.attention/Softmax``.  Engines report under these names."""
-    taken: Counter[str] = Counter()
-    for node in proto.graph.node:
-        notes = {note.key: note.value for note in node.metadata_props}
-        scopes = ast.literal_eval(notes.get("pkg.torch.onnx.name_scopes", "[]"))
-        module = (scopes[-2] if len(scopes) > 1 else "").removeprefix("model").removeprefix(".")
-        name = f"{module or 'model'}/{node.op_type}"
-        node.name = f"{name}.{taken[name]}" if taken[name] else name
-        taken[name] += 1
-
-
 def _strip_traces(proto: ModelProto) -> None:
     """Drop the exporter's notes: they name paths on this machine and change from run to run."""
     del proto.metadata_props[:]
-    for part in (*proto.graph.node, *proto.graph.value_info, *proto.graph.input, *proto.graph.output):
+    for part in (*proto.graph.value_info, *proto.graph.input, *proto.graph.output):
         del part.metadata_props[:]
     for node in proto.graph.node:
+        kept = [(note.key, note.value) for note in node.metadata_props if note.key in (ROLE_KEY, ATTENTION_KEY)]
+        del node.metadata_props[:]
+        for key, value in kept:
+            node.metadata_props.add(key=key, value=value)
         node.ClearField("doc_string")
     for initializer in proto.graph.initializer:
         initializer.ClearField("doc_string")

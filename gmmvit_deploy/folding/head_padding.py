@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.models.attention import MaskedAttention
+from gmmvit_deploy.models.roles import with_role_of
 
 __all__ = ["LARGEST_FUSED", "pad_heads", "padded_head_dim"]
 
@@ -48,7 +49,7 @@ def pad_heads(model: nn.Module) -> tuple[str, ...]:
         if wanted == head_dim:
             continue
         qkv = _with_rows(attention.qkv, groups=3 * heads, wanted=wanted)
-        out = nn.Linear(heads * wanted, attention.out.out_features)
+        out = with_role_of(attention.out, nn.Linear(heads * wanted, attention.out.out_features))
         out.weight.copy_(_pad(attention.out.weight.t(), groups=heads, wanted=wanted).t())
         out.bias.copy_(attention.out.bias)
         if out.weight.count_nonzero() != attention.out.weight.count_nonzero():
@@ -59,7 +60,7 @@ def pad_heads(model: nn.Module) -> tuple[str, ...]:
 
 
 def _with_rows(linear: nn.Linear, *, groups: int, wanted: int) -> nn.Linear:
-    padded = nn.Linear(linear.in_features, groups * wanted, bias=linear.bias is not None)
+    padded = with_role_of(linear, nn.Linear(linear.in_features, groups * wanted, bias=linear.bias is not None))
     padded.weight.copy_(_pad(linear.weight, groups=groups, wanted=wanted))
     if linear.bias is not None:
         padded.bias.copy_(_pad(linear.bias[:, None], groups=groups, wanted=wanted)[:, 0])

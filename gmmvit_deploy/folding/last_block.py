@@ -10,6 +10,7 @@ from torch import nn
 from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.models.layers import Block
 from gmmvit_deploy.models.pit import PiT
+from gmmvit_deploy.models.roles import with_role
 from gmmvit_deploy.models.vit import ViT
 
 __all__ = ["narrow_last_block"]
@@ -38,6 +39,8 @@ def narrow_last_block(model: nn.Module) -> tuple[str, ...]:
         return ()
     before = copy.deepcopy(block).double()
     block.gives = "first" if reads_first else "mean"
+    if not reads_first:
+        with_role(block.mlp[-1], "head")  # linear behind the mean over tokens, one row an image
     width = block.attention_norm.normalized_shape[0]
     tokens = torch.randn(2, n, width, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     wanted = before(tokens)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import FoldError
+from gmmvit_deploy.models.roles import with_role
 from gmmvit_deploy.models.t2t import T2T, Unfold
 
 __all__ = ["UnfoldConvolution", "drop_unused", "unfold_as_convolution"]
@@ -22,9 +23,8 @@ class UnfoldConvolution(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.pick = nn.Conv2d(
-            channels, _SIDE**2 * channels, _SIDE, stride=2, padding=1, groups=channels, bias=False
-        ).requires_grad_(False)
+        convolution = nn.Conv2d(channels, _SIDE**2 * channels, _SIDE, stride=2, padding=1, groups=channels, bias=False)
+        self.pick = with_role(convolution.requires_grad_(False), "depthwise")
         kernels = torch.eye(_SIDE**2).reshape(_SIDE**2, 1, _SIDE, _SIDE)
         self.pick.weight.copy_(kernels.repeat(channels, 1, 1, 1))
 

@@ -13,6 +13,9 @@ need head dim R·H·d, more than fuses for the released H·d = 256 and any R > 1
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -21,6 +24,7 @@ from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.folding.head_padding import LARGEST_FUSED
 from gmmvit_deploy.models.attention import projected
 from gmmvit_deploy.models.cait import TalkingHeadsAttention
+from gmmvit_deploy.precision import Role
 from gmmvit_deploy.scores.attention import AttentionScores
 from gmmvit_deploy.scores.step import Step
 
@@ -33,6 +37,13 @@ class WideHeadsAttention(nn.Module):
     queries, keys, values (H, 1, H·d): what each head sees of the projections; keys are all ones,
     written out because fused kernels want one K a head.
     """
+
+    operator_roles: ClassVar[Mapping[str, Role]] = {
+        "softmax": "softmax",
+        "matmul": "product",
+        "mul": "mixing",
+        "sum": "mixing",
+    }
 
     queries: Tensor
     keys: Tensor

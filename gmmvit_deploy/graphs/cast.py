@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import ExportError
+from gmmvit_deploy.graphs.declared import declare, declared_attention
 from gmmvit_deploy.graphs.rewrite import rewrite_graph
 from gmmvit_deploy.graphs.roles import roles_of
 from gmmvit_deploy.precision import POLICY, ElementType, Precision
@@ -57,6 +58,8 @@ class _Cast:
             one.name: "float32" for one in proto.graph.input if one.type.tensor_type.elem_type == TensorProto.FLOAT
         }
         self._nodes: list[NodeProto] = []
+        self._image = {one.name for one in proto.graph.input}  # tensors that are the image, or the image moved about
+        self._attentions = {name: declared_attention(node) for node in proto.graph.node for name in node.output}
 
     def run(self) -> ModelProto:
         out = type(self._proto)()
@@ -76,12 +79,14 @@ class _Cast:
     def _add(self, node: NodeProto) -> None:
         kind = self._kind(node)
         if kind is not None:
-            inputs = [self._as(name, kind) for name in node.input]
+            inputs = [self._as(name, kind, reader=node) for name in node.input]
             del node.input[:]
             node.input.extend(inputs)
             if node.op_type != "QuantizeLinear":
                 self._kinds.update(dict.fromkeys(node.output, kind))
         self._nodes.append(node)
+        if self._roles[node.name] in ("shape", "input") and self._image.intersection(node.input):
+            self._image.update(node.output)
 
     def _kind(self, node: NodeProto) -> ElementType | None:
         """What the node computes in; None when it touches no floating-point number."""
@@ -99,8 +104,11 @@ class _Cast:
         # the class token, repeated for the batch, is the only constant that is moved about
         return self._types["residual"] if any(name in self._floats for name in node.input) else None
 
-    def _as(self, name: str, kind: ElementType) -> str:
-        """The name of this tensor in that type; what is not floating point stays as it is."""
+    def _as(self, name: str, kind: ElementType, *, reader: NodeProto) -> str:
+        """The name of this tensor in that type; what is not floating point stays as it is.
+
+        reader: the node that takes it.  A cast between two nodes of one attention is a part of that attention.
+        """
         if name in self._floats:
             return self._constant(name, kind)
         if self._kinds.get(name, kind) == kind:
@@ -109,7 +117,12 @@ class _Cast:
         if cast not in self._kinds:
             from onnx import helper
 
-            self._nodes.append(helper.make_node("Cast", [name], [cast], name=f"{cast}/Cast", to=self._onnx_types[kind]))
+            node = helper.make_node("Cast", [name], [cast], name=f"{cast}/Cast", to=self._onnx_types[kind])
+            attention = declared_attention(reader)
+            inside = attention if attention == self._attentions.get(name) else None
+            self._nodes.append(declare(node, "input" if name in self._image else "shape", attention=inside))
+            if name in self._image:
+                self._image.add(cast)
             self._kinds[cast] = kind
         return cast
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import ExportError
+from gmmvit_deploy.graphs.declared import declare
 from gmmvit_deploy.graphs.rewrite import rewrite_graph
 from gmmvit_deploy.graphs.roles import roles_of
 
@@ -142,11 +143,17 @@ class _Pairs:
         scale = self._constant(f"{stem}.scale", self._grid.scale(np.asarray(largest)))
         zero = self._constant(f"{stem}.zero", np.zeros((), self._grid.numpy_type))
         self._nodes += [
-            helper.make_node(
-                "QuantizeLinear", [name, scale, zero], [f"{stem}.quantized"], name=f"{reader}/QuantizeLinear"
+            declare(
+                helper.make_node(
+                    "QuantizeLinear", [name, scale, zero], [f"{stem}.quantized"], name=f"{reader}/QuantizeLinear"
+                ),
+                "quantize",
             ),
-            helper.make_node(
-                "DequantizeLinear", [f"{stem}.quantized", scale, zero], [stem], name=f"{reader}/DequantizeLinear"
+            declare(
+                helper.make_node(
+                    "DequantizeLinear", [f"{stem}.quantized", scale, zero], [stem], name=f"{reader}/DequantizeLinear"
+                ),
+                "quantize",
             ),
         ]
         return stem
@@ -166,11 +173,10 @@ class _Pairs:
                 self._constant(f"{name}.zero", np.zeros(scales.shape, self._grid.numpy_type)),
             ]
             self._made[name] = f"{name}.dequantized"
-            self._nodes.append(
-                helper.make_node(
-                    "DequantizeLinear", inputs, [self._made[name]], name=f"{name}/DequantizeLinear", axis=axis
-                )
+            node = helper.make_node(
+                "DequantizeLinear", inputs, [self._made[name]], name=f"{name}/DequantizeLinear", axis=axis
             )
+            self._nodes.append(declare(node, "quantize"))
         return self._made[name]
 
     def _constant(self, name: str, values: NDArray[Any]) -> str:

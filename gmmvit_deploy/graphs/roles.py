@@ -1,4 +1,4 @@
-"""What each node of an exported graph is for: the words in which the precision policy speaks.
+"""What each node of a graph is for: the words in which the precision policy speaks.
 
 input        scaling and normalisation of pixels
 embedding    the first linear map or convolution, on the image itself
@@ -18,205 +18,81 @@ pooling      the mean over tokens
 head         what is linear behind the mean over tokens, one row an image; last, what gives the logits
 quantize     QuantizeLinear and DequantizeLinear around a projection
 shape        moves values, computes nothing
+unknown      a node of a graph from elsewhere that no rule explains: float32 in every precision
+
+Our exporter writes the role into each node (`declared`). A graph from elsewhere declares nothing, and gets what
+`guessed_roles` can tell.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gmmvit_deploy.errors import ExportError
+from gmmvit_deploy.graphs.declared import SHAPE_OPERATORS, Attention, declared_attention, declared_role
+from gmmvit_deploy.graphs.guessed_roles import guessed_attentions, guessed_roles
 from gmmvit_deploy.precision import Role
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto
 
-__all__ = ["SHAPE_OPERATORS", "Attention", "Role", "attentions_of", "roles_of"]
-
-SHAPE_OPERATORS = frozenset(
-    {
-        "Concat",
-        "Expand",
-        "Gather",
-        "Identity",
-        "Reshape",
-        "Shape",
-        "Slice",
-        "Split",
-        "Squeeze",
-        "Transpose",
-        "Unsqueeze",
-    }
-)
-_DIRECT: dict[str, Role] = {
-    "Softmax": "softmax",
-    "LayerNormalization": "norm",
-    "Gelu": "gelu",
-    "ReduceMean": "pooling",
-    "ReduceSum": "mixing",
-    "Constant": "shape",
-    "QuantizeLinear": "quantize",
-    "DequantizeLinear": "quantize",
-    **dict.fromkeys(SHAPE_OPERATORS, "shape"),
-}
-_BETWEEN = frozenset({"Add", "Cast", "Mul", "Reshape"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attention:
-    """One attention in a graph, by the names of its nodes.
-
-    name: of the module, as ``blocks.0.attention``.  nodes: from Q Kᵀ to P V, both included.
-    mask: name of the constant that the scores are multiplied by; None where that is a scalar.
-    mixes_heads: products over heads stand before and after its softmax.
-    known: False when no products were found around the softmax, and ``nodes`` is that softmax alone.
-    """
-
-    name: str
-    nodes: tuple[str, ...]
-    mask: str | None = None
-    mixes_heads: bool = False
-    known: bool = True
-
-
-class _Wiring:
-    """Who makes and who reads each tensor, and which are constants."""
-
-    def __init__(self, graph: GraphProto) -> None:
-        self.maker = {name: node for node in graph.node for name in node.output}
-        self.readers: dict[str, list[NodeProto]] = {}
-        for node in graph.node:
-            for name in node.input:
-                self.readers.setdefault(name, []).append(node)
-        self.sizes = {one.name: math.prod(one.dims) for one in graph.initializer}
-        for node in graph.node:
-            if node.op_type == "Constant":
-                self.sizes[node.output[0]] = max(
-                    (math.prod(one.t.dims) for one in node.attribute if one.name == "value"), default=1
-                )
-        for node in graph.node:  # what is computed from constants alone is constant: a dequantised weight, say
-            if node.input and all(name in self.sizes or not name for name in node.input):
-                self.sizes.update(dict.fromkeys(node.output, max(self.sizes[name] for name in node.input if name)))
-
-    def constant(self, node: NodeProto) -> int | None:
-        """Which of the node's inputs is a constant; None if none is."""
-        return next((index for index, name in enumerate(node.input) if name in self.sizes), None)
-
-    def computed(self, node: NodeProto) -> list[str]:
-        return [name for name in node.input if name and name not in self.sizes]
-
-    def only_reader(self, name: str) -> NodeProto | None:
-        readers = self.readers.get(name, [])
-        return readers[0] if len(readers) == 1 else None
-
-    def is_product(self, node: NodeProto) -> bool:
-        return node.op_type == "MatMul" and self.constant(node) is None
-
-    def is_mixing(self, node: NodeProto) -> bool:
-        return node.op_type == "MatMul" and self.constant(node) == 0
-
-
-def attentions_of(graph: GraphProto, *, strict: bool = True) -> tuple[Attention, ...]:
-    """Every softmax with the products around it.
-
-    strict: a softmax that does not stand between two products is an error; otherwise it is reported as unknown.
-    Errors: ExportError.
-    """
-    wiring = _Wiring(graph)
-    return tuple(_attention(node, wiring, strict=strict) for node in graph.node if node.op_type == "Softmax")
-
-
-def _attention(softmax: NodeProto, wiring: _Wiring, *, strict: bool) -> Attention:
-    name = softmax.name.rpartition("/")[0] or softmax.name
-    before = _walk(
-        wiring.maker.get(softmax.input[0]), wiring, lambda node: wiring.maker.get(next(iter(wiring.computed(node)), ""))
-    )
-    after = _walk(wiring.only_reader(softmax.output[0]), wiring, lambda node: wiring.only_reader(node.output[0]))
-    if not before or not after:
-        if not strict:
-            return Attention(name=name, nodes=(softmax.name,), known=False)
-        raise ExportError(f"{softmax.name}: a softmax between two products was wanted, as in attention")
-    inside = [*reversed(before), softmax, *after]
-    masks = [
-        node.input[index]
-        for node in before
-        if node.op_type == "Mul"
-        and (index := wiring.constant(node)) is not None
-        and wiring.sizes[node.input[index]] > 1
-    ]
-    return Attention(
-        name=name,
-        nodes=tuple(node.name for node in inside),
-        mask=masks[0] if masks else None,
-        mixes_heads=any(wiring.is_mixing(node) for node in inside),
-    )
-
-
-def _walk(node: NodeProto | None, wiring: _Wiring, onwards: Callable[[NodeProto], NodeProto | None]) -> list[NodeProto]:
-    """The nodes from here to the next product, which is the last of them; none if no product comes."""
-    passed: list[NodeProto] = []
-    while node is not None:
-        passed.append(node)
-        if wiring.is_product(node):
-            return passed
-        if node.op_type not in _BETWEEN and not wiring.is_mixing(node):
-            return []
-        node = onwards(node)
-    return []
+__all__ = [
+    "SHAPE_OPERATORS",
+    "Attention",
+    "Role",
+    "attentions_of",
+    "role_disagreements",
+    "roles_of",
+    "unknown_operators",
+]
 
 
 def roles_of(graph: GraphProto) -> dict[str, Role]:
-    """Node name → role.
+    """Node name → role: what the node declares, else what the rules for graphs from elsewhere tell.
 
-    Errors: ExportError on a node whose purpose is not known: its precision would be a guess.
+    Errors: ExportError when a declared role is no word of the policy.
     """
-    wiring = _Wiring(graph)
-    logits = {one.name for one in graph.output}
-    inside = {name for attention in attentions_of(graph) for name in attention.nodes}
-    image = {one.name for one in graph.input}  # tensors that are the image, or the image moved about
-    roles: dict[str, Role] = {}
+    declared = {node.name: declared_role(node) for node in graph.node}
+    roles = {name: role for name, role in declared.items() if role is not None}
+    if len(roles) == len(declared):
+        return roles
+    return {**guessed_roles(graph), **roles}
+
+
+def attentions_of(graph: GraphProto) -> tuple[Attention, ...]:
+    """Every attention, in the order of the graph: as declared, or in a graph from elsewhere as its wiring shows."""
+    if not any(declared_role(node) for node in graph.node):
+        return guessed_attentions(graph)
+    parts: dict[str, list[NodeProto]] = {}
     for node in graph.node:
-        on_image = all(name in image for name in wiring.computed(node))
-        if node.op_type in _DIRECT:
-            role = _DIRECT[node.op_type]
-        elif logits & set(node.output):
-            role = "head"
-        elif node.op_type in ("MatMul", "Gemm", "Conv"):
-            role = _linear_role(node, wiring, on_image=on_image)
-        else:
-            role = _elementwise_role(node, wiring, inside=node.name in inside, on_image=on_image)
-        roles[node.name] = role
-        if on_image and role in ("shape", "input"):
-            image.update(node.output)
-    return roles
+        name = declared_attention(node)
+        if name is not None:
+            parts.setdefault(name, []).append(node)
+    constants = {one.name for one in graph.initializer}
+    return tuple(_declared(name, nodes, constants) for name, nodes in parts.items())
 
 
-def _linear_role(node: NodeProto, wiring: _Wiring, *, on_image: bool) -> Role:
-    if wiring.is_product(node):
-        return "product"
-    if wiring.is_mixing(node):
-        return "mixing"
-    if next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1) > 1:
-        return "depthwise"
-    if any(made.op_type == "ReduceMean" for name in node.input if (made := wiring.maker.get(name))):
-        return "head"
-    return "embedding" if on_image else "projection"
+def _declared(name: str, nodes: list[NodeProto], constants: set[str]) -> Attention:
+    masks = [other for node in nodes if declared_role(node) == "mask" for other in node.input if other in constants]
+    return Attention(
+        name=name,
+        nodes=tuple(node.name for node in nodes),
+        mask=masks[0] if masks else None,
+        mixes_heads=any(declared_role(node) == "mixing" for node in nodes),
+        known=any(declared_role(node) == "softmax" for node in nodes),
+    )
 
 
-def _elementwise_role(node: NodeProto, wiring: _Wiring, *, inside: bool, on_image: bool) -> Role:
-    operator, index = node.op_type, wiring.constant(node)
-    if on_image and operator in ("Cast", "Div", "Sub"):
-        return "input"
-    if operator == "Cast":
-        return "shape"
-    if operator == "Mul" and index is not None:
-        if wiring.sizes[node.input[index]] == 1:
-            return "scale"
-        return "mask" if inside else "mixing"
-    if operator == "Add":
-        if index is None:
-            return "residual"
-        return "score_bias" if inside else "bias"
-    raise ExportError(f"{node.name}: {operator} has no place in the precision policy")
+def role_disagreements(graph: GraphProto) -> tuple[str, ...]:
+    """Nodes whose declared role is another than the graph's operators and wiring suggest; the declared role holds."""
+    guessed = guessed_roles(graph)
+    return tuple(
+        f"{node.name}: declared {role}, its operators and wiring suggest {guessed[node.name]}"
+        for node in graph.node
+        if (role := declared_role(node)) is not None and guessed[node.name] not in (role, "unknown")
+    )
+
+
+def unknown_operators(graph: GraphProto) -> tuple[str, ...]:
+    """``name (operator)`` of every node without a known role."""
+    roles = roles_of(graph)
+    return tuple(f"{node.name} ({node.op_type})" for node in graph.node if roles[node.name] == "unknown")

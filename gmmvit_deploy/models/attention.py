@@ -7,9 +7,14 @@ What stands before and after softmax is `AttentionScores`; every family's attent
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gmmvit_deploy.models.roles import with_role, with_role_of
+from gmmvit_deploy.precision import Role
 from gmmvit_deploy.scores.attention import AttentionScores
 
 __all__ = ["MaskedAttention", "SeparateProjections", "heads_of", "projected"]
@@ -32,7 +37,7 @@ class SeparateProjections(nn.Module):
             linear.weight.copy_(weight)
             if bias is not None:
                 linear.bias.copy_(bias)
-            self.parts.append(linear)
+            self.parts.append(with_role_of(stacked, linear))
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         return tuple(linear(x) for linear in self.parts)
@@ -57,6 +62,7 @@ class MaskedAttention(nn.Module):
 
     qkv: nn.Module
     windows: int | None
+    operator_roles: ClassVar[Mapping[str, Role]] = {"softmax": "softmax", "matmul": "product"}
 
     def __init__(
         self,
@@ -71,9 +77,9 @@ class MaskedAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.windows = None
-        self.qkv = nn.Linear(dim, 3 * heads * head_dim, bias=qkv_bias)
+        self.qkv = with_role(nn.Linear(dim, 3 * heads * head_dim, bias=qkv_bias), "projection")
         self.scores = scores
-        self.out = nn.Linear(heads * head_dim, dim) if projects_output else nn.Identity()
+        self.out = with_role(nn.Linear(heads * head_dim, dim), "projection") if projects_output else nn.Identity()
 
     def forward(self, x: Float[Tensor, "*batch n dim"]) -> Float[Tensor, "*batch n dim"]:
         query, key, value = (heads_of(part, self.heads) for part in projected(self.qkv, x, 3))

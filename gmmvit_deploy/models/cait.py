@@ -9,6 +9,7 @@ class blocks:  likewise, on the class token alone; keys and values are the patch
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 
 from gmmvit_deploy.models.attention import heads_of, projected
 from gmmvit_deploy.models.layers import Mlp, PatchEmbedding, layer_norm
+from gmmvit_deploy.models.roles import with_role
+from gmmvit_deploy.precision import Role
 from gmmvit_deploy.scores.attention import AttentionScores
 from gmmvit_deploy.scores.heads import HeadMixing
 from gmmvit_deploy.scores.masks import mask_from_spec
@@ -32,18 +35,20 @@ class TalkingHeadsAttention(nn.Module):
     before: the steps on Q Kᵀ in front of the first mixing.
     """
 
+    operator_roles: ClassVar[Mapping[str, Role]] = {"softmax": "softmax", "matmul": "product"}
+
     key_value: nn.Module
 
     def __init__(self, *, dim: int, heads: int, head_dim: int, before: Mapping[str, Step | None]) -> None:
         super().__init__()
         self.heads = heads
-        self.query = nn.Linear(dim, heads * head_dim, bias=False)
-        self.key_value = nn.Linear(dim, 2 * heads * head_dim, bias=False)
+        self.query = with_role(nn.Linear(dim, heads * head_dim, bias=False), "projection")
+        self.key_value = with_role(nn.Linear(dim, 2 * heads * head_dim, bias=False), "projection")
         self.scores = AttentionScores(
             before={**before, "mixing": HeadMixing(torch.randn(heads, heads))},
             after={"mixing": HeadMixing(torch.randn(heads, heads))},
         )
-        self.out = nn.Linear(heads * head_dim, dim)
+        self.out = with_role(nn.Linear(heads * head_dim, dim), "projection")
 
     def forward(self, x: Float[Tensor, "batch i dim"], context: Tensor) -> Float[Tensor, "batch i dim"]:
         query = heads_of(self.query(x), self.heads)
@@ -55,6 +60,8 @@ class TalkingHeadsAttention(nn.Module):
 
 class ScaledBranch(nn.Module):
     """γ ∘ f(norm(x), …): LayerScale around a pre-norm branch.  γ is None once it is merged into f."""
+
+    operator_roles: ClassVar[Mapping[str, Role]] = {"mul": "scale"}
 
     gamma: nn.Parameter | None
 
@@ -75,6 +82,8 @@ class ScaledBranch(nn.Module):
 class CaiTBlock(nn.Module):
     """x + scaled attention, then x + scaled mlp."""
 
+    operator_roles: ClassVar[Mapping[str, Role]] = {"add": "residual"}
+
     def __init__(self, spec: CaiTSpec, mask: Step | None) -> None:
         super().__init__()
         before = {"scale": Scale(spec.head_dim**-0.5), "mask": mask}
@@ -94,6 +103,8 @@ class CaiT(nn.Module):
     forward: images (B, c, S, S), normalised, float32 → logits (B, C).
     """
 
+    operator_roles: ClassVar[Mapping[str, Role]] = {"add": "bias"}
+
     def __init__(self, spec: CaiTSpec) -> None:
         super().__init__()
         self.spec = spec
@@ -105,7 +116,7 @@ class CaiT(nn.Module):
         )
         self.class_blocks = nn.ModuleList(CaiTBlock(spec, None) for _ in range(spec.class_depth))
         self.head_norm = layer_norm(spec.dim)
-        self.head = nn.Linear(spec.dim, spec.classes)
+        self.head = with_role(nn.Linear(spec.dim, spec.classes), "head")
 
     def forward(self, images: Float[Tensor, "batch channels side side"]) -> Float[Tensor, "batch classes"]:
         x = self.patch_embedding(images) + self.position_embedding

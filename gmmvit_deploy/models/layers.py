@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from gmmvit_deploy.models.attention import MaskedAttention
+from gmmvit_deploy.models.roles import with_role
+from gmmvit_deploy.precision import Role
 from gmmvit_deploy.scores.attention import AttentionScores
 
 __all__ = ["LAYER_NORM_EPS", "Block", "Mlp", "PatchEmbedding", "layer_norm"]
@@ -25,7 +28,7 @@ class PatchEmbedding(nn.Module):
     def __init__(self, patch_size: int, dim: int, *, channels: int) -> None:
         super().__init__()
         self.patch_size = patch_size
-        self.project = nn.Linear(channels * patch_size**2, dim)
+        self.project = with_role(nn.Linear(channels * patch_size**2, dim), "embedding")
 
     def forward(self, images: Float[Tensor, "batch channels side side"]) -> Float[Tensor, "batch n dim"]:
         patches: Tensor = images.unflatten(3, (-1, self.patch_size)).unflatten(2, (-1, self.patch_size))
@@ -38,8 +41,14 @@ class PatchEmbedding(nn.Module):
 class Mlp(nn.Sequential):
     """Linear, exact (erf) GELU, linear."""
 
+    operator_roles: ClassVar[Mapping[str, Role]] = {"mean": "pooling"}
+
     def __init__(self, dim: int, hidden_dim: int) -> None:
-        super().__init__(nn.Linear(dim, hidden_dim), nn.GELU(), nn.Linear(hidden_dim, dim))
+        super().__init__(
+            with_role(nn.Linear(dim, hidden_dim), "projection"),
+            nn.GELU(),
+            with_role(nn.Linear(hidden_dim, dim), "projection"),
+        )
 
     def mean_over_tokens(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch 1 dim"]:
         """The mean of what it gives for each token. The second linear map commutes with it, and is taken once."""
@@ -55,6 +64,7 @@ class Block(nn.Module):
     """
 
     gives: Literal["tokens", "first", "mean"]
+    operator_roles: ClassVar[Mapping[str, Role]] = {"add": "residual", "mean": "pooling"}
 
     def __init__(self, *, dim: int, heads: int, head_dim: int, mlp_dim: int, scores: AttentionScores) -> None:
         super().__init__()

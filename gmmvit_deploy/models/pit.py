@@ -9,11 +9,16 @@ logits = head(norm(class token))
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from gmmvit_deploy.models.layers import Block, layer_norm
+from gmmvit_deploy.models.roles import with_role
+from gmmvit_deploy.precision import Role
 from gmmvit_deploy.scores.attention import scaled_scores
 from gmmvit_deploy.scores.masks import ClassTokenMask, mask_from_spec
 from gmmvit_deploy.specs import PiTSpec
@@ -27,9 +32,9 @@ class Pooling(nn.Module):
     def __init__(self, grid: int, dim: int) -> None:
         super().__init__()
         self.grid = grid
-        self.depthwise = nn.Conv2d(dim, 2 * dim, 3, stride=2, padding=1, groups=dim)
-        self.pointwise = nn.Conv2d(2 * dim, 2 * dim, 1)
-        self.class_token = nn.Linear(dim, 2 * dim)
+        self.depthwise = with_role(nn.Conv2d(dim, 2 * dim, 3, stride=2, padding=1, groups=dim), "depthwise")
+        self.pointwise = with_role(nn.Conv2d(2 * dim, 2 * dim, 1), "projection")
+        self.class_token = with_role(nn.Linear(dim, 2 * dim), "projection")
 
     def forward(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch m twice"]:
         token, patches = x[:, :1], x[:, 1:]
@@ -44,10 +49,14 @@ class PiT(nn.Module):
     forward: images (B, c, S, S), normalised, float32 → logits (B, C).
     """
 
+    operator_roles: ClassVar[Mapping[str, Role]] = {"add": "bias"}
+
     def __init__(self, spec: PiTSpec) -> None:
         super().__init__()
         self.spec = spec
-        self.patch_embedding = nn.Conv2d(spec.channels, spec.dim, spec.patch_size, stride=spec.patch_size)
+        self.patch_embedding = with_role(
+            nn.Conv2d(spec.channels, spec.dim, spec.patch_size, stride=spec.patch_size), "embedding"
+        )
         self.class_token = nn.Parameter(torch.randn(1, 1, spec.dim))
         self.position_embedding = nn.Parameter(0.02 * torch.randn(1, spec.grids[0] ** 2 + 1, spec.dim))
         self.stages = nn.ModuleList(
@@ -57,7 +66,7 @@ class PiT(nn.Module):
             Pooling(grid, dim) for grid, dim in zip(spec.grids[:-1], spec.dims[:-1], strict=True)
         )
         self.head_norm = layer_norm(spec.dims[-1])
-        self.head = nn.Linear(spec.dims[-1], spec.classes)
+        self.head = with_role(nn.Linear(spec.dims[-1], spec.classes), "head")
 
     @staticmethod
     def _block(spec: PiTSpec, stage: int) -> Block:

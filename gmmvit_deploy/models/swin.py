@@ -8,12 +8,17 @@ logits = head(mean over tokens of norm(x))
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from gmmvit_deploy.models.attention import MaskedAttention
 from gmmvit_deploy.models.layers import Mlp, layer_norm
+from gmmvit_deploy.models.roles import with_role
+from gmmvit_deploy.precision import Role
 from gmmvit_deploy.scores.attention import scaled_scores
 from gmmvit_deploy.scores.biases import WindowBias, relative_position_index, shift_mask
 from gmmvit_deploy.scores.masks import mask_from_spec
@@ -24,6 +29,8 @@ __all__ = ["Swin", "WindowBlock"]
 
 class WindowBlock(nn.Module):
     """A pre-norm block on a grid × grid lattice whose attention stays within windows."""
+
+    operator_roles: ClassVar[Mapping[str, Role]] = {"add": "residual"}
 
     def __init__(self, spec: SwinSpec, *, stage: int, block: int) -> None:
         super().__init__()
@@ -76,7 +83,7 @@ class PatchMerging(nn.Module):
         super().__init__()
         self.grid = grid
         self.norm = layer_norm(4 * dim)
-        self.reduce = nn.Linear(4 * dim, 2 * dim, bias=False)
+        self.reduce = with_role(nn.Linear(4 * dim, 2 * dim, bias=False), "projection")
 
     def forward(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch quarter twice"]:
         half, dim = self.grid // 2, x.shape[-1]
@@ -107,15 +114,19 @@ class Swin(nn.Module):
     forward: images (B, c, S, S), normalised, float32 → logits (B, C).
     """
 
+    operator_roles: ClassVar[Mapping[str, Role]] = {"add": "bias", "mean": "pooling"}
+
     def __init__(self, spec: SwinSpec) -> None:
         super().__init__()
         self.spec = spec
-        self.patch_embedding = nn.Conv2d(spec.channels, spec.dim, spec.patch_size, stride=spec.patch_size)
+        self.patch_embedding = with_role(
+            nn.Conv2d(spec.channels, spec.dim, spec.patch_size, stride=spec.patch_size), "embedding"
+        )
         self.patch_norm = layer_norm(spec.dim)
         self.position_embedding = nn.Parameter(0.02 * torch.randn(1, spec.grids[0] ** 2, spec.dim))
         self.stages = nn.ModuleList(Stage(spec, stage) for stage in range(len(spec.depths)))
         self.norm = layer_norm(spec.dims[-1])
-        self.head = nn.Linear(spec.dims[-1], spec.classes)
+        self.head = with_role(nn.Linear(spec.dims[-1], spec.classes), "head")
 
     def forward(self, images: Float[Tensor, "batch channels side side"]) -> Float[Tensor, "batch classes"]:
         x = self.patch_embedding(images).flatten(2).transpose(1, 2)

@@ -11,12 +11,17 @@ unfold is 3×3 of stride 2, padding 1; its channels are ordered (channel, row, c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from gmmvit_deploy.models.attention import MaskedAttention, heads_of, projected
 from gmmvit_deploy.models.layers import Mlp, layer_norm
+from gmmvit_deploy.models.roles import with_role
+from gmmvit_deploy.precision import Role
 from gmmvit_deploy.scores.attention import scaled_scores
 from gmmvit_deploy.scores.masks import mask_from_spec
 from gmmvit_deploy.scores.step import Step
@@ -31,15 +36,17 @@ _PATCH = _SIDE**2
 class TokenTransformer(nn.Module):
     """One-head attention from ``width`` to ``dim`` with V as its skip, then an mlp."""
 
+    operator_roles: ClassVar[Mapping[str, Role]] = {"softmax": "softmax", "matmul": "product", "add": "residual"}
+
     qkv: nn.Module
 
     def __init__(self, *, width: int, dim: int, mlp_dim: int, mask: Step | None) -> None:
         super().__init__()
         self.attention_norm = layer_norm(width)
-        self.qkv = nn.Linear(width, 3 * dim, bias=False)
+        self.qkv = with_role(nn.Linear(width, 3 * dim, bias=False), "projection")
         # The released code scales by the width that goes in, not by the head dim.
         self.scores = scaled_scores(width**-0.5, mask=mask, scales_query=True)
-        self.out = nn.Linear(dim, dim)
+        self.out = with_role(nn.Linear(dim, dim), "projection")
         self.mlp_norm = layer_norm(dim)
         self.mlp = Mlp(dim, mlp_dim)
 
@@ -54,6 +61,8 @@ class TokenTransformer(nn.Module):
 
 class T2TBlock(nn.Module):
     """A pre-norm block whose attention adds its own normed input."""
+
+    operator_roles: ClassVar[Mapping[str, Role]] = {"add": "residual"}
 
     def __init__(self, spec: T2TSpec) -> None:
         super().__init__()
@@ -89,6 +98,8 @@ class T2T(nn.Module):
     forward: images (B, c, S, S), normalised, float32 → logits (B, C).
     """
 
+    operator_roles: ClassVar[Mapping[str, Role]] = {"add": "bias", "mean": "pooling"}
+
     position_embedding: Tensor
     unused: nn.ParameterDict | None
 
@@ -106,11 +117,11 @@ class T2T(nn.Module):
             )
             for width, grid in zip(channels[:-1], spec.grids[:-1], strict=True)
         )
-        self.project = nn.Linear(_PATCH * spec.token_dim, spec.dim)
+        self.project = with_role(nn.Linear(_PATCH * spec.token_dim, spec.dim), "projection")
         self.register_buffer("position_embedding", torch.zeros(1, spec.grids[-1] ** 2, spec.dim))
         self.blocks = nn.ModuleList(T2TBlock(spec) for _ in range(spec.depth))
         self.norm = layer_norm(spec.dim)
-        self.head = nn.Linear(spec.dim, spec.classes)
+        self.head = with_role(nn.Linear(spec.dim, spec.classes), "head")
         # The released model trains these and never reads them; they count as its parameters.
         self.unused = nn.ParameterDict(
             {

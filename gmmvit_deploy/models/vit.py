@@ -8,11 +8,16 @@ logits = head(norm(class token))                           plain, as released
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from gmmvit_deploy.models.layers import Block, PatchEmbedding, layer_norm
+from gmmvit_deploy.models.roles import with_role
+from gmmvit_deploy.precision import Role
 from gmmvit_deploy.scores.attention import scaled_scores
 from gmmvit_deploy.scores.masks import mask_from_spec
 from gmmvit_deploy.specs import ViTSpec
@@ -25,6 +30,8 @@ class ViT(nn.Module):
 
     forward: images (B, c, S, S), normalised, float32 → logits (B, C).
     """
+
+    operator_roles: ClassVar[Mapping[str, Role]] = {"add": "bias", "mean": "pooling"}
 
     def __init__(self, spec: ViTSpec) -> None:
         super().__init__()
@@ -45,7 +52,7 @@ class ViT(nn.Module):
             for _ in range(spec.depth)
         )
         self.head_norm = layer_norm(spec.dim)
-        self.head = nn.Linear(spec.dim, spec.classes)
+        self.head = with_role(nn.Linear(spec.dim, spec.classes), "head")
 
     def forward(self, images: Float[Tensor, "batch channels side side"]) -> Float[Tensor, "batch classes"]:
         x = self.patch_embedding(images)

@@ -9,12 +9,13 @@ its steps are computed; folded, they are constants, and the scale is merged into
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gmmvit_deploy.precision import Role
 from gmmvit_deploy.scores.scales import Scale
 from gmmvit_deploy.scores.step import Step
 
@@ -28,6 +29,8 @@ class AttentionScores(nn.Module):
     Steps on Q come first.
     A step is addressed as ``before.mask``, and its tensors are ``before.mask.alpha`` in the state dict.
     """
+
+    operator_roles: ClassVar[Mapping[str, Role]] = {"matmul": "product"}
 
     before: nn.ModuleDict
     after: nn.ModuleDict

@@ -1,0 +1,132 @@
+"""Exported nodes → their names, their declared roles and the attention they are a part of.
+
+The exporter notes of each node which module it came from, and which of PyTorch's operators. The module says what that
+operator is for (`gmmvit_deploy.models.roles`), so nothing is guessed from the graph. What only moves values, whichever
+module asks for it, has the role ``shape``.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from gmmvit_deploy.errors import ExportError
+from gmmvit_deploy.graphs.declared import SHAPE_OPERATORS, declare
+from gmmvit_deploy.models.roles import layer_role, operator_role
+from gmmvit_deploy.precision import Role
+from gmmvit_deploy.scores.attention import AttentionScores
+from gmmvit_deploy.scores.step import Step
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto
+
+__all__ = ["declare_roles", "name_nodes"]
+
+_PIXELS = "model"  # `PixelInput` holds the network under this name
+_ATTENDING: tuple[Role, ...] = ("product", "softmax")
+"""Roles by which an operator of an attention module itself, beside its projections, is a part of its attention."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """Where a node came from.  module: its dotted path in the exported module.  operator: ``add`` of ``aten.add``."""
+
+    module: str
+    operator: str
+
+
+def _origin(node: NodeProto) -> _Origin | None:
+    """None for a node that the exporter's optimiser made."""
+    notes = {note.key: note.value for note in node.metadata_props}
+    scopes = ast.literal_eval(notes.get("pkg.torch.onnx.name_scopes", "[]"))
+    classes = ast.literal_eval(notes.get("pkg.torch.onnx.class_hierarchy", "[]"))
+    if len(scopes) < 2 or not classes:
+        return None
+    _, _, target = str(classes[-1]).partition(".")
+    return _Origin(str(scopes[-2]), target.partition(".")[0])
+
+
+def name_nodes(proto: ModelProto) -> None:
+    """Call every node after its module: ``blocks.0.attention/Softmax``.  Engines report under these names."""
+    taken: Counter[str] = Counter()
+    for node in proto.graph.node:
+        origin = _origin(node)
+        name = f"{_in_network(origin.module) if origin else 'model'}/{node.op_type}"
+        node.name = f"{name}.{taken[name]}" if taken[name] else name
+        taken[name] += 1
+
+
+def _in_network(path: str) -> str:
+    """A module's path in the network, with `PixelInput` around it or not; ``model`` for the network itself."""
+    return path.removeprefix(_PIXELS).removeprefix(".") or "model"
+
+
+def declare_roles(proto: ModelProto, exported: nn.Module) -> None:
+    """Write role and attention into every node.
+
+    exported: the module that the graph was exported from.
+    Errors: ExportError that names every module whose operator has no role.
+    """
+    attentions = _attentions(exported)
+    missing = []
+    for node in proto.graph.node:
+        origin = _origin(node)
+        role = _role(node, origin, exported)
+        if role is None:
+            missing.append(f"{node.name}: {_missing(origin, exported)}")
+        else:
+            declare(node, role, attention=_attention(role, origin, attentions))
+    if missing:
+        raise ExportError(
+            f"{len(missing)} operators have no role in the precision policy:"
+            + "".join(f"\n  {one}" for one in missing),
+            hint="declare it where the module is written: with_role(layer, role), or operator_roles of its class",
+        )
+
+
+def _role(node: NodeProto, origin: _Origin | None, exported: nn.Module) -> Role | None:
+    if node.op_type in SHAPE_OPERATORS or node.op_type == "Constant":
+        return "shape"
+    if origin is None:
+        return None
+    module = exported.get_submodule(origin.module)
+    role = layer_role(module)
+    if role is None:
+        return operator_role(module, origin.operator)
+    # What a linear map or a convolution adds; a step on the scores has one role for all that it computes.
+    return "bias" if node.op_type == "Add" and not isinstance(module, Step) else role
+
+
+def _missing(origin: _Origin | None, exported: nn.Module) -> str:
+    if origin is None:
+        return "the exporter made it, and no module stands behind it"
+    kind = type(exported.get_submodule(origin.module)).__name__
+    return f"{kind} declares no role for {origin.operator}"
+
+
+def _attentions(exported: nn.Module) -> dict[str, AttentionScores]:
+    """Path of the module that holds the scores → the scores."""
+    return {
+        path.rpartition(".")[0]: module
+        for path, module in exported.named_modules()
+        if isinstance(module, AttentionScores)
+    }
+
+
+def _attention(role: Role, origin: _Origin | None, attentions: dict[str, AttentionScores]) -> str | None:
+    """The attention that a node is a part of: from Q Kᵀ through all steps and softmax to P V."""
+    if origin is None:
+        return None
+    for path, scores in attentions.items():
+        inside = origin.module.removeprefix(f"{path}.scores") if origin.module.startswith(f"{path}.scores") else None
+        if origin.module == path or inside == "":
+            return _in_network(path) if role in _ATTENDING else None
+        if inside and inside.startswith("."):
+            step = scores.get_submodule(".".join(inside.split(".")[1:3]))
+            on_query = isinstance(step, Step) and step.scales_query
+            return None if on_query else _in_network(path)
+    return None
