@@ -22,12 +22,12 @@ shape        moves values, computes nothing
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from gmmvit_deploy.errors import ExportError
+from gmmvit_deploy.graphs.wiring import Wiring
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto
@@ -101,57 +101,22 @@ class Attention:
     known: bool = True
 
 
-class _Wiring:
-    """Who makes and who reads each tensor, and which are constants."""
-
-    def __init__(self, graph: GraphProto) -> None:
-        self.maker = {name: node for node in graph.node for name in node.output}
-        self.readers: dict[str, list[NodeProto]] = {}
-        for node in graph.node:
-            for name in node.input:
-                self.readers.setdefault(name, []).append(node)
-        self.sizes = {one.name: math.prod(one.dims) for one in graph.initializer}
-        for node in graph.node:
-            if node.op_type == "Constant":
-                self.sizes[node.output[0]] = max(
-                    (math.prod(one.t.dims) for one in node.attribute if one.name == "value"), default=1
-                )
-        for node in graph.node:  # what is computed from constants alone is constant: a dequantised weight, say
-            if node.input and all(name in self.sizes or not name for name in node.input):
-                self.sizes.update(dict.fromkeys(node.output, max(self.sizes[name] for name in node.input if name)))
-
-    def constant(self, node: NodeProto) -> int | None:
-        """Which of the node's inputs is a constant; None if none is."""
-        return next((index for index, name in enumerate(node.input) if name in self.sizes), None)
-
-    def computed(self, node: NodeProto) -> list[str]:
-        return [name for name in node.input if name and name not in self.sizes]
-
-    def only_reader(self, name: str) -> NodeProto | None:
-        readers = self.readers.get(name, [])
-        return readers[0] if len(readers) == 1 else None
-
-    def is_product(self, node: NodeProto) -> bool:
-        return node.op_type == "MatMul" and self.constant(node) is None
-
-    def is_mixing(self, node: NodeProto) -> bool:
-        return node.op_type == "MatMul" and self.constant(node) == 0
-
-
 def attentions_of(graph: GraphProto, *, strict: bool = True) -> tuple[Attention, ...]:
     """Every softmax with the products around it.
 
     strict: a softmax that does not stand between two products is an error; otherwise it is reported as unknown.
     Errors: ExportError.
     """
-    wiring = _Wiring(graph)
+    wiring = Wiring(graph)
     return tuple(_attention(node, wiring, strict=strict) for node in graph.node if node.op_type == "Softmax")
 
 
-def _attention(softmax: NodeProto, wiring: _Wiring, *, strict: bool) -> Attention:
+def _attention(softmax: NodeProto, wiring: Wiring, *, strict: bool) -> Attention:
     name = softmax.name.rpartition("/")[0] or softmax.name
     before = _walk(
-        wiring.maker.get(softmax.input[0]), wiring, lambda node: wiring.maker.get(next(iter(wiring.computed(node)), ""))
+        wiring.maker.get(softmax.input[0]),
+        wiring,
+        lambda node: wiring.maker.get(next(iter(wiring.computed_inputs(node)), "")),
     )
     after = _walk(wiring.only_reader(softmax.output[0]), wiring, lambda node: wiring.only_reader(node.output[0]))
     if not before or not after:
@@ -163,7 +128,7 @@ def _attention(softmax: NodeProto, wiring: _Wiring, *, strict: bool) -> Attentio
         node.input[index]
         for node in before
         if node.op_type == "Mul"
-        and (index := wiring.constant(node)) is not None
+        and (index := wiring.constant_input(node)) is not None
         and wiring.sizes[node.input[index]] > 1
     ]
     return Attention(
@@ -174,7 +139,7 @@ def _attention(softmax: NodeProto, wiring: _Wiring, *, strict: bool) -> Attentio
     )
 
 
-def _walk(node: NodeProto | None, wiring: _Wiring, onwards: Callable[[NodeProto], NodeProto | None]) -> list[NodeProto]:
+def _walk(node: NodeProto | None, wiring: Wiring, onwards: Callable[[NodeProto], NodeProto | None]) -> list[NodeProto]:
     """The nodes from here to the next product, which is the last of them; none if no product comes."""
     passed: list[NodeProto] = []
     while node is not None:
@@ -192,13 +157,13 @@ def roles_of(graph: GraphProto) -> dict[str, Role]:
 
     Errors: ExportError on a node whose purpose is not known: its precision would be a guess.
     """
-    wiring = _Wiring(graph)
+    wiring = Wiring(graph)
     logits = {one.name for one in graph.output}
     inside = {name for attention in attentions_of(graph) for name in attention.nodes}
     image = {one.name for one in graph.input}  # tensors that are the image, or the image moved about
     roles: dict[str, Role] = {}
     for node in graph.node:
-        on_image = all(name in image for name in wiring.computed(node))
+        on_image = all(name in image for name in wiring.computed_inputs(node))
         if node.op_type in _DIRECT:
             role = _DIRECT[node.op_type]
         elif logits & set(node.output):
@@ -213,7 +178,7 @@ def roles_of(graph: GraphProto) -> dict[str, Role]:
     return roles
 
 
-def _linear_role(node: NodeProto, wiring: _Wiring, *, on_image: bool) -> Role:
+def _linear_role(node: NodeProto, wiring: Wiring, *, on_image: bool) -> Role:
     if wiring.is_product(node):
         return "product"
     if wiring.is_mixing(node):
@@ -225,8 +190,8 @@ def _linear_role(node: NodeProto, wiring: _Wiring, *, on_image: bool) -> Role:
     return "embedding" if on_image else "projection"
 
 
-def _elementwise_role(node: NodeProto, wiring: _Wiring, *, inside: bool, on_image: bool) -> Role:
-    operator, index = node.op_type, wiring.constant(node)
+def _elementwise_role(node: NodeProto, wiring: Wiring, *, inside: bool, on_image: bool) -> Role:
+    operator, index = node.op_type, wiring.constant_input(node)
     if on_image and operator in ("Cast", "Div", "Sub"):
         return "input"
     if operator == "Cast":
