@@ -63,7 +63,8 @@ class OnnxView:
 
     def target(self, value: str) -> tuple[int, ...] | None:
         """As its constant says it; a dimension that the constant leaves open is not known."""
-        constant = self.wiring.array(self.wiring.maker[value].input[1])
+        inputs = self.wiring.maker[value].input
+        constant = self.wiring.array(inputs[1]) if len(inputs) > 1 else None  # an attribute before opset 5
         inner = () if constant is None else tuple(int(one) for one in constant.reshape(-1)[1:])
         return inner if inner and min(inner) > 0 else None
 
