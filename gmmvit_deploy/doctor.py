@@ -21,19 +21,19 @@ from gmmvit_deploy.engines.flavors import FLAVORS, find_flavor, refuse, visible_
 from gmmvit_deploy.engines.options import BuildOptions, Profile
 from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.kernels.libraries import onnxruntime_library
+from gmmvit_deploy.kernels.libraries import onnxruntime_library, openvino_library, why_recorded
 from gmmvit_deploy.precision import PRECISIONS, Precision
 from gmmvit_deploy.runtime.onnxruntime_program import why_not
 from gmmvit_deploy.runtime.openvino import our_kernels
 from gmmvit_deploy.serving.installs import ServerInstall, find_server
 from gmmvit_deploy.variants import onnx_file, open_variant
 
-__all__ = ["Check", "examine", "examine_bundle"]
+__all__ = ["RETRY", "Check", "examine", "examine_bundle"]
 
 _BUILT_FOR = "8.9"
 
 
-Kind = Literal["package", "runner", "engine", "server", "hardware", "graph"]
+Kind = Literal["package", "runner", "kernel", "engine", "server", "hardware", "graph"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +75,8 @@ def examine() -> list[Check]:
         _tried("runner", "eager", _eager, fix="pip install gmmvit-deploy"),
         _tried("runner", "onnxruntime", _onnxruntime, fix=_install("cpu")),
         _tried("runner", "openvino", _openvino, fix=_install("openvino")),
+        _kernel("onnxruntime", onnxruntime_library),
+        _kernel("openvino", openvino_library),
         _tried("runner", "triton-grpc", lambda: _client("grpc"), fix=_install("client")),
         _tried("runner", "triton-http", lambda: _client("http"), fix=_install("client")),
         *(_tried("engine", name, partial(_builds, name), fix=_install(name)) for name in FLAVORS),
@@ -197,6 +199,25 @@ def _openvino() -> str:
     attention = f"attention in our own kernel, up to {how}" if kernels else f"attention is OpenVINO's: {how}"
     return f"openvino {openvino.__version__}; this CPU computes {', '.join(computed)}; {attention}"
 
+
+def _kernel(name: str, library: Callable[[], tuple[Path | None, str]]) -> Check:
+    """Our own CPU kernels for one runtime: compiled and loaded, or why not and how to try again."""
+
+    def state() -> str:
+        path, why = library()
+        if path is None:
+            if record := why_recorded(name):
+                raise GmmvitError(f"{why} (recorded in {record})", hint=RETRY)
+            raise GmmvitError(why, hint="install g++, or name another compiler in CXX" if "compiler" in why else "")
+        if why := why_not(path):
+            raise GmmvitError(why)
+        return f"compiled, {path}"
+
+    return _tried("kernel", f"{name}+kernels", state, fix=_install("cpu" if name == "onnxruntime" else "openvino"))
+
+
+RETRY = "gmmvit doctor --empty-kernel-cache"
+"""Forgets what was compiled and what could not be, and tries again."""
 
 _COMPUTED = {"fp32": "FP32", "bf16": "BF16", "int8": "INT8"}
 """Precision → OpenVINO's name of it."""

@@ -7,7 +7,7 @@ import typer
 
 from gmmvit_cli.options import SERVER, SERVER_TENSORRT, SERVER_VERSION, server_from
 from gmmvit_cli.output import JSON_OPTION, print_json, print_table, working
-from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.errors import InputError, OutputError
 
 
 def doctor(
@@ -15,6 +15,9 @@ def doctor(
     server_version: str | None = SERVER_VERSION,
     server: str | None = SERVER,
     server_tensorrt: str | None = SERVER_TENSORRT,
+    empty_kernel_cache: bool = typer.Option(
+        False, help="First remove compiled CPU kernels and recorded failures, so that they are compiled again."
+    ),
     as_json: bool = JSON_OPTION,
 ) -> None:
     """Say what works here and how to add the rest; of a bundle, whether a server will load its engines.
@@ -25,6 +28,8 @@ def doctor(
         from gmmvit_deploy.artifacts import open_bundle
         from gmmvit_deploy.doctor import examine, examine_bundle
 
+        if empty_kernel_cache:
+            _empty_kernel_cache()
         there = server_from(server_version, server, server_tensorrt)
         if bundle is None and there is not None:
             raise InputError("which bundle is the server to load engines of?", hint="gmmvit doctor BUNDLE --server …")
@@ -39,3 +44,14 @@ def doctor(
     for fix, name in fixes.items():
         typer.echo(f"for {name}:  {fix}")
     raise typer.Exit(int(failed))
+
+
+def _empty_kernel_cache() -> None:
+    from gmmvit_deploy.kernels import libraries
+
+    try:
+        removed, left = libraries.empty_kernel_cache()
+    except (OSError, RuntimeError) as exc:
+        raise OutputError(f"the kernel cache cannot be emptied: {exc}", hint="set XDG_CACHE_HOME to another") from exc
+    in_use = f"; {len(left)} left, in use by a living process" if left else ""
+    typer.echo(f"removed {len(removed)} files from the kernel cache{in_use}", err=True)

@@ -190,7 +190,12 @@ def _card(
         proof
         for target, found in named.items()
         for proof in prove_attentions(
-            found, source.attentions, target=target, profiles=len(profiles), head_dims=source.head_dims
+            found,
+            source.attentions,
+            target=target,
+            profiles=len(profiles),
+            head_dims=source.head_dims,
+            unmatched=source.unmatched,
         )
     )
     misses = tuple(

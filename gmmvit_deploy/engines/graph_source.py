@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from gmmvit_deploy.errors import ExportError, InputError
 from gmmvit_deploy.graphs.masks import require_folded
 from gmmvit_deploy.graphs.roles import Attention, Role, attentions_of, roles_of
+from gmmvit_deploy.kernels.matcher import Refusal
+from gmmvit_deploy.kernels.onnxruntime_kernels import attentions_of_kernel
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -23,6 +25,7 @@ class GraphSource:
 
     tensor, shape, dtype: of its input, the shape without the batch.
     roles: empty when the graph has nodes that the policy has no word for; ``unjudged`` then names one.
+    unmatched: attention that is not known → why it does not have the form of an attention, in words.
     hashes, masks: what the card shall say beside the plan's.
     """
 
@@ -33,6 +36,7 @@ class GraphSource:
     dtype: str
     attentions: tuple[Attention, ...]
     head_dims: Mapping[str, int]
+    unmatched: Mapping[str, str]
     roles: Mapping[str, Role]
     unjudged: str
     unfolded: tuple[str, ...]
@@ -78,6 +82,7 @@ def source_from_onnx(path: Path) -> GraphSource:
         dtype=dtype,
         attentions=attentions,
         head_dims=_head_dims(proto, attentions),
+        unmatched=_unmatched(proto, attentions),
         roles=roles,
         unjudged=unjudged,
         unfolded=unfolded,
@@ -96,6 +101,15 @@ def _input(path: Path, proto: ModelProto) -> tuple[str, tuple[int, ...], str]:
     if len(dims) < 2 or dims[0] or not all(dims[1:]):
         raise InputError(f"{path}: its input is {dims}; a dynamic batch and fixed other dimensions were wanted")
     return inputs[0].name, tuple(dims[1:]), str(helper.tensor_dtype_to_np_dtype(kind.elem_type))
+
+
+def _unmatched(proto: ModelProto, attentions: tuple[Attention, ...]) -> dict[str, str]:
+    """The reason of the matcher for each softmax that does not stand between two products."""
+    unknown = {attention.name for attention in attentions if not attention.known}
+    if not unknown:
+        return {}
+    refusals = [match for match in attentions_of_kernel(proto) if isinstance(match, Refusal)]
+    return {refusal.name: refusal.reason for refusal in refusals if refusal.name in unknown}
 
 
 def _head_dims(proto: ModelProto, attentions: tuple[Attention, ...]) -> dict[str, int]:

@@ -6,7 +6,7 @@ Judged by the layers that TensorRT reports, never by the graph that went in.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gmmvit_deploy.engines.layers import Layer
@@ -55,13 +55,23 @@ def prove_attentions(
     target: str,
     profiles: int,
     head_dims: Mapping[str, int],
+    unmatched: Mapping[str, str] | None = None,
 ) -> tuple[AttentionProof, ...]:
-    """For each of as many profiles: one that ``layers`` say nothing of proves nothing."""
+    """For each of as many profiles: one that ``layers`` say nothing of proves nothing.
+
+    unmatched: attention that is not known → why its form is not that of an attention; it ends the proof's reason.
+    """
     found = tuple(attentions)
-    return tuple(
+    proofs = [
         _prove([layer for layer in layers if layer.profile == profile], attention, target, profile, head_dims)
         for profile in range(profiles)
         for attention in found
+    ]
+    unknown = {attention.name for attention in found if not attention.known}
+    words = {name: why for name, why in (unmatched or {}).items() if name in unknown}
+    return tuple(
+        replace(proof, reason=f"{proof.reason}: {words[proof.name]}") if proof.name in words else proof
+        for proof in proofs
     )
 
 

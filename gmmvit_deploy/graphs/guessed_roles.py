@@ -6,11 +6,11 @@ Our own graphs declare it (`declared`), and nothing of this is asked of them. Wh
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gmmvit_deploy.graphs.declared import SHAPE_OPERATORS, Attention
+from gmmvit_deploy.graphs.wiring import Wiring
 from gmmvit_deploy.precision import Role
 
 if TYPE_CHECKING:
@@ -32,53 +32,18 @@ _DIRECT: dict[str, Role] = {
 _BETWEEN = frozenset({"Add", "Cast", "Mul", "Reshape"})
 
 
-class _Wiring:
-    """Who makes and who reads each tensor, and which are constants."""
-
-    def __init__(self, graph: GraphProto) -> None:
-        self.maker = {name: node for node in graph.node for name in node.output}
-        self.readers: dict[str, list[NodeProto]] = {}
-        for node in graph.node:
-            for name in node.input:
-                self.readers.setdefault(name, []).append(node)
-        self.sizes = {one.name: math.prod(one.dims) for one in graph.initializer}
-        for node in graph.node:
-            if node.op_type == "Constant":
-                self.sizes[node.output[0]] = max(
-                    (math.prod(one.t.dims) for one in node.attribute if one.name == "value"), default=1
-                )
-        for node in graph.node:  # what is computed from constants alone is constant: a dequantised weight, say
-            if node.input and all(name in self.sizes or not name for name in node.input):
-                self.sizes.update(dict.fromkeys(node.output, max(self.sizes[name] for name in node.input if name)))
-
-    def constant(self, node: NodeProto) -> int | None:
-        """Which of the node's inputs is a constant; None if none is."""
-        return next((index for index, name in enumerate(node.input) if name in self.sizes), None)
-
-    def computed(self, node: NodeProto) -> list[str]:
-        return [name for name in node.input if name and name not in self.sizes]
-
-    def only_reader(self, name: str) -> NodeProto | None:
-        readers = self.readers.get(name, [])
-        return readers[0] if len(readers) == 1 else None
-
-    def is_product(self, node: NodeProto) -> bool:
-        return node.op_type == "MatMul" and self.constant(node) is None
-
-    def is_mixing(self, node: NodeProto) -> bool:
-        return node.op_type == "MatMul" and self.constant(node) == 0
-
-
 def guessed_attentions(graph: GraphProto) -> tuple[Attention, ...]:
     """Every softmax with the products around it; unknown where it does not stand between two products."""
-    wiring = _Wiring(graph)
+    wiring = Wiring(graph)
     return tuple(_attention(node, wiring) for node in graph.node if node.op_type == "Softmax")
 
 
-def _attention(softmax: NodeProto, wiring: _Wiring) -> Attention:
+def _attention(softmax: NodeProto, wiring: Wiring) -> Attention:
     name = softmax.name.rpartition("/")[0] or softmax.name
     before = _walk(
-        wiring.maker.get(softmax.input[0]), wiring, lambda node: wiring.maker.get(next(iter(wiring.computed(node)), ""))
+        wiring.maker.get(softmax.input[0]),
+        wiring,
+        lambda node: wiring.maker.get(next(iter(wiring.computed_inputs(node)), "")),
     )
     after = _walk(wiring.only_reader(softmax.output[0]), wiring, lambda node: wiring.only_reader(node.output[0]))
     if not before or not after:
@@ -88,7 +53,7 @@ def _attention(softmax: NodeProto, wiring: _Wiring) -> Attention:
         node.input[index]
         for node in before
         if node.op_type == "Mul"
-        and (index := wiring.constant(node)) is not None
+        and (index := wiring.constant_input(node)) is not None
         and wiring.sizes[node.input[index]] > 1
     ]
     return Attention(
@@ -99,7 +64,7 @@ def _attention(softmax: NodeProto, wiring: _Wiring) -> Attention:
     )
 
 
-def _walk(node: NodeProto | None, wiring: _Wiring, onwards: Callable[[NodeProto], NodeProto | None]) -> list[NodeProto]:
+def _walk(node: NodeProto | None, wiring: Wiring, onwards: Callable[[NodeProto], NodeProto | None]) -> list[NodeProto]:
     """The nodes from here to the next product, which is the last of them; none if no product comes."""
     passed: list[NodeProto] = []
     while node is not None:
@@ -114,13 +79,13 @@ def _walk(node: NodeProto | None, wiring: _Wiring, onwards: Callable[[NodeProto]
 
 def guessed_roles(graph: GraphProto) -> dict[str, Role]:
     """Node name → role, ``unknown`` where no rule applies."""
-    wiring = _Wiring(graph)
+    wiring = Wiring(graph)
     logits = {one.name for one in graph.output}
     inside = {name for attention in guessed_attentions(graph) for name in attention.nodes}
     image = {one.name for one in graph.input}  # tensors that are the image, or the image moved about
     roles: dict[str, Role] = {}
     for node in graph.node:
-        on_image = all(name in image for name in wiring.computed(node))
+        on_image = all(name in image for name in wiring.computed_inputs(node))
         if node.op_type in _DIRECT:
             role = _DIRECT[node.op_type]
         elif logits & set(node.output):
@@ -135,7 +100,7 @@ def guessed_roles(graph: GraphProto) -> dict[str, Role]:
     return roles
 
 
-def _linear_role(node: NodeProto, wiring: _Wiring, *, on_image: bool) -> Role:
+def _linear_role(node: NodeProto, wiring: Wiring, *, on_image: bool) -> Role:
     if wiring.is_product(node):
         return "product"
     if wiring.is_mixing(node):
@@ -147,8 +112,8 @@ def _linear_role(node: NodeProto, wiring: _Wiring, *, on_image: bool) -> Role:
     return "embedding" if on_image else "projection"
 
 
-def _elementwise_role(node: NodeProto, wiring: _Wiring, *, inside: bool, on_image: bool) -> Role:
-    operator, index = node.op_type, wiring.constant(node)
+def _elementwise_role(node: NodeProto, wiring: Wiring, *, inside: bool, on_image: bool) -> Role:
+    operator, index = node.op_type, wiring.constant_input(node)
     if on_image and operator in ("Cast", "Div", "Sub"):
         return "input"
     if operator == "Cast":

@@ -6,9 +6,8 @@ which `masked_attention.c` computes in one pass over the cache; and in a graph t
 
     Add, LayerNorm, QuantizeLinear  →  one operation
 
-by `residual_norm.c`. Only what is exactly this is replaced (with a bias or not; within windows, as in Swin, or not; or
-with heads mixed before and after softmax, as in CaiT); whatever else a graph has stays OpenVINO's own: attention from
-one token to many, heads whose width is no multiple of 16.
+by `residual_norm.c`. Which attentions are replaced `matcher.py` says, with the reason for each that is not; whatever
+else a graph has stays OpenVINO's own.
 """
 
 from __future__ import annotations
@@ -21,17 +20,14 @@ from typing import Any
 import numpy as np
 
 # By their place beside this file, which is the same in a server's model.
-from .openvino_graph import constant, constant_and_other, down, nodes_of, permutes, static, takers, up
+from .matcher import MaskedAttention, attentions_in, summary_of
+from .openvino_view import OpenVinoView, constant, constant_and_other, down, nodes_of, static, takers, up
 from .prepared_masks import LANES, LOG2_E, Arithmetic, prepared_bias, prepared_mask
 
 __all__ = ["Arithmetic", "Form", "Kernels", "kernels_from"]
 
 _ARITHMETIC: dict[Arithmetic, int] = {"f32": 1, "bf16": 2}  # as masked_attention.h numbers them
 _FALLBACK: dict[Arithmetic, tuple[Arithmetic, ...]] = {"f32": (), "bf16": ("f32",)}
-_MOST_MIXED = 16
-# With a dimension for windows, or without:
-_HEADS_APART = [0, 2, 1, 3], [0, 1, 3, 2, 4]  # (B, n, H, d) → (B, H, n, d), and back
-_KEYS_ACROSS = [0, 2, 3, 1], [0, 1, 3, 4, 2]  # (B, n, H, d) → (B, H, d, n)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +54,9 @@ class Kernels:
     _factory: Any
 
     def fuse_attention(self, model: Any) -> int:
-        """How many attentions of an OpenVINO model were replaced, with the quantising of what they give."""
-        found = [one for node in nodes_of(model, "Softmax") if (one := _matched(node, self.arithmetic))]
+        """Replace the attentions of an OpenVINO model, with the quantising of what they give; return how many."""
+        matches = attentions_in(OpenVinoView(model))
+        found = [_form_of(match, self.arithmetic) for match in matches if isinstance(match, MaskedAttention)]
         grids = [_quantised(form.last) for form in found]
         if not _quantises_beside(model, sum(len(nodes) for _, nodes in grids)):
             grids = [(None, ()) for _ in found]
@@ -68,6 +65,10 @@ class Kernels:
             self._put("MaskedAttention", replace(form, attributes=attributes, quantised=quantised))
         model.validate_nodes_and_infer_types()
         return len(found)
+
+    def describe_attention(self, model: Any) -> str:
+        """How many attentions of a model `fuse_attention` would replace, and why not the others: `summary_of`."""
+        return summary_of(attentions_in(OpenVinoView(model)))
 
     def fuse_norms(self, model: Any) -> int:
         """How many LayerNorms of an OpenVINO model, all of whose values are quantised, were replaced.
@@ -119,146 +120,33 @@ def kernels_from(library: Path, wanted: Arithmetic) -> tuple[Kernels | None, str
     return None, "this processor has no AVX-512"
 
 
-# ---- finding attention in a graph --------------------------------------------------------------------------------
+# ---- one operation from one attention ----------------------------------------------------------------------------
 
 
-def _matched(softmax: Any, arithmetic: Arithmetic) -> Form | None:
-    """Its form when all around this Softmax is masked attention; float32 if the mask does not fit the arithmetic."""
-    above = _scores(softmax)
-    below = _output(softmax)
-    if above is None or below is None:
-        return None
-    query, key, factor, bias, before = above
-    value, last, after = below
-    ends = [_part(query, _HEADS_APART), _part(key, _KEYS_ACROSS), _part(value, _HEADS_APART)]
-    if any(one is None for one in ends) or (before is None) != (after is None):
-        return None
-    *outer, heads, n, width = static(query)
-    inputs, parts = _sources([one for one in ends if one is not None])
-    same = static(key) == [*outer, heads, width, n] and static(value) == [*outer, heads, n, width]
-    fits = same and width % LANES == 0 and (before is None or len(before) == heads <= _MOST_MIXED)
-    if not fits or any(static(one)[:-1] != [*outer, n] for one in inputs):
-        return None
-    if static(last.output(0)) != [*outer, n, heads * width]:
-        return None
-    masks, grid, scale, biases = [], 0, 1.0, []
-    if bias is not None:
-        biases = [prepared_bias(bias, heads, n, tuple(outer[1:]))]
-        if before is not None or biases[0] is None:
-            return None
-    if factor.size == 1:
-        scale = float(factor.reshape(())) * LOG2_E
-    elif factor.shape[-3:] == (heads, n, n) and factor.size == heads * n * n:
-        mask = prepared_mask(factor.reshape(heads, n, n), arithmetic)
-        masks, grid, arithmetic = [mask.numbers], mask.grid, mask.arithmetic
+def _form_of(attention: MaskedAttention, arithmetic: Arithmetic) -> Form:
+    """float32 if the mask does not fit the arithmetic."""
+    inputs, parts = _sources([(part.source, part.column) for part in attention.parts])
+    masks, biases, grid, scale = [], [], 0, 1.0
+    if attention.mask is None:
+        scale = attention.scale * LOG2_E
     else:
-        return None
-    mixing = [] if before is None else [before, after]
+        mask = prepared_mask(attention.mask, arithmetic)
+        masks, grid, arithmetic = [mask.numbers], mask.grid, mask.arithmetic
+    if attention.bias is not None:
+        biases = [prepared_bias(attention.bias, attention.heads, attention.tokens, attention.windows)]
     attributes = {
-        "heads": heads,
-        "n": n,
-        "d": width,
+        "heads": attention.heads,
+        "n": attention.tokens,
+        "d": attention.head_dim,
         "grid": grid,
         "parts": [number for part in parts for number in part],
         "masked": bool(masks),
         "biased": bool(biases),
-        "mixed": bool(mixing),
+        "mixed": bool(attention.mixing),
         "scale": scale,
         "arithmetic": _ARITHMETIC[arithmetic],
     }
-    return Form(attributes, inputs, [*masks, *biases, *mixing], last)
-
-
-def _scores(softmax: Any) -> tuple[Any, Any, Any, Any, Any] | None:
-    """(Q, Kᵀ, M or the scale, the bias or None, the mixing or None) of what goes into this Softmax over keys."""
-    at = up(softmax.input_value(0), "Convert")
-    if softmax.get_attributes().get("axis") not in (-1, len(static(at)) - 1):
-        return None
-    mixed = _unmixed(at)
-    before, at = mixed if mixed else (None, at)
-    bias, at = constant_and_other(at.get_node(), "Add") or (None, at)
-    factor, at = constant_and_other(up(at, "Convert").get_node(), "Multiply") or (np.float32(1), at)
-    product = _factors(up(at, "Convert").get_node())
-    if product is None:
-        return None
-    query, key = product
-    scale, unscaled = constant_and_other(query.get_node(), "Multiply") or (np.float32(1), query)
-    if scale.size == 1:  # of Q alone, before the product
-        factor, query = np.asarray(factor, np.float32) * scale.reshape(()), up(unscaled, "Convert")
-    return query, key, np.asarray(factor, np.float32), bias, before
-
-
-def _output(softmax: Any) -> tuple[Any, Any, Any] | None:
-    """(V, the node that puts heads side by side again, the mixing or None)."""
-    at, after = down(softmax, "Convert"), None
-    if at is not None and at.get_type_name() == "Reshape":
-        mixing = down(at, "Convert")
-        back = mixing and down(mixing)
-        mixed = _unmixed(back.output(0)) if back else None
-        if mixed is None or back is None:
-            return None
-        after, at = mixed[0], down(back, "Convert")
-    product = _factors(at) if at is not None else None
-    if at is None or product is None:
-        return None
-    transpose = down(at)
-    last = down(transpose) if transpose is not None and permutes(transpose, *_HEADS_APART) else None
-    if last is None or last.get_type_name() != "Reshape":
-        return None
-    return product[1], last, after
-
-
-def _unmixed(value: Any) -> tuple[Any, Any] | None:
-    """Reshape(W @ Reshape(x))  →  (Wᵀ, x): heads mixed by one product."""
-    outer = value.get_node()
-    if outer.get_type_name() != "Reshape":
-        return None
-    split = constant_and_other(outer.input_value(0).get_node(), "MatMul")
-    if split is None:
-        return None
-    weights, flat = split
-    inner = up(flat, "Convert").get_node()
-    if inner.get_type_name() != "Reshape" or weights.ndim != 2 or weights.shape[0] != weights.shape[1]:
-        return None
-    product = outer.input_value(0).get_node()
-    if constant(product.input_value(0)) is None or not _is_plain_product(product):
-        return None
-    inside = inner.input_value(0)
-    if static(inside) != static(value) or static(flat)[1:2] != static(inside)[1:2]:
-        return None
-    return np.ascontiguousarray(weights.T, np.float32), inside
-
-
-def _factors(node: Any) -> tuple[Any, Any] | None:
-    if not _is_plain_product(node):
-        return None
-    both = up(node.input_value(0), "Convert"), up(node.input_value(1), "Convert")
-    return both if [len(static(one)) for one in both] in ([4, 4], [5, 5]) else None
-
-
-def _is_plain_product(node: Any) -> bool:
-    """A product that transposes nothing on its way."""
-    attributes = node.get_attributes()
-    return node.get_type_name() == "MatMul" and not (attributes.get("transpose_a") or attributes.get("transpose_b"))
-
-
-def _part(value: Any, orders: tuple[list[int], ...]) -> tuple[Any, int] | None:
-    """Transpose(Reshape(x)) → (x, 0); of one part of a Split along the columns → (what was split, its first column)."""
-    transpose = value.get_node()
-    if not permutes(transpose, *orders):
-        return None
-    reshape = transpose.input_value(0).get_node()
-    if reshape.get_type_name() != "Reshape":
-        return None
-    whole = reshape.input_value(0)
-    shape, apart = static(whole), static(transpose.input_value(0))
-    if apart[:-2] != shape[:-1] or apart[-2] * apart[-1] != shape[-1]:
-        return None
-    node = whole.get_node()
-    axis = constant(node.input_value(1)) if node.get_type_name() == "Split" else None
-    if axis is not None and int(axis.reshape(())) in (-1, len(shape) - 1):
-        return node.input_value(0), whole.get_index() * shape[-1]
-    return whole, 0
+    return Form(attributes, inputs, [*masks, *biases, *attention.mixing], attention.last.get_node())
 
 
 def _sources(ends: list[tuple[Any, int]]) -> tuple[list[Any], tuple[tuple[int, int], ...]]:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-__all__ = ["LANES", "LOG2_E", "Arithmetic", "PreparedMask", "prepared_bias", "prepared_mask"]
+__all__ = ["LANES", "LOG2_E", "Arithmetic", "PreparedMask", "prepared_bias", "prepared_mask", "takes_bias"]
 
 Arithmetic = Literal["f32", "bf16"]
 LANES = 16
@@ -43,14 +43,23 @@ def prepared_mask(mask: Any, wanted: Arithmetic) -> PreparedMask:
     return PreparedMask(numbers.astype(np.float16).view(np.int32), grid, wanted)
 
 
-def prepared_bias(bias: Any, heads: int, n: int, outer: tuple[int, ...]) -> Any:
-    """B (…, H, n, n) → Bᵀ·log2(e) (windows, H, …), float32; None for a bias that the kernel does not take.
+def takes_bias(shape: tuple[int, ...], heads: int, n: int, outer: tuple[int, ...]) -> bool:
+    """Does the kernel take a bias of this shape, (…, H, n, n)?
 
     outer: the scores' dimensions between batch and heads. A bias is the same for all of them, or there is one each.
     """
-    windows = bias.size // (heads * n * n)
-    if bias.shape[-3:] != (heads, n, n) or (windows != 1 and (windows,) != outer):
+    windows = math.prod(shape[:-3])
+    return shape[-3:] == (heads, n, n) and (windows == 1 or (windows,) == outer)
+
+
+def prepared_bias(bias: Any, heads: int, n: int, outer: tuple[int, ...]) -> Any:
+    """B (…, H, n, n) → Bᵀ·log2(e) (windows, H, …), float32; None for a bias that the kernel does not take.
+
+    outer: as in `takes_bias`.
+    """
+    if not takes_bias(bias.shape, heads, n, outer):
         return None
+    windows = math.prod(bias.shape[:-3])
     turned = np.asarray(bias, np.float32).reshape(-1, n, n).transpose(0, 2, 1) * np.float32(LOG2_E)
     return _by_tiles(turned).reshape(windows, heads, -1)
 

@@ -40,6 +40,8 @@ class OpenVinoProgram:
         self._small = self._core.read_model(path)
         self._hint = hint
         self.threads = threads or len(os.sched_getaffinity(0))
+        self.attentions = kernels.describe_attention(self._small) if kernels else ""
+        """How many attentions our kernel takes, and why not the others; empty without our kernels."""
         self.fused_attentions = kernels.fuse_attention(self._small) if kernels else 0
         self._whole = self._small.clone()  # a chunk has rows enough for our norms to gain
         self.fused_norms = kernels.fuse_norms(self._whole) if kernels else 0

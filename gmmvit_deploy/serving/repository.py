@@ -16,7 +16,7 @@ from gmmvit_deploy.engines.card import Engine, require_bundle
 from gmmvit_deploy.engines.compatibility import ServerTensorRT, loads_on, server_tensorrt
 from gmmvit_deploy.errors import RepositoryError
 from gmmvit_deploy.images import image_from_pixels
-from gmmvit_deploy.kernels import openvino_graph, openvino_kernels, prepared_masks
+from gmmvit_deploy.kernels import matcher, openvino_kernels, openvino_view, prepared_masks
 from gmmvit_deploy.kernels.libraries import openvino_library
 from gmmvit_deploy.runtime import onnxruntime_program, openvino_program
 from gmmvit_deploy.runtime.onnxruntime import fused_graph
@@ -128,7 +128,8 @@ def _copy_programs(options: RepositoryOptions, folder: Path, network: Path) -> N
             copies[str(fused.library)] = "onnxruntime_kernels.so"
     else:
         (folder / _OPENVINO).mkdir()
-        files = [module.__file__ for module in (openvino_program, openvino_kernels, openvino_graph, prepared_masks)]
+        modules = (openvino_program, openvino_kernels, openvino_view, matcher, prepared_masks)
+        files = [module.__file__ for module in modules]
         copies = {str(file): f"{_OPENVINO}/{Path(str(file)).name}" for file in files}
         library, _ = openvino_library()
         if library is not None:

@@ -327,5 +327,9 @@ def test_doctor(gmmvit: Gmmvit) -> None:
         assert checks[name]["works"], checks[name]
     for check in checks.values():
         assert check["detail"]
+    assert [name for name, check in checks.items() if check["kind"] == "kernel"] == [
+        "onnxruntime+kernels",
+        "openvino+kernels",
+    ]
     absent = [check for check in checks.values() if check["kind"] == "engine" and not check["works"]]
     assert all(check["fix"].startswith("pip install ") for check in absent)

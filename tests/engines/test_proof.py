@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from gmmvit_deploy.engines.graph_source import source_from_onnx
 from gmmvit_deploy.engines.layers import Layer, layers_from_text, shares_of
 from gmmvit_deploy.engines.proof import prove_attentions, unreached
 from gmmvit_deploy.errors import EngineError
@@ -179,3 +184,32 @@ def test_a_promise_that_was_broken(lines: list[str], node: str, wanted: str, see
     others = [line("_gemm_mha_v2_myl0_2", "qk"), line("e_myl0_3", "e", kind="correlation")]
     (miss,) = unreached(layers(*lines, *others), ROLES, "int8", target="8.9", profiles=1)
     assert (miss.node, miss.wanted, miss.found, miss.target) == (node, wanted, seen, "8.9")
+
+
+def test_a_softmax_that_is_not_known_is_explained() -> None:
+    known, unknown = ATTENTION, Attention(name="b", nodes=("other",), known=False)
+    found = layers(line("g_myl0_0", "qk", kind="gemm"), line("s_myl0_1", "other"))
+    why = {"a": "not said of an attention that is known", "b": "a step stands before its softmax: Tanh"}
+    proofs = prove_attentions(found, [known, unknown], target="8.9", profiles=1, head_dims={}, unmatched=why)
+    plain = prove_attentions(found, [known, unknown], target="8.9", profiles=1, head_dims={})
+    assert proofs[0] == plain[0]
+    assert proofs[1].reason == f"{plain[1].reason}: {why['b']}"
+    assert plain[1].reason == "no attention that we know stands around this softmax"
+
+
+def test_the_source_says_why_a_softmax_is_no_attention(tmp_path: Path) -> None:
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [
+            helper.make_node("Tanh", ["x"], ["t"], name="t"),
+            helper.make_node("Softmax", ["t"], ["p"], name="a/Softmax"),
+            helper.make_node("Relu", ["p"], ["y"], name="r"),
+        ],
+        "g",
+        [value("x", TensorProto.FLOAT, ["b", 2, 2])],
+        [value("y", TensorProto.FLOAT, ["b", 2, 2])],
+    )
+    path = tmp_path / "g.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    why = "a step that is not a product, a sum or head mixing stands before its softmax: Tanh"
+    assert source_from_onnx(path).unmatched == {"a": why}

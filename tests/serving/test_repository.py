@@ -68,7 +68,7 @@ def test_openvino_brings_the_files_of_our_runner(precise_bundle: Bundle, tmp_pat
     options = RepositoryOptions(runtime="openvino", precision="fp32")
     repository_from_bundle(precise_bundle, tmp_path / "r", options)
     folder = tmp_path / "r" / "gmmvit_network" / "1"
-    files = {"openvino_program.py", "openvino_kernels.py", "openvino_graph.py", "prepared_masks.py"}
+    files = {"openvino_program.py", "openvino_kernels.py", "openvino_view.py", "matcher.py", "prepared_masks.py"}
     assert {file.name for file in (folder / "gmmvit_openvino").iterdir()} == files
     for name in files:
         room = runtime if name == "openvino_program.py" else kernels

@@ -1,0 +1,137 @@
+"""Read OpenVINO's graphs, also as the matcher sees them.  Imports nothing of ours: a server's model brings it along.
+
+Values are outputs of nodes. Conversions of type, which a graph of half precision is full of, are looked through where
+their name is given.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["OpenVinoView", "constant", "constant_and_other", "down", "nodes_of", "static", "takers", "up"]
+
+_KINDS = {
+    "Add": "add",
+    "Convert": "conversion",
+    "Multiply": "multiply",
+    "Reshape": "reshape",
+    "Softmax": "softmax",
+    "Transpose": "transpose",
+}
+
+
+class OpenVinoView:
+    """A `GraphView` whose values are outputs of nodes.  Its kernel computes across conversions of type."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model  # its nodes live no longer than it does
+        self._softmaxes = [node.output(0) for node in nodes_of(model, "Softmax")]
+
+    def softmaxes(self) -> list[Any]:
+        return self._softmaxes
+
+    def name(self, value: Any) -> str:
+        return str(value.get_node().get_friendly_name())
+
+    def kind(self, value: Any) -> str:
+        node = value.get_node()
+        name = str(node.get_type_name())
+        if name == "MatMul":
+            attributes = node.get_attributes()
+            transposes = attributes.get("transpose_a") or attributes.get("transpose_b")
+            return "MatMul that transposes a factor" if transposes else "product"
+        return _KINDS.get(name, name)
+
+    def inputs(self, value: Any) -> list[Any]:
+        return list(value.get_node().input_values())
+
+    def constant(self, value: Any) -> Any:
+        return constant(value)
+
+    def plain(self, value: Any) -> Any:
+        return up(value, "Convert")
+
+    def reader(self, value: Any, *, through_conversions: bool = False) -> Any:
+        taker = down(value.get_node(), "Convert" if through_conversions else "")
+        return None if taker is None or not taker.outputs() else taker.output(0)
+
+    def readers(self, value: Any) -> list[str]:
+        return [self.kind(taker.output(0)) for taker in takers(value.get_node()) if taker.outputs()]
+
+    def shape(self, value: Any) -> tuple[int, ...] | None:
+        _, *inner = static(value)
+        return tuple(inner) if inner and min(inner) > 0 else None
+
+    def target(self, value: Any) -> tuple[int, ...] | None:
+        return self.shape(value)
+
+    def order(self, value: Any) -> list[int]:
+        order = constant(value.get_node().input_value(1))
+        return [] if order is None else [int(one) for one in order.reshape(-1)]
+
+    def axis(self, value: Any) -> int:
+        return int(value.get_node().get_attributes().get("axis", 1))
+
+    def columns(self, value: Any) -> tuple[Any, int, int] | None:
+        node, shape = value.get_node(), self.shape(value)
+        axis = constant(node.input_value(1)) if node.get_type_name() == "Split" else None
+        if axis is None or shape is None or int(axis.reshape(())) not in (-1, len(shape)):
+            return value, 0, 1
+        return node.input_value(0), value.get_index(), len(node.outputs())
+
+    def refused_type(self, value: Any) -> str:
+        return ""
+
+    def takes_constant(self, array: Any) -> bool:
+        return True
+
+
+def nodes_of(model: Any, kind: str) -> list[Any]:
+    return [node for node in model.get_ordered_ops() if node.get_type_name() == kind]
+
+
+def constant_and_other(node: Any, kind: str) -> tuple[Any, Any] | None:
+    """(the constant, the other input) of a node of this kind that has one constant input."""
+    if node.get_type_name() != kind:
+        return None
+    values = [constant(node.input_value(index)) for index in (0, 1)]
+    if (values[0] is None) == (values[1] is None):
+        return None
+    index = 0 if values[0] is not None else 1
+    return values[index], node.input_value(1 - index)
+
+
+def constant(value: Any) -> Any:
+    node = up(value, "Convert").get_node()
+    return node.data if node.get_type_name() == "Constant" else None
+
+
+def up(value: Any, through: str) -> Any:
+    while value.get_node().get_type_name() == through:
+        value = value.get_node().input_value(0)
+    return value
+
+
+def down(node: Any, through: str = "") -> Any:
+    """The one node that takes what this one gives; None where several do."""
+    targets = list(node.output(0).get_target_inputs())
+    if len(targets) != 1:
+        return None
+    taker = targets[0].get_node()
+    return down(taker, through) if taker.get_type_name() == through else taker
+
+
+def static(value: Any) -> list[int]:
+    """The shape, the batch as −1 whatever it is."""
+    shape = value.get_partial_shape()
+    rest = [] if shape.rank.is_dynamic else list(shape)[1:]
+    return [-1, *(one.get_length() if one.is_static else -2 for one in rest)]
+
+
+def takers(node: Any) -> list[Any]:
+    """The nodes that take what this one gives, through conversions."""
+    found = []
+    for target in node.output(0).get_target_inputs():
+        taker = target.get_node()
+        found += takers(taker) if taker.get_type_name() == "Convert" else [taker]
+    return found

@@ -1,0 +1,193 @@
+"""One matcher over both runtimes' graphs: how many attentions the kernel takes, and why not the others."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import openvino
+import pytest
+from onnx import TensorProto, helper
+
+from gmmvit_deploy import kernels, runtime
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.graphs.wiring import Wiring
+from gmmvit_deploy.kernels.matcher import MaskedAttention, Refusal, attentions_in, summary_of
+from gmmvit_deploy.kernels.onnxruntime_kernels import attentions_of_kernel
+from gmmvit_deploy.kernels.openvino_view import OpenVinoView
+from tests.conftest import NAMES
+from tests.kernels.test_masked_attention import _graph as openvino_graph
+from tests.kernels.test_onnxruntime_attention import graph as onnx_graph
+
+HEAD_DIM_8 = "its head dim 8 is not a multiple of 16"
+HEAD_DIM_12 = "its head dim 12 is not a multiple of 16"
+ONE_QUERY = "its queries are 1 token and its keys 64"
+
+
+def shared_mask(tokens: int, heads: int) -> str:
+    return f"its mask has shape ({tokens}, {tokens}), expected ({heads}, {tokens}, {tokens})"
+
+
+EXPECTED: dict[str, tuple[int, list[str]]] = {
+    **dict.fromkeys(("vit_plain", "vit_gmm", "vit_gmm_img64"), (3, [])),
+    **dict.fromkeys(("vit_gmm_256_tokens", "vit_gmm_head_dim", "vit_gmm_one_head"), (2, [])),
+    "vit_elm": (0, [shared_mask(64, 3)] * 3),
+    **dict.fromkeys(("swin_plain", "swin_gmm"), (0, [HEAD_DIM_8] * 4)),
+    "swin_gmm_whole_grid": (0, [HEAD_DIM_8] * 6),
+    **dict.fromkeys(("cait_plain", "cait_gmm"), (3, [ONE_QUERY] * 2)),
+    "cait_elm": (0, [shared_mask(64, 4)] * 3 + [ONE_QUERY] * 2),
+    **dict.fromkeys(("pit_plain", "pit_elm", "pit_gmm"), (0, [HEAD_DIM_12] * 4)),
+    **dict.fromkeys(("t2t_plain", "t2t_gmm"), (2, [])),
+    "t2t_elm": (0, [shared_mask(256, 1), shared_mask(64, 4)]),
+}
+"""Golden checkpoint → (attentions that the kernel takes, the reasons of the others), in both runtimes."""
+
+
+def test_every_golden_checkpoint_is_expected() -> None:
+    assert set(EXPECTED) == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_the_kernel_takes_of_every_family(name: str, tensor_bundles: dict[str, Bundle]) -> None:
+    path = tensor_bundles[name].onnx_path
+    proto = onnx.load(path)
+    model = openvino.Core().read_model(path)
+    in_onnx, in_openvino = attentions_of_kernel(proto), attentions_in(OpenVinoView(model))
+    assert [type(match) for match in in_onnx] == [type(match) for match in in_openvino]
+    assert [match.name for match in in_onnx] == [match.name for match in in_openvino]
+    for matches in (in_onnx, in_openvino):
+        taken = [match for match in matches if isinstance(match, MaskedAttention)]
+        refused = [match.reason for match in matches if isinstance(match, Refusal)]
+        assert (len(taken), refused) == EXPECTED[name]
+    masked = {record.layer for record in tensor_bundles[name].manifest.masks}
+    for ours, theirs in zip(in_onnx, in_openvino, strict=True):
+        if isinstance(ours, MaskedAttention) and isinstance(theirs, MaskedAttention):
+            assert (ours.mask is not None) == (ours.name in masked)
+            assert (ours.heads, ours.tokens, ours.head_dim) == (theirs.heads, theirs.tokens, theirs.head_dim)
+            assert ours.scale == theirs.scale
+            assert [part.column for part in ours.parts] == [part.column for part in theirs.parts]
+            for mine, other in zip((ours.mask, *ours.mixing), (theirs.mask, *theirs.mixing), strict=True):
+                np.testing.assert_array_equal(mine, other)
+
+
+def test_summary_gives_each_reason_once(tensor_bundles: dict[str, Bundle]) -> None:
+    matches = attentions_of_kernel(onnx.load(tensor_bundles["cait_gmm"].onnx_path))
+    names = "class_blocks.0.attention.inner, class_blocks.1.attention.inner"
+    assert summary_of(matches) == f"3 of 5; not: {names} ({ONE_QUERY})"
+    assert summary_of([match for match in matches if isinstance(match, MaskedAttention)]) == "3 of 3"
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        ({"mask": (1, 20, 20)}, "its mask has shape (1, 20, 20), expected (2, 20, 20)"),
+        ({"d": 8}, HEAD_DIM_8),
+        ({"bias": (1, 20, 20)}, "its bias has shape (1, 20, 20), expected (2, 20, 20)"),
+        ({"bias": (3, 2, 20, 20)}, "its bias has shape (3, 2, 20, 20), expected (2, 20, 20)"),
+        ({"windows": [4], "axis": 3}, "its softmax is not over the keys"),
+        (
+            {"scale": (2, 1, 1)},
+            "its queries are not columns cut into heads by a Reshape and a Transpose: multiply",
+        ),
+    ],
+    ids=str,
+)
+def test_both_runtimes_give_the_same_reason(other: dict[str, Any], reason: str) -> None:
+    model = openvino_graph(**other)
+    for matches in (attentions_of_kernel(onnx_graph(**other)), attentions_in(OpenVinoView(model))):
+        (match,) = matches
+        assert isinstance(match, Refusal)
+        assert match.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        ({"weights_are_used": True}, "its weights go to more than the product with its values: product, Relu"),
+        ({"no_shapes": True}, "the graph does not say the shape of what its queries are cut from"),
+        ({"type": TensorProto.FLOAT16}, "its constants are float16, which the kernel does not take"),
+    ],
+    ids=str,
+)
+def test_reasons_in_onnx_alone(other: dict[str, Any], reason: str) -> None:
+    (match,) = attentions_of_kernel(onnx_graph(**other))
+    assert match == Refusal(match.name, reason)
+
+
+@pytest.mark.parametrize(
+    ("side", "operator"), [("before", "BatchNormalization"), ("before", "Relu"), ("after", "Relu"), ("after", "Cast")]
+)
+def test_a_step_that_the_kernel_does_not_know_is_named(side: str, operator: str) -> None:
+    proto = onnx_graph()
+    (softmax,) = [node for node in proto.graph.node if node.op_type == "Softmax"]
+    if side == "before":
+        step = helper.make_node(operator, [softmax.input[0]], ["stepped"])
+        softmax.input[0] = "stepped"
+    else:
+        step = helper.make_node(operator, ["stepped"], [softmax.output[0]])
+        softmax.output[0] = "stepped"
+    proto.graph.node.append(step)
+    (match,) = attentions_of_kernel(proto)
+    assert isinstance(match, Refusal)
+    if operator == "Cast":
+        assert match.reason == f"it changes its type {side} its softmax, and the kernel computes in one type"
+    else:
+        taken = "a product, a sum or head mixing" if side == "before" else "a product or head mixing"
+        assert match.reason == f"a step that is not {taken} stands {side} its softmax: {operator}"
+
+
+def test_two_masks_are_refused() -> None:
+    proto = onnx_graph()
+    (softmax,) = [node for node in proto.graph.node if node.op_type == "Softmax"]
+    proto.graph.node.append(helper.make_node("Mul", [softmax.input[0], "mask"], ["twice"]))
+    softmax.input[0] = "twice"
+    (match,) = attentions_of_kernel(proto)
+    assert isinstance(match, Refusal)
+    assert match.reason == "the multiply before its softmax is not in the order of a mask, then a bias"
+
+
+def test_wiring_of_a_small_graph() -> None:
+    wiring = Wiring(onnx_graph().graph)
+    split = wiring.maker["q"]
+    assert (split.op_type, wiring.made_by("q", "Split"), wiring.made_by("q", "Relu")) == ("Split", split, None)
+    assert wiring.only_reader("q") is wiring.only_reader("q", "Reshape") is wiring.maker["q.apart"]
+    assert wiring.only_reader("q", "MatMul") is None
+    assert wiring.only_reader("apart") is None  # three nodes read it
+    assert wiring.inner_shape("x") == (20, 96)
+    assert (wiring.inner_shape("weights"), wiring.element_type("weights")) == (None, None)
+    assert wiring.element_type("x") == TensorProto.FLOAT
+    assert wiring.is_product(wiring.maker["scores"])
+    assert wiring.constant_input(wiring.maker["masked"]) == 0
+    assert wiring.computed_inputs(wiring.maker["masked"]) == ["scores"]
+    mask = wiring.array("mask")
+    assert mask is not None
+    assert mask.shape == (2, 20, 20)
+    assert wiring.array("x") is None
+
+
+def test_what_a_server_copies_imports_alone(tmp_path: Path) -> None:
+    """In a fresh interpreter that cannot import gmmvit_deploy, as in Triton's."""
+    package = tmp_path / "gmmvit_openvino"
+    package.mkdir()
+    for name in ("openvino_kernels.py", "openvino_view.py", "matcher.py", "prepared_masks.py"):
+        shutil.copyfile(Path(kernels.__path__[0]) / name, package / name)
+    shutil.copyfile(Path(runtime.__path__[0]) / "openvino_program.py", package / "openvino_program.py")
+    shutil.copyfile(Path(runtime.__path__[0]) / "onnxruntime_program.py", tmp_path / "gmmvit_onnxruntime.py")
+    onnx.save(onnx_graph(), tmp_path / "model.onnx")
+    code = (
+        "import sys; sys.path.insert(0, '.'); sys.modules['gmmvit_deploy'] = None\n"
+        "import openvino, gmmvit_onnxruntime\n"
+        "from gmmvit_openvino import matcher, openvino_kernels, openvino_program, openvino_view\n"
+        "model = openvino.Core().read_model('model.onnx')\n"
+        "print(matcher.summary_of(matcher.attentions_in(openvino_view.OpenVinoView(model))))\n"
+        "print([name for name in sys.modules if name.startswith('gmmvit_deploy.')])\n"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-I", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (answer.returncode, answer.stdout) == (0, "1 of 1\n[]\n"), answer.stderr
