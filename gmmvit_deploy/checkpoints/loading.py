@@ -69,10 +69,7 @@ def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpo
 
 def _load_own(file: TensorFile, hints: LoadHints) -> LoadedCheckpoint:
     """The weights file of a bundle: its spec stands in it, and hints can only agree with that."""
-    data = file.spec_json()
-    if data is None:
-        raise CheckpointError(f"{file.path}: its tensors have the names of our modules, but it carries no model spec")
-    spec, source = spec_from_json(data), str(file.path)
+    spec, source = spec_from_json(file.spec_json() or {}), str(file.path)
     evidence = "its own spec has"
     check_image_hints(source, hints, image_size=spec.image_size, channels=spec.channels, evidence=evidence)
     if hints.heads not in (None, _first(spec.heads)):

@@ -20,13 +20,14 @@ from gmmvit_deploy.writing import sha256_of_file
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["NAMES_METADATA_KEY", "OWN_NAMES", "SPEC_METADATA_KEY", "TensorFile", "read_tensors"]
+__all__ = ["MODEL_METADATA_KEY", "SPEC_METADATA_KEY", "TensorFile", "read_tensors"]
 
 SPEC_METADATA_KEY = "gmmvit_spec"
-"""Safetensors metadata entry in which our own files carry the model spec as JSON."""
-NAMES_METADATA_KEY, OWN_NAMES = "gmmvit_names", "modules"
-"""Entry, and its value, of files whose tensors have the names of our modules.  Files of bundles up to format
-gmmvit-bundle/2 have a spec but not this entry: their tensors have the released code's names."""
+"""Safetensors metadata entry with the model spec as JSON, in files whose tensors have the released code's names: those
+of bundles up to format gmmvit-bundle/2."""
+MODEL_METADATA_KEY = "gmmvit_model"
+"""The same, in files whose tensors have the names of our modules.  It is their only entry: safetensors writes several
+in an order that changes from run to run."""
 
 _WRAPPER_KEYS = ("model_state_dict", "state_dict", "model")
 _ZIP_MAGIC = b"PK\x03\x04"  # what torch.save has written since 1.6
@@ -50,11 +51,11 @@ class TensorFile:
     @property
     def has_own_names(self) -> bool:
         """Whether the tensors have the names of our modules, as in a bundle's weights file."""
-        return self.metadata.get(NAMES_METADATA_KEY) == OWN_NAMES
+        return MODEL_METADATA_KEY in self.metadata
 
     def spec_json(self) -> Mapping[str, Any] | None:
         """The model spec that one of our own files carries, None in anyone else's."""
-        text = self.metadata.get(SPEC_METADATA_KEY)
+        text = self.metadata.get(MODEL_METADATA_KEY, self.metadata.get(SPEC_METADATA_KEY))
         if text is None:
             return None
         try:

@@ -1,6 +1,6 @@
 """``weights.safetensors`` of a bundle: a trained model under the names of our own modules.
 
-    metadata   the model spec as JSON, and a mark that the names are ours
+    metadata   the model spec as JSON
     tensors    the model's state dict: every parameter and stored buffer, as trained
 
 So a model is rebuilt from what was written down: nothing is recognised by its names and no size is read off a shape.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gmmvit_deploy.artifacts import Manifest
-from gmmvit_deploy.checkpoints.reading import NAMES_METADATA_KEY, OWN_NAMES, SPEC_METADATA_KEY, read_tensors
+from gmmvit_deploy.checkpoints.reading import MODEL_METADATA_KEY, read_tensors
 from gmmvit_deploy.errors import BundleError
 from gmmvit_deploy.models.build import Model, model_from_spec
 from gmmvit_deploy.specs import ModelSpec, spec_from_json, spec_to_json
@@ -34,9 +34,7 @@ def bytes_from_model(model: Model) -> bytes:
     from safetensors.torch import save
 
     separate = {name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()}
-    return save(
-        separate, metadata={SPEC_METADATA_KEY: json.dumps(spec_to_json(model.spec)), NAMES_METADATA_KEY: OWN_NAMES}
-    )
+    return save(separate, metadata={MODEL_METADATA_KEY: json.dumps(spec_to_json(model.spec))})
 
 
 def model_from_bundle(manifest: Manifest, weights: Path) -> Model:

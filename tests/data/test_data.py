@@ -21,6 +21,7 @@ from gmmvit_deploy.data.images import ArrayImages
 from gmmvit_deploy.data.open import KINDS, is_named, open_data
 from gmmvit_deploy.demo.digits import load_digit_images
 from gmmvit_deploy.errors import ImageError, InputError
+from gmmvit_deploy.images import ImageSpec
 from gmmvit_deploy.runtime.image_batches import open_images
 from tests.conftest import rgb
 
@@ -170,6 +171,7 @@ def test_mnist(suffix: str, tmp_path: Path) -> None:
     small = found.pixels(0, rgb(28))
     assert small.tobytes() == grey[0][:, :, None].repeat(3, axis=2).tobytes()
     assert found.pixels(0, rgb(32)).shape == (32, 32, 3)
+    assert found.pixels(0, ImageSpec(height=28, width=28, channels=1)).tobytes() == grey[0].tobytes()
     name = f"t10k-labels-idx1-ubyte{suffix}"
     broken = files["t10k-labels-idx1-ubyte"][:-1]
     (tmp_path / name).write_bytes(gzip.compress(broken) if suffix else broken)
@@ -237,6 +239,14 @@ def test_array_files(tmp_path: Path) -> None:
     ):
         with pytest.raises(InputError, match=message):
             open_data(f"array:{tmp_path / name}")
+
+
+@pytest.mark.parametrize("channels", [1, 2, 4])
+def test_arrays_of_other_channels(channels: int) -> None:
+    array = RNG.integers(0, 256, (3, 6, 5, channels), dtype=np.uint8)
+    found, spec = ArrayImages("x", array, None), ImageSpec(height=6, width=5, channels=channels)
+    assert found.pixels(1, spec).tobytes() == array[1].tobytes()
+    assert spec.pixels_from_bytes(found.encoded(2)).tobytes() == array[2].tobytes()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 import torch
 from onnx import numpy_helper
 
-from gmmvit_deploy.artifacts import Bundle, open_bundle
+from gmmvit_deploy.artifacts import Bundle, Manifest, open_bundle
 from gmmvit_deploy.checkpoints.hints import LoadHints
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import BundleError, ExportError, InputError, OutputError
@@ -97,6 +97,33 @@ def test_manifest_says_where_it_came_from(bundle: Bundle) -> None:
     assert manifest["labels"][6] == "frog"
     assert manifest["folding"] == ["fold_masks", "merge_scale", "narrow_last_block"]
     assert set(manifest["files"]) == {"model.onnx", "weights.safetensors", "golden.npz", "labels.txt"}
+
+
+def test_manifest_and_json_are_inverse(bundle: Bundle, tensor_bundles: dict[str, Bundle]) -> None:
+    for manifest in (bundle.manifest, tensor_bundles["swin_gmm"].manifest):
+        text = json.dumps(manifest.to_json())
+        assert Manifest.from_json(json.loads(text)) == manifest
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: data["image"].update(channels=1, mean=[0.5], std=[0.5]), r"image: expected \(3, 32, 32\)"),
+        (lambda data: data["image"].update(mean=None, std=None), "no mean and std to normalise them"),
+        (lambda data: data["image"].update(mean=[0.5]), "image mean: expected 3 numbers"),
+        (lambda data: data.update(task="regression"), "task: expected one of single-label, got 'regression'"),
+        (lambda data: data["outputs"][0].update(meaning="boxes"), "output meaning: expected one of class logits"),
+        (lambda data: data.pop("outputs"), "not a manifest: 'outputs'"),
+    ],
+    ids=["channels", "no normalisation", "mean", "task", "outputs", "no outputs"],
+)
+def test_manifests_that_contradict_themselves(
+    change: Callable[[dict[str, Any]], object], message: str, bundle: Bundle, tmp_path: Path
+) -> None:
+    shutil.copytree(bundle.path, tmp_path / "bundle")
+    _rewrite(change)(tmp_path / "bundle")
+    with pytest.raises(BundleError, match=message):
+        open_bundle(tmp_path / "bundle")
 
 
 def test_closed_form_survives_the_bundle(tmp_path: Path) -> None:
@@ -196,7 +223,7 @@ class TestNothingHalfWritten:
         def full(*_: object) -> None:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(module, "_write_weights", full)
+        monkeypatch.setattr(module, "bytes_from_model", full)
         with pytest.raises(OutputError, match="No space left on device"):
             self.export(tmp_path / "bundle")
         assert list(tmp_path.iterdir()) == []

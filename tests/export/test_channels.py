@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,18 +21,23 @@ from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.checkpoints.hints import LoadHints
 from gmmvit_deploy.checkpoints.loading import released_state_dict
 from gmmvit_deploy.data.images import ArrayImages
+from gmmvit_deploy.datasets import DATASETS
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.export.variants import variant_from_bundle
+from gmmvit_deploy.images import ImageSpec
 from gmmvit_deploy.models.build import model_from_spec
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
+from gmmvit_deploy.parity.preprocessing import bgr, normalisations
 from gmmvit_deploy.runtime.classify import BundleClassifier, classify_files
 from gmmvit_deploy.runtime.eager import EagerRunner
 from gmmvit_deploy.runtime.image_batches import open_images
 from gmmvit_deploy.runtime.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.specs import CaiTSpec, MaskSpec, ModelSpec, PiTSpec, SwinSpec, T2TSpec, ViTSpec
+from tests.parity.faults import rebuilt
 
+Gmmvit = Callable[..., subprocess.CompletedProcess[str]]
 LABELS = tuple("abcde")
 MEAN, STD = (0.2, 0.45, 0.4, 0.7), (0.3, 0.25, 0.2, 0.35)
 SPEC = ViTSpec(
@@ -134,6 +141,50 @@ def test_files_of_any_mode_are_classified(mode: str, small: Bundle, tmp_path: Pa
     expected = logits_of_files(small, [tmp_path / "photo.png"])
     np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5)
     assert answer.predictions[0].label == LABELS[int(expected.argmax())]
+
+
+def test_usual_mistakes_are_those_of_the_channels() -> None:
+    def named(channels: int, dataset: str) -> list[str]:
+        data = DATASETS[dataset]
+        spec = ImageSpec(height=8, width=8, channels=channels, mean=data.mean, std=data.std)
+        return [name.removeprefix("normalised with the mean and std of ") for name, _ in normalisations(spec)]
+
+    assert named(1, "mnist") == ["MNIST's training images", "0.5"]
+    rgb = ["cifar100", "svhn", "tiny-imagenet", "digits", "ImageNet", "0.5, 0.5, 0.5", "nothing, values in [0, 1]"]
+    assert named(3, "cifar10") == rgb
+    assert [bgr(channels) for channels in (1, 2, 3, 4)] == [None, None, [2, 1, 0], [2, 1, 0, 3]]
+
+
+def test_a_wrong_normalisation_of_grey_images_is_named(tmp_path: Path) -> None:
+    data = DATASETS["mnist"]
+    bundle = exported(tmp_path, 1, mean=data.mean, std=data.std)
+    spec = replace(bundle.manifest.image, mean=(0.1307,), std=(0.3081,))
+    broken = rebuilt(bundle, tmp_path / "broken", lambda model: None, preprocessing=spec)
+    with OnnxRuntimeRunner(broken) as runner:
+        report = check_parity(broken, [runner])
+    failed = {check.name: check.reasons for check in report.runners[0].checks if check.verdict == "failed"}
+    for name in ("preprocessing", "numeric"):
+        assert "mean and std of MNIST's training images" in failed[name][-1]
+
+
+def test_command_line(gmmvit: Gmmvit, tmp_path: Path) -> None:
+    checkpoint = saved_checkpoint(tmp_path / "grey.pth", replace(SPEC, channels=1, classes=10))
+    assert "with --channels 1 it would fit" in gmmvit("inspect", checkpoint).stderr
+    described = json.loads(gmmvit("inspect", checkpoint, "--channels", "1", "--image-size", "20", "--json").stdout)
+    assert described["spec"]["channels"] == 1
+    answer = gmmvit("inspect", checkpoint, "--channels", "1", "--image-size", "28")
+    assert "--image-size 28 contradicts the file: its tensors tell 20" in answer.stderr
+    arguments = ("export", checkpoint, "-o", tmp_path / "bundle", "--channels", "1")
+    assert "image mean: expected 1 numbers" in gmmvit(*arguments, "--dataset", "digits").stderr
+    answer = gmmvit(*arguments, "--dataset", "mnist", "--resize", "stretch-bicubic", "--max-batch", "2", "--json")
+    assert answer.returncode == 0, answer.stderr
+    manifest = json.loads(answer.stdout)["manifest"]
+    image = {"height": 20, "width": 20, "channels": 1, "mean": [0.0], "std": [1.0], "resize": "stretch-bicubic"}
+    assert (manifest["format"], manifest["image"]) == ("gmmvit-bundle/3", image)
+    assert manifest["outputs"] == [{"name": "logits", "shape": [10], "meaning": "class logits"}]
+    assert (manifest["task"], manifest["unused_keys"]) == ("single-label", {})
+    sizes = ("--preset", "vit", "--classes", "10", "--image-size", "32", "--channels", "1", "--json")
+    assert json.loads(gmmvit("inspect", *sizes).stdout)["spec"]["channels"] == 1
 
 
 def test_another_precision_keeps_the_channels(tmp_path: Path) -> None:
