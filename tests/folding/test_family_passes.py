@@ -7,9 +7,10 @@ from torch import nn
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.folding.cait_passes import merge_layer_scale, merge_scale_into_mixing
-from gmmvit_deploy.folding.fold import fold
+from gmmvit_deploy.folding.fold import fold, fold_for_engines
 from gmmvit_deploy.folding.passes import fold_biases, fold_masks, merge_scale
 from gmmvit_deploy.folding.t2t_passes import UnfoldConvolution, drop_unused, unfold_as_convolution
+from gmmvit_deploy.folding.wide_heads import widen_heads
 from gmmvit_deploy.models.build import Model
 from gmmvit_deploy.scores.attention import attention_scores
 from gmmvit_deploy.scores.step import Constant
@@ -86,6 +87,22 @@ def test_scale_goes_into_the_mixing_only_without_a_mask() -> None:
     fold_masks(masked)
     assert len(merge_scale(masked)) == 3
     assert len(merge_scale_into_mixing(masked)) == 2  # the class blocks, which have no mask
+
+
+def test_constants_are_listed_by_step_and_role() -> None:
+    result = fold(trained("cait_elm"))
+    first = [one for one in result.constants if one.layer == "patch_blocks.0.attention.inner"]
+    assert [(one.step, one.role) for one in first] == [
+        ("before.mask", "mask"),
+        ("before.mixing", "mixing"),
+        ("after.mixing", "mixing"),
+    ]
+    before, after = (one for one in result.constants if one.layer == "class_blocks.0.attention.inner")
+    assert before.constant.equal(before.trained * 16**-0.5)
+    assert after.constant.equal(after.trained)
+    assert [one.layer for one in result.masks] == [f"patch_blocks.{i}.attention.inner" for i in range(3)]
+    # wide heads have no mixing left; their masks stay
+    assert {one.role for one in fold_for_engines(result, [widen_heads]).constants} == {"mask"}
 
 
 @pytest.mark.parametrize("side", [2, 3, 8, 32])
