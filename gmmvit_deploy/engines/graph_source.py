@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gmmvit_deploy.errors import ExportError, InputError
 from gmmvit_deploy.graphs.masks import require_folded
-from gmmvit_deploy.graphs.roles import Attention, Role, attentions_of, roles_of
+from gmmvit_deploy.graphs.roles import Attention, Role, attentions_of, roles_of, unknown_operators
 from gmmvit_deploy.kernels.matcher import Refusal
 from gmmvit_deploy.kernels.onnxruntime_kernels import attentions_of_kernel
 
@@ -62,13 +62,9 @@ def source_from_onnx(path: Path) -> GraphSource:
     if not proto.graph.node:
         raise InputError(f"{path}: not an ONNX model: it has no nodes")
     tensor, shape, dtype = _input(path, proto)
-    attentions = attentions_of(proto.graph, strict=False)
-    roles: Mapping[str, Role] = {}
-    unjudged = ""
-    try:
-        roles = roles_of(proto.graph)
-    except ExportError as exc:
-        unjudged = str(exc)
+    attentions = attentions_of(proto.graph)
+    unknown = unknown_operators(proto.graph)
+    unjudged = _without_role(unknown)
     try:
         require_folded(proto)
         unfolded: tuple[str, ...] = ()
@@ -83,10 +79,18 @@ def source_from_onnx(path: Path) -> GraphSource:
         attentions=attentions,
         head_dims=_head_dims(proto, attentions),
         unmatched=_unmatched(proto, attentions),
-        roles=roles,
+        roles={} if unknown else roles_of(proto.graph),
         unjudged=unjudged,
         unfolded=unfolded,
     )
+
+
+def _without_role(operators: tuple[str, ...]) -> str:
+    """Why the engine's precision cannot be judged: the first operator without a role, and how many more there are."""
+    if not operators:
+        return ""
+    more = f" (and {len(operators) - 1} more such operators)" if len(operators) > 1 else ""
+    return f"{operators[0]} has no place in the precision policy{more}"
 
 
 def _input(path: Path, proto: ModelProto) -> tuple[str, tuple[int, ...], str]:

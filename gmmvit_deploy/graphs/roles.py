@@ -93,6 +93,6 @@ def role_disagreements(graph: GraphProto) -> tuple[str, ...]:
 
 
 def unknown_operators(graph: GraphProto) -> tuple[str, ...]:
-    """``name (operator)`` of every node without a known role."""
+    """``name: operator`` of every node without a known role."""
     roles = roles_of(graph)
-    return tuple(f"{node.name} ({node.op_type})" for node in graph.node if roles[node.name] == "unknown")
+    return tuple(f"{node.name}: {node.op_type}" for node in graph.node if roles[node.name] == "unknown")
