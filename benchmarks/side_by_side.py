@@ -24,7 +24,7 @@ from gmmvit_deploy.bench.roofline import Roofline, measured_rooflines, work_of_g
 from gmmvit_deploy.bench.statistics import ENOUGH
 from gmmvit_deploy.graphs.emulate import emulated_logits
 from gmmvit_deploy.parity.measures import ErrorMeasure, distance
-from gmmvit_deploy.runtime.runner import Device
+from gmmvit_deploy.runners.runner import Device
 from gmmvit_deploy.tolerances import Limit, limit_from_noise
 
 __all__ = ["BATCHES", "Family", "main"]

@@ -18,6 +18,7 @@ LIGHT = (
     "gmmvit_deploy.data",
     "gmmvit_deploy.engines",
     "gmmvit_deploy.graphs",
+    "gmmvit_deploy.runners",
     "gmmvit_deploy.runtime",
     "gmmvit_deploy.serving",
     "gmmvit_deploy.variants",

@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from gmmvit_deploy.artifacts import Preprocessing
     from gmmvit_deploy.checkpoints.hints import LoadHints
     from gmmvit_deploy.engines.compatibility import ServerTensorRT
+    from gmmvit_deploy.serving.model_configs import CpuKernels
 
 __all__ = [
+    "CPU_KERNELS",
     "FORCE",
     "HEADS",
     "MASK_FORM",
@@ -22,6 +24,7 @@ __all__ = [
     "SERVER",
     "SERVER_TENSORRT",
     "SERVER_VERSION",
+    "cpu_kernels_from",
     "hints_from",
     "labels_from",
     "preprocessing_from",
@@ -41,6 +44,11 @@ MASK_FORM = typer.Option(
 SERVER_VERSION = typer.Option(None, help="Release of NVIDIA's Triton container that will serve, such as 25.04.")
 SERVER = typer.Option(None, help="A live Triton server: grpc://host:port or http://host:port.")
 SERVER_TENSORRT = typer.Option(None, help="TensorRT of the server, such as 10.9.0, where its release does not tell.")
+CPU_KERNELS = typer.Option(
+    None,
+    "--cpu-kernels",
+    help="Our own CPU kernels: auto (where they can be had), or off (the runtime's own operators).  [default: auto]",
+)
 FORCE = typer.Option(False, "--force", help="Replace the output folder if it exists.")
 
 
@@ -50,6 +58,13 @@ def hints_from(heads: int | None, preset: str | None, mask_form: str) -> LoadHin
     if mask_form not in ("stored", "closed"):
         raise InputError(f"--mask-form is {mask_form!r}; stored or closed was wanted")
     return LoadHints(heads=heads, preset=preset, closed_form=True if mask_form == "closed" else None)
+
+
+def cpu_kernels_from(text: str | None) -> CpuKernels | None:
+    """None where ``--cpu-kernels`` is not given.  Errors: InputError."""
+    if text not in (None, "auto", "off"):
+        raise InputError(f"--cpu-kernels is {text!r}; expected auto or off")
+    return text  # type: ignore[return-value]  # checked above
 
 
 def preprocessing_from(

@@ -22,7 +22,7 @@ from gmmvit_deploy.folding.passes import masked_scores
 from gmmvit_deploy.models.biases import ConstantBias
 from gmmvit_deploy.models.build import Model
 from gmmvit_deploy.models.masks import ClosedFormGaussianMask, ConstantMask, squared_distances
-from gmmvit_deploy.runtime.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.writing import sha256_of_file
 
 ModelChange = Callable[[Model], None]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import BundleError, InputError
 from gmmvit_deploy.preprocess import tensor_from_pixels
-from gmmvit_deploy.runtime.runner import Device, Runner
+from gmmvit_deploy.runners.runner import Device, Inspection, Runner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,6 +45,7 @@ class EagerRunner(Runner):
             )
         self._place = "cuda" if device == "gpu" else "cpu"
         self.model = loaded.model.to(self._place)
+        self._weights_sha256 = bundle.manifest.files[bundle.weights_path.name]
         self._preprocessing = bundle.manifest.preprocessing if bundle.manifest.input_kind == "pixels" else None
 
     def tensors(self, batch: NDArray[Any]) -> Tensor:
@@ -60,6 +61,12 @@ class EagerRunner(Runner):
         import torch
 
         return {"threads": str(torch.get_num_threads())} if self.device == "cpu" else {"TF32": "off"}
+
+    def _program_provenance(self) -> dict[str, str]:
+        return {"weights SHA-256": self._weights_sha256}
+
+    def inspectable(self) -> Inspection:
+        return Inspection(None, f"{self.name} runs the trained module, not the bundle's graph")
 
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
         return self._logits(self.model, self.tensors(batch))
