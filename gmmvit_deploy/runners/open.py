@@ -52,9 +52,9 @@ _DEFAULT_URLS = {"triton-grpc": "grpc://localhost:8001", "triton-http": "http://
 
 
 def default_runners(bundle: Bundle, precision: Precision = "fp32") -> tuple[list[str], list[str]]:
-    """What is looked at where no runner is named: ONNX Runtime on the file, and with our kernels where they can be had.
+    """Runners to check when the user names none: ONNX Runtime, and with our kernels where they can be had.
 
-    Returns the names, and the reasons why one was left out.
+    Returns (names, reasons why a runner is left out).
     Errors: BundleError when the bundle has no graph in this precision.
     """
     fused, why = fused_graph(open_variant(bundle, precision).path)

@@ -6,7 +6,7 @@ Whoever uses a runner asks it: never which class it is of, nor what it is called
     inspectable    the graph that runs, with its inner values            localize
     server         the models of a server, and the connection to it      served, preprocessing, waterfall
     provenance     what exactly runs: hashes, versions, settings         reports, run cards
-    callers        how many calls may be under way at once               load
+    callers        number of concurrent calls it can make use of         load
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ Device = Literal["cpu", "gpu"]
 class InspectableGraph:
     """A graph whose inner values can be read.
 
-    name: what reports call it.  proto: its nodes are named after the model's modules.
-    values: (inputs, names of tensors) → name → value. A tensor that the runtime did not keep is left out; the
-    logits are never. Without any name it computes the logits alone, with nothing kept for being read.
+    name: for reports.  proto: its nodes are named after the model's modules.
+    values: (inputs, names of tensors) → name → value, always with ``logits``. A tensor that the runtime did not keep
+    is left out. Without names the graph runs unchanged.
     """
 
     name: str
@@ -47,7 +47,7 @@ class InspectableGraph:
 
 
 class Inspection(NamedTuple):
-    """graph: what can be read, or None.  why_not: why that is not the graph that runs; empty where it is."""
+    """graph: the readable graph, or None.  why_not: reason why it is not the graph that runs; else empty."""
 
     graph: InspectableGraph | None
     why_not: str
@@ -75,9 +75,9 @@ class Runner:
 
     precision: what it computes in, which says how near to float32 it can come.  device: where it does so.
     needs_own_thread: it must not be called from a callback of compiled code.
-    callers: how many calls may be under way at once to some purpose.
-    graph: of the bundle, from which its program was made; None for what has no such file, or cannot tell.
-    server: None for a runner of this process.
+    callers: number of concurrent calls that it can make use of.
+    graph: the bundle's file that its program was made from; None where there is no such file or it is not known.
+    server: the models of its server; None for a runner in this process.
     """
 
     name: str
