@@ -18,7 +18,7 @@ from gmmvit_deploy.folding.fold import fold
 from gmmvit_deploy.models.attention import MaskedAttention, heads_of
 from gmmvit_deploy.models.build import Model, model_from_spec
 from gmmvit_deploy.presets import preset_spec
-from gmmvit_deploy.runtime.runner import Device
+from gmmvit_deploy.runners.runner import Device
 from gmmvit_deploy.specs import MaskSpec, ViTSpec
 
 __all__ = ["FAMILIES", "EinsumAttention", "as_released", "eager", "graphs_of", "pair"]

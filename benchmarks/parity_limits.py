@@ -30,8 +30,8 @@ from gmmvit_deploy.parity.inputs import fresh_inputs, golden_batch
 from gmmvit_deploy.parity.measures import ErrorMeasure, Errors
 from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.parity.suspects import suspects
+from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runtime.emulated_precision import emulated_logits
-from gmmvit_deploy.runtime.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.tolerances import UNIT_ROUNDOFFS, limit_from_noise
 
 ROOT = Path(__file__).parents[1]

@@ -30,9 +30,9 @@ from gmmvit_deploy.demo.digits import save_checkpoint
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.models.build import model_from_spec
 from gmmvit_deploy.parity.inputs import fresh_inputs
-from gmmvit_deploy.parity.runners import open_runners
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.presets import preset_spec
+from gmmvit_deploy.runners.open import open_runners
 from gmmvit_deploy.serving.model_configs import RepositoryOptions, Runtime
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
@@ -60,7 +60,8 @@ def served(
     ports = ServerOptions(http_port=0, grpc_port=0, metrics_port=0)
     inputs = fresh_inputs(bundle, 4 * BATCH)
     expected = Expected(bundle, inputs)
-    names = [f"{runtime}:{precision}", "triton-grpc", "triton-http"]
+    in_process = f"{runtime}+kernels" if repository.cpu_kernels.used else runtime
+    names = [f"{in_process}:{precision}", "triton-grpc", "triton-http"]
     with ExitStack() as stack:
         server = stack.enter_context(TritonServer(repository.path, options=ports))
         urls = [server.grpc_url, server.http_url]

@@ -23,8 +23,8 @@ from interleaved import Program, Timed, ratio, time_rounds
 from gmmvit_deploy.bench.roofline import Roofline, measured_rooflines, work_of_graph
 from gmmvit_deploy.bench.statistics import ENOUGH
 from gmmvit_deploy.parity.measures import ErrorMeasure, distance
+from gmmvit_deploy.runners.runner import Device
 from gmmvit_deploy.runtime.emulated_precision import emulated_logits
-from gmmvit_deploy.runtime.runner import Device
 from gmmvit_deploy.tolerances import Limit, limit_from_noise
 
 __all__ = ["BATCHES", "Family", "main"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +51,10 @@ class VariantRecord:
     passes: engine passes that changed something → how many layers.
     constants: layer → name of its mask in this graph; mask_sha256: of its bytes in this precision.
     calibration: source, images and SHA-256 of the data, and each activation's bound; None unless quantised.
-    golden: largest difference to the golden logits, that over the largest logit, argmax agreement.
+    golden: largest difference to the golden logits, that over the largest logit, argmax agreement; emulated on the
+    CPU with every rounding that the graph asks for.
+    programs: runner → the same largest difference of what it gives for this very file, and its limit; or why it
+    could not be run there.
     """
 
     precision: Precision
@@ -64,6 +67,7 @@ class VariantRecord:
     calibration: Mapping[str, Any] | None
     golden: Mapping[str, float]
     versions: Mapping[str, str]
+    programs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         data = {name: getattr(self, name) for name in self.__slots__}

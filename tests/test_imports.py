@@ -19,6 +19,7 @@ LIGHT = (
     "gmmvit_deploy.engines",
     "gmmvit_deploy.graphs",
     "gmmvit_deploy.kernels",
+    "gmmvit_deploy.runners",
     "gmmvit_deploy.runtime",
     "gmmvit_deploy.serving",
     "gmmvit_deploy.variants",

@@ -18,7 +18,8 @@ def bench(
     runner: str = typer.Option(
         "eager,onnxruntime",
         help="With commas, the first is what ratios are over: eager, eager-gpu, compile, compile-gpu, onnxruntime, "
-        "openvino, tensorrt, tensorrt-rtx, triton-grpc, triton-http; a precision behind a colon, as in openvino:bf16.",
+        "onnxruntime+kernels, openvino, openvino+kernels, tensorrt, tensorrt-rtx, triton-grpc, triton-http; a "
+        "precision behind a colon, as in openvino:bf16.",
     ),
     batch: str = typer.Option("1,8,64", help="Batches, with commas."),
     rounds: int = typer.Option(10, help="Turns that every runner gets."),
@@ -63,8 +64,8 @@ def bench(
         from gmmvit_deploy.bench.run import BenchOptions, bench
         from gmmvit_deploy.pages import require_page
         from gmmvit_deploy.parity.inputs import open_images_of
-        from gmmvit_deploy.parity.runners import open_runners
         from gmmvit_deploy.precision import precision_from
+        from gmmvit_deploy.runners.open import open_runners
         from gmmvit_deploy.writing import new_file, require_free_file
 
         if report is not None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import typer
 
+from gmmvit_cli.options import CPU_KERNELS, cpu_kernels_from
 from gmmvit_cli.output import JSON_OPTION, note, print_json, progress
 from gmmvit_deploy.errors import InputError
 
@@ -19,22 +20,29 @@ def classify(
     top: int = typer.Option(5, min=1, help="Classes to list for each image."),
     batch: int = typer.Option(16, min=1, help="Images in one request."),
     concurrency: int = typer.Option(4, min=1, max=64, help="Requests at a time."),
+    cpu_kernels: str | None = CPU_KERNELS,
     as_json: bool = JSON_OPTION,
 ) -> None:
     """Classify images: labels with probabilities, from a server or from a bundle in this process."""
     if bundle is not None and url is not None:
         raise InputError("--bundle answers in this process and --url asks a server; give one of them")
+    kernels = cpu_kernels_from(cpu_kernels)
+    if bundle is None and kernels is not None:
+        raise InputError("--cpu-kernels goes with --bundle; what a server runs with was said when it was started")
     from gmmvit_deploy.artifacts import open_bundle
-    from gmmvit_deploy.runtime.classify import BundleClassifier, TritonClassifier, classify_files, image_files
+    from gmmvit_deploy.data.files import image_files
+    from gmmvit_deploy.runners.classify import BundleClassifier, TritonClassifier, classify_files
 
     files = image_files(images)
     classifier = (
-        BundleClassifier(open_bundle(bundle))
+        BundleClassifier(open_bundle(bundle), cpu_kernels=kernels != "off")
         if bundle is not None
         else TritonClassifier(url or "grpc://localhost:8001", model=model)
     )
     with classifier, progress("classifying", total=len(files)) as advance:
         answers = classify_files(classifier, files, top=top, batch=batch, concurrency=concurrency, on_done=advance)
+    if classifier.notice:
+        note(f"cpu kernels: off: {classifier.notice}")
     failed = [answer for answer in answers if answer.error]
     if as_json:
         print_json([asdict(answer) for answer in answers])

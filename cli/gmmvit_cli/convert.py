@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -73,9 +74,15 @@ def converted(
     return variants
 
 
+def _program_words(found: Mapping[str, Any]) -> str:
+    if "skipped" in found:
+        return f"skipped: {found['skipped']}"
+    return f"{found['largest_abs']:.1e} (limit {found['limit']:.1e})"
+
+
 def print_variants(variants: list[Variant]) -> None:
     """What each precision does to the answers, and to the mask of each layer's worst head."""
-    rows, masks = [], []
+    rows, masks, programs = [], [], []
     for variant in variants:
         record = variant.record
         if record is None:
@@ -91,6 +98,7 @@ def print_variants(variants: list[Variant]) -> None:
                 calibration,
             )
         )
+        programs += [(record.precision, name, _program_words(found)) for name, found in record.programs.items()]
         for layer in dict.fromkeys(mask.layer for mask in record.masks):
             heads = [mask for mask in record.masks if mask.layer == layer]
             worst = max(heads, key=lambda mask: mask.largest_change)
@@ -105,5 +113,7 @@ def print_variants(variants: list[Variant]) -> None:
                 )
             )
     print_table(("precision", "logits differ by", "of the largest", "same class", "calibrated on"), rows)
+    if programs:
+        print_table(("precision", "the file in", "logits differ by"), programs)
     if masks:
         print_table(("precision", "mask of", "largest change", "relative", "flushed to 0", "saturated"), masks)

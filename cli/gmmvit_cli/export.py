@@ -78,7 +78,15 @@ def export(
     manifest = bundle.manifest
     if as_json:
         records = {variant.precision: variant.record.to_json() for variant in variants if variant.record}
-        print_json({"bundle": str(out), "sha256": bundle.sha256, "manifest": manifest.to_json(), "precisions": records})
+        print_json(
+            {
+                "bundle": str(out),
+                "sha256": bundle.sha256,
+                "manifest": manifest.to_json(),
+                "precisions": records,
+                "skipped": _not_proven(bundle),
+            }
+        )
         return
     shape = ", ".join(map(str, bundle.input_shape))
     rows = [
@@ -89,14 +97,28 @@ def export(
             "folded",
             f"{len(manifest.masks)} masks, one constant each ({', '.join(manifest.folding) or 'nothing to fold'})",
         ),
-        (
-            "proven",
-            f"ONNX Runtime differs from PyTorch by at most {manifest.export_parity['onnxruntime_largest_abs']:.1e} "
-            f"(limit {manifest.export_parity['limit']:.1e})",
-        ),
+        *_proven(bundle),
         ("bundle", bundle.sha256),
     ]
     print_table(("", ""), rows)
     if any(variant.record for variant in variants):
         print_variants(variants)
     typer.echo(out)
+
+
+def _proven(bundle: Bundle) -> list[tuple[str, str]]:
+    parity = bundle.manifest.export_parity
+    words = {"onnxruntime": "ONNX Runtime", "onnxruntime+kernels": "ONNX Runtime with our kernels"}
+    rows = [
+        ("proven", f"{said} differs from PyTorch by at most {found:.1e} (limit {parity['limit']:.1e})")
+        for name, said in words.items()
+        if (found := parity.get(f"{name}_largest_abs")) is not None
+    ]
+    return [*rows, *(("skipped", reason) for reason in _not_proven(bundle))]
+
+
+def _not_proven(bundle: Bundle) -> list[str]:
+    """Runners that could not be had, each with the reason."""
+    from gmmvit_deploy.runners.open import default_runners
+
+    return default_runners(bundle)[1]

@@ -13,9 +13,11 @@ from gmmvit_deploy.errors import InputError
 if TYPE_CHECKING:
     from gmmvit_deploy.checkpoints.hints import LoadHints
     from gmmvit_deploy.engines.compatibility import ServerTensorRT
+    from gmmvit_deploy.serving.model_configs import CpuKernels
 
 __all__ = [
     "CHANNELS",
+    "CPU_KERNELS",
     "FORCE",
     "HEADS",
     "IMAGE_SIZE",
@@ -25,6 +27,7 @@ __all__ = [
     "SERVER_TENSORRT",
     "SERVER_VERSION",
     "Normalisation",
+    "cpu_kernels_from",
     "hints_from",
     "labels_from",
     "normalisation_from",
@@ -53,6 +56,11 @@ CHANNELS = typer.Option(
 SERVER_VERSION = typer.Option(None, help="Release of NVIDIA's Triton container that will serve, such as 25.04.")
 SERVER = typer.Option(None, help="A live Triton server: grpc://host:port or http://host:port.")
 SERVER_TENSORRT = typer.Option(None, help="TensorRT of the server, such as 10.9.0, where its release does not tell.")
+CPU_KERNELS = typer.Option(
+    None,
+    "--cpu-kernels",
+    help="Our own CPU kernels: auto (where they can be had), or off (the runtime's own operators).  [default: auto]",
+)
 FORCE = typer.Option(False, "--force", help="Replace the output folder if it exists.")
 
 
@@ -75,6 +83,13 @@ def hints_from(
         image_size=image_size,
         channels=channels,
     )
+
+
+def cpu_kernels_from(text: str | None) -> CpuKernels | None:
+    """None where ``--cpu-kernels`` is not given.  Errors: InputError."""
+    if text not in (None, "auto", "off"):
+        raise InputError(f"--cpu-kernels is {text!r}; expected auto or off")
+    return text  # type: ignore[return-value]  # checked above
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

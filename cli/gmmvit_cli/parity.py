@@ -22,10 +22,11 @@ def _print_schema(wanted: bool) -> None:
 
 def parity(
     bundle: Path = typer.Argument(help="A bundle that gmmvit export wrote."),
-    runner: str = typer.Option(
-        "onnxruntime",
-        help="One or several, with commas: eager, eager-gpu, compile, compile-gpu, onnxruntime, openvino, tensorrt, "
-        "tensorrt-rtx, triton-grpc, triton-http; a precision behind a colon, as in openvino:bf16.",
+    runner: str | None = typer.Option(
+        None,
+        help="One or several, with commas: eager, eager-gpu, compile, compile-gpu, onnxruntime, onnxruntime+kernels, "
+        "openvino, openvino+kernels, tensorrt, tensorrt-rtx, triton-grpc, triton-http; a precision behind a colon, as "
+        "in openvino:bf16.  [default: onnxruntime, and onnxruntime+kernels where our CPU kernels can be had]",
     ),
     precision: str = typer.Option(
         "fp32",
@@ -64,8 +65,8 @@ def parity(
         from gmmvit_deploy.parity.check import ParityOptions, check_parity
         from gmmvit_deploy.parity.inputs import open_images_of
         from gmmvit_deploy.parity.page import write_page
-        from gmmvit_deploy.parity.runners import open_runners
         from gmmvit_deploy.precision import precision_from
+        from gmmvit_deploy.runners.open import default_runners, open_runners
 
         if report is not None:
             require_page(report, force=force)  # not after half an hour of images
@@ -77,10 +78,15 @@ def parity(
             localize=localize,
         )
         opened = open_bundle(bundle)
-        names = [name.strip() for name in runner.split(",")]
+        wanted = precision_from(precision)
+        skipped: list[str] = []
+        if runner is None:
+            names, skipped = default_runners(opened, wanted)
+        else:
+            names = [name.strip() for name in runner.split(",")]
         settings: dict[str, Any] = {"urls": url, "model": model, "engine": engine, "takes_other_bundle": True}
-        with open_runners(names, opened, precision=precision_from(precision), **settings) as runners:
-            found = check_parity(opened, runners, options, told=told)
+        with open_runners(names, opened, precision=wanted, **settings) as runners:
+            found = check_parity(opened, runners, options, skipped=skipped, told=told)
         if report is not None:
             write_page(found, report, force=force)
     if as_json:
@@ -107,6 +113,8 @@ def _print(found: ParityReport) -> None:
         for who, precision, check in of_bundle + of_runners
     ]
     print_table(("runner", "", "check", "", "what was seen"), rows, title=str(found.bundle["path"]))
+    for reason in found.skipped:
+        typer.echo(f"skipped: {reason}")
     sets = [numbers for one in found.runners for numbers in one.check("numeric").details["sets"]]
     limits = [f"limit on {one['inputs']}: {one['limit']['largest']:.2g} = {one['limit']['derivation']}" for one in sets]
     for line in dict.fromkeys(limits):

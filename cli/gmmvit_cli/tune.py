@@ -5,23 +5,25 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gmmvit_cli.options import FORCE
+from gmmvit_cli.options import CPU_KERNELS, FORCE, cpu_kernels_from
 from gmmvit_cli.output import JSON_OPTION, note, phases, print_json, print_table
 from gmmvit_deploy.errors import InputError
 
 if TYPE_CHECKING:
     from gmmvit_deploy.precision import Precision
-    from gmmvit_deploy.serving.model_configs import Runtime
 
 
 def tune(
     bundle: Path = typer.Argument(help="A bundle that gmmvit export wrote."),
     bound_ms: float = typer.Option(..., help="What p99 of the latency must stay below, as the client sees it."),
     out: Path = typer.Option(Path("model_repository"), "-o", "--output", help="The repository to write."),
-    runtime: str = typer.Option(
-        "onnxruntime",
-        help="What may be used, with commas; a precision behind a colon, as in onnxruntime,openvino,openvino:bf16.",
+    runtime: str | None = typer.Option(
+        None,
+        help="What may be used, with commas: onnxruntime, onnxruntime+kernels, openvino, openvino+kernels; a precision "
+        "behind a colon, as in onnxruntime+kernels,openvino+kernels:bf16.  [default: onnxruntime, with our CPU kernels "
+        "as --cpu-kernels says]",
     ),
+    cpu_kernels: str | None = CPU_KERNELS,
     protocol: str = typer.Option("grpc", help="Of the clients: grpc or http."),
     name: str = typer.Option("gmmvit", help="Name of the model on the server."),
     force: bool = FORCE,
@@ -39,7 +41,11 @@ def tune(
         found = tuned(
             open_bundle(bundle),
             out,
-            TuneOptions(runtimes=tuple(map(_runtime, runtime.split(","))), **options),
+            TuneOptions(
+                runtimes=tuple(map(_runtime, runtime.split(","))) if runtime is not None else None,
+                cpu_kernels=cpu_kernels_from(cpu_kernels),
+                **options,
+            ),
             force=force,
             told=told,
         )
@@ -48,14 +54,14 @@ def tune(
         return
     head = ("settings", "arrivals a second", "p99 there", "all at once", "")
     print_table(head, settings_table(found.trials), title=f"p99 below {bound_ms:g} ms, {protocol}")
+    for reason in dict.fromkeys(trial.cpu_kernels.why_not for trial in found.trials if not trial.cpu_kernels.used):
+        note(f"cpu kernels: off: {reason}")
     note(f"measured: {out / TUNING_FILE}")
     typer.echo(out)
 
 
-def _runtime(text: str) -> tuple[Runtime, Precision]:
+def _runtime(text: str) -> tuple[str, Precision]:
     from gmmvit_deploy.precision import precision_behind
 
     name, precision = precision_behind(text)
-    if name not in ("onnxruntime", "openvino"):
-        raise InputError(f"--runtime: {name!r} is not known", hint="known: onnxruntime, openvino")
-    return name, precision or "fp32"  # type: ignore[return-value]  # checked above
+    return name, precision or "fp32"

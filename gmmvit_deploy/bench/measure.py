@@ -18,17 +18,16 @@ from numpy.typing import NDArray
 from gmmvit_deploy.bench.loadgen import LoadRun, ScenarioName, Work, drive
 from gmmvit_deploy.bench.outputs import Expected, OutputCheck
 from gmmvit_deploy.bench.statistics import ENOUGH, Percentile, Ratio, percentiles, ratio, spread
-from gmmvit_deploy.parity.check import Told
-from gmmvit_deploy.runtime.runner import Device, Runner
-from gmmvit_deploy.runtime.triton import TritonRunner
+from gmmvit_deploy.reporting import Told
+from gmmvit_deploy.runners.runner import Device, Runner
 
-__all__ = ["REST_S", "Cell", "Plan", "callers_of", "label", "measure", "ratios"]
+__all__ = ["REST_S", "Cell", "Plan", "measure", "ratios"]
 
 _WARM_UPS = 3
 REST_S = 0.03
 """Between the turns of two runners."""
 _LEAST = ENOUGH[0.9]  # no cell ends with fewer queries than a p90 needs
-_CALLERS_OF_A_SERVER = 4
+_MOST_CALLERS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,16 +95,6 @@ class Cell:
         return () if self.scenario == "Offline" else percentiles(np.concatenate(self.rounds))
 
 
-def label(runner: Runner) -> str:
-    """``openvino:bf16``; float32 goes without saying."""
-    return runner.name if runner.precision == "fp32" else f"{runner.name}:{runner.precision}"
-
-
-def callers_of(runner: Runner) -> int:
-    """Calls that may be under way at once: a server answers several, a runner of this process one."""
-    return _CALLERS_OF_A_SERVER if isinstance(runner, TritonRunner) else 1
-
-
 def measure(
     runners: Sequence[Runner],
     inputs: NDArray[Any],
@@ -153,8 +142,9 @@ def _works(runner: Runner, inputs: NDArray[Any], plan: Plan) -> list[Work]:
     if plan.offline:
         batch = max((one for one in plan.batches if runner.takes(one) and one <= len(inputs)), default=1)
         took = _warmed_up(runner, inputs[:batch])
-        samples = batch * max(2 * callers_of(runner), round(plan.seconds / plan.rounds / took))
-        works.append(Work(scenario="Offline", inputs=inputs, queries=samples, batch=batch, callers=callers_of(runner)))
+        callers = min(_MOST_CALLERS, runner.callers)
+        samples = batch * max(2 * callers, round(plan.seconds / plan.rounds / took))
+        works.append(Work(scenario="Offline", inputs=inputs, queries=samples, batch=batch, callers=callers))
     return works
 
 
@@ -181,7 +171,7 @@ class _Turn:
 
     @property
     def name(self) -> str:
-        return f"{label(self._runner)}, {self._work.scenario}, batch {self._work.batch}"
+        return f"{self._runner.label}, {self._work.scenario}, batch {self._work.batch}"
 
     def take(self, number: int) -> None:
         work = self._work
@@ -204,7 +194,7 @@ class _Turn:
     def cell(self) -> Cell:
         precision = self._runner.precision
         return Cell(
-            runner=label(self._runner),
+            runner=self._runner.label,
             precision=precision,
             device=self._runner.device,
             scenario=self._work.scenario,

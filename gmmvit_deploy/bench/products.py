@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.runtime.runner import Device
+from gmmvit_deploy.runners.runner import Device
 
 __all__ = ["ProductRate", "Shape", "bandwidth", "libraries", "rate"]
 

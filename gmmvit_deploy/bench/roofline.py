@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gmmvit_deploy.bench.products import ProductRate, Shape, bandwidth, libraries, rate
-from gmmvit_deploy.runtime.runner import Device
+from gmmvit_deploy.runners.runner import Device
 
 if TYPE_CHECKING:
     from onnx import ModelProto

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.artifacts import Bundle, tool_versions
 from gmmvit_deploy.bench.machine import describe_machine, machine_state
-from gmmvit_deploy.bench.measure import Plan, label, measure
+from gmmvit_deploy.bench.measure import Plan, measure
 from gmmvit_deploy.bench.outputs import Expected
 from gmmvit_deploy.bench.report import BenchReport
 from gmmvit_deploy.bench.roofline import Roofline, measured_rooflines, network_work
@@ -20,10 +20,9 @@ from gmmvit_deploy.bench.waterfall import waterfall
 from gmmvit_deploy.data.images import Images
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.parity.check import Told
 from gmmvit_deploy.parity.inputs import ImageStream, fresh_inputs
-from gmmvit_deploy.parity.provenance import described_bundle, provenance
-from gmmvit_deploy.runtime.runner import Runner
+from gmmvit_deploy.reporting import Told, described_bundle
+from gmmvit_deploy.runners.runner import Runner
 from gmmvit_deploy.writing import sha256_of_bytes
 
 __all__ = ["BenchOptions", "bench"]
@@ -88,7 +87,7 @@ def bench(
     loads = []
     if options.bound_ms is not None:
         for runner in runners:
-            rates = [cell.samples_per_second for cell in cells if cell.runner == label(runner)]
+            rates = [cell.samples_per_second for cell in cells if cell.runner == runner.label]
             loads.append(
                 search_rate(
                     runner,
@@ -112,7 +111,7 @@ def bench(
         },
         machine=describe_machine(),
         versions=tool_versions("openvino", "mlcommons-loadgen", "tritonclient"),
-        runners={label(runner): provenance(bundle, runner) for runner in runners},
+        runners={runner.label: runner.provenance() for runner in runners},
         before=before,
         after=machine_state(),
         cells=tuple(cells),
@@ -126,7 +125,7 @@ def bench(
 
 def _skipped(runners: Sequence[Runner], options: BenchOptions, rooflines: Sequence[Roofline]) -> list[str]:
     found = [
-        f"{label(runner)}: batch {batch}: it takes {', '.join(f'{least} to {most}' for least, most in runner.ranges)}"
+        f"{runner.label}: batch {batch}: it takes {', '.join(f'{least} to {most}' for least, most in runner.ranges)}"
         for runner in runners
         for batch in options.plan.batches
         if not runner.takes(batch)
@@ -150,7 +149,7 @@ def _require_batches(runners: Sequence[Runner], plan: Plan) -> None:
     for runner in runners:
         if not any(runner.takes(batch) for batch in plan.batches):
             raise InputError(
-                f"runner {label(runner)} takes none of the batches {', '.join(map(str, plan.batches))}",
+                f"runner {runner.label} takes none of the batches {', '.join(map(str, plan.batches))}",
                 hint=f"it takes {', '.join(f'{least} to {most}' for least, most in runner.ranges)}",
             )
 

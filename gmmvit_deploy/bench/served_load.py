@@ -12,18 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gmmvit_deploy.bench.loadgen import Work, drive
-from gmmvit_deploy.bench.measure import label
 from gmmvit_deploy.bench.outputs import Expected, OutputCheck
 from gmmvit_deploy.bench.statistics import ENOUGH
-from gmmvit_deploy.runtime.runner import Runner
-from gmmvit_deploy.runtime.triton import TritonRunner
+from gmmvit_deploy.runners.runner import Runner
 
 __all__ = ["LoadPoint", "LoadSearch", "search_rate"]
 
 _STEPS = 6
 _QUERIES = ENOUGH[0.99]
 _SECONDS_AT_LEAST = 2.0
-_CALLERS_OF_A_SERVER = 16
 _BATCH = 64
 
 
@@ -66,8 +63,8 @@ def search_rate(
     most: samples a second that the runner reaches when everything is there at once; no arrival rate can be higher.
     Every rate is tried on as many queries as a p99 needs.
     """
-    served = isinstance(runner, TritonRunner)
-    batch = 1 if served else min(_BATCH, runner.max_batch, len(inputs))  # a server makes its batches itself
+    # A server makes its batches itself.
+    batch = 1 if runner.server is not None else min(_BATCH, runner.max_batch, len(inputs))
     for size in {1, batch // 2 - 1, batch - 1, batch} & set(range(1, batch + 1)):
         runner.run(inputs[:size])  # what is compiled for a size must not be compiled while the clock runs
     points: list[LoadPoint] = []
@@ -76,7 +73,7 @@ def search_rate(
 
     def tried(rate: float) -> LoadPoint:
         nonlocal largest, answers
-        told(f"{label(runner)}: {rate:.0f} a second")
+        told(f"{runner.label}: {rate:.0f} a second")
         run = drive(
             runner.run,
             Work(
@@ -84,7 +81,7 @@ def search_rate(
                 inputs=inputs,
                 queries=max(_QUERIES, round(rate * _SECONDS_AT_LEAST)),
                 batch=batch,
-                callers=_CALLERS_OF_A_SERVER if served else 1,
+                callers=runner.callers,
                 rate=rate,
                 bound_ms=bound_ms,
                 seed=len(points) + 1,
@@ -106,7 +103,7 @@ def search_rate(
         best = held or best
         low, high = (rate, high) if held else (low, rate)
     return LoadSearch(
-        runner=label(runner),
+        runner=runner.label,
         bound_ms=bound_ms,
         best=best,
         points=tuple(sorted(points, key=lambda point: point.rate)),

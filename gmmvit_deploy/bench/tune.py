@@ -24,15 +24,13 @@ from gmmvit_deploy.bench.machine import MachineState, describe_machine, machine_
 from gmmvit_deploy.bench.outputs import Expected
 from gmmvit_deploy.bench.served_load import LoadSearch, search_rate
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.parity.check import Told
 from gmmvit_deploy.parity.inputs import fresh_inputs
-from gmmvit_deploy.parity.provenance import described_bundle
-from gmmvit_deploy.parity.report import plain
 from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.runtime.triton import TritonRunner
+from gmmvit_deploy.reporting import Told, described_bundle, plain
+from gmmvit_deploy.runners.triton import TritonRunner
 from gmmvit_deploy.serving.installs import find_server
-from gmmvit_deploy.serving.model_configs import RepositoryOptions, Runtime
-from gmmvit_deploy.serving.repository import repository_from_bundle
+from gmmvit_deploy.serving.model_configs import CpuKernels, RepositoryOptions, runtime_from
+from gmmvit_deploy.serving.repository import CpuKernelsUse, repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.writing import require_free
 
@@ -47,28 +45,48 @@ _CLIENT_BATCH = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneOptions:
-    """bound_ms: of p99, as the client sees it.  runtimes: (runtime, precision) that may be used.
+    """bound_ms: of p99, as the client sees it.
 
+    runtimes: (name, precision) of those that may be used; a name says whether our CPU kernels are in it, as in
+    ``onnxruntime+kernels``. None is ONNX Runtime in float32, with or without as ``cpu_kernels`` says (None: auto).
     A precision is the caller's choice: tuning finds speed, `gmmvit parity` with data says what a precision costs.
     """
 
     bound_ms: float
     protocol: Literal["grpc", "http"] = "grpc"
-    runtimes: tuple[tuple[Runtime, Precision], ...] = (("onnxruntime", "fp32"),)
+    runtimes: tuple[tuple[str, Precision], ...] | None = None
+    cpu_kernels: CpuKernels | None = None
     name: str = "gmmvit"
 
     def __post_init__(self) -> None:
         if not self.bound_ms > 0:
             raise InputError(f"the latency bound is {self.bound_ms:g} ms; more than 0 was wanted")
+        if self.runtimes is None:
+            return
         if not self.runtimes or len(set(self.runtimes)) < len(self.runtimes):
             raise InputError("distinct runtimes were wanted, such as onnxruntime,openvino:bf16")
+        if self.cpu_kernels is not None:
+            raise InputError("--runtime names runtimes with +kernels or without; --cpu-kernels goes without --runtime")
+        for name, _ in self.runtimes:
+            runtime_from(name)
+
+    def settings(self) -> list[RepositoryOptions]:
+        """The plainest settings of every runtime that may be used."""
+        if self.runtimes is None:
+            return [RepositoryOptions(name=self.name, cpu_kernels=self.cpu_kernels or "auto")]
+        found = []
+        for name, precision in self.runtimes:
+            runtime, kernels = runtime_from(name)
+            found.append(RepositoryOptions(name=self.name, runtime=runtime, cpu_kernels=kernels, precision=precision))
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """full_rate: samples a second with everything there at once."""
+    """full_rate: samples a second with everything there at once.  cpu_kernels: whether ours were used."""
 
     settings: RepositoryOptions
+    cpu_kernels: CpuKernelsUse
     full_rate: float
     load: LoadSearch
 
@@ -100,11 +118,11 @@ class Tuning:
             "format": _FORMAT,
             "bound_ms": self.options.bound_ms,
             "protocol": self.options.protocol,
-            "best": _described(best.settings) if best else None,
+            "best": _described(best) if best else None,
             "rate": best.rate if best else None,
             "trials": [
                 {
-                    "settings": _described(trial.settings),
+                    "settings": _described(trial),
                     "rate": trial.rate,
                     "full_rate": trial.full_rate,
                     "load": asdict(trial.load),
@@ -146,8 +164,7 @@ def tune(
                 trials.append(_trial(bundle, inputs, expected, one, options))
         return max(trials, key=lambda trial: trial.rate)
 
-    base = RepositoryOptions(name=options.name)
-    best = tried(replace(base, runtime=runtime, precision=one) for runtime, one in options.runtimes)
+    best = tried(options.settings())
     best = tried(_instances(best.settings))
     tried(replace(best.settings, max_queue_delay_us=delay) for delay in _DELAYS_US)
     found = Tuning(
@@ -190,12 +207,12 @@ def _trial(
                 everything = Work(scenario="Offline", inputs=inputs, queries=4 * len(inputs), batch=batch, callers=4)
                 full_rate = max(drive(runner.run, everything).samples_per_second for _ in range(2))
                 load = search_rate(runner, inputs, expected, bound_ms=options.bound_ms, most=full_rate)
-    return Trial(settings=settings, full_rate=full_rate, load=load)
+    return Trial(settings=settings, cpu_kernels=repository.cpu_kernels, full_rate=full_rate, load=load)
 
 
-def _described(settings: RepositoryOptions) -> dict[str, Any]:
+def _described(trial: Trial) -> dict[str, Any]:
     names = ("backend", "runtime", "precision", "instances", "threads", "max_queue_delay_us")
-    return {name: getattr(settings, name) for name in names}
+    return {**{name: getattr(trial.settings, name) for name in names}, "cpu_kernels": asdict(trial.cpu_kernels)}
 
 
 def _words(settings: RepositoryOptions) -> str:
@@ -213,5 +230,6 @@ def settings_table(trials: Sequence[Trial]) -> list[tuple[str, ...]]:
         point = trial.load.best
         p99 = f"{point.p99_ms:.1f} ms" if point else ""
         mark = "best" if trial is best and trial.rate else ("answers WRONG" if not trial.load.outputs.right else "")
-        rows.append((_words(trial.settings), f"{trial.rate:,.0f}", p99, f"{trial.full_rate:,.0f}", mark))
+        words = f"{_words(trial.settings)}, {'our kernels' if trial.cpu_kernels.used else 'its own operators'}"
+        rows.append((words, f"{trial.rate:,.0f}", p99, f"{trial.full_rate:,.0f}", mark))
     return rows

@@ -20,11 +20,10 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.bench.loadgen import Work, drive
-from gmmvit_deploy.bench.measure import REST_S, label
+from gmmvit_deploy.bench.measure import REST_S
 from gmmvit_deploy.images import image_from_pixels
-from gmmvit_deploy.parity.runners import RUNNERS
-from gmmvit_deploy.runtime.runner import Runner
-from gmmvit_deploy.runtime.triton import TritonRunner
+from gmmvit_deploy.runners.open import RUNNERS
+from gmmvit_deploy.runners.runner import Runner, Served
 
 __all__ = ["Step", "waterfall"]
 
@@ -54,10 +53,10 @@ def waterfall(
     step that decodes, or None.
     """
     ordered = sorted(runners, key=lambda one: (RUNNERS.index(one.name), one.precision))
-    programs = {label(one): _Program(one, inputs) for one in ordered}
-    served = next((one for one in ordered if isinstance(one, TritonRunner)), None)
+    programs = {one.label: _Program(one, inputs) for one in ordered}
+    served = next(((one, one.server) for one in ordered if one.server is not None), None)
     if served is not None and pixels is not None and bundle.manifest.image.normalisation is not None:
-        programs[f"{label(served)} + decoding"] = _Decoding(served, pixels)
+        programs[f"{served[0].label} + decoding"] = _Decoding(*served, pixels)
     for number in range(_ROUNDS):
         for program in programs.values():
             program.turn(number)
@@ -84,7 +83,7 @@ class _Program:
     @property
     def models(self) -> tuple[str, ...]:
         """Models on the server that have a hand in it."""
-        return (self.runner.network,) if isinstance(self.runner, TritonRunner) else ()
+        return (self.runner.server.network,) if self.runner.server is not None else ()
 
     def turn(self, number: int) -> None:
         time.sleep(REST_S)
@@ -117,27 +116,26 @@ class _Program:
         return median, parts
 
     def _looks(self) -> list[Any]:
-        if not isinstance(self.runner, TritonRunner):
-            return []
-        return [self.runner.connection.timings(model) for model in self.models]
+        server = self.runner.server
+        return [server.connection.timings(model) for model in self.models] if server is not None else []
 
 
 class _Decoding(_Program):
     """The whole of a request as clients send it: an encoded image in, logits out."""
 
-    def __init__(self, runner: TritonRunner, pixels: NDArray[Any]) -> None:
+    def __init__(self, runner: Runner, server: Served, pixels: NDArray[Any]) -> None:
         encoded = np.empty((len(pixels), 1), dtype=object)
         for index, image in enumerate(pixels):
             encoded[index, 0] = _png(image)
         super().__init__(runner, encoded)
-        self._runner = runner
+        self._server = server
 
     def run(self, batch: NDArray[Any]) -> NDArray[Any]:
-        return self._runner.connection.infer(self._runner.ensemble, "IMAGE", batch)
+        return self._server.connection.infer(self._server.ensemble, "IMAGE", batch)
 
     @property
     def models(self) -> tuple[str, ...]:
-        return (self._runner.preprocess, self._runner.network)
+        return (self._server.preprocess, self._server.network)
 
 
 def _png(pixels: NDArray[Any]) -> bytes:

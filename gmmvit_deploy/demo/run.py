@@ -28,8 +28,8 @@ from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.parity import page as parity_page
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.report import ParityReport
-from gmmvit_deploy.parity.runners import open_runners
-from gmmvit_deploy.runtime.classify import BundleClassifier, Classification, TritonClassifier, classify_files
+from gmmvit_deploy.runners.classify import BundleClassifier, Classification, TritonClassifier, classify_files
+from gmmvit_deploy.runners.open import default_runners, open_runners
 from gmmvit_deploy.runtime.triton import DEFAULT_MODEL
 from gmmvit_deploy.serving.installs import find_server
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
@@ -43,13 +43,13 @@ __all__ = ["DemoResult", "DemoStep", "run_demo"]
 _LEAST_TOP1 = 0.95
 _BUILT_FOR = "8.9"
 EPOCHS = 24
-_RUNNERS = ("eager", "onnxruntime", "triton-grpc", "triton-http")
+_SERVED = ("triton-grpc", "triton-http")
 _BENCH_PLAN = Plan(batches=(1, 32), rounds=6, seconds=0.7)
 _BENCH = (
-    f"gmmvit bench bundle --runner {','.join(_RUNNERS)} --batch {','.join(map(str, _BENCH_PLAN.batches))} "
+    f"gmmvit bench bundle --runner {{}} --batch {','.join(map(str, _BENCH_PLAN.batches))} "
     f"--data digits --rounds {_BENCH_PLAN.rounds} --seconds {_BENCH_PLAN.seconds:g} --report bench.html"
 )
-_PARITY = f"gmmvit parity bundle --runner {','.join(_RUNNERS)} --data digits --localize --report parity.html"
+_PARITY = "gmmvit parity bundle --runner {} --data digits --localize --report parity.html"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,15 +114,19 @@ def run_demo(
         with demo.step("repository", "gmmvit repository bundle -o model_repository"):
             options = RepositoryOptions(backend=install.best_backend)
             repository = repository_from_bundle(bundle, folder / "model_repository", options)
-            demo.says(f"{', '.join(repository.models)} ({options.backend} backend)")
+            demo.says(
+                f"{', '.join(repository.models)} ({options.backend} backend, CPU kernels {repository.cpu_kernels})"
+            )
         ports = ServerOptions(http_port=0, grpc_port=0, metrics_port=0, log_path=folder / "tritonserver.log")
         server = TritonServer(repository.path, install=install, options=ports)
         with demo.step("serve", "gmmvit serve model_repository"):
             server.start()
             demo.says(f"Triton is ready, {len(repository.models)} models")
+        in_process, skipped = default_runners(bundle)
+        names = ["eager", *in_process, *_SERVED]
         try:
-            with demo.step("parity", _PARITY):
-                report = _parity(bundle, server, folder / "parity.html")
+            with demo.step("parity", _PARITY.format(",".join(names))):
+                report = _parity(bundle, names, skipped, server, folder / "parity.html")
                 top1 |= _accuracies(report)
                 demo.says(f"{len(report.runners)} runners; {report.runners[-1].check('numeric').says}")
             for protocol, url in (("grpc", server.grpc_url), ("http", server.http_url)):
@@ -132,8 +136,8 @@ def run_demo(
                     top1[f"Triton, {protocol}"] = _top1(answers)
                     demo.says(f"top-1 {top1[f'Triton, {protocol}']:.1%} on PNG bytes")
             _judge(top1)  # what is wrong need not be measured
-            with demo.step("bench", _BENCH):
-                demo.says(_benched(bundle, server, folder / "bench.html"))
+            with demo.step("bench", _BENCH.format(",".join(names))):
+                demo.says(_benched(bundle, names, server, folder / "bench.html"))
         finally:
             server.stop()
     return DemoResult(path=out, steps=tuple(demo.steps), top1=top1)
@@ -193,21 +197,23 @@ def _save_images(folder: Path, pixels: NDArray[Any], classes: NDArray[Any]) -> N
         Image.fromarray(image).save(target / f"{number:03d}.png")
 
 
-def _parity(bundle: Bundle, server: TritonServer, page: Path) -> ParityReport:
+def _parity(
+    bundle: Bundle, names: Sequence[str], skipped: Sequence[str], server: TritonServer, page: Path
+) -> ParityReport:
     options = ParityOptions(data=open_data("digits"), localize=True)
-    with open_runners(_RUNNERS, bundle, urls=(server.grpc_url, server.http_url)) as runners:
-        report = check_parity(bundle, runners, options)
+    with open_runners(names, bundle, urls=(server.grpc_url, server.http_url)) as runners:
+        report = check_parity(bundle, runners, options, skipped=skipped)
     parity_page.write_page(report, page)
     if report.failed:
         raise GmmvitError(f"parity failed: {report.failures()[0]}")
     return report
 
 
-def _benched(bundle: Bundle, server: TritonServer, page: Path) -> str:
+def _benched(bundle: Bundle, names: Sequence[str], server: TritonServer, page: Path) -> str:
     """Speed side by side, on digits; without LoadGen or matplotlib, the reason why not."""
     options = BenchOptions(plan=_BENCH_PLAN, data=open_data("digits"))
     try:
-        with open_runners(_RUNNERS, bundle, urls=(server.grpc_url, server.http_url)) as runners:
+        with open_runners(names, bundle, urls=(server.grpc_url, server.http_url)) as runners:
             report = bench(bundle, runners, options)
         bench_page.write_page(report.to_json(), page)
     except MissingDependencyError as exc:

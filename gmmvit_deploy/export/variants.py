@@ -6,15 +6,19 @@ weights → model → folded → folded for engines → ONNX, float32 → (int8,
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gmmvit_deploy.artifacts import Bundle, tool_versions
 from gmmvit_deploy.checkpoints.weights import model_from_bundle
-from gmmvit_deploy.errors import ExportError, InputError
+from gmmvit_deploy.errors import ExportError, InputError, MissingDependencyError
+from gmmvit_deploy.export.numeric_proof import golden_rows, proven_difference
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.folding.fold import ENGINE_PASSES, QUANTIZED_PASSES, FoldedModel, fold, fold_for_engines
 from gmmvit_deploy.folding.head_padding import pad_heads
@@ -23,8 +27,11 @@ from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.masks import changes_of, prove_masks
 from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.quantize import QUANTIZED, quantize_graph
+from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.runners.openvino import OpenVinoRunner
 from gmmvit_deploy.runtime.emulated_precision import emulated_logits
 from gmmvit_deploy.runtime.graph_calibration import calibrate
+from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from gmmvit_deploy.variants import Variant, VariantRecord, onnx_file, open_variant, record_file
 from gmmvit_deploy.writing import new_file, sha256_of_bytes
 
@@ -35,6 +42,7 @@ if TYPE_CHECKING:
     from gmmvit_deploy.images import ImageSpec
     from gmmvit_deploy.models.build import Model
     from gmmvit_deploy.precision import Precision
+    from gmmvit_deploy.runners.runner import Runner
     from gmmvit_deploy.runtime.image_batches import ImageBatches
 
 __all__ = [
@@ -69,13 +77,15 @@ def variant_from_bundle(
 
     calibration: real images, for int8 and fp8.  padded: pad head dims that engines dislike.
     force: replace what is there.
-    Errors: InputError when calibration is missing, or given and not needed; FoldError, ExportError,
-    OutputError. Whatever the error, the bundle is as it was.
+    Errors: InputError when calibration is missing, or given and not needed; FoldError, OutputError; ExportError when
+    the graph is not what it must be, or a runtime that takes it gives other answers. Whatever the error, the bundle is
+    as it was.
     """
     if precision == "fp32":
         return open_variant(bundle, precision)
     prepared = prepared_graph(bundle, precision, calibration=calibration, padded=padded)
     data = prepared.proto.SerializeToString(deterministic=True)
+    golden = _measured(bundle, prepared.proto, precision)
     record = VariantRecord(
         precision=precision,
         bundle_sha256=bundle.sha256,
@@ -85,8 +95,9 @@ def variant_from_bundle(
         mask_sha256=prepared.mask_sha256,
         masks=tuple(changes_of(prepared.folded.masks, precision)),
         calibration=prepared.calibration,
-        golden=_measured(bundle, prepared.proto, precision),
+        golden=golden,
         versions=tool_versions(),
+        programs=_proven(bundle, data, precision, golden["largest_abs"]),
     )
     text = json.dumps(record.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     graph_path, record_path = bundle.path / onnx_file(precision), bundle.path / record_file(precision)
@@ -170,6 +181,50 @@ def _folded(model: Model, precision: Precision, *, padded: bool) -> FoldedModel:
         return folded
     passes = QUANTIZED_PASSES if precision in QUANTIZED else ENGINE_PASSES
     return fold_for_engines(folded, [one for one in passes if padded or one is not pad_heads])
+
+
+def _proven(bundle: Bundle, data: bytes, precision: Precision, recorded: float) -> dict[str, dict[str, Any]]:
+    """The very file in every runtime on a CPU that takes it, and with our kernels where they can be had.
+
+    recorded: the emulated graph's largest difference to the golden logits.
+    Errors: ExportError when a runtime gives answers beyond the precision's limit (`tolerances`).
+    """
+    inputs, expected = golden_rows(bundle)
+    own = bundle.manifest.float32_noise
+    noise = Noise(largest=own, rms=own, scale=float(np.abs(expected).max()))
+    # The stored logits are themselves one noise away from the truth that the limit counts from.
+    limit = limit_from_noise(noise, precision, recorded=recorded).largest + own
+    found: dict[str, dict[str, Any]] = {}
+    with TemporaryDirectory(prefix="gmmvit-proof-") as folder:
+        path = Path(folder) / onnx_file(precision)
+        path.write_bytes(data)
+        variant = Variant(precision=precision, path=path, sha256=sha256_of_bytes(data), record=None)
+        for name, opened in _programs(bundle, variant).items():
+            try:
+                with opened() as runner:
+                    largest = proven_difference(runner, inputs, expected, limit, what=onnx_file(precision))
+            # Not a runtime for this precision, or not here: the emulation stays what the record says of the graph.
+            except (InputError, MissingDependencyError) as exc:
+                found[name] = {"skipped": str(exc).replace(f"{folder}/", "")}
+            else:
+                found[name] = {"largest_abs": largest, "limit": limit}
+    return found
+
+
+def _programs(bundle: Bundle, variant: Variant) -> dict[str, Callable[[], Runner]]:
+    def onnxruntime(kernels: bool) -> Runner:
+        return OnnxRuntimeRunner(bundle, variant=variant, kernels=kernels)
+
+    def openvino(kernels: bool) -> Runner:
+        return OpenVinoRunner(bundle, variant, precision=variant.precision, kernels=kernels)
+
+    found: dict[str, Callable[[], Runner]] = {}
+    for name, opened in (("onnxruntime", onnxruntime), ("openvino", openvino)):
+        # What OpenVINO computes in bf16 is model.onnx, and nothing but quantised graphs are its own otherwise.
+        if name == "openvino" and variant.precision not in QUANTIZED:
+            continue
+        found |= {name: partial(opened, False), f"{name}+kernels": partial(opened, True)}
+    return found
 
 
 def _measured(bundle: Bundle, proto: ModelProto, precision: Precision) -> dict[str, float]:

@@ -16,7 +16,7 @@ Every input goes through PyTorch once and through each runner once, and only num
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,21 +36,17 @@ from gmmvit_deploy.parity.invariance import check_invariance
 from gmmvit_deploy.parity.localize import localize
 from gmmvit_deploy.parity.numeric import Distances, SetNumbers, check_numeric, check_stored, comparable
 from gmmvit_deploy.parity.preprocessing import Sample, check_preprocessing
-from gmmvit_deploy.parity.provenance import described_bundle, provenance
 from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.parity.report import ParityReport, RunnerReport
 from gmmvit_deploy.parity.served import check_served
 from gmmvit_deploy.parity.suspects import explain
 from gmmvit_deploy.parity.verdict import Check
-from gmmvit_deploy.runtime.runner import Runner
-from gmmvit_deploy.runtime.triton import TritonRunner
+from gmmvit_deploy.reporting import Told, described_bundle
+from gmmvit_deploy.runners.runner import Runner
 from gmmvit_deploy.tolerances import Limit
 from gmmvit_deploy.variants import open_variant
 
-__all__ = ["ParityOptions", "Told", "check_parity"]
-
-Told = Callable[[str, int, int], None]
-"""phase, done, steps"""
+__all__ = ["ParityOptions", "check_parity"]
 
 _BATCH = 32
 _SAMPLES = 128
@@ -83,11 +79,12 @@ def check_parity(
     runners: Sequence[Runner],
     options: ParityOptions | None = None,
     *,
+    skipped: Sequence[str] = (),
     told: Told = lambda phase, done, steps: None,
 ) -> ParityReport:
     """Run every check on every runner.
 
-    told: of progress.
+    skipped: runners that were left out, each with the reason, for the report.  told: of progress.
     Errors: InputError on data that does not fit the bundle; ImageError on a broken image; whatever a
     runner raises. A difference is no error but a report that did not pass.
     """
@@ -121,6 +118,7 @@ def check_parity(
             check_stored(stored, kept["golden"].trained, kept["golden"].exact),
         ),
         runners=tuple(reports),
+        skipped=tuple(skipped),
     )
 
 
@@ -188,11 +186,12 @@ class _Tally:
         )
         checks.append(self._checked_calibration(samples, told))
         checks.append(check_preprocessing(bundle, runner, widest, samples=samples))
-        if isinstance(runner, TritonRunner):
+        if runner.server is not None:
             checks.append(
                 check_served(
                     bundle,
                     runner,
+                    runner.server,
                     random.batch.inputs,
                     random.exact,
                     widest,
@@ -203,13 +202,13 @@ class _Tally:
             checks.append(_skipped("served", f"{runner.name} runs in this process"))
         if self._options.localize:
             told(f"{runner.name}: block by block", 0, 1)
-            checks.append(localize(bundle, reference, runner, random.batch.inputs))
+            checks.append(localize(reference, runner, random.batch.inputs))
         else:
             checks.append(_skipped("localize", "not asked for (--localize)"))
         return RunnerReport(
             runner=runner.name,
             precision=runner.precision,
-            provenance=provenance(bundle, runner),
+            provenance=runner.provenance(),
             checks=tuple(checks),
             points=self._decisions.points(),
         )

@@ -150,7 +150,8 @@ def _flips(details: Mapping[str, Any]) -> str:
 
 
 def _skipped(report: ParityReport) -> str:
-    lines = [
+    lines = list(report.skipped)
+    lines += [
         f"{runner.runner}: {check.name}: {check.says}"
         for runner in report.runners
         for check in runner.checks

@@ -24,11 +24,9 @@ from gmmvit_deploy.images import ImageSpec
 from gmmvit_deploy.parity.measures import distance
 from gmmvit_deploy.parity.verdict import Check
 from gmmvit_deploy.preprocess import RESAMPLING
+from gmmvit_deploy.runners.runner import Runner, Served
 from gmmvit_deploy.runtime.graph_normalisation import normalised_in_graph
-from gmmvit_deploy.runtime.runner import Runner
-from gmmvit_deploy.runtime.triton import TritonRunner
 from gmmvit_deploy.tolerances import Limit
-from gmmvit_deploy.variants import open_variant
 
 __all__ = ["Sample", "bgr", "check_preprocessing", "normalisations"]
 
@@ -62,15 +60,14 @@ def check_preprocessing(bundle: Bundle, runner: Runner, limit: Limit, *, samples
     reasons = []
     if problem := preprocessing_problem(golden, spec):
         reasons.append(f"here: {problem}")
-    if bundle.manifest.input_kind == "pixels" and runner.name == "onnxruntime":
-        path = open_variant(bundle, runner.precision).path
+    if bundle.manifest.input_kind == "pixels" and runner.graph is not None:
         seen.append("the graph normalises as the manifest says")
-        reasons += _graph_problems(path, golden, spec)
-    if isinstance(runner, TritonRunner):
+        reasons += _graph_problems(runner.graph.path, golden, spec)
+    if runner.server is not None:
         sent = min(len(samples), _MOST_SENT)
         seen.append(f"the server makes the same of them, and PyTorch's logits of {sent} raw images of the data")
-        reasons += _server_problems(runner, bundle, golden, spec, limit)
-        reasons += _sample_problems(runner, samples, limit)
+        reasons += _server_problems(runner.server, bundle, golden, spec, limit, runner.max_batch)
+        reasons += _sample_problems(runner.server, samples, limit)
     return Check(
         name=NAME,
         verdict="failed" if reasons else "passed",
@@ -108,26 +105,26 @@ def _graph_problems(path: Path, golden: GoldenSet, spec: ImageSpec) -> list[str]
 
 
 def _server_problems(
-    runner: TritonRunner, bundle: Bundle, golden: GoldenSet, spec: ImageSpec, limit: Limit
+    server: Served, bundle: Bundle, golden: GoldenSet, spec: ImageSpec, limit: Limit, max_batch: int
 ) -> list[str]:
-    served = runner.connection.model(runner.preprocess)
+    served = server.connection.model(server.preprocess)
     wanted = spec.to_json()
     said = {name: (served.preprocessing or {}).get(name) for name in wanted}
     reasons = [
-        f"{runner.preprocess} on the server has {name} {said[name]}, the bundle {wanted[name]}"
+        f"{server.preprocess} on the server has {name} {said[name]}, the bundle {wanted[name]}"
         for name in wanted
         if said[name] != wanted[name]
     ]
     bytes_of = np.array([[image] for image in golden.images], dtype=np.object_)
-    size = max(1, min(served.max_batch, runner.max_batch))
+    size = max(1, min(served.max_batch, max_batch))
     answers: dict[str, list[NDArray[Any]]] = {"made": [], "logits": []}
     for start in range(0, len(bytes_of), size):
         part = bytes_of[start : start + size]
         kind = bundle.manifest.input_kind
-        answers["made"].append(runner.connection.infer(runner.preprocess, "IMAGE", part, output=kind))
-        answers["logits"].append(runner.connection.infer(runner.ensemble, "IMAGE", part))
+        answers["made"].append(server.connection.infer(server.preprocess, "IMAGE", part, output=kind))
+        answers["logits"].append(server.connection.infer(server.ensemble, "IMAGE", part))
     made, logits = (np.concatenate(parts) for parts in answers.values())
-    where = f"{runner.preprocess} on the server"
+    where = f"{server.preprocess} on the server"
     if bundle.manifest.input_kind == "pixels":
         reasons += [f"{where}: {why}" for why in _pixel_problem(made, golden, spec)]
     else:
@@ -135,19 +132,19 @@ def _server_problems(
     largest = distance(logits, golden.image_logits)
     if not largest <= 2 * limit.largest:  # the stored logits have their own rounding
         reasons.append(
-            f"{runner.ensemble} on the server: raw images give logits that are {largest:.3g} from PyTorch's; "
+            f"{server.ensemble} on the server: raw images give logits that are {largest:.3g} from PyTorch's; "
             f"{2 * limit.largest:.3g} is allowed"
         )
     return reasons
 
 
-def _sample_problems(runner: TritonRunner, samples: Sequence[Sample], limit: Limit) -> list[str]:
+def _sample_problems(server: Served, samples: Sequence[Sample], limit: Limit) -> list[str]:
     """One request an image: JPEGs of any size, which the golden images leave out."""
     reasons = []
     samples = samples[:_MOST_SENT]
     for sample in samples:
         image = np.array([[sample.encoded]], dtype=np.object_)
-        found = runner.connection.infer(runner.ensemble, "IMAGE", image)[0]
+        found = server.connection.infer(server.ensemble, "IMAGE", image)[0]
         largest = distance(found, sample.exact)
         if not largest <= limit.largest:
             reasons.append(

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.models.build import Model
-from gmmvit_deploy.runtime.eager import EagerRunner
+from gmmvit_deploy.runners.eager import EagerRunner
 
 __all__ = ["Reference"]
 

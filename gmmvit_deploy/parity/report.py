@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,8 +10,9 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gmmvit_deploy.parity.verdict import Check, Verdict, overall
+from gmmvit_deploy.reporting import plain
 
-__all__ = ["FORMAT", "SCHEMA_PATH", "ParityReport", "RunnerReport", "plain"]
+__all__ = ["FORMAT", "SCHEMA_PATH", "ParityReport", "RunnerReport"]
 
 FORMAT = "gmmvit-parity/1"
 SCHEMA_PATH = Path(__file__).with_name("report_schema.json")
@@ -44,7 +44,7 @@ class RunnerReport:
 class ParityReport:
     """bundle: hashes and what the model is.  data: of real images, None when there were none.
 
-    checks: of the bundle itself, whatever runs it.
+    checks: of the bundle itself, whatever runs it.  skipped: runners that were left out, each with the reason.
     """
 
     bundle: Mapping[str, Any]
@@ -52,6 +52,7 @@ class ParityReport:
     data: Mapping[str, Any] | None
     checks: tuple[Check, ...]
     runners: tuple[RunnerReport, ...]
+    skipped: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
@@ -89,6 +90,7 @@ class ParityReport:
             "bundle": dict(self.bundle),
             "versions": dict(self.versions),
             "data": dict(self.data) if self.data is not None else None,
+            "skipped": list(self.skipped),
             "checks": [asdict(check) for check in self.checks],
             "runners": [
                 {
@@ -106,14 +108,3 @@ class ParityReport:
 
 def _reasons(check: Check) -> tuple[str, ...]:
     return (check.reasons or (check.says,)) if check.verdict == "failed" else ()
-
-
-def plain(value: Any) -> Any:
-    """Plain JSON values; numbers that are not finite become null."""
-    if isinstance(value, Mapping):
-        return {key: plain(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(one) for one in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value

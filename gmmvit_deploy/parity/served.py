@@ -22,7 +22,7 @@ from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.parity.invariance import mixed_up
 from gmmvit_deploy.parity.measures import distance
 from gmmvit_deploy.parity.verdict import Check, Verdict
-from gmmvit_deploy.runtime.triton import TritonRunner
+from gmmvit_deploy.runners.runner import Runner, Served
 from gmmvit_deploy.tolerances import Limit
 
 __all__ = ["check_served"]
@@ -37,17 +37,21 @@ _SEED = 3
 
 def check_served(
     bundle: Bundle,
-    runner: TritonRunner,
+    runner: Runner,
+    server: Served,
     inputs: NDArray[Any],
     exact: NDArray[Any],
     limit: Limit,
     *,
     on_done: Callable[[str], None] = lambda what: None,
 ) -> Check:
-    """inputs: images that differ; exact: their float64 logits.  Errors: ServerError when the server fails."""
+    """server: the runner's.  inputs: images that differ; exact: their float64 logits.
+
+    Errors: ServerError when the server fails.
+    """
     judged = _Judged(limit)
-    if runner.other_bundle:
-        judged.reasons.append(f"bundle: {runner.other_bundle}")
+    if server.other_bundle:
+        judged.reasons.append(f"bundle: {server.other_bundle}")
     generator = np.random.default_rng(_SEED)
     for row in range(min(_SINGLES, len(inputs))):
         judged.add("single requests", runner.run(inputs[row : row + 1]), exact[row : row + 1])
@@ -56,11 +60,11 @@ def check_served(
         rows = np.resize(np.arange(len(inputs)), size)
         judged.add("client batches", runner.run(inputs[rows]), exact[rows])
     on_done("client batches")
-    mixed = _mix(runner, inputs, exact, generator, judged)
+    mixed = _mix(runner, server, inputs, exact, generator, judged)
     on_done("many clients at once")
     if bundle.manifest.image.normalisation is not None:
-        _images_at_once(bundle, runner, generator, judged)
-        judged.reasons += _label_problems(bundle, runner)
+        _images_at_once(bundle, server, generator, judged)
+        judged.reasons += _label_problems(bundle, server, runner.max_batch)
         on_done("encoded images")
     verdict: Verdict = "failed" if judged.reasons else "passed" if mixed["joined"] else "undecided"
     reasons = list(judged.reasons)
@@ -75,7 +79,7 @@ def check_served(
         says=f"{judged.answers:,} answers, each to its own request; {mixed['requests']} concurrent requests ran as "
         f"{mixed['executions']} executions"
         if not judged.reasons
-        else runner.other_bundle or f"{len(judged.reasons)} kinds of wrong answers",
+        else server.other_bundle or f"{len(judged.reasons)} kinds of wrong answers",
         reasons=tuple(reasons),
         details={"answers": judged.answers, "largest": judged.largest, "limit": limit.largest, **mixed},
     )
@@ -116,7 +120,12 @@ def _whose(found: NDArray[Any], exact: NDArray[Any], among: NDArray[Any]) -> str
 
 
 def _mix(
-    runner: TritonRunner, inputs: NDArray[Any], exact: NDArray[Any], generator: np.random.Generator, judged: _Judged
+    runner: Runner,
+    server: Served,
+    inputs: NDArray[Any],
+    exact: NDArray[Any],
+    generator: np.random.Generator,
+    judged: _Judged,
 ) -> dict[str, Any]:
     """Many clients at once, until the server has joined some of their requests, or has not in several rounds."""
     most = min(_MOST_IN_A_REQUEST, runner.max_batch)
@@ -126,10 +135,10 @@ def _mix(
             np.resize(generator.permutation(len(inputs)), int(size))
             for size in generator.integers(1, most + 1, _REQUESTS)
         ]
-        before = runner.connection.counts(runner.network)[1]
+        before = server.connection.counts(server.network)[1]
         with ThreadPoolExecutor(max_workers=_CLIENTS) as pool:
             answers = list(pool.map(lambda rows: runner.run(inputs[rows]), asked))
-        executions += runner.connection.counts(runner.network)[1] - before
+        executions += server.connection.counts(server.network)[1] - before
         requests += len(asked)
         for rows, found in zip(asked, answers, strict=True):
             judged.add("many clients at once", found, exact[rows], among=exact)
@@ -138,13 +147,13 @@ def _mix(
     return {"requests": requests, "executions": executions, "joined": requests - executions}
 
 
-def _images_at_once(bundle: Bundle, runner: TritonRunner, generator: np.random.Generator, judged: _Judged) -> None:
+def _images_at_once(bundle: Bundle, server: Served, generator: np.random.Generator, judged: _Judged) -> None:
     golden = bundle.golden_set()
     chosen: Sequence[int] = generator.integers(0, len(golden.images), _REQUESTS // 2).tolist()
 
     def ask(index: int) -> NDArray[Any]:
         image = np.array([[golden.images[index]]], dtype=np.object_)
-        return runner.connection.infer(runner.ensemble, "IMAGE", image)
+        return server.connection.infer(server.ensemble, "IMAGE", image)
 
     with ThreadPoolExecutor(max_workers=_CLIENTS) as pool:
         answers = list(pool.map(ask, chosen))
@@ -153,17 +162,17 @@ def _images_at_once(bundle: Bundle, runner: TritonRunner, generator: np.random.G
         judged.add("encoded images, many clients at once", found, wanted, among=golden.image_logits)
 
 
-def _label_problems(bundle: Bundle, runner: TritonRunner) -> list[str]:
+def _label_problems(bundle: Bundle, server: Served, max_batch: int) -> list[str]:
     labels = bundle.manifest.labels
     reasons = []
-    if runner.connection.model(runner.ensemble).labels != labels:
+    if server.connection.model(server.ensemble).labels != labels:
         reasons.append(
-            f"labels: {runner.ensemble} on the server names other classes than the bundle, or in other order"
+            f"labels: {server.ensemble} on the server names other classes than the bundle, or in other order"
         )
     golden = bundle.golden_set()
-    size = min(runner.max_batch, len(golden.images))
+    size = min(max_batch, len(golden.images))
     images = np.array([[image] for image in golden.images[:size]], dtype=np.object_)
-    for index, label in runner.connection.best_classes(runner.ensemble, "IMAGE", images):
+    for index, label in server.connection.best_classes(server.ensemble, "IMAGE", images):
         if labels[index] != label:
             reasons.append(f"labels: the server calls class {index} {label!r}; in the bundle it is {labels[index]!r}")
             break

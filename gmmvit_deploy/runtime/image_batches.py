@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gmmvit_deploy.data.files import image_files
 from gmmvit_deploy.data.formats import arrays_in
 from gmmvit_deploy.data.images import FileImages
 from gmmvit_deploy.data.open import is_named, open_data
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.runtime.classify import image_files
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

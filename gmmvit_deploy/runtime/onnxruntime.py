@@ -1,26 +1,18 @@
-"""ONNX Runtime on the CPU."""
+"""ONNX Runtime on the CPU: sessions, programs, and graphs with our own attention."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from gmmvit_deploy.errors import BundleError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.kernels.libraries import onnxruntime_library
 from gmmvit_deploy.kernels.onnxruntime_kernels import with_fused_attention
-from gmmvit_deploy.runtime.onnxruntime_program import ROWS_A_CORE, OnnxRuntimeProgram, session_options, why_not
-from gmmvit_deploy.runtime.runner import Runner
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from gmmvit_deploy.artifacts import Bundle
-    from gmmvit_deploy.variants import Variant
+from gmmvit_deploy.runtime.onnxruntime_program import OnnxRuntimeProgram, session_options, why_not
 
 __all__ = [
     "FusedGraph",
-    "OnnxRuntimeRunner",
     "fused_graph",
     "program_from_onnx",
     "session_from_bytes",
@@ -80,12 +72,13 @@ def session_from_onnx(path: Path, *, threads: int | None = None) -> Any:
     return _session(str(path), str(path), threads)
 
 
-def session_from_bytes(graph: bytes, name: str, *, exact: bool = False) -> Any:
+def session_from_bytes(graph: bytes, name: str, *, exact: bool = False, library: Path | None = None) -> Any:
     """As `session_from_onnx`, for a serialised graph that errors shall call ``name``.
 
     exact: no optimisation, so that every rounding the graph asks for takes place.
+    library: that has our operators, where the graph has some.
     """
-    return _session(graph, name, None, exact=exact)
+    return _session(graph, name, None, exact=exact, library=library)
 
 
 def _session(
@@ -100,29 +93,3 @@ def _session(
     # ONNX Runtime raises a dozen unrelated classes for a graph it cannot take.
     except Exception as exc:
         raise BundleError(f"{name}: ONNX Runtime {onnxruntime.__version__} cannot load it: {exc}") from exc
-
-
-class OnnxRuntimeRunner(Runner):
-    """``model.onnx`` of a bundle in ONNX Runtime, or one of its other precisions."""
-
-    name = "onnxruntime"
-
-    def __init__(self, bundle: Bundle, *, variant: Variant | None = None, threads: int = 0) -> None:
-        super().__init__(bundle)
-        self.precision = variant.precision if variant else "fp32"
-        path = variant.path if variant else bundle.onnx_path
-        fused, _ = fused_graph(path)
-        self._attention = "our own, f32" if fused else "ONNX Runtime's"
-        self._program = program_from_onnx(path, threads=threads, fused=fused)
-
-    @property
-    def settings(self) -> dict[str, str]:
-        return {
-            "threads": str(self._program.threads),
-            "rows at once on a core": str(ROWS_A_CORE),
-            "attention": self._attention,
-        }
-
-    def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
-        logits: NDArray[Any] = self._program.run(batch)
-        return logits

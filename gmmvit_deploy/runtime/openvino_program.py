@@ -55,6 +55,10 @@ class OpenVinoProgram:
         """Kernel of every matrix product and fused attention → how often it is there, as OpenVINO itself tells it."""
         return dict(self._kernels)
 
+    def model(self, rows: int) -> Any:
+        """The ``openvino.Model`` that chunks of ``rows`` are run by, our operations in it; not to be changed."""
+        return self._whole if rows == CHUNK else self._small
+
     def prepare(self, most: int) -> None:
         """Compile now for every batch up to ``most``, so that no request has to wait for it."""
         with self._lock:
@@ -102,7 +106,7 @@ class OpenVinoProgram:
     def _prepared(self, size: int, streams: int) -> list[Any]:
         """Requests for chunks of this size; compiled when they are first wanted."""
         if (size, streams) not in self._requests:
-            model = (self._whole if size == CHUNK else self._small).clone()
+            model = self.model(size).clone()
             shape = model.inputs[0].partial_shape
             shape[0] = size
             model.reshape(shape)

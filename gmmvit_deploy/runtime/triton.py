@@ -1,4 +1,4 @@
-"""A live Triton server over gRPC or HTTP."""
+"""Requests to a live Triton server over gRPC or HTTP, and what it says of its models."""
 
 from __future__ import annotations
 
@@ -10,22 +10,20 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from gmmvit_deploy.errors import BundleError, InputError, RequestRejectedError, ServerError
+from gmmvit_deploy.errors import InputError, RequestRejectedError, ServerError
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.precision import precision_from
-from gmmvit_deploy.runtime.runner import Runner
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from gmmvit_deploy.artifacts import Bundle
-
-__all__ = ["DEFAULT_MODEL", "ServedModel", "ServerTimings", "TritonConnection", "TritonRunner", "parse_url"]
+__all__ = ["DEFAULT_MODEL", "ServedModel", "ServerTimings", "TritonConnection", "parse_url"]
 
 DEFAULT_MODEL = "gmmvit"
 _TRITON_TYPES = {"uint8": "UINT8", "float32": "FP32", "object": "BYTES"}
 _DEFAULT_PORTS = {"http": 8000, "grpc": 8001}
 _SERVER_PARTS = ("queue", "compute_input", "compute_infer", "compute_output")
+_STATED = ("runtime", "cpu_kernels", "threads", "intra_op_thread_count")
+"""Parameters of a network's configuration that decide how fast it is."""
 _REJECTED = ("INVALID_ARGUMENT", "400")
 
 
@@ -252,60 +250,9 @@ def _settings(config: Mapping[str, Any], parameters: Mapping[str, str]) -> dict[
         "backend": config.get("backend") or config.get("platform", ""),
         "instances": str(sum(int(group.get("count", 1)) for group in config.get("instance_group", []))),
         "queue delay": f"{delay} µs",
-        **{name: parameters[name] for name in ("runtime", "threads", "intra_op_thread_count") if name in parameters},
+        **{name: parameters[name] for name in _STATED if name in parameters},
     }
 
 
 def _without_ensemble(message: str) -> str:
     return re.sub(r"^in ensemble '[^']*', ", "", message)
-
-
-class TritonRunner(Runner):
-    """The network of a served bundle, as clients reach it."""
-
-    def __init__(
-        self, bundle: Bundle, url: str, *, model: str = DEFAULT_MODEL, takes_other_bundle: bool = False
-    ) -> None:
-        """takes_other_bundle: keep what is wrong in ``other_bundle`` where the model can be called all the same.
-
-        Errors: ServerError; BundleError when the server serves another bundle than this one.
-        """
-        super().__init__(bundle)
-        self.connection = TritonConnection(url)
-        self.name = f"triton-{self.connection.protocol}"
-        # tritonclient's HTTP side runs on gevent, which moves stacks about, and crashes where C++ frames lie on them.
-        self.needs_own_thread = self.connection.protocol == "http"
-        self.ensemble, self.network, self.preprocess = model, f"{model}_network", f"{model}_preprocess"
-        self._input = bundle.manifest.input_kind
-        try:
-            served = self.connection.model(self.network)
-        except ServerError:
-            self.connection.close()
-            raise
-        self.other_bundle = ""
-        if served.bundle_sha256 != bundle.sha256:
-            found = served.bundle_sha256[:12] + "…" if served.bundle_sha256 else "nothing we know"
-            self.other_bundle = (
-                f"{url} serves {self.network} from bundle {found}, not from {bundle.path} ({bundle.sha256[:12]}…)"
-            )
-            alike = served.inputs == {self._input: bundle.input_shape} and served.labels == bundle.manifest.labels
-            if not (takes_other_bundle and alike):
-                self.connection.close()
-                raise BundleError(
-                    self.other_bundle, hint="write the repository again from this bundle and restart the server"
-                )
-        self.precision = precision_from(served.precision)
-        self.device = "gpu" if served.on_gpu else "cpu"
-        self._settings = dict(served.settings)
-        self.max_batch = min(self.max_batch, served.max_batch)
-
-    @property
-    def settings(self) -> dict[str, str]:
-        """As the server states them."""
-        return self._settings
-
-    def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
-        return self.connection.infer(self.network, self._input, batch)
-
-    def close(self) -> None:
-        self.connection.close()

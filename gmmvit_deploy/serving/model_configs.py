@@ -20,10 +20,21 @@ if TYPE_CHECKING:
     from gmmvit_deploy.artifacts import Bundle
     from gmmvit_deploy.engines.card import EngineCard
 
-__all__ = ["LABELS_FILE", "WARMUP_FILE", "Backend", "RepositoryOptions", "Runtime", "config_text", "model_configs"]
+__all__ = [
+    "LABELS_FILE",
+    "WARMUP_FILE",
+    "Backend",
+    "CpuKernels",
+    "RepositoryOptions",
+    "Runtime",
+    "config_text",
+    "model_configs",
+    "runtime_from",
+]
 
 Backend = Literal["onnxruntime", "python", "tensorrt"]
 Runtime = Literal["onnxruntime", "openvino"]
+CpuKernels = Literal["auto", "on", "off"]
 LABELS_FILE = "labels.txt"
 WARMUP_FILE = "image"
 """In ``<preprocess>/warmup/``: one encoded image, each with its length before it, as Triton reads it."""
@@ -39,11 +50,14 @@ class RepositoryOptions:
     instances: copies of the network that run side by side.
     threads: of the runtime in one instance; 0 is one a core.
     runtime: of the python backend.  precision: what the network computes in, for the backends that take a graph.
+    cpu_kernels: our own in the python backend: ``auto`` where they can be had; ``on`` fails where they cannot;
+    ``off`` leaves the graph to the runtime's own operators.
     accelerator: ``tensorrt`` has the server's ONNX Runtime build an engine when it loads the model.
     """
 
     backend: Backend = "python"
     runtime: Runtime = "onnxruntime"
+    cpu_kernels: CpuKernels = "auto"
     precision: Precision = "fp32"
     accelerator: str = "none"
     name: str = "gmmvit"
@@ -55,14 +69,7 @@ class RepositoryOptions:
         if self.backend not in get_args(Backend):
             raise InputError(f"backend {self.backend!r} is not one of {', '.join(get_args(Backend))}")
         precision_from(self.precision)
-        if self.runtime not in get_args(Runtime):
-            raise InputError(f"runtime {self.runtime!r} is not one of {', '.join(get_args(Runtime))}")
-        if self.runtime == "openvino" and self.backend != "python":
-            raise InputError(f"--runtime openvino goes with --backend python, not {self.backend}")
-        if self.runtime == "openvino" and self.precision not in OPENVINO_HINTS:
-            raise InputError(
-                f"OpenVINO computes in {', '.join(OPENVINO_HINTS)} on a CPU; {self.precision} was asked for"
-            )
+        self._check_runtime()
         if self.backend == "tensorrt" and self.precision != "fp32":
             raise InputError("an engine has its precision already; --precision is for the other backends")
         if self.accelerator not in ("none", "tensorrt"):
@@ -77,6 +84,20 @@ class RepositoryOptions:
         if self.instances < 1:
             raise InputError(f"instances is {self.instances}; at least 1 was wanted")
 
+    def _check_runtime(self) -> None:
+        if self.runtime not in get_args(Runtime):
+            raise InputError(f"runtime {self.runtime!r} is not one of {', '.join(get_args(Runtime))}")
+        if self.cpu_kernels not in get_args(CpuKernels):
+            raise InputError(f"cpu_kernels is {self.cpu_kernels!r}; expected {', '.join(get_args(CpuKernels))}")
+        if self.cpu_kernels == "on" and self.backend != "python":
+            raise InputError(f"our CPU kernels go with --backend python, not {self.backend}")
+        if self.runtime == "openvino" and self.backend != "python":
+            raise InputError(f"--runtime openvino goes with --backend python, not {self.backend}")
+        if self.runtime == "openvino" and self.precision not in OPENVINO_HINTS:
+            raise InputError(
+                f"OpenVINO computes in {', '.join(OPENVINO_HINTS)} on a CPU; {self.precision} was asked for"
+            )
+
     @property
     def network(self) -> str:
         return f"{self.name}_network"
@@ -86,12 +107,26 @@ class RepositoryOptions:
         return f"{self.name}_preprocess"
 
 
-def model_configs(bundle: Bundle, options: RepositoryOptions, card: EngineCard | None = None) -> dict[str, Any]:
+def runtime_from(name: str) -> tuple[Runtime, CpuKernels]:
+    """``openvino+kernels`` → (openvino, on); ``openvino`` → (openvino, off): a runtime's name says which it is.
+
+    Errors: InputError on a name that is not known.
+    """
+    runtime, plus, rest = name.partition("+")
+    if runtime not in get_args(Runtime) or (plus and rest != "kernels"):
+        known = [f"{one}{kernels}" for one in get_args(Runtime) for kernels in ("", "+kernels")]
+        raise InputError(f"runtime {name!r} is not known", hint=f"known: {', '.join(known)}")
+    return runtime, "on" if plus else "off"  # type: ignore[return-value]  # checked above
+
+
+def model_configs(
+    bundle: Bundle, options: RepositoryOptions, card: EngineCard | None = None, *, kernels: bool = False
+) -> dict[str, Any]:
     """Model name → ``ModelConfig`` protobuf; the ensemble and its preprocessing only where it is known.
 
-    card: of the engine, for the tensorrt backend.
+    card: of the engine, for the tensorrt backend.  kernels: ours lie beside the network, for the python backend.
     """
-    configs = {options.network: _network(bundle, options, card)}
+    configs = {options.network: _network(bundle, options, card, kernels=kernels)}
     if bundle.manifest.image.normalisation is not None:
         configs[options.preprocess] = _preprocess(bundle, options)
         configs[options.name] = _ensemble(bundle, options)
@@ -141,7 +176,7 @@ def _logits(bundle: Bundle) -> dict[str, Any]:
     }
 
 
-def _network(bundle: Bundle, options: RepositoryOptions, card: EngineCard | None) -> Any:
+def _network(bundle: Bundle, options: RepositoryOptions, card: EngineCard | None, *, kernels: bool) -> Any:
     pb = _protobuf()
     config = _skeleton(bundle, options.network)
     if card is not None:
@@ -162,7 +197,11 @@ def _network(bundle: Bundle, options: RepositoryOptions, card: EngineCard | None
         accelerator.parameters["precision_mode"] = _TRT_MODES[options.precision]
     config.dynamic_batching.max_queue_delay_microseconds = options.max_queue_delay_us
     if options.backend == "python":
-        settings = {"runtime": options.runtime, "threads": str(options.threads)}
+        settings = {
+            "runtime": options.runtime,
+            "cpu_kernels": "on" if kernels else "off",
+            "threads": str(options.threads),
+        }
         if options.runtime == "openvino":
             settings["openvino_hint"] = OPENVINO_HINTS[options.precision]
             settings["attention"] = FUSED_ATTENTION[options.precision]

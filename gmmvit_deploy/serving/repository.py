@@ -14,13 +14,13 @@ from gmmvit_deploy.artifacts import LABELS_FILE as BUNDLE_LABELS_FILE
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.engines.card import Engine, require_bundle
 from gmmvit_deploy.engines.compatibility import ServerTensorRT, loads_on, server_tensorrt
-from gmmvit_deploy.errors import RepositoryError
+from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.images import image_from_pixels
 from gmmvit_deploy.kernels import matcher, openvino_kernels, openvino_view, prepared_masks
 from gmmvit_deploy.kernels.libraries import openvino_library
 from gmmvit_deploy.runtime import onnxruntime_program, openvino_program
-from gmmvit_deploy.runtime.onnxruntime import fused_graph
-from gmmvit_deploy.runtime.openvino import graph_precision
+from gmmvit_deploy.runtime.onnxruntime import FusedGraph, fused_graph
+from gmmvit_deploy.runtime.openvino import graph_precision, kernels_for_graph
 from gmmvit_deploy.serving.model_configs import (
     LABELS_FILE,
     WARMUP_FILE,
@@ -31,10 +31,21 @@ from gmmvit_deploy.serving.model_configs import (
 from gmmvit_deploy.variants import open_variant
 from gmmvit_deploy.writing import new_folder, sha256_of_file
 
-__all__ = ["Repository", "repository_from_bundle"]
+__all__ = ["CpuKernelsUse", "Repository", "repository_from_bundle"]
 
 _TEMPLATES = Path(__file__).parent / "triton_models"
 _OPENVINO = "gmmvit_openvino"  # a package in the network's folder, whose files import each other by their places
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuKernelsUse:
+    """used: our CPU kernels lie beside the network, which runs with them.  why_not: the reason where not."""
+
+    used: bool
+    why_not: str = ""
+
+    def __str__(self) -> str:
+        return "on" if self.used else f"off: {self.why_not}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +55,7 @@ class Repository:
     path: Path
     models: tuple[str, ...]
     skipped: tuple[str, ...]
+    cpu_kernels: CpuKernelsUse
 
 
 def repository_from_bundle(
@@ -61,11 +73,18 @@ def repository_from_bundle(
     engine: built from this bundle, for the tensorrt backend.  server: whose TensorRT is to load it.
     notes: file name → text, put beside the models; Triton does not look at files there.
     Errors: RepositoryError when the tensorrt backend is asked for without an engine, or with one that
-    the server would not load; EngineError when the engine is another bundle's; OutputError.
+    the server would not load; EngineError when the engine is another bundle's; InputError when our kernels must be
+    in it and cannot be had; OutputError.
     """
     options = options or RepositoryOptions()
     source, target = _network_file(bundle, options, engine, server)
-    configs = model_configs(bundle, options, engine.card if engine else None)
+    kernels = _kernels(source, options)
+    if options.cpu_kernels == "on" and not kernels.use.used:
+        raise InputError(
+            f"runtime {options.runtime}+kernels cannot be had: {kernels.use.why_not}",
+            hint=f"--runtime {options.runtime} runs the same graph in the runtime's own operators",
+        )
+    configs = model_configs(bundle, options, engine.card if engine else None, kernels=kernels.use.used)
     with new_folder(out, force=force) as folder:
         for name, config in configs.items():
             model = folder / name
@@ -76,14 +95,14 @@ def repository_from_bundle(
         shutil.copyfile(source, folder / options.network / "1" / target)
         if options.backend == "python":
             shutil.copyfile(_TEMPLATES / "network_model.py", folder / options.network / "1" / "model.py")
-            _copy_programs(options, folder / options.network / "1", source)
+            _copy_programs(options, folder / options.network / "1", source, kernels)
         if options.preprocess in configs:
             _write_preprocess(folder / options.preprocess, bundle)
         for name, text in (notes or {}).items():
             (folder / name).write_text(text, encoding="utf-8")
     ordered = [name for name in (options.name, options.network, options.preprocess) if name in configs]
     skipped = () if options.preprocess in configs else (_NO_PREPROCESSING,)
-    return Repository(path=out, models=tuple(ordered), skipped=skipped)
+    return Repository(path=out, models=tuple(ordered), skipped=skipped, cpu_kernels=kernels.use)
 
 
 _NO_PREPROCESSING = (
@@ -118,22 +137,47 @@ def _network_file(
     return engine.plan_path, "model.plan"
 
 
-def _copy_programs(options: RepositoryOptions, folder: Path, network: Path) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kernels:
+    """library: to be put beside the network; None where it runs without.  fused: for ONNX Runtime."""
+
+    use: CpuKernelsUse
+    library: Path | None = None
+    fused: FusedGraph | None = None
+
+
+def _kernels(network: Path, options: RepositoryOptions) -> _Kernels:
+    """Our kernels for this network, where they are asked for and can be had."""
+    if options.backend != "python":
+        why = f"the {options.backend} backend runs the network by itself"
+        return _Kernels(use=CpuKernelsUse(used=False, why_not=why))
+    if options.cpu_kernels == "off":
+        return _Kernels(use=CpuKernelsUse(used=False, why_not="not asked for"))
+    if options.runtime == "onnxruntime":
+        fused, why = fused_graph(network)
+        if fused is None:
+            return _Kernels(use=CpuKernelsUse(used=False, why_not=why))
+        return _Kernels(use=CpuKernelsUse(used=True), library=fused.library, fused=fused)
+    kernels, why = kernels_for_graph(network, options.precision)
+    library, _ = openvino_library()
+    if kernels is None or library is None:
+        return _Kernels(use=CpuKernelsUse(used=False, why_not=why))
+    return _Kernels(use=CpuKernelsUse(used=True), library=library)
+
+
+def _copy_programs(options: RepositoryOptions, folder: Path, network: Path, kernels: _Kernels) -> None:
     """The very files that our runners are made of: one implementation, in process and served."""
     if options.runtime == "onnxruntime":
         copies = {str(onnxruntime_program.__file__): "gmmvit_onnxruntime.py"}
-        fused, _ = fused_graph(network)
-        if fused is not None:
-            (folder / f"fused-{sha256_of_file(network)[:16]}.onnx").write_bytes(fused.graph)
-            copies[str(fused.library)] = "onnxruntime_kernels.so"
+        if kernels.fused is not None:
+            (folder / f"fused-{sha256_of_file(network)[:16]}.onnx").write_bytes(kernels.fused.graph)
     else:
         (folder / _OPENVINO).mkdir()
         modules = (openvino_program, openvino_kernels, openvino_view, matcher, prepared_masks)
         files = [module.__file__ for module in modules]
         copies = {str(file): f"{_OPENVINO}/{Path(str(file)).name}" for file in files}
-        library, _ = openvino_library()
-        if library is not None:
-            copies[str(library)] = "openvino_kernels.so"
+    if kernels.library is not None:
+        copies[str(kernels.library)] = f"{options.runtime}_kernels.so"
     for source, name in copies.items():
         shutil.copyfile(source, folder / name)
 

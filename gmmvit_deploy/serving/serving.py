@@ -9,9 +9,10 @@ from pathlib import Path
 from types import FrameType
 
 from gmmvit_deploy.artifacts import MANIFEST_FILE, open_bundle
+from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.serving.installs import find_server
-from gmmvit_deploy.serving.model_configs import RepositoryOptions
-from gmmvit_deploy.serving.repository import repository_from_bundle
+from gmmvit_deploy.serving.model_configs import CpuKernels, RepositoryOptions
+from gmmvit_deploy.serving.repository import CpuKernelsUse, repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 
 __all__ = ["serve_path"]
@@ -21,22 +22,33 @@ def serve_path(
     path: Path,
     options: ServerOptions,
     *,
+    cpu_kernels: CpuKernels | None = None,
     tritonserver: Path | None = None,
+    on_kernels: Callable[[CpuKernelsUse], None] = lambda use: None,
     on_ready: Callable[[TritonServer], None] = lambda server: None,
     on_log_line: Callable[[str], None] | None = None,
 ) -> None:
     """Serve a bundle or a repository from the main thread until SIGINT or SIGTERM.
 
     A bundle is served from a repository made for it, with the best backend the server has.
+    cpu_kernels: of that repository; None is ``auto``.  on_kernels: called with what became of it.
     A second signal ends the server at once instead of waiting for requests in flight.
-    Errors: as `TritonServer.start`; ServerError when the server ends by itself.
+    Errors: as `TritonServer.start`; ServerError when the server ends by itself; InputError when ``cpu_kernels`` is
+    given for a repository, which was written with or without.
     """
     install = find_server(tritonserver)
     with tempfile.TemporaryDirectory(prefix="gmmvit-repository-") as folder:
         repository = path
         if (path / MANIFEST_FILE).is_file():
-            backend = RepositoryOptions(backend=install.best_backend)
-            repository = repository_from_bundle(open_bundle(path), Path(folder) / "models", backend).path
+            written = RepositoryOptions(backend=install.best_backend, cpu_kernels=cpu_kernels or "auto")
+            made = repository_from_bundle(open_bundle(path), Path(folder) / "models", written)
+            repository = made.path
+            on_kernels(made.cpu_kernels)
+        elif cpu_kernels is not None:
+            raise InputError(
+                f"{path}: --cpu-kernels goes with a bundle; a repository was written with our kernels or without",
+                hint="gmmvit repository BUNDLE --cpu-kernels auto|off writes it anew",
+            )
         server = TritonServer(repository, install=install, options=options, on_log_line=on_log_line)
         signals = _Signals(server)
         with signals:

@@ -31,8 +31,8 @@ from gmmvit_deploy.engines.flavors import visible_gpu
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.models.counting import multiply_accumulates
 from gmmvit_deploy.parity.inputs import fresh_inputs
-from gmmvit_deploy.parity.runners import open_runners
-from gmmvit_deploy.runtime.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.runners.open import open_runners
 from gmmvit_deploy.runtime.onnxruntime_program import ROWS_A_CORE
 from gmmvit_deploy.serving.server import TritonServer
 

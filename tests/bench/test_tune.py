@@ -19,8 +19,9 @@ from gmmvit_deploy.kernels.libraries import onnxruntime_library, openvino_librar
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.runners.triton import TritonRunner
+from gmmvit_deploy.runtime.onnxruntime import fused_graph
 from gmmvit_deploy.runtime.openvino import our_kernels
-from gmmvit_deploy.runtime.triton import TritonRunner
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
@@ -40,17 +41,21 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_best_of_what_was_tried_is_written(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "tuned"
-    options = TuneOptions(bound_ms=200, runtimes=(("onnxruntime", "fp32"), ("openvino", "fp32")))
+    ours = fused_graph(bundle.onnx_path)[0] is not None
+    names = [f"{runtime}+kernels" if ours else runtime for runtime in ("onnxruntime", "openvino")]
+    options = TuneOptions(bound_ms=200, runtimes=tuple((name, "fp32") for name in names))
     found = tune(bundle, out, options)
     assert found.best is not None
     assert found.best.rate == max(trial.rate for trial in found.trials) > 0
     tried = [(trial.settings.runtime, trial.settings.instances) for trial in found.trials]
     assert tried[:2] == [("onnxruntime", 1), ("openvino", 1)]
+    assert all(trial.cpu_kernels.used == ours for trial in found.trials)  # as the names say
     assert len(tried) == len(set(tried)) >= 2
     assert all(trial.load.outputs.right for trial in found.trials)
     notes = json.loads((out / TUNING_FILE).read_text())
     assert notes["rate"] == found.best.rate
     assert notes["best"]["runtime"] == found.best.settings.runtime
+    assert notes["best"]["cpu_kernels"]["used"] == ours
     config = (out / "gmmvit_network" / "config.pbtxt").read_text()
     assert f'string_value: "{found.best.settings.runtime}"' in config
     with TritonServer(out, options=PORTS) as server, TritonRunner(bundle, server.grpc_url) as runner:
@@ -81,6 +86,7 @@ def test_our_kernels_behind_triton_give_the_models_answers(
         served = TritonServer(repository.path, options=PORTS, on_log_line=log.append)
         with served as server, TritonRunner(precise_bundle, server.grpc_url) as one:
             assert one.precision == precision
+            assert one.settings["cpu_kernels"] == ("on" if repository.cpu_kernels.used else "off")
             if not broken:
                 report = check_parity(precise_bundle, [one])
                 assert report.passed, report.failures()
@@ -107,6 +113,7 @@ def test_what_is_there_is_kept(bundle: Bundle, tmp_path: Path, gmmvit: Callable[
         (("--bound-ms", "10", "--runtime", "tensorflow"), "'tensorflow' is not known"),
         (("--bound-ms", "10", "--runtime", "openvino,openvino"), "distinct runtimes"),
         (("--bound-ms", "10", "--protocol", "smtp"), "grpc or http"),
+        (("--bound-ms", "10", "--runtime", "openvino", "--cpu-kernels", "off"), "--cpu-kernels goes without --runtime"),
         (("--bound-ms", "10", "--runtime", "openvino:fp16"), "OpenVINO computes in fp32, bf16, int8"),
     ):
         answer = gmmvit("tune", bundle.path, "-o", tmp_path / "new", *arguments)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.runners.open import default_runners
 from gmmvit_deploy.serving.server import TritonServer
 from tests.checkpoints.test_loading import released_state, saved
 from tests.checkpoints.test_reading import RunsCode
@@ -119,12 +120,26 @@ def test_export_parity_repository_classify(gmmvit: Gmmvit, tmp_path: Path) -> No
     answer = gmmvit("classify", tmp_path / "image.png", "--bundle", bundle, "--top", 2, "--json")
     (only,) = json.loads(answer.stdout)
     assert len(only["predictions"]) == 2
+    assert only["runner"] in ("onnxruntime", "onnxruntime+kernels")
+    plain = gmmvit("classify", tmp_path / "image.png", "--bundle", bundle, "--cpu-kernels", "off", "--json")
+    assert json.loads(plain.stdout)[0]["runner"] == "onnxruntime"
+    for arguments, says in (
+        (("--bundle", bundle, "--cpu-kernels", "on"), "--cpu-kernels is 'on'; expected auto or off"),
+        (("--url", "grpc://localhost:1", "--cpu-kernels", "off"), "--cpu-kernels goes with --bundle"),
+    ):
+        assert says in gmmvit("classify", tmp_path / "image.png", *arguments).stderr
+    refused = gmmvit("serve", models, "--cpu-kernels", "off")
+    assert refused.returncode == 1
+    assert "--cpu-kernels goes with a bundle" in refused.stderr
 
 
 def test_parity_table_and_status(gmmvit: Gmmvit, bundle: Bundle) -> None:
     answer = gmmvit("parity", bundle.path)
     assert answer.returncode == 0
     assert answer.stdout.rstrip().endswith("passed")
+    names, skipped = default_runners(bundle)
+    for said in (*names, *(f"skipped: {why}" for why in skipped)):
+        assert said in answer.stdout
     assert "the same class on 47 of 47 inputs" in answer.stdout
     assert "(float32 noise)" in answer.stdout
 
@@ -323,7 +338,7 @@ def test_a_reader_that_goes_away(bundle: Bundle) -> None:
 
 def test_doctor(gmmvit: Gmmvit) -> None:
     checks = {check["name"]: check for check in json.loads(gmmvit("doctor", "--json").stdout)}
-    for name in ("eager", "onnxruntime", "triton-grpc", "triton-http", "tritonserver"):
+    for name in ("eager", "onnxruntime", "openvino", "triton-grpc", "triton-http", "tritonserver"):
         assert checks[name]["works"], checks[name]
     for check in checks.values():
         assert check["detail"]

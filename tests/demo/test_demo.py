@@ -26,8 +26,8 @@ from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.inputs import open_images_of
 from gmmvit_deploy.parity.report import ParityReport
-from gmmvit_deploy.parity.runners import open_runner
 from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.runners.open import default_runners, open_runner
 from gmmvit_deploy.runtime.image_batches import open_images
 
 pytestmark = pytest.mark.server
@@ -67,8 +67,8 @@ def test_demo_from_training_to_served_answers(demo: Demo) -> None:
     assert len(list((path / "images").glob("*/*.png"))) == 360
     assert "<svg" in (path / "parity.html").read_text()
     (bench,) = (step for step in demo.result.steps if step.name == "bench")
-    for runner in ("eager", "onnxruntime", "triton-grpc", "triton-http"):
-        assert re.search(rf"\b{runner} [\d,]+", bench.result)
+    for runner in ("eager", *default_runners(demo.bundle)[0], "triton-grpc", "triton-http"):
+        assert re.search(rf"\b{re.escape(runner)} [\d,]+", bench.result)
     assert "VALID" in bench.result
     assert "triton-grpc + decoding" in (path / "bench.html").read_text()
     assert [one.name for one in path.parent.iterdir()] == ["out"]
@@ -76,9 +76,8 @@ def test_demo_from_training_to_served_answers(demo: Demo) -> None:
 
 def test_accuracy_is_the_same_number_from_pytorch_to_the_live_server(demo: Demo) -> None:
     top1 = demo.result.top1
-    assert {"eager, by parity", "onnxruntime, by parity", "triton-grpc, by parity", "triton-http, by parity"} <= set(
-        top1
-    )
+    names = ("eager", *default_runners(demo.bundle)[0], "triton-grpc", "triton-http")
+    assert {f"{name}, by parity" for name in names} <= set(top1)
     assert {"ONNX Runtime", "Triton, grpc", "Triton, http"} <= set(top1)  # on PNG bytes
     assert len(set(top1.values())) == 1
     assert min(top1.values()) >= 0.95
@@ -151,7 +150,7 @@ from pathlib import Path
 from gmmvit_deploy.artifacts import open_bundle
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.inputs import open_images_of
-from gmmvit_deploy.parity.runners import open_runner
+from gmmvit_deploy.runners.open import open_runner
 
 bundle, data = open_bundle(Path(sys.argv[1])), open_images_of(sys.argv[2])
 seen = []

@@ -20,8 +20,8 @@ from gmmvit_deploy.errors import BundleError, ExportError, InputError, OutputErr
 from gmmvit_deploy.export import bundle_from_checkpoint as module
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.preprocess import tensor_from_pixels
-from gmmvit_deploy.runtime.eager import EagerRunner
-from gmmvit_deploy.runtime.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.runners.eager import EagerRunner
+from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.tolerances import Limit
 from gmmvit_deploy.writing import sha256_of_bytes, sha256_of_file
 from tests.conftest import GOLDEN, NAMES, cifar_options, golden

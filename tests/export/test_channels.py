@@ -29,8 +29,8 @@ from gmmvit_deploy.images import ImageSpec
 from gmmvit_deploy.models.build import model_from_spec
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.preprocessing import bgr, normalisations
-from gmmvit_deploy.runtime.classify import BundleClassifier, classify_files
-from gmmvit_deploy.runtime.eager import EagerRunner
+from gmmvit_deploy.runners.classify import BundleClassifier, classify_files
+from gmmvit_deploy.runners.eager import EagerRunner
 from gmmvit_deploy.runtime.image_batches import open_images
 from gmmvit_deploy.runtime.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.serving.repository import repository_from_bundle

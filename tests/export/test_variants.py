@@ -16,7 +16,7 @@ from gmmvit_deploy.export.variants import prepared_graph, variant_from_bundle
 from gmmvit_deploy.graphs.roles import attentions_of
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.report import ParityReport
-from gmmvit_deploy.parity.runners import open_runner
+from gmmvit_deploy.runners.open import open_runner
 from gmmvit_deploy.runtime.image_batches import open_images
 from gmmvit_deploy.variants import open_variant
 from gmmvit_deploy.writing import sha256_of_file

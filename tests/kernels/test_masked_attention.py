@@ -16,14 +16,16 @@ from ml_dtypes import bfloat16
 from openvino import opset13 as ops
 
 from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.kernels import libraries as compiling
 from gmmvit_deploy.kernels.libraries import openvino_library
 from gmmvit_deploy.kernels.openvino_kernels import kernels_from
 from gmmvit_deploy.kernels.prepared_masks import prepared_bias, prepared_mask
 from gmmvit_deploy.parity.inputs import fresh_inputs
-from gmmvit_deploy.parity.runners import open_runner
+from gmmvit_deploy.runners.open import open_runner
+from gmmvit_deploy.runners.openvino import OpenVinoRunner
 from gmmvit_deploy.runtime import openvino as runner_module
-from gmmvit_deploy.runtime.openvino import OpenVinoRunner, our_kernels
+from gmmvit_deploy.runtime.openvino import our_kernels
 from gmmvit_deploy.runtime.openvino_program import OpenVinoProgram
 from gmmvit_deploy.specs import MaskKind
 from tests.conftest import has_bf16, swin_graph
@@ -286,16 +288,23 @@ def test_the_fused_graph_gives_the_same_answers(
     inputs = fresh_inputs(bundle, 37)
     with open_runner("openvino", bundle) as runner:
         assert isinstance(runner, OpenVinoRunner)
-        assert (runner.program.fused_attentions > 0) == some
-        assert runner.settings["attention"] == ("our own, f32" if some else "OpenVINO's")
-        ours = runner.rows(inputs)
-        if some:
-            assert "Reference ref_f32" in runner.program.kernels
-    monkeypatch.setattr(runner_module, "openvino_library", lambda: (None, "not wanted"))
-    with open_runner("openvino", bundle) as runner:
+        assert runner.program.fused_attentions == 0
         assert runner.settings["attention"] == "OpenVINO's"
         theirs = runner.rows(inputs)
+    if not some:
+        with pytest.raises(InputError, match="none of its attention has the form that our kernel takes"):
+            open_runner("openvino+kernels", bundle)
+        return
+    with open_runner("openvino+kernels", bundle) as runner:
+        assert isinstance(runner, OpenVinoRunner)
+        assert runner.program.fused_attentions > 0
+        assert runner.settings["attention"] == "our own, f32"
+        ours = runner.rows(inputs)
+        assert "Reference ref_f32" in runner.program.kernels
     np.testing.assert_allclose(ours, theirs, atol=2e-5)
+    monkeypatch.setattr(runner_module, "openvino_library", lambda: (None, "not wanted"))
+    with pytest.raises(InputError, match=r"runner openvino\+kernels cannot be had: not wanted"):
+        open_runner("openvino+kernels", bundle)
 
 
 @needs_kernel

@@ -12,12 +12,13 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.kernels import libraries as kernel_libraries
 from gmmvit_deploy.kernels.libraries import onnxruntime_library
 from gmmvit_deploy.kernels.onnxruntime_kernels import with_fused_attention
 from gmmvit_deploy.parity.inputs import fresh_inputs
-from gmmvit_deploy.parity.runners import open_runner
-from gmmvit_deploy.runtime import onnxruntime as runner_module
+from gmmvit_deploy.runners.open import open_runner
+from gmmvit_deploy.runtime import onnxruntime as runtime_module
 from gmmvit_deploy.runtime.onnxruntime import fused_graph, program_from_onnx
 from gmmvit_deploy.runtime.onnxruntime_program import why_not
 from gmmvit_deploy.specs import MaskKind
@@ -79,11 +80,13 @@ def test_the_runner_says_which_attention_it_has(
     tensor_bundles: dict[str, Bundle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = tensor_bundles["vit_gmm"]
-    with open_runner("onnxruntime", bundle) as runner:
+    with open_runner("onnxruntime+kernels", bundle) as runner:
         assert runner.settings["attention"] == "our own, f32"
-    monkeypatch.setattr(runner_module, "onnxruntime_library", lambda: (None, "not wanted"))
     with open_runner("onnxruntime", bundle) as runner:
         assert runner.settings["attention"] == "ONNX Runtime's"
+    monkeypatch.setattr(runtime_module, "onnxruntime_library", lambda: (None, "not wanted"))
+    with pytest.raises(InputError, match=r"runner onnxruntime\+kernels cannot be had: not wanted"):
+        open_runner("onnxruntime+kernels", bundle)
 
 
 def test_half_precision_is_left_alone(precise_bundle: Bundle) -> None:
@@ -240,6 +243,6 @@ def test_a_library_that_cannot_be_loaded(tmp_path: Path) -> None:
 
 
 def test_a_processor_without_it(monkeypatch: pytest.MonkeyPatch, bundle: Bundle) -> None:
-    monkeypatch.setattr(runner_module, "onnxruntime_library", lambda: (Path("some.so"), ""))
-    monkeypatch.setattr(runner_module, "why_not", lambda library: "this processor has no AVX-512")
+    monkeypatch.setattr(runtime_module, "onnxruntime_library", lambda: (Path("some.so"), ""))
+    monkeypatch.setattr(runtime_module, "why_not", lambda library: "this processor has no AVX-512")
     assert fused_graph(bundle.onnx_path) == (None, "this processor has no AVX-512")

@@ -12,8 +12,8 @@ from openvino import opset13 as ops
 
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.parity.inputs import fresh_inputs
-from gmmvit_deploy.runtime import openvino as runner_module
-from gmmvit_deploy.runtime.openvino import OpenVinoRunner, our_kernels
+from gmmvit_deploy.runners.openvino import OpenVinoRunner
+from gmmvit_deploy.runtime.openvino import our_kernels
 from gmmvit_deploy.runtime.openvino_program import CHUNK
 from gmmvit_deploy.variants import open_variant
 from tests.kernels.test_masked_attention import loaded, needs_kernel
@@ -175,17 +175,16 @@ def test_only_quantised_norms_are_replaced(other: dict[str, Any], replaced: int)
 
 
 @needs_kernel
-def test_a_chunk_has_them_and_one_image_has_not(precise_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chunk_has_them_and_one_image_has_not(precise_bundle: Bundle) -> None:
     variant = open_variant(precise_bundle, "int8")
     inputs = fresh_inputs(precise_bundle, CHUNK + 1)
-    with OpenVinoRunner(precise_bundle, variant, precision="int8") as runner:
+    with OpenVinoRunner(precise_bundle, variant, precision="int8", kernels=True) as runner:
         assert runner.program.fused_norms > 0
         assert runner.settings["norms"] == f"our own, in chunks of {CHUNK}"
         one = runner.program.run(inputs[:1])
         alone = runner.program.kernels["Reference ref_f32"]
         ours = runner.program.run(inputs)
         assert runner.program.kernels["Reference ref_f32"] == alone + runner.program.fused_norms
-    monkeypatch.setattr(runner_module, "openvino_library", lambda: (None, "not wanted"))
     with OpenVinoRunner(precise_bundle, variant, precision="int8") as runner:
         assert "norms" not in runner.settings
         theirs = runner.program.run(inputs)

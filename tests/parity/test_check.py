@@ -20,8 +20,8 @@ from gmmvit_deploy.parity.inputs import ImageStream, fresh_inputs, open_images_o
 from gmmvit_deploy.parity.invariance import batch_sizes, mixed_up
 from gmmvit_deploy.parity.page import page_of, write_page
 from gmmvit_deploy.parity.report import SCHEMA_PATH, ParityReport
-from gmmvit_deploy.parity.runners import RUNNERS, open_runner, open_runners
-from gmmvit_deploy.runtime.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.runners.open import RUNNERS, open_runner, open_runners
 from tests.conftest import NAMES
 from tests.parity.test_faults import labelled_by
 

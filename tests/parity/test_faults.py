@@ -25,7 +25,7 @@ from gmmvit_deploy.errors import BundleError
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.report import ParityReport
 from gmmvit_deploy.preprocess import tensor_from_pixels
-from gmmvit_deploy.runtime.eager import EagerRunner
+from gmmvit_deploy.runners.eager import EagerRunner
 from tests.parity import faults
 from tests.parity.faults import Altered, each_matrix, rebuilt
 

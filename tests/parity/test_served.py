@@ -15,8 +15,8 @@ from gmmvit_deploy.errors import BundleError
 from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.report import ParityReport
-from gmmvit_deploy.parity.runners import open_runners
-from gmmvit_deploy.runtime.triton import TritonRunner
+from gmmvit_deploy.runners.open import open_runners
+from gmmvit_deploy.runners.triton import TritonRunner
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer

@@ -78,6 +78,50 @@ def test_openvino_brings_the_files_of_our_runner(precise_bundle: Bundle, tmp_pat
     assert {file.name for file in folder.iterdir()} == {"model.py", "model.onnx", "gmmvit_openvino", *ours}
 
 
+@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
+def test_without_kernels_there_is_nothing_of_them(runtime: str, bundle: Bundle, tmp_path: Path) -> None:
+    for name, mode in (("off", "off"), ("auto", "auto")):
+        written = repository_from_bundle(bundle, tmp_path / name, RepositoryOptions(runtime=runtime, cpu_kernels=mode))
+        network = tmp_path / name / "gmmvit_network"
+        ours = [path.name for path in (network / "1").iterdir() if path.suffix == ".so" or "fused" in path.name]
+        assert bool(ours) == written.cpu_kernels.used
+        stated = config(network / "config.pbtxt").parameters["cpu_kernels"].string_value
+        assert stated == ("on" if written.cpu_kernels.used else "off")
+        if name == "off":
+            assert not ours
+            assert str(written.cpu_kernels) == "off: not asked for"
+        elif not written.cpu_kernels.used:
+            assert written.cpu_kernels.why_not
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
+def test_kernels_that_must_be_there_and_cannot(runtime: str, tensor_bundles: dict[str, Bundle], tmp_path: Path) -> None:
+    options = RepositoryOptions(runtime=runtime, cpu_kernels="on")
+    with pytest.raises(InputError, match=rf"runtime {runtime}\+kernels cannot be had: ") as caught:
+        repository_from_bundle(tensor_bundles["swin_gmm"], tmp_path / "r", options)  # heads of 8 and 12
+    assert f"--runtime {runtime} runs the same graph" in caught.value.hint
+    assert list(tmp_path.iterdir()) == []
+    auto = repository_from_bundle(tensor_bundles["swin_gmm"], tmp_path / "r", RepositoryOptions(runtime=runtime))
+    assert not auto.cpu_kernels.used
+    assert auto.cpu_kernels.why_not
+
+
+def test_a_runtimes_name_decides(gmmvit, bundle: Bundle, tmp_path: Path) -> None:
+    plain = gmmvit("repository", bundle.path, "-o", tmp_path / "plain", "--runtime", "onnxruntime", "--json")
+    assert json.loads(plain.stdout)["cpu_kernels"] == {"used": False, "why_not": "not asked for"}
+    off = gmmvit("repository", bundle.path, "-o", tmp_path / "off", "--cpu-kernels", "off")
+    assert "cpu kernels: off: not asked for" in off.stderr
+    for arguments, says in (
+        (("--runtime", "onnxruntime+kernels", "--cpu-kernels", "auto"), "already says whether our kernels are in it"),
+        (("--cpu-kernels", "on"), "--cpu-kernels is 'on'; expected auto or off"),
+        (("--runtime", "onnxruntime+", "--json"), "runtime 'onnxruntime+' is not known"),
+    ):
+        refused = gmmvit("repository", bundle.path, "-o", tmp_path / "refused", *arguments)
+        assert refused.returncode == 1
+        assert says in refused.stderr
+    assert not (tmp_path / "refused").exists()
+
+
 def test_an_engine_is_served_with_its_profiles(engine: Engine, precise_bundle: Bundle, tmp_path: Path) -> None:
     plan = served_by_tensorrt(engine, tmp_path / "e", profiles=["1:1:1", "2:3:4"])
     options = RepositoryOptions(backend="tensorrt")

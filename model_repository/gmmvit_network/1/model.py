@@ -25,10 +25,11 @@ class TritonPythonModel:
         self.input = config["input"][0]["name"]
         threads = int(parameters["threads"])  # 0: one a core
         graph = str(Path(__file__).with_name("model.onnx"))
+        kernels = parameters["cpu_kernels"] == "on"  # as the repository was written
         if parameters["runtime"] == "openvino":
-            network = _openvino(graph, threads, parameters["openvino_hint"], parameters["attention"])
+            network = _openvino(graph, threads, parameters["openvino_hint"], parameters["attention"], kernels)
         else:
-            network = _onnxruntime(graph, threads)
+            network = _onnxruntime(graph, threads, kernels)
         network.prepare(self.max_batch)
         self.program = network.run
 
@@ -65,7 +66,7 @@ class TritonPythonModel:
             answers[i] = pb_utils.InferenceResponse([pb_utils.Tensor(OUTPUT, np.ascontiguousarray(rows))])
 
 
-def _onnxruntime(graph: str, threads: int) -> Any:
+def _onnxruntime(graph: str, threads: int, kernels: bool) -> Any:
     import onnxruntime
     from gmmvit_onnxruntime import OnnxRuntimeProgram, session_options, why_not
 
@@ -74,8 +75,9 @@ def _onnxruntime(graph: str, threads: int) -> Any:
     # Named after the graph that it was made of: another model.onnx in its place is not answered for by this one.
     fused = folder / f"fused-{hashlib.sha256(Path(graph).read_bytes()).hexdigest()[:16]}.onnx"
     why = why_not(library) if fused.exists() else f"there is no {fused.name}"
-    if why and list(folder.glob("fused-*.onnx")):
-        pb_utils.Logger.log_warn(f"attention is computed by ONNX Runtime, not by the faster kernel of our own: {why}")
+    if not kernels:
+        why = "cpu_kernels is off"
+    _log_attention("ONNX Runtime", why, kernels)
 
     def session(number: int) -> Any:
         options = session_options(number, None if why else library)
@@ -85,11 +87,24 @@ def _onnxruntime(graph: str, threads: int) -> Any:
     return OnnxRuntimeProgram(session, threads=threads)
 
 
-def _openvino(graph: str, threads: int, hint: str, attention: str) -> Any:
-    from gmmvit_openvino.openvino_kernels import kernels_from
+def _openvino(graph: str, threads: int, hint: str, attention: str, kernels: bool) -> Any:
     from gmmvit_openvino.openvino_program import OpenVinoProgram
 
-    kernels, why = kernels_from(Path(__file__).with_name("openvino_kernels.so"), attention)
-    if kernels is None:
-        pb_utils.Logger.log_warn(f"attention is computed by OpenVINO, not by the faster kernel of our own: {why}")
-    return OpenVinoProgram(graph, hint=hint, threads=threads, kernels=kernels)
+    if not kernels:
+        _log_attention("OpenVINO", "cpu_kernels is off", kernels)
+        return OpenVinoProgram(graph, hint=hint, threads=threads)
+    from gmmvit_openvino.openvino_kernels import kernels_from
+
+    ours, why = kernels_from(Path(__file__).with_name("openvino_kernels.so"), attention)
+    _log_attention("OpenVINO", "" if ours else why, kernels)
+    return OpenVinoProgram(graph, hint=hint, threads=threads, kernels=ours)
+
+
+def _log_attention(runtime: str, why: str, kernels: bool) -> None:
+    """kernels: the repository was written with ours.  why: they are not used here; empty where they are."""
+    if not why:
+        pb_utils.Logger.log_info("cpu_kernels on: attention is computed by our own kernel")
+    elif kernels:
+        pb_utils.Logger.log_warn(f"attention is computed by {runtime}, not by the faster kernel of our own: {why}")
+    else:
+        pb_utils.Logger.log_info(f"cpu_kernels off: attention is computed by {runtime}")

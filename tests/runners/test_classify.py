@@ -9,13 +9,13 @@ import pytest
 from PIL import Image
 
 from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.data.files import image_files
 from gmmvit_deploy.errors import InputError, ServerError
-from gmmvit_deploy.runtime.classify import (
+from gmmvit_deploy.runners.classify import (
     BundleClassifier,
     Classifier,
     TritonClassifier,
     classify_files,
-    image_files,
 )
 from gmmvit_deploy.serving.server import TritonServer
 from tests.test_preprocess import encoded, photo

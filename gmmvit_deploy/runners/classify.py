@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import glob
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import islice
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import ImageError, InputError, RequestRejectedError, ServerError
 from gmmvit_deploy.preprocess import MAX_IMAGE_BYTES, UnusableImage
-from gmmvit_deploy.runtime.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.runtime.onnxruntime import fused_graph
 from gmmvit_deploy.runtime.triton import DEFAULT_MODEL, TritonConnection
 
 if TYPE_CHECKING:
@@ -27,10 +27,7 @@ __all__ = [
     "Prediction",
     "TritonClassifier",
     "classify_files",
-    "image_files",
 ]
-
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,16 +41,26 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Classification:
-    """What became of one file: predictions, likeliest first, or the reason why there are none."""
+    """What became of one file: predictions, likeliest first, or the reason why there are none.
+
+    runner: name of what answered.
+    """
 
     path: Path
+    runner: str
     predictions: tuple[Prediction, ...] = ()
     error: str = ""
 
 
 class Classifier:
-    """``logits(images)`` for encoded images.  Abstract; used as a context manager."""
+    """``logits(images)`` for encoded images.  Abstract; used as a context manager.
 
+    runner: name of what answers.  notice: why our CPU kernels, which would be faster, are not used; empty where
+    they are, or where nobody asked for them.
+    """
+
+    runner: str
+    notice: str = ""
     labels: tuple[str, ...]
     max_batch: int
 
@@ -78,6 +85,7 @@ class TritonClassifier(Classifier):
         """Errors: ServerError when the server is not there, or has no such model that takes images."""
         self._model = model
         self._connection = TritonConnection(url)
+        self.runner = f"triton-{self._connection.protocol}"
         try:
             served = self._connection.model(model)
         except ServerError:
@@ -103,8 +111,11 @@ class TritonClassifier(Classifier):
 class BundleClassifier(Classifier):
     """A bundle in this process, through ONNX Runtime: no server."""
 
-    def __init__(self, bundle: Bundle) -> None:
-        """Errors: InputError when the bundle does not say how images are normalised."""
+    def __init__(self, bundle: Bundle, *, cpu_kernels: bool = True) -> None:
+        """cpu_kernels: use ours where they can be had.
+
+        Errors: InputError when the bundle does not say how images are normalised.
+        """
         if bundle.manifest.image.normalisation is None:
             raise InputError(
                 f"{bundle.path}: it does not say how images become its input",
@@ -112,7 +123,10 @@ class BundleClassifier(Classifier):
             )
         self._bundle = bundle
         self._image = bundle.manifest.image
-        self._runner = OnnxRuntimeRunner(bundle)
+        if cpu_kernels:
+            self.notice = fused_graph(bundle.onnx_path)[1]
+        self._runner = OnnxRuntimeRunner(bundle, kernels=cpu_kernels and not self.notice)
+        self.runner = self._runner.name
         self.labels, self.max_batch = bundle.manifest.labels, bundle.manifest.max_batch
 
     def logits(self, images: Sequence[bytes]) -> NDArray[Any]:
@@ -125,28 +139,6 @@ class BundleClassifier(Classifier):
             except UnusableImage as exc:
                 raise ImageError(f"image {position}: {exc}") from exc
         return self._runner.run(self._bundle.inputs_from_pixels(np.stack(decoded)))
-
-
-def image_files(arguments: Iterable[str]) -> list[Path]:
-    """Files, folders (searched all the way down for images) and glob patterns → files, sorted within each.
-
-    Errors: InputError when an argument names nothing, or a folder holds no image.
-    """
-    files: list[Path] = []
-    for argument in arguments:
-        path = Path(argument)
-        if path.is_dir():
-            found = sorted(f for f in path.rglob("*") if f.suffix.lower() in SUFFIXES and f.is_file())
-            if not found:
-                raise InputError(f"{argument}: the folder holds no {', '.join(SUFFIXES)} file")
-        elif path.exists():
-            found = [path]
-        else:
-            found = sorted(Path(name) for name in glob.glob(argument, recursive=True) if Path(name).is_file())  # noqa: PTH207
-            if not found:
-                raise InputError(f"{argument}: no such file, folder or match")
-        files += found
-    return list(dict.fromkeys(files))
 
 
 def classify_files(
@@ -200,7 +192,7 @@ def _classify_batch(classifier: Classifier, files: Sequence[Path], top: int) -> 
         try:
             images[file] = _read(file)
         except ImageError as exc:
-            answers[file] = Classification(path=file, error=str(exc))
+            answers[file] = Classification(path=file, runner=classifier.runner, error=str(exc))
     if images:
         answers |= _ask(classifier, images, top)
     return [answers[file] for file in files]
@@ -224,12 +216,13 @@ def _ask(classifier: Classifier, images: dict[Path, bytes], top: int) -> dict[Pa
     except (RequestRejectedError, ImageError) as exc:
         if len(images) == 1:
             (file,) = images
-            return {file: Classification(path=file, error=str(exc).partition("image 0: ")[2] or str(exc))}
+            error = str(exc).partition("image 0: ")[2] or str(exc)
+            return {file: Classification(path=file, runner=classifier.runner, error=error)}
         # One of them is bad and spoils the batch: ask for each alone, so that the others get their answer.
         alone = [_ask(classifier, {file: data}, top) for file, data in images.items()]
         return {file: answer for answers in alone for file, answer in answers.items()}
     return {
-        file: Classification(path=file, predictions=_top(row, classifier.labels, top))
+        file: Classification(path=file, runner=classifier.runner, predictions=_top(row, classifier.labels, top))
         for file, row in zip(images, logits, strict=True)
     }
 

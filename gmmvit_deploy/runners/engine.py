@@ -9,7 +9,9 @@ from gmmvit_deploy.engines.compatibility import loads_in, runs_on
 from gmmvit_deploy.engines.flavors import find_flavor, visible_gpu
 from gmmvit_deploy.engines.session import PlanSession
 from gmmvit_deploy.errors import EngineError
-from gmmvit_deploy.runtime.runner import Runner
+from gmmvit_deploy.runners.inspection import stand_in
+from gmmvit_deploy.runners.runner import Inspection, Runner
+from gmmvit_deploy.variants import open_variant
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,6 +31,7 @@ class EngineRunner(Runner):
 
     def __init__(self, bundle: Bundle, engine: Engine, *, cuda_graphs: bool = True) -> None:
         super().__init__(bundle)
+        self._bundle = bundle
         card = engine.card
         self.name, self.precision = card.flavor, card.precision
         self.max_batch = card.max_batch
@@ -59,6 +62,12 @@ class EngineRunner(Runner):
         profiles = " ".join(map(str, self.card.profiles))
         flags = {name: str(value) for name, value in self.card.flags.items() if value}
         return {"profiles": profiles, "CUDA graphs": "on" if self._cuda_graphs else "off", **flags}
+
+    def _program_provenance(self) -> dict[str, str]:
+        return {f"{name} SHA-256": value for name, value in self.card.sha256.items()}
+
+    def inspectable(self) -> Inspection:
+        return stand_in(open_variant(self._bundle, self.precision), f"{self.name} cannot be looked into")
 
     def _check(self, batch: NDArray[Any]) -> None:
         self.card.profile_for(len(batch))  # says which profiles there are

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.runtime.runner import Device, Runner
+from gmmvit_deploy.runners.runner import Device, Inspection, Runner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +38,7 @@ class EagerRunner(Runner):
             _require_gpu(self.name)
         self._place = "cuda" if device == "gpu" else "cpu"
         self.model = model_from_bundle(bundle.manifest, bundle.weights_path).to(self._place)
+        self._weights_sha256 = bundle.manifest.files[bundle.weights_path.name]
         self._image = bundle.manifest.image
         self._takes_pixels = bundle.manifest.input_kind == "pixels"
 
@@ -54,6 +55,12 @@ class EagerRunner(Runner):
         import torch
 
         return {"threads": str(torch.get_num_threads())} if self.device == "cpu" else {"TF32": "off"}
+
+    def _program_provenance(self) -> dict[str, str]:
+        return {"weights SHA-256": self._weights_sha256}
+
+    def inspectable(self) -> Inspection:
+        return Inspection(None, f"{self.name} runs the trained module, not the bundle's graph")
 
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
         return self._logits(self.model, self.tensors(batch))

@@ -1,4 +1,9 @@
-"""Every runner, by the name that the command line gives it."""
+"""Every runner, by the name that the command line gives it.
+
+``onnxruntime`` and ``openvino`` run a graph of the bundle as it lies on disk, in the runtime's own operators;
+``onnxruntime+kernels`` and ``openvino+kernels`` run it with our CPU kernels. A precision goes behind any of the four:
+``openvino+kernels:bf16``.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +14,20 @@ from pathlib import Path
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.engines.card import open_engine
 from gmmvit_deploy.engines.flavors import FLAVORS
-from gmmvit_deploy.engines.runner import EngineRunner
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.precision import Precision, precision_behind
-from gmmvit_deploy.runtime.eager import CompiledRunner, EagerRunner
-from gmmvit_deploy.runtime.onnxruntime import OnnxRuntimeRunner
-from gmmvit_deploy.runtime.openvino import OpenVinoRunner, graph_precision
-from gmmvit_deploy.runtime.runner import Runner
-from gmmvit_deploy.runtime.triton import DEFAULT_MODEL, TritonRunner
+from gmmvit_deploy.runners.eager import CompiledRunner, EagerRunner
+from gmmvit_deploy.runners.engine import EngineRunner
+from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.runners.openvino import OpenVinoRunner
+from gmmvit_deploy.runners.runner import Runner
+from gmmvit_deploy.runners.triton import TritonRunner
+from gmmvit_deploy.runtime.onnxruntime import fused_graph
+from gmmvit_deploy.runtime.openvino import graph_precision
+from gmmvit_deploy.runtime.triton import DEFAULT_MODEL
 from gmmvit_deploy.variants import open_variant
 
-__all__ = ["RUNNERS", "open_runner", "open_runners"]
+__all__ = ["RUNNERS", "default_runners", "open_runner", "open_runners"]
 
 # From the trained module to the server: the order in which a waterfall shows them.
 RUNNERS = (
@@ -28,16 +36,31 @@ RUNNERS = (
     "compile",
     "compile-gpu",
     "onnxruntime",
+    "onnxruntime+kernels",
     "openvino",
+    "openvino+kernels",
     "tensorrt",
     "tensorrt-rtx",
     "triton-grpc",
     "triton-http",
 )
 _OF_THE_MODULE = {"eager": EagerRunner, "compile": CompiledRunner}
-_OF_GRAPHS = ("onnxruntime", "openvino")
-_GOES_WITH = "--precision, or a precision behind the name, goes with onnxruntime and openvino"
+_KERNELS = "+kernels"
+_OF_GRAPHS = tuple(name for name in RUNNERS if name.removesuffix(_KERNELS) in ("onnxruntime", "openvino"))
+_GOES_WITH = "--precision, or a precision behind the name, goes with onnxruntime and openvino, with +kernels or without"
 _DEFAULT_URLS = {"triton-grpc": "grpc://localhost:8001", "triton-http": "http://localhost:8000"}
+
+
+def default_runners(bundle: Bundle, precision: Precision = "fp32") -> tuple[list[str], list[str]]:
+    """Runners to check when the user names none: ONNX Runtime, and with our kernels where they can be had.
+
+    Returns (names, reasons why a runner is left out).
+    Errors: BundleError when the bundle has no graph in this precision.
+    """
+    fused, why = fused_graph(open_variant(bundle, precision).path)
+    if fused is not None:
+        return ["onnxruntime", "onnxruntime+kernels"], []
+    return ["onnxruntime"], [f"onnxruntime+kernels: {why}"]
 
 
 def open_runner(
@@ -54,7 +77,8 @@ def open_runner(
 
     url: of a Triton server; its protocol must be the one the name says.  engine: for the two TensorRTs.
     precision: of the graph that ONNX Runtime or OpenVINO runs; bf16 in OpenVINO needs no graph of its own.
-    Errors: InputError on an unknown name or what does not go together; whatever the runner raises.
+    Errors: InputError on an unknown name, on what does not go together, and for ``+kernels`` where our kernels cannot
+    be had, with the reason; whatever the runner raises.
     """
     if name not in RUNNERS:
         raise InputError(f"runner {name!r} is not known", hint=f"known: {', '.join(RUNNERS)}")
@@ -78,9 +102,11 @@ def open_runner(
     of_module = _OF_THE_MODULE.get(name.removesuffix("-gpu"))
     if of_module is not None:
         return of_module(bundle, device="gpu" if name.endswith("-gpu") else "cpu")
-    if name == "openvino":
-        return OpenVinoRunner(bundle, open_variant(bundle, graph_precision(precision)), precision=precision)
-    return OnnxRuntimeRunner(bundle, variant=open_variant(bundle, precision))
+    kernels = name.endswith(_KERNELS)
+    if name.removesuffix(_KERNELS) == "openvino":
+        variant = open_variant(bundle, graph_precision(precision))
+        return OpenVinoRunner(bundle, variant, precision=precision, kernels=kernels)
+    return OnnxRuntimeRunner(bundle, variant=open_variant(bundle, precision), kernels=kernels)
 
 
 @contextmanager
@@ -96,9 +122,9 @@ def open_runners(
 ) -> Iterator[list[Runner]]:
     """Several runners side by side, each given the options that are meant for it; all are closed at the end.
 
-    names: of runners; onnxruntime and openvino may have a precision of their own behind a colon, as in
-    ``openvino:bf16``. precision: of those that do not say theirs.  takes_other_bundle: as `TritonRunner`, so that
-    parity can say it in its report.
+    names: of runners; those of graphs may have a precision of their own behind a colon, as in ``openvino:bf16``.
+    precision: of those that do not say theirs.  takes_other_bundle: as `TritonRunner`, so that parity can say it in
+    its report.
     Errors: InputError when one is there twice, or an option is meant for none of them.
     """
     wanted = [_with_precision(name, precision) for name in names]

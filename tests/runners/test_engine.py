@@ -11,10 +11,10 @@ from gmmvit_deploy.engines.card import Engine
 from gmmvit_deploy.engines.engine_from_onnx import engine_from_bundle
 from gmmvit_deploy.engines.flavors import Gpu, find_flavor, refuse, visible_gpu
 from gmmvit_deploy.engines.options import BuildOptions, profile_from
-from gmmvit_deploy.engines.runner import EngineRunner
 from gmmvit_deploy.errors import EngineError, GmmvitError, InputError
 from gmmvit_deploy.parity.check import check_parity
-from gmmvit_deploy.parity.runners import open_runner
+from gmmvit_deploy.runners.engine import EngineRunner
+from gmmvit_deploy.runners.open import open_runner
 from gmmvit_deploy.variants import open_variant
 
 NO_GPU = visible_gpu() is None
@@ -42,7 +42,7 @@ def test_an_engine_of_another_gpu_is_refused(
     engine: Engine, precise_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hopper = Gpu(name="NVIDIA H200", capability="9.0", driver="580")
-    monkeypatch.setattr("gmmvit_deploy.engines.runner.visible_gpu", lambda: hopper)
+    monkeypatch.setattr("gmmvit_deploy.runners.engine.visible_gpu", lambda: hopper)
     with pytest.raises(EngineError, match=r"built for compute capability 8\.9, and NVIDIA H200 has 9\.0"):
         EngineRunner(precise_bundle, engine)
 

@@ -1,0 +1,61 @@
+"""Does a program give the golden logits?  Whole batches and row by row, on what lies on disk."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gmmvit_deploy.errors import ExportError, GmmvitError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from gmmvit_deploy.artifacts import Bundle
+    from gmmvit_deploy.runners.runner import Runner
+
+__all__ = ["golden_rows", "proven_difference"]
+
+_RUNTIMES = {
+    "onnxruntime": "ONNX Runtime's logits",
+    "onnxruntime+kernels": "ONNX Runtime's logits with our kernels",
+    "openvino": "OpenVINO's logits",
+    "openvino+kernels": "OpenVINO's logits with our kernels",
+}
+
+
+def golden_rows(bundle: Bundle) -> tuple[NDArray[Any], NDArray[Any]]:
+    """(inputs, logits) of the golden set, raw images included."""
+    golden = bundle.golden_set()
+    if not golden.images:
+        return golden.inputs, golden.logits
+    images = bundle.inputs_from_pixels(golden.image_pixels)
+    return np.concatenate([golden.inputs, images]), np.concatenate([golden.logits, golden.image_logits])
+
+
+def proven_difference(
+    runner: Runner, inputs: NDArray[Any], expected: NDArray[Any], limit: float, *, what: str
+) -> float:
+    """The largest difference between the runner's logits and ``expected`` (B, C).
+
+    what: the file that errors name.
+    Errors: ExportError when it is beyond the limit or not a number, or the runtime cannot run its graph.
+    """
+    size = runner.max_batch
+    try:
+        batched = np.concatenate([runner.run(inputs[i : i + size]) for i in range(0, len(inputs), size)])
+        single = np.concatenate([runner.run(row[None]) for row in inputs])
+    except GmmvitError:
+        raise
+    # Each runtime raises classes of its own for a graph that it loads and cannot run.
+    except Exception as exc:
+        raise ExportError(f"{what}: runner {runner.label} cannot run it: {str(exc).strip()}") from exc
+    if batched.shape != expected.shape:
+        raise ExportError(f"{what}: runner {runner.label} gives logits {batched.shape}, expected {expected.shape}")
+    largest = max(float(np.abs(found - expected).max()) for found in (batched, single))
+    if not largest <= limit:  # so that NaN does not pass
+        raise ExportError(
+            f"{what}: {_RUNTIMES.get(runner.name, runner.name)} differ from PyTorch's by {largest:.3g}; "
+            f"expected at most {limit:.3g}"
+        )
+    return largest

@@ -1,0 +1,39 @@
+"""What every report has: progress while it is made, the bundle that it speaks of, values that JSON has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gmmvit_deploy.artifacts import Bundle
+
+__all__ = ["Told", "described_bundle", "plain"]
+
+Told = Callable[[str, int, int], None]
+"""phase, done, steps"""
+
+
+def described_bundle(bundle: Bundle) -> dict[str, Any]:
+    """Hashes, and what the model is."""
+    manifest = bundle.manifest
+    return {
+        "path": str(bundle.path),
+        "sha256": bundle.sha256,
+        "onnx_sha256": manifest.files[bundle.onnx_path.name],
+        "checkpoint": dict(manifest.checkpoint),
+        "model": f"{manifest.spec.family}, {manifest.spec.mask}",
+        "input": manifest.input_kind,
+        "exported_with": dict(manifest.versions),
+    }
+
+
+def plain(value: Any) -> Any:
+    """Plain JSON values; numbers that are not finite become null."""
+    if isinstance(value, Mapping):
+        return {key: plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(one) for one in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value

@@ -1,0 +1,73 @@
+"""Inner values of a graph in ONNX Runtime: the tensors that are asked for become outputs of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from gmmvit_deploy.errors import BundleError
+from gmmvit_deploy.graphs.emulate import without_bfloat16
+from gmmvit_deploy.runners.runner import InspectableGraph, Inspection
+from gmmvit_deploy.runtime.onnxruntime import session_from_bytes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from onnx import ModelProto
+
+    from gmmvit_deploy.variants import Variant
+
+__all__ = ["LOGITS", "inspectable_in_onnxruntime", "stand_in"]
+
+LOGITS = "logits"
+_NAMED = "{}, with its blocks as outputs"
+
+
+def inspectable_in_onnxruntime(
+    name: str, proto: ModelProto, open_session: Callable[[bytes, str], Any] = session_from_bytes
+) -> InspectableGraph:
+    """open_session: (serialised graph, what errors call it) → a session that has all its operators."""
+    return InspectableGraph(name=name, proto=proto, values=partial(_values, proto, open_session, name))
+
+
+def stand_in(variant: Variant, why_not: str) -> Inspection:
+    """The bundle's graph as it lies on disk, in ONNX Runtime, for a runner whose own program cannot be read."""
+    import onnx
+
+    return Inspection(inspectable_in_onnxruntime(variant.path.name, onnx.load(variant.path)), why_not)
+
+
+def _values(
+    proto: ModelProto,
+    open_session: Callable[[bytes, str], Any],
+    name: str,
+    inputs: NDArray[Any],
+    tensors: Sequence[str],
+) -> dict[str, NDArray[Any]]:
+    """Errors: BundleError when ONNX Runtime cannot run the graph in this form."""
+    # bfloat16 has no operators in ONNX Runtime on a CPU.
+    tapped = without_bfloat16(_with_outputs(proto, tensors))
+    session = open_session(tapped.SerializeToString(), _NAMED.format(name))
+    (image,) = (one.name for one in proto.graph.input)
+    names = list(dict.fromkeys([*tensors, LOGITS]))
+    try:
+        return dict(zip(names, session.run(names, {image: inputs}), strict=True))
+    # ONNX Runtime raises classes of its own for whatever goes wrong inside.
+    except Exception as exc:
+        raise BundleError(f"{_NAMED.format(name)}: ONNX Runtime cannot run it: {str(exc).strip()}") from exc
+
+
+def _with_outputs(proto: ModelProto, tensors: Sequence[str]) -> ModelProto:
+    import onnx
+
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    present = {output.name for output in copy.graph.output}
+    for tensor in sorted(set(tensors) - present):
+        copy.graph.output.append(onnx.ValueInfoProto(name=tensor))
+    # Their types are the runtime's to infer; a checker would want them written.
+    inferred = {one.name: one for one in onnx.shape_inference.infer_shapes(proto).graph.value_info}
+    for output in copy.graph.output:
+        if output.name in inferred:
+            output.CopyFrom(inferred[output.name])
+    return copy

@@ -1,0 +1,87 @@
+"""ONNX Runtime on the CPU: a graph of the bundle as it lies on disk, or that graph with our attention kernel in it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.runners.inspection import inspectable_in_onnxruntime
+from gmmvit_deploy.runners.runner import Inspection, Runner
+from gmmvit_deploy.runtime.onnxruntime import fused_graph, program_from_onnx, session_from_bytes
+from gmmvit_deploy.runtime.onnxruntime_program import ROWS_A_CORE
+from gmmvit_deploy.variants import open_variant
+from gmmvit_deploy.writing import sha256_of_bytes, sha256_of_file
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from gmmvit_deploy.artifacts import Bundle
+    from gmmvit_deploy.variants import Variant
+
+__all__ = ["OnnxRuntimeRunner"]
+
+
+class OnnxRuntimeRunner(Runner):
+    """``model.onnx`` of a bundle, or one of its other precisions.
+
+    ``onnxruntime`` runs the file, in ONNX Runtime's own operators; ``onnxruntime+kernels`` a graph made from it,
+    whose attention is our own operator.
+    """
+
+    name = "onnxruntime"
+    graph: Variant
+
+    def __init__(
+        self, bundle: Bundle, *, variant: Variant | None = None, threads: int = 0, kernels: bool = False
+    ) -> None:
+        """Errors: InputError when our kernels are asked for and cannot be had; BundleError as `session_from_onnx`."""
+        super().__init__(bundle)
+        self.graph = variant or open_variant(bundle, "fp32")
+        self.precision = self.graph.precision
+        self._fused = None
+        if kernels:
+            self.name = "onnxruntime+kernels"
+            self._fused, why = fused_graph(self.graph.path)
+            if self._fused is None:
+                raise InputError(
+                    f"runner {self.label} cannot be had: {why}",
+                    hint="runner onnxruntime runs the same graph in its own operators",
+                )
+        self._program = program_from_onnx(self.graph.path, threads=threads, fused=self._fused)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return {
+            "threads": str(self._program.threads),
+            "rows at once on a core": str(ROWS_A_CORE),
+            "attention": "our own, f32" if self._fused else "ONNX Runtime's",
+        }
+
+    def _program_provenance(self) -> dict[str, str]:
+        file = self.graph.path.name
+        if self._fused is None:
+            return {"graph": file, "graph SHA-256": self.graph.sha256}
+        return {
+            "graph": f"{file} with our kernels",
+            "graph SHA-256": sha256_of_bytes(self._fused.graph),
+            "made from": file,
+            "made from SHA-256": self.graph.sha256,
+            "kernels SHA-256": sha256_of_file(self._fused.library),
+        }
+
+    def inspectable(self) -> Inspection:
+        """The very graph that runs, our operators included."""
+        import onnx
+
+        if self._fused is None:
+            return Inspection(inspectable_in_onnxruntime(self.graph.path.name, onnx.load(self.graph.path)), "")
+        open_session = partial(session_from_bytes, library=self._fused.library)
+        proto = onnx.load_from_string(self._fused.graph)
+        return Inspection(
+            inspectable_in_onnxruntime(f"{self.graph.path.name} with our kernels", proto, open_session), ""
+        )
+
+    def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
+        logits: NDArray[Any] = self._program.run(batch)
+        return logits

@@ -1,0 +1,158 @@
+"""OpenVINO on the CPU: a graph of the bundle as it lies on disk, or that graph with our kernels in it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from gmmvit_deploy.errors import BundleError, InputError
+from gmmvit_deploy.extras import require
+from gmmvit_deploy.kernels.libraries import openvino_library
+from gmmvit_deploy.runners.runner import InspectableGraph, Inspection, Runner
+from gmmvit_deploy.runtime.openvino import OPENVINO_HINTS, kernels_for_graph
+from gmmvit_deploy.runtime.openvino_program import CHUNK, OpenVinoProgram
+from gmmvit_deploy.writing import sha256_of_file
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from gmmvit_deploy.artifacts import Bundle
+    from gmmvit_deploy.precision import Precision
+    from gmmvit_deploy.variants import Variant
+
+__all__ = ["OpenVinoRunner", "sha256_of_model"]
+
+
+class OpenVinoRunner(Runner):
+    """``model.onnx`` of a bundle in float32 or bf16, or its int8 graph.
+
+    ``openvino`` runs it in OpenVINO's own operations; ``openvino+kernels`` has our attention in it, and in int8 our
+    norms.
+    """
+
+    name = "openvino"
+    graph: Variant
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        variant: Variant,
+        *,
+        precision: Precision = "fp32",
+        threads: int = 0,
+        kernels: bool = False,
+    ) -> None:
+        """variant: the graph: int8's own for int8, else fp32's.
+
+        Errors: InputError for a precision that it does not compute in, or this CPU has not, or when our kernels are
+        asked for and cannot be had; BundleError when it cannot load the graph; MissingDependencyError.
+        """
+        super().__init__(bundle)
+        if precision not in OPENVINO_HINTS:
+            raise InputError(
+                f"runner openvino computes in {', '.join(OPENVINO_HINTS)} on a CPU; {precision} was asked for"
+            )
+        openvino = require("openvino", package="openvino", extra="openvino")
+        self.precision = precision
+        self.graph = variant
+        self.version = str(openvino.__version__)
+        ours = None
+        if kernels:
+            self.name = "openvino+kernels"
+            ours, why = kernels_for_graph(variant.path, precision)
+            if ours is None:
+                raise InputError(
+                    f"runner {self.label} cannot be had: {why}",
+                    hint="runner openvino runs the same graph in its own operations",
+                )
+        self._arithmetic = ours.arithmetic if ours else ""
+        try:
+            self.program = OpenVinoProgram(
+                str(variant.path), hint=OPENVINO_HINTS[precision], threads=threads, kernels=ours
+            )
+        # OpenVINO raises RuntimeError for a graph that it cannot take, and for a type that the CPU has not.
+        except RuntimeError as exc:
+            if "no bf16" in str(exc):
+                raise InputError(f"runner openvino: {exc}", hint="fp32 and int8 run on every x86 CPU") from exc
+            raise BundleError(f"{variant.path}: OpenVINO {self.version} cannot load it: {exc}") from exc
+
+    @property
+    def settings(self) -> dict[str, str]:
+        norms = {"norms": f"our own, in chunks of {CHUNK}"} if self.program.fused_norms else {}
+        return {
+            "threads": str(self.program.threads),
+            "rows at once": str(CHUNK),
+            "hint": OPENVINO_HINTS[self.precision],
+            "attention": f"our own, {self._arithmetic}" if self.program.fused_attentions else "OpenVINO's",
+            **norms,
+        }
+
+    def _program_provenance(self) -> dict[str, str]:
+        compiled = ", ".join(f"{count} {kernel}" for kernel, count in self.program.kernels.items())
+        return {**self._graph_provenance(), "OpenVINO": self.version, "kernels": compiled}
+
+    def _graph_provenance(self) -> dict[str, str]:
+        file = self.graph.path.name
+        library = openvino_library()[0] if self._arithmetic else None
+        if library is None:
+            return {"graph": file, "graph SHA-256": self.graph.sha256}
+        return {
+            "graph": f"{file} with our kernels",
+            "graph SHA-256": sha256_of_model(self.program.model(1), self.program.model(CHUNK)),
+            "made from": file,
+            "made from SHA-256": self.graph.sha256,
+            "kernels SHA-256": sha256_of_file(library),
+        }
+
+    def inspectable(self) -> Inspection:
+        """The model that chunks of a large batch run, our operations included; bf16 is rounded where OpenVINO does."""
+        import onnx
+
+        ours = " with our kernels" if self._arithmetic else ""
+        name = f"{self.graph.path.name}{ours} in OpenVINO"
+        # Tensors keep the names that they have in the file, and nodes of the file say which module is whose.
+        return Inspection(InspectableGraph(name=name, proto=onnx.load(self.graph.path), values=self._values), "")
+
+    def _values(self, inputs: NDArray[Any], tensors: Sequence[str]) -> dict[str, NDArray[Any]]:
+        import openvino
+
+        model = self.program.model(CHUNK).clone()
+        there = {name for node in model.get_ordered_ops() for value in node.outputs() for name in value.names}
+        (logits,) = (name for value in model.outputs for name in value.names)
+        kept = sorted(set(tensors) & there - {logits})
+        if kept:
+            model.add_outputs(kept)
+        settings = {"INFERENCE_PRECISION_HINT": OPENVINO_HINTS[self.precision]}
+        request = openvino.Core().compile_model(model, "CPU", settings).create_infer_request()
+        request.infer({0: inputs})
+        return {name: request.get_tensor(name).data.copy() for name in (*kept, logits)}
+
+    def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
+        logits: NDArray[Any] = self.program.run(batch)
+        return logits
+
+
+def sha256_of_model(*models: Any) -> str:
+    """Of OpenVINO's models: every operation's kind, attributes, types, shapes and inputs, and every constant's bytes.
+
+    The same for the same models in every process: what OpenVINO calls its operations, which it counts, is left out.
+    """
+    import numpy as np
+
+    digest = hashlib.sha256()
+    for model in models:
+        places: dict[str, int] = {}
+        for place, node in enumerate(model.get_ordered_ops()):
+            places[node.get_name()] = place
+            sources = [value.get_source_output() for value in node.inputs()]
+            described = (
+                node.get_type_name(),
+                sorted((name, str(value)) for name, value in node.get_attributes().items()),
+                [(places[source.get_node().get_name()], source.get_index()) for source in sources],
+                [f"{value.get_element_type()} {value.get_partial_shape()}" for value in node.outputs()],
+            )
+            digest.update(repr(described).encode())
+            if node.get_type_name() == "Constant":
+                digest.update(np.ascontiguousarray(node.data).tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,90 @@
+"""The network of a live Triton server, over gRPC or HTTP."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gmmvit_deploy.errors import BundleError, ServerError
+from gmmvit_deploy.precision import precision_from
+from gmmvit_deploy.runners.inspection import stand_in
+from gmmvit_deploy.runners.runner import Inspection, Runner, Served
+from gmmvit_deploy.runtime.triton import DEFAULT_MODEL, TritonConnection
+from gmmvit_deploy.variants import open_variant
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from gmmvit_deploy.artifacts import Bundle
+
+__all__ = ["TritonRunner"]
+
+
+class TritonRunner(Runner):
+    """The network of a served bundle, as clients reach it."""
+
+    callers = 16
+    server: Served
+
+    def __init__(
+        self, bundle: Bundle, url: str, *, model: str = DEFAULT_MODEL, takes_other_bundle: bool = False
+    ) -> None:
+        """takes_other_bundle: keep what is wrong in ``server.other_bundle`` where the model can be called all the same.
+
+        Errors: ServerError; BundleError when the server serves another bundle than this one.
+        """
+        super().__init__(bundle)
+        self._bundle = bundle
+        self._connection = TritonConnection(url)
+        self.name = f"triton-{self._connection.protocol}"
+        # tritonclient's HTTP side runs on gevent, which moves stacks about, and crashes where C++ frames lie on them.
+        self.needs_own_thread = self._connection.protocol == "http"
+        self._network = f"{model}_network"
+        self._input = bundle.manifest.input_kind
+        try:
+            served = self._connection.model(self._network)
+        except ServerError:
+            self._connection.close()
+            raise
+        other_bundle = ""
+        if served.bundle_sha256 != bundle.sha256:
+            found = served.bundle_sha256[:12] + "…" if served.bundle_sha256 else "nothing we know"
+            other_bundle = (
+                f"{url} serves {self._network} from bundle {found}, not from {bundle.path} ({bundle.sha256[:12]}…)"
+            )
+            alike = served.inputs == {self._input: bundle.input_shape} and served.labels == bundle.manifest.labels
+            if not (takes_other_bundle and alike):
+                self._connection.close()
+                raise BundleError(
+                    other_bundle, hint="write the repository again from this bundle and restart the server"
+                )
+        self.server = Served(
+            connection=self._connection,
+            network=self._network,
+            ensemble=model,
+            preprocess=f"{model}_preprocess",
+            other_bundle=other_bundle,
+        )
+        self.precision = precision_from(served.precision)
+        self.device = "gpu" if served.on_gpu else "cpu"
+        self._settings = dict(served.settings)
+        self.max_batch = min(self.max_batch, served.max_batch)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """As the server states them."""
+        return self._settings
+
+    def _program_provenance(self) -> dict[str, str]:
+        return {
+            "server": f"Triton {self._connection.version()} at {self._connection.url}",
+            "model": self._network,
+        }
+
+    def inspectable(self) -> Inspection:
+        return stand_in(open_variant(self._bundle, self.precision), f"{self.name} cannot be looked into")
+
+    def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
+        return self._connection.infer(self._network, self._input, batch)
+
+    def close(self) -> None:
+        self._connection.close()

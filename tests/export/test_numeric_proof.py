@@ -1,0 +1,154 @@
+"""An export proves the very file: a fault that is planted in model.onnx ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.errors import ExportError
+from gmmvit_deploy.export import bundle_from_checkpoint as module
+from gmmvit_deploy.export import variants
+from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.export.variants import variant_from_bundle
+from gmmvit_deploy.runners.open import default_runners, open_runner
+from gmmvit_deploy.variants import open_variant
+from tests.conftest import golden
+from tests.parity.faults import with_graph
+from tests.runtime.test_masked_attention import needs_kernel
+
+Damage = Callable[[onnx.ModelProto], None]
+
+
+def wrong_mask_entry(proto: onnx.ModelProto) -> None:
+    """One number of the first attention's mask."""
+    (node,) = (one for one in proto.graph.node if one.name == "blocks.0.attention.scores.mask/Mul")
+    (mask,) = (one for one in proto.graph.initializer if one.name in node.input)
+    numbers = numpy_helper.to_array(mask).copy()
+    numbers[(0,) * numbers.ndim] = 0
+    mask.CopyFrom(numpy_helper.from_array(numbers, mask.name))
+
+
+def batch_of_one(proto: onnx.ModelProto) -> None:
+    """The first attention puts its heads side by side for a batch of 1 alone."""
+    (node,) = (one for one in proto.graph.node if one.name == "blocks.0.attention/Reshape.3")
+    (shape,) = (numpy_helper.to_array(one) for one in proto.graph.initializer if one.name == node.input[1])
+    node.input[1] = "shape.of.one"
+    proto.graph.initializer.append(numpy_helper.from_array(np.array([1, *shape[1:]], np.int64), "shape.of.one"))
+
+
+def export(out: Path) -> Bundle:
+    return bundle_from_checkpoint(golden("vit_gmm").path, out, ExportOptions(input_kind="tensor", max_batch=8))
+
+
+def exporting(damage: Damage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every graph that the exporter gives is damaged."""
+    exported = module.onnx_from_model
+
+    def broken(*given: Any, **options: Any) -> onnx.ModelProto:
+        proto = exported(*given, **options)
+        damage(proto)
+        return proto
+
+    monkeypatch.setattr(module, "onnx_from_model", broken)
+
+
+def test_a_wrong_mask_entry_ends_the_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exporting(wrong_mask_entry, monkeypatch)
+    with pytest.raises(ExportError, match=r"blocks\.0\.attention: its mask is in the graph 0 times"):
+        export(tmp_path / "bundle")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_mask_entry_shows_in_the_logits_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Damaged after the masks were compared bit for bit: what is left is the run of the file."""
+    prove = module.prove_folded
+
+    def damaged_later(proto: onnx.ModelProto, folded: Any) -> Any:
+        records = prove(proto, folded)
+        wrong_mask_entry(proto)
+        return records
+
+    monkeypatch.setattr(module, "prove_folded", damaged_later)
+    with pytest.raises(ExportError, match="ONNX Runtime's logits differ from PyTorch's by"):
+        export(tmp_path / "bundle")
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_kernel
+def test_a_fault_that_our_kernels_would_hide_ends_the_export(
+    tensor_bundles: dict[str, Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The damaged operators are those that our kernel replaces: the graph with it gives right answers."""
+    right = tensor_bundles["vit_gmm"]
+    proto = onnx.load(right.onnx_path)
+    batch_of_one(proto)
+    damaged = with_graph(right, tmp_path / "damaged", proto)
+    inputs, logits = right.golden()
+    with open_runner("onnxruntime+kernels", damaged) as ours:
+        np.testing.assert_allclose(ours.run(inputs), logits, atol=1e-5)
+    exporting(batch_of_one, monkeypatch)
+    with pytest.raises(ExportError, match=r"vit_gmm\.pth: runner onnxruntime cannot run it"):
+        export(tmp_path / "bundle")
+    assert [path.name for path in tmp_path.iterdir()] == ["damaged"]
+
+
+@pytest.mark.parametrize("name", ["vit_gmm", "swin_gmm"])
+def test_both_differences_are_in_the_manifest(name: str, tensor_bundles: dict[str, Bundle]) -> None:
+    parity = tensor_bundles[name].manifest.export_parity
+    names, skipped = default_runners(tensor_bundles[name])
+    assert parity.keys() == {*(f"{runner}_largest_abs" for runner in names), "limit"}
+    assert all(0 < parity[f"{runner}_largest_abs"] <= parity["limit"] for runner in names)
+    assert len(names) + len(skipped) == 2
+    if name == "swin_gmm":  # heads of 8 and 12
+        assert names == ["onnxruntime"]
+        assert skipped[0].startswith("onnxruntime+kernels: ")
+
+
+@pytest.mark.parametrize(
+    ("precision", "runs", "says"),
+    [
+        ("fp16", {"onnxruntime"}, "none of its attention has the form"),
+        ("int8", {"onnxruntime", "openvino"}, "none of its attention has the form"),
+        ("bf16", set(), "ONNX Runtime"),
+        ("fp8", set(), "fp8 was asked for"),
+    ],
+)
+def test_the_file_of_a_precision_is_proven_where_a_runtime_takes_it(
+    precision: str, runs: set[str], says: str, precise_bundle: Bundle
+) -> None:
+    record = open_variant(precise_bundle, precision).record
+    assert record is not None
+    proven = {name for name, found in record.programs.items() if "largest_abs" in found}
+    assert runs <= proven
+    for name in proven:
+        assert 0 < record.programs[name]["largest_abs"] <= record.programs[name]["limit"]
+    skipped = {name: found["skipped"] for name, found in record.programs.items() if name not in proven}
+    assert any(says in why for why in skipped.values()), skipped
+    assert not any("/tmp" in why for why in skipped.values())
+
+
+def test_a_fault_in_the_file_of_a_precision_ends_the_conversion(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = with_graph(bundle, tmp_path / "bundle", onnx.load(bundle.onnx_path))
+    before = {path.name for path in copied.path.iterdir()}
+    prepared = variants.prepared_graph
+
+    def broken(*given: Any, **options: Any) -> variants.PreparedGraph:
+        made = prepared(*given, **options)
+        batch_of_one(made.proto)
+        return made
+
+    # The emulation would see it as well: the proof of the file stands on its own.
+    monkeypatch.setattr(variants, "emulated_logits", lambda *given, **options: bundle.golden()[1])
+    monkeypatch.setattr(variants, "prepared_graph", broken)
+    with pytest.raises(ExportError, match=r"model\.fp16\.onnx: runner onnxruntime:fp16 cannot run it"):
+        variant_from_bundle(copied, "fp16")
+    assert {path.name for path in copied.path.iterdir()} == before

@@ -1,0 +1,101 @@
+"""A fault of what our kernels are given is found, in its block; the file that they were made from passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.parity.check import ParityOptions, check_parity
+from gmmvit_deploy.parity.report import ParityReport
+from gmmvit_deploy.runners import onnxruntime as runner_module
+from gmmvit_deploy.runners.open import open_runners
+from gmmvit_deploy.runtime import openvino_kernels
+from gmmvit_deploy.runtime.onnxruntime import FusedGraph, fused_graph
+from tests.runtime.test_masked_attention import needs_kernel
+
+pytestmark = needs_kernel
+SECOND = "gmmvit.1.0"
+"""The prepared mask of the second attention, in the graph with our kernels."""
+
+
+def wrong_entry(numbers: np.ndarray) -> np.ndarray:
+    damaged = numbers.copy()
+    damaged[0, np.abs(damaged[0]).argmax()] = 0
+    return damaged
+
+
+def heads_swapped(numbers: np.ndarray) -> np.ndarray:
+    return numbers[[1, 0, *range(2, len(numbers))]]
+
+
+FAULTS = {"a wrong mask entry": wrong_entry, "two heads swapped": heads_swapped}
+
+
+def judged(names: list[str], bundle: Bundle) -> ParityReport:
+    with open_runners(names, bundle) as runners:
+        return check_parity(bundle, runners, ParityOptions(localize=True))
+
+
+def is_found_in_the_second_block(report: ParityReport) -> None:
+    plain, ours = report.runners
+    assert [check.verdict for check in report.checks] == ["passed", "passed"]
+    assert plain.verdict == "passed", report.failures()
+    assert ours.check("numeric").verdict == "failed"
+    localized = ours.check("localize")
+    assert localized.details["first"] == "blocks.1", localized
+    assert "with our kernels" in localized.details["graph"]
+    assert f"{ours.runner}: localize: blocks.1: its output is" in "".join(report.failures())
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_in_onnxruntime(fault: str, tensor_bundles: dict[str, Bundle], monkeypatch: pytest.MonkeyPatch) -> None:
+    right = ["onnxruntime", "onnxruntime+kernels"]
+    before = judged(right, tensor_bundles["vit_gmm"])
+    assert before.passed, before.failures()
+
+    def broken(path: Path) -> tuple[FusedGraph | None, str]:
+        fused, why = fused_graph(path)
+        assert fused is not None, why
+        proto = onnx.load_from_string(fused.graph)
+        (mask,) = (one for one in proto.graph.initializer if one.name == SECOND)
+        mask.CopyFrom(numpy_helper.from_array(FAULTS[fault](numpy_helper.to_array(mask)), SECOND))
+        return FusedGraph(proto.SerializeToString(), fused.library), ""
+
+    monkeypatch.setattr(runner_module, "fused_graph", broken)
+    report = judged(right, tensor_bundles["vit_gmm"])
+    is_found_in_the_second_block(report)
+    hashes = [one.runners[1].provenance["graph SHA-256"] for one in (before, report)]
+    assert hashes[0] != hashes[1]  # of the graph that ran, which is another
+    assert before.runners[1].provenance["made from SHA-256"] == report.runners[1].provenance["made from SHA-256"]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_in_openvino(fault: str, tensor_bundles: dict[str, Bundle], monkeypatch: pytest.MonkeyPatch) -> None:
+    right = ["openvino", "openvino+kernels"]
+    before = judged(right, tensor_bundles["vit_gmm"])
+    assert before.passed, before.failures()
+    prepare: Callable[..., Any] = openvino_kernels.prepared_mask
+    seen: list[bytes] = []
+
+    def broken(mask: np.ndarray, arithmetic: Any) -> Any:
+        """Of the second mask alone, however often it is prepared."""
+        prepared = prepare(mask, arithmetic)
+        if mask.tobytes() not in seen:
+            seen.append(mask.tobytes())
+        if seen.index(mask.tobytes()) != 1:
+            return prepared
+        return replace(prepared, numbers=np.ascontiguousarray(FAULTS[fault](prepared.numbers)))
+
+    monkeypatch.setattr(openvino_kernels, "prepared_mask", broken)
+    report = judged(right, tensor_bundles["vit_gmm"])
+    is_found_in_the_second_block(report)
+    hashes = [one.runners[1].provenance["graph SHA-256"] for one in (before, report)]
+    assert hashes[0] != hashes[1]
