@@ -51,12 +51,42 @@ def has_bf16() -> bool:
 FREE_PORTS = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
 
 
+_MARKERS_OF_FIXTURES = {
+    "server": ("server",),
+    "rtx": ("engine",),
+    "bundle": ("export",),
+    "tensor_bundle": ("export",),
+    "graph": ("export",),
+    "tensor_bundles": ("export",),
+    "gmmvit": ("process",),
+}
+"""Fixture → what a test that uses it, directly or through another fixture, is marked with."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked ``gpu`` run wherever there is one."""
-    if visible_gpu() is None:
-        for item in items:
-            if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU here"))
+    """Mark tests by the fixtures they use, for `make test-fast`; tests marked ``gpu`` run wherever there is one."""
+    no_gpu = visible_gpu() is None
+    for item in items:
+        for fixture in set(getattr(item, "fixturenames", ())) & _MARKERS_OF_FIXTURES.keys():
+            for marker in _MARKERS_OF_FIXTURES[fixture]:
+                item.add_marker(marker)
+        if no_gpu and item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU here"))
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """`make test-fast` leaves exports out by their marker, so a test that exports without it, in a fixture of any
+    scope or by itself, fails.
+    """
+
+    def unmarked(*arguments: object, **options: object) -> None:
+        pytest.fail(f"{item.nodeid} exports a model: mark it with pytest.mark.export")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if not any(item.get_closest_marker(marker) for marker in ("export", "engine", "server")):
+            patch.setattr(torch.onnx, "export", unmarked)
+        yield
 
 
 @dataclass(frozen=True)
@@ -157,6 +187,13 @@ def bundle(shared: Path) -> Bundle:
     """``vit_gmm`` with pixels as input and CIFAR-10's normalisation and labels."""
     path = golden("vit_gmm").path
     return _once(shared / "pixels", lambda out: bundle_from_checkpoint(path, out, cifar_options()))
+
+
+@pytest.fixture(scope="session")
+def tensor_bundle(shared: Path) -> Bundle:
+    """As ``bundle``, but normalised outside: on a server, in its preprocessing model."""
+    path, options = golden("vit_gmm").path, cifar_options(input_kind="tensor")
+    return _once(shared / "normalised_outside", lambda out: bundle_from_checkpoint(path, out, options))
 
 
 def swin_graph(folder: Path, kind: MaskKind) -> Path:

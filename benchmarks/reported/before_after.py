@@ -42,11 +42,14 @@ _MOST_OFF = 1e-4
 
 
 def exported(family: str, checkouts: Mapping[str, Checkout], folder: Path) -> dict[str, Path]:
-    """Checkout → its bundle of the same checkpoint; the control runs the bundle of before."""
+    """Checkout → its bundle of the same checkpoint; processes of the same checkout share a bundle."""
     checkpoint = folder / f"{family}.pth"
     checkouts[BEFORE].ask("checkpoint", family=family, path=str(checkpoint))
     bundles = {name: folder / f"{family}-{name}" for name in (BEFORE, AFTER)}
-    for name, bundle in bundles.items():
+    if checkouts[AFTER].root == checkouts[BEFORE].root:
+        bundles[AFTER] = bundles[BEFORE]
+    for bundle in dict.fromkeys(bundles.values()):
+        name = BEFORE if bundle == bundles[BEFORE] else AFTER
         checkouts[name].ask("export", checkpoint=str(checkpoint), bundle=str(bundle), max_batch=max(BATCHES))
     return {**bundles, CONTROL: bundles[BEFORE]}
 

@@ -19,7 +19,8 @@ _WORKER = Path(__file__).with_name("checkout_worker.py")
 class Checkout:
     """A running worker; `opened_checkout` starts and ends it."""
 
-    def __init__(self, process: subprocess.Popen[str], name: str) -> None:
+    def __init__(self, process: subprocess.Popen[str], name: str, root: Path) -> None:
+        self.root = root
         self._process = process
         self._name = name
 
@@ -50,7 +51,7 @@ def opened_checkout(path: Path, name: str) -> Iterator[Checkout]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "cli")])}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, str(_WORKER)], env=environment, cwd=root, **pipes) as process:
-        checkout = Checkout(process, name)
+        checkout = Checkout(process, name, root)
         try:
             imported = Path(checkout.ask("where")["path"]).resolve()
             if root not in imported.parents:

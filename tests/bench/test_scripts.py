@@ -54,6 +54,7 @@ def test_rounds_with_the_cores_near_each_other_are_told_from_the_others() -> Non
     assert side_by_side.cores_near(ms, apart * np.nan, np.nan) == {}
 
 
+@pytest.mark.process
 def test_every_script_finds_what_it_imports() -> None:
     names = [f"benchmarks.{path.parent.name}.{path.stem}" for kind in KINDS for path in scripts(kind)]
     assert {"rejected.layouts", "rejected.shared_memory", "reported.served", "settings.cpu_settings"} <= {
@@ -98,6 +99,8 @@ def test_the_eager_baseline_multiplies_as_the_released_code_of_the_family(name: 
     assert counts.get("aten::einsum", 0) == einsums * attentions
 
 
+@pytest.mark.engine
+@pytest.mark.process
 def test_engines_runs_and_reads_its_numbers_from_builds(tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     script = ROOT / "benchmarks" / "reported" / "engines.py"
@@ -113,6 +116,7 @@ def test_engines_runs_and_reads_its_numbers_from_builds(tmp_path: Path) -> None:
     assert row["unfolded"]["error"] >= row["unfolded"]["folded_error"] > 0
 
 
+@pytest.mark.export
 def test_parity_limits_runs_and_tells_right_from_wrong(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     run("reported/parity_limits", "--model", "vit_plain", "--output", str(out))
@@ -125,6 +129,7 @@ def test_parity_limits_runs_and_tells_right_from_wrong(run: Run, tmp_path: Path)
     assert min(row["mistakes_over_limit"].values()) > 1
 
 
+@pytest.mark.export
 def test_fastest_cpu_runs_and_checks_its_answers(run: Run, tmp_path: Path) -> None:
     run("reported/fastest_cpu", "--rounds", "1", "--family", "vit", "--batch", "1", "--output", str(tmp_path))
     family = json.loads((tmp_path / "vit.json").read_text())
@@ -142,6 +147,8 @@ def test_fastest_cpu_runs_and_checks_its_answers(run: Run, tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(onnxruntime_library()[0] is None, reason="our kernels cannot be had here")
+@pytest.mark.export
+@pytest.mark.process
 def test_before_after_of_the_same_checkout(tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     script = ROOT / "benchmarks" / "reported" / "before_after.py"
@@ -172,6 +179,7 @@ def test_other_logits_stop_before_after() -> None:
         before_after.checked({"before": right, "after": right[:, :1]}, "here")
 
 
+@pytest.mark.export
 def test_mask_cost_runs_and_checks_its_answers(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     run("reported/mask_cost", "--loads", "2", "--family", "vit", "--batch", "1", "--output", str(out))
@@ -183,6 +191,7 @@ def test_mask_cost_runs_and_checks_its_answers(run: Run, tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(visible_gpu() is not None, reason="a GPU is here")
+@pytest.mark.process
 def test_fastest_gpu_measures_nothing_without_one(tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     command = [sys.executable, str(ROOT / "benchmarks" / "reported" / "fastest_gpu.py"), "--output", str(out)]
@@ -193,6 +202,8 @@ def test_fastest_gpu_measures_nothing_without_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.engine
+@pytest.mark.process
 def test_fastest_gpu_runs_and_checks_its_answers(tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     script = ROOT / "benchmarks" / "reported" / "fastest_gpu.py"
@@ -213,6 +224,7 @@ def test_low_rank_runs(run: Run, tmp_path: Path) -> None:
     assert result["card"]["verdict"] == ("INVALID" if result["card"]["reasons"] else "VALID")
 
 
+@pytest.mark.export
 def test_where_time_goes_accounts_for_it(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     programs = ("--program", "onnxruntime", "--program", "openvino")
