@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,25 +51,29 @@ def has_bf16() -> bool:
 FREE_PORTS = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
 
 
-_MARKERS_OF_FIXTURES = {
-    "server": ("server",),
-    "rtx": ("engine",),
-    "bundle": ("export",),
-    "tensor_bundle": ("export",),
-    "graph": ("export",),
-    "tensor_bundles": ("export",),
-    "gmmvit": ("process",),
+_MARKER_OF_FIXTURE = {
+    "server": "server",
+    "rtx": "engine",
+    "bundle": "export",
+    "tensor_bundles": "export",
+    "tensor_bundle": "export",
+    "graph": "export",
+    "gmmvit": "process",
 }
 """Fixture → what a test that uses it, directly or through another fixture, is marked with."""
+
+
+def mark_by_fixtures(fixtures: Iterable[str]) -> set[str]:
+    """Return the markers of a test that uses these fixtures."""
+    return {_MARKER_OF_FIXTURE[name] for name in fixtures if name in _MARKER_OF_FIXTURE}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests by the fixtures they use, for `make test-fast`; tests marked ``gpu`` run wherever there is one."""
     no_gpu = visible_gpu() is None
     for item in items:
-        for fixture in set(getattr(item, "fixturenames", ())) & _MARKERS_OF_FIXTURES.keys():
-            for marker in _MARKERS_OF_FIXTURES[fixture]:
-                item.add_marker(marker)
+        for marker in mark_by_fixtures(getattr(item, "fixturenames", ())):
+            item.add_marker(marker)
         if no_gpu and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU here"))
 
