@@ -5,7 +5,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.10 python3 python; do \
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test test-fast check format bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/gmmvit demo --output demo-output --force
@@ -15,6 +15,10 @@ WORKERS := $(shell cores=$$(nproc); echo $$((cores < 3 ? cores + 1 : 4)))
 
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+# No server, no engine, no export, no process of its own: what can be told in a minute.
+test-fast: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not (server or engine or export or process)"
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
@@ -26,19 +30,13 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# In this order; fastest_gpu.py needs a GPU, before_after.py a second checkout.
+BENCHMARKS := reported/engines reported/parity_limits settings/cpu_settings reported/fastest_cpu reported/mask_cost \
+  settings/spinning reported/served rejected/low_rank reported/where_time_goes rejected/shared_memory rejected/layouts
+
 bench: $(INSTALLED)
-	$(BIN)/python benchmarks/engines.py
-	$(BIN)/python benchmarks/parity_limits.py
-	$(BIN)/python benchmarks/cpu_settings.py
-	$(BIN)/python benchmarks/fastest_cpu.py
-	$(BIN)/python benchmarks/mask_cost.py
-	$(BIN)/python benchmarks/spinning.py
-	$(BIN)/python benchmarks/served.py
-	$(BIN)/python benchmarks/low_rank.py
-	$(BIN)/python benchmarks/where_time_goes.py
-	$(BIN)/python benchmarks/shared_memory.py
-	$(BIN)/python benchmarks/layouts.py
-	@if nvidia-smi >/dev/null 2>&1; then $(BIN)/python benchmarks/fastest_gpu.py; \
+	set -e; for script in $(BENCHMARKS); do $(BIN)/python benchmarks/$$script.py; done
+	@if nvidia-smi >/dev/null 2>&1; then $(BIN)/python benchmarks/reported/fastest_gpu.py; \
 	else echo "no GPU here: fastest_gpu.py is left out"; fi
 
 clean:

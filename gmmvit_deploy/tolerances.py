@@ -11,7 +11,7 @@ rounding of a narrower float is larger by the ratio of the unit roundoffs (2‚Åª¬
 are the logits' errors. What quantisation does depends on the data: there a limit can only say that
 the graph is run as it was recorded, and accuracy has to say whether the graph is good.
 
-The factors, with what was measured (``benchmarks/parity_limits.py``, all golden models): right runners
+The factors, with what was measured (``benchmarks/reported/parity_limits.py``, all golden models): right runners
 came to 2.2 times the noise (rms 1.7), fp16 and bf16 to 0.6 times the scaled noise (rms 0.6).
 """
 

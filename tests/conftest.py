@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,12 +52,46 @@ def has_bf16() -> bool:
 FREE_PORTS = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
 
 
+_MARKER_OF_FIXTURE = {
+    "server": "server",
+    "rtx": "engine",
+    "bundle": "export",
+    "tensor_bundles": "export",
+    "tensor_bundle": "export",
+    "graph": "export",
+    "gmmvit": "process",
+}
+"""Fixture → what a test that uses it, directly or through another fixture, is marked with."""
+
+
+def mark_by_fixtures(fixtures: Iterable[str]) -> set[str]:
+    """Return the markers of a test that uses these fixtures."""
+    return {_MARKER_OF_FIXTURE[name] for name in fixtures if name in _MARKER_OF_FIXTURE}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked ``gpu`` run wherever there is one."""
-    if visible_gpu() is None:
-        for item in items:
-            if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU here"))
+    """Mark tests by the fixtures they use, for `make test-fast`; tests marked ``gpu`` run wherever there is one."""
+    no_gpu = visible_gpu() is None
+    for item in items:
+        for marker in mark_by_fixtures(getattr(item, "fixturenames", ())):
+            item.add_marker(marker)
+        if no_gpu and item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU here"))
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """`make test-fast` leaves exports out by their marker, so a test that exports without it, in a fixture of any
+    scope or by itself, fails.
+    """
+
+    def unmarked(*arguments: object, **options: object) -> None:
+        pytest.fail(f"{item.nodeid} exports a model: mark it with pytest.mark.export")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if not any(item.get_closest_marker(marker) for marker in ("export", "engine", "server")):
+            patch.setattr(torch.onnx, "export", unmarked)
+        yield
 
 
 @dataclass(frozen=True)
@@ -162,6 +196,13 @@ def bundle(shared: Path) -> Bundle:
     """``vit_gmm`` with pixels as input and CIFAR-10's normalisation and labels."""
     path = golden("vit_gmm").path
     return _once(shared / "pixels", lambda out: bundle_from_checkpoint(path, out, cifar_options()))
+
+
+@pytest.fixture(scope="session")
+def tensor_bundle(shared: Path) -> Bundle:
+    """As ``bundle``, but normalised outside: on a server, in its preprocessing model."""
+    path, options = golden("vit_gmm").path, cifar_options(input_kind="tensor")
+    return _once(shared / "normalised_outside", lambda out: bundle_from_checkpoint(path, out, options))
 
 
 def swin_graph(folder: Path, kind: MaskKind) -> Path:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["percentile_words", "roofline_words"]
+from gmmvit_deploy.bench.statistics import Ratio
+
+__all__ = ["percentile_words", "ratio_words", "roofline_words"]
 
 
 def percentile_words(cell: Mapping[str, Any], name: str) -> str:
@@ -23,3 +25,8 @@ def roofline_words(line: Mapping[str, Any]) -> str:
         f"{line['precision']} on the {line['device']}: {line['gflops']:.0f} GFLOP/s ({line['library']}, {shape}), "
         f"{line['bandwidth_gb_s']:.0f} GB/s"
     )
+
+
+def ratio_words(ratio: Ratio, digits: int = 3) -> str:
+    """Such as ``1.012 (1.004–1.019)``: the median with its interval."""
+    return f"{ratio.median:.{digits}f} ({ratio.low:.{digits}f}–{ratio.high:.{digits}f})"

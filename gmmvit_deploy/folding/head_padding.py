@@ -19,7 +19,7 @@ _MULTIPLE, _SMALLEST = 8, 16
 def padded_head_dim(head_dim: int) -> int:
     """The next head dim that needs no copies around a fused kernel: a multiple of 8, and at least 16.
 
-    Seen in tensorrt-rtx 1.7.1 (benchmarks/engines.py): 6 and 8 are not fused; 9, 12, 20 and 21 are,
+    Seen in tensorrt-rtx 1.7.1 (benchmarks/reported/engines.py): 6 and 8 are not fused; 9, 12, 20 and 21 are,
     between copies that pad and cut; 16, 24, 32 and 48 are fused without any. Beyond `LARGEST_FUSED`
     nothing is, and nothing is padded.
     """

@@ -88,6 +88,8 @@ class T2TBlock(nn.Module):
 class Unfold(nn.Module):
     """(B, c, S, S) → (B, S²/4, 9c): 3×3 neighbourhoods at stride 2."""
 
+    operator_roles: ClassVar[Mapping[str, Role]] = {"im2col": "shape"}
+
     def forward(self, lattice: Tensor) -> Tensor:
         return nn.functional.unfold(lattice, _SIDE, stride=2, padding=1).transpose(1, 2)
 

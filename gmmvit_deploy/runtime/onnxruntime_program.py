@@ -1,7 +1,7 @@
 """A network in ONNX Runtime on the CPU.  Imports nothing of ours: a server's model brings this very file along.
 
 A batch with a row for every core is cut into chunks of at most `ROWS_A_CORE` rows, which stay in a core's cache, and
-each core takes chunks of its own: no operator waits for another core (`benchmarks/cpu_settings.py` is the
+each core takes chunks of its own: no operator waits for another core (`benchmarks/settings/cpu_settings.py` is the
 measurement). A smaller batch is run at once, its operators shared by all cores.
 """
 
@@ -23,7 +23,7 @@ ROWS_A_CORE = 4
 OUTPUT = "logits"
 _SESSION_ENTRIES = {"session.intra_op.spin_duration_us": "200"}
 """After its last operator a thread looks for more work so long, and then sleeps: long enough for the gaps within an
-image. By default it is some 40 ms, which are taken from whatever else wants that core (`benchmarks/spinning.py`)."""
+image. By default it is some 40 ms, taken from whatever else wants that core (`benchmarks/settings/spinning.py`)."""
 
 
 def why_not(library: Path) -> str:

@@ -1,6 +1,6 @@
 """A network in OpenVINO on the CPU.  Imports nothing of ours, so that a server's model can bring this very file along.
 
-A batch is cut into chunks that stay in a core's cache (``CHUNK`` rows; `benchmarks/cpu_settings.py` is
+A batch is cut into chunks that stay in a core's cache (``CHUNK`` rows; `benchmarks/settings/cpu_settings.py` is
 the measurement), several of them side by side on cores of their own. Every chunk has a size of which
 a program was compiled with that shape: a graph whose shapes are known is fused further.
 """

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from gmmvit_deploy.bench.machine import MachineState
+from benchmarks.reported import before_after
+from benchmarks.shared import side_by_side
+from benchmarks.shared.checkouts import opened_checkout
+from benchmarks.shared.families import as_released, eager
+from benchmarks.shared.places import KINDS, scripts
+from benchmarks.tables import question
+from gmmvit_deploy.bench.core_to_core import round_trip_ns
+from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.engines.flavors import visible_gpu
 from gmmvit_deploy.kernels.libraries import onnxruntime_library
+from gmmvit_deploy.models.attention import MaskedAttention
+from gmmvit_deploy.models.cait import TalkingHeadsAttention
+from tests.conftest import NAMES, golden
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,7 +37,6 @@ Run = Callable[..., None]
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     """A script with its arguments, in this process, where what it imports and exports need be there only once."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
 
     def run(name: str, *arguments: str) -> None:
         monkeypatch.setattr(sys, "argv", [name, *arguments])
@@ -35,9 +45,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     return run
 
 
-def test_rounds_with_the_cores_near_each_other_are_told_from_the_others(run: Run) -> None:
-    import side_by_side
-
+def test_rounds_with_the_cores_near_each_other_are_told_from_the_others() -> None:
     ms = np.array([3.0, 1.0, 1.2, 3.1, 1.1, 1.0, 1.3, 1.1, 1.2, 1.0])
     apart = np.where(ms > 2, 330.0, 55.0)
     found = side_by_side.cores_near(ms, apart, 50.0)
@@ -46,17 +54,56 @@ def test_rounds_with_the_cores_near_each_other_are_told_from_the_others(run: Run
     assert side_by_side.cores_near(ms, apart * np.nan, np.nan) == {}
 
 
+@pytest.mark.process
 def test_every_script_finds_what_it_imports() -> None:
-    names = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py"))
-    assert {"layouts", "shared_memory", "served", "cpu_settings"} <= set(names)  # no test below runs these
+    names = [f"benchmarks.{path.parent.name}.{path.stem}" for kind in KINDS for path in scripts(kind)]
+    assert {"rejected.layouts", "rejected.shared_memory", "reported.served", "settings.cpu_settings"} <= {
+        name.removeprefix("benchmarks.") for name in names
+    }  # no test below runs these
     command = [sys.executable, "-c", f"import {', '.join(names)}"]
-    done = subprocess.run(command, cwd=ROOT / "benchmarks", capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 
 
+def test_the_list_of_scripts_has_every_script_with_its_command_and_its_question() -> None:
+    page = (ROOT / "benchmarks" / "README.md").read_text()
+    rows = dict(re.findall(r"^\| `python benchmarks/(\w+/\w+)\.py[^`]*` \| (.*?) \|", page, re.MULTILINE))
+    assert rows == {f"{kind}/{path.stem}": question(kind, path.stem) for kind in KINDS for path in scripts(kind)}
+
+
+def test_make_bench_runs_every_script_that_needs_no_second_checkout() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    listed = re.findall(r"\w+/\w+", re.search(r"^BENCHMARKS := (.*?[^\\])$", makefile, re.MULTILINE | re.DOTALL)[1])
+    every = {f"{kind}/{path.stem}" for kind in KINDS for path in scripts(kind)}
+    assert len(listed) == len(set(listed))
+    assert set(listed) == every - {"reported/fastest_gpu", "reported/before_after"}
+    assert "benchmarks/reported/fastest_gpu.py" in makefile
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_eager_baseline_gives_the_released_logits(name: str) -> None:
+    released = golden(name)
+    model = load_checkpoint(released.path, released.hints).model.eval()
+    np.testing.assert_array_equal(eager(as_released(model))(released.inputs), released.logits)
+
+
+@pytest.mark.parametrize(("name", "einsums"), [("vit", 2), ("pit", 2), ("cait", 4), ("swin", 0), ("t2t", 0)])
+def test_the_eager_baseline_multiplies_as_the_released_code_of_the_family(name: str, einsums: int) -> None:
+    released = golden(f"{name}_gmm")
+    model = as_released(load_checkpoint(released.path, released.hints).model.eval())
+    attentions = sum(isinstance(part, MaskedAttention | TalkingHeadsAttention) for part in model.modules())
+    with torch.inference_mode(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        model(torch.from_numpy(released.inputs[:1]))
+    counts = {event.key: event.count for event in profile.key_averages()}
+    assert attentions > 0
+    assert counts.get("aten::einsum", 0) == einsums * attentions
+
+
+@pytest.mark.engine
+@pytest.mark.process
 def test_engines_runs_and_reads_its_numbers_from_builds(tmp_path: Path) -> None:
     out = tmp_path / "result.json"
-    script = ROOT / "benchmarks" / "engines.py"
+    script = ROOT / "benchmarks" / "reported" / "engines.py"
     only = ["--family", "vit", "--precision", "fp16", "--mask", "gmm", "--no-head-dims"]
     command = [sys.executable, str(script), *only, "--output", str(out)]
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
@@ -69,9 +116,10 @@ def test_engines_runs_and_reads_its_numbers_from_builds(tmp_path: Path) -> None:
     assert row["unfolded"]["error"] >= row["unfolded"]["folded_error"] > 0
 
 
+@pytest.mark.export
 def test_parity_limits_runs_and_tells_right_from_wrong(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "result.json"
-    run("parity_limits", "--model", "vit_plain", "--output", str(out))
+    run("reported/parity_limits", "--model", "vit_plain", "--output", str(out))
     (row,) = json.loads(out.read_text())["models"].values()
     assert 0 < row["runner"]["largest"] < 8
     assert 0 < row["fp16"]["largest"] < 2
@@ -81,10 +129,9 @@ def test_parity_limits_runs_and_tells_right_from_wrong(run: Run, tmp_path: Path)
     assert min(row["mistakes_over_limit"].values()) > 1
 
 
+@pytest.mark.export
 def test_fastest_cpu_runs_and_checks_its_answers(run: Run, tmp_path: Path) -> None:
-    from core_to_core import round_trip_ns
-
-    run("fastest_cpu", "--rounds", "1", "--family", "vit", "--batch", "1", "--output", str(tmp_path))
+    run("reported/fastest_cpu", "--rounds", "1", "--family", "vit", "--batch", "1", "--output", str(tmp_path))
     family = json.loads((tmp_path / "vit.json").read_text())
     rows = family["1"]
     assert {"eager", "straight export", "onnxruntime", "openvino", "openvino:int8"} <= rows.keys()
@@ -99,9 +146,43 @@ def test_fastest_cpu_runs_and_checks_its_answers(run: Run, tmp_path: Path) -> No
     assert "share_of_roofline" in rows["openvino"]
 
 
+@pytest.mark.skipif(onnxruntime_library()[0] is None, reason="our kernels cannot be had here")
+@pytest.mark.export
+@pytest.mark.process
+def test_before_after_of_the_same_checkout(tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    script = ROOT / "benchmarks" / "reported" / "before_after.py"
+    only = ["--family", "vit", "--runtime", "onnxruntime", "--batch", "1", "--rounds", "1", "--loads", "1"]
+    command = [sys.executable, str(script), "--before", str(ROOT), *only, "--output", str(out)]
+    answer = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
+    (row,) = json.loads(out.read_text())["families"]["vit"]["onnxruntime+kernels"].values()
+    assert answer.returncode == (row["verdict"] == "slower"), answer.stderr
+    assert row["before_ms"] > 0
+    assert row["control_over_before"]["median"] > 0
+    assert row["verdict"] in answer.stdout
+
+
+def test_before_after_says_what_is_no_checkout(tmp_path: Path) -> None:
+    with (
+        pytest.raises(SystemExit, match="before: expected a checkout with gmmvit_deploy/ at"),
+        opened_checkout(tmp_path, "before"),
+    ):
+        pass
+
+
+def test_other_logits_stop_before_after() -> None:
+    right = np.array([[1.0, -2.0]])
+    before_after.checked({"before": right, "after": right + 1e-4}, "here")
+    with pytest.raises(SystemExit, match=r"here: logits of after are 5\.0e-03 off"):
+        before_after.checked({"before": right, "after": right + 1e-2}, "here")
+    with pytest.raises(SystemExit, match="expected logits"):
+        before_after.checked({"before": right, "after": right[:, :1]}, "here")
+
+
+@pytest.mark.export
 def test_mask_cost_runs_and_checks_its_answers(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "result.json"
-    run("mask_cost", "--loads", "2", "--family", "vit", "--batch", "1", "--output", str(out))
+    run("reported/mask_cost", "--loads", "2", "--family", "vit", "--batch", "1", "--output", str(out))
     rows = json.loads(out.read_text())["families"]["vit"]["1"]
     assert {"onnxruntime", "openvino"} <= rows.keys()
     for row in rows.values():
@@ -110,9 +191,10 @@ def test_mask_cost_runs_and_checks_its_answers(run: Run, tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(visible_gpu() is not None, reason="a GPU is here")
+@pytest.mark.process
 def test_fastest_gpu_measures_nothing_without_one(tmp_path: Path) -> None:
     out = tmp_path / "result.json"
-    command = [sys.executable, str(ROOT / "benchmarks" / "fastest_gpu.py"), "--output", str(out)]
+    command = [sys.executable, str(ROOT / "benchmarks" / "reported" / "fastest_gpu.py"), "--output", str(out)]
     answer = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
     assert answer.returncode == 1
     assert answer.stderr.startswith("a GPU was wanted that nvidia-smi and PyTorch both see, found none")
@@ -120,9 +202,11 @@ def test_fastest_gpu_measures_nothing_without_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.engine
+@pytest.mark.process
 def test_fastest_gpu_runs_and_checks_its_answers(tmp_path: Path) -> None:
     out = tmp_path / "result.json"
-    script = ROOT / "benchmarks" / "fastest_gpu.py"
+    script = ROOT / "benchmarks" / "reported" / "fastest_gpu.py"
     command = [sys.executable, str(script), "--rounds", "2", "--family", "vit", "--batch", "1", "--output", str(out)]
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=600)
     rows = json.loads((out / "vit.json").read_text())["1"]
@@ -132,7 +216,7 @@ def test_fastest_gpu_runs_and_checks_its_answers(tmp_path: Path) -> None:
 
 def test_low_rank_runs(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "result.json"
-    run("low_rank", "--rounds", "2", "--family", "vit", "--output", str(out))
+    run("rejected/low_rank", "--rounds", "2", "--family", "vit", "--output", str(out))
     result = json.loads(out.read_text())
     least, median, most = result["ranks"]["vit"]["exact"]
     assert 1 <= least <= median <= most <= 64
@@ -140,10 +224,11 @@ def test_low_rank_runs(run: Run, tmp_path: Path) -> None:
     assert result["card"]["verdict"] == ("INVALID" if result["card"]["reasons"] else "VALID")
 
 
+@pytest.mark.export
 def test_where_time_goes_accounts_for_it(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     programs = ("--program", "onnxruntime", "--program", "openvino")
-    run("where_time_goes", "--runs", "3", "--family", "vit", *programs, "--output", str(out))
+    run("reported/where_time_goes", "--runs", "3", "--family", "vit", *programs, "--output", str(out))
     found = json.loads(out.read_text())["families"]["vit"]["programs"]
     assert found.keys() == {"onnxruntime", "openvino"}
     for name, program in found.items():
@@ -156,57 +241,3 @@ def test_where_time_goes_accounts_for_it(run: Run, tmp_path: Path) -> None:
             assert spent["rest"] < 0.3 * chunk["ms"]
             assert abs(chunk["mask_ms"]) < 0.5 * chunk["ms"]
             assert ("target" in chunk) == (rows != "1")
-
-
-class TestRunCard:
-    @pytest.fixture(autouse=True)
-    def calm(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-        import run_card
-
-        state = MachineState(load=0.1, others=0.0, stolen=0.0, spin_ms=1.0, megahertz=())
-        monkeypatch.setattr(run_card, "machine_state", lambda: state)
-
-    def card(self, path: Path, found: dict[str, float], *, timed: bool = True) -> dict[str, Any]:
-        import run_card
-
-        with run_card.written(path / "result.json", "script.py", timed=timed, rounds=3) as results:
-            results["vit"] = {"1": {"over_plain": found}}
-        card: dict[str, Any] = json.loads((path / "result.json").read_text())["card"]
-        return card
-
-    def test_a_calm_machine_and_narrow_intervals_are_valid(self, tmp_path: Path) -> None:
-        card = self.card(tmp_path, {"median": 1.0, "low": 0.95, "high": 1.1})
-        assert (card["verdict"], card["reasons"], card["settings"]) == ("VALID", [], {"rounds": 3})
-
-    def test_a_ratio_that_says_nothing(self, tmp_path: Path) -> None:
-        wide = {"median": 1.0, "low": 0.8, "high": 1.1}
-        card = self.card(tmp_path, wide)
-        assert card["verdict"] == "INVALID"
-        assert card["reasons"] == ["unstable: vit, 1, over_plain: its interval is 30% of it wide"]
-        assert self.card(tmp_path, wide, timed=False)["verdict"] == "VALID"
-
-    def test_nothing_is_faster_than_the_hardware(self, tmp_path: Path) -> None:
-        card = self.card(tmp_path, {"share_of_roofline": 1.02})
-        assert card["reasons"] == ["unstable: vit, 1, over_plain: 102% of the roofline"]
-        assert self.card(tmp_path, {"share_of_roofline": 0.98})["verdict"] == "VALID"
-
-    def test_a_busy_machine(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        import run_card
-
-        busy = MachineState(load=2.0, others=0.5, stolen=0.0, spin_ms=1.0, megahertz=())
-        monkeypatch.setattr(run_card, "machine_state", lambda: busy)
-        card = self.card(tmp_path, {"median": 1.0, "low": 1.0, "high": 1.0})
-        assert card["verdict"] == "INVALID"
-        assert "other programs took 50%" in card["reasons"][0]
-
-    def test_nothing_is_written_after_an_error(self, tmp_path: Path) -> None:
-        import run_card
-
-        def fail() -> None:
-            with run_card.written(tmp_path / "result.json", "script.py"):
-                raise SystemExit("answers are wrong")
-
-        with pytest.raises(SystemExit):
-            fail()
-        assert list(tmp_path.iterdir()) == []

@@ -24,6 +24,7 @@ COMMANDS = ("demo", "inspect", "export", "parity", "repository", "serve", "class
 CIFAR = ("--dataset", "cifar10")
 
 
+@pytest.mark.process
 def test_help_lists_the_commands_and_stays_light() -> None:
     code = (
         "import sys; sys.argv = ['gmmvit', '--help']\n"
@@ -258,6 +259,8 @@ def test_bad_options_of_export(arguments: tuple[str, ...], message: str, gmmvit:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.export
+@pytest.mark.process
 def test_a_disk_that_refuses_to_take_more(tmp_path: Path) -> None:
     """A real write error: no file may grow beyond 64 KiB, as on a disk that is nearly full."""
     command = f"ulimit -f 64; exec {sys.executable} -m gmmvit_cli.main export "
@@ -329,6 +332,7 @@ def test_what_was_not_foreseen_is_an_error_too(gmmvit: Gmmvit, tmp_path: Path) -
     assert "Traceback" in with_trace.stderr
 
 
+@pytest.mark.process
 def test_a_reader_that_goes_away(bundle: Bundle) -> None:
     command = f"{sys.executable} -m gmmvit_cli.main parity {bundle.path} --json | true"
     answer = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)

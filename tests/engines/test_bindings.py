@@ -62,6 +62,9 @@ def written_down(module: str, out: Path, path: Path | None = None) -> Path:
     return out
 
 
+pytestmark = pytest.mark.process  # mypy, over the sources
+
+
 @pytest.fixture(scope="module")
 def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Flavour → folder with a stub package called ``trt_names``."""

@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 import pytest
 
-from benchmarks.unfolded import unfolded_half
+from benchmarks.shared.unfolded import unfolded_half
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.engines import builder

@@ -126,6 +126,7 @@ def test_manifests_that_contradict_themselves(
         open_bundle(tmp_path / "bundle")
 
 
+@pytest.mark.export
 def test_closed_form_survives_the_bundle(tmp_path: Path) -> None:
     case = golden("vit_gmm_256_tokens")
     options = ExportOptions(input_kind="tensor", max_batch=4)
@@ -170,6 +171,7 @@ class TestOptions:
         with pytest.raises(InputError, match="at least 1"):
             cifar_options(max_batch=0)
 
+    @pytest.mark.export
     def test_max_batch_of_one(self, tmp_path: Path) -> None:
         single = bundle_from_checkpoint(GOLDEN / "vit_gmm.pth", tmp_path / "b", cifar_options(max_batch=1))
         inputs, logits = single.golden()
@@ -192,6 +194,7 @@ class TestNothingHalfWritten:
         assert "--force" in caught.value.hint
         assert (out / "precious").read_text() == "mine"
 
+    @pytest.mark.export
     def test_force_replaces_a_folder(self, tmp_path: Path) -> None:
         out = tmp_path / "bundle"
         out.mkdir()
@@ -207,6 +210,7 @@ class TestNothingHalfWritten:
         assert (tmp_path / "bundle").read_text() == "a file"
 
     @pytest.mark.parametrize("force", [False, True])
+    @pytest.mark.export
     def test_failure_in_the_middle(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool) -> None:
         out = tmp_path / "deep" / "bundle"
         if force:
@@ -219,6 +223,7 @@ class TestNothingHalfWritten:
         left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
         assert left == (["deep", "deep/bundle", "deep/bundle/old"] if force else [])
 
+    @pytest.mark.export
     def test_full_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def full(*_: object) -> None:
             raise OSError(28, "No space left on device")

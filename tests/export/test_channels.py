@@ -31,8 +31,8 @@ from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.preprocessing import bgr, normalisations
 from gmmvit_deploy.runners.classify import BundleClassifier, classify_files
 from gmmvit_deploy.runners.eager import EagerRunner
+from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runtime.image_batches import open_images
-from gmmvit_deploy.runtime.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.specs import CaiTSpec, MaskSpec, ModelSpec, PiTSpec, SwinSpec, T2TSpec, ViTSpec
 from tests.parity.faults import rebuilt

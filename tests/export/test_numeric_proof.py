@@ -20,8 +20,8 @@ from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.runners.open import default_runners, open_runner
 from gmmvit_deploy.variants import open_variant
 from tests.conftest import golden
+from tests.kernels.test_masked_attention import needs_kernel
 from tests.parity.faults import with_graph
-from tests.runtime.test_masked_attention import needs_kernel
 
 Damage = Callable[[onnx.ModelProto], None]
 

@@ -270,6 +270,7 @@ def test_masks_are_proven_in_the_cast_graph(folded: FoldedModel, graph: onnx.Mod
         prove_masks(cast, folded.masks, records, "fp16")
 
 
+@pytest.mark.export
 def test_a_graph_that_still_computes_its_mask() -> None:
     trained = load_checkpoint(golden("vit_gmm").path).model
     unfolded = onnx_from_model(trained, preprocessing=None, max_batch=4)

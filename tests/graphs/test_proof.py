@@ -71,6 +71,7 @@ def test_nothing_of_this_machine_is_in_the_graph(graph: onnx.ModelProto) -> None
     assert not any(node.metadata_props for node in graph.graph.node)
 
 
+@pytest.mark.export
 def test_an_unfolded_graph_is_refused(folded: FoldedModel) -> None:
     unfolded = onnx_from_model(small(GMM), preprocessing=None, max_batch=4)
     with pytest.raises(ExportError):
@@ -110,6 +111,7 @@ def test_pieces_of_a_mask_are_refused(graph: onnx.ModelProto, folded: FoldedMode
         prove_folded(left, folded)
 
 
+@pytest.mark.export
 def test_equal_masks_of_two_layers_share_one_constant() -> None:
     model: ViT = small(MaskSpec(kind="elm"))
     for block in model.blocks:
@@ -119,6 +121,7 @@ def test_equal_masks_of_two_layers_share_one_constant() -> None:
     assert len({record.constant for record in records}) == 1
 
 
+@pytest.mark.export
 def test_max_batch_of_one_still_exports() -> None:
     proto = onnx_from_model(fold(small(GMM)).model, preprocessing=None, max_batch=1)
     assert np.prod([len(proto.graph.input), len(proto.graph.output)]) == 1

@@ -12,7 +12,6 @@ import pytest
 
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.errors import BundleError
-from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.report import ParityReport
 from gmmvit_deploy.runners.open import open_runners
@@ -20,7 +19,7 @@ from gmmvit_deploy.runners.triton import TritonRunner
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
-from tests.conftest import FREE_PORTS, cifar_options, golden
+from tests.conftest import FREE_PORTS
 from tests.parity.faults import with_manifest
 from tests.parity.test_faults import failed_checks, labelled_by
 
@@ -73,13 +72,6 @@ FAULTS = {
     "labels": (labels_permuted, "served", "the server calls class"),
     "rows": (mixes_up_rows, "served", "a request got the answer to another"),
 }
-
-
-@pytest.fixture(scope="module")
-def tensor_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    """Normalised outside: on a server, in its preprocessing model."""
-    out = tmp_path_factory.mktemp("tensor") / "bundle"
-    return bundle_from_checkpoint(golden("vit_gmm").path, out, cifar_options(input_kind="tensor"))
 
 
 @pytest.fixture(scope="module")

@@ -96,13 +96,8 @@ def test_progress_counts_every_file(classifier: Classifier, folder: Path) -> Non
     assert sum(counts) == 8
 
 
-def test_tensor_bundles_with_normalisation_classify_too(tmp_path: Path, folder: Path, bundle: Bundle) -> None:
-    from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
-    from tests.conftest import GOLDEN, cifar_options
-
-    options = cifar_options(input_kind="tensor")
-    normalised_outside = bundle_from_checkpoint(GOLDEN / "vit_gmm.pth", tmp_path / "b", options)
-    with BundleClassifier(normalised_outside) as one, BundleClassifier(bundle) as other:
+def test_tensor_bundles_with_normalisation_classify_too(tensor_bundle: Bundle, folder: Path, bundle: Bundle) -> None:
+    with BundleClassifier(tensor_bundle) as one, BundleClassifier(bundle) as other:
         for a, b in zip(*(classify_files(c, image_files([str(folder)])) for c in (one, other)), strict=True):
             assert [p.label for p in a.predictions] == [p.label for p in b.predictions]
             assert a.predictions[0].probability == pytest.approx(b.predictions[0].probability, abs=1e-5)

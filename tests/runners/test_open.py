@@ -14,7 +14,7 @@ from gmmvit_deploy.runners.inspection import LOGITS
 from gmmvit_deploy.runners.open import RUNNERS, default_runners, open_runner, open_runners
 from gmmvit_deploy.runtime import onnxruntime as runtime_module
 from gmmvit_deploy.writing import sha256_of_file
-from tests.runtime.test_masked_attention import needs_kernel
+from tests.kernels.test_masked_attention import needs_kernel
 
 OURS = ("onnxruntime+kernels", "openvino+kernels")
 

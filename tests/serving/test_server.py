@@ -71,23 +71,48 @@ def golden_server(
         yield running
 
 
-@pytest.mark.parametrize("name", ["swin_gmm", "cait_gmm", "pit_gmm", "t2t_gmm"])
-def test_the_whole_way_for_every_family(name: str, tmp_path: Path) -> None:
+FAMILIES = ("swin_gmm", "cait_gmm", "pit_gmm", "t2t_gmm")
+
+
+@pytest.fixture(scope="module")
+def family_bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
+    """A checkpoint of every family but ViT's, with pixels as input."""
+    folder = tmp_path_factory.mktemp("families")
+    return {name: bundle_from_checkpoint(golden(name).path, folder / name, cifar_options()) for name in FAMILIES}
+
+
+@pytest.fixture(scope="module")
+def family_server(
+    family_bundles: dict[str, Bundle], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TritonServer]:
+    """Network, preprocessing and ensemble of every family on one server."""
+    models = tmp_path_factory.mktemp("families_served") / "models"
+    models.mkdir()
+    for name, bundle in family_bundles.items():
+        written = repository_from_bundle(bundle, models.parent / name, RepositoryOptions(name=name))
+        for model in written.path.iterdir():
+            shutil.move(model, models)
+    with TritonServer(models, options=ServerOptions(**FREE_PORTS)) as running:
+        yield running
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_whole_way_for_every_family(
+    name: str, family_bundles: dict[str, Bundle], family_server: TritonServer, tmp_path: Path
+) -> None:
     """Released checkpoint → bundle → repository → Triton → PNG bytes → the answer PyTorch gives."""
-    bundle = bundle_from_checkpoint(golden(name).path, tmp_path / "bundle", cifar_options())
-    repository = repository_from_bundle(bundle, tmp_path / "models")
+    bundle = family_bundles[name]
     pixels, logits = bundle.golden()
     files = []
     for row, image in enumerate(pixels):
         Image.fromarray(image).save(tmp_path / f"{row}.png")
         files.append(tmp_path / f"{row}.png")
-    with TritonServer(repository.path, options=ServerOptions(**FREE_PORTS)) as running:
-        for protocol in PROTOCOLS:
-            with TritonRunner(bundle, url_of(running, protocol)) as runner:
-                assert check_parity(bundle, [runner]).passed
-            with TritonClassifier(url_of(running, protocol)) as classifier:
-                answers = classify_files(classifier, files, top=1)
-            assert [answer.predictions[0].index for answer in answers] == logits.argmax(1).tolist()
+    for protocol in PROTOCOLS:
+        with TritonRunner(bundle, url_of(family_server, protocol), model=name) as runner:
+            assert check_parity(bundle, [runner]).passed
+        with TritonClassifier(url_of(family_server, protocol), model=name) as classifier:
+            answers = classify_files(classifier, files, top=1)
+        assert [answer.predictions[0].index for answer in answers] == logits.argmax(1).tolist()
 
 
 class TestAnswers:

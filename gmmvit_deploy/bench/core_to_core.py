@@ -3,7 +3,7 @@
 A virtual machine's cores may share a cache now and lie on two chips a second later. Then whatever they share takes
 longer, and nothing else that a program can read tells of it.
 
-    python benchmarks/core_to_core.py
+    python -m gmmvit_deploy.bench.core_to_core
 """
 
 from __future__ import annotations
@@ -22,20 +22,23 @@ from pathlib import Path
 __all__ = ["FAR", "round_trip_ns"]
 
 FAR = 2.0
-"""Cores are far apart where the round trip takes so many times the least that was seen in a run: on the machine of the
-results it takes 50 to 65 ns or 320 to 350, and hardly ever anything between."""
+"""Cores are far apart where the round trip takes this many times the shortest of a run: on the machine of the results
+it takes 50 to 65 ns or 320 to 350, and hardly ever anything between."""
 
 _SOURCE = Path(__file__).with_suffix(".c")
 _ROUND_TRIPS = 10_000  # 1 to 4 ms
 
 
 def round_trip_ns() -> float | None:
-    """The least of three, of the first two cores that this process may run on; None with one core, or no compiler."""
-    cores = sorted(os.sched_getaffinity(0))[:2]
-    measured = _measure()
-    if measured is None or len(cores) < 2:
+    """The shortest of three measurements between the first two cores that this process may run on.
+
+    None with a single core, or without a C compiler (``$CXX``, by default c++).
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    measure = _measure()
+    if measure is None or len(cores) < 2:
         return None
-    least = min(measured(*cores, _ROUND_TRIPS) for _ in range(3))
+    least = min(measure(cores[0], cores[1], _ROUND_TRIPS) for _ in range(3))
     return least if least > 0 else None
 
 
@@ -56,5 +59,5 @@ def _measure() -> Callable[[int, int, int], float] | None:
 
 
 if __name__ == "__main__":
-    found = round_trip_ns()
-    print("one core, or no compiler" if found is None else f"{found:.0f} ns")
+    measured_ns = round_trip_ns()
+    print("one core, or no compiler" if measured_ns is None else f"{measured_ns:.0f} ns")

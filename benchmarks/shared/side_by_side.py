@@ -14,14 +14,15 @@ from typing import Any
 
 import numpy as np
 import onnx
-import run_card
 import torch
-from core_to_core import FAR
-from families import FAMILIES, as_released, eager, graphs_of, pair
-from interleaved import Program, Timed, ratio, time_rounds
 
+from benchmarks.shared.families import FAMILIES, as_released, eager, graphs_of, pair
+from benchmarks.shared.places import result_of
+from gmmvit_deploy.bench import run_card
+from gmmvit_deploy.bench.core_to_core import FAR
+from gmmvit_deploy.bench.interleaved import Program, Timed, time_rounds
 from gmmvit_deploy.bench.roofline import Roofline, measured_rooflines, work_of_graph
-from gmmvit_deploy.bench.statistics import ENOUGH
+from gmmvit_deploy.bench.statistics import ENOUGH, ratio
 from gmmvit_deploy.parity.measures import ErrorMeasure, distance
 from gmmvit_deploy.runners.runner import Device
 from gmmvit_deploy.runtime.emulated_precision import emulated_logits
@@ -132,14 +133,14 @@ def said(family: str, batch: int, rows: dict[str, Any]) -> None:
     for name, row in rows.items():
         if name.endswith(" plain"):
             continue
-        parts = [f"{row['median_ms']:.2f} ms", f"{row['times_faster_than_eager']['median']:.2f} × eager"]
+        parts = [f"{row['median_ms']:.2f} ms", f"{row['times_faster_than_eager'].median:.2f} × eager"]
         if "times_faster_than_straight_export" in row:
-            parts.append(f"{row['times_faster_than_straight_export']['median']:.2f} × straight")
+            parts.append(f"{row['times_faster_than_straight_export'].median:.2f} × straight")
         if "share_of_roofline" in row:
             near = f" ({row['near']['share_of_roofline']:.0%} with cores near)" if "near" in row else ""
             parts.append(f"{row['share_of_roofline']:.0%} of the roofline{near}")
         if "over_plain" in row:
-            parts.append(f"{row['over_plain']['median']:.3f} of plain")
+            parts.append(f"{row['over_plain'].median:.3f} of plain")
         print(f"{family}, batch {batch}, {name}: {', '.join(parts)}")
 
 
@@ -186,7 +187,7 @@ def main(
     parser.add_argument("--rounds", type=int, default=15, help="of 64 images; four times as many of one")
     parser.add_argument("--family", choices=FAMILIES, action="append", help="only this one; may be repeated")
     parser.add_argument("--batch", type=int, choices=BATCHES, action="append", help="only this one")
-    result = Path(__file__).parent / "results" / Path(script).stem
+    result = result_of(script, suffix="")
     parser.add_argument("--output", type=Path, default=result, help="a folder, of a file for each family")
     arguments = parser.parse_args()
     for name in arguments.family or FAMILIES:  # nothing of one is compared with another: each has a run card of its own

@@ -6,7 +6,7 @@ once; in process in batches of 64, to the server in requests of 64 images (uint8
 interleaved round by round; every answer is held to the limits of parity, or the script stops. Then, per
 protocol, the highest rate of single-image Poisson arrivals whose p99 stays below the bound.
 
-    python benchmarks/served.py [--rounds 10] [--output benchmarks/results/served.json]
+    python benchmarks/reported/served.py [--rounds 10] [--output RESULT]
 """
 
 from __future__ import annotations
@@ -18,38 +18,25 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import run_card
-import torch
-
+from benchmarks.shared.bundles import random_bundle
+from benchmarks.shared.places import result_of
 from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.bench.measure import Cell, Plan, measure, ratios
 from gmmvit_deploy.bench.outputs import Expected
 from gmmvit_deploy.bench.served_load import search_rate
-from gmmvit_deploy.datasets import dataset
-from gmmvit_deploy.demo.digits import save_checkpoint
-from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
-from gmmvit_deploy.models.build import model_from_spec
+from gmmvit_deploy.bench.statistics import Ratio
+from gmmvit_deploy.bench.words import ratio_words
 from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.presets import preset_spec
 from gmmvit_deploy.runners.open import open_runners
 from gmmvit_deploy.serving.model_configs import RepositoryOptions, Runtime
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
-from gmmvit_deploy.specs import MaskSpec
 
 RUNTIMES: tuple[tuple[Runtime, Precision], ...] = (("onnxruntime", "fp32"), ("openvino", "fp32"), ("openvino", "bf16"))
 BATCH = 64
 BOUND_MS = 100.0
-
-
-def random_bundle(folder: Path) -> Bundle:
-    torch.manual_seed(0)
-    model = model_from_spec(preset_spec("vit", classes=10, image_size=32, mask=MaskSpec(kind="gmm", kernels=5))).eval()
-    save_checkpoint(model, folder / "checkpoint.pth", epoch=0)
-    cifar10 = dataset("cifar10")
-    options = ExportOptions(mean=cifar10.mean, std=cifar10.std, labels=cifar10.labels)
-    return bundle_from_checkpoint(folder / "checkpoint.pth", folder / "bundle", options)
 
 
 def served(
@@ -75,11 +62,8 @@ def served(
         for cell, _, one in ratios(offline):
             protocol = cell.runner.partition(":")[0].removeprefix("triton-")
             # A ratio of times, so that the share of the throughput is its inverse.
-            found["share_of_in_process"][protocol] = {
-                "median": 1 / one.median,
-                "low": 1 / one.high,
-                "high": 1 / one.low,
-            }
+            share = Ratio(median=1 / one.median, low=1 / one.high, high=1 / one.low)
+            found["share_of_in_process"][protocol] = share
         if searched:
             found["arrivals"] = [
                 asdict(search_rate(runner, inputs, expected, bound_ms=BOUND_MS, most=cell.samples_per_second))
@@ -97,7 +81,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--runtime", choices=[f"{a}:{b}" for a, b in RUNTIMES], action="append", help="only this one")
     parser.add_argument("--no-arrivals", action="store_true", help="leave the search of the arrival rate out")
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "served.json")
+    parser.add_argument("--output", type=Path, default=result_of(__file__))
     arguments = parser.parse_args()
     with run_card.written(
         arguments.output, "served.py", rounds=arguments.rounds, batch=BATCH, bound_ms=BOUND_MS
@@ -115,7 +99,7 @@ def main() -> None:
                 for cell in row["cells"]:
                     print(f"{name}: {cell['runner']}: {cell['images_per_second']:,.0f} images a second")
                 for protocol, one in row["share_of_in_process"].items():
-                    print(f"{name}: {protocol}: {one['median']:.2f} ({one['low']:.2f}–{one['high']:.2f}) of in process")
+                    print(f"{name}: {protocol}: {ratio_words(one, 2)} of in process")
                 for load in row.get("arrivals", []):
                     best = load["best"]
                     says = (

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx
 import torch
 from torch import nn
 
+from benchmarks.shared.places import FAMILIES
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.export.variants import graph_from_model
 from gmmvit_deploy.folding.fold import fold
 from gmmvit_deploy.models.attention import MaskedAttention, heads_of
 from gmmvit_deploy.models.build import Model, model_from_spec
+from gmmvit_deploy.models.cait import TalkingHeadsAttention
+from gmmvit_deploy.precision import Role
 from gmmvit_deploy.presets import preset_spec
 from gmmvit_deploy.runners.runner import Device
 from gmmvit_deploy.specs import MaskSpec, ViTSpec
 
-__all__ = ["FAMILIES", "EinsumAttention", "as_released", "eager", "graphs_of", "pair"]
+__all__ = ["FAMILIES", "as_released", "eager", "graphs_of", "pair"]
 
-FAMILIES = ("vit", "swin", "cait", "pit", "t2t")
 _CALIBRATION_BATCHES = 4
 
 
@@ -40,7 +43,9 @@ def pair(family: str) -> dict[str, Model]:
 
 
 class EinsumAttention(nn.Module):
-    """The products of `MaskedAttention` written as Einsum; everything else is the original's."""
+    """`MaskedAttention` with both of its products written as Einsum; everything else is the original's."""
+
+    operator_roles: ClassVar[Mapping[str, Role]] = {"einsum": "product", "softmax": "softmax"}
 
     def __init__(self, original: MaskedAttention) -> None:
         super().__init__()
@@ -49,25 +54,72 @@ class EinsumAttention(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         attention = self.original
         query, key, value = (heads_of(part, attention.heads) for part in attention.qkv(x).chunk(3, dim=-1))
-        scores = attention.scores.masked(torch.einsum("bhid,bhjd->bhij", query, key))
-        weights = attention.scores.normalised(scores)
-        mixed = torch.einsum("bhij,bhjd->bhid", weights, value)
-        return attention.out(mixed.transpose(1, 2).flatten(2))
+        weights = attention.scores.normalised(attention.scores.masked(_scores(query, key)))
+        return attention.out(_mixed(weights, value).transpose(1, 2).flatten(2))
+
+
+class EinsumTalkingHeads(nn.Module):
+    """`TalkingHeadsAttention` with both of its products and both mixings of heads written as Einsum."""
+
+    operator_roles: ClassVar[Mapping[str, Role]] = {"einsum": "product", "softmax": "softmax"}
+
+    def __init__(self, original: TalkingHeadsAttention) -> None:
+        super().__init__()
+        self.original = original
+
+    def forward(self, x: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
+        attention = self.original
+        query = heads_of(attention.query(x), attention.heads)
+        key, value = (heads_of(part, attention.heads) for part in attention.key_value(context).chunk(2, dim=-1))
+        *masked, (_, mix_before) = attention.scores.steps_before()
+        ((_, mix_after),) = attention.scores.steps_after()
+        scores = _scores(query, key)
+        for _, step in masked:
+            scores = step(scores)
+        weights = torch.softmax(_mixed_heads(scores, mix_before.matrix()), dim=-1)
+        weights = _mixed_heads(weights, mix_after.matrix())
+        return attention.out(_mixed(weights, value).transpose(1, 2).flatten(2))
+
+
+def _scores(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    return torch.einsum("bhid,bhjd->bhij", query, key)
+
+
+def _mixed(weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return torch.einsum("bhij,bhjd->bhid", weights, value)
+
+
+def _mixed_heads(scores: torch.Tensor, mixing: torch.Tensor) -> torch.Tensor:
+    return torch.einsum("bhij,hg->bgij", scores, mixing)
+
+
+_AS_EINSUM: dict[str, dict[type[nn.Module], Callable[[Any], nn.Module]]] = {
+    "vit": {MaskedAttention: EinsumAttention},
+    "pit": {MaskedAttention: EinsumAttention},
+    "cait": {TalkingHeadsAttention: EinsumTalkingHeads},
+    "swin": {},
+    "t2t": {},
+}
+"""Family → which of our modules the released code writes with Einsum, and their form with it."""
 
 
 def as_released(model: Model) -> Model:
-    """A copy whose attention products are Einsums, as in the released code."""
+    """Copy a trained model, with the products inside its attention written as the released code writes them.
+
+    vit, pit     Q Kᵀ and P V are Einsums over (batch, head, token, head dim)
+    cait         as vit, and both mixings of heads are Einsums over the heads; our module mixes by a matrix product
+    swin, t2t    both products are ``@``, which is what our modules have: the copy is the module as it is
+
+    The logits are the released implementation's bit for bit in either form, so it is only the time that differs.
+    Errors: KeyError for a family that no released code exists for.
+    """
     copied = copy.deepcopy(model)
+    forms = _AS_EINSUM[copied.spec.family]
     for parent in list(copied.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, MaskedAttention) and not isinstance(parent, EinsumAttention):
-                setattr(parent, name, _einsum(child))
+            if type(child) in forms:
+                setattr(parent, name, forms[type(child)](child))
     return copied
-
-
-def _einsum(attention: MaskedAttention) -> nn.Module:
-    """Swin has windows as one more dimension, and scales Q: it stays as our module has it."""
-    return attention if attention.scores.scales_query else EinsumAttention(attention)
 
 
 def eager(model: nn.Module, device: Device = "cpu") -> Callable[[np.ndarray], np.ndarray]:

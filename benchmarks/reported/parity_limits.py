@@ -8,7 +8,7 @@ For every golden model, on golden and random inputs, distances from PyTorch's fl
     mistakes   every mistake that `parity.suspects` can make in that model; the one that shows least,
                over the limit: beyond 1 it is caught
 
-    python benchmarks/parity_limits.py [--model vit_gmm] [--output benchmarks/results/parity_limits.json]
+    python benchmarks/reported/parity_limits.py [--model vit_gmm] [--output RESULT]
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import run_card
 
+from benchmarks.shared.places import ROOT, result_of
 from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.checkpoints.hints import LoadHints
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.export.variants import prepared_graph
@@ -34,7 +35,6 @@ from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runtime.emulated_precision import emulated_logits
 from gmmvit_deploy.tolerances import UNIT_ROUNDOFFS, limit_from_noise
 
-ROOT = Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "golden"
 RANDOM = 32
 
@@ -76,7 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     models = json.loads((GOLDEN / "manifest.json").read_text())
     parser.add_argument("--model", choices=list(models), action="append")
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "parity_limits.json")
+    parser.add_argument("--output", type=Path, default=result_of(__file__))
     arguments = parser.parse_args()
     with (
         run_card.written(arguments.output, "parity_limits.py", timed=False, random=RANDOM) as results,

@@ -3,7 +3,7 @@
 The paper's ViT d9 with a Gaussian mixture mask (32×32, 10 classes), random weights. `ROWS_A_CORE` in
 gmmvit_deploy/runtime/onnxruntime_program.py and `CHUNK` in openvino_program.py were read off this, on two cores.
 
-    python benchmarks/cpu_settings.py [--rounds 12] [--output benchmarks/results/cpu_settings.json]
+    python benchmarks/settings/cpu_settings.py [--rounds 12] [--output RESULT]
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ from typing import Any
 import numpy as np
 import onnx
 import openvino
-import run_card
-from families import pair
-from interleaved import in_words, ratio, time_rounds
 
+from benchmarks.shared.families import pair
+from benchmarks.shared.places import result_of
+from gmmvit_deploy.bench import run_card
+from gmmvit_deploy.bench.interleaved import time_rounds
+from gmmvit_deploy.bench.statistics import ratio
+from gmmvit_deploy.bench.words import ratio_words
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.folding.fold import fold
 from gmmvit_deploy.runtime.onnxruntime import session_from_onnx
@@ -70,7 +73,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--chunk", type=int, choices=CHUNKS, action="append", help="only this one; may be repeated")
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "cpu_settings.json")
+    parser.add_argument("--output", type=Path, default=result_of(__file__))
     arguments = parser.parse_args()
     with run_card.written(arguments.output, "cpu_settings.py", rounds=arguments.rounds, batch=BATCH) as results:
         with tempfile.TemporaryDirectory() as folder:
@@ -91,7 +94,7 @@ def main() -> None:
                 raise SystemExit(f"{name}: its logits are {off:.1e} off, so its time means nothing")
             found = ratio(times[name], times["onnxruntime, whole"])
             results["programs"][name] = {"median_ms": float(np.median(times[name])), "over_whole": found}
-            print(f"{name}: {np.median(times[name]):.1f} ms, {in_words(found)}")
+            print(f"{name}: {np.median(times[name]):.1f} ms, {ratio_words(found)}")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ and again. *beside another*: two sessions take turns of one image each, as two m
 keeps a core busy with after its answer is taken from the other. *spent after*: processor time of the session's threads
 within 200 ms after its last answer. `_SESSION_ENTRIES` in onnxruntime_program.py was read off this.
 
-    python benchmarks/spinning.py [--rounds 25] [--output benchmarks/results/spinning.json]
+    python benchmarks/settings/spinning.py [--rounds 25] [--output RESULT]
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
-import run_card
-from families import graphs_of
-from interleaved import in_words, ratio
 
+from benchmarks.shared.families import graphs_of
+from benchmarks.shared.places import result_of
+from gmmvit_deploy.bench import run_card
+from gmmvit_deploy.bench.interleaved import turns
+from gmmvit_deploy.bench.statistics import ratio
+from gmmvit_deploy.bench.words import ratio_words
 from gmmvit_deploy.runtime.onnxruntime import FusedGraph, fused_graph
 
 DEFAULT = "default"
@@ -74,17 +77,16 @@ def measured(fused: FusedGraph, rounds: int) -> dict[str, Any]:
     sessions = {name: [opened(fused, entries, image) for _ in range(2)] for name, entries in SETTINGS.items()}
     truth = sessions[DEFAULT][0]()
     times: dict[str, dict[str, list[float]]] = {"alone": {}, "beside": {}, "after": {}}
-    for _ in range(rounds):
-        for name in generator.permutation(list(SETTINGS)):
-            one, other = sessions[str(name)]
-            times["alone"].setdefault(str(name), []).append(ms_an_image(one))
-            times["after"].setdefault(str(name), []).append(spent_after_ms())
-            times["beside"].setdefault(str(name), []).append(ms_an_image(one, other))
-            time.sleep(_ASLEEP_S)
-            if not np.allclose(other(), truth, atol=1e-5):
-                raise SystemExit(f"{name}: its logits are others, so its time means nothing")
+    for name, _ in turns(list(SETTINGS), rounds, generator):
+        first, second = sessions[name]
+        times["alone"].setdefault(name, []).append(ms_an_image(first))
+        times["after"].setdefault(name, []).append(spent_after_ms())
+        times["beside"].setdefault(name, []).append(ms_an_image(first, second))
+        time.sleep(_ASLEEP_S)
+        if not np.allclose(second(), truth, atol=1e-5):
+            raise SystemExit(f"{name}: its logits are others, so its time means nothing")
     over = {
-        column: {name: ratio(np.asarray(times[column][name]), np.asarray(times[column][DEFAULT])) for name in SETTINGS}
+        column: {name: ratio(times[column][name], times[column][DEFAULT]) for name in SETTINGS}
         for column in ("alone", "beside")
     }
     return {
@@ -102,7 +104,7 @@ def measured(fused: FusedGraph, rounds: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=25)
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "spinning.json")
+    parser.add_argument("--output", type=Path, default=result_of(__file__))
     arguments = parser.parse_args()
     with run_card.written(arguments.output, Path(__file__).name, rounds=arguments.rounds) as results:
         with tempfile.TemporaryDirectory() as folder:
@@ -113,7 +115,7 @@ def main() -> None:
                 raise SystemExit(f"our attention kernel was wanted: {why}")
             results["settings"] = measured(fused, arguments.rounds)
         for name, row in results["settings"].items():
-            alone, beside = (in_words(row[f"{column}_over_default"]) for column in ("alone", "beside"))
+            alone, beside = (ratio_words(row[f"{column}_over_default"]) for column in ("alone", "beside"))
             after = f"{row['spent_after_ms']:.1f} ms spent after"
             print(f"{name}: alone {row['alone_ms']:.2f} ms, {alone}; beside another {beside}; {after}")
 

@@ -12,7 +12,7 @@ type, plan size, build time. For masked models in fp16 besides:
 
 and for each head dim d, a small ViT with and without zeros that pad it.
 
-    python benchmarks/engines.py [--family vit …] [--output benchmarks/results/engines.json]
+    python benchmarks/reported/engines.py [--family vit …] [--output RESULT]
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-import run_card
 import torch
-from unfolded import unfolded_half
 
+from benchmarks.shared.places import FAMILIES, result_of
+from benchmarks.shared.unfolded import unfolded_half
+from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.engines.card import LAYERS_FILE, EngineCard
 from gmmvit_deploy.engines.engine_from_onnx import engine_from_onnx
 from gmmvit_deploy.engines.flavors import find_flavor
@@ -42,7 +43,6 @@ from gmmvit_deploy.presets import preset_spec
 from gmmvit_deploy.runtime.emulated_precision import emulated_logits
 from gmmvit_deploy.specs import MaskSpec, ViTSpec
 
-FAMILIES = ("vit", "swin", "cait", "pit", "t2t")
 MASKS = {"gmm": MaskSpec(kind="gmm", kernels=5), "elm": MaskSpec(kind="elm"), "plain": MaskSpec()}
 HEAD_DIMS = (6, 8, 9, 12, 16, 20, 21, 24, 32)
 PROFILE = profile_from("1:8:64")
@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--precision", choices=PRECISIONS, action="append", help="only this one; may be repeated")
     parser.add_argument("--mask", choices=MASKS, action="append", help="only this one; may be repeated")
     parser.add_argument("--no-head-dims", action="store_true", help="leave the table of head dims out")
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "engines.json")
+    parser.add_argument("--output", type=Path, default=result_of(__file__))
     arguments = parser.parse_args()
     flavor = find_flavor("tensorrt-rtx")
     with run_card.written(

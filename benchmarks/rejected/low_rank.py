@@ -8,22 +8,26 @@ change answers), of freshly made masks of every family; and up to which R is ONN
 MultiHeadAttention on R · d wide heads faster than the product, mask, softmax and product that it would replace.
 The fused side is favoured: making Q̃ and K̃ is not counted.
 
-    python benchmarks/low_rank.py [--rounds 120] [--output benchmarks/results/low_rank.json]
+    python benchmarks/rejected/low_rank.py [--rounds 120] [--output RESULT]
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
-import run_card
-from families import FAMILIES, pair
-from interleaved import ratio
 from onnx import TensorProto, helper, numpy_helper
 
+from benchmarks.shared.families import FAMILIES, pair
+from benchmarks.shared.places import result_of
+from gmmvit_deploy.bench import run_card
+from gmmvit_deploy.bench.interleaved import turns
+from gmmvit_deploy.bench.statistics import Ratio, ratio
+from gmmvit_deploy.bench.words import ratio_words
 from gmmvit_deploy.folding.fold import fold
 from gmmvit_deploy.runtime.onnxruntime import session_from_bytes
 
@@ -83,34 +87,31 @@ def _session(graph: Any) -> onnxruntime.InferenceSession:
     return session_from_bytes(model.SerializeToString(), graph.name)
 
 
-def timed(rounds: int) -> dict[str, dict[str, float]]:
-    """Rank → time of the fused form over the masked one."""
-    import time
-
+def timed(rounds: int) -> dict[str, Ratio]:
+    """Rank → time of the fused form over the masked form."""
     generator = np.random.default_rng(1)
-    sessions = {0: masked(), **{rank: fused(rank) for rank in RANKS}}
+    sessions = {"masked": masked(), **{str(rank): fused(rank) for rank in RANKS}}
     feeds = {
-        rank: {one.name: generator.standard_normal(one.shape, dtype=np.float32) * 0.1 for one in session.get_inputs()}
-        for rank, session in sessions.items()
+        name: {one.name: generator.standard_normal(one.shape, dtype=np.float32) * 0.1 for one in session.get_inputs()}
+        for name, session in sessions.items()
     }
-    times: dict[int, list[float]] = {rank: [] for rank in sessions}
-    for number in range(rounds + 3):
-        for rank in generator.permutation(list(sessions)):
-            time.sleep(0.01)
-            sessions[rank].run(None, feeds[rank])
-            start = time.perf_counter()
-            for _ in range(20):
-                sessions[rank].run(None, feeds[rank])
-            if number >= 3:
-                times[rank].append(time.perf_counter() - start)
-    return {str(rank): ratio(np.array(times[rank]), np.array(times[0])) for rank in RANKS}
+    times: dict[str, list[float]] = {name: [] for name in sessions}
+    for name, counts in turns(list(sessions), rounds, generator, warm_ups=3):
+        time.sleep(0.01)
+        sessions[name].run(None, feeds[name])
+        start = time.perf_counter()
+        for _ in range(20):
+            sessions[name].run(None, feeds[name])
+        if counts:
+            times[name].append(time.perf_counter() - start)
+    return {str(rank): ratio(times[str(rank)], times["masked"]) for rank in RANKS}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=120)
     parser.add_argument("--family", choices=FAMILIES, action="append", help="only this one's ranks")
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "low_rank.json")
+    parser.add_argument("--output", type=Path, default=result_of(__file__))
     arguments = parser.parse_args()
     with run_card.written(
         arguments.output, "low_rank.py", rounds=arguments.rounds, batch=BATCH, heads=HEADS, tokens=TOKENS, d=HEAD_DIM
@@ -121,7 +122,7 @@ def main() -> None:
             print(f"{family}: tokens {found['tokens']}, {ranks}")
         results["fused_over_masked"] = timed(arguments.rounds)
         for rank, found in results["fused_over_masked"].items():
-            print(f"rank {rank}: fused over masked {found['median']:.2f} ({found['low']:.2f}–{found['high']:.2f})")
+            print(f"rank {rank}: fused over masked {ratio_words(found, 2)}")
 
 
 if __name__ == "__main__":

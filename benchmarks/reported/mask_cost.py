@@ -10,7 +10,7 @@ median of the loads' ratios, with a bootstrap interval over the loads.
 Answers of every program of every load are held to the limits of parity (`gmmvit_deploy/tolerances.py`); a wrong one
 stops the script.
 
-    python benchmarks/mask_cost.py [--loads 6] [--output benchmarks/results/mask_cost.json]
+    python benchmarks/reported/mask_cost.py [--loads 6] [--output RESULT]
 """
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import run_card
-from core_to_core import round_trip_ns
-from cpu_programs import RUNNERS, cpu_program
-from families import FAMILIES
-from interleaved import in_words, ratio, time_in_turn
-from side_by_side import BATCHES, Family, checked
+
+from benchmarks.shared.cpu_programs import RUNNERS, cpu_program
+from benchmarks.shared.families import FAMILIES
+from benchmarks.shared.places import result_of
+from benchmarks.shared.side_by_side import BATCHES, Family, checked
+from gmmvit_deploy.bench import run_card
+from gmmvit_deploy.bench.core_to_core import round_trip_ns
+from gmmvit_deploy.bench.interleaved import time_in_turn
+from gmmvit_deploy.bench.statistics import ratio
+from gmmvit_deploy.bench.words import ratio_words
 
 _TURNS = {1: (40, 4), 64: (6, 1)}
 """By batch, of a load: how many of each model, and timed runs in each."""
@@ -53,7 +57,7 @@ def measured(family: Family, runner: str, batch: int, loads: int, generator: np.
         medians.append(float(np.median(times[0])))
     return {
         "median_ms": float(np.median(medians)),
-        "over_plain": ratio(np.asarray(loaded), np.ones(loads)),
+        "over_plain": ratio(loaded, np.ones(loads)),
         "loads": loaded,
         "core_to_core_ns": [apart, round_trip_ns()],
         **worst,
@@ -65,8 +69,7 @@ def main() -> None:
     parser.add_argument("--loads", type=int, default=6)
     parser.add_argument("--family", choices=FAMILIES, action="append", help="only this one; may be repeated")
     parser.add_argument("--batch", type=int, choices=BATCHES, action="append", help="only this one")
-    result = Path(__file__).parent / "results" / "mask_cost.json"
-    parser.add_argument("--output", type=Path, default=result)
+    parser.add_argument("--output", type=Path, default=result_of(__file__))
     arguments = parser.parse_args()
     generator = np.random.default_rng(0)
     with run_card.written(arguments.output, Path(__file__).name, loads=arguments.loads) as results:
@@ -80,7 +83,7 @@ def main() -> None:
                     for runner in RUNNERS:
                         row = measured(family, runner, batch, arguments.loads, generator)
                         rows[str(batch)][runner] = row
-                        print(f"{name}, batch {batch}, {runner}: {in_words(row['over_plain'])} of plain", flush=True)
+                        print(f"{name}, batch {batch}, {runner}: {ratio_words(row['over_plain'])} of plain", flush=True)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ The paper's ViT d9 with a Gaussian mixture mask (32×32, uint8 pixels) behind a 
 fastest that we serve on CPUs, so that the messages weigh most. Either way through NVIDIA's client, one request after
 another, in turns; the time of filling the shared region and of reading it is counted. The answers must be the same.
 
-    python benchmarks/shared_memory.py [--rounds 60]
+    python benchmarks/rejected/shared_memory.py [--rounds 60]
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import run_card
 import tritonclient.grpc
 import tritonclient.http
-from interleaved import in_words, ratio
-from served import random_bundle
 from tritonclient.utils import shared_memory
 
+from benchmarks.shared.bundles import random_bundle
+from benchmarks.shared.places import result_of
+from gmmvit_deploy.bench import run_card
+from gmmvit_deploy.bench.interleaved import turns
+from gmmvit_deploy.bench.statistics import ratio
+from gmmvit_deploy.bench.words import ratio_words
 from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
@@ -78,15 +81,14 @@ def timed(ways: dict[str, Ask], rounds: int, queries: int) -> dict[str, np.ndarr
     """Way → median ms of each round's queries."""
     generator = np.random.default_rng(0)
     medians: dict[str, list[float]] = {way: [] for way in ways}
-    for number in range(rounds + _WARM_UP_ROUNDS):
-        for way in generator.permutation(list(ways)):
-            times = []
-            for _ in range(queries):
-                start = time.perf_counter()
-                ways[way]()
-                times.append(1e3 * (time.perf_counter() - start))
-            if number >= _WARM_UP_ROUNDS:
-                medians[way].append(float(np.median(times)))
+    for way, counts in turns(list(ways), rounds, generator, warm_ups=_WARM_UP_ROUNDS):
+        times = []
+        for _ in range(queries):
+            start = time.perf_counter()
+            ways[way]()
+            times.append(1e3 * (time.perf_counter() - start))
+        if counts:
+            medians[way].append(float(np.median(times)))
     return {way: np.array(values) for way, values in medians.items()}
 
 
@@ -94,7 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--batch", type=int, choices=BATCHES, action="append", help="only this one")
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "shared_memory.json")
+    parser.add_argument("--output", type=Path, default=result_of(__file__))
     arguments = parser.parse_args()
     with (
         run_card.written(arguments.output, "shared_memory.py", rounds=arguments.rounds) as results,
@@ -117,7 +119,7 @@ def main() -> None:
                     found = ratio(times["shared"], times["messages"])
                     row = {"messages_ms": float(np.median(times["messages"])), "shared_over_messages": found}
                     results.setdefault(protocol, {})[str(batch)] = row
-                    print(f"{protocol}, batch {batch}: shared over messages {in_words(found)}")
+                    print(f"{protocol}, batch {batch}: shared over messages {ratio_words(found)}")
 
 
 if __name__ == "__main__":

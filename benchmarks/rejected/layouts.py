@@ -5,7 +5,7 @@ projections come out in heads (`channels_first.py`), and no copy is left: here, 
 the models of the paper, with a mask and without, batches in the chunks of our runner. The answers are held to those
 of the exported graph.
 
-    python benchmarks/layouts.py [--rounds 15] [--family vit]
+    python benchmarks/rejected/layouts.py [--rounds 15] [--family vit]
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from typing import Any
 
 import numpy as np
 import onnx
-import run_card
-from channels_first import channels_first
-from families import FAMILIES, graphs_of
-from interleaved import in_words, ratio, time_rounds
 
+from benchmarks.rejected.channels_first import channels_first
+from benchmarks.shared.families import FAMILIES, graphs_of
+from benchmarks.shared.places import result_of
+from gmmvit_deploy.bench import run_card
+from gmmvit_deploy.bench.interleaved import time_rounds
+from gmmvit_deploy.bench.statistics import ratio
+from gmmvit_deploy.bench.words import ratio_words
 from gmmvit_deploy.runtime.onnxruntime import program_from_onnx
 
 BATCHES = (1, 64)
@@ -50,7 +53,7 @@ def of_family(name: str, folder: Path, rounds: int) -> dict[str, Any]:
                 raise SystemExit(f"{name} {key}: the logits are {off:.1e} off, so its time means nothing")
             one = ratio(times[f"{key}, channels first"], times[f"{key}, exported"])
             found[str(batch)][key] = one
-            print(f"{name} {key}, batch {batch}: {in_words(one)}")
+            print(f"{name} {key}, batch {batch}: {ratio_words(one)}")
     return found
 
 
@@ -58,7 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--family", choices=FAMILIES, action="append", help="only this one; may be repeated")
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "layouts.json")
+    parser.add_argument("--output", type=Path, default=result_of(__file__))
     arguments = parser.parse_args()
     with run_card.written(arguments.output, "layouts.py", rounds=arguments.rounds) as results:
         results["families"] = {}

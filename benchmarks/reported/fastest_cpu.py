@@ -3,7 +3,7 @@
 The five models of the paper as its released code names them (32×32, 10 classes, GMM with K = 5 a head), random
 weights. Side by side in one process:
 
-    eager              PyTorch, attention as the released code writes it (Einsum)
+    eager              PyTorch, attention written as the released code of the family writes it
     straight export    the same module exported unfolded, in ONNX Runtime: what one has without this project
     onnxruntime        our export in ONNX Runtime, as our runner runs it, with our own attention kernel
     openvino[:type]    our export in OpenVINO, float32 or bf16, the same way; :int8 the Q/DQ graph that
@@ -15,14 +15,13 @@ every program are held to the limits of parity (`gmmvit_deploy/tolerances.py`) i
 script. The roofline is measured before and after each family: the best library on the model's own matrix products. What
 the mask costs is measured by `mask_cost.py`, alone, for it is less than what these ratios are wide.
 
-    python benchmarks/fastest_cpu.py [--rounds 15] [--family vit] [--output benchmarks/results/fastest_cpu]
+    python benchmarks/reported/fastest_cpu.py [--rounds 15] [--family vit] [--output RESULT]
 """
 
 from __future__ import annotations
 
-from cpu_programs import RUNNERS, cpu_program
-from side_by_side import Family, main
-
+from benchmarks.shared.cpu_programs import RUNNERS, cpu_program
+from benchmarks.shared.side_by_side import Family, main
 from gmmvit_deploy.runtime.onnxruntime import session_from_onnx
 
 _COPIES = 3

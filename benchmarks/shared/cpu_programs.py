@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 
-from interleaved import Program
-
+from gmmvit_deploy.bench.interleaved import Program
 from gmmvit_deploy.bench.machine import cpu_features
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtime.onnxruntime import fused_graph, program_from_onnx

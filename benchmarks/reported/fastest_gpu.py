@@ -2,7 +2,7 @@
 
 As `fastest_cpu.py`, with the same models, inputs, checks and limits, on the first GPU that is here:
 
-    eager               PyTorch on the GPU, float32 without TF32, attention as the released code writes it (Einsum)
+    eager               PyTorch on the GPU, float32 without TF32, attention written as the released code writes it
     compile             the same through torch.compile
     tensorrt[:type]     engines built here from our graphs in float32, fp16 and int8, replayed as CUDA graphs
     … plain             the twin of the same, for what the mask costs
@@ -10,16 +10,16 @@ As `fastest_cpu.py`, with the same models, inputs, checks and limits, on the fir
 Times are those of a caller with images in this machine's memory: copies to and from the GPU are in them. The
 roofline is PyTorch's best rate on the GPU for the model's own matrix products.
 
-    python benchmarks/fastest_gpu.py [--rounds 15] [--output benchmarks/results/fastest_gpu]
+    python benchmarks/reported/fastest_gpu.py [--rounds 15] [--output RESULT]
 """
 
 from __future__ import annotations
 
 import torch
-from families import as_released, eager
-from interleaved import Program
-from side_by_side import BATCHES, Family, main
 
+from benchmarks.shared.families import as_released, eager
+from benchmarks.shared.side_by_side import BATCHES, Family, main
+from gmmvit_deploy.bench.interleaved import Program
 from gmmvit_deploy.engines.engine_from_onnx import engine_from_onnx
 from gmmvit_deploy.engines.flavors import find_flavor, visible_gpu
 from gmmvit_deploy.engines.options import BuildOptions, Profile

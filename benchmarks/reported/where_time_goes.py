@@ -17,7 +17,7 @@ The same of the plain twin tells what the mask costs: attention and mask here, l
 Products are held to the best rate on the model's own shapes, of all cores at once, a core's part of it. From that
 follows what a target would take: with products at that best rate, the time that is left for all else.
 
-    python benchmarks/where_time_goes.py [--family vit] [--runs 40]
+    python benchmarks/reported/where_time_goes.py [--family vit] [--runs 40]
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-import run_card
-from families import FAMILIES, as_released, eager, graphs_of, pair
-from interleaved import time_rounds
 
+from benchmarks.shared.families import FAMILIES, as_released, eager, graphs_of, pair
+from benchmarks.shared.places import result_of
+from gmmvit_deploy.bench import run_card
+from gmmvit_deploy.bench.interleaved import time_rounds
 from gmmvit_deploy.bench.machine import cpu_features
 from gmmvit_deploy.bench.roofline import measured_roofline, work_of_graph
 from gmmvit_deploy.extras import require
@@ -237,7 +238,7 @@ def main() -> None:
     parser.add_argument("--family", choices=FAMILIES, action="append", help="only this one; may be repeated")
     parser.add_argument("--program", action="append", help="only this one, such as openvino:int8")
     parser.add_argument("--runs", type=int, default=40)
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "where_time_goes.json")
+    parser.add_argument("--output", type=Path, default=result_of(__file__))
     arguments = parser.parse_args()
     with run_card.written(arguments.output, "where_time_goes.py", runs=arguments.runs) as results:
         results["families"] = {}

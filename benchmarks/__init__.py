@@ -1,0 +1,1 @@
+"""Scripts that measure, by what their results are for; README.md lists them."""

@@ -1,0 +1,1 @@
+"""Ideas that were measured and rejected."""

@@ -1,0 +1,164 @@
+"""Is every family's program as fast after a change as before it?
+
+Two checkouts of the project, each in processes of its own: *before*, a second process of before as an A/A control, and
+*after*, this checkout. Before writes a checkpoint of each model of the paper as its released code names it (32×32, 10
+classes, GMM with K = 5 a head, random weights); both checkouts export it and run it in ONNX Runtime and OpenVINO with
+our kernels, float32, as they serve it. A process computes only in its turn, and turns are interleaved round by round;
+programs are loaded anew several times, because where weights lie in memory makes one load up to 2 % faster than
+another. Ratios are taken within rounds, with bootstrap intervals:
+
+    as fast    after / before is no further from 1 than 2 %, or than control / before where that is further
+
+The logits of both must agree within 1e-4 of the largest, or the script stops. Exits with 1 where a program is slower.
+
+    python benchmarks/reported/before_after.py --before CHECKOUT [--family vit] [--rounds 20] [--output RESULT]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.shared.checkouts import Checkout, commit_of, opened_checkout
+from benchmarks.shared.places import FAMILIES, ROOT, result_of
+from gmmvit_deploy.bench import run_card
+from gmmvit_deploy.bench.control import Change
+from gmmvit_deploy.bench.interleaved import UNTIMED_S, repeats_of, turns
+from gmmvit_deploy.bench.statistics import ratio
+from gmmvit_deploy.bench.words import ratio_words
+
+BATCHES = (1, 64)
+RUNTIMES = ("onnxruntime", "openvino")
+BEFORE, CONTROL, AFTER = "before", "control", "after"
+_WARM_UP_ROUNDS = 2
+_MOST_OFF = 1e-4
+
+
+def exported(family: str, checkouts: Mapping[str, Checkout], folder: Path) -> dict[str, Path]:
+    """Checkout → its bundle of the same checkpoint; processes of the same checkout share a bundle."""
+    checkpoint = folder / f"{family}.pth"
+    checkouts[BEFORE].ask("checkpoint", family=family, path=str(checkpoint))
+    bundles = {name: folder / f"{family}-{name}" for name in (BEFORE, AFTER)}
+    if checkouts[AFTER].root == checkouts[BEFORE].root:
+        bundles[AFTER] = bundles[BEFORE]
+    for bundle in dict.fromkeys(bundles.values()):
+        name = BEFORE if bundle == bundles[BEFORE] else AFTER
+        checkouts[name].ask("export", checkpoint=str(checkpoint), bundle=str(bundle), max_batch=max(BATCHES))
+    return {**bundles, CONTROL: bundles[BEFORE]}
+
+
+def timed(
+    checkouts: Mapping[str, Checkout],
+    bundles: Mapping[str, Path],
+    runtime: str,
+    *,
+    batches: tuple[int, ...],
+    rounds: int,
+    loads: int,
+) -> dict[int, dict[str, list[float]]]:
+    """Batch → checkout → ms of each round of every load."""
+    generator = np.random.default_rng(0)
+    times: dict[int, dict[str, list[float]]] = {batch: {name: [] for name in checkouts} for batch in batches}
+    for load in range(loads):
+        for name in generator.permutation(list(checkouts)):
+            checkouts[str(name)].ask("load", bundle=str(bundles[str(name)]), runtime=runtime)
+        for batch in batches:
+            logits: dict[str, np.ndarray] = {}
+            for name, counts in turns(list(checkouts), rounds, generator, warm_ups=_WARM_UP_ROUNDS):
+                answer = checkouts[name].ask(
+                    "run", batch=batch, seed=load, repeats=repeats_of(batch), untimed_s=UNTIMED_S
+                )
+                logits[name] = np.asarray(answer["logits"])
+                if counts:
+                    times[batch][name].append(answer["ms"])
+            checked(logits, f"{runtime}, batch {batch}")
+    return times
+
+
+def checked(logits: Mapping[str, np.ndarray], where: str) -> None:
+    """Stop where a program's logits are not those of before."""
+    reference = logits[BEFORE]
+    for name, answers in logits.items():
+        if answers.shape != reference.shape:
+            raise SystemExit(f"{where}: expected logits {reference.shape} of {name}, got {answers.shape}")
+        off = float(np.abs(answers - reference).max() / np.abs(reference).max())
+        if not off <= _MOST_OFF:
+            raise SystemExit(f"{where}: logits of {name} are {off:.1e} off, {_MOST_OFF:g} is allowed; its time is void")
+
+
+def changes(times: Mapping[int, Mapping[str, list[float]]]) -> dict[str, dict[str, Any]]:
+    """Batch → a row of the result."""
+    rows = {}
+    for batch, by_name in times.items():
+        change = Change(ratio=ratio(by_name[AFTER], by_name[BEFORE]), control=ratio(by_name[CONTROL], by_name[BEFORE]))
+        rows[str(batch)] = {
+            "before_ms": float(np.median(by_name[BEFORE])),
+            "after_over_before": change.ratio,
+            "control_over_before": change.control,
+            "allowed": change.allowed,
+            "verdict": change.verdict,
+        }
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--before", type=Path, required=True, help="a checkout of the project, as it was")
+    parser.add_argument("--after", type=Path, default=ROOT, help="a checkout, by default this one")
+    parser.add_argument("--family", choices=FAMILIES, action="append", help="only this one; may be repeated")
+    parser.add_argument("--runtime", choices=RUNTIMES, action="append", help="only this one")
+    parser.add_argument("--batch", type=int, choices=BATCHES, action="append", help="only this one")
+    parser.add_argument("--rounds", type=int, default=20, help="of each load")
+    parser.add_argument("--loads", type=int, default=3, help="how often programs are loaded anew")
+    parser.add_argument("--output", type=Path, default=result_of(__file__))
+    arguments = parser.parse_args()
+    if arguments.rounds < 1 or arguments.loads < 1:
+        parser.error("expected --rounds and --loads of at least 1")
+    slower = []
+    with ExitStack() as stack:
+        paths = {BEFORE: arguments.before, CONTROL: arguments.before, AFTER: arguments.after}
+        checkouts = {name: stack.enter_context(opened_checkout(path, name)) for name, path in paths.items()}
+        settings = {"before": commit_of(arguments.before), "after": commit_of(arguments.after)}
+        results = stack.enter_context(
+            run_card.written(
+                arguments.output, Path(__file__).name, **settings, rounds=arguments.rounds, loads=arguments.loads
+            )
+        )
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        results["families"] = {}
+        for family in arguments.family or FAMILIES:
+            bundles = exported(family, checkouts, folder)
+            results["families"][family] = {}
+            for runtime in arguments.runtime or RUNTIMES:
+                times = timed(
+                    checkouts,
+                    bundles,
+                    runtime,
+                    batches=tuple(arguments.batch or BATCHES),
+                    rounds=arguments.rounds,
+                    loads=arguments.loads,
+                )
+                rows = results["families"][family][f"{runtime}+kernels"] = changes(times)
+                for batch, row in rows.items():
+                    name = f"{family}, {runtime}+kernels, batch {batch}"
+                    print(
+                        f"{name}: {row['verdict']}: after {ratio_words(row['after_over_before'])} of before's "
+                        f"{row['before_ms']:.2f} ms; control {ratio_words(row['control_over_before'])}, "
+                        f"{row['allowed']:.1%} is allowed",
+                        flush=True,
+                    )
+                    slower += [name] if row["verdict"] == "slower" else []
+    for name in slower:
+        print(f"slower: {name}", file=sys.stderr)
+    return 1 if slower else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What settings of the runners were read off."""

@@ -1,0 +1,27 @@
+"""A bundle of the paper's ViT with random weights, for what is served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.datasets import dataset
+from gmmvit_deploy.demo.digits import save_checkpoint
+from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.models.build import model_from_spec
+from gmmvit_deploy.presets import preset_spec
+from gmmvit_deploy.specs import MaskSpec
+
+__all__ = ["random_bundle"]
+
+
+def random_bundle(folder: Path) -> Bundle:
+    """ViT d9 with a Gaussian mixture mask (K = 5), pixels in, CIFAR-10's normalisation and labels."""
+    torch.manual_seed(0)
+    model = model_from_spec(preset_spec("vit", classes=10, image_size=32, mask=MaskSpec(kind="gmm", kernels=5))).eval()
+    save_checkpoint(model, folder / "checkpoint.pth", epoch=0)
+    cifar10 = dataset("cifar10")
+    options = ExportOptions(mean=cifar10.mean, std=cifar10.std, labels=cifar10.labels)
+    return bundle_from_checkpoint(folder / "checkpoint.pth", folder / "bundle", options)

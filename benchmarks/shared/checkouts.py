@@ -1,0 +1,70 @@
+"""Checkouts of the project side by side, each in a process of its own that computes only when it is asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Checkout", "commit_of", "opened_checkout"]
+
+_WORKER = Path(__file__).with_name("checkout_worker.py")
+
+
+class Checkout:
+    """A running worker; `opened_checkout` starts and ends it."""
+
+    def __init__(self, process: subprocess.Popen[str], name: str, root: Path) -> None:
+        self.root = root
+        self._process = process
+        self._name = name
+
+    def ask(self, what: str, **fields: Any) -> dict[str, Any]:
+        """The answer of a method of `checkout_worker.Worker`.  Errors: SystemExit, with the worker's error."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with suppress(BrokenPipeError):  # the lines below say how it ended
+            print(json.dumps({"ask": what, **fields}), file=self._process.stdin, flush=True)
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{self._name}: its worker ended with status {self._process.wait()} while asked to {what}")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise SystemExit(f"{self._name}: cannot {what}: {answer['error']}")
+        return answer
+
+
+@contextmanager
+def opened_checkout(path: Path, name: str) -> Iterator[Checkout]:
+    """Start a worker that imports ``gmmvit_deploy`` from the checkout at ``path``, and end it.
+
+    name: what errors call it.  Errors: SystemExit where there is no checkout, or another package is imported.
+    """
+    root = path.resolve()
+    if not (root / "gmmvit_deploy" / "__init__.py").is_file():
+        raise SystemExit(f"{name}: expected a checkout with gmmvit_deploy/ at {path}, which has none")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "cli")])}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, str(_WORKER)], env=environment, cwd=root, **pipes) as process:
+        checkout = Checkout(process, name, root)
+        try:
+            imported = Path(checkout.ask("where")["path"]).resolve()
+            if root not in imported.parents:
+                raise SystemExit(f"{name}: expected gmmvit_deploy of {root}, but {imported} is imported")
+            yield checkout
+        finally:
+            process.kill()
+
+
+def commit_of(path: Path) -> str:
+    """The commit of a checkout, with ``+`` behind it where files differ from it; "unknown" without git."""
+    try:
+        command = ["git", "-C", str(path), "describe", "--always", "--abbrev=12", "--dirty=+"]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"

@@ -1,0 +1,43 @@
+"""What the scripts wrote, read again for the tables."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from benchmarks.shared.places import FAMILIES, RESULTS
+
+__all__ = ["by_family", "card_lines", "interval", "result"]
+
+
+def result(script: str) -> dict[str, Any]:
+    """The result of a script such as ``settings/spinning``."""
+    found: dict[str, Any] = json.loads((RESULTS / f"{script}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def by_family(script: str) -> dict[str, dict[str, Any]]:
+    """The results of a script that measures families separately, in the paper's order; empty where there is none."""
+    written = {path.stem for path in (RESULTS / script).glob("*.json")}
+    return {family: result(f"{script}/{family}") for family in FAMILIES if family in written}
+
+
+def interval(ratio: dict[str, float], digits: int = 2) -> str:
+    """A ratio of a result: its median and its interval."""
+    return f"{ratio['median']:.{digits}f} ({ratio['low']:.{digits}f}–{ratio['high']:.{digits}f})"
+
+
+def card_lines(card: dict[str, Any]) -> list[str]:
+    """A run card in words."""
+    # Older cards hold Python's version beside the others.
+    tools = {"python": card["python"], **card["versions"]} if "python" in card else card["versions"]
+    versions = ", ".join(f"{name} {version}" for name, version in tools.items() if version != "not installed")
+    settings = ", ".join(f"{name} {value}" for name, value in card["settings"].items())
+    lines = []
+    if "verdict" in card:  # older results have none
+        lines += [f"**{card['verdict']}**", "", *(f"- {reason}" for reason in card["reasons"]), ""]
+    lines.append(
+        f"{settings}. {card['cores']} cores of {card['cpu']}, load {card['load_before']:.1f} before and "
+        f"{card['load_after']:.1f} after, {card['seconds']:.0f} s; {versions}."
+    )
+    return lines

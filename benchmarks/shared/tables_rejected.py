@@ -1,0 +1,56 @@
+"""Tables of the ideas that were measured and rejected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.shared.results import interval, result
+
+__all__ = ["SHOWN", "page_tables", "readme_tables"]
+
+SHOWN = {"low_rank": ("low_rank",), "layouts": ("layouts",), "shared_memory": ("shared_memory",)}
+"""Script → the markers of its tables on the page of results."""
+
+
+def readme_tables() -> dict[str, str]:
+    """Marker in the README → its table."""
+    return {"low_rank": ranks_table(result("rejected/low_rank"))}
+
+
+def page_tables() -> dict[str, str]:
+    """Tables that stand on the page of results alone."""
+    return {
+        "layouts": layouts_table(result("rejected/layouts")),
+        "shared_memory": shared_memory_table(result("rejected/shared_memory")),
+    }
+
+
+def ranks_table(results: dict[str, Any]) -> str:
+    """Family: ranks of its masks; and below, what fused attention on wider heads would cost."""
+    lines = ["| family | tokens | rank: least, median, most | the same at 1e-3 |", "|---|---|---|---|"]
+    for family, found in results["ranks"].items():
+        tokens, exact, coarse = (", ".join(map(str, found[key])) for key in ("tokens", "exact", "coarse"))
+        lines.append(f"| {family} | {tokens.replace(', ', ' to ')} | {exact} | {coarse} |")
+    lines += ["", "| rank | fused attention on wide heads, over product, mask, softmax, product |", "|---|---|"]
+    lines += [f"| {rank} | {interval(found)} |" for rank, found in results["fused_over_masked"].items()]
+    return "\n".join(lines)
+
+
+def layouts_table(results: dict[str, Any]) -> str:
+    """Family and batch: time with channels first over the time of the exported graph."""
+    lines = ["| family, batch | with a mask | without |", "|---|---|---|"]
+    for family, found in results["families"].items():
+        for batch in (key for key in ("1", "64") if key in found):
+            cells = [interval(found[batch][key]) for key in ("gmm", "plain")]
+            lines.append(f"| {family}, {batch} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def shared_memory_table(results: dict[str, Any]) -> str:
+    """Protocol and batch: time with shared memory over time with messages."""
+    lines = ["| protocol, batch | messages, ms | shared memory over messages |", "|---|---|---|"]
+    for protocol in ("grpc", "http"):
+        for batch, row in results[protocol].items():
+            ratio = interval(row["shared_over_messages"], 3)
+            lines.append(f"| {protocol}, {batch} | {row['messages_ms']:.2f} | {ratio} |")
+    return "\n".join(lines)

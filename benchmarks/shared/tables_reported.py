@@ -1,0 +1,181 @@
+"""Tables of what is reported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.shared.results import by_family, interval, result
+from benchmarks.shared.tables_engines import engines_table, head_dims_table
+
+__all__ = ["SHOWN", "page_tables", "readme_tables"]
+
+SHOWN = {
+    "fastest_gpu": ("fastest_gpu", "mask_free_gpu"),
+    "fastest_cpu": ("fastest_cpu",),
+    "mask_cost": ("mask_free",),
+    "served": ("served",),
+    "where_time_goes": ("where_all",),
+    "parity_limits": ("parity_limits",),
+    "engines": ("engines", "head_dims"),
+}
+"""Script → the markers of its tables on the page of results; fastest_gpu's exist where a GPU was measured."""
+
+
+def readme_tables() -> dict[str, str]:
+    """Marker in the README → its table."""
+    engines, fastest, where = result("reported/engines"), by_family("reported/fastest_cpu"), _where()
+    return {
+        "fastest_cpu": fastest_table(fastest),
+        "mask_free": mask_free_table(fastest, result("reported/mask_cost")),
+        "served": served_table(result("reported/served")),
+        "where": where_table(where, "vit"),
+        "target": target_sentence(where),
+        "policy": policy_table(),
+        "parity_limits": limits_table(result("reported/parity_limits")),
+        "engines": engines_table(engines),
+        "head_dims": head_dims_table(engines),
+    }
+
+
+def page_tables() -> dict[str, str]:
+    """Tables that stand on the page of results alone."""
+    tables = {"where_all": where_table(_where())}
+    gpu = by_family("reported/fastest_gpu")
+    if gpu:
+        tables["fastest_gpu"] = fastest_table(gpu, GPU_RUNNERS)
+        tables["mask_free_gpu"] = mask_free_table(gpu, {"families": gpu}, GPU_RUNNERS[1:])
+    return tables
+
+
+def _where() -> dict[str, Any]:
+    return result("reported/where_time_goes")
+
+
+NO_MISTAKE_HERE = "the closed-form Gaussian mask in place of the stored base's"
+"""Where no base has underflowed the closed form is the same mask, and shows as such: within the noise."""
+
+
+def limits_table(results: dict[str, Any]) -> str:
+    """Family: right runners in units of the noise, and the mistake that shows least over the limit."""
+    lines = [
+        "| family | ONNX Runtime, over the noise: largest, rms | fp16, bf16, over the scaled noise "
+        "| least mistake, over the limit |",
+        "|---|---|---|---|",
+    ]
+    models = results["models"]
+    for family in dict.fromkeys(name.partition("_")[0] for name in models):
+        rows = [row for name, row in models.items() if name.partition("_")[0] == family]
+        runner = ", ".join(f"{max(row['runner'][key] for row in rows):.1f}" for key in ("largest", "rms"))
+        halves = ", ".join(f"{max(row[one]['largest'] for row in rows):.1f}" for one in ("fp16", "bf16"))
+        mistakes = [
+            (ratio, name)
+            for row in rows
+            for name, ratio in row["mistakes_over_limit"].items()
+            if name != NO_MISTAKE_HERE or ratio > 0.5
+        ]
+        ratio, name = min(mistakes)
+        lines.append(f"| {family} | {runner} | {halves} | {ratio:.1f}: {name} |")
+    return "\n".join(lines)
+
+
+CPU_RUNNERS = ("straight export", "onnxruntime", "openvino", "openvino:bf16", "openvino:int8")
+GPU_RUNNERS = ("compile", "tensorrt", "tensorrt:fp16", "tensorrt:int8")
+
+
+def fastest_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNERS) -> str:
+    """Family and batch: how many times faster than eager PyTorch each runner is."""
+    lines = [
+        f"| family, batch | eager ms | {' | '.join(runners)} | cores far apart |",
+        "|---" * (len(runners) + 3) + "|",
+    ]
+    for family, found in results.items():
+        for batch in (key for key in ("1", "64") if key in found):
+            rows = found[batch]
+            cells = [interval(rows[name]["times_faster_than_eager"]) if name in rows else "" for name in runners]
+            far = [row["far"] for row in rows.values() if "far" in row]
+            apart = f"{sum(far) / len(far):.0%} of the time" if far else "?"
+            lines.append(f"| {family}, {batch} | {rows['eager']['median_ms']:.1f} | {' | '.join(cells)} | {apart} |")
+    return "\n".join(lines)
+
+
+def mask_free_table(results: dict[str, Any], costs: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNERS[1:]) -> str:
+    """Family and batch: time with a mask over time without, by runner; and shares of the roofline.
+
+    costs: what has the former; for a GPU the same results.  runners: the last of them has no twin without a mask.
+    In brackets the share while a CPU's cores were near each other, where they were not always.
+    """
+    masked, shares = runners[:-1], runners
+    lines = [
+        f"| family, batch | {' | '.join(f'over plain: {name}' for name in masked)} "
+        f"| {' | '.join(f'roofline: {name}' for name in shares)} |",
+        "|---" * (len(masked) + len(shares) + 1) + "|",
+    ]
+    for family, found in results.items():
+        for batch in (key for key in ("1", "64") if key in found):
+            rows = found[batch]
+            twins = costs["families"][family][batch]
+            over = [interval(twins[name]["over_plain"], 3) if name in twins else "" for name in masked]
+            share = [_share(rows[name]) if name in rows else "" for name in shares]
+            lines.append(f"| {family}, {batch} | {' | '.join(over)} | {' | '.join(share)} |")
+    return "\n".join(lines)
+
+
+def _share(row: dict[str, Any]) -> str:
+    near = f" ({row['near']['share_of_roofline']:.0%})" if row.get("far") and "near" in row else ""
+    return f"{row['share_of_roofline']:.0%}{near}"
+
+
+def served_table(results: dict[str, Any]) -> str:
+    """Runtime: images a second in process and served, and single-image arrivals below the bound."""
+    lines = [
+        "| runtime | images/s in process | share over gRPC | share over HTTP | arrivals/s, gRPC | arrivals/s, HTTP |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, row in results["runtimes"].items():
+        shares = [interval(row["share_of_in_process"][protocol]) for protocol in ("grpc", "http")]
+        bests = [load["best"] for load in row.get("arrivals", [])]
+        rates = [f"{best['rate']:,.0f}, p99 {best['p99_ms']:.0f} ms" if best else "none" for best in bests]
+        cells = [f"{row['cells'][0]['images_per_second']:,.0f}", *shares, *(rates or ["", ""])]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def where_table(results: dict[str, Any], *families: str) -> str:
+    """Runner and rows at once: what an image's time goes to, and how near products come to the best rate."""
+    lines = [
+        "| family, runner, rows | ms | products | attention | mask | layout | norms | rest "
+        "| of products' best rate | the mask costs |",
+        "|---" * 10 + "|",
+    ]
+    for family in families or results["families"]:
+        for program, found in results["families"][family]["programs"].items():
+            for rows, chunk in found["rows"].items():
+                shares = [f"{ms / chunk['ms']:.0%}" if ms else "" for ms in chunk["spent_ms"].values()]
+                reached = f"{chunk['products_at_best_ms'] / chunk['spent_ms']['products']:.0%}"
+                cells = [f"{family}, {program}, {rows}", f"{chunk['ms']:.2f}", *shares, reached]
+                cells.append(f"{chunk['mask_ms'] / chunk['ms']:.1%}" if "mask_ms" in chunk else "")
+                lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def target_sentence(results: dict[str, Any]) -> str:
+    """What 5 times eager would take of the fastest runner for ViT."""
+    found = results["families"]["vit"]["programs"]["openvino:int8"]["rows"]
+    rows, chunk = next((rows, chunk) for rows, chunk in found.items() if "target" in chunk)
+    target, spent = chunk["target"], chunk["spent_ms"]
+    return (
+        f"Five times eager at a batch of 64 would be {target['chunk_ms']:.1f} ms for a chunk of {rows} images on one "
+        f"core, where int8 takes {chunk['ms']:.1f}: {spent['products']:.1f} in products, {spent['attention']:.1f} in "
+        f"attention, {target['others_ms'] - spent['attention']:.1f} in all else. With products at the best int8 rate "
+        f"({chunk['products_at_best_ms']:.1f} ms) {target['left_for_others_ms']:.1f} ms would be left for what now "
+        f"takes {target['others_ms']:.1f}."
+    )
+
+
+def policy_table() -> str:
+    """The precision policy."""
+    from gmmvit_deploy.precision import POLICY, PRECISIONS
+
+    lines = [f"| role | {' | '.join(PRECISIONS)} |", "|---" * (len(PRECISIONS) + 1) + "|"]
+    lines += [f"| {role} | {' | '.join(kinds[p] for p in PRECISIONS)} |" for role, kinds in POLICY.items()]
+    return "\n".join(lines)

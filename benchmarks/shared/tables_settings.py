@@ -1,0 +1,41 @@
+"""Tables of what settings were read off."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.shared.results import interval, result
+
+__all__ = ["SHOWN", "readme_tables"]
+
+SHOWN = {"cpu_settings": ("cpu_settings",), "spinning": ("spinning",)}
+"""Script → the markers of its tables on the page of results."""
+
+
+def readme_tables() -> dict[str, str]:
+    """Marker in the README → its table."""
+    return {
+        "cpu_settings": chunks_table(result("settings/cpu_settings")),
+        "spinning": spinning_table(result("settings/spinning")),
+    }
+
+
+def chunks_table(results: dict[str, Any]) -> str:
+    """Rows at once: time over ONNX Runtime with the whole batch at once."""
+    programs = results["programs"]
+    sizes = dict.fromkeys(name.split(", ")[1] for name in programs if name != "onnxruntime, whole")
+    columns = [(runtime, at_once) for runtime in ("onnxruntime", "openvino") for at_once in (1, 2)]
+    lines = [f"| {' | '.join(['', *(f'{a}, {b} at once' for a, b in columns)])} |", "|---" * (len(columns) + 1) + "|"]
+    for size in sizes:
+        cells = [interval(programs[f"{a}, {size}, {b} at once"]["over_whole"]) for a, b in columns]
+        lines.append(f"| {size} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def spinning_table(results: dict[str, Any]) -> str:
+    """How long threads look for more work: an image's time over the default's, alone and in turn with another."""
+    lines = ["| spins | alone, ms | alone | beside another | spent after, ms |", "|---" * 5 + "|"]
+    for name, row in results["settings"].items():
+        over = [interval(row[f"{column}_over_default"]) for column in ("alone", "beside")]
+        lines.append(f"| {name} | {row['alone_ms']:.2f} | {' | '.join(over)} | {row['spent_after_ms']:.0f} |")
+    return "\n".join(lines)

@@ -1,0 +1,137 @@
+"""Programs timed side by side in one process: rounds interleaved, so that ratios can be taken within rounds.
+
+A machine that slows down, slows down for every program of a round. `statistics.ratio` makes of the rounds' times a
+ratio with its interval.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gmmvit_deploy.bench.core_to_core import round_trip_ns
+
+__all__ = ["UNTIMED_S", "Program", "Timed", "repeats_of", "time_in_turn", "time_rounds", "turns"]
+
+Program = Callable[[NDArray[Any]], NDArray[Any]]
+"""Images (B, 3, S, S) → logits (B, C)."""
+
+UNTIMED_S = 0.03
+"""How long a program runs untimed at the beginning of its turn, until the threads of the program before, which spin
+for some milliseconds, have gone to sleep."""
+_WARM_UP_ROUNDS = 3  # they fill caches and start threads
+_IMAGES_A_TURN = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Timed:
+    """What `time_rounds` measured; by program, except ``images``.
+
+    ms: of each round.  core_to_core_ns: of each round, the larger of just before and just after its turn; nan where it
+    cannot be measured.  logits: of the last timed round.  images: the inputs of that round.
+    """
+
+    ms: dict[str, NDArray[Any]]
+    core_to_core_ns: dict[str, NDArray[Any]]
+    logits: dict[str, NDArray[Any]]
+    images: NDArray[Any]
+
+
+def turns(
+    names: Sequence[str], rounds: int, generator: np.random.Generator, *, warm_ups: int = 0
+) -> Iterator[tuple[str, bool]]:
+    """Yield (name, whether its time counts): every name once in each round, in an order that is drawn anew.
+
+    Twins, a name and the same name with `` plain`` behind it, come one right after the other.
+    warm_ups: rounds before the timed ones, whose times do not count.
+    """
+    for number in range(warm_ups + rounds):
+        groups: dict[str, list[str]] = {}
+        for name in generator.permutation(list(names)):
+            groups.setdefault(str(name).removesuffix(" plain"), []).append(str(name))
+        for group in groups.values():
+            for name in group:
+                yield name, number >= warm_ups
+
+
+def repeats_of(batch: int) -> int:
+    """How many runs a turn times: 32 images' worth, at least one run."""
+    return max(1, _IMAGES_A_TURN // batch)
+
+
+def time_rounds(
+    programs: Mapping[str, Program | Sequence[Program]], batch: int, rounds: int, *, image_size: int = 32
+) -> Timed:
+    """Run every program in every round, all programs of a round on the same random images.
+
+    Of several copies of a program each round runs one: where its weights happen to lie in memory makes one copy up to
+    2 % faster than another.
+    """
+    generator = np.random.default_rng(batch)
+    times: dict[str, list[float]] = {name: [] for name in programs}
+    apart: dict[str, list[float]] = {name: [] for name in programs}
+    logits: dict[str, NDArray[Any]] = {}
+    images = np.empty(0, np.float32)
+    repeats = repeats_of(batch)
+    after = _apart()
+    for number, (name, timed) in enumerate(turns(list(programs), rounds, generator, warm_ups=_WARM_UP_ROUNDS)):
+        if number % len(programs) == 0:
+            images = generator.standard_normal((batch, 3, image_size, image_size), dtype=np.float32)
+        # A pause would let the other threads go to sleep too, but cores that idle may be elsewhere when they wake,
+        # further from each other.
+        program = _one_of(programs[name], generator)
+        before = after
+        until = time.perf_counter() + UNTIMED_S
+        program(images)
+        while time.perf_counter() < until:
+            program(images)
+        start = time.perf_counter()
+        for _ in range(repeats):
+            logits[name] = program(images)
+        elapsed = (time.perf_counter() - start) / repeats
+        after = _apart()
+        if timed:
+            times[name].append(elapsed * 1e3)
+            apart[name].append(max(before, after))
+    return Timed(
+        ms={name: np.array(values) for name, values in times.items()},
+        core_to_core_ns={name: np.array(values) for name, values in apart.items()},
+        logits=logits,
+        images=images,
+    )
+
+
+def time_in_turn(
+    first: Program, second: Program, images: NDArray[Any], count: int, repeats: int
+) -> tuple[NDArray[Any], list[NDArray[Any]]]:
+    """Time two programs on the same images in ``count`` short turns, each of them leading in every other turn.
+
+    A turn is one untimed run, so that the caches hold what this program reads, and ``repeats`` timed runs.
+    Returns (milliseconds (2, count), the logits of both).
+    """
+    programs = (first, second)
+    times = np.empty((2, count))
+    logits = [program(images) for program in programs]  # also starts threads
+    for turn in range(count):
+        for index in (0, 1) if turn % 2 else (1, 0):
+            program = programs[index]
+            program(images)
+            start = time.perf_counter()
+            for _ in range(repeats):
+                logits[index] = program(images)
+            times[index, turn] = (time.perf_counter() - start) / repeats * 1e3
+    return times, logits
+
+
+def _apart() -> float:
+    measured = round_trip_ns()
+    return float("nan") if measured is None else measured
+
+
+def _one_of(program: Program | Sequence[Program], generator: np.random.Generator) -> Program:
+    return program[generator.integers(len(program))] if isinstance(program, Sequence) else program
