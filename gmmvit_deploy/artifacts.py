@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from gmmvit_deploy.errors import BundleError, InputError
+from gmmvit_deploy.families import spec_from_json, spec_to_json
 from gmmvit_deploy.golden import GoldenSet, golden_from_bytes, preprocessing_problem
 from gmmvit_deploy.images import ImageSpec, image_from_json
-from gmmvit_deploy.specs import ModelSpec, input_shape, spec_from_json, spec_to_json
+from gmmvit_deploy.specs import ModelSpec, input_shape
 from gmmvit_deploy.writing import sha256_of_file
 
 if TYPE_CHECKING:

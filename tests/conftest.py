@@ -20,7 +20,6 @@ import torch
 
 from gmmvit_deploy.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bench.machine import cpu_features
-from gmmvit_deploy.checkpoints.hints import LoadHints
 from gmmvit_deploy.datasets import dataset
 from gmmvit_deploy.engines.card import Engine
 from gmmvit_deploy.engines.engine_from_onnx import engine_from_bundle
@@ -29,14 +28,16 @@ from gmmvit_deploy.engines.options import BuildOptions
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.export.variants import variant_from_bundle
+from gmmvit_deploy.families import model_from_spec
+from gmmvit_deploy.families.swin.spec import SwinSpec
 from gmmvit_deploy.folding.fold import fold
 from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.images import ImageSpec
-from gmmvit_deploy.models.build import model_from_spec
 from gmmvit_deploy.runtime.image_batches import open_images
 from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
-from gmmvit_deploy.specs import MaskKind, MaskSpec, SwinSpec
+from gmmvit_deploy.sources.hints import LoadHints
+from gmmvit_deploy.specs import MaskKind, MaskSpec
 from gmmvit_deploy.variants import open_variant
 from tests.forked import command_line
 

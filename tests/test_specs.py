@@ -6,8 +6,9 @@ import pytest
 
 from gmmvit_deploy.datasets import DATASETS, dataset
 from gmmvit_deploy.errors import InputError, SpecError
-from gmmvit_deploy.presets import PRESETS, preset_spec
-from gmmvit_deploy.specs import MaskSpec, ViTSpec, spec_from_json, spec_to_json
+from gmmvit_deploy.families import PRESETS, preset_spec, spec_from_json
+from gmmvit_deploy.families.vit.spec import ViTSpec
+from gmmvit_deploy.specs import MaskSpec, spec_to_json
 
 SPEC = ViTSpec(
     image_size=32,

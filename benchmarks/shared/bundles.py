@@ -10,8 +10,7 @@ from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.datasets import dataset
 from gmmvit_deploy.demo.digits import save_checkpoint
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
-from gmmvit_deploy.models.build import model_from_spec
-from gmmvit_deploy.presets import preset_spec
+from gmmvit_deploy.families import model_from_spec, preset_spec
 from gmmvit_deploy.specs import MaskSpec
 
 __all__ = ["random_bundle"]

@@ -21,8 +21,8 @@ sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(
 import numpy as np  # noqa: E402 - the path comes first
 
 _PLACES: dict[str, tuple[str, ...]] = {
-    "preset_spec": ("gmmvit_deploy.presets", "gmmvit_deploy.families"),
-    "model_from_spec": ("gmmvit_deploy.models.build", "gmmvit_deploy.families"),
+    "preset_spec": ("gmmvit_deploy.families", "gmmvit_deploy.presets"),
+    "model_from_spec": ("gmmvit_deploy.families", "gmmvit_deploy.models.build"),
     "released_state_dict": ("gmmvit_deploy.checkpoints.loading", "gmmvit_deploy.checkpoints.released"),
     "MaskSpec": ("gmmvit_deploy.specs",),
     "ExportOptions": ("gmmvit_deploy.export.bundle_from_checkpoint",),

@@ -16,14 +16,14 @@ from torch import nn
 from benchmarks.shared.places import FAMILIES
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.export.variants import graph_from_model
+from gmmvit_deploy.families import model_from_spec, preset_spec
+from gmmvit_deploy.families.cait.model import TalkingHeadsAttention
 from gmmvit_deploy.folding.fold import fold
-from gmmvit_deploy.models.attention import MaskedAttention, heads_of
-from gmmvit_deploy.models.build import Model, model_from_spec
-from gmmvit_deploy.models.cait import TalkingHeadsAttention
+from gmmvit_deploy.layers.attention import MaskedAttention, heads_of
+from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.precision import Role
-from gmmvit_deploy.presets import preset_spec
 from gmmvit_deploy.runners.runner import Device
-from gmmvit_deploy.specs import MaskSpec, ViTSpec
+from gmmvit_deploy.specs import MaskSpec
 
 __all__ = ["FAMILIES", "as_released", "eager", "graphs_of", "pair"]
 
@@ -35,8 +35,8 @@ def pair(family: str) -> dict[str, Model]:
     torch.manual_seed(0)
     spec = preset_spec(family, classes=10, image_size=32, mask=MaskSpec(kind="gmm", kernels=5))
     plain = replace(spec, mask=MaskSpec())
-    if isinstance(plain, ViTSpec):
-        plain = replace(plain, class_token=False)
+    if hasattr(plain, "class_token"):
+        plain = replace(plain, class_token=False)  # the twin of a masked model, which has none
     masked, twin = model_from_spec(spec).eval(), model_from_spec(plain).eval()
     twin.load_state_dict({name: t for name, t in masked.state_dict().items() if ".mask." not in name})
     return {"gmm": masked, "plain": twin}

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gmmvit_deploy import families
+from gmmvit_deploy.families import PRESETS
+
 __all__ = ["BENCHMARKS", "FAMILIES", "KINDS", "RESULTS", "ROOT", "result_of", "scripts"]
 
 BENCHMARKS = Path(__file__).parents[1]
@@ -12,8 +15,8 @@ RESULTS = BENCHMARKS / "results"
 KINDS = ("reported", "settings", "rejected")
 """Folders of scripts; results/ has the same."""
 
-FAMILIES = ("vit", "swin", "cait", "pit", "t2t")
-"""The paper's, in its order."""
+FAMILIES = tuple(family.name for family in families.FAMILIES if family.name in PRESETS and "gmm" in family.mask_kinds)
+"""Names of the paper's, in its order: those with a Gaussian mixture mask and a preset of the family's own name."""
 
 
 def result_of(script: str, *, suffix: str = ".json") -> Path:

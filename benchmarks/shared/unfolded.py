@@ -9,7 +9,7 @@ import onnx
 from torch import Tensor, nn
 
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
-from gmmvit_deploy.models.build import Model
+from gmmvit_deploy.layers.model import Model
 
 
 class Half(nn.Module):

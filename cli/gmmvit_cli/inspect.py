@@ -67,7 +67,7 @@ def _preset(
             hint="name a checkpoint, or all of --preset NAME --classes N --image-size S",
         )
     from gmmvit_deploy.checkpoints.report import describe_spec
-    from gmmvit_deploy.presets import preset_spec
+    from gmmvit_deploy.families import preset_spec
     from gmmvit_deploy.specs import MaskSpec
 
     chosen = MaskSpec(

@@ -11,9 +11,9 @@ import typer
 from gmmvit_deploy.errors import InputError
 
 if TYPE_CHECKING:
-    from gmmvit_deploy.checkpoints.hints import LoadHints
     from gmmvit_deploy.engines.compatibility import ServerTensorRT
     from gmmvit_deploy.serving.model_configs import CpuKernels
+    from gmmvit_deploy.sources.hints import LoadHints
 
 __all__ = [
     "CHANNELS",
@@ -72,7 +72,7 @@ def hints_from(
     image_size: int | None = None,
     channels: int | None = None,
 ) -> LoadHints:
-    from gmmvit_deploy.checkpoints.hints import LoadHints
+    from gmmvit_deploy.sources.hints import LoadHints
 
     if mask_form not in ("stored", "closed"):
         raise InputError(f"--mask-form is {mask_form!r}; stored or closed was wanted")

@@ -9,15 +9,16 @@ from pathlib import Path
 from torch import Tensor
 
 from gmmvit_deploy.checkpoints.audit import Finding, audit_model, audit_tensors
-from gmmvit_deploy.checkpoints.families import family_of, known_unused, released_names
-from gmmvit_deploy.checkpoints.hints import LoadHints
-from gmmvit_deploy.checkpoints.inference import Shapes, check_image_hints, compared_with_preset, preset_of
 from gmmvit_deploy.checkpoints.reading import TensorFile, read_tensors
-from gmmvit_deploy.checkpoints.weights import filled_model, listed, misfits
+from gmmvit_deploy.checkpoints.weights import filled_model, listed, misfits, tensor_from_file
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.models.build import Model
-from gmmvit_deploy.models.counting import trainable_parameters
-from gmmvit_deploy.specs import FAMILIES, ModelSpec, spec_from_json
+from gmmvit_deploy.families import FAMILIES, Family, family_of, family_of_preset, preset_spec, spec_from_json
+from gmmvit_deploy.families.counting import trainable_parameters
+from gmmvit_deploy.layers.model import Model
+from gmmvit_deploy.sources.hints import LoadHints
+from gmmvit_deploy.sources.shapes import Shapes, check_image_hints, compared_with_preset
+from gmmvit_deploy.sources.source import CheckpointSource, TensorOrigins, origin_keys
+from gmmvit_deploy.specs import ModelSpec
 
 __all__ = ["LoadedCheckpoint", "load_checkpoint", "released_state_dict"]
 
@@ -51,20 +52,50 @@ def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpo
     if file.has_own_names:
         return _load_own(file, hints or LoadHints())
     hints = _with_own_spec(file, hints or LoadHints())
-    source = str(path)
-    family = family_of(file.tensors)
-    if family is None:
+    source = _source_of(file)
+    if source is None:
         raise CheckpointError(
             f"{path}: unknown architecture; its first keys are {', '.join(list(file.tensors)[:4])}",
-            hint=f"known are the released code's {', '.join(FAMILIES)}, plain and masked",
+            hint=f"known are the released code's {', '.join(family.name for family in FAMILIES)}, plain and masked",
         )
-    spec: ModelSpec = family.infer_spec(Shapes(file.tensors, source, channels=hints.channels), hints)
-    check_image_hints(source, hints, image_size=spec.image_size, channels=spec.channels, evidence="its tensors tell")
-    names = released_names(spec)
-    unused = {key: why for key, why in known_unused(spec).items() if key in file.tensors}
-    _refuse_misfits(file, spec, names, unused)
-    model = filled_model(spec, {ours: file.tensors[theirs] for ours, theirs in names.items()})
-    return _audited(file, model, used=set(names.values()), unused=unused)
+    family = _family_of_source(source)
+    _check_preset(family, hints)
+    name = str(path)
+    spec = source.spec(Shapes(file.tensors, name, channels=hints.channels), hints)
+    check_image_hints(name, hints, image_size=spec.image_size, channels=spec.channels, evidence="its tensors tell")
+    _compare_with_preset(spec, hints, name)
+    origins = source.tensors(spec)
+    unused = {key: why for key, why in source.known_unused(spec).items() if key in file.tensors}
+    _refuse_misfits(file, spec, origins, unused)
+    model = filled_model(spec, {ours: tensor_from_file(origin, file.tensors) for ours, origin in origins.items()})
+    used = {key for origin in origins.values() for key in origin_keys(origin)}
+    return _audited(file, model, used=used, unused=unused)
+
+
+def _source_of(file: TensorFile) -> CheckpointSource | None:
+    """The source that recognises the file; of several, the one with the longest signature."""
+    sources = [source for family in FAMILIES for source in family.sources if source.recognises(file.tensors)]
+    return max(sources, key=lambda source: len(source.signature), default=None)
+
+
+def _family_of_source(source: CheckpointSource) -> Family:
+    return next(family for family in FAMILIES if any(one is source for one in family.sources))
+
+
+def _check_preset(family: Family, hints: LoadHints) -> None:
+    """Errors: SpecError on an unknown preset; CheckpointError when it is of another family than the file."""
+    if hints.preset is None:
+        return
+    other = family_of_preset(hints.preset)
+    if other is not family:
+        raise CheckpointError(f"the file holds a {family.name}, the preset {hints.preset} is a {other.name}")
+
+
+def _compare_with_preset(spec: ModelSpec, hints: LoadHints, source: str) -> None:
+    """Errors: CheckpointError that lists every field in which the file and the named preset differ."""
+    if hints.preset is not None:
+        preset = preset_spec(hints.preset, classes=spec.classes, image_size=spec.image_size, mask=spec.mask)
+        compared_with_preset(spec, preset, name=hints.preset, source=source)
 
 
 def _load_own(file: TensorFile, hints: LoadHints) -> LoadedCheckpoint:
@@ -72,13 +103,13 @@ def _load_own(file: TensorFile, hints: LoadHints) -> LoadedCheckpoint:
     spec, source = spec_from_json(file.spec_json() or {}), str(file.path)
     evidence = "its own spec has"
     check_image_hints(source, hints, image_size=spec.image_size, channels=spec.channels, evidence=evidence)
-    if hints.heads not in (None, _first(spec.heads)):
-        raise CheckpointError(f"{source}: --heads {hints.heads}, but {evidence} {_first(spec.heads)}")
+    if hints.heads not in (None, spec.first_heads):
+        raise CheckpointError(f"{source}: --heads {hints.heads}, but {evidence} {spec.first_heads}")
     if hints.closed_form and not spec.mask.closed_form:
         raise CheckpointError(f"{source}: --mask-form closed, but {evidence} a {spec.mask} mask")
-    preset = preset_of(hints, type(spec), classes=spec.classes, image_size=spec.image_size, mask=spec.mask)
-    compared_with_preset(spec, preset, name=hints.preset, source=source)
-    _refuse_misfits(file, spec, {}, {})
+    _check_preset(family_of(spec), hints)
+    _compare_with_preset(spec, hints, source)
+    _refuse_misfits(file, spec, None, {})
     return _audited(file, filled_model(spec, file.tensors), used=set(file.tensors), unused={})
 
 
@@ -94,7 +125,8 @@ def _audited(file: TensorFile, model: Model, *, used: set[str], unused: dict[str
 def released_state_dict(model: Model) -> dict[str, Tensor]:
     """The state dict that the released code would save for this model, less the bases it stores unused."""
     state = model.state_dict()
-    return {theirs: state[ours] for ours, theirs in released_names(model.spec).items()}
+    origins = family_of(model.spec).sources[0].tensors(model.spec)
+    return {key: state[ours] for ours, key in origins.items() if isinstance(key, str)}
 
 
 def _with_own_spec(file: TensorFile, hints: LoadHints) -> LoadHints:
@@ -105,18 +137,16 @@ def _with_own_spec(file: TensorFile, hints: LoadHints) -> LoadHints:
     own = spec_from_json(data)
     return replace(
         hints,
-        heads=_first(own.heads) if hints.heads is None and hints.preset is None else hints.heads,
+        heads=own.first_heads if hints.heads is None and hints.preset is None else hints.heads,
         closed_form=own.mask.closed_form if hints.closed_form is None else hints.closed_form,
     )
 
 
-def _first(heads: int | tuple[int, ...]) -> int:
-    return heads if isinstance(heads, int) else heads[0]
-
-
-def _refuse_misfits(file: TensorFile, spec: ModelSpec, names: Mapping[str, str], unused: Mapping[str, str]) -> None:
-    """Every key is used, or known to be unused; or an error lists it.  names: our name → name in the file."""
-    problems = misfits(spec, {key: tensor for key, tensor in file.tensors.items() if key not in unused}, names)
+def _refuse_misfits(
+    file: TensorFile, spec: ModelSpec, origins: TensorOrigins | None, unused: Mapping[str, str]
+) -> None:
+    """Every key is used, or known to be unused; or an error lists it.  origins: as `misfits`."""
+    problems = misfits(spec, {key: tensor for key, tensor in file.tensors.items() if key not in unused}, origins)
     if problems:
         raise CheckpointError(
             f"{file.path}: read as {spec.family} with {spec.mask} mask, {len(problems)} keys do not fit:"

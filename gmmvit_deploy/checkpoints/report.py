@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint
-from gmmvit_deploy.models.build import model_from_spec
-from gmmvit_deploy.models.counting import multiply_accumulates, trainable_parameters
+from gmmvit_deploy.families import model_from_spec
+from gmmvit_deploy.families.counting import multiply_accumulates, trainable_parameters
 from gmmvit_deploy.specs import ModelSpec, spec_to_json
 
 __all__ = ["describe_checkpoint", "describe_spec"]

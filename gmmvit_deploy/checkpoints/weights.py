@@ -9,7 +9,7 @@ So a model is rebuilt from what was written down: nothing is recognised by its n
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,13 +18,15 @@ import torch
 from gmmvit_deploy.artifacts import Manifest
 from gmmvit_deploy.checkpoints.reading import MODEL_METADATA_KEY, read_tensors
 from gmmvit_deploy.errors import BundleError
-from gmmvit_deploy.models.build import Model, model_from_spec
-from gmmvit_deploy.specs import ModelSpec, spec_from_json, spec_to_json
+from gmmvit_deploy.families import model_from_spec, spec_from_json, spec_to_json
+from gmmvit_deploy.layers.model import Model
+from gmmvit_deploy.sources.source import Conversion, TensorOrigins, origin_keys
+from gmmvit_deploy.specs import ModelSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["bytes_from_model", "filled_model", "listed", "misfits", "model_from_bundle"]
+__all__ = ["bytes_from_model", "filled_model", "listed", "misfits", "model_from_bundle", "tensor_from_file"]
 
 _MOST_LISTED = 12
 
@@ -57,23 +59,47 @@ def model_from_bundle(manifest: Manifest, weights: Path) -> Model:
     return filled_model(manifest.spec, file.tensors)
 
 
-def misfits(spec: ModelSpec, tensors: Mapping[str, Tensor], names: Mapping[str, str] | None = None) -> list[str]:
+def misfits(spec: ModelSpec, tensors: Mapping[str, Tensor], origins: TensorOrigins | None = None) -> list[str]:
     """Every tensor that is missing, of another shape or type, or not the model's, in words.
 
-    names: our name → name in ``tensors``; the same by default.
+    origins: where each tensor of the model comes from; the tensor of the same name by default.
     """
     with torch.device("meta"):
         state = model_from_spec(spec).state_dict()
-    expected = {(names or {}).get(ours, ours): tensor for ours, tensor in state.items()}
-    problems = [f"missing {key}" for key in expected if key not in tensors]
-    for key, tensor in tensors.items():
-        if key not in expected:
-            problems.append(f"unknown key {key} {tuple(tensor.shape)}")
-        elif tensor.shape != expected[key].shape:
-            problems.append(f"{key} has shape {tuple(tensor.shape)}, wanted {tuple(expected[key].shape)}")
-        elif tensor.dtype != expected[key].dtype:
-            problems.append(f"{key} is {tensor.dtype}, wanted {expected[key].dtype}")
+    origins = origins or {name: name for name in state}
+    used = dict.fromkeys(key for origin in origins.values() for key in origin_keys(origin))
+    problems = [f"no source for {name}" for name in state if name not in origins]
+    problems += [f"no tensor {name} in the model" for name in origins if name not in state]
+    problems += [f"missing {key}" for key in used if key not in tensors]
+    problems += [f"unknown key {key} {tuple(tensor.shape)}" for key, tensor in tensors.items() if key not in used]
+    for name, origin in origins.items():
+        if name in state and all(key in tensors for key in origin_keys(origin)):
+            problems += _misfit(origin, tensors, state[name])
     return problems
+
+
+def _misfit(origin: str | Conversion, tensors: Mapping[str, Tensor], expected: Tensor) -> Iterator[str]:
+    """What is wrong with one tensor, in words: its shape, its type, or that it cannot be converted."""
+    keys = ", ".join(origin_keys(origin))
+    try:
+        tensor = tensor_from_file(origin, tensors)
+    # A conversion sees the file's shapes before anything has checked them.
+    except (RuntimeError, ValueError, IndexError) as exc:
+        shapes = ", ".join(str(tuple(tensors[key].shape)) for key in origin_keys(origin))
+        yield f"{keys} of shape {shapes} cannot be converted: {exc}"
+        return
+    of = "has shape" if isinstance(origin, str) else "is converted to shape"
+    if tensor.shape != expected.shape:
+        yield f"{keys} {of} {tuple(tensor.shape)}, wanted {tuple(expected.shape)}"
+    elif tensor.dtype != expected.dtype:
+        yield f"{keys} is {tensor.dtype}, wanted {expected.dtype}"
+
+
+def tensor_from_file(origin: str | Conversion, tensors: Mapping[str, Tensor]) -> Tensor:
+    """One tensor of our model, from the tensors of a file."""
+    if isinstance(origin, str):
+        return tensors[origin]
+    return origin.convert(*(tensors[key] for key in origin.keys))
 
 
 def filled_model(spec: ModelSpec, state: Mapping[str, Tensor]) -> Model:

@@ -15,18 +15,18 @@ from torch.nn import functional
 from gmmvit_deploy.checkpoints.loading import released_state_dict
 from gmmvit_deploy.data.formats import digits
 from gmmvit_deploy.datasets import dataset
+from gmmvit_deploy.families import family_named, model_from_spec
 from gmmvit_deploy.images import ImageSpec
-from gmmvit_deploy.models.vit import ViT
+from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.preprocess import tensor_from_pixels
-from gmmvit_deploy.scores.masks import stored_base
-from gmmvit_deploy.specs import MaskSpec, ViTSpec
+from gmmvit_deploy.specs import MaskSpec, ModelSpec
 
 __all__ = ["DIGITS_SPEC", "Digits", "load_digit_images", "save_checkpoint", "train"]
 
 _SEED = 7
 _IMAGE_SIZE = 32
 
-DIGITS_SPEC = ViTSpec(
+DIGITS_SPEC: ModelSpec = family_named("vit").spec(
     image_size=_IMAGE_SIZE,
     patch_size=4,
     classes=10,
@@ -67,7 +67,7 @@ def train(
     epochs: int,
     batch: int = 64,
     on_epoch: Callable[[int, float], None] = lambda epoch, loss: None,
-) -> ViT:
+) -> Model:
     """Train `DIGITS_SPEC` from scratch: AdamW, one cycle, shifts by up to two pixels.
 
     on_epoch: told the epoch, from 1, and its mean loss.
@@ -76,7 +76,7 @@ def train(
     normalisation = dataset("digits")
     images = torch.from_numpy(tensor_from_pixels(digits.train_pixels, normalisation.mean, normalisation.std))
     classes = torch.from_numpy(digits.train_classes).long()
-    model = ViT(DIGITS_SPEC).train()
+    model = model_from_spec(DIGITS_SPEC).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.05)
     steps = epochs * -(-len(images) // batch)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2e-3, total_steps=steps, pct_start=0.2)
@@ -96,8 +96,10 @@ def train(
     return model.eval()
 
 
-def save_checkpoint(model: ViT, path: Path, *, epoch: int) -> None:
+def save_checkpoint(model: Model, path: Path, *, epoch: int) -> None:
     """Write what the released training code would write: weights under ``model_state_dict``."""
+    state = released_state_dict(model)
     # The released code keeps the base mask once more at the root, unused.
-    state = {"mask": stored_base(model.spec.grid), **released_state_dict(model)}
+    bases = [tensor for name, tensor in state.items() if name.endswith(".mask.mask")]
+    state = {"mask": bases[0], **state}
     torch.save({"model_state_dict": state, "epoch": epoch}, path)

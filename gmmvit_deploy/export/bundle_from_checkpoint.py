@@ -9,7 +9,6 @@ from pathlib import Path
 
 from gmmvit_deploy import artifacts
 from gmmvit_deploy.artifacts import Bundle, InputKind, Manifest, OutputRecord, open_bundle
-from gmmvit_deploy.checkpoints.hints import LoadHints
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.errors import InputError
@@ -21,6 +20,7 @@ from gmmvit_deploy.golden import bytes_from_golden
 from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.images import ImageSpec, ResizeRule
 from gmmvit_deploy.runners.open import default_runners, open_runner
+from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.specs import ModelSpec
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from gmmvit_deploy.writing import new_folder, require_free, sha256_of_file

@@ -1,7 +1,7 @@
 """Exported nodes → their names, their declared roles and the attention they are a part of.
 
 The exporter notes of each node which module it came from, and which of PyTorch's operators. The module says what that
-operator is for (`gmmvit_deploy.models.roles`), so nothing is guessed from the graph. What only moves values, whichever
+operator is for (`gmmvit_deploy.layers.roles`), so nothing is guessed from the graph. What only moves values, whichever
 module asks for it, has the role ``shape``.
 """
 
@@ -16,7 +16,7 @@ from torch import nn
 
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.declared import SHAPE_OPERATORS, declare
-from gmmvit_deploy.models.roles import layer_role, operator_role
+from gmmvit_deploy.layers.roles import layer_role, operator_role
 from gmmvit_deploy.precision import Role
 from gmmvit_deploy.scores.attention import AttentionScores
 from gmmvit_deploy.scores.step import Step

@@ -16,7 +16,7 @@ from gmmvit_deploy.tolerances import Noise
 if TYPE_CHECKING:
     from gmmvit_deploy.artifacts import InputKind
     from gmmvit_deploy.images import ImageSpec
-    from gmmvit_deploy.models.build import Model
+    from gmmvit_deploy.layers.model import Model
 
 __all__ = ["golden_from_model"]
 

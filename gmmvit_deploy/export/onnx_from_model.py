@@ -17,7 +17,7 @@ from gmmvit_deploy.errors import ExportError, InputError
 from gmmvit_deploy.export.declared_roles import declare_roles, name_nodes
 from gmmvit_deploy.graphs.declared import ATTENTION_KEY, ROLE_KEY
 from gmmvit_deploy.images import ImageSpec
-from gmmvit_deploy.models.build import Model
+from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.precision import Role
 from gmmvit_deploy.specs import input_shape
 

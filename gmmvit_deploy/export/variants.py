@@ -20,7 +20,7 @@ from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.errors import ExportError, InputError, MissingDependencyError
 from gmmvit_deploy.export.numeric_proof import golden_rows, proven_difference
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
-from gmmvit_deploy.folding.fold import ENGINE_PASSES, QUANTIZED_PASSES, FoldedModel, fold, fold_for_engines
+from gmmvit_deploy.folding.fold import FoldedModel, engine_passes, fold, fold_for_engines
 from gmmvit_deploy.folding.head_padding import pad_heads
 from gmmvit_deploy.graphs.calibration import bounds_of
 from gmmvit_deploy.graphs.cast import cast_graph
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from gmmvit_deploy.images import ImageSpec
-    from gmmvit_deploy.models.build import Model
+    from gmmvit_deploy.layers.model import Model
     from gmmvit_deploy.precision import Precision
     from gmmvit_deploy.runners.runner import Runner
     from gmmvit_deploy.runtime.image_batches import ImageBatches
@@ -179,8 +179,7 @@ def _folded(model: Model, precision: Precision, *, padded: bool) -> FoldedModel:
     folded = fold(model)
     if precision == "fp32":  # nothing fuses in float32, so none of the engine forms would pay
         return folded
-    passes = QUANTIZED_PASSES if precision in QUANTIZED else ENGINE_PASSES
-    return fold_for_engines(folded, [one for one in passes if padded or one is not pad_heads])
+    return fold_for_engines(folded, engine_passes(model.spec, padded=padded, quantized=precision in QUANTIZED))
 
 
 def _proven(bundle: Bundle, data: bytes, precision: Precision, recorded: float) -> dict[str, dict[str, Any]]:

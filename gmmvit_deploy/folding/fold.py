@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gmmvit_deploy.folding.cait_passes import merge_layer_scale, merge_scale_into_mixing
+from gmmvit_deploy.families import family_of
 from gmmvit_deploy.folding.head_padding import pad_heads
 from gmmvit_deploy.folding.last_block import narrow_last_block
 from gmmvit_deploy.folding.passes import (
@@ -21,37 +21,45 @@ from gmmvit_deploy.folding.passes import (
     fold_masks,
     fold_scales,
     merge_scale,
+    merge_scale_into_mixing,
     require_constant_steps,
 )
 from gmmvit_deploy.folding.projections import separate_projections
-from gmmvit_deploy.folding.t2t_passes import drop_unused, unfold_as_convolution
-from gmmvit_deploy.folding.wide_heads import widen_heads
-from gmmvit_deploy.folding.window_passes import join_windows
-from gmmvit_deploy.models.build import Model
+from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.precision import Role
 from gmmvit_deploy.scores.attention import attention_scores
 from gmmvit_deploy.scores.step import Step
+from gmmvit_deploy.specs import ModelSpec
 
-__all__ = ["ENGINE_PASSES", "PASSES", "QUANTIZED_PASSES", "FoldedConstant", "FoldedModel", "fold", "fold_for_engines"]
+__all__ = [
+    "SCORE_PASSES",
+    "FoldedConstant",
+    "FoldedModel",
+    "engine_passes",
+    "fold",
+    "fold_for_engines",
+    "folding_passes",
+]
 
-PASSES: tuple[FoldingPass, ...] = (
-    fold_scales,
-    fold_masks,
-    fold_biases,
-    merge_scale,
-    merge_scale_into_mixing,
-    merge_layer_scale,
-    unfold_as_convolution,
-    drop_unused,
-    narrow_last_block,
-)
-"""In the order in which they run: each may require what an earlier one ensures."""
+SCORE_PASSES: tuple[FoldingPass, ...] = (fold_scales, fold_masks, fold_biases, merge_scale, merge_scale_into_mixing)
+"""On the steps of every attention, in the order in which they run: each may require what an earlier one ensures."""
 
-ENGINE_PASSES: tuple[FoldingPass, ...] = (join_windows, widen_heads, pad_heads)
-"""What GPU engines gain by and CPUs do not: the forms that become one fused attention kernel."""
 
-QUANTIZED_PASSES: tuple[FoldingPass, ...] = (*ENGINE_PASSES, separate_projections)
-"""And what int8 and fp8 need besides."""
+def folding_passes(spec: ModelSpec) -> tuple[FoldingPass, ...]:
+    """The passes that `fold` runs on a model of this spec, in this order: its family's own among the shared ones."""
+    return (*SCORE_PASSES, *family_of(spec).folding_passes(), narrow_last_block)
+
+
+def engine_passes(spec: ModelSpec, *, padded: bool = True, quantized: bool = False) -> tuple[FoldingPass, ...]:
+    """What GPU engines gain by and CPUs do not: the forms that become one fused attention kernel.
+
+    padded: also pad head dims that engines dislike.  quantized: also what int8 and fp8 need.
+    """
+    return (
+        *family_of(spec).engine_passes(),
+        *((pad_heads,) if padded else ()),
+        *((separate_projections,) if quantized else ()),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -97,7 +105,7 @@ def fold(model: Model) -> FoldedModel:
     Errors: FoldError when a pass cannot start or cannot prove its end, or a step is left that no pass folds.
     """
     folded = copy.deepcopy(model).requires_grad_(False)
-    passes = {run.__name__: run(folded) for run in PASSES}
+    passes = {run.__name__: run(folded) for run in folding_passes(model.spec)}
     require_constant_steps(folded)
     trained = _steps(model)
     return FoldedModel(
@@ -117,12 +125,13 @@ def fold(model: Model) -> FoldedModel:
 
 
 @torch.no_grad()
-def fold_for_engines(folded: FoldedModel, passes: Sequence[FoldingPass] = ENGINE_PASSES) -> FoldedModel:
-    """Run the passes for GPU engines on a copy of a folded model.
+def fold_for_engines(folded: FoldedModel, passes: Sequence[FoldingPass] | None = None) -> FoldedModel:
+    """Run the passes for GPU engines on a copy of a folded model.  passes: `engine_passes` by default.
 
     Errors: FoldError when a pass cannot start or cannot prove its end.
     """
     model = copy.deepcopy(folded.model)
+    passes = engine_passes(model.spec) if passes is None else passes
     changed = {run.__name__: run(model) for run in passes}
     steps = _steps(model)
     return FoldedModel(

@@ -6,26 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import FoldError
-from gmmvit_deploy.models.attention import MaskedAttention
-from gmmvit_deploy.models.roles import with_role_of
+from gmmvit_deploy.layers.attention import masked_attentions
+from gmmvit_deploy.layers.head_dims import padded_head_dim
+from gmmvit_deploy.layers.roles import with_role_of
 
-__all__ = ["LARGEST_FUSED", "pad_heads", "padded_head_dim"]
-
-LARGEST_FUSED = 256
-"""The largest head dim that becomes one kernel, in tensorrt-rtx 1.7.1: 256 does, 264 does not."""
-_MULTIPLE, _SMALLEST = 8, 16
-
-
-def padded_head_dim(head_dim: int) -> int:
-    """The next head dim that needs no copies around a fused kernel: a multiple of 8, and at least 16.
-
-    Seen in tensorrt-rtx 1.7.1 (benchmarks/reported/engines.py): 6 and 8 are not fused; 9, 12, 20 and 21 are,
-    between copies that pad and cut; 16, 24, 32 and 48 are fused without any. Beyond `LARGEST_FUSED`
-    nothing is, and nothing is padded.
-    """
-    if head_dim > LARGEST_FUSED:
-        return head_dim
-    return max(_SMALLEST, -(-head_dim // _MULTIPLE) * _MULTIPLE)
+__all__ = ["pad_heads"]
 
 
 @torch.no_grad()
@@ -38,8 +23,8 @@ def pad_heads(model: nn.Module) -> tuple[str, ...]:
     where the zeros would have to be cut off again.
     """
     changed = []
-    for name, attention in model.named_modules():
-        if not isinstance(attention, MaskedAttention) or not isinstance(attention.out, nn.Linear):
+    for name, attention in masked_attentions(model):
+        if not isinstance(attention.out, nn.Linear):
             continue
         if not isinstance(attention.qkv, nn.Linear):
             raise FoldError(f"{name}: its projections are separate already; pad its heads first")

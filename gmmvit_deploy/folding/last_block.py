@@ -5,35 +5,32 @@ from __future__ import annotations
 import copy
 
 import torch
-from torch import nn
 
 from gmmvit_deploy.errors import FoldError
-from gmmvit_deploy.models.layers import Block
-from gmmvit_deploy.models.pit import PiT
-from gmmvit_deploy.models.roles import with_role
-from gmmvit_deploy.models.vit import ViT
+from gmmvit_deploy.families import family_of
+from gmmvit_deploy.layers.blocks import Block
+from gmmvit_deploy.layers.model import Model
+from gmmvit_deploy.layers.roles import with_role
 
 __all__ = ["narrow_last_block"]
 
 
 @torch.no_grad()
-def narrow_last_block(model: nn.Module) -> tuple[str, ...]:
+def narrow_last_block(model: Model) -> tuple[str, ...]:
     """Class token:  (x + mlp(norm(x)))[0]  →  x[0] + mlp(norm(x[0])).
 
     Mean:  mean(x + W·h + b)  →  mean(x) + W·mean(h) + b,  h = gelu(first linear map of norm(x)).
 
-    A ViT of d blocks is spared 1/d of its mlps' second half, with a class token of all its mlps' work. Swin and T2T
-    norm their tokens before the mean, and a norm does not commute; CaiT reads nothing but its class token already.
+    The model's family says what is read of its last block (`Family.last_block`), or that it must stay: where tokens
+    are normed before the mean, a norm does not commute. A network of d blocks is spared 1/d of its mlps' second half,
+    with a class token of all its mlps' work.
     What reads the block takes the first, or the mean, of one token then: that token.
     Ensures: in float64 the block gives the first of its tokens, or their mean, up to rounding.
     """
-    if isinstance(model, ViT):
-        name, reads_first, n = f"blocks.{len(model.blocks) - 1}", model.class_token is not None, model.spec.tokens
-    elif isinstance(model, PiT):
-        last = len(model.stages) - 1
-        name, reads_first, n = f"stages.{last}.{model.spec.depths[last] - 1}", True, model.spec.grids[last] ** 2 + 1
-    else:
+    last = family_of(model.spec).last_block(model.spec)
+    if last is None:
         return ()
+    name, reads_first, n = last.name, last.reads == "first", last.tokens
     block = model.get_submodule(name)
     if not isinstance(block, Block) or block.gives != "tokens":
         return ()

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from gmmvit_deploy.errors import FoldError
+from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.precision import Role
 from gmmvit_deploy.scores.attention import AttentionScores, attention_scores
 from gmmvit_deploy.scores.step import Step
@@ -25,10 +26,11 @@ __all__ = [
     "fold_scales",
     "merge_scale",
     "merge_scale_into",
+    "merge_scale_into_mixing",
     "require_constant_steps",
 ]
 
-FoldingPass = Callable[[nn.Module], tuple[str, ...]]
+FoldingPass = Callable[[Model], tuple[str, ...]]
 
 _WORDS: dict[Role, str] = {"mask": "mask", "score_bias": "bias", "scale": "scale"}
 
@@ -79,6 +81,25 @@ def merge_scale(model: nn.Module) -> tuple[str, ...]:
     left = [name for name, scores in attention_scores(model) if _scale_before("mask", scores)]
     if left:
         raise FoldError(f"the scale is still applied on its own in: {', '.join(left)}")
+    return tuple(changed)
+
+
+@torch.no_grad()
+def merge_scale_into_mixing(model: nn.Module) -> tuple[str, ...]:
+    """W_preᵀ (S · d^(−1/2))  →  (d^(−1/2) · W_pre)ᵀ S, where there is no mask between them.
+
+    Where there is one, `merge_scale` has put the scale into it, and the mask itself cannot go into
+    W_pre: it multiplies each entry of the scores, the mixing sums over heads.
+    Left alone: a scale with another step between it and the mixing, such as a masked diagonal.
+    Ensures: no scale stands right in front of a mixing.
+    """
+    changed = []
+    for name, scores in attention_scores(model):
+        roles = [step.role for _, step in scores.steps_before()]
+        if ("scale", "mask") in pairwise(roles) and "mixing" in roles:
+            raise FoldError(f"{name}: its mask stands between the scale and the mixing; merge the scale into it first")
+        if merge_scale_into("mixing", name, scores):
+            changed.append(name)
     return tuple(changed)
 
 

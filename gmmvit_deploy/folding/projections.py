@@ -5,10 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from gmmvit_deploy.folding.wide_heads import WideHeadsAttention
-from gmmvit_deploy.models.attention import MaskedAttention, SeparateProjections
-from gmmvit_deploy.models.cait import TalkingHeadsAttention
-from gmmvit_deploy.models.t2t import TokenTransformer
+from gmmvit_deploy.layers.attention import SeparateProjections, stacked_projection
 
 __all__ = ["separate_projections"]
 
@@ -24,11 +21,12 @@ def separate_projections(model: nn.Module) -> tuple[str, ...]:
     """
     changed = []
     for name, module in model.named_modules():
-        if isinstance(module, MaskedAttention | TokenTransformer) and isinstance(module.qkv, nn.Linear):
-            module.qkv = SeparateProjections(module.qkv, 3)
-        elif isinstance(module, TalkingHeadsAttention | WideHeadsAttention) and isinstance(module.key_value, nn.Linear):
-            module.key_value = SeparateProjections(module.key_value, 2)
-        else:
+        declared = stacked_projection(module)
+        if declared is None:
             continue
-        changed.append(name)
+        attribute, parts = declared
+        stacked = getattr(module, attribute)
+        if isinstance(stacked, nn.Linear):
+            setattr(module, attribute, SeparateProjections(stacked, parts))
+            changed.append(name)
     return tuple(changed)

@@ -11,7 +11,7 @@ from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.folding.fold import FoldedConstant, fold
 from gmmvit_deploy.graphs.constants import bytes_of_array
 from gmmvit_deploy.graphs.proof import prove_folded
-from gmmvit_deploy.models.build import Model
+from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.parity.verdict import Check
 from gmmvit_deploy.writing import sha256_of_bytes
 

@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
-from gmmvit_deploy.models.build import Model
+from gmmvit_deploy.families import family_of
+from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.parity.measures import ErrorMeasure
 from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.parity.verdict import Check
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runners.inspection import LOGITS
 from gmmvit_deploy.runners.runner import Runner
-from gmmvit_deploy.scores.attention import attention_scores
 from gmmvit_deploy.tolerances import UNIT_ROUNDOFFS, limit_from_noise
 
 if TYPE_CHECKING:
@@ -92,17 +91,9 @@ def localize(reference: Reference, runner: Runner, inputs: NDArray[Any]) -> Chec
     )
 
 
-def blocks_of(model: Model) -> list[str]:
+def blocks_of(model: Model) -> tuple[str, ...]:
     """Names of the modules between which a drift is looked for, in the order in which they run."""
-    attentions = [f"{name}.scores" for name, _ in attention_scores(model)]
-    chosen: list[str] = []
-    for name, module in model.named_modules():
-        holds = sum(attention.startswith(f"{name}.") for attention in attentions)
-        between = name.endswith(("patch_embedding", ".merge")) or name.rpartition(".")[0] == "poolings"
-        inside = any(name.startswith(f"{one}.") for one in chosen)
-        if name and not inside and not isinstance(module, nn.ModuleList) and (holds == 1 or between):
-            chosen.append(name)
-    return chosen
+    return family_of(model.spec).blocks(model.spec)
 
 
 def _last_tensors(proto: ModelProto, names: Iterable[str]) -> dict[str, str]:

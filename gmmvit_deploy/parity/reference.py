@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from gmmvit_deploy.artifacts import Bundle
-from gmmvit_deploy.models.build import Model
+from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.runners.eager import EagerRunner
 
 __all__ = ["Reference"]

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from gmmvit_deploy.artifacts import Bundle
-from gmmvit_deploy.models.build import Model
+from gmmvit_deploy.families import family_of
+from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.parity.preprocessing import bgr, normalisations
 from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.precision import Role
@@ -69,7 +70,7 @@ def suspects(bundle: Bundle, reference: Reference, inputs: NDArray[Any]) -> Iter
         yield name, reference.model(torch.from_numpy(changed)).numpy()
     for name, mistaken in _step_mistakes(reference.model):
         yield name, mistaken(tensors).numpy()
-    for name, change in _MODULE_MISTAKES:
+    for name, change in (*_MODULE_MISTAKES, *family_of(reference.model.spec).mistakes):
         model = copy.deepcopy(reference.model)
         if change(model):
             yield name, model(tensors).numpy()

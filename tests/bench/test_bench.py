@@ -29,7 +29,7 @@ from gmmvit_deploy.bench.served_load import LoadPoint, _held, search_rate
 from gmmvit_deploy.data.images import ArrayImages
 from gmmvit_deploy.engines.flavors import visible_gpu
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.models.counting import multiply_accumulates
+from gmmvit_deploy.families.counting import multiply_accumulates
 from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runners.open import open_runners

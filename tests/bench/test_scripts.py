@@ -23,9 +23,9 @@ from benchmarks.tables import question
 from gmmvit_deploy.bench.core_to_core import round_trip_ns
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.engines.flavors import visible_gpu
+from gmmvit_deploy.families.cait.model import TalkingHeadsAttention
 from gmmvit_deploy.kernels.libraries import onnxruntime_library
-from gmmvit_deploy.models.attention import MaskedAttention
-from gmmvit_deploy.models.cait import TalkingHeadsAttention
+from gmmvit_deploy.layers.attention import MaskedAttention
 from tests.conftest import NAMES, golden
 
 ROOT = Path(__file__).parents[2]

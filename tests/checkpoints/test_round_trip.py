@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gmmvit_deploy.checkpoints.hints import LoadHints
 from gmmvit_deploy.checkpoints.loading import load_checkpoint, released_state_dict
-from gmmvit_deploy.models.build import model_from_spec
+from gmmvit_deploy.families import model_from_spec
+from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.specs import ModelSpec
-from tests.models.test_families import cait_specs, pit_specs, swin_specs, t2t_specs
-from tests.models.test_vit import small_specs
+from tests.families.test_families import cait_specs, pit_specs, swin_specs, t2t_specs
+from tests.families.test_vit import small_specs
 
 
 @given(spec=st.one_of(small_specs(), swin_specs(), cait_specs(), pit_specs(), t2t_specs()), seed=st.integers(0, 2**16))

@@ -31,16 +31,16 @@ from gmmvit_deploy.engines.proof import prove_attentions
 from gmmvit_deploy.errors import EngineError, ExportError, InputError, OutputError
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.export.variants import graph_from_model, prepared_graph
-from gmmvit_deploy.folding.fold import ENGINE_PASSES, fold, fold_for_engines
+from gmmvit_deploy.families import model_from_spec, preset_spec
+from gmmvit_deploy.families.vit.spec import ViTSpec
+from gmmvit_deploy.folding.fold import fold, fold_for_engines
 from gmmvit_deploy.graphs.calibration import bounds_of
 from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.quantize import quantize_graph
 from gmmvit_deploy.graphs.roles import attentions_of
-from gmmvit_deploy.models.build import model_from_spec
-from gmmvit_deploy.presets import preset_spec
 from gmmvit_deploy.runtime.emulated_precision import emulated_logits
 from gmmvit_deploy.runtime.graph_calibration import calibrate
-from gmmvit_deploy.specs import MaskSpec, ViTSpec
+from gmmvit_deploy.specs import MaskSpec
 from gmmvit_deploy.variants import open_variant
 from gmmvit_deploy.writing import sha256_of_file
 from tests.conftest import golden
@@ -215,7 +215,7 @@ class TestRequired:
 
     def test_int8_that_was_not_reached(self, rtx: Flavor, tmp_path: Path) -> None:
         """Q/DQ around the stacked projection: the builder dequantises it, and runs it in half precision."""
-        model = fold_for_engines(fold(load_checkpoint(golden("vit_gmm").path).model), ENGINE_PASSES).model
+        model = fold_for_engines(fold(load_checkpoint(golden("vit_gmm").path).model)).model
         proto = onnx_from_model(model, preprocessing=None, max_batch=8)
         bounds = bounds_of(calibrate(proto, [golden("vit_gmm").inputs]), "int8")
         graph = saved(cast_graph(quantize_graph(proto, "int8", bounds), "int8"), tmp_path / "m.onnx")

@@ -14,7 +14,6 @@ import torch
 from onnx import numpy_helper
 
 from gmmvit_deploy.artifacts import Bundle, Manifest, open_bundle
-from gmmvit_deploy.checkpoints.hints import LoadHints
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import BundleError, ExportError, InputError, OutputError
 from gmmvit_deploy.export import bundle_from_checkpoint as module
@@ -22,6 +21,7 @@ from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_fr
 from gmmvit_deploy.preprocess import tensor_from_pixels
 from gmmvit_deploy.runners.eager import EagerRunner
 from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.tolerances import Limit
 from gmmvit_deploy.writing import sha256_of_bytes, sha256_of_file
 from tests.conftest import GOLDEN, NAMES, cifar_options, golden

@@ -18,15 +18,19 @@ from PIL import Image
 from tritonclient.grpc import model_config_pb2
 
 from gmmvit_deploy.artifacts import Bundle
-from gmmvit_deploy.checkpoints.hints import LoadHints
 from gmmvit_deploy.checkpoints.loading import released_state_dict
 from gmmvit_deploy.data.images import ArrayImages
 from gmmvit_deploy.datasets import DATASETS
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.export.variants import variant_from_bundle
+from gmmvit_deploy.families import model_from_spec
+from gmmvit_deploy.families.cait.spec import CaiTSpec
+from gmmvit_deploy.families.pit.spec import PiTSpec
+from gmmvit_deploy.families.swin.spec import SwinSpec
+from gmmvit_deploy.families.t2t.spec import T2TSpec
+from gmmvit_deploy.families.vit.spec import ViTSpec
 from gmmvit_deploy.images import ImageSpec
-from gmmvit_deploy.models.build import model_from_spec
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.preprocessing import bgr, normalisations
 from gmmvit_deploy.runners.classify import BundleClassifier, classify_files
@@ -34,7 +38,8 @@ from gmmvit_deploy.runners.eager import EagerRunner
 from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runtime.image_batches import open_images
 from gmmvit_deploy.serving.repository import repository_from_bundle
-from gmmvit_deploy.specs import CaiTSpec, MaskSpec, ModelSpec, PiTSpec, SwinSpec, T2TSpec, ViTSpec
+from gmmvit_deploy.sources.hints import LoadHints
+from gmmvit_deploy.specs import MaskSpec, ModelSpec
 from tests.parity.faults import rebuilt
 
 Gmmvit = Callable[..., subprocess.CompletedProcess[str]]

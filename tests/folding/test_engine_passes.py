@@ -13,17 +13,20 @@ from torch import nn
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import FoldError
-from gmmvit_deploy.folding.fold import ENGINE_PASSES, QUANTIZED_PASSES, FoldedModel, fold, fold_for_engines
-from gmmvit_deploy.folding.head_padding import pad_heads, padded_head_dim
+from gmmvit_deploy.families import model_from_spec
+from gmmvit_deploy.families.cait.spec import CaiTSpec
+from gmmvit_deploy.families.cait.wide_heads import WideHeadsAttention, widen_heads
+from gmmvit_deploy.families.swin.folding import join_windows
+from gmmvit_deploy.families.swin.spec import SwinSpec
+from gmmvit_deploy.folding.fold import FoldedModel, engine_passes, fold, fold_for_engines
+from gmmvit_deploy.folding.head_padding import pad_heads
 from gmmvit_deploy.folding.projections import separate_projections
-from gmmvit_deploy.folding.wide_heads import WideHeadsAttention, widen_heads
-from gmmvit_deploy.folding.window_passes import join_windows
-from gmmvit_deploy.models.attention import MaskedAttention
-from gmmvit_deploy.models.build import model_from_spec
+from gmmvit_deploy.layers.attention import MaskedAttention
+from gmmvit_deploy.layers.head_dims import padded_head_dim
 from gmmvit_deploy.scores.attention import attention_scores
-from gmmvit_deploy.specs import CaiTSpec, MaskSpec, ModelSpec, SwinSpec
+from gmmvit_deploy.specs import MaskSpec, ModelSpec
 from tests.conftest import NAMES, golden
-from tests.models.test_families import cait_specs, pit_specs, swin_specs
+from tests.families.test_families import cait_specs, pit_specs, swin_specs
 
 SHARED_SWIN = SwinSpec(
     image_size=4,
@@ -54,7 +57,8 @@ def test_logits_stay_the_same(name: str) -> None:
     plain = folded(name)
     images = torch.from_numpy(golden(name).inputs)
     wanted = exact_logits(plain.model, images)
-    for passes in (ENGINE_PASSES, QUANTIZED_PASSES):
+    for quantized in (False, True):
+        passes = engine_passes(plain.model.spec, quantized=quantized)
         found = exact_logits(fold_for_engines(plain, passes).model, images)
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
 
@@ -66,7 +70,7 @@ def test_logits_stay_the_same_in_shapes_that_no_golden_file_has(spec: ModelSpec)
     plain = fold(model_from_spec(spec).eval())
     images = torch.randn(2, 3, spec.image_size, spec.image_size)
     wanted = exact_logits(plain.model, images)
-    found = exact_logits(fold_for_engines(plain, QUANTIZED_PASSES).model, images)
+    found = exact_logits(fold_for_engines(plain, engine_passes(spec, quantized=True)).model, images)
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
 
 
@@ -80,7 +84,8 @@ def test_the_folded_model_itself_is_left_as_it_was() -> None:
 
 
 def test_folding_twice_changes_nothing() -> None:
-    once = fold_for_engines(folded("swin_gmm"), QUANTIZED_PASSES)
+    plain = folded("swin_gmm")
+    once = fold_for_engines(plain, engine_passes(plain.model.spec, quantized=True))
     model = copy.deepcopy(once.model)
     assert [run(model) for run in (join_windows, widen_heads)] == [(), ()]
     assert separate_projections(model) == ()

@@ -6,12 +6,12 @@ from torch import nn
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import FoldError
-from gmmvit_deploy.folding.cait_passes import merge_layer_scale, merge_scale_into_mixing
+from gmmvit_deploy.families.cait.folding import merge_layer_scale
+from gmmvit_deploy.families.cait.wide_heads import widen_heads
+from gmmvit_deploy.families.t2t.folding import UnfoldConvolution, drop_unused, unfold_as_convolution
 from gmmvit_deploy.folding.fold import fold, fold_for_engines
-from gmmvit_deploy.folding.passes import fold_biases, fold_masks, merge_scale
-from gmmvit_deploy.folding.t2t_passes import UnfoldConvolution, drop_unused, unfold_as_convolution
-from gmmvit_deploy.folding.wide_heads import widen_heads
-from gmmvit_deploy.models.build import Model
+from gmmvit_deploy.folding.passes import fold_biases, fold_masks, merge_scale, merge_scale_into_mixing
+from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.scores.attention import attention_scores
 from gmmvit_deploy.scores.step import Constant
 from tests.conftest import golden

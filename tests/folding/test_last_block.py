@@ -11,11 +11,12 @@ from gmmvit_deploy.bench.roofline import work_of_graph
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
+from gmmvit_deploy.families import model_from_spec
+from gmmvit_deploy.families.vit.spec import ViTSpec
 from gmmvit_deploy.folding.fold import fold
 from gmmvit_deploy.folding.last_block import narrow_last_block
-from gmmvit_deploy.models.build import Model, model_from_spec
-from gmmvit_deploy.models.layers import Mlp
-from gmmvit_deploy.specs import ViTSpec
+from gmmvit_deploy.layers.blocks import Mlp
+from gmmvit_deploy.layers.model import Model
 from tests.conftest import golden
 
 

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from gmmvit_deploy.errors import FoldError
-from gmmvit_deploy.folding.cait_passes import merge_scale_into_mixing
 from gmmvit_deploy.folding.passes import (
     fold_biases,
     fold_masks,
     fold_scales,
     merge_scale,
+    merge_scale_into_mixing,
     require_constant_steps,
 )
 from gmmvit_deploy.scores.attention import AttentionScores

@@ -6,13 +6,14 @@ import torch
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import FoldError
+from gmmvit_deploy.families.vit.model import ViT
+from gmmvit_deploy.families.vit.spec import ViTSpec
 from gmmvit_deploy.folding.fold import fold
 from gmmvit_deploy.folding.passes import fold_masks, merge_scale
-from gmmvit_deploy.models.vit import ViT
 from gmmvit_deploy.scores.attention import AttentionScores, attention_scores
 from gmmvit_deploy.scores.masks import mask_from_spec
 from gmmvit_deploy.scores.step import Constant
-from gmmvit_deploy.specs import MaskSpec, ViTSpec
+from gmmvit_deploy.specs import MaskSpec
 from tests.conftest import Golden, golden
 
 MASKED = {

@@ -13,9 +13,9 @@ from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
+from gmmvit_deploy.families.vit.model import ViT
 from gmmvit_deploy.folding.fold import FoldedModel, fold
 from gmmvit_deploy.graphs.proof import constant_nodes, prove_folded
-from gmmvit_deploy.models.vit import ViT
 from gmmvit_deploy.specs import MaskSpec
 from tests.conftest import NAMES, golden
 from tests.folding.test_passes import small

@@ -19,7 +19,7 @@ from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.folding.fold import fold
 from gmmvit_deploy.images import ImageSpec
-from gmmvit_deploy.models.build import Model
+from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.scores.attention import attention_scores
 from gmmvit_deploy.scores.masks import ClosedFormGaussianMask, squared_distances

@@ -12,12 +12,14 @@ from PIL import Image
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import InputError, OutputError
-from gmmvit_deploy.models.build import Model, model_from_spec
+from gmmvit_deploy.families import model_from_spec
+from gmmvit_deploy.families.vit.spec import ViTSpec
+from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.pictures.mask_images import coloured, matrix_image, position_maps_image, sheet
 from gmmvit_deploy.pictures.mask_numbers import masks_of
 from gmmvit_deploy.pictures.mask_report import page_of, write_report
 from gmmvit_deploy.scores.masks import ElementwiseMask, GaussianMixtureMask, stored_base
-from gmmvit_deploy.specs import MaskSpec, ViTSpec
+from gmmvit_deploy.specs import MaskSpec
 from tests.conftest import GOLDEN, NAMES, golden
 
 GRID = 4

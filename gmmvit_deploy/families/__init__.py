@@ -1,0 +1,83 @@
+"""Every architecture: one folder each, named once, in `FAMILIES`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from gmmvit_deploy.errors import SpecError
+from gmmvit_deploy.families.cait import CAIT
+from gmmvit_deploy.families.family import Family
+from gmmvit_deploy.families.pit import PIT
+from gmmvit_deploy.families.swin import SWIN
+from gmmvit_deploy.families.t2t import T2T
+from gmmvit_deploy.families.vit import VIT
+from gmmvit_deploy.specs import MaskSpec, ModelSpec, spec_to_json
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.layers.model import Model
+
+__all__ = [
+    "FAMILIES",
+    "PRESETS",
+    "Family",
+    "family_named",
+    "family_of",
+    "family_of_preset",
+    "model_from_spec",
+    "preset_spec",
+    "spec_from_json",
+    "spec_to_json",
+]
+
+FAMILIES: tuple[Family, ...] = (VIT, SWIN, CAIT, PIT, T2T)
+
+PRESETS: Mapping[str, Callable[[int, int, MaskSpec], ModelSpec]] = {
+    name: preset for family in FAMILIES for name, preset in family.presets.items()
+}
+"""The models that have a name, of all families.  A file never needs one: its shapes tell everything but, sometimes,
+the heads.
+"""
+
+
+def family_named(name: object) -> Family:
+    """Errors: SpecError when no family has this name."""
+    for family in FAMILIES:
+        if family.name == name:
+            return family
+    known = ", ".join(family.name for family in FAMILIES)
+    raise SpecError(f"model family {name!r} is not known; known: {known}")
+
+
+def family_of(spec: ModelSpec) -> Family:
+    """The family that a spec is of."""
+    return family_named(spec.family)
+
+
+def family_of_preset(preset: str) -> Family:
+    """Errors: SpecError on a name that is not in `PRESETS`."""
+    for family in FAMILIES:
+        if preset in family.presets:
+            return family
+    raise SpecError(f"preset {preset!r} is not known", hint=f"known: {', '.join(PRESETS)}")
+
+
+def model_from_spec(spec: ModelSpec) -> Model:
+    """The model of a spec with fresh weights.  Imports torch."""
+    return family_of(spec).build(spec)
+
+
+def preset_spec(name: str, *, classes: int, image_size: int, mask: MaskSpec) -> ModelSpec:
+    """The spec of a named model.  Errors: SpecError on a name that is not in `PRESETS`."""
+    return family_of_preset(name).presets[name](classes, image_size, mask)
+
+
+def spec_from_json(data: Mapping[str, Any]) -> ModelSpec:
+    """Rebuild a spec.  Errors: SpecError on an unknown family, or a field missing or unknown."""
+    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+    family = family_named(fields.pop("family", None))
+    try:
+        fields["mask"] = MaskSpec(**fields["mask"])
+        return family.spec(**fields)
+    except (TypeError, KeyError) as exc:
+        raise SpecError(f"not a model spec: {exc}") from exc

@@ -1,0 +1,68 @@
+"""CaiT: heads mix before and after softmax, branches are scaled, classes are read off in blocks of their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gmmvit_deploy.families.cait.presets import PRESETS
+from gmmvit_deploy.families.cait.released import RELEASED
+from gmmvit_deploy.families.cait.spec import CaiTSpec
+from gmmvit_deploy.families.family import Family, OwnPass
+from gmmvit_deploy.specs import MaskSpec
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.layers.model import Model
+
+__all__ = ["CAIT"]
+
+
+def _build(spec: CaiTSpec) -> Model:
+    from gmmvit_deploy.families.cait.model import CaiT
+
+    return CaiT(spec)
+
+
+def _folding_passes() -> tuple[OwnPass, ...]:
+    from gmmvit_deploy.families.cait.folding import merge_layer_scale
+
+    return (merge_layer_scale,)
+
+
+def _engine_passes() -> tuple[OwnPass, ...]:
+    from gmmvit_deploy.families.cait.wide_heads import widen_heads
+
+    return (widen_heads,)
+
+
+def _small(mask: MaskSpec) -> CaiTSpec:
+    return CaiTSpec(
+        image_size=16,
+        patch_size=4,
+        classes=5,
+        dim=32,
+        depth=2,
+        class_depth=1,
+        heads=2,
+        head_dim=16,
+        mlp_dim=48,
+        mask=mask,
+    )
+
+
+def _blocks(spec: CaiTSpec) -> tuple[str, ...]:
+    patches = (f"patch_blocks.{block}" for block in range(spec.depth))
+    return ("patch_embedding", *patches, *(f"class_blocks.{block}" for block in range(spec.class_depth)))
+
+
+CAIT = Family(
+    name="cait",
+    spec=CaiTSpec,
+    build=_build,
+    sources=(RELEASED,),
+    presets=PRESETS,
+    mask_kinds=("plain", "gmm", "elm"),
+    small=_small,
+    blocks=_blocks,
+    folding_passes=_folding_passes,
+    engine_passes=_engine_passes,
+)

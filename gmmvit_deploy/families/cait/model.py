@@ -1,0 +1,133 @@
+"""CaiT: heads mix before and after softmax, branches are scaled, classes are read off in blocks of their own.
+
+scores:        S' = W_preᵀ · (M ∘ (Q Kᵀ · d^(−1/2))) over the heads
+weights:       A' = W_postᵀ · softmax(S') over the heads;   out = A' V
+patch blocks:  x = x + γ ∘ attention(norm(x));  x = x + γ ∘ mlp(norm(x))
+class blocks:  likewise, on the class token alone; keys and values are the patch tokens, not normed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gmmvit_deploy.families.cait.spec import CaiTSpec
+from gmmvit_deploy.layers.attention import heads_of, projected
+from gmmvit_deploy.layers.blocks import Mlp, PatchEmbedding, layer_norm
+from gmmvit_deploy.layers.model import Model
+from gmmvit_deploy.layers.roles import with_role
+from gmmvit_deploy.precision import Role
+from gmmvit_deploy.scores.attention import AttentionScores
+from gmmvit_deploy.scores.heads import HeadMixing
+from gmmvit_deploy.scores.masks import mask_from_spec
+from gmmvit_deploy.scores.scales import Scale
+from gmmvit_deploy.scores.step import Step
+
+__all__ = ["CaiT", "ScaledBranch", "TalkingHeadsAttention"]
+
+
+class TalkingHeadsAttention(nn.Module):
+    """Attention from ``x`` to ``context`` whose heads are mixed before and after softmax.
+
+    before: the steps on Q Kᵀ in front of the first mixing.
+    """
+
+    operator_roles: ClassVar[Mapping[str, Role]] = {"softmax": "softmax", "matmul": "product"}
+
+    key_value: nn.Module
+    stacked_projection: ClassVar[tuple[str, int]] = ("key_value", 2)
+
+    def __init__(self, *, dim: int, heads: int, head_dim: int, before: Mapping[str, Step | None]) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query = with_role(nn.Linear(dim, heads * head_dim, bias=False), "projection")
+        self.key_value = with_role(nn.Linear(dim, 2 * heads * head_dim, bias=False), "projection")
+        self.scores = AttentionScores(
+            before={**before, "mixing": HeadMixing(torch.randn(heads, heads))},
+            after={"mixing": HeadMixing(torch.randn(heads, heads))},
+        )
+        self.out = with_role(nn.Linear(heads * head_dim, dim), "projection")
+
+    def forward(self, x: Float[Tensor, "batch i dim"], context: Tensor) -> Float[Tensor, "batch i dim"]:
+        query = heads_of(self.query(x), self.heads)
+        key, value = (heads_of(part, self.heads) for part in projected(self.key_value, context, 2))
+        weights = self.scores.weights(query, key)
+        out: Tensor = self.out((weights @ value).transpose(1, 2).flatten(2))
+        return out
+
+
+class ScaledBranch(nn.Module):
+    """γ ∘ f(norm(x), …): LayerScale around a pre-norm branch.  γ is None once it is merged into f."""
+
+    operator_roles: ClassVar[Mapping[str, Role]] = {"mul": "scale"}
+
+    gamma: nn.Parameter | None
+
+    def __init__(self, dim: int, inner: nn.Module) -> None:
+        super().__init__()
+        self.norm = layer_norm(dim)
+        self.inner = inner
+        self.gamma = nn.Parameter(torch.full((1, 1, dim), 0.1))
+
+    def forward(self, x: Tensor, *context: Tensor) -> Tensor:
+        normed = self.norm(x)
+        # Patch blocks attend to themselves, normed; class blocks to the patches as they are.
+        inputs = (normed,) if isinstance(self.inner, Mlp) else (normed, *(context or (normed,)))
+        out: Tensor = self.inner(*inputs)
+        return out if self.gamma is None else out * self.gamma
+
+
+class CaiTBlock(nn.Module):
+    """x + scaled attention, then x + scaled mlp."""
+
+    operator_roles: ClassVar[Mapping[str, Role]] = {"add": "residual"}
+
+    def __init__(self, spec: CaiTSpec, mask: Step | None) -> None:
+        super().__init__()
+        before = {"scale": Scale(spec.head_dim**-0.5), "mask": mask}
+        attention = TalkingHeadsAttention(dim=spec.dim, heads=spec.heads, head_dim=spec.head_dim, before=before)
+        self.attention = ScaledBranch(spec.dim, attention)
+        self.mlp = ScaledBranch(spec.dim, Mlp(spec.dim, spec.mlp_dim))
+
+    def forward(self, x: Tensor, *context: Tensor) -> Tensor:
+        x = x + self.attention(x, *context)
+        out: Tensor = x + self.mlp(x)
+        return out
+
+
+class CaiT(Model):
+    """CaiT, plain or masked.
+
+    forward: images (B, c, S, S), normalised, float32 → logits (B, C).
+    """
+
+    operator_roles: ClassVar[Mapping[str, Role]] = {"add": "bias"}
+
+    spec: CaiTSpec
+
+    def __init__(self, spec: CaiTSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.patch_embedding = PatchEmbedding(spec.patch_size, spec.dim, channels=spec.channels)
+        self.position_embedding = nn.Parameter(0.02 * torch.randn(1, spec.grid**2, spec.dim))
+        self.class_token = nn.Parameter(torch.randn(1, 1, spec.dim))
+        self.patch_blocks = nn.ModuleList(
+            CaiTBlock(spec, mask_from_spec(spec.mask, heads=spec.heads, grid=spec.grid)) for _ in range(spec.depth)
+        )
+        self.class_blocks = nn.ModuleList(CaiTBlock(spec, None) for _ in range(spec.class_depth))
+        self.head_norm = layer_norm(spec.dim)
+        self.head = with_role(nn.Linear(spec.dim, spec.classes), "head")
+
+    def forward(self, images: Float[Tensor, "batch channels side side"]) -> Float[Tensor, "batch classes"]:
+        x = self.patch_embedding(images) + self.position_embedding
+        for block in self.patch_blocks:
+            x = block(x)
+        token = self.class_token.expand(x.shape[0], -1, -1)
+        for block in self.class_blocks:
+            token = block(token, x)
+        logits: Tensor = self.head(self.head_norm(token[:, 0]))
+        return logits

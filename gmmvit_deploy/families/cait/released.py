@@ -1,0 +1,102 @@
+"""CaiT checkpoints of the paper's released training code.
+
+to_patch_embedding.1, pos_embedding (patches only), cls_token
+{patch,cls}_transformer.layers.{i}.0   scale, fn.norm, fn.fn.{to_q,to_kv,to_out.0},
+fn.fn.mix_heads_{pre,post}_attn, fn.fn.mask.{alpha,sigma,mask}
+{patch,cls}_transformer.layers.{i}.1   scale, fn.norm, fn.fn.net.{0,3}
+mlp_head.{0,1};  mask                  the base mask once more, unused
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gmmvit_deploy.families.cait.presets import PRESETS
+from gmmvit_deploy.families.cait.spec import CaiTSpec
+from gmmvit_deploy.sources.hints import LoadHints
+from gmmvit_deploy.sources.released import mask_names, released_source
+from gmmvit_deploy.sources.shapes import (
+    Shapes,
+    infer_heads,
+    infer_mask,
+    preset_of,
+)
+
+__all__ = ["RELEASED"]
+
+_PATCH, _CLASS = "patch_transformer.layers", "cls_transformer.layers"
+_BOTH = ("weight", "bias")
+
+
+def released_names(spec: CaiTSpec) -> dict[str, str]:
+    """Name in our model → name in the released file, for every tensor of the trained model."""
+    pairs = {"patch_embedding.project": "to_patch_embedding.1", "head_norm": "mlp_head.0", "head": "mlp_head.1"}
+    names = {"position_embedding": "pos_embedding", "class_token": "cls_token"}
+    stacks = [(f"patch_blocks.{i}", f"{_PATCH}.{i}") for i in range(spec.depth)]
+    stacks += [(f"class_blocks.{i}", f"{_CLASS}.{i}") for i in range(spec.class_depth)]
+    for ours, theirs in stacks:
+        pairs |= {
+            f"{ours}.attention.norm": f"{theirs}.0.fn.norm",
+            f"{ours}.attention.inner.out": f"{theirs}.0.fn.fn.to_out.0",
+            f"{ours}.mlp.norm": f"{theirs}.1.fn.norm",
+            f"{ours}.mlp.inner.0": f"{theirs}.1.fn.fn.net.0",
+            f"{ours}.mlp.inner.2": f"{theirs}.1.fn.fn.net.3",
+        }
+        names |= {
+            f"{ours}.attention.gamma": f"{theirs}.0.scale",
+            f"{ours}.mlp.gamma": f"{theirs}.1.scale",
+            f"{ours}.attention.inner.query.weight": f"{theirs}.0.fn.fn.to_q.weight",
+            f"{ours}.attention.inner.key_value.weight": f"{theirs}.0.fn.fn.to_kv.weight",
+            f"{ours}.attention.inner.scores.before.mixing.weight": f"{theirs}.0.fn.fn.mix_heads_pre_attn",
+            f"{ours}.attention.inner.scores.after.mixing.weight": f"{theirs}.0.fn.fn.mix_heads_post_attn",
+        }
+        if ours.startswith("patch"):
+            names |= mask_names(spec.mask, f"{ours}.attention.inner.scores.before.mask", f"{theirs}.0.fn.fn.mask")
+    return names | {f"{a}.{part}": f"{z}.{part}" for a, z in pairs.items() for part in _BOTH}
+
+
+def known_unused(spec: CaiTSpec) -> dict[str, str]:
+    """Names a released file may hold that the network never reads → why not."""
+    return {"mask": "the base mask, stored once more at the root"}
+
+
+def infer_spec(shapes: Shapes, hints: LoadHints) -> CaiTSpec:
+    """Read the whole spec off names and shapes; the mixing matrices tell the heads.  Errors: CheckpointError."""
+    source, first = shapes.source, f"{_PATCH}.0.0.fn.fn"
+    patch_size, channels = shapes.linear_patch("to_patch_embedding.1.weight")
+    grid = shapes.grid(shapes.of("pos_embedding", rank=3)[1], where="pos_embedding")
+    mask, _ = infer_mask(shapes, hints, f"{first}.mask")
+    inner_dim = shapes.of(f"{first}.to_q.weight", rank=2)[0]
+    classes = shapes.of("mlp_head.1.weight", rank=2)[0]
+    preset = preset_of(hints, PRESETS, classes=classes, image_size=grid * patch_size, mask=mask)
+    heads = infer_heads(
+        source,
+        width=inner_dim,
+        known=shapes.of(f"{first}.mix_heads_pre_attn", rank=2)[0],
+        evidence="its mixing matrices have",
+        hints=hints,
+        preset_heads=preset.heads if preset else None,
+    )
+    if heads == 1 and mask.shared:
+        mask = replace(mask, shared=False)  # one head shares its mask with nobody
+    return CaiTSpec(
+        image_size=grid * patch_size,
+        patch_size=patch_size,
+        classes=classes,
+        dim=shapes.of("to_patch_embedding.1.weight", rank=2)[0],
+        depth=shapes.count(r"patch_transformer\.layers\.(\d+)\."),
+        class_depth=shapes.count(r"cls_transformer\.layers\.(\d+)\."),
+        heads=heads,
+        head_dim=inner_dim // heads,
+        mlp_dim=shapes.of(f"{_PATCH}.0.1.fn.fn.net.0.weight", rank=2)[0],
+        mask=mask,
+        channels=channels,
+    )
+
+
+RELEASED = released_source(
+    signature=(r"patch_transformer\.layers",),
+    spec=infer_spec,
+    names=released_names,
+    known_unused=known_unused,
+)

@@ -1,0 +1,42 @@
+"""What a CaiT is, in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gmmvit_deploy.specs import ModelSpec, require_counts, require_tiling
+
+__all__ = ["CaiTSpec"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaiTSpec(ModelSpec):
+    """CaiT: masked patch blocks that mix their heads, then class blocks that read from the patches."""
+
+    family: ClassVar[str] = "cait"
+    patch_size: int
+    dim: int
+    depth: int
+    class_depth: int
+    heads: int
+    head_dim: int
+    mlp_dim: int
+
+    def __post_init__(self) -> None:
+        ModelSpec.__post_init__(self)
+        require_counts(
+            self,
+            "patch_size",
+            "dim",
+            "depth",
+            "class_depth",
+            "heads",
+            "head_dim",
+            "mlp_dim",
+        )
+        require_tiling(self.image_size, self.patch_size)
+
+    @property
+    def grid(self) -> int:
+        return self.image_size // self.patch_size

@@ -1,0 +1,131 @@
+"""CaiT: talking heads as plain heads of H·d, which fused attention kernels take.
+
+With one mask for all heads, mixing before softmax moves into Q and mixing after it into V:
+
+    Σ_k pre[k,h] · M ∘ (Q_k K_kᵀ)   =  M ∘ (Q̃_h K̃ᵀ)    Q̃_h = [pre[0,h]·Q_0, …],  K̃ = [K_0, K_1, …]
+    Σ_h post[h,g] · A_h V_g         =  (Σ_h A_h Ṽ_h)_g   Ṽ_h = [post[h,0]·V_0, …]
+
+Exact algebra, with sums in another order. It multiplies the work of both products by H, which is
+little beside the projections, and only pays where H·d is a head dim that fuses. Where each head has
+a mask of its own there is no such form: M_k stands inside the sum over k. Masks of rank R would
+need head dim R·H·d, more than fuses for the released H·d = 256 and any R > 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gmmvit_deploy.errors import FoldError
+from gmmvit_deploy.families.cait.model import TalkingHeadsAttention
+from gmmvit_deploy.layers.attention import projected
+from gmmvit_deploy.layers.head_dims import LARGEST_FUSED
+from gmmvit_deploy.precision import Role
+from gmmvit_deploy.scores.attention import AttentionScores
+from gmmvit_deploy.scores.step import Step
+
+__all__ = ["WideHeadsAttention", "widen_heads"]
+
+
+class WideHeadsAttention(nn.Module):
+    """`TalkingHeadsAttention` without mixing: H heads, each as wide as all of them.
+
+    queries, keys, values (H, 1, H·d): what each head sees of the projections; keys are all ones,
+    written out because fused kernels want one K a head.
+    """
+
+    operator_roles: ClassVar[Mapping[str, Role]] = {
+        "softmax": "softmax",
+        "matmul": "product",
+        "mul": "mixing",
+        "sum": "mixing",
+    }
+
+    stacked_projection: ClassVar[tuple[str, int]] = ("key_value", 2)
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self, talking: TalkingHeadsAttention) -> None:
+        super().__init__()
+        heads = talking.heads
+        head_dim = talking.query.out_features // heads
+        self.query, self.key_value, self.out = talking.query, talking.key_value, talking.out
+        *factors, (_, mix_before) = talking.scores.steps_before()
+        ((_, mix_after),) = talking.scores.steps_after()
+        self.scores = AttentionScores({name.removeprefix("before."): step for name, step in factors})
+        spread = [
+            mixing.detach().repeat_interleave(head_dim, dim=1).unsqueeze(1)
+            for mixing in (mix_before.matrix().transpose(0, 1), mix_after.matrix())
+        ]
+        self.register_buffer("queries", spread[0].clone())
+        self.register_buffer("keys", torch.ones_like(spread[0]))
+        self.register_buffer("values", spread[1].clone())
+
+    def forward(self, x: Float[Tensor, "batch i dim"], context: Tensor) -> Float[Tensor, "batch i dim"]:
+        query = self.query(x).unsqueeze(1) * self.queries
+        key, value = (part.unsqueeze(1) for part in projected(self.key_value, context, 2))
+        weights = self.scores.weights(query, key * self.keys)
+        out: Tensor = self.out((weights @ (value * self.values)).sum(dim=1))
+        return out
+
+
+@torch.no_grad()
+def widen_heads(model: nn.Module) -> tuple[str, ...]:
+    """Talking heads with one mask for all, or none, and H·d that fuses  →  wide heads; others stay.
+
+    Requires: folded steps, and the scale merged into the mask or into the mixing.
+    Ensures: on random tokens the new attention gives what the old one gave, to float64 rounding.
+    """
+    changed = []
+    for name, parent in list(model.named_modules()):
+        for child, attention in list(parent.named_children()):
+            if not isinstance(attention, TalkingHeadsAttention) or attention.query.out_features > LARGEST_FUSED:
+                continue
+            if _widens(f"{name}.{child}", attention.scores):
+                wide = WideHeadsAttention(attention)
+                _require_equal(f"{name}.{child}", attention, wide)
+                setattr(parent, child, wide)
+                changed.append(f"{name}.{child}")
+    return tuple(changed)
+
+
+def _widens(name: str, scores: AttentionScores) -> bool:
+    """Factors that all heads share and then the mixing, before softmax; after it, the mixing alone.
+
+    Errors: FoldError when the factors are not folded, or the scale not merged.
+    """
+    before = [step for _, step in scores.steps_before()]
+    after = [step for _, step in scores.steps_after()]
+    if [step.operation for step in after] != ["mix"] or not before or before[-1].operation != "mix":
+        return False
+    factors = before[:-1]
+    if not all(step.is_constant for step in factors):
+        raise FoldError(f"{name}: its steps must be folded before its heads are widened")
+    if not all(step.operation == "multiply" and _same_for_all_heads(step) for step in factors):
+        return False
+    if any(step.role == "scale" for step in factors):
+        raise FoldError(f"{name}: its scale must be merged before its heads are widened")
+    return True
+
+
+def _same_for_all_heads(step: Step) -> bool:
+    constant = step.matrix()
+    return constant.dim() < 3 or bool((constant == constant[:1]).all())
+
+
+def _require_equal(name: str, talking: TalkingHeadsAttention, wide: WideHeadsAttention) -> None:
+    masks = [step.matrix() for _, step in wide.scores.steps()]
+    tokens = masks[0].shape[-1] if masks else 3
+    x = torch.randn(
+        2, tokens, talking.query.in_features, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
+    old, new = talking.double()(x, x), wide.double()(x, x)
+    talking.float()
+    wide.float()
+    if not torch.allclose(new, old, rtol=1e-9, atol=1e-9):
+        raise FoldError(f"{name}: widened heads do not give what its talking heads give")

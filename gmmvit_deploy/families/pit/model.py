@@ -1,0 +1,94 @@
+"""PiT: a ViT in stages, with a class token, between which the patches are pooled.
+
+x = [class token, convolution(image)] + position
+stage:    ViT blocks; the mask multiplies patch–patch scores, the class row and column stay
+pooling:  patches: 3×3 depthwise convolution of stride 2 that doubles the channels, then 1×1;
+class token: linear
+logits = head(norm(class token))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gmmvit_deploy.families.pit.spec import PiTSpec
+from gmmvit_deploy.layers.blocks import Block, layer_norm
+from gmmvit_deploy.layers.model import Model
+from gmmvit_deploy.layers.roles import with_role
+from gmmvit_deploy.precision import Role
+from gmmvit_deploy.scores.attention import scaled_scores
+from gmmvit_deploy.scores.masks import ClassTokenMask, mask_from_spec
+
+__all__ = ["PiT"]
+
+
+class Pooling(nn.Module):
+    """Halve the grid, double the width."""
+
+    def __init__(self, grid: int, dim: int) -> None:
+        super().__init__()
+        self.grid = grid
+        self.depthwise = with_role(nn.Conv2d(dim, 2 * dim, 3, stride=2, padding=1, groups=dim), "depthwise")
+        self.pointwise = with_role(nn.Conv2d(2 * dim, 2 * dim, 1), "projection")
+        self.class_token = with_role(nn.Linear(dim, 2 * dim), "projection")
+
+    def forward(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch m twice"]:
+        token, patches = x[:, :1], x[:, 1:]
+        lattice = patches.transpose(1, 2).reshape(-1, x.shape[-1], self.grid, self.grid)
+        pooled = self.pointwise(self.depthwise(lattice)).flatten(2).transpose(1, 2)
+        return torch.cat([self.class_token(token), pooled], dim=1)
+
+
+class PiT(Model):
+    """Pooling-based vision transformer, plain or masked.
+
+    forward: images (B, c, S, S), normalised, float32 → logits (B, C).
+    """
+
+    operator_roles: ClassVar[Mapping[str, Role]] = {"add": "bias"}
+
+    spec: PiTSpec
+
+    def __init__(self, spec: PiTSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.patch_embedding = with_role(
+            nn.Conv2d(spec.channels, spec.dim, spec.patch_size, stride=spec.patch_size), "embedding"
+        )
+        self.class_token = nn.Parameter(torch.randn(1, 1, spec.dim))
+        self.position_embedding = nn.Parameter(0.02 * torch.randn(1, spec.grids[0] ** 2 + 1, spec.dim))
+        self.stages = nn.ModuleList(
+            nn.Sequential(*(self._block(spec, stage) for _ in range(depth))) for stage, depth in enumerate(spec.depths)
+        )
+        self.poolings = nn.ModuleList(
+            Pooling(grid, dim) for grid, dim in zip(spec.grids[:-1], spec.dims[:-1], strict=True)
+        )
+        self.head_norm = layer_norm(spec.dims[-1])
+        self.head = with_role(nn.Linear(spec.dims[-1], spec.classes), "head")
+
+    @staticmethod
+    def _block(spec: PiTSpec, stage: int) -> Block:
+        patches = mask_from_spec(spec.mask, heads=spec.heads[stage], grid=spec.grids[stage])
+        mask = None if patches is None else ClassTokenMask(patches)
+        return Block(
+            dim=spec.dims[stage],
+            heads=spec.heads[stage],
+            head_dim=spec.head_dim,
+            mlp_dim=spec.mlp_dims[stage],
+            scores=scaled_scores(spec.head_dim**-0.5, mask=mask),
+        )
+
+    def forward(self, images: Float[Tensor, "batch channels side side"]) -> Float[Tensor, "batch classes"]:
+        x = self.patch_embedding(images).flatten(2).transpose(1, 2)
+        x = torch.cat([self.class_token.expand(x.shape[0], -1, -1), x], dim=1) + self.position_embedding
+        for index, stage in enumerate(self.stages):
+            x = stage(x)
+            if index < len(self.poolings):
+                x = self.poolings[index](x)
+        logits: Tensor = self.head(self.head_norm(x[:, 0]))
+        return logits

@@ -1,0 +1,32 @@
+"""The PiT that the paper's released code has a name for.  Kernels are not part of it: the mask says them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from gmmvit_deploy.families.pit.spec import PiTSpec
+from gmmvit_deploy.specs import MaskSpec
+
+__all__ = ["PRESETS"]
+
+
+def _fine_patch(image_size: int) -> int:
+    """Patch side: 2 at 32×32, 4 at 64×64."""
+    return 4 if image_size == 64 else 2
+
+
+def pit(classes: int, image_size: int, mask: MaskSpec) -> PiTSpec:
+    return PiTSpec(
+        image_size=image_size,
+        patch_size=_fine_patch(image_size),
+        classes=classes,
+        dim=96,
+        depths=(2, 6, 4),
+        heads=(2, 4, 8),
+        head_dim=48,
+        mlp_dims=(192, 384, 768),
+        mask=mask,
+    )
+
+
+PRESETS: Mapping[str, Callable[[int, int, MaskSpec], PiTSpec]] = {"pit": pit}

@@ -1,0 +1,111 @@
+"""PiT checkpoints of the paper's released training code.
+
+to_patch_embedding.0 (convolution), pos_embedding (1, N+1, D), cls_token
+layers.{0,2,4}.layers.{i}.{0,1}   blocks as in a ViT;  layers.{0,2,4}.mask   base masks, unused
+layers.{1,3}                      downsample.net.{0,1} (depthwise, 1×1), cls_ff
+mlp_head.{0,1}
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gmmvit_deploy.errors import CheckpointError
+from gmmvit_deploy.families.pit.presets import PRESETS
+from gmmvit_deploy.families.pit.spec import PiTSpec
+from gmmvit_deploy.sources.hints import LoadHints
+from gmmvit_deploy.sources.released import block_names, released_source
+from gmmvit_deploy.sources.shapes import (
+    Shapes,
+    infer_heads,
+    infer_mask,
+    mask_heads,
+    preset_of,
+)
+
+__all__ = ["RELEASED"]
+
+_BOTH = ("weight", "bias")
+
+
+def released_names(spec: PiTSpec) -> dict[str, str]:
+    """Name in our model → name in the released file, for every tensor of the trained model."""
+    pairs = {"patch_embedding": "to_patch_embedding.0", "head_norm": "mlp_head.0", "head": "mlp_head.1"}
+    names = {"position_embedding": "pos_embedding", "class_token": "cls_token"}
+    for s, depth in enumerate(spec.depths):
+        projects = not (spec.heads[s] == 1 and spec.head_dim == spec.dims[s])
+        for i in range(depth):
+            ours, theirs = f"stages.{s}.{i}", f"layers.{2 * s}.layers.{i}"
+            names |= block_names(ours, theirs, mask=spec.mask, mask_at="mask.patches", projects=projects)
+        if s < len(spec.depths) - 1:
+            pairs |= {
+                f"poolings.{s}.depthwise": f"layers.{2 * s + 1}.downsample.net.0",
+                f"poolings.{s}.pointwise": f"layers.{2 * s + 1}.downsample.net.1",
+                f"poolings.{s}.class_token": f"layers.{2 * s + 1}.cls_ff",
+            }
+    return names | {f"{a}.{part}": f"{z}.{part}" for a, z in pairs.items() for part in _BOTH}
+
+
+def known_unused(spec: PiTSpec) -> dict[str, str]:
+    """Names a released file may hold that the network never reads → why not."""
+    return {f"layers.{2 * s}.mask": "the stage's base mask, stored once more" for s in range(len(spec.depths))}
+
+
+def _first_heads(widths: list[int], spoken: list[int]) -> int | None:
+    """Heads of the first stage, from the head dim of any stage whose masks tell it."""
+    telling = [(width, heads) for width, heads in zip(widths, spoken, strict=True) if heads > 1]
+    if not telling or telling[0][0] % telling[0][1]:
+        return None
+    head_dim = telling[0][0] // telling[0][1]
+    return widths[0] // head_dim if widths[0] % head_dim == 0 else None
+
+
+def infer_spec(shapes: Shapes, hints: LoadHints) -> PiTSpec:
+    """Read the whole spec off names and shapes; the head dim is the same in all stages.
+
+    ``--heads`` is that of the first stage.  Errors: CheckpointError.
+    """
+    source = shapes.source
+    dim, patch_size, channels = shapes.convolution_patch("to_patch_embedding.0.weight")
+    grid = shapes.grid(shapes.of("pos_embedding", rank=3)[1] - 1, where="pos_embedding, less a class token,")
+    stages = (shapes.count(r"layers\.(\d+)\.layers\.") + 1) // 2
+    prefixes = [f"layers.{2 * s}.layers.0.0.fn.mask" for s in range(stages)]
+    mask, _ = infer_mask(shapes, hints, prefixes[0])
+    spoken = mask_heads(shapes, prefixes)
+    widths = [shapes.of(f"layers.{2 * s}.layers.0.0.fn.to_qkv.weight", rank=2)[0] // 3 for s in range(stages)]
+    classes = shapes.of("mlp_head.1.weight", rank=2)[0]
+    preset = preset_of(hints, PRESETS, classes=classes, image_size=grid * patch_size, mask=mask)
+    single = "layers.0.layers.0.0.fn.to_out.0.weight" not in shapes and widths[0] == dim
+    head_dim = widths[0] // infer_heads(
+        source,
+        width=widths[0],
+        known=1 if single else _first_heads(widths, spoken),
+        evidence="without an output projection its first stage has" if single else "its first masks have",
+        hints=hints,
+        preset_heads=preset.heads[0] if preset else None,
+    )
+    if any(width % head_dim for width in widths):
+        raise CheckpointError(f"{source}: a head dim of {head_dim} does not divide the stages' widths {widths}")
+    heads = tuple(width // head_dim for width in widths)
+    # A stage of one head says nothing: shared are masks that never speak of several heads where there are several.
+    mask = replace(mask, shared=mask.kind == "gmm" and set(spoken) == {1} and set(heads) != {1})
+    return PiTSpec(
+        image_size=grid * patch_size,
+        patch_size=patch_size,
+        classes=classes,
+        dim=dim,
+        depths=tuple(shapes.count(rf"layers\.{2 * s}\.layers\.(\d+)\.") for s in range(stages)),
+        heads=heads,
+        head_dim=head_dim,
+        mlp_dims=tuple(shapes.of(f"layers.{2 * s}.layers.0.1.fn.net.0.weight", rank=2)[0] for s in range(stages)),
+        mask=mask,
+        channels=channels,
+    )
+
+
+RELEASED = released_source(
+    signature=(r"layers\.0\.layers\.0\.",),
+    spec=infer_spec,
+    names=released_names,
+    known_unused=known_unused,
+)

@@ -1,0 +1,44 @@
+"""What a PiT is, in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gmmvit_deploy.specs import ModelSpec, require_counts, require_stages, require_tiling
+
+__all__ = ["PiTSpec"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PiTSpec(ModelSpec):
+    """PiT: ViT stages with a class token; between them a strided convolution halves the grid and doubles the width.
+
+    dim: of the first stage.  depths, heads, mlp_dims: by stage.  head_dim: the same in all.
+    """
+
+    family: ClassVar[str] = "pit"
+    patch_size: int
+    dim: int
+    depths: tuple[int, ...]
+    heads: tuple[int, ...]
+    head_dim: int
+    mlp_dims: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        ModelSpec.__post_init__(self)
+        require_counts(self, "patch_size", "dim", "depths", "heads", "head_dim", "mlp_dims")
+        require_tiling(self.image_size, self.patch_size)
+        require_stages(self.depths, self.heads, self.mlp_dims)
+
+    @property
+    def grids(self) -> tuple[int, ...]:
+        """Patches along one side, by stage: a stride of 2 rounds up."""
+        grids = [self.image_size // self.patch_size]
+        for _ in self.depths[1:]:
+            grids.append((grids[-1] + 1) // 2)
+        return tuple(grids)
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        return tuple(self.dim << stage for stage in range(len(self.depths)))

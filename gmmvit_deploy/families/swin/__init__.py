@@ -1,0 +1,64 @@
+"""Swin: attention within windows, which shift in every other block; plain or with Gaussian mixture masks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gmmvit_deploy.families.family import Family, OwnPass
+from gmmvit_deploy.families.swin.presets import PRESETS
+from gmmvit_deploy.families.swin.released import RELEASED
+from gmmvit_deploy.families.swin.spec import SwinSpec
+from gmmvit_deploy.specs import MaskSpec
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.layers.model import Model
+
+__all__ = ["SWIN"]
+
+
+def _build(spec: SwinSpec) -> Model:
+    from gmmvit_deploy.families.swin.model import Swin
+
+    return Swin(spec)
+
+
+def _engine_passes() -> tuple[OwnPass, ...]:
+    from gmmvit_deploy.families.swin.folding import join_windows
+
+    return (join_windows,)
+
+
+def _small(mask: MaskSpec) -> SwinSpec:
+    return SwinSpec(
+        image_size=16,
+        patch_size=2,
+        classes=5,
+        dim=32,
+        depths=(2, 1),
+        heads=(2, 4),
+        window=4,
+        mlp_dims=(48, 64),
+        mask=mask,
+    )
+
+
+def _blocks(spec: SwinSpec) -> tuple[str, ...]:
+    names = ["patch_embedding"]
+    for stage, depth in enumerate(spec.depths):
+        names += [f"stages.{stage}.blocks.{block}" for block in range(depth)]
+        if stage < len(spec.depths) - 1:
+            names.append(f"stages.{stage}.merge")
+    return tuple(names)
+
+
+SWIN = Family(
+    name="swin",
+    spec=SwinSpec,
+    build=_build,
+    sources=(RELEASED,),
+    presets=PRESETS,
+    mask_kinds=("plain", "gmm"),
+    small=_small,
+    blocks=_blocks,
+    engine_passes=_engine_passes,
+)

@@ -1,0 +1,37 @@
+"""Swin: its windows leave the dimension of their own, so that attention has the four that fused kernels take."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from gmmvit_deploy.errors import FoldError
+from gmmvit_deploy.families.swin.model import WindowBlock
+
+__all__ = ["join_windows"]
+
+
+@torch.no_grad()
+def join_windows(model: nn.Module) -> tuple[str, ...]:
+    """Scores (B, W, H, n, n)  →  (B·W, H, n, n), or (B, W·H, n, n) where a step differs by window.
+
+    Requires: folded steps.
+    Ensures: the same products and sums in the same order; constants of shifted blocks are repeated
+    for each window, index w·H + h, and nothing broadcasts over windows.
+    """
+    changed = []
+    for name, block in model.named_modules():
+        if not isinstance(block, WindowBlock) or block.joined:
+            continue
+        scores = block.attention.scores
+        steps = list(scores.steps())
+        if not all(step.is_constant for _, step in steps):
+            raise FoldError(f"{name}: its mask and bias must be folded before its windows are joined")
+        by_window = [matrix.shape[0] for _, step in steps if (matrix := step.matrix()).dim() == 4]
+        if by_window:
+            for step_name, step in steps:
+                scores.put(step_name, step.for_windows(by_window[0], block.attention.heads))
+            block.attention.windows = by_window[0]
+        block.joined = True
+        changed.append(name)
+    return tuple(changed)

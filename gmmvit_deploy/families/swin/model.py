@@ -1,0 +1,140 @@
+"""Swin: attention within windows, which shift in every other block.
+
+windows(x):      x + attention(norm(x)), tokens of one w×w window among themselves
+scores:          M ∘ (Q Kᵀ · d^(−1/2)) + relative position bias + shift mask
+between stages:  2×2 neighbours concatenated, normed, reduced from 4D to 2D
+logits = head(mean over tokens of norm(x))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gmmvit_deploy.families.swin.spec import SwinSpec
+from gmmvit_deploy.layers.attention import MaskedAttention
+from gmmvit_deploy.layers.blocks import Mlp, layer_norm
+from gmmvit_deploy.layers.model import Model
+from gmmvit_deploy.layers.roles import with_role
+from gmmvit_deploy.precision import Role
+from gmmvit_deploy.scores.attention import scaled_scores
+from gmmvit_deploy.scores.biases import WindowBias, relative_position_index, shift_mask
+from gmmvit_deploy.scores.masks import mask_from_spec
+
+__all__ = ["Swin", "WindowBlock"]
+
+
+class WindowBlock(nn.Module):
+    """A pre-norm block on a grid × grid lattice whose attention stays within windows."""
+
+    operator_roles: ClassVar[Mapping[str, Role]] = {"add": "residual"}
+
+    def __init__(self, spec: SwinSpec, *, stage: int, block: int) -> None:
+        super().__init__()
+        self.grid, self.window, self.shift = spec.grids[stage], spec.window, spec.shift(stage, block)
+        self.joined = False  # folding for engines: windows that need no dimension of their own lie in the batch
+        dim, heads = spec.dims[stage], spec.heads[stage]
+        outside = shift_mask(self.grid, self.window, self.shift) if self.shift else None
+        table = 0.02 * torch.randn((2 * self.window - 1) ** 2, heads)
+        self.attention_norm = layer_norm(dim)
+        self.attention = MaskedAttention(
+            dim=dim,
+            heads=heads,
+            head_dim=dim // heads,
+            scores=scaled_scores(
+                (dim // heads) ** -0.5,
+                mask=mask_from_spec(spec.mask, heads=heads, grid=self.window),
+                bias=WindowBias(table, relative_position_index(self.window), outside),
+                scales_query=True,
+            ),
+            qkv_bias=True,
+        )
+        self.mlp_norm = layer_norm(dim)
+        self.mlp = Mlp(dim, spec.mlp_dims[stage])
+
+    def forward(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch n dim"]:
+        x = x + self._attended(self.attention_norm(x))
+        out: Tensor = x + self.mlp(self.mlp_norm(x))
+        return out
+
+    def _attended(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch n dim"]:
+        dim, side = x.shape[-1], self.grid // self.window
+        lattice = x.reshape(-1, self.grid, self.grid, dim)
+        if self.shift:
+            lattice = torch.roll(lattice, (-self.shift, -self.shift), dims=(1, 2))
+        windows = lattice.reshape(-1, side, self.window, side, self.window, dim).transpose(2, 3)
+        alone = self.joined and self.attention.windows is None
+        shape = (-1, self.window**2, dim) if alone else (-1, side**2, self.window**2, dim)
+        mixed = self.attention(windows.reshape(shape))
+        mixed = mixed.reshape(-1, side, side, self.window, self.window, dim).transpose(2, 3)
+        lattice = mixed.reshape(-1, self.grid, self.grid, dim)
+        if self.shift:
+            lattice = torch.roll(lattice, (self.shift, self.shift), dims=(1, 2))
+        return lattice.reshape(-1, self.grid**2, dim)
+
+
+class PatchMerging(nn.Module):
+    """(even row, even column), (odd, even), (even, odd), (odd, odd) → LayerNorm(4D) → linear to 2D."""
+
+    def __init__(self, grid: int, dim: int) -> None:
+        super().__init__()
+        self.grid = grid
+        self.norm = layer_norm(4 * dim)
+        self.reduce = with_role(nn.Linear(4 * dim, 2 * dim, bias=False), "projection")
+
+    def forward(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch quarter twice"]:
+        half, dim = self.grid // 2, x.shape[-1]
+        # (B, half, row parity, half, column parity, D) → column parity slower than row parity
+        quads = x.reshape(-1, half, 2, half, 2, dim).permute(0, 1, 3, 4, 2, 5)
+        merged: Tensor = self.reduce(self.norm(quads.reshape(-1, half**2, 4 * dim)))
+        return merged
+
+
+class Stage(nn.Module):
+    """Blocks at one resolution, then merging unless it is the last."""
+
+    def __init__(self, spec: SwinSpec, stage: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(WindowBlock(spec, stage=stage, block=block) for block in range(spec.depths[stage]))
+        last = stage == len(spec.depths) - 1
+        self.merge = None if last else PatchMerging(spec.grids[stage], spec.dims[stage])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x if self.merge is None else self.merge(x)
+
+
+class Swin(Model):
+    """Swin transformer, plain or with Gaussian mixture masks on its windows.
+
+    forward: images (B, c, S, S), normalised, float32 → logits (B, C).
+    """
+
+    operator_roles: ClassVar[Mapping[str, Role]] = {"add": "bias", "mean": "pooling"}
+
+    spec: SwinSpec
+
+    def __init__(self, spec: SwinSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.patch_embedding = with_role(
+            nn.Conv2d(spec.channels, spec.dim, spec.patch_size, stride=spec.patch_size), "embedding"
+        )
+        self.patch_norm = layer_norm(spec.dim)
+        self.position_embedding = nn.Parameter(0.02 * torch.randn(1, spec.grids[0] ** 2, spec.dim))
+        self.stages = nn.ModuleList(Stage(spec, stage) for stage in range(len(spec.depths)))
+        self.norm = layer_norm(spec.dims[-1])
+        self.head = with_role(nn.Linear(spec.dims[-1], spec.classes), "head")
+
+    def forward(self, images: Float[Tensor, "batch channels side side"]) -> Float[Tensor, "batch classes"]:
+        x = self.patch_embedding(images).flatten(2).transpose(1, 2)
+        x = self.patch_norm(x) + self.position_embedding
+        for stage in self.stages:
+            x = stage(x)
+        logits: Tensor = self.head(self.norm(x).mean(dim=1))
+        return logits

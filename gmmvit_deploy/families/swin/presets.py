@@ -1,0 +1,32 @@
+"""The Swin that the paper's released code has a name for.  Kernels are not part of it: the mask says them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from gmmvit_deploy.families.swin.spec import SwinSpec
+from gmmvit_deploy.specs import MaskSpec
+
+__all__ = ["PRESETS"]
+
+
+def _fine_patch(image_size: int) -> int:
+    """Patch side: 2 at 32×32, 4 at 64×64."""
+    return 4 if image_size == 64 else 2
+
+
+def swin(classes: int, image_size: int, mask: MaskSpec) -> SwinSpec:
+    return SwinSpec(
+        image_size=image_size,
+        patch_size=_fine_patch(image_size),
+        classes=classes,
+        dim=96,
+        depths=(2, 6, 4),
+        heads=(3, 6, 12),
+        window=4,
+        mlp_dims=(192, 384, 768),
+        mask=mask,
+    )
+
+
+PRESETS: Mapping[str, Callable[[int, int, MaskSpec], SwinSpec]] = {"swin": swin}

@@ -1,0 +1,112 @@
+"""Swin checkpoints of the paper's released training code.
+
+patch_embed.{proj,norm}, absolute_pos_embed
+layers.{s}.blocks.{b}         norm1, attn.{qkv,proj}, attn.relative_position_{bias_table,index},
+attn.mask.{alpha,sigma,mask}, attn_mask (shifted), norm2, mlp.{fc1,fc2}
+layers.{s}.downsample         norm, reduction
+norm, head;  mask             the window's base mask once more, unused
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gmmvit_deploy.errors import CheckpointError
+from gmmvit_deploy.families.swin.presets import PRESETS
+from gmmvit_deploy.families.swin.spec import SwinSpec
+from gmmvit_deploy.sources.hints import LoadHints
+from gmmvit_deploy.sources.released import mask_names, released_source
+from gmmvit_deploy.sources.shapes import (
+    Shapes,
+    exact_root,
+    infer_heads,
+    infer_mask,
+    mask_heads,
+    preset_of,
+)
+
+__all__ = ["RELEASED"]
+
+_BOTH = ("weight", "bias")
+
+
+def released_names(spec: SwinSpec) -> dict[str, str]:
+    """Name in our model → name in the released file, for every tensor of the trained model."""
+    pairs = {"patch_embedding": "patch_embed.proj", "patch_norm": "patch_embed.norm", "norm": "norm", "head": "head"}
+    names = {"position_embedding": "absolute_pos_embed"}
+    inside = {
+        "attention_norm": "norm1",
+        "attention.qkv": "attn.qkv",
+        "attention.out": "attn.proj",
+        "mlp_norm": "norm2",
+        "mlp.0": "mlp.fc1",
+        "mlp.2": "mlp.fc2",
+    }
+    for s, depth in enumerate(spec.depths):
+        for b in range(depth):
+            ours, theirs = f"stages.{s}.blocks.{b}", f"layers.{s}.blocks.{b}"
+            pairs |= {f"{ours}.{a}": f"{theirs}.{z}" for a, z in inside.items()}
+            scores = f"{ours}.attention.scores"
+            names[f"{scores}.before.bias.table"] = f"{theirs}.attn.relative_position_bias_table"
+            names[f"{scores}.before.bias.index"] = f"{theirs}.attn.relative_position_index"
+            if spec.shift(s, b):
+                names[f"{scores}.before.bias.outside"] = f"{theirs}.attn_mask"
+            names |= mask_names(spec.mask, f"{scores}.before.mask", f"{theirs}.attn.mask")
+        if s < len(spec.depths) - 1:
+            pairs[f"stages.{s}.merge.norm"] = f"layers.{s}.downsample.norm"
+            names[f"stages.{s}.merge.reduce.weight"] = f"layers.{s}.downsample.reduction.weight"
+    return names | {f"{a}.{part}": f"{z}.{part}" for a, z in pairs.items() for part in _BOTH}
+
+
+def known_unused(spec: SwinSpec) -> dict[str, str]:
+    """Names a released file may hold that the network never reads → why not."""
+    return {"mask": "the window's base mask, stored once more at the root"}
+
+
+def infer_spec(shapes: Shapes, hints: LoadHints) -> SwinSpec:
+    """Read the whole spec off names and shapes; the bias tables tell the heads.  Errors: CheckpointError."""
+    source = shapes.source
+    dim, patch_size, channels = shapes.convolution_patch("patch_embed.proj.weight")
+    grid = shapes.grid(shapes.of("absolute_pos_embed", rank=3)[1], where="absolute_pos_embed")
+    stages = shapes.count(r"layers\.(\d+)\.blocks\.")
+    mask, _ = infer_mask(shapes, hints, "layers.0.blocks.0.attn.mask")
+    if mask.kind == "elm":
+        raise CheckpointError(f"{source}: it has an element-wise mask; the released code has no ELM-Swin")
+    tables = [shapes.of(f"layers.{s}.blocks.0.attn.relative_position_bias_table", rank=2) for s in range(stages)]
+    offsets = exact_root(tables[0][0])
+    if offsets is None or offsets % 2 == 0:
+        raise CheckpointError(f"{source}: the position bias table has {tables[0][0]} rows; (2·window − 1)² was wanted")
+    classes = shapes.of("head.weight", rank=2)[0]
+    preset = preset_of(hints, PRESETS, classes=classes, image_size=grid * patch_size, mask=mask)
+    infer_heads(
+        source,
+        width=dim,
+        known=tables[0][1],
+        evidence="its first position bias table has",
+        hints=hints,
+        preset_heads=preset.heads[0] if preset else None,
+    )
+    heads = [table[1] for table in tables]
+    spoken = mask_heads(shapes, [f"layers.{s}.blocks.0.attn.mask" for s in range(stages)])
+    # A stage of one head says nothing: shared are masks that never speak of several heads where there are several.
+    mask = replace(mask, shared=mask.kind == "gmm" and set(spoken) == {1} and set(heads) != {1})
+    return SwinSpec(
+        image_size=grid * patch_size,
+        patch_size=patch_size,
+        classes=classes,
+        dim=dim,
+        depths=tuple(shapes.count(rf"layers\.{s}\.blocks\.(\d+)\.") for s in range(stages)),
+        heads=tuple(heads),
+        window=(offsets + 1) // 2,
+        mlp_dims=tuple(shapes.of(f"layers.{s}.blocks.0.mlp.fc1.weight", rank=2)[0] for s in range(stages)),
+        mask=mask,
+        channels=channels,
+    )
+
+
+RELEASED = released_source(
+    signature=(r"patch_embed\.proj\.weight$", r".*relative_position_bias_table"),
+    spec=infer_spec,
+    names=released_names,
+    known_unused=known_unused,
+)

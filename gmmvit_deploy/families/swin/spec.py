@@ -1,0 +1,53 @@
+"""What a Swin is, in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gmmvit_deploy.specs import ModelSpec, require, require_counts, require_stages, require_tiling
+
+__all__ = ["SwinSpec"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwinSpec(ModelSpec):
+    """Swin: windows of ``window`` × ``window`` tokens, shifted in odd blocks; stages halve the grid.
+
+    dim: of the first stage; it doubles from stage to stage.  depths, heads, mlp_dims: by stage.
+    """
+
+    family: ClassVar[str] = "swin"
+    patch_size: int
+    dim: int
+    depths: tuple[int, ...]
+    heads: tuple[int, ...]
+    window: int
+    mlp_dims: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        ModelSpec.__post_init__(self)
+        require_counts(self, "patch_size", "dim", "depths", "heads", "window", "mlp_dims")
+        require_tiling(self.image_size, self.patch_size)
+        require_stages(self.depths, self.heads, self.mlp_dims)
+        require(self.mask.kind != "elm", "there is no ELM-Swin")
+        for stage, heads in enumerate(self.heads):
+            grid, dim = self.grids[stage], self.dims[stage]
+            require(dim % heads == 0, f"stage {stage}: {heads} heads do not divide its width {dim}")
+            require(
+                grid % self.window == 0 and grid >= self.window,
+                f"stage {stage}: windows of {self.window} do not tile its {grid}×{grid} grid",
+            )
+
+    @property
+    def grids(self) -> tuple[int, ...]:
+        """Tokens along one side, by stage."""
+        return tuple((self.image_size // self.patch_size) >> stage for stage in range(len(self.depths)))
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        return tuple(self.dim << stage for stage in range(len(self.depths)))
+
+    def shift(self, stage: int, block: int) -> int:
+        """By how much a block rolls its grid: half a window in odd blocks, where there is more than one window."""
+        return self.window // 2 if block % 2 and self.grids[stage] > self.window else 0

@@ -1,0 +1,62 @@
+"""T2T-ViT: overlapping patches go through one-head token transformers, then through a ViT."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gmmvit_deploy.families.family import Family, OwnPass
+from gmmvit_deploy.families.t2t.presets import PRESETS
+from gmmvit_deploy.families.t2t.released import RELEASED
+from gmmvit_deploy.families.t2t.spec import T2TSpec
+from gmmvit_deploy.specs import MaskSpec
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.layers.model import Model
+
+__all__ = ["T2T"]
+
+
+def _build(spec: T2TSpec) -> Model:
+    from gmmvit_deploy.families.t2t import model
+
+    return model.T2T(spec)
+
+
+def _folding_passes() -> tuple[OwnPass, ...]:
+    from gmmvit_deploy.families.t2t.folding import drop_unused, unfold_as_convolution
+
+    return (unfold_as_convolution, drop_unused)
+
+
+def _small(mask: MaskSpec) -> T2TSpec:
+    return T2TSpec(
+        image_size=16,
+        classes=5,
+        dim=32,
+        depth=2,
+        heads=2,
+        head_dim=16,
+        mlp_dim=48,
+        token_layers=1,
+        token_dim=16,
+        token_mlp_dim=16,
+        mask=mask,
+    )
+
+
+def _blocks(spec: T2TSpec) -> tuple[str, ...]:
+    transformers = (f"token_transformers.{step}" for step in range(spec.token_layers))
+    return (*transformers, *(f"blocks.{block}" for block in range(spec.depth)))
+
+
+T2T = Family(
+    name="t2t",
+    spec=T2TSpec,
+    build=_build,
+    sources=(RELEASED,),
+    presets=PRESETS,
+    mask_kinds=("plain", "gmm", "elm"),
+    small=_small,
+    blocks=_blocks,
+    folding_passes=_folding_passes,
+)

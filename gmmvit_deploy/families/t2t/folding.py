@@ -1,0 +1,69 @@
+"""T2T: its unfolds become convolutions, and what it stores but never reads goes away."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from gmmvit_deploy.errors import FoldError
+from gmmvit_deploy.families.t2t.model import T2T, Unfold
+from gmmvit_deploy.layers.roles import with_role
+
+__all__ = ["UnfoldConvolution", "drop_unused", "unfold_as_convolution"]
+
+_SIDE = 3
+
+
+class UnfoldConvolution(nn.Module):
+    """`Unfold` as a depthwise convolution whose nine kernels a channel each pick one neighbour.
+
+    A picked value is multiplied by 1 and added to zeros: exact. Every runtime has the operator,
+    while unfold itself would be exported as index arithmetic and gathers.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        convolution = nn.Conv2d(channels, _SIDE**2 * channels, _SIDE, stride=2, padding=1, groups=channels, bias=False)
+        self.pick = with_role(convolution.requires_grad_(False), "depthwise")
+        kernels = torch.eye(_SIDE**2).reshape(_SIDE**2, 1, _SIDE, _SIDE)
+        self.pick.weight.copy_(kernels.repeat(channels, 1, 1, 1))
+
+    def forward(self, lattice: Tensor) -> Tensor:
+        picked: Tensor = self.pick(lattice)
+        return picked.flatten(2).transpose(1, 2)
+
+
+@torch.no_grad()
+def unfold_as_convolution(model: nn.Module) -> tuple[str, ...]:
+    """unfold(x)[b, :, (c, r, s)] = x[b, c, 2i+r−1, 2j+s−1]  →  a convolution with one-hot kernels.
+
+    Ensures: no `Unfold` is left, and each replacement gives the same values on a random lattice.
+    """
+    if not isinstance(model, T2T):
+        return ()
+    changed = []
+    for step, unfold in enumerate(model.unfolds):
+        if not isinstance(unfold, Unfold):
+            continue
+        channels = model.spec.channels if step == 0 else model.spec.token_dim
+        replacement = UnfoldConvolution(channels)
+        lattice = torch.randn(2, channels, 8, 8, generator=torch.Generator().manual_seed(step))
+        if not replacement(lattice).equal(unfold(lattice)):
+            raise FoldError(f"unfolds.{step}: the convolution does not pick what the unfold picks")
+        model.unfolds[step] = replacement
+        changed.append(f"unfolds.{step}")
+    if any(isinstance(module, Unfold) for module in model.modules()):
+        raise FoldError("an unfold is left")
+    return tuple(changed)
+
+
+def drop_unused(model: nn.Module) -> tuple[str, ...]:
+    """The class token and the norm that training carried along and the network never reads  →  nothing.
+
+    Ensures: every parameter that is left is read when the model runs.
+    """
+    if not isinstance(model, T2T) or model.unused is None:
+        return ()
+    names = tuple(f"unused.{name}" for name in model.unused)
+    model.unused = None
+    return names

@@ -1,0 +1,150 @@
+"""T2T-ViT: soft split into overlapping patches, re-structured by small one-head transformers.
+
+    tokens = unfold(image);  for each token transformer: tokens = unfold(grid(transformer(tokens)))
+    token transformer:  q, k, v = qkv(norm1(x)), scores · (input width)^(−1/2), x' = proj(attention) + v,
+                        x'' = x' + mlp(norm2(x')): no skip from x itself
+    ViT block:          y = norm1(x);  x = x + (proj(attention(y)) + y);  x = x + mlp(norm2(x))
+    logits = head(mean over tokens of norm(x))
+
+unfold is 3×3 of stride 2, padding 1; its channels are ordered (channel, row, column).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gmmvit_deploy.families.t2t.spec import T2TSpec
+from gmmvit_deploy.layers.attention import MaskedAttention, heads_of, projected
+from gmmvit_deploy.layers.blocks import Mlp, layer_norm
+from gmmvit_deploy.layers.model import Model
+from gmmvit_deploy.layers.roles import with_role
+from gmmvit_deploy.precision import Role
+from gmmvit_deploy.scores.attention import scaled_scores
+from gmmvit_deploy.scores.masks import mask_from_spec
+from gmmvit_deploy.scores.step import Step
+
+__all__ = ["T2T", "TokenTransformer"]
+
+_SIDE = 3
+_PATCH = _SIDE**2
+
+
+class TokenTransformer(nn.Module):
+    """One-head attention from ``width`` to ``dim`` with V as its skip, then an mlp."""
+
+    operator_roles: ClassVar[Mapping[str, Role]] = {"softmax": "softmax", "matmul": "product", "add": "residual"}
+
+    qkv: nn.Module
+    stacked_projection: ClassVar[tuple[str, int]] = ("qkv", 3)
+
+    def __init__(self, *, width: int, dim: int, mlp_dim: int, mask: Step | None) -> None:
+        super().__init__()
+        self.attention_norm = layer_norm(width)
+        self.qkv = with_role(nn.Linear(width, 3 * dim, bias=False), "projection")
+        # The released code scales by the width that goes in, not by the head dim.
+        self.scores = scaled_scores(width**-0.5, mask=mask, scales_query=True)
+        self.out = with_role(nn.Linear(dim, dim), "projection")
+        self.mlp_norm = layer_norm(dim)
+        self.mlp = Mlp(dim, mlp_dim)
+
+    def forward(self, x: Float[Tensor, "batch n width"]) -> Float[Tensor, "batch n dim"]:
+        parts = projected(self.qkv, self.attention_norm(x), 3)
+        query, key, value = (heads_of(part, 1) for part in parts)
+        weights = self.scores.weights(query, key)
+        x = self.out((weights @ value).transpose(-3, -2).flatten(-2)) + parts[2]
+        out: Tensor = x + self.mlp(self.mlp_norm(x))
+        return out
+
+
+class T2TBlock(nn.Module):
+    """A pre-norm block whose attention adds its own normed input."""
+
+    operator_roles: ClassVar[Mapping[str, Role]] = {"add": "residual"}
+
+    def __init__(self, spec: T2TSpec) -> None:
+        super().__init__()
+        self.attention_norm = layer_norm(spec.dim)
+        self.attention = MaskedAttention(
+            dim=spec.dim,
+            heads=spec.heads,
+            head_dim=spec.head_dim,
+            scores=scaled_scores(
+                spec.head_dim**-0.5, mask=mask_from_spec(spec.mask, heads=spec.heads, grid=spec.grids[-1])
+            ),
+        )
+        self.mlp_norm = layer_norm(spec.dim)
+        self.mlp = Mlp(spec.dim, spec.mlp_dim)
+
+    def forward(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch n dim"]:
+        normed = self.attention_norm(x)
+        x = x + (self.attention(normed) + normed)
+        out: Tensor = x + self.mlp(self.mlp_norm(x))
+        return out
+
+
+class Unfold(nn.Module):
+    """(B, c, S, S) → (B, S²/4, 9c): 3×3 neighbourhoods at stride 2."""
+
+    operator_roles: ClassVar[Mapping[str, Role]] = {"im2col": "shape"}
+
+    def forward(self, lattice: Tensor) -> Tensor:
+        return nn.functional.unfold(lattice, _SIDE, stride=2, padding=1).transpose(1, 2)
+
+
+class T2T(Model):
+    """Tokens-to-token vision transformer, plain or masked.
+
+    forward: images (B, c, S, S), normalised, float32 → logits (B, C).
+    """
+
+    operator_roles: ClassVar[Mapping[str, Role]] = {"add": "bias", "mean": "pooling"}
+
+    position_embedding: Tensor
+    unused: nn.ParameterDict | None
+
+    spec: T2TSpec
+
+    def __init__(self, spec: T2TSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        channels = [spec.channels] + [spec.token_dim] * spec.token_layers
+        self.unfolds = nn.ModuleList(Unfold() for _ in channels)
+        self.token_transformers = nn.ModuleList(
+            TokenTransformer(
+                width=_PATCH * width,
+                dim=spec.token_dim,
+                mlp_dim=spec.token_mlp_dim,
+                mask=mask_from_spec(spec.mask, heads=1, grid=grid),
+            )
+            for width, grid in zip(channels[:-1], spec.grids[:-1], strict=True)
+        )
+        self.project = with_role(nn.Linear(_PATCH * spec.token_dim, spec.dim), "projection")
+        self.register_buffer("position_embedding", torch.zeros(1, spec.grids[-1] ** 2, spec.dim))
+        self.blocks = nn.ModuleList(T2TBlock(spec) for _ in range(spec.depth))
+        self.norm = layer_norm(spec.dim)
+        self.head = with_role(nn.Linear(spec.dim, spec.classes), "head")
+        # The released model trains these and never reads them; they count as its parameters.
+        self.unused = nn.ParameterDict(
+            {
+                "class_token": torch.zeros(1, 1, spec.dim),
+                "token_norm_weight": torch.ones(_PATCH * spec.token_dim),
+                "token_norm_bias": torch.zeros(_PATCH * spec.token_dim),
+            }
+        )
+
+    def forward(self, images: Float[Tensor, "batch channels side side"]) -> Float[Tensor, "batch classes"]:
+        x = self.unfolds[0](images)
+        for step, transformer in enumerate(self.token_transformers):
+            x = transformer(x)
+            grid = self.spec.grids[step]
+            x = self.unfolds[step + 1](x.transpose(1, 2).reshape(-1, self.spec.token_dim, grid, grid))
+        x = self.project(x) + self.position_embedding
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.head(self.norm(x).mean(dim=1))
+        return logits

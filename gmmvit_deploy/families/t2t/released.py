@@ -1,0 +1,114 @@
+"""T2T-ViT checkpoints of the paper's released training code.
+
+tokens_to_token.attention{1,2}   norm1, attn.{qkv,proj,mask}, norm2, mlp.{fc1,fc2};  mask: unused base
+tokens_to_token.project          after the last unfold;  tokens_to_token.norm: stored, never applied
+pos_embed (stored, fixed), cls_token (stored, never read)
+blocks.{i}                       norm1, attn.{qkv,proj,mask}, norm2, mlp.{fc1,fc2}
+norm, head;  mask                the base mask once more, unused
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gmmvit_deploy.errors import CheckpointError
+from gmmvit_deploy.families.t2t.presets import PRESETS
+from gmmvit_deploy.families.t2t.spec import T2TSpec
+from gmmvit_deploy.sources.hints import LoadHints
+from gmmvit_deploy.sources.released import mask_names, released_source
+from gmmvit_deploy.sources.shapes import (
+    Shapes,
+    infer_heads,
+    infer_mask,
+    preset_of,
+)
+from gmmvit_deploy.specs import CHANNELS
+
+__all__ = ["RELEASED"]
+
+_BOTH = ("weight", "bias")
+_TOKENS = "tokens_to_token"
+
+
+def released_names(spec: T2TSpec) -> dict[str, str]:
+    """Name in our model → name in the released file, for every tensor of the trained model."""
+    pairs = {"project": f"{_TOKENS}.project", "norm": "norm", "head": "head"}
+    names = {
+        "position_embedding": "pos_embed",
+        "unused.class_token": "cls_token",
+        "unused.token_norm_weight": f"{_TOKENS}.norm.weight",
+        "unused.token_norm_bias": f"{_TOKENS}.norm.bias",
+    }
+    inside = {"attention_norm": "norm1", "mlp_norm": "norm2", "mlp.0": "mlp.fc1", "mlp.2": "mlp.fc2"}
+    stacks = [(f"token_transformers.{i}", "", f"{_TOKENS}.attention{i + 1}") for i in range(spec.token_layers)]
+    stacks += [(f"blocks.{i}", ".attention", f"blocks.{i}") for i in range(spec.depth)]
+    for ours, attention, theirs in stacks:
+        pairs |= {f"{ours}.{a}": f"{theirs}.{z}" for a, z in inside.items()}
+        pairs[f"{ours}{attention}.out"] = f"{theirs}.attn.proj"
+        names[f"{ours}{attention}.qkv.weight"] = f"{theirs}.attn.qkv.weight"
+        names |= mask_names(spec.mask, f"{ours}{attention}.scores.before.mask", f"{theirs}.attn.mask")
+    return names | {f"{a}.{part}": f"{z}.{part}" for a, z in pairs.items() for part in _BOTH}
+
+
+def known_unused(spec: T2TSpec) -> dict[str, str]:
+    """Names a released file may hold that the network never reads → why not."""
+    unused = {"mask": "the base mask, stored once more at the root"}
+    layers = [f"{_TOKENS}.attention{i + 1}" for i in range(spec.token_layers)]
+    unused |= {f"{layer}.mask": "the token transformer's base mask, stored once more" for layer in layers}
+    return unused
+
+
+def _channels(shapes: Shapes) -> int:
+    """Of the images: the first token transformer takes neighbourhoods of 3×3 pixels."""
+    name = f"{_TOKENS}.attention1.attn.qkv.weight"
+    values = shapes.of(name, rank=2)[1]
+    if values % 9 or values // 9 not in CHANNELS:
+        raise CheckpointError(
+            f"{shapes.source}: {name} takes {values} values; expected 9·c with c one of {', '.join(map(str, CHANNELS))}"
+        )
+    return values // 9
+
+
+def infer_spec(shapes: Shapes, hints: LoadHints) -> T2TSpec:
+    """Read the whole spec off names and shapes; only per-head masks tell the heads.  Errors: CheckpointError."""
+    source = shapes.source
+    grid = shapes.grid(shapes.of("pos_embed", rank=3)[1], where="pos_embed")
+    token_layers = shapes.count(rf"{_TOKENS}\.attention(\d+)\.") - 1
+    image_size = grid << (token_layers + 1)
+    channels = _channels(shapes)
+    mask, mask_heads = infer_mask(shapes, hints, "blocks.0.attn.mask")
+    inner_dim = shapes.of("blocks.0.attn.qkv.weight", rank=2)[0] // 3
+    classes = shapes.of("head.weight", rank=2)[0]
+    preset = preset_of(hints, PRESETS, classes=classes, image_size=image_size, mask=mask)
+    heads = infer_heads(
+        source,
+        width=inner_dim,
+        known=mask_heads,
+        evidence="its masks have",
+        hints=hints,
+        preset_heads=preset.heads if preset else None,
+    )
+    if heads == 1 and mask.shared:
+        mask = replace(mask, shared=False)
+    return T2TSpec(
+        image_size=image_size,
+        classes=classes,
+        dim=shapes.of(f"{_TOKENS}.project.weight", rank=2)[0],
+        depth=shapes.count(r"blocks\.(\d+)\."),
+        heads=heads,
+        head_dim=inner_dim // heads,
+        mlp_dim=shapes.of("blocks.0.mlp.fc1.weight", rank=2)[0],
+        token_layers=token_layers,
+        token_dim=shapes.of(f"{_TOKENS}.attention1.attn.proj.weight", rank=2)[0],
+        token_mlp_dim=shapes.of(f"{_TOKENS}.attention1.mlp.fc1.weight", rank=2)[0],
+        mask=mask,
+        channels=channels,
+    )
+
+
+RELEASED = released_source(
+    signature=(r"tokens_to_token\.attention1\.",),
+    spec=infer_spec,
+    names=released_names,
+    known_unused=known_unused,
+)

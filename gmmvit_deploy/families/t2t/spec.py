@@ -1,0 +1,51 @@
+"""What a T2T-ViT is, in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gmmvit_deploy.specs import ModelSpec, require, require_counts
+
+__all__ = ["T2TSpec"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class T2TSpec(ModelSpec):
+    """T2T-ViT: overlapping patches go through one-head token transformers, then through a ViT.
+
+    token_layers: token transformers before the last unfold.  token_mlp_dim: their mlp width.
+    """
+
+    family: ClassVar[str] = "t2t"
+    dim: int
+    depth: int
+    heads: int
+    head_dim: int
+    mlp_dim: int
+    token_layers: int
+    token_dim: int
+    token_mlp_dim: int
+
+    def __post_init__(self) -> None:
+        ModelSpec.__post_init__(self)
+        require_counts(
+            self,
+            "dim",
+            "depth",
+            "heads",
+            "head_dim",
+            "mlp_dim",
+            "token_layers",
+            "token_dim",
+            "token_mlp_dim",
+        )
+        require(
+            self.image_size % 2 ** (self.token_layers + 1) == 0,
+            f"an image of {self.image_size} cannot be halved {self.token_layers + 1} times",
+        )
+
+    @property
+    def grids(self) -> tuple[int, ...]:
+        """Tokens along one side at each token transformer, and, last, in the ViT."""
+        return tuple(self.image_size >> step for step in range(1, self.token_layers + 2))

@@ -1,0 +1,58 @@
+"""ViT: a vision transformer on square images cut into square patches, plain or masked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gmmvit_deploy.families.family import Family, LastBlock
+from gmmvit_deploy.families.vit.presets import PRESETS
+from gmmvit_deploy.families.vit.released import RELEASED
+from gmmvit_deploy.families.vit.spec import ViTSpec
+from gmmvit_deploy.specs import MaskSpec
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.layers.model import Model
+
+__all__ = ["VIT"]
+
+
+def _build(spec: ViTSpec) -> Model:
+    from gmmvit_deploy.families.vit.model import ViT
+
+    return ViT(spec)
+
+
+def _small(mask: MaskSpec) -> ViTSpec:
+    return ViTSpec(
+        image_size=16,
+        patch_size=4,
+        classes=5,
+        dim=32,
+        depth=2,
+        heads=2,
+        head_dim=16,
+        mlp_dim=48,
+        class_token=mask.kind == "plain",
+        mask=mask,
+    )
+
+
+def _blocks(spec: ViTSpec) -> tuple[str, ...]:
+    return ("patch_embedding", *(f"blocks.{block}" for block in range(spec.depth)))
+
+
+def _last_block(spec: ViTSpec) -> LastBlock:
+    return LastBlock(name=f"blocks.{spec.depth - 1}", reads="first" if spec.class_token else "mean", tokens=spec.tokens)
+
+
+VIT = Family(
+    name="vit",
+    spec=ViTSpec,
+    build=_build,
+    sources=(RELEASED,),
+    presets=PRESETS,
+    mask_kinds=("plain", "gmm", "elm"),
+    small=_small,
+    blocks=_blocks,
+    last_block=_last_block,
+)

@@ -1,0 +1,69 @@
+"""The vision transformer that the mask goes into.
+
+x = patches(image)·W + b  [class token first]  + position
+x = x + attention(norm(x));  x = x + mlp(norm(x))          depth times, pre-norm
+logits = head(norm(mean of the tokens))                    masked: no class token
+logits = head(norm(class token))                           plain, as released
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gmmvit_deploy.families.vit.spec import ViTSpec
+from gmmvit_deploy.layers.blocks import Block, PatchEmbedding, layer_norm
+from gmmvit_deploy.layers.model import Model
+from gmmvit_deploy.layers.roles import with_role
+from gmmvit_deploy.precision import Role
+from gmmvit_deploy.scores.attention import scaled_scores
+from gmmvit_deploy.scores.masks import mask_from_spec
+
+__all__ = ["ViT"]
+
+
+class ViT(Model):
+    """Vision transformer, plain or masked.
+
+    forward: images (B, c, S, S), normalised, float32 → logits (B, C).
+    """
+
+    operator_roles: ClassVar[Mapping[str, Role]] = {"add": "bias", "mean": "pooling"}
+
+    spec: ViTSpec
+
+    def __init__(self, spec: ViTSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.patch_embedding = PatchEmbedding(spec.patch_size, spec.dim, channels=spec.channels)
+        self.class_token = nn.Parameter(torch.randn(1, 1, spec.dim)) if spec.class_token else None
+        self.position_embedding = nn.Parameter(0.02 * torch.randn(1, spec.tokens, spec.dim))
+        self.blocks = nn.ModuleList(
+            Block(
+                dim=spec.dim,
+                heads=spec.heads,
+                head_dim=spec.head_dim,
+                mlp_dim=spec.mlp_dim,
+                scores=scaled_scores(
+                    spec.head_dim**-0.5, mask=mask_from_spec(spec.mask, heads=spec.heads, grid=spec.grid)
+                ),
+            )
+            for _ in range(spec.depth)
+        )
+        self.head_norm = layer_norm(spec.dim)
+        self.head = with_role(nn.Linear(spec.dim, spec.classes), "head")
+
+    def forward(self, images: Float[Tensor, "batch channels side side"]) -> Float[Tensor, "batch classes"]:
+        x = self.patch_embedding(images)
+        if self.class_token is not None:
+            x = torch.cat([self.class_token.expand(x.shape[0], -1, -1), x], dim=1)
+        x = x + self.position_embedding
+        for block in self.blocks:
+            x = block(x)
+        pooled = x[:, 0] if self.class_token is not None else x.mean(dim=1)
+        logits: Tensor = self.head(self.head_norm(pooled))
+        return logits

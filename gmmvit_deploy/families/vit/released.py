@@ -1,0 +1,109 @@
+"""ViT checkpoints of the paper's released training code: names, shapes, what they tell.
+
+to_patch_embedding.1          linear over (row, column, channel) patches
+pos_embedding, cls_token      (1, N, D); the class token in plain models only
+transformer.layers.{i}.0      norm, fn.to_qkv, fn.to_out.0, fn.mask.{alpha,sigma,mask}
+transformer.layers.{i}.1      norm, fn.net.0, fn.net.3
+mlp_head.0, mlp_head.1        LayerNorm, linear
+mask                          the base mask once more, unused
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gmmvit_deploy.errors import CheckpointError
+from gmmvit_deploy.families.vit.presets import PRESETS
+from gmmvit_deploy.families.vit.spec import ViTSpec
+from gmmvit_deploy.sources.hints import LoadHints
+from gmmvit_deploy.sources.released import block_names, released_source
+from gmmvit_deploy.sources.shapes import (
+    Shapes,
+    infer_heads,
+    infer_mask,
+    preset_of,
+)
+
+__all__ = ["RELEASED"]
+
+_LAYERS = "transformer.layers"
+_FIRST = f"{_LAYERS}.0.0.fn"
+
+
+def released_names(spec: ViTSpec) -> dict[str, str]:
+    """Name in our model → name in the released file, for every tensor of the trained model."""
+    names = {
+        "patch_embedding.project.weight": "to_patch_embedding.1.weight",
+        "patch_embedding.project.bias": "to_patch_embedding.1.bias",
+        "position_embedding": "pos_embedding",
+        "head_norm.weight": "mlp_head.0.weight",
+        "head_norm.bias": "mlp_head.0.bias",
+        "head.weight": "mlp_head.1.weight",
+        "head.bias": "mlp_head.1.bias",
+    }
+    if spec.class_token:
+        names |= {"class_token": "cls_token"}
+    projects = not (spec.heads == 1 and spec.head_dim == spec.dim)
+    for i in range(spec.depth):
+        names |= block_names(f"blocks.{i}", f"{_LAYERS}.{i}", mask=spec.mask, projects=projects)
+    return names
+
+
+def known_unused(spec: ViTSpec) -> dict[str, str]:
+    """Names a released file may hold that the network never reads → why not."""
+    return {"mask": "the base mask, stored once more at the root"}
+
+
+def infer_spec(shapes: Shapes, hints: LoadHints) -> ViTSpec:
+    """Read the whole spec off names and shapes, asking ``hints`` only where they are silent.
+
+    Errors: CheckpointError when a tensor that tells the spec is missing or has an impossible
+    shape, when heads are needed and not given, or when hints contradict the file.
+    """
+    source = shapes.source
+    dim = shapes.of("to_patch_embedding.1.weight", rank=2)[0]
+    patch_size, channels = shapes.linear_patch("to_patch_embedding.1.weight")
+    class_token = "cls_token" in shapes
+    positions = shapes.of("pos_embedding", rank=3)[1] - int(class_token)
+    grid = shapes.grid(positions, where="pos_embedding, less a class token," if class_token else "pos_embedding")
+    mask, mask_heads = infer_mask(shapes, hints, f"{_FIRST}.mask")
+    if class_token and mask.kind != "plain":
+        raise CheckpointError(
+            f"{source}: it has a class token and a {mask.kind} mask; the released masked ViTs have none, "
+            "so how the two would meet is not known"
+        )
+    inner_dim = shapes.of(f"{_FIRST}.to_qkv.weight", rank=2)[0] // 3
+    classes = shapes.of("mlp_head.1.weight", rank=2)[0]
+    preset = preset_of(hints, PRESETS, classes=classes, image_size=grid * patch_size, mask=mask)
+    single = f"{_FIRST}.to_out.0.weight" not in shapes and inner_dim == dim
+    heads = infer_heads(
+        source,
+        width=inner_dim,
+        known=mask_heads or (1 if single else None),
+        evidence="its masks have" if mask_heads else "without an output projection it has",
+        hints=hints,
+        preset_heads=preset.heads if preset else None,
+    )
+    if heads == 1 and mask.shared:
+        mask = replace(mask, shared=False)  # one head shares its mask with nobody
+    return ViTSpec(
+        image_size=grid * patch_size,
+        patch_size=patch_size,
+        classes=classes,
+        dim=dim,
+        depth=shapes.count(r"transformer\.layers\.(\d+)\.[01]\."),
+        heads=heads,
+        head_dim=inner_dim // heads,
+        mlp_dim=shapes.of(f"{_LAYERS}.0.1.fn.net.0.weight", rank=2)[0],
+        class_token=class_token,
+        mask=mask,
+        channels=channels,
+    )
+
+
+RELEASED = released_source(
+    signature=(r"to_patch_embedding\.1\.weight$", r"transformer\.layers\."),
+    spec=infer_spec,
+    names=released_names,
+    known_unused=known_unused,
+)

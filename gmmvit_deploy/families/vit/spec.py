@@ -1,0 +1,43 @@
+"""What a ViT is, in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gmmvit_deploy.specs import ModelSpec, require, require_counts, require_tiling
+
+__all__ = ["ViTSpec"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViTSpec(ModelSpec):
+    """A vision transformer on square images cut into square patches."""
+
+    family: ClassVar[str] = "vit"
+    patch_size: int
+    dim: int
+    depth: int
+    heads: int
+    head_dim: int
+    mlp_dim: int
+    class_token: bool
+
+    def __post_init__(self) -> None:
+        ModelSpec.__post_init__(self)
+        require_counts(self, "patch_size", "dim", "depth", "heads", "head_dim", "mlp_dim")
+        require_tiling(self.image_size, self.patch_size)
+        require(
+            not (self.class_token and self.mask.kind != "plain"),
+            "a masked ViT has no class token: the mask lies over the patch grid alone",
+        )
+
+    @property
+    def grid(self) -> int:
+        """Patches along one side of the image."""
+        return self.image_size // self.patch_size
+
+    @property
+    def tokens(self) -> int:
+        """N: patches, and the class token where there is one."""
+        return self.grid**2 + int(self.class_token)

@@ -1,0 +1,117 @@
+"""Self-attention around its scores, as trained and as folded.
+
+    P = after(softmax(before(Q Kᵀ))) V
+
+What stands before and after softmax is `AttentionScores`; every family's attention holds one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gmmvit_deploy.layers.roles import with_role, with_role_of
+from gmmvit_deploy.precision import Role
+from gmmvit_deploy.scores.attention import AttentionScores
+
+__all__ = [
+    "MaskedAttention",
+    "SeparateProjections",
+    "heads_of",
+    "masked_attentions",
+    "projected",
+    "stacked_projection",
+]
+
+
+def heads_of(x: Float[Tensor, "*batch n inner"], heads: int) -> Float[Tensor, "*batch heads n d"]:
+    """Cut the last dimension into heads and put them before the tokens."""
+    return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads).transpose(-3, -2)
+
+
+class SeparateProjections(nn.Module):
+    """x → (W_1 x + b_1, W_2 x + b_2, …): what one stacked projection gives, as products of their own."""
+
+    def __init__(self, stacked: nn.Linear, parts: int) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList()
+        biases = [None] * parts if stacked.bias is None else stacked.bias.detach().chunk(parts)
+        for weight, bias in zip(stacked.weight.detach().chunk(parts), biases, strict=True):
+            linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None).requires_grad_(False)
+            linear.weight.copy_(weight)
+            if bias is not None:
+                linear.bias.copy_(bias)
+            self.parts.append(with_role_of(stacked, linear))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(linear(x) for linear in self.parts)
+
+
+def projected(projection: nn.Module, x: Float[Tensor, "*batch n dim"], parts: int) -> tuple[Tensor, ...]:
+    """Q, K and V (or K and V): from one stacked projection, or from `SeparateProjections`."""
+    if isinstance(projection, SeparateProjections):
+        return projection(x)  # type: ignore[no-any-return]
+    return projection(x).chunk(parts, dim=-1)  # type: ignore[no-any-return]
+
+
+def stacked_projection(module: nn.Module) -> tuple[str, int] | None:
+    """(attribute, parts) of the projection that gives Q, K and V, or K and V, stacked; None where there is none.
+
+    A class declares it as ``stacked_projection = ("qkv", 3)``, and reads the projection by `projected`.
+    """
+    declared: tuple[str, int] | None = getattr(type(module), "stacked_projection", None)
+    return declared
+
+
+class MaskedAttention(nn.Module):
+    """Self-attention whose scores go through steps before and after softmax.
+
+    Q, K and V come stacked in that order from one projection, each (H, d). There is no output
+    projection when one head spans the whole model, as in the released code. Swin has a bias in its
+    projection, and its windows as one more dimension of the batch.
+
+    windows: None; or, once folded for engines, how many windows are attended to as if they were heads.
+    """
+
+    qkv: nn.Module
+    windows: int | None
+    stacked_projection: ClassVar[tuple[str, int]] = ("qkv", 3)
+    operator_roles: ClassVar[Mapping[str, Role]] = {"softmax": "softmax", "matmul": "product"}
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        heads: int,
+        head_dim: int,
+        scores: AttentionScores,
+        qkv_bias: bool = False,
+        projects_output: bool = True,
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.windows = None
+        self.qkv = with_role(nn.Linear(dim, 3 * heads * head_dim, bias=qkv_bias), "projection")
+        self.scores = scores
+        self.out = with_role(nn.Linear(heads * head_dim, dim), "projection") if projects_output else nn.Identity()
+
+    def forward(self, x: Float[Tensor, "*batch n dim"]) -> Float[Tensor, "*batch n dim"]:
+        query, key, value = (heads_of(part, self.heads) for part in projected(self.qkv, x, 3))
+        if self.windows is not None:
+            query, key, value = (part.flatten(1, 2) for part in (query, key, value))
+        mixed = self.scores.weights(query, key) @ value
+        if self.windows is not None:
+            mixed = mixed.unflatten(1, (self.windows, self.heads))
+        mixed = mixed.transpose(-3, -2).flatten(-2)
+        out: Tensor = self.out(mixed)
+        return out
+
+
+def masked_attentions(model: nn.Module) -> Iterator[tuple[str, MaskedAttention]]:
+    """(name, attention) of every `MaskedAttention` of a model."""
+    for name, module in model.named_modules():
+        if isinstance(module, MaskedAttention):
+            yield name, module

@@ -1,0 +1,91 @@
+"""What the families share: patch embedding, mlp, pre-norm block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gmmvit_deploy.layers.attention import MaskedAttention
+from gmmvit_deploy.layers.roles import with_role
+from gmmvit_deploy.precision import Role
+from gmmvit_deploy.scores.attention import AttentionScores
+
+__all__ = ["LAYER_NORM_EPS", "Block", "Mlp", "PatchEmbedding", "layer_norm"]
+
+LAYER_NORM_EPS = 1e-5
+
+
+def layer_norm(dim: int) -> nn.LayerNorm:
+    return nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
+
+
+class PatchEmbedding(nn.Module):
+    """One linear map of each p×p patch, flattened with the channel fastest: (row, column, channel)."""
+
+    def __init__(self, patch_size: int, dim: int, *, channels: int) -> None:
+        super().__init__()
+        self.patch_size = patch_size
+        self.project = with_role(nn.Linear(channels * patch_size**2, dim), "embedding")
+
+    def forward(self, images: Float[Tensor, "batch channels side side"]) -> Float[Tensor, "batch n dim"]:
+        patches: Tensor = images.unflatten(3, (-1, self.patch_size)).unflatten(2, (-1, self.patch_size))
+        # (B, channel, grid row, row, grid column, column)
+        patches = patches.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
+        projected: Tensor = self.project(patches)
+        return projected
+
+
+class Mlp(nn.Sequential):
+    """Linear, exact (erf) GELU, linear."""
+
+    operator_roles: ClassVar[Mapping[str, Role]] = {"mean": "pooling"}
+
+    def __init__(self, dim: int, hidden_dim: int) -> None:
+        super().__init__(
+            with_role(nn.Linear(dim, hidden_dim), "projection"),
+            nn.GELU(),
+            with_role(nn.Linear(hidden_dim, dim), "projection"),
+        )
+
+    def mean_over_tokens(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch 1 dim"]:
+        """The mean of what it gives for each token. The second linear map commutes with it, and is taken once."""
+        first, gelu, second = self
+        mean: Tensor = second(gelu(first(x)).mean(dim=1, keepdim=True))
+        return mean
+
+
+class Block(nn.Module):
+    """Pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x)).
+
+    gives: all of its tokens; or, once folded and nothing else of them is read, the first one or their mean.
+    """
+
+    gives: Literal["tokens", "first", "mean"]
+    operator_roles: ClassVar[Mapping[str, Role]] = {"add": "residual", "mean": "pooling"}
+
+    def __init__(self, *, dim: int, heads: int, head_dim: int, mlp_dim: int, scores: AttentionScores) -> None:
+        super().__init__()
+        self.gives = "tokens"
+        self.attention_norm = layer_norm(dim)
+        self.attention = MaskedAttention(
+            dim=dim,
+            heads=heads,
+            head_dim=head_dim,
+            scores=scores,
+            # The released attention drops its output projection when one head spans the model.
+            projects_output=not (heads == 1 and head_dim == dim),
+        )
+        self.mlp_norm = layer_norm(dim)
+        self.mlp = Mlp(dim, mlp_dim)
+
+    def forward(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch given dim"]:
+        x = x + self.attention(self.attention_norm(x))
+        if self.gives == "mean":
+            return x.mean(dim=1, keepdim=True) + self.mlp.mean_over_tokens(self.mlp_norm(x))
+        if self.gives == "first":
+            x = x[:, :1]
+        out: Tensor = x + self.mlp(self.mlp_norm(x))
+        return out

@@ -1,0 +1,64 @@
+"""What the checkpoints of the paper's released training code have in common, whichever family they are of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gmmvit_deploy.sources.hints import LoadHints
+from gmmvit_deploy.sources.shapes import Shapes
+from gmmvit_deploy.sources.source import CheckpointSource
+from gmmvit_deploy.specs import MaskSpec
+
+__all__ = ["block_names", "mask_names", "released_source"]
+
+
+def released_source(
+    *,
+    signature: tuple[str, ...],
+    spec: Callable[[Shapes, LoadHints], Any],
+    names: Callable[[Any], dict[str, str]],
+    known_unused: Callable[[Any], dict[str, str]],
+) -> CheckpointSource:
+    """The source of one family.  names: spec → our name → released name, the tensors being the same.
+
+    A model that was trained with the closed form never reads its stored bases, so these are added to ``known_unused``.
+    """
+
+    def unused(model_spec: Any) -> Mapping[str, str]:
+        found = known_unused(model_spec)
+        if not model_spec.mask.closed_form:
+            return found
+        reason = "a stored base; this model was trained with the closed form"
+        alphas = [name for name in names(model_spec).values() if name.endswith(".mask.alpha")]
+        return found | {f"{alpha.removesuffix('.alpha')}.mask": reason for alpha in alphas}
+
+    return CheckpointSource(
+        name="the released code", signature=signature, spec=spec, tensors=names, known_unused=unused
+    )
+
+
+def mask_names(mask: MaskSpec, ours: str, theirs: str) -> dict[str, str]:
+    """Our name → released name of the tensors of one mask."""
+    if mask.kind == "elm":
+        return {f"{ours}.weight": f"{theirs}.mask"}
+    if mask.kind == "plain":
+        return {}
+    names = {f"{ours}.{part}": f"{theirs}.{part}" for part in ("alpha", "sigma")}
+    return names if mask.closed_form else {**names, f"{ours}.base": f"{theirs}.mask"}
+
+
+def block_names(
+    ours: str, theirs: str, *, mask: MaskSpec, mask_at: str = "mask", projects: bool = True
+) -> dict[str, str]:
+    """Our name → released name of everything in one ViT or PiT block."""
+    pairs = {
+        "attention_norm": "0.norm",
+        "mlp_norm": "1.norm",
+        "mlp.0": "1.fn.net.0",
+        "mlp.2": "1.fn.net.3",
+        **({"attention.out": "0.fn.to_out.0"} if projects else {}),
+    }
+    names = {f"{ours}.{a}.{part}": f"{theirs}.{b}.{part}" for a, b in pairs.items() for part in ("weight", "bias")}
+    names[f"{ours}.attention.qkv.weight"] = f"{theirs}.0.fn.to_qkv.weight"
+    return names | mask_names(mask, f"{ours}.attention.scores.before.{mask_at}", f"{theirs}.0.fn.mask")

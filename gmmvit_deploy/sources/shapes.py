@@ -1,0 +1,241 @@
+"""Reading a spec off names and shapes: what all families share.
+
+Shapes tell almost everything. Heads they tell only through per-head masks, position bias tables
+and mixing matrices; where those are absent the user must say, since wrong heads raise no error,
+they only give wrong answers.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from gmmvit_deploy.errors import CheckpointError
+from gmmvit_deploy.sources.hints import LoadHints
+from gmmvit_deploy.specs import CHANNELS, MaskSpec, ModelSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "Shapes",
+    "asked_image",
+    "check_image_hints",
+    "compared_with_preset",
+    "exact_root",
+    "infer_heads",
+    "infer_mask",
+    "mask_heads",
+    "preset_of",
+]
+
+SpecT = TypeVar("SpecT", bound=ModelSpec)
+_RELEASED_CHANNELS = 3
+_CONFIGURED_SIZES = (32, 64)  # the image sizes for which the released code has a patch size
+
+
+class Shapes:
+    """Shapes by name, with errors that say what was wanted.
+
+    source: the file's name.  channels: of the images, as the user gave them; None means not given.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], source: str, *, channels: int | None = None) -> None:
+        self.tensors = tensors
+        self.source = source
+        self._channels = channels
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.tensors
+
+    def of(self, name: str, *, rank: int) -> tuple[int, ...]:
+        """Errors: CheckpointError when the tensor is absent, of another rank, or empty."""
+        if name not in self.tensors:
+            raise CheckpointError(f"{self.source}: {name} is missing; the model's size is read off it")
+        shape = tuple(self.tensors[name].shape)
+        if len(shape) != rank or 0 in shape:
+            raise CheckpointError(
+                f"{self.source}: {name} has shape {shape}; {rank} dimensions, none empty, were wanted"
+            )
+        return shape
+
+    def count(self, pattern: str) -> int:
+        """1 + the largest number that the first group of ``pattern`` takes in any name; 0 when it takes none."""
+        found = [match for match in map(re.compile(pattern).match, self.tensors) if match]
+        return max((int(match.group(1)) + 1 for match in found), default=0)
+
+    def grid(self, positions: int, *, where: str) -> int:
+        """Side of a square grid.  Errors: CheckpointError when ``positions`` is no square."""
+        side = exact_root(positions)
+        if side is None:
+            raise CheckpointError(f"{self.source}: {where} has {positions} positions; a square grid was wanted")
+        return side
+
+    def linear_patch(self, name: str) -> tuple[int, int]:
+        """(p, c) of a linear patch embedding (D, c·p·p), whose shape tells only the product.
+
+        The released code trains on RGB, so c is 3 unless the user says otherwise.
+        """
+        values = self.of(name, rank=2)[1]
+        channels = self._channels or _RELEASED_CHANNELS
+        side = exact_root(values / channels)
+        if side is None:
+            possible = [c for c in CHANNELS if exact_root(values / c) is not None]
+            given = f"--channels {channels}" if self._channels else f"images of {channels} channels"
+            raise CheckpointError(
+                f"{self.source}: {name} takes patches of {values} values, which does not go with {given}: "
+                f"expected {channels}·p·p for a square patch",
+                hint=f"with --channels {' or '.join(map(str, possible))} it would fit"
+                if possible
+                else "no number of channels makes a square patch of it",
+            )
+        return side, channels
+
+    def convolution_patch(self, name: str) -> tuple[int, int, int]:
+        """(D, p, c) of a patch convolution (D, c, p, p)."""
+        dim, channels, height, width = self.of(name, rank=4)
+        if channels not in CHANNELS or height != width:
+            raise CheckpointError(
+                f"{self.source}: {name} has shape {(dim, channels, height, width)}; expected (D, c, p, p) with "
+                f"c one of {', '.join(map(str, CHANNELS))}"
+            )
+        return dim, height, channels
+
+
+def exact_root(value: float) -> int | None:
+    """The whole square root, None when there is none."""
+    if value < 1 or value != int(value):
+        return None
+    root = math.isqrt(int(value))
+    return root if root * root == value else None
+
+
+def infer_mask(shapes: Shapes, hints: LoadHints, prefix: str) -> tuple[MaskSpec, int | None]:
+    """The mask of the attention whose mask tensors start with ``prefix``, and its heads where it tells them."""
+    source = shapes.source
+    parts = {part for part in ("alpha", "sigma", "mask") if f"{prefix}.{part}" in shapes}
+    if not parts & {"alpha", "sigma"}:
+        if hints.closed_form:
+            raise CheckpointError(f"{source}: closed form was asked for, but the file holds no alpha and sigma")
+        return MaskSpec(kind="elm" if parts else "plain"), None
+    if missing := {"alpha", "sigma"} - parts:
+        raise CheckpointError(f"{source}: {prefix}.{missing.pop()} is missing")
+    if "mask" not in parts and not hints.closed_form:
+        raise CheckpointError(
+            f"{source}: {prefix}.mask, the stored base mask, is missing",
+            hint="if the model was trained with the paper's closed formula, say --mask-form closed",
+        )
+    kernels, heads, *_ = shapes.of(f"{prefix}.alpha", rank=4)
+    mask = MaskSpec(kind="gmm", kernels=kernels, shared=heads == 1, closed_form=bool(hints.closed_form))
+    return mask, heads if heads > 1 else None
+
+
+def mask_heads(shapes: Shapes, prefixes: Sequence[str]) -> list[int]:
+    """Heads that the masks of several attentions speak of, 1 for each that speaks of none or of one."""
+    alphas = [f"{prefix}.alpha" for prefix in prefixes]
+    return [shapes.of(alpha, rank=4)[1] if alpha in shapes else 1 for alpha in alphas]
+
+
+def infer_heads(
+    source: str, *, width: int, known: int | None, evidence: str, hints: LoadHints, preset_heads: int | None
+) -> int:
+    """Heads from what the file shows, else from what the user says.
+
+    width: of q, H·d.  known: heads that the file shows by its ``evidence``, None when it does not.
+    """
+    told = hints.heads
+    if told is not None and preset_heads is not None and told != preset_heads:
+        raise CheckpointError(f"{source}: {told} heads were named, but the preset has {preset_heads}")
+    if known is not None and told is not None and told != known:
+        raise CheckpointError(f"{source}: {told} heads were named, but {evidence} {known}")
+    heads = known or told or preset_heads
+    if heads is None:
+        raise CheckpointError(
+            f"{source}: the number of attention heads cannot be read off this file",
+            hint="say --heads N with the number it was trained with (wrong heads raise no error, they only give "
+            f"wrong answers); q, k and v are {width} wide, so one of {_divisors(width)}; or --preset NAME",
+        )
+    if width % heads:
+        raise CheckpointError(
+            f"{source}: {heads} heads do not divide q, k and v, which are {width} wide",
+            hint=f"one of {_divisors(width)}: the number it was trained with",
+        )
+    return heads
+
+
+def _divisors(width: int) -> list[int]:
+    """Head counts that are possible, up to the largest anybody trains with."""
+    return [n for n in range(1, 65) if width % n == 0]
+
+
+def check_image_hints(source: str, hints: LoadHints, *, image_size: int, channels: int, evidence: str) -> None:
+    """Errors: CheckpointError when the user's image size or channels are not those of the file.
+
+    evidence: where the file's come from, in words: "its tensors tell".
+    """
+    for option, given, own in (
+        ("--image-size", hints.image_size, image_size),
+        ("--channels", hints.channels, channels),
+    ):
+        if given is not None and given != own:
+            raise CheckpointError(
+                f"{source}: {option} {given} contradicts the file: {evidence} {own}",
+                hint=f"leave {option} out, or give {own}",
+            )
+
+
+def asked_image(source: str, hints: LoadHints, *, example: str = "--image-size 28 --channels 1") -> tuple[int, int]:
+    """(image size, channels) from the user, for files in which no tensor tells them.
+
+    Errors: CheckpointError that names the missing options, with what to type.
+    """
+    options = {"--image-size": hints.image_size, "--channels": hints.channels}
+    missing = [option for option, value in options.items() if value is None]
+    if hints.image_size is None or hints.channels is None:
+        raise CheckpointError(
+            f"{source}: no tensor of this file tells {_ASKED_FOR[tuple(missing)]}",
+            hint=f"say {' and '.join(missing)} as it was trained, such as {example}",
+        )
+    return hints.image_size, hints.channels
+
+
+_ASKED_FOR = {
+    ("--image-size",): "the side of its images",
+    ("--channels",): "the channels of its images",
+    ("--image-size", "--channels"): "the side and the channels of its images",
+}
+
+
+def preset_of(
+    hints: LoadHints,
+    presets: Mapping[str, Callable[[int, int, MaskSpec], SpecT]],
+    *,
+    classes: int,
+    image_size: int,
+    mask: MaskSpec,
+) -> SpecT | None:
+    """The spec that ``--preset`` names, with the file's classes, image size and mask; None without ``--preset``.
+
+    presets: of the family that the file is of, which has that name (`checkpoints.loading` sees to it).
+    """
+    return None if hints.preset is None else presets[hints.preset](classes, image_size, mask)
+
+
+def compared_with_preset(spec: ModelSpec, preset: ModelSpec, *, name: str, source: str) -> None:
+    """Errors: CheckpointError that lists every field in which the file and the named preset differ."""
+    fields = [
+        f
+        for f in type(spec).__dataclass_fields__
+        if f not in ("image_size", "channels", "classes", "mask", "class_token")
+    ]
+    if spec.image_size not in _CONFIGURED_SIZES:
+        fields = [f for f in fields if f != "patch_size"]
+    differing = [
+        f"{field} {getattr(spec, field)} (the preset has {getattr(preset, field)})"
+        for field in fields
+        if getattr(spec, field) != getattr(preset, field)
+    ]
+    if differing:
+        raise CheckpointError(f"{source}: not a {name}: {', '.join(differing)}")
