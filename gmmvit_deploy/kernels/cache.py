@@ -45,20 +45,26 @@ def compiled(stem: str, compile_to: Callable[[Path], None]) -> Path:
     library, failure = folder / f"{stem}.so", folder / f"{stem}.failed"
     if library in _IN_USE and library.exists():
         return library
-    lock = _locked(folder / f"{stem}.lock")
-    try:
-        if not library.exists():
-            if failure.exists():
-                raise CompileError(failure.read_text(encoding="utf-8"))
-            _compile(library, failure, compile_to)
-        os.utime(library)
-        fcntl.flock(lock, fcntl.LOCK_SH)
-    except BaseException:
-        lock.close()
-        raise
+    while (lock := _in_use(library)) is None:
+        with _locked(library.with_suffix(".lock"), fcntl.LOCK_EX):
+            if not library.exists():
+                if failure.exists():
+                    raise CompileError(failure.read_text(encoding="utf-8"))
+                _compile(library, failure, compile_to)
     _IN_USE[library] = lock
     _remove_oldest(folder)
     return library
+
+
+def _in_use(library: Path) -> IO[str] | None:
+    """The library's lock, shared with the other processes that use it; None where the library is not there."""
+    lock = _locked(library.with_suffix(".lock"), fcntl.LOCK_SH)
+    try:
+        os.utime(library)
+    except FileNotFoundError:
+        lock.close()
+        return None
+    return lock
 
 
 def recorded_failure(stem: str) -> Path | None:
@@ -124,11 +130,15 @@ def _removed(path: Path) -> bool:
     return True
 
 
-def _locked(path: Path) -> IO[str]:
-    """The lock file, open and held exclusively; opened again if it was removed while waiting for it."""
+def _locked(path: Path, kind: int) -> IO[str]:
+    """The lock file, open and held; opened again if it was removed while waiting for it.
+
+    kind: ``fcntl.LOCK_SH`` or ``LOCK_EX``.  A library that is there is only ever locked shared: every process that
+    uses it holds that lock for as long as it lives, so whoever asked for an exclusive one would wait as long.
+    """
     while True:
         lock = path.open("a")
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(lock, kind)
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(lock.fileno()), path.stat()):
                 return lock
