@@ -113,6 +113,7 @@ class Manifest:
     unused_keys: key of that file that the network never reads → why not; its tensor is not in the bundle.
     image: what images the network takes; without mean and std when the input is ``tensor`` and nobody gave them.
     task: what the logits decide.  outputs: of the graph, in its order.
+    role_disagreements: nodes of ``model.onnx`` whose declared role is another than operators and wiring suggest.
     export_parity: the largest difference seen when the bundle was made, and its limit.
     float32_noise: largest difference of PyTorch's float32 and float64 logits on the golden inputs.
     files: name → SHA-256, of all files but the manifest.
@@ -132,6 +133,7 @@ class Manifest:
     folding: tuple[str, ...]
     masks: tuple[ConstantRecord, ...]
     biases: tuple[ConstantRecord, ...]
+    role_disagreements: tuple[str, ...]
     export_parity: dict[str, float]
     float32_noise: float
     versions: dict[str, str]
@@ -165,7 +167,7 @@ class Manifest:
         fields["outputs"] = tuple(OutputRecord(**{**o, "shape": tuple(o["shape"])}) for o in fields["outputs"])
         for name in ("masks", "biases"):
             fields[name] = tuple(ConstantRecord(**{**m, "shape": tuple(m["shape"])}) for m in fields[name])
-        for name in ("labels", "folding"):
+        for name in ("labels", "folding", "role_disagreements"):
             fields[name] = tuple(fields[name])
         return cls(**fields)
 

@@ -53,6 +53,7 @@ class VariantRecord:
     calibration: source, images and SHA-256 of the data, and each activation's bound; None unless quantised.
     golden: largest difference to the golden logits, that over the largest logit, argmax agreement; emulated on the
     CPU with every rounding that the graph asks for.
+    role_disagreements: nodes whose declared role is another than operators and wiring suggest; the declared role holds.
     programs: runner → the same largest difference of what it gives for this very file, and its limit; or why it
     could not be run there.
     """
@@ -67,6 +68,7 @@ class VariantRecord:
     calibration: Mapping[str, Any] | None
     golden: Mapping[str, float]
     versions: Mapping[str, str]
+    role_disagreements: tuple[str, ...] = ()
     programs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -79,6 +81,7 @@ class VariantRecord:
         if data["format"] != VARIANT_FORMAT:
             raise ValueError(f"format {data['format']!r}; this version reads {VARIANT_FORMAT!r}")
         fields = {name: value for name, value in data.items() if name != "format"}
+        fields["role_disagreements"] = tuple(fields["role_disagreements"])
         return cls(**{**fields, "masks": tuple(MaskChange(**mask) for mask in fields["masks"])})
 
 

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gmmvit_cli.output import JSON_OPTION, print_json, print_table, working
+from gmmvit_cli.output import JSON_OPTION, note, print_json, print_table, working
 
 if TYPE_CHECKING:
     from gmmvit_deploy.artifacts import Bundle
@@ -80,6 +80,12 @@ def _program_words(found: Mapping[str, Any]) -> str:
     return f"{found['largest_abs']:.1e} (limit {found['limit']:.1e})"
 
 
+def note_disagreements(graph: str, disagreements: Sequence[str]) -> None:
+    """Report nodes whose declared role is doubtful: a wrong role computes in a wrong type."""
+    for line in disagreements:
+        note(f"{graph}: check this role: {line}")
+
+
 def print_variants(variants: list[Variant]) -> None:
     """What each precision does to the answers, and to the mask of each layer's worst head."""
     rows, masks, programs = [], [], []
@@ -112,6 +118,7 @@ def print_variants(variants: list[Variant]) -> None:
                     str(sum(mask.saturated for mask in heads)),
                 )
             )
+        note_disagreements(variant.path.name, record.role_disagreements)
     print_table(("precision", "logits differ by", "of the largest", "same class", "calibrated on"), rows)
     if programs:
         print_table(("precision", "the file in", "logits differ by"), programs)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from gmmvit_cli.convert import CALIBRATION, CALIBRATION_IMAGES, converted, print_variants
+from gmmvit_cli.convert import CALIBRATION, CALIBRATION_IMAGES, converted, note_disagreements, print_variants
 from gmmvit_cli.options import (
     CHANNELS,
     FORCE,
@@ -103,6 +103,7 @@ def export(
     print_table(("", ""), rows)
     if any(variant.record for variant in variants):
         print_variants(variants)
+    note_disagreements("model.onnx", manifest.role_disagreements)
     typer.echo(out)
 
 

@@ -18,6 +18,7 @@ from gmmvit_deploy.export.onnx_from_model import OPSET, OUTPUT_NAME, onnx_from_m
 from gmmvit_deploy.folding.fold import FoldedModel, fold
 from gmmvit_deploy.golden import bytes_from_golden
 from gmmvit_deploy.graphs.proof import prove_folded
+from gmmvit_deploy.graphs.roles import role_disagreements
 from gmmvit_deploy.images import ImageSpec, ResizeRule
 from gmmvit_deploy.runners.open import default_runners, open_runner
 from gmmvit_deploy.sources.hints import LoadHints
@@ -150,6 +151,7 @@ def _write(
         folding=tuple(name for name, changed in folded.passes.items() if changed),
         masks=masks,
         biases=biases,
+        role_disagreements=role_disagreements(proto.graph),
         export_parity={},
         float32_noise=noise.largest,
         versions=artifacts.tool_versions(),

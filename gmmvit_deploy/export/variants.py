@@ -27,6 +27,7 @@ from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.masks import changes_of, prove_masks
 from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.quantize import QUANTIZED, quantize_graph
+from gmmvit_deploy.graphs.roles import role_disagreements
 from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runners.openvino import OpenVinoRunner
 from gmmvit_deploy.runtime.emulated_precision import emulated_logits
@@ -63,6 +64,7 @@ class PreparedGraph:
     constants: dict[str, str]
     mask_sha256: dict[str, str]
     calibration: dict[str, Any] | None
+    role_disagreements: tuple[str, ...]
 
 
 def variant_from_bundle(
@@ -97,6 +99,7 @@ def variant_from_bundle(
         calibration=prepared.calibration,
         golden=golden,
         versions=tool_versions(),
+        role_disagreements=prepared.role_disagreements,
         programs=_proven(bundle, data, precision, golden["largest_abs"]),
     )
     text = json.dumps(record.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
@@ -155,6 +158,7 @@ def graph_from_model(
     folded = _folded(model, precision, padded=padded)
     proto = onnx_from_model(folded.model, preprocessing=preprocessing, max_batch=max_batch)
     records, _ = prove_folded(proto, folded)
+    disagreements = role_disagreements(proto.graph)
     notes: dict[str, Any] | None = None
     if calibration is not None:
         found = calibrate(proto, calibration)
@@ -163,7 +167,14 @@ def graph_from_model(
         notes = {"images": found.images, "bounds": dict(bounds)}
     proto = cast_graph(proto, precision)
     constants, hashes = prove_masks(proto, folded.masks, records, precision)
-    return PreparedGraph(proto=proto, folded=folded, constants=constants, mask_sha256=hashes, calibration=notes)
+    return PreparedGraph(
+        proto=proto,
+        folded=folded,
+        constants=constants,
+        mask_sha256=hashes,
+        calibration=notes,
+        role_disagreements=disagreements,
+    )
 
 
 def graph_before_quantization(bundle: Bundle, record: VariantRecord) -> ModelProto:

@@ -8,8 +8,11 @@ from onnx import TensorProto, helper
 
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.errors import ExportError
-from gmmvit_deploy.graphs.roles import attentions_of, roles_of
-from gmmvit_deploy.precision import POLICY, PRECISIONS
+from gmmvit_deploy.graphs.cast import cast_graph
+from gmmvit_deploy.graphs.declared import ROLE_KEY, declare, declared_attention, declared_role
+from gmmvit_deploy.graphs.guessed_roles import guessed_attentions
+from gmmvit_deploy.graphs.roles import attentions_of, role_disagreements, roles_of, unknown_operators
+from gmmvit_deploy.precision import POLICY, PRECISIONS, Precision
 from tests.conftest import NAMES
 
 
@@ -70,16 +73,58 @@ def test_a_softmax_that_is_no_attention() -> None:
         helper.make_node("Softmax", ["t"], ["p"], name="a/Softmax"),
         helper.make_node("Identity", ["p"], ["y"], name="i"),
     )
-    with pytest.raises(ExportError, match="a/Softmax: a softmax between two products was wanted"):
-        attentions_of(graph)
-    (found,) = attentions_of(graph, strict=False)
-    assert (found.name, found.known, found.nodes) == ("a", False, ("a/Softmax",))
+    (attention,) = attentions_of(graph)
+    assert (attention.name, attention.known, attention.nodes) == ("a", False, ("a/Softmax",))
 
 
-def test_an_operator_without_a_place_in_the_policy() -> None:
-    graph = graph_of(
-        helper.make_node("Tanh", ["x"], ["t"], name="odd"),
-        helper.make_node("Identity", ["t"], ["y"], name="i"),
-    )
-    with pytest.raises(ExportError, match="odd: Tanh has no place"):
-        roles_of(graph)
+ODD = (
+    helper.make_node("Tanh", ["x"], ["t"], name="odd"),
+    helper.make_node("Softmax", ["t"], ["y"], name="p"),
+)
+
+
+def test_an_operator_from_elsewhere_without_a_rule_is_unknown() -> None:
+    graph = graph_of(*ODD)
+    assert roles_of(graph) == {"odd": "unknown", "p": "softmax"}
+    assert unknown_operators(graph) == ("odd: Tanh",)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_an_unknown_operator_computes_in_float32(precision: Precision) -> None:
+    model = helper.make_model(graph_of(*ODD), opset_imports=[helper.make_opsetid("", 20)])
+    inferred = onnx.shape_inference.infer_shapes(cast_graph(model, precision), strict_mode=True)
+    types = {value.name: value.type.tensor_type.elem_type for value in inferred.graph.value_info}
+    assert types["t"] == TensorProto.FLOAT
+
+
+def test_a_declared_role_holds_against_the_rules_and_is_reported() -> None:
+    """A sum of two computed values is a residual by the rules; this node says that it is a bias on the scores."""
+    node = declare(helper.make_node("Add", ["x", "x"], ["s"], name="sum"), "score_bias")
+    graph = graph_of(node, declare(helper.make_node("Identity", ["s"], ["y"], name="i"), "shape"))
+    assert roles_of(graph) == {"sum": "score_bias", "i": "shape"}
+    assert role_disagreements(graph) == ("sum: declared score_bias, its operators and wiring suggest residual",)
+
+
+def test_a_declared_role_that_no_policy_has_is_refused() -> None:
+    node = helper.make_node("Add", ["x", "x"], ["y"], name="sum")
+    node.metadata_props.add(key=ROLE_KEY, value="ornament")
+    with pytest.raises(ExportError, match="sum: its declared role is 'ornament', expected one of input, embedding"):
+        roles_of(graph_of(node))
+
+
+def test_declaring_again_replaces_and_keeps_other_notes() -> None:
+    node = helper.make_node("Add", ["x", "x"], ["y"], name="sum")
+    node.metadata_props.add(key="theirs", value="kept")
+    declare(node, "bias", attention="a")
+    declare(node, "residual")
+    assert declared_role(node) == "residual"
+    assert declared_attention(node) is None
+    assert (node.metadata_props[0].key, node.metadata_props[0].value) == ("theirs", "kept")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_families_declare_is_what_the_rules_see(name: str, tensor_bundles: dict[str, Bundle]) -> None:
+    graph = onnx.load(tensor_bundles[name].onnx_path).graph
+    assert role_disagreements(graph) == ()
+    assert attentions_of(graph) == guessed_attentions(graph)
+    assert tensor_bundles[name].manifest.role_disagreements == ()

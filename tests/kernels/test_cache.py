@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -185,3 +186,35 @@ def test_the_command_empties_it(compiler: Compiler, folder: Path, monkeypatch: p
     assert answer.exit_code == 0
     assert "removed 1 files from the kernel cache" in answer.output
     assert len(list(folder.glob("*.so"))) == 1
+
+
+def test_processes_use_a_library_at_the_same_time(compiler: Compiler) -> None:
+    """A process holds its library for as long as it lives, and no other waits for it."""
+    library, _ = onnxruntime_library()
+    ask = "from gmmvit_deploy.kernels.libraries import onnxruntime_library as ask; print(ask()[0], flush=True); input()"
+    others = [
+        subprocess.Popen([sys.executable, "-c", ask], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    try:
+        for other in others:
+            assert other.stdout is not None
+            assert select.select([other.stdout], [], [], 60)[0], "a second process waits for the first"
+            assert other.stdout.readline().strip() == str(library)
+    finally:
+        for other in others:
+            other.kill()
+            other.communicate()
+    assert compiler.count == 1
+
+
+def test_processes_that_compile_at_the_same_time_compile_once(compiler: Compiler, folder: Path) -> None:
+    ask = "from gmmvit_deploy.kernels.libraries import onnxruntime_library as ask; print(ask()[0])"
+    others = [
+        subprocess.Popen([sys.executable, "-c", ask], stdout=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL)
+        for _ in range(3)
+    ]
+    answers = {other.communicate(timeout=60)[0].strip() for other in others}
+    (library,) = folder.glob("*.so")
+    assert answers == {str(library)}
+    assert compiler.count == 1

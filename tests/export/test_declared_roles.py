@@ -1,0 +1,169 @@
+"""Roles come from the modules that say what they are for, not from the graph that they became."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.errors import ExportError
+from gmmvit_deploy.export.declared_roles import declare_roles
+from gmmvit_deploy.export.onnx_from_model import onnx_from_model
+from gmmvit_deploy.export.variants import graph_from_model
+from gmmvit_deploy.folding.fold import fold
+from gmmvit_deploy.graphs import roles
+from gmmvit_deploy.graphs.roles import attentions_of, role_disagreements, roles_of
+from gmmvit_deploy.models.build import Model, model_from_spec
+from gmmvit_deploy.models.roles import with_role
+from gmmvit_deploy.specs import MaskSpec, ViTSpec
+from tests.conftest import golden
+from tests.frozen.test_frozen import FROZEN, ONE_A_FAMILY
+from tests.frozen.values import graph_hashes
+
+pytestmark = pytest.mark.export
+SMALL = ViTSpec(
+    image_size=8,
+    patch_size=4,
+    classes=3,
+    dim=16,
+    depth=1,
+    heads=1,
+    head_dim=16,
+    mlp_dim=16,
+    class_token=False,
+    mask=MaskSpec(kind="gmm", kernels=2),
+)
+
+
+def small() -> Model:
+    return model_from_spec(SMALL).eval()
+
+
+def exported(model: Model) -> onnx.ModelProto:
+    return onnx_from_model(fold(model).model, preprocessing=None, max_batch=4)
+
+
+@pytest.mark.parametrize("name", ONE_A_FAMILY)
+def test_no_rule_is_asked_of_our_own_graphs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the rules made to raise, every family exports with the roles that were frozen."""
+
+    def refuse(graph: onnx.GraphProto) -> None:
+        raise AssertionError("a role was guessed")
+
+    monkeypatch.setattr(roles, "guessed_roles", refuse)
+    monkeypatch.setattr(roles, "guessed_attentions", refuse)
+    case = golden(name)
+    proto = exported(load_checkpoint(case.path, case.hints).model)
+    frozen = FROZEN[name]["graphs"]["fp32"]
+    assert {part: graph_hashes(proto)[part] for part in ("roles", "roles_by_node")} == {
+        part: frozen[part] for part in ("roles", "roles_by_node")
+    }
+    assert all(attention.known for attention in attentions_of(proto.graph))
+
+
+def test_every_precision_declares_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Casts and Q/DQ pairs are written by us as well, and say what they are for."""
+    monkeypatch.setattr(roles, "guessed_roles", lambda graph: pytest.fail("a role was guessed"))
+    images = [np.random.default_rng(0).standard_normal((4, 3, 8, 8), dtype=np.float32)]
+    for precision, calibration in (("fp16", None), ("bf16", None), ("int8", images), ("fp8", images)):
+        # role_disagreements asks the rules on purpose, as a second opinion
+        monkeypatch.setattr("gmmvit_deploy.export.variants.role_disagreements", lambda graph: ())
+        proto = graph_from_model(small(), precision, preprocessing=None, max_batch=4, calibration=calibration).proto
+        assert "unknown" not in roles_of(proto.graph).values()
+
+
+def test_a_planted_disagreement_keeps_the_declared_role_and_is_reported() -> None:
+    """Declared as the head, a linear map in the middle of the network stays out of int8."""
+    model = small()
+    block = model.get_submodule("blocks.0.mlp.0")
+    images = [np.random.default_rng(0).standard_normal((4, 3, 8, 8), dtype=np.float32)]
+    options = {"preprocessing": None, "max_batch": 4, "calibration": images}
+
+    def quantised(proto: onnx.ModelProto) -> set[str]:
+        return {node.name.partition("/")[0] for node in proto.graph.node if node.op_type == "QuantizeLinear"}
+
+    before = graph_from_model(model, "int8", **options)
+    assert before.role_disagreements == ()
+    with_role(block, "head")
+    after = graph_from_model(model, "int8", **options)
+    (disagreement,) = after.role_disagreements
+    assert disagreement == "blocks.0.mlp.0/MatMul: declared head, its operators and wiring suggest projection"
+    assert quantised(before.proto) - quantised(after.proto) == {"blocks.0.mlp.0"}
+
+
+class _TwoHeads(nn.Module):
+    """A network of a family with a second head beside the first, as distillation trains it; their mean is given."""
+
+    operator_roles = {"add": "head", "div": "head"}  # noqa: RUF012 - as a family writes it, without a type
+
+    def __init__(self, model: Model, second: nn.Linear) -> None:
+        super().__init__()
+        self.spec, self.model, self.second = model.spec, model, second
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.model.patch_embedding(images).mean(dim=1)
+        return (self.model.head(x) + self.second(x)) / 2
+
+
+def test_a_second_head_is_a_head_and_stays_out_of_int8() -> None:
+    """The rules call it a projection, so it would have become int8 in silence."""
+    model = _TwoHeads(small(), with_role(nn.Linear(16, 3), "head")).eval()
+    _TwoHeads.operator_roles["mean"] = "pooling"
+    proto = onnx_from_model(model, preprocessing=None, max_batch=4)  # type: ignore[arg-type]
+    found = roles_of(proto.graph)
+    products = {name: role for name, role in found.items() if name.partition("/")[2] in ("MatMul", "Gemm")}
+    assert products["head/Gemm"] == products["second/Gemm"] == "head"
+
+
+def test_a_patch_embedding_behind_a_layer_norm_stays_the_embedding() -> None:
+    """Shifted patch tokenization begins with a LayerNorm; by the rules its linear map was a projection."""
+    model = small()
+    embedding = model.patch_embedding
+
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.project, self.patch_size = nn.LayerNorm(48), embedding.project, embedding.patch_size
+
+        def forward(self, images: Tensor) -> Tensor:
+            patches = images.unflatten(3, (-1, self.patch_size)).unflatten(2, (-1, self.patch_size))
+            return self.project(self.norm(patches.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)))
+
+    model.patch_embedding = Normed()
+    proto = exported(model)
+    assert roles_of(proto.graph)["patch_embedding.project/MatMul"] == "embedding"
+    assert role_disagreements(proto.graph) == (
+        "patch_embedding.project/MatMul: declared embedding, its operators and wiring suggest projection",
+    )
+
+
+def test_a_node_without_a_role_is_an_error_that_names_it() -> None:
+    model = small()
+
+    class Odd(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(x)
+
+    model.head_norm = Odd()
+    with pytest.raises(ExportError, match=r"have no role.*\n  head_norm/Tanh: Odd declares no role for tanh"):
+        exported(model)
+
+
+def test_a_layer_without_a_role_is_an_error_that_names_it() -> None:
+    model = small()
+    model.head = nn.Linear(16, 3)
+    with pytest.raises(ExportError, match="head/Gemm: Linear declares no role for linear") as caught:
+        exported(model)
+    assert "with_role" in str(caught.value.hint)
+
+
+def test_an_operator_that_no_module_stands_behind_is_refused() -> None:
+    node = onnx.helper.make_node("Mul", ["x", "x"], ["y"], name="made")
+    value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
+    out = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
+    proto = onnx.helper.make_model(onnx.helper.make_graph([node], "g", [value], [out]))
+    with pytest.raises(ExportError, match="made: the exporter made it, and no module stands behind it"):
+        declare_roles(proto, nn.Identity())
