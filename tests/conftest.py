@@ -42,8 +42,29 @@ from gmmvit_deploy.variants import open_variant
 from tests.forked import command_line
 
 GOLDEN = Path(__file__).parent / "golden"
-MANIFEST: dict[str, dict[str, Any]] = json.loads((GOLDEN / "manifest.json").read_text())
+
+
+def _manifests() -> Iterator[tuple[Path, dict[str, dict[str, Any]]]]:
+    """(folder, its manifest) of the golden files: the paper's released checkpoints first, then a folder a family."""
+    for path in (GOLDEN / "manifest.json", *sorted(GOLDEN.glob("*/manifest.json"))):
+        yield path.parent, json.loads(path.read_text())
+
+
+MANIFEST: dict[str, dict[str, Any]] = {}
+"""Name of a golden checkpoint → what its manifest states, and the folder that its files are in.
+
+family: whose it is.  file: the checkpoint, NAME.pth by default.  inputs: images and logits, NAME.npz by default.
+hints: what `LoadHints` must be given.  atol: how near ONNX Runtime must come to the logits, 2e-5 by default.
+mask, trainable_parameters: checked where they are stated.
+"""
+for _folder, _entries in _manifests():
+    for _name, _entry in _entries.items():
+        if _name in MANIFEST:
+            raise ValueError(f"{_folder / 'manifest.json'}: {_name} is the name of another golden checkpoint")
+        MANIFEST[_name] = {**_entry, "folder": _folder}
 NAMES = tuple(MANIFEST)
+RELEASED = tuple(name for name, entry in MANIFEST.items() if entry["folder"] == GOLDEN)
+"""Those of the paper's released code, about which more is known than about the others."""
 
 
 def has_bf16() -> bool:
@@ -103,7 +124,7 @@ class Golden:
     path: Path
     inputs: np.ndarray
     logits: np.ndarray
-    heads: int | None
+    hints: LoadHints
 
     @property
     def family(self) -> str:
@@ -112,28 +133,22 @@ class Golden:
     @property
     def atol(self) -> float:
         """How near ONNX Runtime must come to the stored logits."""
-        return 1e-5 if self.family == "vit" else 2e-5
-
-    @property
-    def hints(self) -> LoadHints:
-        return LoadHints(heads=self.heads)
+        return float(MANIFEST[self.name].get("atol", 2e-5))
 
 
 def golden(name: str) -> Golden:
-    arrays = np.load(GOLDEN / f"{name}.npz")
-    config = MANIFEST[name]["config"]
-    heads = config.get("heads", config.get("num_heads"))
-    told = MANIFEST[name]["mask"] in ("plain", "elm") and MANIFEST[name]["family"] in ("vit", "pit", "t2t")
+    entry = MANIFEST[name]
+    arrays = np.load(entry["folder"] / entry.get("inputs", f"{name}.npz"))
     return Golden(
         name=name,
-        path=GOLDEN / f"{name}.pth",
-        inputs=arrays["input"],
+        path=entry["folder"] / entry.get("file", f"{name}.pth"),
+        inputs=arrays["input" if "input" in arrays else "images"],
         logits=arrays["logits"],
-        heads=(heads[0] if isinstance(heads, list) else heads) if told else None,
+        hints=LoadHints(**entry.get("hints", {})),
     )
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=RELEASED)
 def each_golden(request: pytest.FixtureRequest) -> Golden:
     return golden(request.param)
 

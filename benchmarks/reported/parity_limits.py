@@ -84,10 +84,7 @@ def main() -> None:
     ):
         rows = results["models"] = {}
         for name in arguments.model or models:
-            config = models[name]["config"]
-            heads = config.get("heads", config.get("num_heads"))
-            told = models[name]["mask"] in ("plain", "elm") and models[name]["family"] in ("vit", "pit", "t2t")
-            hints = LoadHints(heads=(heads[0] if isinstance(heads, list) else heads) if told else None)
+            hints = LoadHints(**models[name].get("hints", {}))
             options = ExportOptions(input_kind="tensor", max_batch=8)
             bundle = bundle_from_checkpoint(GOLDEN / f"{name}.pth", Path(folder) / name, options, hints=hints)
             rows[name] = rows_of(bundle)

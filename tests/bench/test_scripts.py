@@ -26,7 +26,7 @@ from gmmvit_deploy.engines.flavors import visible_gpu
 from gmmvit_deploy.families.cait.model import TalkingHeadsAttention
 from gmmvit_deploy.kernels.libraries import onnxruntime_library
 from gmmvit_deploy.layers.attention import MaskedAttention
-from tests.conftest import NAMES, golden
+from tests.conftest import RELEASED, golden
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,7 +80,7 @@ def test_make_bench_runs_every_script_that_needs_no_second_checkout() -> None:
     assert "benchmarks/reported/fastest_gpu.py" in makefile
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RELEASED)
 def test_the_eager_baseline_gives_the_released_logits(name: str) -> None:
     released = golden(name)
     model = load_checkpoint(released.path, released.hints).model.eval()

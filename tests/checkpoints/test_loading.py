@@ -18,7 +18,7 @@ from gmmvit_deploy.families.vit.spec import ViTSpec
 from gmmvit_deploy.scores.masks import ClosedFormGaussianMask
 from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.specs import MaskSpec, spec_to_json
-from tests.conftest import GOLDEN, MANIFEST, NAMES, Golden, golden
+from tests.conftest import GOLDEN, MANIFEST, RELEASED, Golden, golden
 
 State = dict[str, torch.Tensor]
 
@@ -54,7 +54,7 @@ def _listed(value: object) -> list[object]:
     return list(value) if isinstance(value, tuple | list) else [value]
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if MANIFEST[name]["family"] != "vit"])
+@pytest.mark.parametrize("name", [name for name in RELEASED if MANIFEST[name]["family"] != "vit"])
 def test_sizes_of_the_other_families_are_read_off_the_file(name: str) -> None:
     config, spec = MANIFEST[name]["config"], load_checkpoint(golden(name).path, golden(name).hints).spec
     wanted = {
@@ -77,7 +77,7 @@ def test_sizes_of_the_other_families_are_read_off_the_file(name: str) -> None:
     assert {field: _listed(getattr(spec, field)) for field in wanted} == {k: _listed(v) for k, v in wanted.items()}
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if MANIFEST[name]["family"] == "vit"])
+@pytest.mark.parametrize("name", [name for name in RELEASED if MANIFEST[name]["family"] == "vit"])
 def test_spec_of_a_vit_is_read_off_the_file(name: str) -> None:
     case = golden(name)
     config, spec = MANIFEST[name]["config"], load_checkpoint(case.path, case.hints).spec

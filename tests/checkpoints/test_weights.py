@@ -28,7 +28,7 @@ from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.sources.shapes import asked_image
 from gmmvit_deploy.specs import MaskSpec, spec_to_json
 from gmmvit_deploy.writing import sha256_of_file
-from tests.conftest import NAMES, golden
+from tests.conftest import RELEASED, golden
 
 SPEC = ViTSpec(
     image_size=16,
@@ -55,7 +55,7 @@ def released(path: Path, spec: ViTSpec) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RELEASED)
 def test_the_model_of_a_bundle_is_the_trained_one(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     bundle, case = tensor_bundles[name], golden(name)
     trained = load_checkpoint(case.path, case.hints)
@@ -75,7 +75,7 @@ def test_no_name_is_recognised_and_no_size_read_off_a_shape(
     def refuse(*_: object) -> None:
         raise AssertionError("the spec of a bundle is written down")
 
-    for function in ("family_of", "released_names", "known_unused"):
+    for function in ("_source_of", "tensor_from_file", "Shapes"):
         monkeypatch.setattr(loading, function, refuse)
     for bundle in bundles:
         model_from_bundle(bundle.manifest, bundle.weights_path)

@@ -13,12 +13,14 @@ from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.export.declared_roles import declare_roles
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.export.variants import graph_from_model
+from gmmvit_deploy.families import model_from_spec
+from gmmvit_deploy.families.vit.spec import ViTSpec
 from gmmvit_deploy.folding.fold import fold
 from gmmvit_deploy.graphs import roles
 from gmmvit_deploy.graphs.roles import attentions_of, role_disagreements, roles_of
-from gmmvit_deploy.models.build import Model, model_from_spec
-from gmmvit_deploy.models.roles import with_role
-from gmmvit_deploy.specs import MaskSpec, ViTSpec
+from gmmvit_deploy.layers.model import Model
+from gmmvit_deploy.layers.roles import with_role
+from gmmvit_deploy.specs import MaskSpec
 from tests.conftest import golden
 from tests.frozen.test_frozen import FROZEN, ONE_A_FAMILY
 from tests.frozen.values import graph_hashes

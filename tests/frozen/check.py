@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from tests.conftest import NAMES
+from tests.conftest import RELEASED
 from tests.frozen.values import STORED, frozen_parts, machine
 
 
@@ -28,7 +28,7 @@ def main() -> int:
     if machine() != stored["machine"]:
         print(f"frozen on {stored['machine']}, this is {machine()}: bits of weights may differ")
     count = 0
-    for name in sys.argv[1:] or NAMES:
+    for name in sys.argv[1:] or RELEASED:
         for part, value in frozen_parts(name):
             found = list(differences(f"{name}/{part}", stored[name][part], json.loads(json.dumps(value))))
             print(f"{name} {part}: {'as frozen' if not found else f'{len(found)} differences'}", flush=True)

@@ -13,7 +13,7 @@ import onnx
 import pytest
 
 from gmmvit_deploy.artifacts import Bundle
-from tests.conftest import NAMES, Golden, golden
+from tests.conftest import RELEASED, Golden, golden
 from tests.frozen import values
 from tests.frozen.values import STORED, MerkleHashes, form_name, graph_hashes
 
@@ -31,7 +31,7 @@ def comparable(hashes: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_every_golden_checkpoint_is_frozen() -> None:
-    assert set(FROZEN) == {"machine", *NAMES}
+    assert set(FROZEN) == {"machine", *RELEASED}
 
 
 @only_same_machine
@@ -43,13 +43,13 @@ def test_inspect_says_the_same(each_golden: Golden) -> None:
     assert values.inspected(each_golden) == FROZEN[each_golden.name]["inspect"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RELEASED)
 def test_exported_graph_is_the_frozen_graph(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     exported = graph_hashes(onnx.load(tensor_bundles[name].onnx_path))
     assert comparable(exported) == comparable(FROZEN[name]["graphs"]["fp32"])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RELEASED)
 def test_mistakes_keep_their_names(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     now, frozen = values.mistakes(tensor_bundles[name]), FROZEN[name]["mistakes"]
     assert {mistake: known["named"] for mistake, known in now.items()} == {

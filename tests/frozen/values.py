@@ -42,7 +42,7 @@ from gmmvit_deploy.graphs.roles import roles_of
 from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.parity.suspects import explain, suspects
 from gmmvit_deploy.precision import PRECISIONS, Precision
-from tests.conftest import NAMES, Golden, golden
+from tests.conftest import RELEASED, Golden, golden
 
 __all__ = [
     "FORMS",
@@ -244,7 +244,7 @@ def frozen_parts(name: str) -> Iterator[tuple[str, Any]]:
 
 def main() -> None:
     """``python -m tests.frozen.values OUT [NAME ...]``: compute the values and write them as JSON."""
-    out, names = Path(sys.argv[1]), sys.argv[2:] or NAMES
+    out, names = Path(sys.argv[1]), sys.argv[2:] or RELEASED
     values: dict[str, Any] = {"machine": machine()}
     for name in names:
         values[name] = {}

@@ -13,10 +13,10 @@ from gmmvit_deploy.graphs.declared import ROLE_KEY, declare, declared_attention,
 from gmmvit_deploy.graphs.guessed_roles import guessed_attentions
 from gmmvit_deploy.graphs.roles import attentions_of, role_disagreements, roles_of, unknown_operators
 from gmmvit_deploy.precision import POLICY, PRECISIONS, Precision
-from tests.conftest import NAMES
+from tests.conftest import RELEASED
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RELEASED)
 def test_every_node_of_every_family_has_a_role_in_the_policy(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     graph = onnx.load(tensor_bundles[name].onnx_path).graph
     roles = roles_of(graph)
@@ -28,7 +28,7 @@ def test_every_node_of_every_family_has_a_role_in_the_policy(name: str, tensor_b
         assert tuple(kinds) == PRECISIONS
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RELEASED)
 def test_attentions_are_found_under_the_names_of_their_modules(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     bundle = tensor_bundles[name]
     found = attentions_of(onnx.load(bundle.onnx_path).graph)
@@ -122,7 +122,7 @@ def test_declaring_again_replaces_and_keeps_other_notes() -> None:
     assert (node.metadata_props[0].key, node.metadata_props[0].value) == ("theirs", "kept")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RELEASED)
 def test_what_families_declare_is_what_the_rules_see(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     graph = onnx.load(tensor_bundles[name].onnx_path).graph
     assert role_disagreements(graph) == ()

@@ -20,7 +20,7 @@ from gmmvit_deploy.graphs.wiring import Wiring
 from gmmvit_deploy.kernels.matcher import MaskedAttention, Refusal, attentions_in, summary_of
 from gmmvit_deploy.kernels.onnxruntime_kernels import attentions_of_kernel
 from gmmvit_deploy.kernels.openvino_view import OpenVinoView
-from tests.conftest import NAMES
+from tests.conftest import RELEASED
 from tests.kernels.test_masked_attention import _graph as openvino_graph
 from tests.kernels.test_onnxruntime_attention import graph as onnx_graph
 
@@ -49,10 +49,10 @@ EXPECTED: dict[str, tuple[int, list[str]]] = {
 
 
 def test_every_golden_checkpoint_is_expected() -> None:
-    assert set(EXPECTED) == set(NAMES)
+    assert set(EXPECTED) == set(RELEASED)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RELEASED)
 def test_what_the_kernel_takes_of_every_family(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     path = tensor_bundles[name].onnx_path
     proto = onnx.load(path)

@@ -35,7 +35,7 @@ from gmmvit_deploy.serving.installs import find_server, system_server, wheel_ser
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
-from tests.conftest import FREE_PORTS, NAMES, cifar_options, golden
+from tests.conftest import FREE_PORTS, RELEASED, cifar_options, golden
 from tests.serving.processes import processes_naming, wait_gone
 from tests.test_preprocess import encoded, photo, png_bomb
 
@@ -64,7 +64,7 @@ def golden_server(
     """All golden checkpoints on one server."""
     models = tmp_path_factory.mktemp("golden") / "models"
     models.mkdir()
-    for name, bundle in ((name, tensor_bundles[name]) for name in NAMES):
+    for name, bundle in ((name, tensor_bundles[name]) for name in RELEASED):
         written = repository_from_bundle(bundle, models.parent / name, RepositoryOptions(name=name, threads=1))
         shutil.move(written.path / f"{name}_network", models)
     with TritonServer(models, options=ServerOptions(**FREE_PORTS)) as running:
@@ -117,7 +117,7 @@ def test_the_whole_way_for_every_family(
 
 class TestAnswers:
     @pytest.mark.parametrize("protocol", PROTOCOLS)
-    @pytest.mark.parametrize("name", NAMES)
+    @pytest.mark.parametrize("name", RELEASED)
     def test_golden_logits(
         self, name: str, protocol: str, golden_server: TritonServer, tensor_bundles: dict[str, Bundle]
     ) -> None:
