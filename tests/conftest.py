@@ -81,6 +81,7 @@ _MARKER_OF_FIXTURE = {
     "tensor_bundles": "export",
     "tensor_bundle": "export",
     "graph": "export",
+    "small_exports": "export",
     "gmmvit": "process",
 }
 """Fixture → what a test that uses it, directly or through another fixture, is marked with."""
@@ -177,7 +178,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _once(path: Path, make: Callable[[Path], object]) -> Bundle:
+def once(path: Path, make: Callable[[Path], object]) -> Bundle:
     """The bundle at ``path``, made by whichever process comes first."""
     with path.with_name(f"{path.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -195,7 +196,7 @@ class _Exported(dict[str, Bundle]):
 
     def __missing__(self, name: str) -> Bundle:
         options, one = ExportOptions(input_kind="tensor", max_batch=8), golden(name)
-        self[name] = _once(
+        self[name] = once(
             self._folder / name, lambda out: bundle_from_checkpoint(one.path, out, options, hints=one.hints)
         )
         return self[name]
@@ -211,14 +212,14 @@ def tensor_bundles(shared: Path) -> dict[str, Bundle]:
 def bundle(shared: Path) -> Bundle:
     """``vit_gmm`` with pixels as input and CIFAR-10's normalisation and labels."""
     path = golden("vit_gmm").path
-    return _once(shared / "pixels", lambda out: bundle_from_checkpoint(path, out, cifar_options()))
+    return once(shared / "pixels", lambda out: bundle_from_checkpoint(path, out, cifar_options()))
 
 
 @pytest.fixture(scope="session")
 def tensor_bundle(shared: Path) -> Bundle:
     """As ``bundle``, but normalised outside: on a server, in its preprocessing model."""
     path, options = golden("vit_gmm").path, cifar_options(input_kind="tensor")
-    return _once(shared / "normalised_outside", lambda out: bundle_from_checkpoint(path, out, options))
+    return once(shared / "normalised_outside", lambda out: bundle_from_checkpoint(path, out, options))
 
 
 def swin_graph(folder: Path, kind: MaskKind) -> Path:
@@ -262,7 +263,7 @@ def precise_bundle(bundle: Bundle, calibration_images: Path, shared: Path) -> Bu
             variant_from_bundle(opened, precision, calibration=images)
         staging.rename(out)
 
-    return _once(shared / "precise", make)
+    return once(shared / "precise", make)
 
 
 @pytest.fixture(scope="session")

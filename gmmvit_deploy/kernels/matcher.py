@@ -19,7 +19,7 @@ import numpy as np
 # By its place beside this file, which is the same in a server's model.
 from .prepared_masks import LANES, takes_bias
 
-__all__ = ["GraphView", "MaskedAttention", "Part", "Refusal", "attentions_in", "summary_of"]
+__all__ = ["GraphView", "MatchedAttention", "Part", "Refusal", "attentions_in", "summary_of"]
 
 _MOST_MIXED = 16
 # With a dimension for windows, or without:
@@ -98,7 +98,7 @@ class Part:
 
 
 @dataclass(frozen=True, eq=False)
-class MaskedAttention:
+class MatchedAttention:
     """An attention that the kernel computes.
 
     name: of its module.  parts: Q, K, V, of the same rows, heads and head dim.
@@ -145,12 +145,12 @@ class _RefusedError(Exception):
     pass
 
 
-def attentions_in(view: GraphView) -> list[MaskedAttention | Refusal]:
+def attentions_in(view: GraphView) -> list[MatchedAttention | Refusal]:
     """For every softmax of a graph, in its order: the attention around it, or why the kernel does not take it."""
     return [_attention_of(softmax, view) for softmax in view.softmaxes()]
 
 
-def summary_of(matches: Sequence[MaskedAttention | Refusal]) -> str:
+def summary_of(matches: Sequence[MatchedAttention | Refusal]) -> str:
     """As ``3 of 5; not: blocks.3.attention (its head dim 12 is not a multiple of 16)``; a reason is given once."""
     by_reason: dict[str, list[str]] = {}
     for match in matches:
@@ -161,7 +161,7 @@ def summary_of(matches: Sequence[MaskedAttention | Refusal]) -> str:
     return f"{taken} of {len(matches)}" + (f"; not: {'; '.join(refused)}" if refused else "")
 
 
-def _attention_of(softmax: Any, view: GraphView) -> MaskedAttention | Refusal:
+def _attention_of(softmax: Any, view: GraphView) -> MatchedAttention | Refusal:
     full = view.name(softmax)
     name = full.rpartition("/")[0] or full
     try:
@@ -174,7 +174,7 @@ def _refuse(reason: str) -> NoReturn:
     raise _RefusedError(reason)
 
 
-def _matched(softmax: Any, name: str, view: GraphView) -> MaskedAttention:
+def _matched(softmax: Any, name: str, view: GraphView) -> MatchedAttention:
     query, key, factor, bias, before = _scores(softmax, view)
     value, last, after = _output(softmax, view)
     q = _part(query, "queries", _HEADS_APART, view)
@@ -195,10 +195,10 @@ def _matched(softmax: Any, name: str, view: GraphView) -> MaskedAttention:
     if bias is not None and not takes_bias(bias.shape, heads, n, rows[:-1]):
         _refuse(f"its bias has shape {_words(bias.shape)}, expected {_words((*rows[:-1], heads, n, n))}")
     if factor.size == 1:
-        return MaskedAttention(name, (q, k, v), None, float(factor.reshape(())), bias, mixing, last)
+        return MatchedAttention(name, (q, k, v), None, float(factor.reshape(())), bias, mixing, last)
     if factor.shape[-3:] != (heads, n, n) or factor.size != heads * n * n:
         _refuse(f"its mask has shape {_words(factor.shape)}, expected {_words((heads, n, n))}")
-    return MaskedAttention(name, (q, k, v), factor.reshape(heads, n, n), 1.0, bias, mixing, last)
+    return MatchedAttention(name, (q, k, v), factor.reshape(heads, n, n), 1.0, bias, mixing, last)
 
 
 def _require_one_size(q: Part, k: Part, v: Part) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from gmmvit_deploy.kernels.matcher import MaskedAttention, Refusal, attentions_in
+from gmmvit_deploy.kernels.matcher import MatchedAttention, Refusal, attentions_in
 from gmmvit_deploy.kernels.onnx_view import OnnxView
 from gmmvit_deploy.kernels.prepared_masks import prepared_bias, prepared_mask
 
@@ -23,7 +23,7 @@ __all__ = ["DOMAIN", "attentions_of_kernel", "with_fused_attention"]
 DOMAIN = "gmmvit"
 
 
-def attentions_of_kernel(proto: ModelProto) -> list[MaskedAttention | Refusal]:
+def attentions_of_kernel(proto: ModelProto) -> list[MatchedAttention | Refusal]:
     """For every softmax of a graph: the attention that our kernel computes, or why it does not take it."""
     return attentions_in(OnnxView(proto.graph))
 
@@ -35,7 +35,7 @@ def with_fused_attention(proto: ModelProto) -> tuple[ModelProto, int]:
     out = type(proto)()
     out.CopyFrom(proto)
     view = OnnxView(out.graph)
-    attentions = [match for match in attentions_in(view) if isinstance(match, MaskedAttention)]
+    attentions = [match for match in attentions_in(view) if isinstance(match, MatchedAttention)]
     if not attentions:
         return out, 0
     replaced = {}

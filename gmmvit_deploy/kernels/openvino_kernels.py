@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 # By their place beside this file, which is the same in a server's model.
-from .matcher import MaskedAttention, attentions_in, summary_of
+from .matcher import MatchedAttention, attentions_in, summary_of
 from .openvino_view import OpenVinoView, constant, constant_and_other, down, nodes_of, static, takers, up
 from .prepared_masks import LANES, LOG2_E, Arithmetic, prepared_bias, prepared_mask
 
@@ -56,7 +56,7 @@ class Kernels:
     def fuse_attention(self, model: Any) -> int:
         """Replace the attentions of an OpenVINO model, with the quantising of what they give; return how many."""
         matches = attentions_in(OpenVinoView(model))
-        found = [_form_of(match, self.arithmetic) for match in matches if isinstance(match, MaskedAttention)]
+        found = [_form_of(match, self.arithmetic) for match in matches if isinstance(match, MatchedAttention)]
         grids = [_quantised(form.last) for form in found]
         if not _quantises_beside(model, sum(len(nodes) for _, nodes in grids)):
             grids = [(None, ()) for _ in found]
@@ -123,7 +123,7 @@ def kernels_from(library: Path, wanted: Arithmetic) -> tuple[Kernels | None, str
 # ---- one operation from one attention ----------------------------------------------------------------------------
 
 
-def _form_of(attention: MaskedAttention, arithmetic: Arithmetic) -> Form:
+def _form_of(attention: MatchedAttention, arithmetic: Arithmetic) -> Form:
     """float32 if the mask does not fit the arithmetic."""
     inputs, parts = _sources([(part.source, part.column) for part in attention.parts])
     masks, biases, grid, scale = [], [], 0, 1.0

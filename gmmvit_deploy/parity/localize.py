@@ -29,7 +29,7 @@ from gmmvit_deploy.tolerances import UNIT_ROUNDOFFS, limit_from_noise
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-__all__ = ["blocks_of", "localize"]
+__all__ = ["blocks_of", "last_tensors", "localize"]
 
 NAME = "localize"
 
@@ -58,7 +58,7 @@ def localize(reference: Reference, runner: Runner, inputs: NDArray[Any]) -> Chec
         return Check(name=NAME, verdict="skipped", says=why_not, reasons=(why_not,))
     precision = runner.precision
     names = blocks_of(reference.model)
-    tensors = _last_tensors(graph.proto, names)
+    tensors = last_tensors(graph.proto, names)
     found = graph.values(inputs, [*tensors.values()])
     untouched = graph.values(inputs, [])[LOGITS]
     trained = _outputs(reference.model, names, reference.tensors(inputs))
@@ -96,7 +96,7 @@ def blocks_of(model: Model) -> tuple[str, ...]:
     return family_of(model.spec).blocks(model.spec)
 
 
-def _last_tensors(proto: ModelProto, names: Iterable[str]) -> dict[str, str]:
+def last_tensors(proto: ModelProto, names: Iterable[str]) -> dict[str, str]:
     """Block → the last tensor that a node of it makes."""
     last: dict[str, str] = {}
     for node in proto.graph.node:

@@ -33,14 +33,6 @@ def saved(folder: Path, state: Any, name: str = "model.pth") -> Path:
     return folder / name
 
 
-def test_logits_are_the_released_ones(each_golden: Golden) -> None:
-    loaded = load_checkpoint(each_golden.path, each_golden.hints)
-    with torch.inference_mode():
-        logits = loaded.model(torch.from_numpy(each_golden.inputs)).numpy()
-    # the difference is 0.0 for all of them where this was written; another processor's BLAS may round otherwise
-    np.testing.assert_allclose(logits, each_golden.logits, rtol=0, atol=1e-5)
-
-
 def test_family_mask_size_and_classes_are_read_off_the_file(each_golden: Golden) -> None:
     entry = MANIFEST[each_golden.name]
     spec = load_checkpoint(each_golden.path, each_golden.hints).spec
@@ -97,11 +89,6 @@ def test_spec_of_a_vit_is_read_off_the_file(name: str) -> None:
     assert spec.mlp_dim == config["dim"] * config["mlp_dim_ratio"]
     assert spec.mask.kernels == (config["num_kernals"] if mask == "gmm" else 0)
     assert spec.class_token == (mask == "plain")
-
-
-def test_trainable_parameters_are_the_released_ones(each_golden: Golden) -> None:
-    loaded = load_checkpoint(each_golden.path, each_golden.hints)
-    assert loaded.trainable_parameters == MANIFEST[each_golden.name]["trainable_parameters"]
 
 
 def _bare(state: State, folder: Path) -> Path:

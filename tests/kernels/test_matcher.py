@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 from gmmvit_deploy import kernels, runtime
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.graphs.wiring import Wiring
-from gmmvit_deploy.kernels.matcher import MaskedAttention, Refusal, attentions_in, summary_of
+from gmmvit_deploy.kernels.matcher import MatchedAttention, Refusal, attentions_in, summary_of
 from gmmvit_deploy.kernels.onnxruntime_kernels import attentions_of_kernel
 from gmmvit_deploy.kernels.openvino_view import OpenVinoView
 from tests.conftest import RELEASED
@@ -61,12 +61,12 @@ def test_what_the_kernel_takes_of_every_family(name: str, tensor_bundles: dict[s
     assert [type(match) for match in in_onnx] == [type(match) for match in in_openvino]
     assert [match.name for match in in_onnx] == [match.name for match in in_openvino]
     for matches in (in_onnx, in_openvino):
-        taken = [match for match in matches if isinstance(match, MaskedAttention)]
+        taken = [match for match in matches if isinstance(match, MatchedAttention)]
         refused = [match.reason for match in matches if isinstance(match, Refusal)]
         assert (len(taken), refused) == EXPECTED[name]
     masked = {record.layer for record in tensor_bundles[name].manifest.masks}
     for ours, theirs in zip(in_onnx, in_openvino, strict=True):
-        if isinstance(ours, MaskedAttention) and isinstance(theirs, MaskedAttention):
+        if isinstance(ours, MatchedAttention) and isinstance(theirs, MatchedAttention):
             assert (ours.mask is not None) == (ours.name in masked)
             assert (ours.heads, ours.tokens, ours.head_dim) == (theirs.heads, theirs.tokens, theirs.head_dim)
             assert ours.scale == theirs.scale
@@ -79,7 +79,7 @@ def test_summary_gives_each_reason_once(tensor_bundles: dict[str, Bundle]) -> No
     matches = attentions_of_kernel(onnx.load(tensor_bundles["cait_gmm"].onnx_path))
     names = "class_blocks.0.attention.inner, class_blocks.1.attention.inner"
     assert summary_of(matches) == f"3 of 5; not: {names} ({ONE_QUERY})"
-    assert summary_of([match for match in matches if isinstance(match, MaskedAttention)]) == "3 of 3"
+    assert summary_of([match for match in matches if isinstance(match, MatchedAttention)]) == "3 of 3"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,83 @@
+"""The small models that the contract sweeps: one for each family and kind of mask, exported once for all tests."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+import torch
+
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.checkpoints.weights import bytes_from_model
+from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.export.onnx_from_model import onnx_from_model
+from gmmvit_deploy.families import FAMILIES, Family, model_from_spec
+from gmmvit_deploy.graphs.quantize import QUANTIZED
+from gmmvit_deploy.layers.model import Model
+from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.specs import MaskKind, ModelSpec, input_shape
+from tests.conftest import once
+
+MAX_BATCH = 4
+
+
+@dataclass(frozen=True)
+class Small:
+    """A small model of one family with one kind of mask."""
+
+    family: Family
+    kind: MaskKind
+
+    def __str__(self) -> str:
+        return f"{self.family.name}-{self.kind}"
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.family.small_specs()[self.kind]
+
+    def model(self) -> Model:
+        """With weights and buffers among which none is zero, none is one and no two are equal."""
+        torch.manual_seed(0)
+        model = model_from_spec(self.spec).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.1 * torch.randn(parameter.shape))
+            for name, buffer in model.named_buffers():
+                if name == "position_embedding":
+                    buffer.normal_()
+        return model
+
+    def images(self, count: int = MAX_BATCH) -> np.ndarray:
+        shape = (count, *input_shape(self.spec))
+        return np.random.default_rng(3).standard_normal(shape, dtype=np.float32)
+
+
+SMALL = tuple(Small(family, kind) for family in FAMILIES for kind in family.mask_kinds)
+ONE_A_FAMILY = tuple(Small(family, family.mask_kinds[-1]) for family in FAMILIES)
+"""With the last kind of mask that the family names."""
+
+
+@dataclass
+class SmallExports:
+    """Bundles of small models, and float32 graphs in the forms that each precision is made of."""
+
+    folder: Path
+    graphs: dict[tuple[str, bool], onnx.ModelProto] = field(default_factory=dict)
+
+    def bundle(self, small: Small) -> Bundle:
+        def make(out: Path) -> None:
+            weights = self.folder / f"{small}.safetensors"
+            weights.write_bytes(bytes_from_model(small.model()))
+            bundle_from_checkpoint(weights, out, ExportOptions(input_kind="tensor", max_batch=MAX_BATCH))
+
+        return once(self.folder / f"small-{small}", make)
+
+    def graph(self, small: Small, precision: Precision, model: Model) -> onnx.ModelProto:
+        """What `onnx_from_model` gives for the folded form of this precision; torch exports each form once."""
+        key = (str(small), precision in QUANTIZED)
+        if key not in self.graphs:
+            self.graphs[key] = onnx_from_model(model, preprocessing=None, max_batch=MAX_BATCH)
+        return copy.deepcopy(self.graphs[key])

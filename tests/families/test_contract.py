@@ -1,0 +1,251 @@
+"""What every family promises, tried on its small models and on its golden checkpoints.
+
+``pytest tests/families -k NAME`` runs what concerns one family. A new family is tested by being in `FAMILIES` and by a
+folder of golden files (`tests.conftest.MANIFEST`); nothing here names a family.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, get_args
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.checkpoints.weights import model_from_bundle
+from gmmvit_deploy.errors import SpecError
+from gmmvit_deploy.export import variants
+from gmmvit_deploy.families import FAMILIES, PRESETS, family_of, model_from_spec, preset_spec, spec_from_json
+from gmmvit_deploy.families.family import Family, small_mask
+from gmmvit_deploy.folding.fold import engine_passes, fold, fold_for_engines
+from gmmvit_deploy.graphs.declared import declared_role
+from gmmvit_deploy.graphs.quantize import QUANTIZED
+from gmmvit_deploy.kernels.matcher import Refusal
+from gmmvit_deploy.kernels.onnxruntime_kernels import attentions_of_kernel
+from gmmvit_deploy.parity.localize import blocks_of, last_tensors
+from gmmvit_deploy.parity.reference import Reference
+from gmmvit_deploy.parity.suspects import explain, suspects
+from gmmvit_deploy.pictures.mask_images import sheet
+from gmmvit_deploy.pictures.mask_numbers import masks_of
+from gmmvit_deploy.precision import POLICY, PRECISIONS, Precision
+from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.runtime.emulated_precision import emulated_logits
+from gmmvit_deploy.scores.attention import attention_scores
+from gmmvit_deploy.specs import MaskKind, MaskSpec, input_shape, spec_to_json
+from gmmvit_deploy.tolerances import Noise, limit_from_noise
+from tests.conftest import MANIFEST, NAMES, Golden, golden
+from tests.families.small_models import MAX_BATCH, ONE_A_FAMILY, SMALL, Small, SmallExports
+
+OTHER_PRECISIONS: tuple[Precision, ...] = tuple(one for one in PRECISIONS if one != "fp32")
+each_small = pytest.mark.parametrize("small", SMALL, ids=str)
+each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+
+
+def _id(name: str) -> str:
+    family = str(MANIFEST[name]["family"])
+    return name if name.startswith(family) else f"{family}-{name}"  # so that -k FAMILY selects it
+
+
+@pytest.fixture(params=NAMES, ids=_id)
+def case(request: pytest.FixtureRequest) -> Golden:
+    return golden(request.param)
+
+
+# ---- golden checkpoints --------------------------------------------------------------------------------------------
+
+
+def test_golden_logits(case: Golden) -> None:
+    loaded = load_checkpoint(case.path, case.hints)
+    with torch.inference_mode():
+        logits = loaded.model(torch.from_numpy(case.inputs)).numpy()
+    # the difference is 0.0 for all of them where this was written; another processor's BLAS may round otherwise
+    np.testing.assert_allclose(logits, case.logits, rtol=0, atol=1e-5)
+
+
+def test_golden_checkpoint_is_what_its_manifest_states(case: Golden) -> None:
+    loaded, entry = load_checkpoint(case.path, case.hints), MANIFEST[case.name]
+    assert loaded.spec.family == entry["family"]
+    assert input_shape(loaded.spec) == case.inputs.shape[1:]
+    assert loaded.spec.classes == case.logits.shape[1]
+    if "mask" in entry:
+        assert loaded.spec.mask.kind == entry["mask"]
+    if "trainable_parameters" in entry:
+        assert loaded.trainable_parameters == entry["trainable_parameters"]
+
+
+def test_folding_keeps_golden_logits(case: Golden) -> None:
+    folded = fold(load_checkpoint(case.path, case.hints).model)
+    with torch.inference_mode():
+        logits = folded.model(torch.from_numpy(case.inputs)).numpy()
+    np.testing.assert_allclose(logits, case.logits, rtol=0, atol=case.atol)
+
+
+@each_family
+def test_has_golden_files(family: Family) -> None:
+    assert any(MANIFEST[name]["family"] == family.name for name in NAMES)
+
+
+# ---- the record ----------------------------------------------------------------------------------------------------
+
+
+@each_family
+def test_record_agrees_with_its_spec(family: Family) -> None:
+    assert family.mask_kinds
+    assert family.sources
+    for kind, spec in family.small_specs().items():
+        assert (spec.family, spec.mask.kind) == (family.name, kind)
+        assert family_of(spec) is family
+        assert spec_from_json(spec_to_json(spec)) == spec
+    for kind in set(get_args(MaskKind)) - set(family.mask_kinds):
+        with pytest.raises(SpecError):
+            family.small(small_mask(kind))
+
+
+def test_names_of_families_and_presets_are_unique() -> None:
+    assert len({family.name for family in FAMILIES}) == len(FAMILIES)
+    assert len(PRESETS) == sum(len(family.presets) for family in FAMILIES)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_preset_builds(name: str) -> None:
+    with torch.device("meta"):
+        model = model_from_spec(preset_spec(name, classes=10, image_size=32, mask=MaskSpec()))
+    assert model.spec.classes == 10
+
+
+@each_small
+def test_each_source_names_every_tensor_once(small: Small) -> None:
+    state = small.model().state_dict()
+    for source in small.family.sources:
+        assert source.tensors(small.spec).keys() == state.keys(), source.name
+
+
+# ---- folding -------------------------------------------------------------------------------------------------------
+
+
+def exact(model: torch.nn.Module, images: np.ndarray) -> torch.Tensor:
+    with torch.inference_mode():
+        return copy.deepcopy(model).double()(torch.from_numpy(images).double())
+
+
+@each_small
+def test_folding_keeps_logits(small: Small) -> None:
+    model, images = small.model(), small.images()
+    folded = fold(model)
+    assert all(step.is_constant for _, scores in attention_scores(folded.model) for _, step in scores.steps())
+    with torch.inference_mode():
+        trained = model(torch.from_numpy(images)).numpy()
+        found = folded.model(torch.from_numpy(images)).numpy()
+    np.testing.assert_allclose(found, trained, rtol=0, atol=2e-5 * max(1.0, float(np.abs(trained).max())))
+    assert (small.family.last_block(small.spec) is not None) == bool(folded.passes["narrow_last_block"])
+    for quantized in (False, True):
+        engine = fold_for_engines(folded, engine_passes(small.spec, quantized=quantized))
+        torch.testing.assert_close(exact(engine.model, images), exact(folded.model, images), rtol=1e-9, atol=1e-9)
+
+
+# ---- export --------------------------------------------------------------------------------------------------------
+
+
+@each_small
+def test_exports_and_reopens(small: Small, small_exports: SmallExports) -> None:
+    bundle, images = small_exports.bundle(small), small.images()
+    assert bundle.manifest.spec == small.spec
+    with torch.inference_mode():
+        trained = small.model()(torch.from_numpy(images)).numpy()
+        again = model_from_bundle(bundle.manifest, bundle.weights_path)(torch.from_numpy(images)).numpy()
+    np.testing.assert_array_equal(again, trained)
+    with OnnxRuntimeRunner(bundle) as runner:
+        noise = Noise(largest=bundle.manifest.float32_noise, rms=0.0, scale=float(np.abs(trained).max()))
+        allowed = limit_from_noise(noise).largest + bundle.manifest.float32_noise
+        np.testing.assert_allclose(runner.run(images), trained, rtol=0, atol=allowed)
+
+
+@each_small
+def test_every_node_declares_its_role(small: Small, small_exports: SmallExports) -> None:
+    graph = onnx.load(small_exports.bundle(small).onnx_path).graph
+    assert [node.name for node in graph.node if declared_role(node) is None] == []
+
+
+@each_small
+def test_kernel_takes_each_attention_or_gives_a_reason(small: Small, small_exports: SmallExports) -> None:
+    matches = attentions_of_kernel(onnx.load(small_exports.bundle(small).onnx_path))
+    attentions = [name for name, _ in attention_scores(small.model())]
+    assert [match.name for match in matches] == attentions
+    assert all(match.reason for match in matches if isinstance(match, Refusal))
+
+
+@pytest.mark.parametrize("precision", OTHER_PRECISIONS)
+@pytest.mark.parametrize("small", ONE_A_FAMILY, ids=str)
+def test_each_precision_exports(
+    small: Small, precision: Precision, small_exports: SmallExports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, images = small.model(), small.images()
+
+    def exported_once(folded: Any, **options: Any) -> onnx.ModelProto:
+        return small_exports.graph(small, precision, folded)
+
+    monkeypatch.setattr(variants, "onnx_from_model", exported_once)
+    calibration = [images, small.images(2)] if precision in QUANTIZED else None
+    prepared = variants.graph_from_model(
+        model, precision, preprocessing=None, max_batch=MAX_BATCH, calibration=calibration
+    )
+    roles = {declared_role(node) for node in prepared.proto.graph.node}
+    assert roles <= {*POLICY, "shape"}
+    trained = exact(model, images).numpy()
+    found = emulated_logits(prepared.proto, images, name=str(small))
+    largest = float(np.abs(found - trained).max())
+    scale = float(np.abs(trained).max())
+    noise = float(np.abs(model(torch.from_numpy(images)).detach().numpy() - trained).max())
+    if precision in QUANTIZED:  # no tolerance from rounding alone; but not the answers of another network
+        assert largest < scale / 2
+    else:
+        assert largest <= limit_from_noise(Noise(largest=noise, rms=noise, scale=scale), precision).largest
+
+
+# ---- parity and pictures -------------------------------------------------------------------------------------------
+
+
+@each_small
+def test_usual_mistakes_are_caught_by_name(small: Small, small_exports: SmallExports) -> None:
+    bundle, images = small_exports.bundle(small), small.images()
+    reference = Reference(bundle)
+    trained, _ = reference.logits(images)
+    limit = 1e-6 * float(np.abs(trained).max())
+    given = dict(suspects(bundle, reference, images))
+    assert {name for name, _ in small.family.mistakes} <= set(given)
+    for name, logits in given.items():
+        if float(np.abs(logits - trained).max()) < 100 * limit:
+            continue  # the mistake changes nothing in this model
+        named = explain(bundle, reference, images, logits, limit)
+        # Of two mistakes with the same logits the first is named.
+        assert named, name
+        np.testing.assert_allclose(given[named], logits, rtol=0, atol=limit, err_msg=f"{name} was named {named}")
+
+
+@each_small
+def test_blocks_are_found_in_the_graph_and_in_the_order_in_which_they_run(
+    small: Small, small_exports: SmallExports
+) -> None:
+    model = small.model()
+    blocks = blocks_of(model)
+    ran: list[str] = []
+    for name in blocks:
+        model.get_submodule(name).register_forward_hook(lambda *_, name=name: ran.append(name))
+    model(torch.from_numpy(small.images()))
+    assert ran == list(blocks)
+    inside = [
+        name for name, _ in attention_scores(model) if any(f"{name}.".startswith(f"{block}.") for block in blocks)
+    ]
+    assert inside == [name for name, _ in attention_scores(model)]
+    assert list(last_tensors(onnx.load(small_exports.bundle(small).onnx_path), blocks)) == list(blocks)
+
+
+@each_small
+def test_masks_are_drawn(small: Small) -> None:
+    layers = masks_of(small.model())
+    assert bool(layers) == (small.kind != "plain")
+    if layers:
+        assert sheet(layers, title=str(small)).width > 0
