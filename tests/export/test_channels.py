@@ -37,6 +37,8 @@ from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.specs import CaiTSpec, MaskSpec, ModelSpec, PiTSpec, SwinSpec, T2TSpec, ViTSpec
 from tests.parity.faults import rebuilt
 
+pytestmark = pytest.mark.export
+
 Gmmvit = Callable[..., subprocess.CompletedProcess[str]]
 LABELS = tuple("abcde")
 MEAN, STD = (0.2, 0.45, 0.4, 0.7), (0.3, 0.25, 0.2, 0.35)

@@ -23,6 +23,8 @@ from tests.conftest import golden
 from tests.kernels.test_masked_attention import needs_kernel
 from tests.parity.faults import with_graph
 
+pytestmark = pytest.mark.export
+
 Damage = Callable[[onnx.ModelProto], None]
 
 
