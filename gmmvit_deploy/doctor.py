@@ -21,7 +21,7 @@ from gmmvit_deploy.engines.flavors import FLAVORS, find_flavor, refuse, visible_
 from gmmvit_deploy.engines.options import BuildOptions, Profile
 from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.kernels.libraries import onnxruntime_library, why_recorded
+from gmmvit_deploy.kernels.libraries import onnxruntime_library, openvino_library, why_recorded
 from gmmvit_deploy.precision import PRECISIONS, Precision
 from gmmvit_deploy.runtime.onnxruntime_program import why_not
 from gmmvit_deploy.runtime.openvino import our_kernels
@@ -74,9 +74,9 @@ def examine() -> list[Check]:
         *(_package(name, extra) for name, extra in _PACKAGES.items()),
         _tried("runner", "eager", _eager, fix="pip install gmmvit-deploy"),
         _tried("runner", "onnxruntime", _onnxruntime, fix=_install("cpu")),
-        _tried("runner", "onnxruntime+kernels", _onnxruntime_kernels, fix=_install("cpu")),
+        _kernels("onnxruntime", onnxruntime_library, lambda: "attention in f32"),
         _tried("runner", "openvino", _openvino, fix=_install("openvino")),
-        _tried("runner", "openvino+kernels", _openvino_kernels, fix=_install("openvino")),
+        _kernels("openvino", openvino_library, _openvino_arithmetic),
         _tried("runner", "triton-grpc", lambda: _client("grpc"), fix=_install("client")),
         _tried("runner", "triton-http", lambda: _client("http"), fix=_install("client")),
         *(_tried("engine", name, partial(_builds, name), fix=_install(name)) for name in FLAVORS),
@@ -188,14 +188,6 @@ def _onnxruntime() -> str:
     return f"onnxruntime {onnxruntime.__version__}, opset 20 runs"
 
 
-def _onnxruntime_kernels() -> str:
-    require("onnxruntime", package="onnxruntime", extra="cpu")
-    library, why = onnxruntime_library()
-    if why := why_not(library) if library is not None else why:
-        raise GmmvitError(f"attention is ONNX Runtime's: {why}", hint=_NO_KERNELS)
-    return "attention in our own kernel, f32"
-
-
 def _openvino() -> str:
     openvino = require("openvino", package="openvino", extra="openvino")
     capabilities = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
@@ -203,14 +195,14 @@ def _openvino() -> str:
     return f"openvino {openvino.__version__}; this CPU computes {', '.join(computed)}"
 
 
-def _openvino_kernels() -> str:
+def _openvino_arithmetic() -> str:
     kernels, how = our_kernels("bf16")
     if kernels is None:
-        raise GmmvitError(f"attention is OpenVINO's: {how}", hint=_NO_KERNELS)
-    return f"attention in our own kernel, up to {how}"
+        raise GmmvitError(how)
+    return f"attention up to {how}"
 
 
-def _kernel(name: str, library: Callable[[], tuple[Path | None, str]]) -> Check:
+def _kernels(name: str, library: Callable[[], tuple[Path | None, str]], arithmetic: Callable[[], str]) -> Check:
     """Our own CPU kernels for one runtime: compiled and loaded, or why not and how to try again."""
 
     def state() -> str:
@@ -221,7 +213,7 @@ def _kernel(name: str, library: Callable[[], tuple[Path | None, str]]) -> Check:
             raise GmmvitError(why, hint="install g++, or name another compiler in CXX" if "compiler" in why else "")
         if why := why_not(path):
             raise GmmvitError(why)
-        return f"compiled, {path}"
+        return f"{arithmetic()}; compiled, {path}"
 
     return _tried("kernel", f"{name}+kernels", state, fix=_install("cpu" if name == "onnxruntime" else "openvino"))
 
@@ -229,7 +221,6 @@ def _kernel(name: str, library: Callable[[], tuple[Path | None, str]]) -> Check:
 RETRY = "gmmvit doctor --empty-kernel-cache"
 """Forgets what was compiled and what could not be, and tries again."""
 
-_NO_KERNELS = "a C++ compiler such as g++, on an x86-64 CPU with AVX-512"
 _COMPUTED = {"fp32": "FP32", "bf16": "BF16", "int8": "INT8"}
 """Precision → OpenVINO's name of it."""
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import onnx
 from torch import Tensor, nn
 
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.layers.model import Model
+from gmmvit_deploy.precision import Role
 
 
 class Half(nn.Module):
     """float32 images → the module in float16 → float32 logits."""
+
+    operator_roles: ClassVar[Mapping[str, Role]] = {"_to_copy": "shape"}
 
     def __init__(self, model: Model) -> None:
         super().__init__()

@@ -65,20 +65,26 @@ def _find_constants(
     for one in constants:
         data = bytes_of_array(one.constant)
         names = names_by_bytes.get(data, [])
-        if len(names) != 1:
-            raise ExportError(f"{one.layer}: its {what} is in the graph {len(names)} times; once was wanted")
-        uses = [node.op_type for node in graph.node for name in node.input if name == names[0]]
-        if uses != [operator] * layers_by_bytes[data]:
+        layers = layers_by_bytes[data]
+        # Layers with equal constants share one, or have a copy each: the exporter shares small ones only.
+        if not 1 <= len(names) <= layers:
+            once = "once" if layers == 1 else f"1 to {layers} times"
+            raise ExportError(f"{one.layer}: its {what} is in the graph {len(names)} times; {once} was wanted")
+        readers = {name: [node for node in graph.node if name in node.input] for name in names}
+        uses = [node.op_type for nodes in readers.values() for node in nodes]
+        if uses != [operator] * layers or not all(readers.values()):
             raise ExportError(
                 f"{one.layer}: its {what} is used by {uses or 'nothing'}; one {operator} a layer was wanted"
             )
+        own = f"{one.layer}.scores"
+        name = next((name for name in names if any(node.name.startswith(own) for node in readers[name])), names[0])
         records.append(
             ConstantRecord(
                 layer=one.layer,
                 shape=tuple(one.constant.shape),
                 trained_sha256=sha256_of_bytes(bytes_of_array(one.trained)),
                 constant_sha256=sha256_of_bytes(data),
-                constant=names[0],
+                constant=name,
             )
         )
     return tuple(records)

@@ -26,6 +26,7 @@ Our exporter writes the role into each node (`declared`). A graph from elsewhere
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from gmmvit_deploy.graphs.declared import SHAPE_OPERATORS, Attention, declared_attention, declared_role
@@ -67,12 +68,12 @@ def attentions_of(graph: GraphProto) -> tuple[Attention, ...]:
         name = declared_attention(node)
         if name is not None:
             parts.setdefault(name, []).append(node)
-    constants = {one.name for one in graph.initializer}
-    return tuple(_declared(name, nodes, constants) for name, nodes in parts.items())
+    matrices = {one.name for one in graph.initializer if math.prod(one.dims) > 1}
+    return tuple(_declared(name, nodes, matrices) for name, nodes in parts.items())
 
 
-def _declared(name: str, nodes: list[NodeProto], constants: set[str]) -> Attention:
-    masks = [other for node in nodes if declared_role(node) == "mask" for other in node.input if other in constants]
+def _declared(name: str, nodes: list[NodeProto], matrices: set[str]) -> Attention:
+    masks = [other for node in nodes if declared_role(node) == "mask" for other in node.input if other in matrices]
     return Attention(
         name=name,
         nodes=tuple(node.name for node in nodes),

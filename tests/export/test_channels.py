@@ -42,6 +42,8 @@ from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.specs import MaskSpec, ModelSpec
 from tests.parity.faults import rebuilt
 
+pytestmark = pytest.mark.export
+
 Gmmvit = Callable[..., subprocess.CompletedProcess[str]]
 LABELS = tuple("abcde")
 MEAN, STD = (0.2, 0.45, 0.4, 0.7), (0.3, 0.25, 0.2, 0.35)

@@ -23,12 +23,14 @@ from tests.conftest import golden
 from tests.kernels.test_masked_attention import needs_kernel
 from tests.parity.faults import with_graph
 
+pytestmark = pytest.mark.export
+
 Damage = Callable[[onnx.ModelProto], None]
 
 
 def wrong_mask_entry(proto: onnx.ModelProto) -> None:
     """One number of the first attention's mask."""
-    (node,) = (one for one in proto.graph.node if one.name == "blocks.0.attention.scores.mask/Mul")
+    (node,) = (one for one in proto.graph.node if one.name == "blocks.0.attention.scores.before.mask/Mul")
     (mask,) = (one for one in proto.graph.initializer if one.name in node.input)
     numbers = numpy_helper.to_array(mask).copy()
     numbers[(0,) * numbers.ndim] = 0

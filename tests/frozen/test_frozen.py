@@ -59,6 +59,7 @@ def test_mistakes_keep_their_names(name: str, tensor_bundles: dict[str, Bundle])
         assert now == frozen
 
 
+@pytest.mark.export
 @pytest.mark.parametrize("name", ONE_A_FAMILY)
 def test_quantised_engine_form_is_the_frozen_graph(name: str) -> None:
     """int8 with padded heads goes through every engine pass, the quantiser and the cast."""
@@ -66,6 +67,8 @@ def test_quantised_engine_form_is_the_frozen_graph(name: str) -> None:
     assert comparable(exported) == comparable(FROZEN[name]["graphs"][form_name("int8", padded=True)])
 
 
+@pytest.mark.engine
+@pytest.mark.export
 def test_engine_has_the_frozen_layers(tmp_path: Path) -> None:
     built = values.engine_of(values.graph_from_golden(golden("vit_gmm"), "fp16", padded=True), "fp16", tmp_path)
     assert built == FROZEN["vit_gmm"]["engines"][form_name("fp16", padded=True)]

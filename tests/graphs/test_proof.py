@@ -15,6 +15,7 @@ from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.families.vit.model import ViT
 from gmmvit_deploy.folding.fold import FoldedModel, fold
+from gmmvit_deploy.graphs.declared import ATTENTION_KEY, ROLE_KEY
 from gmmvit_deploy.graphs.proof import constant_nodes, prove_folded
 from gmmvit_deploy.specs import MaskSpec
 from tests.conftest import RELEASED, golden
@@ -68,7 +69,8 @@ def test_nothing_of_this_machine_is_in_the_graph(graph: onnx.ModelProto) -> None
     data = graph.SerializeToString()
     assert b".py" not in data
     assert b"/" + b"home" not in data
-    assert not any(node.metadata_props for node in graph.graph.node)
+    notes = {note.key for node in graph.graph.node for note in node.metadata_props}
+    assert notes == {ROLE_KEY, ATTENTION_KEY}
 
 
 @pytest.mark.export
