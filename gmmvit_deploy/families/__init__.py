@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gmmvit_deploy.errors import SpecError
 from gmmvit_deploy.families.cait import CAIT
 from gmmvit_deploy.families.family import Family
+from gmmvit_deploy.families.naive_vit import NAIVE_VIT
 from gmmvit_deploy.families.pit import PIT
 from gmmvit_deploy.families.swin import SWIN
 from gmmvit_deploy.families.t2t import T2T
@@ -30,7 +31,7 @@ __all__ = [
     "spec_to_json",
 ]
 
-FAMILIES: tuple[Family, ...] = (VIT, SWIN, CAIT, PIT, T2T)
+FAMILIES: tuple[Family, ...] = (VIT, SWIN, CAIT, PIT, T2T, NAIVE_VIT)
 
 PRESETS: Mapping[str, Callable[[int, int, MaskSpec], ModelSpec]] = {
     name: preset for family in FAMILIES for name, preset in family.presets.items()

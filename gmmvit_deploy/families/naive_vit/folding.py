@@ -1,0 +1,42 @@
+"""Headwise maps of Q, K and V become one linear map, which every kernel, engine and quantiser knows."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from gmmvit_deploy.errors import FoldError
+from gmmvit_deploy.families.naive_vit.model import HeadwiseProjection
+from gmmvit_deploy.layers.roles import with_role
+
+__all__ = ["stack_heads"]
+
+
+@torch.no_grad()
+def stack_heads(model: nn.Module) -> tuple[str, ...]:
+    """[W_h for each head]  →  one matrix with W_h on its diagonal and zeros elsewhere.
+
+    Ensures: in float64 the linear map gives what the headwise maps give, up to rounding.
+    """
+    changed = []
+    for name, parent in list(model.named_modules()):
+        for child, projection in list(parent.named_children()):
+            if isinstance(projection, HeadwiseProjection):
+                setattr(parent, child, _stacked(f"{name}.{child}", projection))
+                changed.append(f"{name}.{child}")
+    return tuple(changed)
+
+
+def _stacked(name: str, projection: HeadwiseProjection) -> nn.Linear:
+    parts, heads, head_dim, _ = projection.weight.shape
+    dim = heads * head_dim
+    linear = nn.Linear(dim, parts * dim).requires_grad_(False)
+    by_part = [torch.block_diag(*(weight.t() for weight in part)) for part in projection.weight]
+    linear.weight.copy_(torch.cat(by_part))
+    linear.bias.copy_(projection.bias.flatten())
+    tokens = torch.randn(2, 5, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    expected, stacked = projection.double()(tokens), linear.double()(tokens)
+    projection.float()
+    if not torch.allclose(stacked, expected, rtol=1e-12, atol=1e-12):
+        raise FoldError(f"{name}: the stacked heads do not give what each head gives alone")
+    return with_role(linear.float(), "projection")

@@ -1,0 +1,101 @@
+"""The vision transformer of a widely copied tutorial, trained on MNIST.
+
+x = [class token, patches(image)·W + b] + P
+P[i, j] = sin(i / 10000^(j/D)) for even j,  cos(i / 10000^((j−1)/D)) for odd j;  i = 0 is the class token
+x = x + attention(norm(x));  x = x + mlp(norm(x))          depth times, pre-norm
+logits = head(x of the class token)                        no norm before the head
+
+Head h maps columns h·d … (h+1)·d of the normed tokens to its own Q, K and V; there is no output projection. The
+tutorial's network ends in a softmax over the classes. It is left out, because what is served are logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gmmvit_deploy.families.naive_vit.spec import NaiveViTSpec
+from gmmvit_deploy.layers.attention import MaskedAttention
+from gmmvit_deploy.layers.blocks import Block, PatchEmbedding
+from gmmvit_deploy.layers.model import Model
+from gmmvit_deploy.layers.roles import with_role
+from gmmvit_deploy.precision import Role
+from gmmvit_deploy.scores.attention import AttentionScores, scaled_scores
+
+__all__ = ["HeadwiseProjection", "NaiveViT", "sinusoidal_positions"]
+
+_LONGEST_WAVE = 10000.0
+
+
+def sinusoidal_positions(tokens: int, dim: int) -> Float[Tensor, "1 n dim"]:
+    """P, computed in float64 and rounded once to float32, as the tutorial stores it."""
+    columns = torch.arange(dim)
+    even = columns - columns % 2
+    angles = torch.arange(tokens, dtype=torch.float64)[:, None] / _LONGEST_WAVE ** (even.double() / dim)
+    return torch.where(columns % 2 == 0, angles.sin(), angles.cos()).float()[None]
+
+
+class HeadwiseProjection(nn.Module):
+    """Q, K and V, each (H, d), where each head maps its own columns of the tokens alone.
+
+    weight: (3, H, d, d), indexed [Q K V, head, column in, column out].  bias: (3, H, d).
+    """
+
+    operator_roles: ClassVar[Mapping[str, Role]] = {"matmul": "projection", "add": "bias"}
+
+    def __init__(self, heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.weight = nn.Parameter(torch.randn(3, heads, head_dim, head_dim) * head_dim**-0.5)
+        self.bias = nn.Parameter(torch.zeros(3, heads, head_dim))
+
+    def forward(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch n stacked"]:
+        # (B, n, 1, H, 1, d) @ (3, H, d, d)  →  (B, n, 3, H, 1, d)
+        columns: Tensor = x.unflatten(-1, (1, self.heads, 1, -1))
+        return ((columns @ self.weight).squeeze(-2) + self.bias).flatten(-3)
+
+
+class NaiveViT(Model):
+    """Vision transformer with headwise projections and sinusoidal positions.
+
+    forward: images (B, c, S, S), normalised, float32 → logits (B, C).
+    """
+
+    operator_roles: ClassVar[Mapping[str, Role]] = {"add": "bias"}
+
+    spec: NaiveViTSpec
+    positions: Tensor
+
+    def __init__(self, spec: NaiveViTSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.patch_embedding = PatchEmbedding(spec.patch_size, spec.dim, channels=spec.channels)
+        self.class_token = nn.Parameter(torch.rand(1, 1, spec.dim))
+        # Follows from the sizes and is in no file, so it is no part of the weights.
+        self.register_buffer("positions", sinusoidal_positions(spec.tokens, spec.dim), persistent=False)
+        self.blocks = nn.ModuleList(_block(spec) for _ in range(spec.depth))
+        self.head = with_role(nn.Linear(spec.dim, spec.classes), "head")
+
+    def forward(self, images: Float[Tensor, "batch channels side side"]) -> Float[Tensor, "batch classes"]:
+        x = self.patch_embedding(images)
+        x = torch.cat([self.class_token.expand(x.shape[0], -1, -1), x], dim=1) + self.positions
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.head(x[:, 0])
+        return logits
+
+
+def _block(spec: NaiveViTSpec) -> Block:
+    def scores() -> AttentionScores:
+        return scaled_scores(spec.head_dim**-0.5)
+
+    block = Block(dim=spec.dim, heads=spec.heads, head_dim=spec.head_dim, mlp_dim=spec.mlp_dim, scores=scores())
+    block.attention = MaskedAttention(
+        dim=spec.dim, heads=spec.heads, head_dim=spec.head_dim, scores=scores(), projects_output=False
+    )
+    block.attention.qkv = HeadwiseProjection(spec.heads, spec.head_dim)
+    return block

@@ -1,0 +1,43 @@
+"""What a naive ViT is, in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gmmvit_deploy.specs import ModelSpec, require, require_counts, require_tiling
+
+__all__ = ["NaiveViTSpec"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NaiveViTSpec(ModelSpec):
+    """A ViT as tutorials write it: a class token, sinusoidal positions, and maps of Q, K and V of each head alone."""
+
+    family: ClassVar[str] = "naive_vit"
+    patch_size: int
+    dim: int
+    depth: int
+    heads: int
+    mlp_dim: int
+
+    def __post_init__(self) -> None:
+        ModelSpec.__post_init__(self)
+        require_counts(self, "patch_size", "dim", "depth", "heads", "mlp_dim")
+        require_tiling(self.image_size, self.patch_size)
+        require(self.dim % self.heads == 0, f"{self.heads} heads do not divide the width {self.dim}")
+        require(self.mask.kind == "plain", "a naive ViT has no mask on its attention scores")
+
+    @property
+    def grid(self) -> int:
+        """Patches along one side of the image."""
+        return self.image_size // self.patch_size
+
+    @property
+    def tokens(self) -> int:
+        """N: the class token and the patches."""
+        return self.grid**2 + 1
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.heads

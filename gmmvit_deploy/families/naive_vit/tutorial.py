@@ -1,0 +1,116 @@
+"""Checkpoints of the tutorial's ``MyViT``: names, shapes, what they tell.
+
+linear_mapper                             linear over (channel, row, column) patches
+class_token                               (1, D)
+blocks.{i}                                norm1, norm2, mlp.0, mlp.2
+blocks.{i}.mhsa.{q,k,v}_mappings.{h}      (D/H, D/H), of each head alone
+mlp.0                                     the head
+
+Width, depth, heads, mlp width and classes are told by the file. The side and the channels of the images are not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gmmvit_deploy.errors import CheckpointError
+from gmmvit_deploy.families.naive_vit.spec import NaiveViTSpec
+from gmmvit_deploy.sources.hints import LoadHints
+from gmmvit_deploy.sources.shapes import Shapes, asked_image, exact_root, infer_heads
+from gmmvit_deploy.sources.source import CheckpointSource, Conversion, TensorOrigins
+from gmmvit_deploy.specs import MaskSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["TUTORIAL"]
+
+_MAPPER = "linear_mapper.weight"
+_FIRST = "blocks.0.mhsa.q_mappings"
+_PARTS = ("weight", "bias")
+
+
+def infer_spec(shapes: Shapes, hints: LoadHints) -> NaiveViTSpec:
+    """Read the spec off names and shapes; the user gives the side and the channels of the images.
+
+    Errors: CheckpointError when they are missing, or do not go with the file's patches.
+    """
+    source = shapes.source
+    image_size, channels = asked_image(source, hints)
+    dim, values = shapes.of(_MAPPER, rank=2)
+    patch_size = exact_root(values / channels)
+    if patch_size is None or image_size % patch_size:
+        raise CheckpointError(
+            f"{source}: {_MAPPER} takes patches of {values} values; expected {channels}·p·p values with patches of "
+            f"p × p pixels that tile an image of side {image_size}",
+            hint="give --image-size and --channels as the model was trained",
+        )
+    heads = infer_heads(
+        source,
+        width=dim,
+        known=shapes.count(rf"{_FIRST}\.(\d+)\."),
+        evidence="its first block has",
+        hints=hints,
+        preset_heads=None,
+    )
+    return NaiveViTSpec(
+        image_size=image_size,
+        channels=channels,
+        patch_size=patch_size,
+        classes=shapes.of("mlp.0.weight", rank=2)[0],
+        dim=dim,
+        depth=shapes.count(r"blocks\.(\d+)\."),
+        heads=heads,
+        mlp_dim=shapes.of("blocks.0.mlp.0.weight", rank=2)[0],
+        mask=MaskSpec(),
+    )
+
+
+def tensor_origins(spec: NaiveViTSpec) -> TensorOrigins:
+    """Name in our model → key of the file, or the conversion that makes the tensor."""
+
+    def channel_fastest(weight: Tensor) -> Tensor:
+        """(D, channel · row · column)  →  (D, row · column · channel)"""
+        patches: Tensor = weight.unflatten(1, (spec.channels, spec.patch_size, spec.patch_size))
+        return patches.permute(0, 2, 3, 1).flatten(1).contiguous()
+
+    origins: dict[str, str | Conversion] = {
+        "patch_embedding.project.weight": Conversion(keys=(_MAPPER,), convert=channel_fastest),
+        "patch_embedding.project.bias": "linear_mapper.bias",
+        "class_token": Conversion(keys=("class_token",), convert=lambda token: token[None]),
+        "head.weight": "mlp.0.weight",
+        "head.bias": "mlp.0.bias",
+    }
+    pairs = {"attention_norm": "norm1", "mlp_norm": "norm2", "mlp.0": "mlp.0", "mlp.2": "mlp.2"}
+    for block in range(spec.depth):
+        origins |= {
+            f"blocks.{block}.{ours}.{part}": f"blocks.{block}.{theirs}.{part}"
+            for ours, theirs in pairs.items()
+            for part in _PARTS
+        }
+        keys = [f"blocks.{block}.mhsa.{part}_mappings.{head}" for part in "qkv" for head in range(spec.heads)]
+        qkv = f"blocks.{block}.attention.qkv"
+        origins[f"{qkv}.weight"] = Conversion(keys=tuple(f"{key}.weight" for key in keys), convert=_stacked_weights)
+        origins[f"{qkv}.bias"] = Conversion(keys=tuple(f"{key}.bias" for key in keys), convert=_stacked)
+    return origins
+
+
+def _stacked(*tensors: Tensor) -> Tensor:
+    """Tensors of Q's heads, then K's, then V's  →  (3, H, …)"""
+    import torch
+
+    stacked: Tensor = torch.stack(tensors).unflatten(0, (3, -1))
+    return stacked
+
+
+def _stacked_weights(*weights: Tensor) -> Tensor:
+    """As `_stacked`; a linear map stores (column out, column in)."""
+    return _stacked(*weights).transpose(-2, -1).contiguous()
+
+
+TUTORIAL = CheckpointSource(
+    name="the tutorial's MyViT",
+    signature=(r"linear_mapper\.weight$", r"blocks\.0\.mhsa\.q_mappings\.0\.weight$"),
+    spec=infer_spec,
+    tensors=tensor_origins,
+)
