@@ -135,9 +135,12 @@ class _Cast:
             values = numpy_helper.to_array(self._floats[name])
             with np.errstate(over="ignore"):
                 rounded = values.astype(numpy_type(kind))
-            if not np.isfinite(rounded.astype(np.float32)).all():
+            held = rounded.astype(np.float32)
+            # −∞ in a constant is meant: it masks entries of the scores. A finite number must stay finite.
+            if not (np.isfinite(held) | (np.isneginf(values) & np.isneginf(held))).all():
+                largest = np.abs(values[~np.isneginf(values)]).max()
                 raise ExportError(
-                    f"{name}: its largest value, {np.abs(values).max():.3g}, is more than {kind} can hold",
+                    f"{name}: its largest value, {largest:.3g}, is more than {kind} can hold",
                     hint="bf16 has float32's range",
                 )
             self._constants[cast] = numpy_helper.from_array(rounded, cast)

@@ -104,6 +104,25 @@ def test_a_constant_that_does_not_fit(graph: onnx.ModelProto) -> None:
     cast_graph(large, "bf16")  # which has float32's range
 
 
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_minus_infinity_in_a_constant_stays(precision: str, graph: onnx.ModelProto) -> None:
+    """It masks entries of the scores, and every type that a mask or bias is computed in holds it."""
+    masked = onnx.ModelProto()
+    masked.CopyFrom(graph)
+    weights = next(one for one in masked.graph.initializer if one.name.endswith("mask.constant"))
+    values = numpy_helper.to_array(weights).copy()
+    values[..., 0, 0] = -np.inf
+    weights.CopyFrom(numpy_helper.from_array(values, weights.name))
+    cast = cast_graph(masked, precision)
+    (found,) = [one for one in cast.graph.initializer if one.name.startswith(weights.name)]
+    infinite = np.isinf(numpy_helper.to_array(found).astype(np.float32))
+    np.testing.assert_array_equal(infinite, np.isinf(values))
+    values[..., 1, 1] = np.inf
+    weights.CopyFrom(numpy_helper.from_array(values, weights.name))
+    with pytest.raises(ExportError, match="its largest value, inf, is more than"):
+        cast_graph(masked, precision)
+
+
 def test_bfloat16_is_emulated_with_every_rounding() -> None:
     """Y = (x + 1) · 3, each step rounded to bfloat16, against ml_dtypes."""
     value = helper.make_tensor_value_info

@@ -95,6 +95,22 @@ def test_a_mask_kept_twice_is_refused(graph: onnx.ModelProto, folded: FoldedMode
         prove_folded(doubled, folded)
 
 
+def test_layers_with_equal_masks_may_have_a_copy_each(graph: onnx.ModelProto, folded: FoldedModel) -> None:
+    """The exporter shares equal constants only when they are small."""
+    names = [record.constant for record in prove_folded(graph, folded)[0]]
+    equal, same = copy.deepcopy(graph), copy.deepcopy(folded)
+    same.masks[1].constant.copy_(same.masks[0].constant)
+    first, second = (next(one for one in equal.graph.initializer if one.name == name) for name in names)
+    second.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(first), second.name))
+    assert [record.constant for record in prove_folded(equal, same)[0]] == names
+    for node in equal.graph.node:  # both layers read the first: its copy is of no use
+        node.input[:] = [names[0] if name == names[1] else name for name in node.input]
+    with pytest.raises(ExportError, match="one Mul a layer was wanted"):
+        prove_folded(equal, same)
+    equal.graph.initializer.remove(second)
+    assert [record.constant for record in prove_folded(equal, same)[0]] == [names[0], names[0]]
+
+
 def test_arithmetic_on_constants_is_refused(graph: onnx.ModelProto, folded: FoldedModel) -> None:
     busy = copy.deepcopy(graph)
     name = prove_folded(graph, folded)[0][0].constant
