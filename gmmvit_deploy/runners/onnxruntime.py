@@ -56,6 +56,7 @@ class OnnxRuntimeRunner(Runner):
             "threads": str(self._program.threads),
             "rows at once on a core": str(ROWS_A_CORE),
             "attention": "our own, f32" if self._fused else "ONNX Runtime's",
+            **({"attentions in our kernel": self._fused.attentions} if self._fused else {}),
         }
 
     def _program_provenance(self) -> dict[str, str]:

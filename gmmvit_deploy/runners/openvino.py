@@ -79,12 +79,14 @@ class OpenVinoRunner(Runner):
 
     @property
     def settings(self) -> dict[str, str]:
+        ours = {"attentions in our kernel": self.program.attentions} if self.program.attentions else {}
         norms = {"norms": f"our own, in chunks of {CHUNK}"} if self.program.fused_norms else {}
         return {
             "threads": str(self.program.threads),
             "rows at once": str(CHUNK),
             "hint": OPENVINO_HINTS[self.precision],
             "attention": f"our own, {self._arithmetic}" if self.program.fused_attentions else "OpenVINO's",
+            **ours,
             **norms,
         }
 

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from gmmvit_deploy.errors import BundleError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.kernels.libraries import onnxruntime_library
-from gmmvit_deploy.kernels.onnxruntime_kernels import with_fused_attention
+from gmmvit_deploy.kernels.matcher import summary_of
+from gmmvit_deploy.kernels.onnxruntime_kernels import attentions_of_kernel, with_fused_attention
 from gmmvit_deploy.runtime.onnxruntime_program import OnnxRuntimeProgram, session_options, why_not
 
 __all__ = [
@@ -21,10 +22,14 @@ __all__ = [
 
 
 class FusedGraph(NamedTuple):
-    """graph: serialised, its attention in our own operation.  library: that has it."""
+    """graph: serialised, its attention in our own operation.  library: that has it.
+
+    attentions: how many of the graph's attentions our kernel computes, and why it does not take the others.
+    """
 
     graph: bytes
     library: Path
+    attentions: str
 
 
 def fused_graph(path: Path) -> tuple[FusedGraph | None, str]:
@@ -40,12 +45,14 @@ def fused_graph(path: Path) -> tuple[FusedGraph | None, str]:
     if library is None or why:
         return None, why
     try:
-        proto, replaced = with_fused_attention(onnx.load(path))
+        plain = onnx.load(path)
+        proto, replaced = with_fused_attention(plain)
     except (OSError, DecodeError) as exc:  # ONNX Runtime will say what is wrong with it
         return None, str(exc)
+    attentions = summary_of(attentions_of_kernel(plain))
     if not replaced:
-        return None, "none of its attention has the form that our kernel takes"
-    return FusedGraph(proto.SerializeToString(), library), ""
+        return None, f"none of its attention has the form that our kernel takes: {attentions}"
+    return FusedGraph(proto.SerializeToString(), library, attentions), ""
 
 
 def program_from_onnx(path: Path, *, threads: int = 0, fused: FusedGraph | None = None) -> OnnxRuntimeProgram:
@@ -56,7 +63,7 @@ def program_from_onnx(path: Path, *, threads: int = 0, fused: FusedGraph | None 
     """
     if fused is None:
         return OnnxRuntimeProgram(lambda number: session_from_onnx(path, threads=number), threads=threads)
-    graph, library = fused
+    graph, library, _ = fused
     return OnnxRuntimeProgram(
         lambda number: _session(graph, str(path), number, library=library),
         threads=threads,

@@ -45,8 +45,9 @@ def kernels_for_graph(path: Path, precision: Precision) -> tuple[Kernels | None,
         model = openvino.Core().read_model(str(path))
     except RuntimeError as exc:  # what compiles the graph will say what is wrong with it
         return None, f"{path.name}: OpenVINO {openvino.__version__} cannot read it: {exc}"
+    attentions = kernels.describe_attention(model)
     if not kernels.fuse_attention(model) + kernels.fuse_norms(model):
-        return None, "none of its attention has the form that our kernel takes"
+        return None, f"none of its attention has the form that our kernel takes: {attentions}"
     return kernels, why
 
 

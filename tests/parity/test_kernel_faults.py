@@ -67,7 +67,7 @@ def test_in_onnxruntime(fault: str, tensor_bundles: dict[str, Bundle], monkeypat
         proto = onnx.load_from_string(fused.graph)
         (mask,) = (one for one in proto.graph.initializer if one.name == SECOND)
         mask.CopyFrom(numpy_helper.from_array(FAULTS[fault](numpy_helper.to_array(mask)), SECOND))
-        return FusedGraph(proto.SerializeToString(), fused.library), ""
+        return FusedGraph(proto.SerializeToString(), fused.library, fused.attentions), ""
 
     monkeypatch.setattr(runner_module, "fused_graph", broken)
     report = judged(right, tensor_bundles["vit_gmm"])
