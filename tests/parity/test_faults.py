@@ -69,7 +69,7 @@ IN_THE_GRAPH = {
     "1/√d missing": ("vit_gmm", faults.scale_to_the_power(0), "1/√d missing", "blocks.0"),
     "1/√d twice": ("vit_gmm", faults.scale_to_the_power(2), "1/√d applied twice", "blocks.0"),
     "mask shifted": ("vit_gmm", each_matrix(lambda m: m.roll(1, -2)), "shifted by one token, down", "blocks.0"),
-    "class row masked": ("pit_gmm", each_matrix(faults.class_row_masked), "class token's row masked", "stages.0"),
+    "class row masked": ("pit_gmm", each_matrix(faults.class_row_masked), "class token's row masked", "stages.0.0"),
     "bias without shift mask": (
         "swin_gmm",
         faults.without_shift_mask,
