@@ -5,7 +5,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.10 python3 python; do \
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-fast check format bench clean
+.PHONY: demo test frozen test-fast check format bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/gmmvit demo --output demo-output --force
@@ -19,6 +19,10 @@ test: $(INSTALLED)
 # No server, no engine, no export, no process of its own: what can be told in a minute.
 test-fast: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not (server or engine or export or process)"
+
+# Compute every frozen value again: graphs, logits, mistakes and engines of the golden checkpoints, a minute each.
+frozen: $(INSTALLED)
+	$(BIN)/python -m tests.frozen.check
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
