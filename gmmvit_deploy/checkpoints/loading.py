@@ -61,6 +61,11 @@ def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpo
     family = _family_of_source(source)
     _check_preset(family, hints)
     name = str(path)
+    if hints.closed_form and "gmm" not in family.mask_kinds:
+        raise CheckpointError(
+            f"{name}: --mask-form closed is for Gaussian mixture masks, and {family.name} has none",
+            hint="leave --mask-form out",
+        )
     spec = source.spec(Shapes(file.tensors, name, channels=hints.channels), hints)
     check_image_hints(name, hints, image_size=spec.image_size, channels=spec.channels, evidence="its tensors tell")
     _compare_with_preset(spec, hints, name)

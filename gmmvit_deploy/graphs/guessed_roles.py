@@ -119,7 +119,9 @@ def _elementwise_role(node: NodeProto, wiring: Wiring, *, inside: bool, on_image
     if operator == "Cast":
         return "shape"
     if operator == "Mul" and index is not None:
-        if wiring.sizes[node.input[index]] == 1:
+        tensor = wiring.initializers.get(node.input[index])
+        per_head = tensor is not None and inside and list(tensor.dims[-2:]) == [1, 1]
+        if per_head or wiring.sizes[node.input[index]] == 1:
             return "scale"
         return "mask" if inside else "mixing"
     if operator == "Add":

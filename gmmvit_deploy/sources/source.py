@@ -51,7 +51,7 @@ class CheckpointSource:
 
     name:         of the code base, for messages, as ``the released code``
     signature:    regular expressions; the file is of this source if each of them matches the start of some tensor's
-                  name. Where several sources recognise a file, the longest signature decides.
+                  name. Where several sources recognise a file, the one with the most patterns is taken.
     spec:         (shapes, hints) → the model's spec. Errors: CheckpointError, which asks for ``--heads``,
                   ``--image-size`` or ``--channels`` where no tensor tells them.
     tensors:      spec → where each tensor of our model comes from

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -386,3 +387,9 @@ class TestOwnSpec:
     def test_that_is_broken(self, tmp_path: Path, metadata: str) -> None:
         with pytest.raises(InputError):
             load_checkpoint(self.path(tmp_path, metadata))
+
+
+def test_a_closed_form_is_refused_where_there_is_no_gaussian_mixture() -> None:
+    case = golden("mnist_vit")
+    with pytest.raises(CheckpointError, match=r"closed is for Gaussian mixture masks, and naive_vit has none"):
+        load_checkpoint(case.path, replace(case.hints, closed_form=True))

@@ -128,3 +128,20 @@ def test_what_families_declare_is_what_the_rules_see(name: str, tensor_bundles: 
     assert role_disagreements(graph) == ()
     assert attentions_of(graph) == guessed_attentions(graph)
     assert tensor_bundles[name].manifest.role_disagreements == ()
+
+
+def test_a_number_for_each_head_is_a_scale_to_the_rules() -> None:
+    """A learned temperature multiplies the scores of each head by one number; a mask multiplies each entry."""
+    value = helper.make_tensor_value_info
+    nodes = [
+        helper.make_node("MatMul", ["q", "k"], ["s"], name="s"),
+        helper.make_node("Mul", ["s", "t"], ["m"], name="temperature"),
+        helper.make_node("Softmax", ["m"], ["p"], name="a/Softmax"),
+        helper.make_node("MatMul", ["p", "v"], ["o"], name="o"),
+        helper.make_node("Identity", ["o"], ["y"], name="i"),
+    ]
+    inputs = [value(name, TensorProto.FLOAT, ["b", 2, 3, 3]) for name in "qkv"]
+    constant = helper.make_tensor("t", TensorProto.FLOAT, [2, 1, 1], [1.0, 2.0])
+    output = value("y", TensorProto.FLOAT, ["b", 2, 3, 3])
+    graph = helper.make_graph(nodes, "g", inputs, [output], [constant])
+    assert roles_of(graph)["temperature"] == "scale"
