@@ -17,8 +17,8 @@ import numpy as np
 
 from gmmvit_deploy.artifacts import Bundle, tool_versions
 from gmmvit_deploy.checkpoints.weights import model_from_bundle
-from gmmvit_deploy.errors import ExportError, InputError, MissingDependencyError
-from gmmvit_deploy.export.numeric_proof import golden_rows, proven_difference
+from gmmvit_deploy.errors import ExportError, InputError
+from gmmvit_deploy.export.numeric_proof import golden_rows, proven_programs
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.folding.fold import FoldedModel, engine_passes, fold, fold_for_engines
 from gmmvit_deploy.folding.head_padding import pad_heads
@@ -197,28 +197,25 @@ def _proven(bundle: Bundle, data: bytes, precision: Precision, recorded: float) 
     """The very file in every runtime on a CPU that takes it, and with our kernels where they can be had.
 
     recorded: the emulated graph's largest difference to the golden logits.
-    Errors: ExportError when a runtime gives answers beyond the precision's limit (`tolerances`).
+    Errors: ExportError when a runtime that takes the precision cannot load the file, or gives answers beyond the
+    precision's limit (`tolerances`).
     """
     inputs, expected = golden_rows(bundle)
     own = bundle.manifest.float32_noise
     noise = Noise(largest=own, rms=own, scale=float(np.abs(expected).max()))
     # The stored logits are themselves one noise away from the truth that the limit counts from.
     limit = limit_from_noise(noise, precision, recorded=recorded).largest + own
-    found: dict[str, dict[str, Any]] = {}
     with TemporaryDirectory(prefix="gmmvit-proof-") as folder:
         path = Path(folder) / onnx_file(precision)
         path.write_bytes(data)
         variant = Variant(precision=precision, path=path, sha256=sha256_of_bytes(data), record=None)
-        for name, opened in _programs(bundle, variant).items():
-            try:
-                with opened() as runner:
-                    largest = proven_difference(runner, inputs, expected, limit, what=onnx_file(precision))
-            # Not a runtime for this precision, or not here: the emulation stays what the record says of the graph.
-            except (InputError, MissingDependencyError) as exc:
-                found[name] = {"skipped": str(exc).replace(f"{folder}/", "")}
-            else:
-                found[name] = {"largest_abs": largest, "limit": limit}
-    return found
+        differences, skipped = proven_programs(
+            _programs(bundle, variant), inputs, expected, limit, what=onnx_file(precision)
+        )
+    return {
+        **{name: {"largest_abs": largest, "limit": limit} for name, largest in differences.items()},
+        **{name: {"skipped": why.replace(f"{folder}/", "")} for name, why in skipped.items()},
+    }
 
 
 def _programs(bundle: Bundle, variant: Variant) -> dict[str, Callable[[], Runner]]:

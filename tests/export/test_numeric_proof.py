@@ -12,10 +12,17 @@ import pytest
 from onnx import numpy_helper
 
 from gmmvit_deploy.artifacts import Bundle
-from gmmvit_deploy.errors import ExportError
+from gmmvit_deploy.errors import (
+    BundleError,
+    ExportError,
+    InputError,
+    MissingDependencyError,
+    RunnerUnavailableError,
+)
 from gmmvit_deploy.export import bundle_from_checkpoint as module
 from gmmvit_deploy.export import variants
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.export.numeric_proof import proven_programs
 from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.runners.open import default_runners, open_runner
 from gmmvit_deploy.variants import open_variant
@@ -154,3 +161,59 @@ def test_a_fault_in_the_file_of_a_precision_ends_the_conversion(
     with pytest.raises(ExportError, match=r"model\.fp16\.onnx: runner onnxruntime:fp16 cannot run it"):
         variant_from_bundle(copied, "fp16")
     assert {path.name for path in copied.path.iterdir()} == before
+
+
+def test_a_file_that_a_runtime_cannot_load_ends_the_conversion(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX Runtime takes fp16: a graph in fp16 that it does not load is not skipped."""
+    copied = with_graph(bundle, tmp_path / "bundle", onnx.load(bundle.onnx_path))
+    before = {path.name for path in copied.path.iterdir()}
+    prepared = variants.prepared_graph
+
+    def broken(*given: Any, **options: Any) -> variants.PreparedGraph:
+        made = prepared(*given, **options)
+        next(iter(made.proto.graph.node)).op_type = "NoSuchOperator"
+        return made
+
+    monkeypatch.setattr(variants, "emulated_logits", lambda *given, **options: bundle.golden()[1])
+    monkeypatch.setattr(variants, "prepared_graph", broken)
+    with pytest.raises(ExportError, match=r"model\.fp16\.onnx: runner onnxruntime cannot load it: .*NoSuchOperator"):
+        variant_from_bundle(copied, "fp16")
+    assert {path.name for path in copied.path.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("error", "ends"),
+    [
+        (RunnerUnavailableError("no kernels"), None),
+        (MissingDependencyError("openvino", extra="openvino"), None),
+        (BundleError("it does not load"), ExportError),
+        (InputError("a batch of another shape"), InputError),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_program_is_skipped_only_where_it_cannot_be_had(
+    error: Exception, ends: type[Exception] | None, bundle: Bundle
+) -> None:
+    def fails() -> Any:
+        raise error
+
+    inputs, expected = bundle.golden()
+    if ends is None:
+        assert proven_programs({"other": fails}, inputs, expected, 1e-5, what="x") == ({}, {"other": str(error)})
+        return
+    with pytest.raises(ends, match=str(error)):
+        proven_programs({"other": fails}, inputs, expected, 1e-5, what="x")
+
+
+def test_a_runner_that_refuses_its_input_ends_the_proof(bundle: Bundle) -> None:
+    inputs, expected = bundle.golden()
+    with pytest.raises(InputError, match="was wanted, found float64"):
+        proven_programs(
+            {"onnxruntime": lambda: open_runner("onnxruntime", bundle)},
+            inputs.astype(np.float64),
+            expected,
+            1e-5,
+            what="x",
+        )
