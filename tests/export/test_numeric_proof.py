@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.artifacts import Bundle, open_bundle
 from gmmvit_deploy.errors import (
     BundleError,
     ExportError,
@@ -25,6 +25,7 @@ from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_fr
 from gmmvit_deploy.export.numeric_proof import proven_programs
 from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.runners.open import default_runners, open_runner
+from gmmvit_deploy.runtime import onnxruntime as runtime_module
 from gmmvit_deploy.variants import open_variant
 from tests.conftest import golden
 from tests.kernels.test_masked_attention import needs_kernel
@@ -115,6 +116,9 @@ def test_both_differences_are_in_the_manifest(name: str, tensor_bundles: dict[st
     assert parity.keys() == {*(f"{runner}_largest_abs" for runner in names), "limit"}
     assert all(0 < parity[f"{runner}_largest_abs"] <= parity["limit"] for runner in names)
     assert len(names) + len(skipped) == 2
+    recorded = tensor_bundles[name].manifest.export_skipped
+    assert recorded.keys() == {"onnxruntime", "onnxruntime+kernels"} - set(names)
+    assert all(skipped[0].removeprefix(f"{runner}: ") in why for runner, why in recorded.items())
     if name == "swin_gmm":  # heads of 8 and 12
         assert names == ["onnxruntime"]
         assert skipped[0].startswith("onnxruntime+kernels: ")
@@ -217,3 +221,25 @@ def test_a_runner_that_refuses_its_input_ends_the_proof(bundle: Bundle) -> None:
             1e-5,
             what="x",
         )
+
+
+def test_the_reason_why_our_kernels_were_not_proven_stays_in_the_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(runtime_module, "onnxruntime_library", lambda: (None, "no C++ compiler"))
+        made = export(tmp_path / "bundle")
+    assert made.manifest.export_skipped == {
+        "onnxruntime+kernels": "runner onnxruntime+kernels cannot be had: no C++ compiler"
+    }
+    assert open_bundle(made.path).manifest == made.manifest
+
+
+def test_an_export_that_no_runtime_can_prove_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*given: Any, **options: Any) -> Any:
+        raise MissingDependencyError("onnxruntime", extra="cpu")
+
+    monkeypatch.setattr(module, "open_runner", missing)
+    with pytest.raises(ExportError, match="no runtime here can prove its graph: onnxruntime is not installed"):
+        export(tmp_path / "bundle")
+    assert list(tmp_path.iterdir()) == []
