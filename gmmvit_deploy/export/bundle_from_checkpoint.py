@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from gmmvit_deploy import artifacts
@@ -21,10 +20,11 @@ from gmmvit_deploy.golden import bytes_from_golden
 from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.roles import role_disagreements
 from gmmvit_deploy.images import ImageSpec, ResizeRule
-from gmmvit_deploy.runners.open import open_runner
+from gmmvit_deploy.runners.open import proof_programs
 from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.specs import ModelSpec
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
+from gmmvit_deploy.variants import open_variant
 from gmmvit_deploy.writing import new_folder, require_free, sha256_of_file
 
 __all__ = ["ExportOptions", "bundle_from_checkpoint"]
@@ -171,17 +171,17 @@ def _write_manifest(folder: Path, manifest: Manifest) -> None:
 def _prove_numerically(
     bundle: Bundle, loaded: LoadedCheckpoint, noise: Noise
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """``model.onnx`` in ONNX Runtime's own operators, and with our kernels where they can be had.
+    """``model.onnx`` in ONNX Runtime and OpenVINO: their own operators, and our kernels where they can be had.
 
-    The first is what every other runtime is given, a server's own backend among them; the second what this project
-    serves on CPUs.
+    The plain file is what every other runtime is given, a server's own backend among them; the programs with our
+    kernels are what this project serves on CPUs.
     Returns (largest differences and their limit, runner → reason why it could not be had).
     Errors: ExportError as `proven_programs`, and when no program at all could be had.
     """
     inputs, expected = golden_rows(bundle)
     # The stored logits are themselves one noise away from the truth that the limit counts from.
     limit = limit_from_noise(noise).largest + noise.largest
-    programs = {name: partial(open_runner, name, bundle) for name in ("onnxruntime", "onnxruntime+kernels")}
+    programs = proof_programs(bundle, open_variant(bundle, "fp32"))
     what = str(loaded.file.path)
     differences, skipped = proven_programs(programs, inputs, expected, limit, what=what)
     if not differences:

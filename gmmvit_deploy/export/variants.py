@@ -6,9 +6,8 @@ weights → model → folded → folded for engines → ONNX, float32 → (int8,
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -28,8 +27,7 @@ from gmmvit_deploy.graphs.masks import changes_of, prove_masks
 from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.quantize import QUANTIZED, quantize_graph
 from gmmvit_deploy.graphs.roles import role_disagreements
-from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
-from gmmvit_deploy.runners.openvino import OpenVinoRunner
+from gmmvit_deploy.runners.open import proof_programs
 from gmmvit_deploy.runtime.emulated_precision import emulated_logits
 from gmmvit_deploy.runtime.graph_calibration import calibrate
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
@@ -43,7 +41,6 @@ if TYPE_CHECKING:
     from gmmvit_deploy.images import ImageSpec
     from gmmvit_deploy.layers.model import Model
     from gmmvit_deploy.precision import Precision
-    from gmmvit_deploy.runners.runner import Runner
     from gmmvit_deploy.runtime.image_batches import ImageBatches
 
 __all__ = [
@@ -196,6 +193,7 @@ def _folded(model: Model, precision: Precision, *, padded: bool) -> FoldedModel:
 def _proven(bundle: Bundle, data: bytes, precision: Precision, recorded: float) -> dict[str, dict[str, Any]]:
     """The very file in every runtime on a CPU that takes it, and with our kernels where they can be had.
 
+    In bf16 OpenVINO computes ``model.onnx``, which is what a server with it runs.
     recorded: the emulated graph's largest difference to the golden logits.
     Errors: ExportError when a runtime that takes the precision cannot load the file, or gives answers beyond the
     precision's limit (`tolerances`).
@@ -210,28 +208,12 @@ def _proven(bundle: Bundle, data: bytes, precision: Precision, recorded: float) 
         path.write_bytes(data)
         variant = Variant(precision=precision, path=path, sha256=sha256_of_bytes(data), record=None)
         differences, skipped = proven_programs(
-            _programs(bundle, variant), inputs, expected, limit, what=onnx_file(precision)
+            proof_programs(bundle, variant), inputs, expected, limit, what=onnx_file(precision)
         )
     return {
         **{name: {"largest_abs": largest, "limit": limit} for name, largest in differences.items()},
         **{name: {"skipped": why.replace(f"{folder}/", "")} for name, why in skipped.items()},
     }
-
-
-def _programs(bundle: Bundle, variant: Variant) -> dict[str, Callable[[], Runner]]:
-    def onnxruntime(kernels: bool) -> Runner:
-        return OnnxRuntimeRunner(bundle, variant=variant, kernels=kernels)
-
-    def openvino(kernels: bool) -> Runner:
-        return OpenVinoRunner(bundle, variant, precision=variant.precision, kernels=kernels)
-
-    found: dict[str, Callable[[], Runner]] = {}
-    for name, opened in (("onnxruntime", onnxruntime), ("openvino", openvino)):
-        # What OpenVINO computes in bf16 is model.onnx, and nothing but quantised graphs are its own otherwise.
-        if name == "openvino" and variant.precision not in QUANTIZED:
-            continue
-        found |= {name: partial(opened, False), f"{name}+kernels": partial(opened, True)}
-    return found
 
 
 def _measured(bundle: Bundle, proto: ModelProto, precision: Precision) -> dict[str, float]:

@@ -25,6 +25,7 @@ from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_fr
 from gmmvit_deploy.export.numeric_proof import proven_programs
 from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.runners.open import default_runners, open_runner
+from gmmvit_deploy.runners.openvino import OpenVinoRunner
 from gmmvit_deploy.runtime import onnxruntime as runtime_module
 from gmmvit_deploy.variants import open_variant
 from tests.conftest import golden
@@ -32,6 +33,8 @@ from tests.kernels.test_masked_attention import needs_kernel
 from tests.parity.faults import with_graph
 
 pytestmark = pytest.mark.export
+
+PROVEN = ("onnxruntime", "onnxruntime+kernels", "openvino", "openvino+kernels")
 
 Damage = Callable[[onnx.ModelProto], None]
 
@@ -111,17 +114,20 @@ def test_a_fault_that_our_kernels_would_hide_ends_the_export(
 
 @pytest.mark.parametrize("name", ["vit_gmm", "swin_gmm"])
 def test_both_differences_are_in_the_manifest(name: str, tensor_bundles: dict[str, Bundle]) -> None:
-    parity = tensor_bundles[name].manifest.export_parity
+    manifest = tensor_bundles[name].manifest
+    parity, recorded = manifest.export_parity, manifest.export_skipped
     names, skipped = default_runners(tensor_bundles[name])
-    assert parity.keys() == {*(f"{runner}_largest_abs" for runner in names), "limit"}
-    assert all(0 < parity[f"{runner}_largest_abs"] <= parity["limit"] for runner in names)
     assert len(names) + len(skipped) == 2
-    recorded = tensor_bundles[name].manifest.export_skipped
-    assert recorded.keys() == {"onnxruntime", "onnxruntime+kernels"} - set(names)
-    assert all(skipped[0].removeprefix(f"{runner}: ") in why for runner, why in recorded.items())
+    proven = [runner for runner in PROVEN if runner not in recorded]
+    assert [runner for runner in proven if runner in ("onnxruntime", "onnxruntime+kernels")] == names
+    assert "openvino" in proven
+    assert parity.keys() == {*(f"{runner}_largest_abs" for runner in proven), "limit"}
+    assert all(0 < parity[f"{runner}_largest_abs"] <= parity["limit"] for runner in proven)
+    assert all(f"runner {runner} cannot be had: " in why for runner, why in recorded.items())
     if name == "swin_gmm":  # heads of 8 and 12
         assert names == ["onnxruntime"]
         assert skipped[0].startswith("onnxruntime+kernels: ")
+        assert recorded.keys() == {"onnxruntime+kernels", "openvino+kernels"}
 
 
 @pytest.mark.parametrize(
@@ -229,9 +235,11 @@ def test_the_reason_why_our_kernels_were_not_proven_stays_in_the_manifest(
     with monkeypatch.context() as patch:
         patch.setattr(runtime_module, "onnxruntime_library", lambda: (None, "no C++ compiler"))
         made = export(tmp_path / "bundle")
-    assert made.manifest.export_skipped == {
-        "onnxruntime+kernels": "runner onnxruntime+kernels cannot be had: no C++ compiler"
-    }
+    assert (
+        made.manifest.export_skipped["onnxruntime+kernels"]
+        == "runner onnxruntime+kernels cannot be had: no C++ compiler"
+    )
+    assert "onnxruntime+kernels_largest_abs" not in made.manifest.export_parity
     assert open_bundle(made.path).manifest == made.manifest
 
 
@@ -239,7 +247,31 @@ def test_an_export_that_no_runtime_can_prove_ends(tmp_path: Path, monkeypatch: p
     def missing(*given: Any, **options: Any) -> Any:
         raise MissingDependencyError("onnxruntime", extra="cpu")
 
-    monkeypatch.setattr(module, "open_runner", missing)
+    monkeypatch.setattr(module, "proof_programs", lambda *given: dict.fromkeys(PROVEN, missing))
     with pytest.raises(ExportError, match="no runtime here can prove its graph: onnxruntime is not installed"):
+        export(tmp_path / "bundle")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_openvino_in_bf16_is_proven_with_the_precision_that_it_serves(precise_bundle: Bundle) -> None:
+    """It computes the float32 graph in bf16; the record of bf16 has its difference, or why this CPU cannot."""
+    record = open_variant(precise_bundle, "bf16").record
+    assert record is not None
+    assert set(record.programs) == set(PROVEN)
+    for name in ("openvino", "openvino+kernels"):
+        found = record.programs[name]
+        if "skipped" in found:
+            assert "no bf16" in found["skipped"] or "cannot be had: " in found["skipped"]
+            continue
+        with open_runner(name, precise_bundle, precision="bf16") as runner:
+            inputs, expected = precise_bundle.golden()
+            largest = float(np.abs(runner.run(inputs) - expected).max())
+        assert largest <= found["largest_abs"] <= found["limit"]
+
+
+def test_a_fault_that_openvino_alone_shows_ends_the_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = OpenVinoRunner.run
+    monkeypatch.setattr(OpenVinoRunner, "run", lambda self, batch: run(self, batch) + 1)
+    with pytest.raises(ExportError, match="OpenVINO's logits differ from PyTorch's by"):
         export(tmp_path / "bundle")
     assert list(tmp_path.iterdir()) == []
