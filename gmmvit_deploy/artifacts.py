@@ -114,7 +114,8 @@ class Manifest:
     image: what images the network takes; without mean and std when the input is ``tensor`` and nobody gave them.
     task: what the logits decide.  outputs: of the graph, in its order.
     role_disagreements: nodes of ``model.onnx`` whose declared role is another than operators and wiring suggest.
-    export_parity: the largest difference seen when the bundle was made, and its limit.
+    export_parity: the largest difference of each program that was proven when the bundle was made, and their limit.
+    export_skipped: runner → reason why its program could not be had there, and was not proven.
     float32_noise: largest difference of PyTorch's float32 and float64 logits on the golden inputs.
     files: name → SHA-256, of all files but the manifest.
     """
@@ -135,6 +136,7 @@ class Manifest:
     biases: tuple[ConstantRecord, ...]
     role_disagreements: tuple[str, ...]
     export_parity: dict[str, float]
+    export_skipped: dict[str, str]
     float32_noise: float
     versions: dict[str, str]
     files: dict[str, str]

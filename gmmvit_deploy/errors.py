@@ -6,7 +6,8 @@
     │   ├── CheckpointError      a checkpoint file that cannot be loaded, or not safely
     │   ├── BundleError          a bundle that is not whole, or not what it says
     │   ├── RepositoryError      a Triton model repository that cannot be written or served
-    │   └── ImageError           bytes that are not an image we take
+    │   ├── ImageError           bytes that are not an image we take
+    │   └── RunnerUnavailableError  a runner that does not take this precision, or has no kernels of ours here
     ├── FoldError                a folding pass could not prove its end state
     ├── ExportError              an exported graph is not what it must be
     ├── EngineError              an engine was not built, or is not what was required
@@ -34,6 +35,7 @@ __all__ = [
     "OutputError",
     "RepositoryError",
     "RequestRejectedError",
+    "RunnerUnavailableError",
     "ServerError",
     "SpecError",
 ]
@@ -81,6 +83,13 @@ class ImageError(InputError):
     """Bytes that are not an image we take."""
 
     usual_hint = "JPEG, PNG, WebP and BMP with 8 bits a channel are taken"
+
+
+class RunnerUnavailableError(InputError):
+    """A runner that cannot be had here: its runtime does not take this precision, or our kernels cannot be had.
+
+    Never a runtime that fails on a graph which it should take: that is a BundleError.
+    """
 
 
 class FoldError(GmmvitError):

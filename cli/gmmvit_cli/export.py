@@ -119,7 +119,6 @@ def _proven(bundle: Bundle) -> list[tuple[str, str]]:
 
 
 def _not_proven(bundle: Bundle) -> list[str]:
-    """Runners that could not be had, each with the reason."""
-    from gmmvit_deploy.runners.open import default_runners
-
-    return default_runners(bundle)[1]
+    """Runners that could not be had when the bundle was made, each with the reason."""
+    skipped = bundle.manifest.export_skipped
+    return [reason if name in reason else f"{name}: {reason}" for name, reason in skipped.items()]

@@ -50,7 +50,7 @@ def serve(
             "metrics": server.metrics_url,
             "repository": str(server.repository),
             "pid": server.pid,
-            "cpu_kernels": asdict(used[0]) if used else None,  # a repository's network says it in the log
+            "cpu_kernels": asdict(used[0]) if used else None,  # a repository that is not ours states nothing
         }
         if as_json:
             print_json(where)

@@ -11,19 +11,20 @@ from gmmvit_deploy import artifacts
 from gmmvit_deploy.artifacts import Bundle, InputKind, Manifest, OutputRecord, open_bundle
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
-from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.errors import ExportError, InputError
 from gmmvit_deploy.export.golden import golden_from_model
-from gmmvit_deploy.export.numeric_proof import golden_rows, proven_difference
+from gmmvit_deploy.export.numeric_proof import golden_rows, proven_programs
 from gmmvit_deploy.export.onnx_from_model import OPSET, OUTPUT_NAME, onnx_from_model
 from gmmvit_deploy.folding.fold import FoldedModel, fold
 from gmmvit_deploy.golden import bytes_from_golden
 from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.roles import role_disagreements
 from gmmvit_deploy.images import ImageSpec, ResizeRule
-from gmmvit_deploy.runners.open import default_runners, open_runner
+from gmmvit_deploy.runners.open import proof_programs
 from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.specs import ModelSpec
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
+from gmmvit_deploy.variants import open_variant
 from gmmvit_deploy.writing import new_folder, require_free, sha256_of_file
 
 __all__ = ["ExportOptions", "bundle_from_checkpoint"]
@@ -80,8 +81,9 @@ def bundle_from_checkpoint(
         manifest, noise = _write(folder, loaded, folded, options, image, labels)
         _write_manifest(folder, manifest)
         # The proof runs on what lies on disk, through the door that every later step uses.
-        difference = _prove_numerically(open_bundle(folder), loaded, noise)
-        manifest.export_parity.update(difference)
+        differences, skipped = _prove_numerically(open_bundle(folder), loaded, noise)
+        manifest.export_parity.update(differences)
+        manifest.export_skipped.update(skipped)
         _write_manifest(folder, manifest)
         also(open_bundle(folder))
     return open_bundle(out)
@@ -153,6 +155,7 @@ def _write(
         biases=biases,
         role_disagreements=role_disagreements(proto.graph),
         export_parity={},
+        export_skipped={},
         float32_noise=noise.largest,
         versions=artifacts.tool_versions(),
         files={file.name: sha256_of_file(file) for file in sorted(folder.iterdir())},
@@ -165,18 +168,22 @@ def _write_manifest(folder: Path, manifest: Manifest) -> None:
     (folder / artifacts.MANIFEST_FILE).write_text(text + "\n", encoding="utf-8")
 
 
-def _prove_numerically(bundle: Bundle, loaded: LoadedCheckpoint, noise: Noise) -> dict[str, float]:
-    """``model.onnx`` in ONNX Runtime's own operators, and with our kernels where they can be had.
+def _prove_numerically(
+    bundle: Bundle, loaded: LoadedCheckpoint, noise: Noise
+) -> tuple[dict[str, float], dict[str, str]]:
+    """``model.onnx`` in ONNX Runtime and OpenVINO: their own operators, and our kernels where they can be had.
 
-    The first is what every other runtime is given, a server's own backend among them; the second what this project
-    serves on CPUs.
+    The plain file is what every other runtime is given, a server's own backend among them; the programs with our
+    kernels are what this project serves on CPUs.
+    Returns (largest differences and their limit, runner → reason why it could not be had).
+    Errors: ExportError as `proven_programs`, and when no program at all could be had.
     """
     inputs, expected = golden_rows(bundle)
     # The stored logits are themselves one noise away from the truth that the limit counts from.
     limit = limit_from_noise(noise).largest + noise.largest
-    differences: dict[str, float] = {}
-    for name in default_runners(bundle)[0]:
-        with open_runner(name, bundle) as runner:
-            found = proven_difference(runner, inputs, expected, limit, what=str(loaded.file.path))
-            differences[f"{name}_largest_abs"] = found
-    return {**differences, "limit": limit}
+    programs = proof_programs(bundle, open_variant(bundle, "fp32"))
+    what = str(loaded.file.path)
+    differences, skipped = proven_programs(programs, inputs, expected, limit, what=what)
+    if not differences:
+        raise ExportError(f"{what}: no runtime here can prove its graph: {'; '.join(skipped.values())}")
+    return {**{f"{name}_largest_abs": found for name, found in differences.items()}, "limit": limit}, skipped

@@ -6,15 +6,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gmmvit_deploy.errors import ExportError, GmmvitError
+from gmmvit_deploy.errors import (
+    BundleError,
+    ExportError,
+    GmmvitError,
+    MissingDependencyError,
+    RunnerUnavailableError,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from numpy.typing import NDArray
 
     from gmmvit_deploy.artifacts import Bundle
     from gmmvit_deploy.runners.runner import Runner
 
-__all__ = ["golden_rows", "proven_difference"]
+__all__ = ["golden_rows", "proven_difference", "proven_programs"]
 
 _RUNTIMES = {
     "onnxruntime": "ONNX Runtime's logits",
@@ -31,6 +39,35 @@ def golden_rows(bundle: Bundle) -> tuple[NDArray[Any], NDArray[Any]]:
         return golden.inputs, golden.logits
     images = bundle.inputs_from_pixels(golden.image_pixels)
     return np.concatenate([golden.inputs, images]), np.concatenate([golden.logits, golden.image_logits])
+
+
+def proven_programs(
+    programs: Mapping[str, Callable[[], Runner]],
+    inputs: NDArray[Any],
+    expected: NDArray[Any],
+    limit: float,
+    *,
+    what: str,
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Prove every program that can be had here.
+
+    programs: runner → opens it.  The other arguments as `proven_difference`.
+    Returns (runner → the largest difference, runner → reason why it cannot be had here).
+    Errors: as `proven_difference`; ExportError when a runtime cannot load the file of a precision that it takes.
+    """
+    differences: dict[str, float] = {}
+    skipped: dict[str, str] = {}
+    for name, open_program in programs.items():
+        try:
+            program = open_program()
+        except (RunnerUnavailableError, MissingDependencyError) as exc:
+            skipped[name] = str(exc)
+            continue
+        except BundleError as exc:
+            raise ExportError(f"{what}: runner {name} cannot load it: {exc.__cause__ or exc}") from exc
+        with program as runner:
+            differences[name] = proven_difference(runner, inputs, expected, limit, what=what)
+    return differences, skipped
 
 
 def proven_difference(

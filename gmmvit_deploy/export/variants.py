@@ -6,9 +6,8 @@ weights → model → folded → folded for engines → ONNX, float32 → (int8,
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -17,8 +16,8 @@ import numpy as np
 
 from gmmvit_deploy.artifacts import Bundle, tool_versions
 from gmmvit_deploy.checkpoints.weights import model_from_bundle
-from gmmvit_deploy.errors import ExportError, InputError, MissingDependencyError
-from gmmvit_deploy.export.numeric_proof import golden_rows, proven_difference
+from gmmvit_deploy.errors import ExportError, InputError
+from gmmvit_deploy.export.numeric_proof import golden_rows, proven_programs
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.folding.fold import FoldedModel, engine_passes, fold, fold_for_engines
 from gmmvit_deploy.folding.head_padding import pad_heads
@@ -28,8 +27,7 @@ from gmmvit_deploy.graphs.masks import changes_of, prove_masks
 from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.quantize import QUANTIZED, quantize_graph
 from gmmvit_deploy.graphs.roles import role_disagreements
-from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
-from gmmvit_deploy.runners.openvino import OpenVinoRunner
+from gmmvit_deploy.runners.open import proof_programs
 from gmmvit_deploy.runtime.emulated_precision import emulated_logits
 from gmmvit_deploy.runtime.graph_calibration import calibrate
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
@@ -43,7 +41,6 @@ if TYPE_CHECKING:
     from gmmvit_deploy.images import ImageSpec
     from gmmvit_deploy.layers.model import Model
     from gmmvit_deploy.precision import Precision
-    from gmmvit_deploy.runners.runner import Runner
     from gmmvit_deploy.runtime.image_batches import ImageBatches
 
 __all__ = [
@@ -196,45 +193,27 @@ def _folded(model: Model, precision: Precision, *, padded: bool) -> FoldedModel:
 def _proven(bundle: Bundle, data: bytes, precision: Precision, recorded: float) -> dict[str, dict[str, Any]]:
     """The very file in every runtime on a CPU that takes it, and with our kernels where they can be had.
 
+    In bf16 OpenVINO computes ``model.onnx``, which is what a server with it runs.
     recorded: the emulated graph's largest difference to the golden logits.
-    Errors: ExportError when a runtime gives answers beyond the precision's limit (`tolerances`).
+    Errors: ExportError when a runtime that takes the precision cannot load the file, or gives answers beyond the
+    precision's limit (`tolerances`).
     """
     inputs, expected = golden_rows(bundle)
     own = bundle.manifest.float32_noise
     noise = Noise(largest=own, rms=own, scale=float(np.abs(expected).max()))
     # The stored logits are themselves one noise away from the truth that the limit counts from.
     limit = limit_from_noise(noise, precision, recorded=recorded).largest + own
-    found: dict[str, dict[str, Any]] = {}
     with TemporaryDirectory(prefix="gmmvit-proof-") as folder:
         path = Path(folder) / onnx_file(precision)
         path.write_bytes(data)
         variant = Variant(precision=precision, path=path, sha256=sha256_of_bytes(data), record=None)
-        for name, opened in _programs(bundle, variant).items():
-            try:
-                with opened() as runner:
-                    largest = proven_difference(runner, inputs, expected, limit, what=onnx_file(precision))
-            # Not a runtime for this precision, or not here: the emulation stays what the record says of the graph.
-            except (InputError, MissingDependencyError) as exc:
-                found[name] = {"skipped": str(exc).replace(f"{folder}/", "")}
-            else:
-                found[name] = {"largest_abs": largest, "limit": limit}
-    return found
-
-
-def _programs(bundle: Bundle, variant: Variant) -> dict[str, Callable[[], Runner]]:
-    def onnxruntime(kernels: bool) -> Runner:
-        return OnnxRuntimeRunner(bundle, variant=variant, kernels=kernels)
-
-    def openvino(kernels: bool) -> Runner:
-        return OpenVinoRunner(bundle, variant, precision=variant.precision, kernels=kernels)
-
-    found: dict[str, Callable[[], Runner]] = {}
-    for name, opened in (("onnxruntime", onnxruntime), ("openvino", openvino)):
-        # What OpenVINO computes in bf16 is model.onnx, and nothing but quantised graphs are its own otherwise.
-        if name == "openvino" and variant.precision not in QUANTIZED:
-            continue
-        found |= {name: partial(opened, False), f"{name}+kernels": partial(opened, True)}
-    return found
+        differences, skipped = proven_programs(
+            proof_programs(bundle, variant), inputs, expected, limit, what=onnx_file(precision)
+        )
+    return {
+        **{name: {"largest_abs": largest, "limit": limit} for name, largest in differences.items()},
+        **{name: {"skipped": why.replace(f"{folder}/", "")} for name, why in skipped.items()},
+    }
 
 
 def _measured(bundle: Bundle, proto: ModelProto, precision: Precision) -> dict[str, float]:

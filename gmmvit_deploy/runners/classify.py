@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,13 +43,14 @@ class Prediction:
 class Classification:
     """What became of one file: predictions, likeliest first, or the reason why there are none.
 
-    runner: name of what answered.
+    runner: name of what answered.  notice: as `Classifier`.
     """
 
     path: Path
     runner: str
     predictions: tuple[Prediction, ...] = ()
     error: str = ""
+    notice: str = ""
 
 
 class Classifier:
@@ -159,9 +160,10 @@ def classify_files(
     size = max(1, min(batch, classifier.max_batch))
     batches = (files[start : start + size] for start in range(0, len(files), size))
     answers: dict[Path, Classification] = {}
+    notice = classifier.notice
     with ThreadPoolExecutor(max_workers=concurrency) as pool:
         for done in _bounded(pool, lambda group: _classify_batch(classifier, group, top), batches, concurrency * 2):
-            answers |= {answer.path: answer for answer in done}
+            answers |= {answer.path: replace(answer, notice=notice) for answer in done}
             on_done(len(done))
     return [answers[file] for file in files]
 

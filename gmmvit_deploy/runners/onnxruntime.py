@@ -5,10 +5,15 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.errors import RunnerUnavailableError
 from gmmvit_deploy.runners.inspection import inspectable_in_onnxruntime
 from gmmvit_deploy.runners.runner import Inspection, Runner
-from gmmvit_deploy.runtime.onnxruntime import fused_graph, program_from_onnx, session_from_bytes
+from gmmvit_deploy.runtime.onnxruntime import (
+    ONNXRUNTIME_PRECISIONS,
+    fused_graph,
+    program_from_onnx,
+    session_from_bytes,
+)
 from gmmvit_deploy.runtime.onnxruntime_program import ROWS_A_CORE
 from gmmvit_deploy.variants import open_variant
 from gmmvit_deploy.writing import sha256_of_bytes, sha256_of_file
@@ -35,16 +40,23 @@ class OnnxRuntimeRunner(Runner):
     def __init__(
         self, bundle: Bundle, *, variant: Variant | None = None, threads: int = 0, kernels: bool = False
     ) -> None:
-        """Errors: InputError when our kernels are asked for and cannot be had; BundleError as `session_from_onnx`."""
+        """Errors: RunnerUnavailableError for a precision that ONNX Runtime does not take on a CPU, and when our kernels
+        are asked for and cannot be had; BundleError as `session_from_onnx`.
+        """
         super().__init__(bundle)
         self.graph = variant or open_variant(bundle, "fp32")
         self.precision = self.graph.precision
+        if self.precision not in ONNXRUNTIME_PRECISIONS:
+            raise RunnerUnavailableError(
+                f"runner {self.name}: ONNX Runtime computes in {', '.join(ONNXRUNTIME_PRECISIONS)} on a CPU; "
+                f"{self.precision} was asked for"
+            )
         self._fused = None
         if kernels:
             self.name = "onnxruntime+kernels"
             self._fused, why = fused_graph(self.graph.path)
             if self._fused is None:
-                raise InputError(
+                raise RunnerUnavailableError(
                     f"runner {self.label} cannot be had: {why}",
                     hint="runner onnxruntime runs the same graph in its own operators",
                 )

@@ -7,8 +7,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 from gmmvit_deploy.artifacts import Bundle
@@ -25,9 +26,9 @@ from gmmvit_deploy.runners.triton import TritonRunner
 from gmmvit_deploy.runtime.onnxruntime import fused_graph
 from gmmvit_deploy.runtime.openvino import graph_precision
 from gmmvit_deploy.runtime.triton import DEFAULT_MODEL
-from gmmvit_deploy.variants import open_variant
+from gmmvit_deploy.variants import Variant, open_variant
 
-__all__ = ["RUNNERS", "default_runners", "open_runner", "open_runners"]
+__all__ = ["RUNNERS", "default_runners", "open_runner", "open_runners", "proof_programs"]
 
 # From the trained module to the server: the order in which a waterfall shows them.
 RUNNERS = (
@@ -61,6 +62,29 @@ def default_runners(bundle: Bundle, precision: Precision = "fp32") -> tuple[list
     if fused is not None:
         return ["onnxruntime", "onnxruntime+kernels"], []
     return ["onnxruntime"], [f"onnxruntime+kernels: {why}"]
+
+
+def proof_programs(bundle: Bundle, variant: Variant) -> dict[str, Callable[[], Runner]]:
+    """Runner → opens it: every program on a CPU that computes this bundle in the precision of this graph.
+
+    variant: may lie outside the bundle, as a graph does that is not written yet. In bf16 OpenVINO is given the float32
+    graph, as everywhere.
+    """
+
+    def onnxruntime(*, kernels: bool) -> Runner:
+        return OnnxRuntimeRunner(bundle, variant=variant, kernels=kernels)
+
+    def openvino(*, kernels: bool) -> Runner:
+        precision = graph_precision(variant.precision)
+        graph = variant if precision == variant.precision else open_variant(bundle, precision)
+        return OpenVinoRunner(bundle, graph, precision=variant.precision, kernels=kernels)
+
+    runtimes = {OnnxRuntimeRunner.name: onnxruntime, OpenVinoRunner.name: openvino}
+    return {
+        f"{name}{suffix}": partial(open_program, kernels=bool(suffix))
+        for name, open_program in runtimes.items()
+        for suffix in ("", _KERNELS)
+    }
 
 
 def open_runner(

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.errors import BundleError, InputError
+from gmmvit_deploy.errors import BundleError, RunnerUnavailableError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.kernels.libraries import openvino_library
 from gmmvit_deploy.runners.runner import InspectableGraph, Inspection, Runner
@@ -45,12 +45,12 @@ class OpenVinoRunner(Runner):
     ) -> None:
         """variant: the graph: int8's own for int8, else fp32's.
 
-        Errors: InputError for a precision that it does not compute in, or this CPU has not, or when our kernels are
-        asked for and cannot be had; BundleError when it cannot load the graph; MissingDependencyError.
+        Errors: RunnerUnavailableError for a precision that it does not compute in, or this CPU has not, or when our
+        kernels are asked for and cannot be had; BundleError when it cannot load the graph; MissingDependencyError.
         """
         super().__init__(bundle)
         if precision not in OPENVINO_HINTS:
-            raise InputError(
+            raise RunnerUnavailableError(
                 f"runner openvino computes in {', '.join(OPENVINO_HINTS)} on a CPU; {precision} was asked for"
             )
         openvino = require("openvino", package="openvino", extra="openvino")
@@ -62,7 +62,7 @@ class OpenVinoRunner(Runner):
             self.name = "openvino+kernels"
             ours, why = kernels_for_graph(variant.path, precision)
             if ours is None:
-                raise InputError(
+                raise RunnerUnavailableError(
                     f"runner {self.label} cannot be had: {why}",
                     hint="runner openvino runs the same graph in its own operations",
                 )
@@ -74,7 +74,9 @@ class OpenVinoRunner(Runner):
         # OpenVINO raises RuntimeError for a graph that it cannot take, and for a type that the CPU has not.
         except RuntimeError as exc:
             if "no bf16" in str(exc):
-                raise InputError(f"runner openvino: {exc}", hint="fp32 and int8 run on every x86 CPU") from exc
+                raise RunnerUnavailableError(
+                    f"runner openvino: {exc}", hint="fp32 and int8 run on every x86 CPU"
+                ) from exc
             raise BundleError(f"{variant.path}: OpenVINO {self.version} cannot load it: {exc}") from exc
 
     @property

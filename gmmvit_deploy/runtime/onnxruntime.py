@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gmmvit_deploy.errors import BundleError
 from gmmvit_deploy.extras import require
@@ -12,13 +12,23 @@ from gmmvit_deploy.kernels.matcher import summary_of
 from gmmvit_deploy.kernels.onnxruntime_kernels import attentions_of_kernel, with_fused_attention
 from gmmvit_deploy.runtime.onnxruntime_program import OnnxRuntimeProgram, session_options, why_not
 
+if TYPE_CHECKING:
+    from gmmvit_deploy.precision import Precision
+
 __all__ = [
+    "ONNXRUNTIME_PRECISIONS",
     "FusedGraph",
     "fused_graph",
     "program_from_onnx",
     "session_from_bytes",
     "session_from_onnx",
 ]
+
+ONNXRUNTIME_PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "int8")
+"""Precisions whose graphs ONNX Runtime loads on a CPU.
+
+It has no matrix product in bfloat16 there, and does not quantise to float8.
+"""
 
 
 class FusedGraph(NamedTuple):

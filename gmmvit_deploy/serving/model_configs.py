@@ -196,6 +196,8 @@ def _network(bundle: Bundle, options: RepositoryOptions, card: EngineCard | None
         # The graph is strongly typed; this only allows the types that stand in it.
         accelerator.parameters["precision_mode"] = _TRT_MODES[options.precision]
     config.dynamic_batching.max_queue_delay_microseconds = options.max_queue_delay_us
+    if options.backend == "onnxruntime":
+        config.parameters["cpu_kernels"].string_value = "off"  # the backend runs the network by itself
     if options.backend == "python":
         settings = {
             "runtime": options.runtime,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import shutil
 import struct
 from collections.abc import Mapping
@@ -31,7 +32,7 @@ from gmmvit_deploy.serving.model_configs import (
 from gmmvit_deploy.variants import open_variant
 from gmmvit_deploy.writing import new_folder, sha256_of_file
 
-__all__ = ["CpuKernelsUse", "Repository", "repository_from_bundle"]
+__all__ = ["CpuKernelsUse", "Repository", "repository_from_bundle", "stated_cpu_kernels"]
 
 _TEMPLATES = Path(__file__).parent / "triton_models"
 _OPENVINO = "gmmvit_openvino"  # a package in the network's folder, whose files import each other by their places
@@ -105,6 +106,21 @@ def repository_from_bundle(
     return Repository(path=out, models=tuple(ordered), skipped=skipped, cpu_kernels=kernels.use)
 
 
+def stated_cpu_kernels(repository: Path) -> CpuKernelsUse | None:
+    """What the networks of a repository state about our CPU kernels; a network that states "on" loads with them only.
+
+    None where no network states it, or two disagree.
+    """
+    configs = (path.read_text(encoding="utf-8", errors="replace") for path in repository.glob("*/config.pbtxt"))
+    stated = {state for config in configs for state in _STATED.findall(config)}
+    if len(stated) != 1:
+        return None
+    if stated == {"on"}:
+        return CpuKernelsUse(used=True)
+    return CpuKernelsUse(used=False, why_not=f"{repository} was written without them")
+
+
+_STATED = re.compile(r'key\s*:\s*"cpu_kernels"\s*,?\s*value\s*:?\s*\{\s*string_value\s*:\s*"(on|off)"')
 _NO_PREPROCESSING = (
     "no model takes encoded images: the bundle does not say how they are normalised; "
     "export with --dataset or --mean --std to get one"

@@ -12,7 +12,7 @@ from gmmvit_deploy.artifacts import MANIFEST_FILE, open_bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.serving.installs import find_server
 from gmmvit_deploy.serving.model_configs import CpuKernels, RepositoryOptions
-from gmmvit_deploy.serving.repository import CpuKernelsUse, repository_from_bundle
+from gmmvit_deploy.serving.repository import CpuKernelsUse, repository_from_bundle, stated_cpu_kernels
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 
 __all__ = ["serve_path"]
@@ -31,7 +31,8 @@ def serve_path(
     """Serve a bundle or a repository from the main thread until SIGINT or SIGTERM.
 
     A bundle is served from a repository made for it, with the best backend the server has.
-    cpu_kernels: of that repository; None is ``auto``.  on_kernels: called with what became of it.
+    cpu_kernels: of that repository; None is ``auto``.  on_kernels: called with what became of it, or with what the
+    repository that was given states.
     A second signal ends the server at once instead of waiting for requests in flight.
     Errors: as `TritonServer.start`; ServerError when the server ends by itself; InputError when ``cpu_kernels`` is
     given for a repository, which was written with or without.
@@ -49,6 +50,10 @@ def serve_path(
                 f"{path}: --cpu-kernels goes with a bundle; a repository was written with our kernels or without",
                 hint="gmmvit repository BUNDLE --cpu-kernels auto|off writes it anew",
             )
+        else:
+            stated = stated_cpu_kernels(path)
+            if stated is not None:
+                on_kernels(stated)
         server = TritonServer(repository, install=install, options=options, on_log_line=on_log_line)
         signals = _Signals(server)
         with signals:

@@ -14,7 +14,7 @@ from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.bench import served_load
 from gmmvit_deploy.bench import tune as tuning
 from gmmvit_deploy.bench.tune import TUNING_FILE, TuneOptions, tune
-from gmmvit_deploy.errors import InputError, OutputError
+from gmmvit_deploy.errors import InputError, OutputError, ServerError
 from gmmvit_deploy.kernels.libraries import onnxruntime_library, openvino_library
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.inputs import fresh_inputs
@@ -79,20 +79,21 @@ def test_our_kernels_behind_triton_give_the_models_answers(
     kernel = repository.path / "gmmvit_network" / "1" / library
     here = our_kernels("int8")[0] is not None if runtime == "openvino" else kernel.exists()
     assert kernel.exists() == ((openvino_library if runtime == "openvino" else onnxruntime_library)()[0] is not None)
-    for broken in (False, True):
-        if broken:  # as one is that was compiled for another OpenVINO, or another machine
-            kernel.write_bytes(b"no library")
-        log: list[str] = []
-        served = TritonServer(repository.path, options=PORTS, on_log_line=log.append)
-        with served as server, TritonRunner(precise_bundle, server.grpc_url) as one:
-            assert one.precision == precision
-            assert one.settings["cpu_kernels"] == ("on" if repository.cpu_kernels.used else "off")
-            if not broken:
-                report = check_parity(precise_bundle, [one])
-                assert report.passed, report.failures()
-            assert one.run(fresh_inputs(precise_bundle, 5)).shape[0] == 5
-        without = [line for line in log if "not by the faster kernel of our own" in line]
-        assert bool(without) == (broken or not here)
+    log: list[str] = []
+    served = TritonServer(repository.path, options=PORTS, on_log_line=log.append)
+    with served as server, TritonRunner(precise_bundle, server.grpc_url) as one:
+        assert one.precision == precision
+        assert one.settings["cpu_kernels"] == ("on" if repository.cpu_kernels.used else "off")
+        report = check_parity(precise_bundle, [one])
+        assert report.passed, report.failures()
+        assert one.run(fresh_inputs(precise_bundle, 5)).shape[0] == 5
+    assert any("cpu_kernels on" in line for line in log) == here == repository.cpu_kernels.used
+    if here:
+        kernel.write_bytes(b"no library")  # as one is that was compiled for another OpenVINO, or another machine
+        with pytest.raises(
+            ServerError, match=f"cpu_kernels is on, and our kernels cannot run on this server: .*{library}"
+        ):
+            TritonServer(repository.path, options=PORTS).start()
 
 
 def test_a_bound_that_nothing_holds_writes_nothing(

@@ -11,19 +11,30 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from gmmvit_deploy.artifacts import Bundle
-from gmmvit_deploy.errors import ExportError
+from gmmvit_deploy.artifacts import Bundle, open_bundle
+from gmmvit_deploy.errors import (
+    BundleError,
+    ExportError,
+    InputError,
+    MissingDependencyError,
+    RunnerUnavailableError,
+)
 from gmmvit_deploy.export import bundle_from_checkpoint as module
 from gmmvit_deploy.export import variants
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.export.numeric_proof import proven_programs
 from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.runners.open import default_runners, open_runner
+from gmmvit_deploy.runners.openvino import OpenVinoRunner
+from gmmvit_deploy.runtime import onnxruntime as runtime_module
 from gmmvit_deploy.variants import open_variant
 from tests.conftest import golden
 from tests.kernels.test_masked_attention import needs_kernel
 from tests.parity.faults import with_graph
 
 pytestmark = pytest.mark.export
+
+PROVEN = ("onnxruntime", "onnxruntime+kernels", "openvino", "openvino+kernels")
 
 Damage = Callable[[onnx.ModelProto], None]
 
@@ -103,14 +114,20 @@ def test_a_fault_that_our_kernels_would_hide_ends_the_export(
 
 @pytest.mark.parametrize("name", ["vit_gmm", "swin_gmm"])
 def test_both_differences_are_in_the_manifest(name: str, tensor_bundles: dict[str, Bundle]) -> None:
-    parity = tensor_bundles[name].manifest.export_parity
+    manifest = tensor_bundles[name].manifest
+    parity, recorded = manifest.export_parity, manifest.export_skipped
     names, skipped = default_runners(tensor_bundles[name])
-    assert parity.keys() == {*(f"{runner}_largest_abs" for runner in names), "limit"}
-    assert all(0 < parity[f"{runner}_largest_abs"] <= parity["limit"] for runner in names)
     assert len(names) + len(skipped) == 2
+    proven = [runner for runner in PROVEN if runner not in recorded]
+    assert [runner for runner in proven if runner in ("onnxruntime", "onnxruntime+kernels")] == names
+    assert "openvino" in proven
+    assert parity.keys() == {*(f"{runner}_largest_abs" for runner in proven), "limit"}
+    assert all(0 < parity[f"{runner}_largest_abs"] <= parity["limit"] for runner in proven)
+    assert all(f"runner {runner} cannot be had: " in why for runner, why in recorded.items())
     if name == "swin_gmm":  # heads of 8 and 12
         assert names == ["onnxruntime"]
         assert skipped[0].startswith("onnxruntime+kernels: ")
+        assert recorded.keys() == {"onnxruntime+kernels", "openvino+kernels"}
 
 
 @pytest.mark.parametrize(
@@ -154,3 +171,107 @@ def test_a_fault_in_the_file_of_a_precision_ends_the_conversion(
     with pytest.raises(ExportError, match=r"model\.fp16\.onnx: runner onnxruntime:fp16 cannot run it"):
         variant_from_bundle(copied, "fp16")
     assert {path.name for path in copied.path.iterdir()} == before
+
+
+def test_a_file_that_a_runtime_cannot_load_ends_the_conversion(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX Runtime takes fp16: a graph in fp16 that it does not load is not skipped."""
+    copied = with_graph(bundle, tmp_path / "bundle", onnx.load(bundle.onnx_path))
+    before = {path.name for path in copied.path.iterdir()}
+    prepared = variants.prepared_graph
+
+    def broken(*given: Any, **options: Any) -> variants.PreparedGraph:
+        made = prepared(*given, **options)
+        next(iter(made.proto.graph.node)).op_type = "NoSuchOperator"
+        return made
+
+    monkeypatch.setattr(variants, "emulated_logits", lambda *given, **options: bundle.golden()[1])
+    monkeypatch.setattr(variants, "prepared_graph", broken)
+    with pytest.raises(ExportError, match=r"model\.fp16\.onnx: runner onnxruntime cannot load it: .*NoSuchOperator"):
+        variant_from_bundle(copied, "fp16")
+    assert {path.name for path in copied.path.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("error", "ends"),
+    [
+        (RunnerUnavailableError("no kernels"), None),
+        (MissingDependencyError("openvino", extra="openvino"), None),
+        (BundleError("it does not load"), ExportError),
+        (InputError("a batch of another shape"), InputError),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_program_is_skipped_only_where_it_cannot_be_had(
+    error: Exception, ends: type[Exception] | None, bundle: Bundle
+) -> None:
+    def fails() -> Any:
+        raise error
+
+    inputs, expected = bundle.golden()
+    if ends is None:
+        assert proven_programs({"other": fails}, inputs, expected, 1e-5, what="x") == ({}, {"other": str(error)})
+        return
+    with pytest.raises(ends, match=str(error)):
+        proven_programs({"other": fails}, inputs, expected, 1e-5, what="x")
+
+
+def test_a_runner_that_refuses_its_input_ends_the_proof(bundle: Bundle) -> None:
+    inputs, expected = bundle.golden()
+    with pytest.raises(InputError, match="was wanted, found float64"):
+        proven_programs(
+            {"onnxruntime": lambda: open_runner("onnxruntime", bundle)},
+            inputs.astype(np.float64),
+            expected,
+            1e-5,
+            what="x",
+        )
+
+
+def test_the_reason_why_our_kernels_were_not_proven_stays_in_the_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(runtime_module, "onnxruntime_library", lambda: (None, "no C++ compiler"))
+        made = export(tmp_path / "bundle")
+    assert (
+        made.manifest.export_skipped["onnxruntime+kernels"]
+        == "runner onnxruntime+kernels cannot be had: no C++ compiler"
+    )
+    assert "onnxruntime+kernels_largest_abs" not in made.manifest.export_parity
+    assert open_bundle(made.path).manifest == made.manifest
+
+
+def test_an_export_that_no_runtime_can_prove_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*given: Any, **options: Any) -> Any:
+        raise MissingDependencyError("onnxruntime", extra="cpu")
+
+    monkeypatch.setattr(module, "proof_programs", lambda *given: dict.fromkeys(PROVEN, missing))
+    with pytest.raises(ExportError, match="no runtime here can prove its graph: onnxruntime is not installed"):
+        export(tmp_path / "bundle")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_openvino_in_bf16_is_proven_with_the_precision_that_it_serves(precise_bundle: Bundle) -> None:
+    """It computes the float32 graph in bf16; the record of bf16 has its difference, or why this CPU cannot."""
+    record = open_variant(precise_bundle, "bf16").record
+    assert record is not None
+    assert set(record.programs) == set(PROVEN)
+    for name in ("openvino", "openvino+kernels"):
+        found = record.programs[name]
+        if "skipped" in found:
+            assert "no bf16" in found["skipped"] or "cannot be had: " in found["skipped"]
+            continue
+        with open_runner(name, precise_bundle, precision="bf16") as runner:
+            inputs, expected = precise_bundle.golden()
+            largest = float(np.abs(runner.run(inputs) - expected).max())
+        assert largest <= found["largest_abs"] <= found["limit"]
+
+
+def test_a_fault_that_openvino_alone_shows_ends_the_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = OpenVinoRunner.run
+    monkeypatch.setattr(OpenVinoRunner, "run", lambda self, batch: run(self, batch) + 1)
+    with pytest.raises(ExportError, match="OpenVINO's logits differ from PyTorch's by"):
+        export(tmp_path / "bundle")
+    assert list(tmp_path.iterdir()) == []

@@ -17,6 +17,7 @@ from gmmvit_deploy.runners.classify import (
     TritonClassifier,
     classify_files,
 )
+from gmmvit_deploy.runtime import onnxruntime as runtime_module
 from gmmvit_deploy.serving.server import TritonServer
 from tests.test_preprocess import encoded, photo
 
@@ -135,3 +136,16 @@ class TestImageFiles:
         (tmp_path / "empty").mkdir()
         with pytest.raises(InputError, match=argument.replace("*", r"\*")):
             image_files([os.path.join(tmp_path, argument)])  # noqa: PTH118
+
+
+def test_answers_carry_the_reason_why_our_kernels_are_not_used(
+    folder: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime_module, "onnxruntime_library", lambda: (None, "no C++ compiler"))
+    (folder / "1.png").write_bytes(b"")
+    with BundleClassifier(bundle) as opened:
+        answers = classify_files(opened, [folder / "0.png", folder / "1.png"])
+    assert [(answer.runner, answer.notice) for answer in answers] == [("onnxruntime", "no C++ compiler")] * 2
+    with BundleClassifier(bundle, cpu_kernels=False) as opened:
+        (answer,) = classify_files(opened, [folder / "0.png"])
+    assert (answer.runner, answer.notice) == ("onnxruntime", "")

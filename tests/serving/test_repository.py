@@ -19,7 +19,7 @@ from gmmvit_deploy.errors import EngineError, InputError, OutputError, Repositor
 from gmmvit_deploy.kernels.libraries import openvino_library
 from gmmvit_deploy.runtime.onnxruntime import fused_graph
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
-from gmmvit_deploy.serving.repository import repository_from_bundle
+from gmmvit_deploy.serving.repository import CpuKernelsUse, repository_from_bundle, stated_cpu_kernels
 from gmmvit_deploy.writing import sha256_of_file
 
 
@@ -87,11 +87,32 @@ def test_without_kernels_there_is_nothing_of_them(runtime: str, bundle: Bundle, 
         assert bool(ours) == written.cpu_kernels.used
         stated = config(network / "config.pbtxt").parameters["cpu_kernels"].string_value
         assert stated == ("on" if written.cpu_kernels.used else "off")
+        stated_use = stated_cpu_kernels(tmp_path / name)
+        assert stated_use is not None
+        assert stated_use.used == written.cpu_kernels.used
         if name == "off":
             assert not ours
+            assert stated_use.why_not == f"{tmp_path / 'off'} was written without them"
             assert str(written.cpu_kernels) == "off: not asked for"
         elif not written.cpu_kernels.used:
             assert written.cpu_kernels.why_not
+
+
+def test_what_repositories_state_about_kernels(bundle: Bundle, tmp_path: Path) -> None:
+    """Triton's own backend runs without ours, and its configuration states it; a foreign repository states nothing."""
+    repository_from_bundle(bundle, tmp_path / "r", RepositoryOptions(backend="onnxruntime"))
+    stated = config(tmp_path / "r" / "gmmvit_network" / "config.pbtxt").parameters["cpu_kernels"].string_value
+    assert stated == "off"
+    use = stated_cpu_kernels(tmp_path / "r")
+    assert use is not None
+    assert not use.used
+    by_hand = tmp_path / "foreign" / "network" / "config.pbtxt"
+    by_hand.parent.mkdir(parents=True)
+    by_hand.write_text('parameters: { key: "cpu_kernels", value: { string_value: "on" } }')
+    assert stated_cpu_kernels(tmp_path / "foreign") == CpuKernelsUse(used=True)
+    by_hand.write_text('backend: "python"')
+    assert stated_cpu_kernels(tmp_path / "foreign") is None
+    assert stated_cpu_kernels(tmp_path / "nowhere") is None
 
 
 @pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])

@@ -370,9 +370,11 @@ def serve(repository: Repository, tmp_path: Path) -> Iterator[Callable[..., Serv
 
 class TestStopping:
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-    def test_signals_end_it_cleanly(self, number: signal.Signals, serve: Callable[..., Serve]) -> None:
+    def test_signals_end_it_cleanly(
+        self, number: signal.Signals, serve: Callable[..., Serve], repository: Repository
+    ) -> None:
         running = serve()
-        running.ready()
+        assert running.ready()["cpu_kernels"]["used"] == repository.cpu_kernels.used  # as its configuration states
         assert len(processes_naming(str(running.path))) >= 4  # gmmvit, tritonserver and two stubs
         running.process.send_signal(number)
         status, errors = running.end()

@@ -70,18 +70,19 @@ def _onnxruntime(graph: str, threads: int, kernels: bool) -> Any:
     import onnxruntime
     from gmmvit_onnxruntime import OnnxRuntimeProgram, session_options, why_not
 
-    folder = Path(__file__).parent
-    library = folder / "onnxruntime_kernels.so"
-    # Named after the graph that it was made of: another model.onnx in its place is not answered for by this one.
-    fused = folder / f"fused-{hashlib.sha256(Path(graph).read_bytes()).hexdigest()[:16]}.onnx"
-    why = why_not(library) if fused.exists() else f"there is no {fused.name}"
-    if not kernels:
-        why = "cpu_kernels is off"
-    _log_attention("ONNX Runtime", why, kernels)
+    library = None
+    network = graph
+    if kernels:
+        folder = Path(__file__).parent
+        library = folder / "onnxruntime_kernels.so"
+        # Named after the graph that it was made of: another model.onnx in its place is not answered for by this one.
+        fused = folder / f"fused-{hashlib.sha256(Path(graph).read_bytes()).hexdigest()[:16]}.onnx"
+        _require_kernels(why_not(library) if fused.exists() else f"there is no {fused.name}")
+        network = str(fused)
+    _log_attention("ONNX Runtime", kernels)
 
     def session(number: int) -> Any:
-        options = session_options(number, None if why else library)
-        network = graph if why else str(fused)
+        options = session_options(number, library)
         return onnxruntime.InferenceSession(network, options, providers=["CPUExecutionProvider"])
 
     return OnnxRuntimeProgram(session, threads=threads)
@@ -91,20 +92,30 @@ def _openvino(graph: str, threads: int, hint: str, attention: str, kernels: bool
     from gmmvit_openvino.openvino_program import OpenVinoProgram
 
     if not kernels:
-        _log_attention("OpenVINO", "cpu_kernels is off", kernels)
+        _log_attention("OpenVINO", kernels)
         return OpenVinoProgram(graph, hint=hint, threads=threads)
     from gmmvit_openvino.openvino_kernels import kernels_from
 
     ours, why = kernels_from(Path(__file__).with_name("openvino_kernels.so"), attention)
-    _log_attention("OpenVINO", "" if ours else why, kernels)
-    return OpenVinoProgram(graph, hint=hint, threads=threads, kernels=ours)
+    _require_kernels("" if ours else why)
+    program = OpenVinoProgram(graph, hint=hint, threads=threads, kernels=ours)
+    if not program.fused_attentions + program.fused_norms:
+        _require_kernels(f"they take nothing of this model.onnx: {program.attentions}")
+    _log_attention("OpenVINO", kernels)
+    return program
 
 
-def _log_attention(runtime: str, why: str, kernels: bool) -> None:
-    """kernels: the repository was written with ours.  why: they are not used here; empty where they are."""
-    if not why:
+def _require_kernels(why: str) -> None:
+    """Fail the load where our kernels cannot run: the configuration states that they do, and clients read it there."""
+    if why:
+        raise pb_utils.TritonModelException(
+            f"cpu_kernels is on, and our kernels cannot run on this server: {why}; "
+            "write the repository again on this machine, or with gmmvit repository --cpu-kernels off"
+        )
+
+
+def _log_attention(runtime: str, kernels: bool) -> None:
+    if kernels:
         pb_utils.Logger.log_info("cpu_kernels on: attention is computed by our own kernel")
-    elif kernels:
-        pb_utils.Logger.log_warn(f"attention is computed by {runtime}, not by the faster kernel of our own: {why}")
     else:
         pb_utils.Logger.log_info(f"cpu_kernels off: attention is computed by {runtime}")
