@@ -1,4 +1,4 @@
-"""Is a mask free?  Every family with its GMM over its plain twin, in each runtime of a CPU.
+"""Is a mask free?  Every family with its GMM over its plain twin, in each runtime of a CPU with our kernels.
 
 The five models of the paper as its released code names them (32×32, 10 classes, GMM with K = 5 a head), random
 weights, and their plain twins: the same weights, no mask. One runner and one batch at a time, both models are loaded

@@ -1,4 +1,4 @@
-"""A graph in each runtime that serves it on a CPU, as our runners run it."""
+"""A graph in each runtime that serves it on a CPU, with our kernels in it, as our runners run it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from gmmvit_deploy.runtime.openvino_program import OpenVinoProgram
 
 __all__ = ["RUNNERS", "cpu_program"]
 
-RUNNERS: dict[str, Precision] = {"onnxruntime": "fp32", "openvino": "fp32"}
-"""Those of a float32 graph, and what their products compute in."""
+RUNNERS: dict[str, Precision] = {"onnxruntime+kernels": "fp32", "openvino+kernels": "fp32"}
+"""Runners of a float32 graph, by the names that `open_runner` knows, and what their products compute in."""
 if "avx512_bf16" in cpu_features():
-    RUNNERS["openvino:bf16"] = "bf16"
+    RUNNERS["openvino+kernels:bf16"] = "bf16"
 
 
 _fused = lru_cache(maxsize=2)(fused_graph)  # of a model and its twin, each of which is loaded again and again
@@ -25,7 +25,7 @@ _fused = lru_cache(maxsize=2)(fused_graph)  # of a model and its twin, each of w
 
 def cpu_program(path: Path, runner: str, precision: Precision) -> Program:
     """With our own attention kernel; each call makes another, whose weights lie elsewhere in memory."""
-    if runner == "onnxruntime":
+    if runner == "onnxruntime+kernels":
         return program_from_onnx(path, fused=_fused(path)[0]).run
     kernels = our_kernels(precision)[0]
     return OpenVinoProgram(str(path), hint=OPENVINO_HINTS[precision], kernels=kernels).run

@@ -134,7 +134,13 @@ def test_fastest_cpu_runs_and_checks_its_answers(run: Run, tmp_path: Path) -> No
     run("reported/fastest_cpu", "--rounds", "1", "--family", "vit", "--batch", "1", "--output", str(tmp_path))
     family = json.loads((tmp_path / "vit.json").read_text())
     rows = family["1"]
-    assert {"eager", "straight export", "onnxruntime", "openvino", "openvino:int8"} <= rows.keys()
+    assert {
+        "eager",
+        "straight export",
+        "onnxruntime+kernels",
+        "openvino+kernels",
+        "openvino+kernels:int8",
+    } <= rows.keys()
     for row in rows.values():
         assert 0 < row["off"] <= row["limit"]
         found = row["times_faster_than_eager"]
@@ -143,7 +149,7 @@ def test_fastest_cpu_runs_and_checks_its_answers(run: Run, tmp_path: Path) -> No
         assert ("far" in row) == (round_trip_ns() is not None)
     assert family["mflop_an_image"] > 300
     assert all(0 < row["share_of_roofline"] < 1.2 for row in rows.values() if "share_of_roofline" in row)
-    assert "share_of_roofline" in rows["openvino"]
+    assert "share_of_roofline" in rows["openvino+kernels"]
 
 
 @pytest.mark.skipif(onnxruntime_library()[0] is None, reason="our kernels cannot be had here")
@@ -184,7 +190,7 @@ def test_mask_cost_runs_and_checks_its_answers(run: Run, tmp_path: Path) -> None
     out = tmp_path / "result.json"
     run("reported/mask_cost", "--loads", "2", "--family", "vit", "--batch", "1", "--output", str(out))
     rows = json.loads(out.read_text())["families"]["vit"]["1"]
-    assert {"onnxruntime", "openvino"} <= rows.keys()
+    assert {"onnxruntime+kernels", "openvino+kernels"} <= rows.keys()
     for row in rows.values():
         assert 0 < row["off"] <= row["limit"]
         assert 0.5 < row["over_plain"]["low"] <= row["over_plain"]["median"] <= row["over_plain"]["high"] < 2
@@ -227,17 +233,17 @@ def test_low_rank_runs(run: Run, tmp_path: Path) -> None:
 @pytest.mark.export
 def test_where_time_goes_accounts_for_it(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "result.json"
-    programs = ("--program", "onnxruntime", "--program", "openvino")
+    programs = ("--program", "onnxruntime+kernels", "--program", "openvino+kernels")
     run("reported/where_time_goes", "--runs", "3", "--family", "vit", *programs, "--output", str(out))
     found = json.loads(out.read_text())["families"]["vit"]["programs"]
-    assert found.keys() == {"onnxruntime", "openvino"}
+    assert found.keys() == {"onnxruntime+kernels", "openvino+kernels"}
     for name, program in found.items():
         for rows, chunk in program["rows"].items():
             spent = chunk["spent_ms"]
             assert sum(spent.values()) == pytest.approx(chunk["ms"])
             assert min(spent["products"], spent["attention"], spent["norms"], spent["layout"]) > 0
             # It is inside our kernel; where there is none, inside OpenVINO's but not ONNX Runtime's.
-            assert (spent["mask"] > 0) == (name == "onnxruntime" and onnxruntime_library()[0] is None)
+            assert (spent["mask"] > 0) == (name == "onnxruntime+kernels" and onnxruntime_library()[0] is None)
             assert spent["rest"] < 0.3 * chunk["ms"]
             assert abs(chunk["mask_ms"]) < 0.5 * chunk["ms"]
             assert ("target" in chunk) == (rows != "1")
