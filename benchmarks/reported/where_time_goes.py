@@ -39,6 +39,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from benchmarks.shared.cpu_programs import required_fused_graph, required_kernels
 from benchmarks.shared.families import FAMILIES, as_released, eager, graphs_of, pair
 from benchmarks.shared.places import result_of
 from gmmvit_deploy.bench import run_card
@@ -47,9 +48,8 @@ from gmmvit_deploy.bench.machine import cpu_features
 from gmmvit_deploy.bench.roofline import measured_roofline, work_of_graph
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.runtime.onnxruntime import fused_graph
 from gmmvit_deploy.runtime.onnxruntime_program import ROWS_A_CORE
-from gmmvit_deploy.runtime.openvino import OPENVINO_HINTS, our_kernels
+from gmmvit_deploy.runtime.openvino import OPENVINO_HINTS
 from gmmvit_deploy.runtime.openvino_program import CHUNK
 
 KINDS = ("products", "attention", "mask", "layout", "norms", "rest")
@@ -87,11 +87,9 @@ def in_onnxruntime(path: Path, rows: int, runs: int) -> Operators:
     options.enable_profiling = True
     options.intra_op_num_threads = 1
     options.profile_file_prefix = str(path.with_suffix(""))
-    fused, _ = fused_graph(path)
-    if fused is not None:
-        options.register_custom_ops_library(str(fused.library))
-    graph = fused.graph if fused is not None else str(path)
-    session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    fused = required_fused_graph(path)
+    options.register_custom_ops_library(str(fused.library))
+    session = onnxruntime.InferenceSession(fused.graph, options, providers=["CPUExecutionProvider"])
     images = np.random.default_rng(0).standard_normal((rows, 3, 32, 32), dtype=np.float32)
     for _ in range(runs):
         session.run(None, {"tensor": images})
@@ -108,11 +106,10 @@ def in_openvino(path: Path, rows: int, runs: int, precision: Precision) -> Opera
     core = openvino.Core()
     model = core.read_model(path)
     model.reshape([rows, 3, 32, 32])
-    kernels, _ = our_kernels(precision)
-    if kernels is not None:
-        kernels.fuse_attention(model)
-        if rows == CHUNK:  # as `OpenVinoProgram` does
-            kernels.fuse_norms(model)
+    kernels = required_kernels(path, precision)
+    kernels.fuse_attention(model)
+    if rows == CHUNK:  # as `OpenVinoProgram` does
+        kernels.fuse_norms(model)
     settings = {
         "INFERENCE_PRECISION_HINT": OPENVINO_HINTS[precision],
         "NUM_STREAMS": "1",
