@@ -51,6 +51,7 @@ from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtime.onnxruntime_program import ROWS_A_CORE
 from gmmvit_deploy.runtime.openvino import OPENVINO_HINTS
 from gmmvit_deploy.runtime.openvino_program import CHUNK
+from gmmvit_deploy.specs import input_shape
 
 KINDS = ("products", "attention", "mask", "layout", "norms", "rest")
 TARGET = 5.0
@@ -80,7 +81,7 @@ def kind_of(node: str, operator: str) -> str:
     return "products" if operator in _WITH_WEIGHTS else "rest"
 
 
-def in_onnxruntime(path: Path, rows: int, runs: int) -> Operators:
+def in_onnxruntime(path: Path, images: np.ndarray, runs: int) -> Operators:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -90,7 +91,6 @@ def in_onnxruntime(path: Path, rows: int, runs: int) -> Operators:
     fused = required_fused_graph(path)
     options.register_custom_ops_library(str(fused.library))
     session = onnxruntime.InferenceSession(fused.graph, options, providers=["CPUExecutionProvider"])
-    images = np.random.default_rng(0).standard_normal((rows, 3, 32, 32), dtype=np.float32)
     for _ in range(runs):
         session.run(None, {"tensor": images})
     found: Operators = defaultdict(list)
@@ -101,14 +101,14 @@ def in_onnxruntime(path: Path, rows: int, runs: int) -> Operators:
     return found
 
 
-def in_openvino(path: Path, rows: int, runs: int, precision: Precision) -> Operators:
+def in_openvino(path: Path, images: np.ndarray, runs: int, precision: Precision) -> Operators:
     openvino = require("openvino", package="openvino", extra="openvino")
     core = openvino.Core()
     model = core.read_model(path)
-    model.reshape([rows, 3, 32, 32])
+    model.reshape(list(images.shape))
     kernels = required_kernels(path, precision)
     kernels.fuse_attention(model)
-    if rows == CHUNK:  # as `OpenVinoProgram` does
+    if len(images) == CHUNK:  # as `OpenVinoProgram` does
         kernels.fuse_norms(model)
     settings = {
         "INFERENCE_PRECISION_HINT": OPENVINO_HINTS[precision],
@@ -117,7 +117,6 @@ def in_openvino(path: Path, rows: int, runs: int, precision: Precision) -> Opera
         "PERF_COUNT": True,
     }
     request = core.compile_model(model, "CPU", settings).create_infer_request()
-    images = np.random.default_rng(0).standard_normal((rows, 3, 32, 32), dtype=np.float32)
     found: Operators = defaultdict(list)
     for _ in range(runs):
         request.infer({0: images})
@@ -143,12 +142,12 @@ def product_operations(proto: onnx.ModelProto, rows: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """chunk: rows that our runner gives it at once.  profile: (graph, rows, runs) → its operators."""
+    """chunk: rows that our runner gives it at once.  profile: (graph, images, runs) → its operators."""
 
     name: str
     precision: Precision
     chunk: int
-    profile: Callable[[Path, int, int], Operators]
+    profile: Callable[[Path, np.ndarray, int], Operators]
     graph: str = "gmm"
 
 
@@ -178,11 +177,12 @@ def runs_here(program: Program) -> bool:
 
 def family(name: str, wanted: Sequence[str] | None, runs: int, folder: Path) -> dict[str, Any]:
     models = pair(name)
+    image_shape = input_shape(models["gmm"].spec)
     chosen = [one for one in PROGRAMS if runs_here(one) and one.name in (wanted or [one.name])]
     graphs = graphs_of(name, dict.fromkeys(["gmm", "plain", *(one.graph for one in chosen)]), max_batch=_BATCH)
     for key, graph in graphs.items():
         onnx.save(graph, folder / f"{key}.onnx")
-    timed = time_rounds({"eager": eager(as_released(models["gmm"]))}, _BATCH, min(runs, 7))
+    timed = time_rounds({"eager": eager(as_released(models["gmm"]))}, _BATCH, min(runs, 7), image_shape=image_shape)
     found: dict[str, Any] = {"eager_64_ms": float(np.median(timed.ms["eager"])), "programs": {}}
     rates: dict[str, float] = {}
     for program in chosen:
@@ -190,7 +190,10 @@ def family(name: str, wanted: Sequence[str] | None, runs: int, folder: Path) -> 
             line = measured_roofline([work_of_graph(copy.deepcopy(graphs["gmm"]), program.chunk)], program.precision)
             rates[program.precision] = line.best.gflops / _CORES if line else float("nan")
         gflops = rates[program.precision]
-        rows = {str(size): chunk_of(program, folder, graphs["gmm"], size, runs, gflops) for size in (1, program.chunk)}
+        rows = {}
+        for size in (1, program.chunk):
+            images = np.random.default_rng(0).standard_normal((size, *image_shape), dtype=np.float32)
+            rows[str(size)] = chunk_of(program, folder, graphs["gmm"], images, runs, gflops)
         largest = rows[str(program.chunk)]
         largest["target"] = target_of(largest, found["eager_64_ms"] / TARGET, program.chunk)
         found["programs"][program.name] = {"precision": program.precision, "gflops_a_core": gflops, "rows": rows}
@@ -198,14 +201,14 @@ def family(name: str, wanted: Sequence[str] | None, runs: int, folder: Path) -> 
 
 
 def chunk_of(
-    program: Program, folder: Path, proto: onnx.ModelProto, rows: int, runs: int, gflops: float
+    program: Program, folder: Path, proto: onnx.ModelProto, images: np.ndarray, runs: int, gflops: float
 ) -> dict[str, Any]:
     """mask_ms: attention and mask, less the attention of the plain twin; not told of int8, which has no twin here."""
-    spent = joined(program.profile(folder / f"{program.graph}.onnx", rows, runs))
-    least = product_operations(proto, rows) / gflops / 1e6
+    spent = joined(program.profile(folder / f"{program.graph}.onnx", images, runs))
+    least = product_operations(proto, len(images)) / gflops / 1e6
     found = {"ms": sum(spent.values()), "spent_ms": spent, "products_at_best_ms": least}
     if program.graph == "gmm":
-        plain = joined(program.profile(folder / "plain.onnx", rows, runs))
+        plain = joined(program.profile(folder / "plain.onnx", images, runs))
         found["mask_ms"] = spent["attention"] + spent["mask"] - plain["attention"] - plain["mask"]
     return found
 
