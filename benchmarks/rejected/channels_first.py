@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gmmvit_deploy.graphs.rewrite import rewrite_graph
+from gmmvit_deploy.graphs.wiring import Wiring
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import ModelProto, NodeProto
@@ -36,16 +39,11 @@ def channels_first(proto: ModelProto) -> int:
 
 
 class _Graph:
-    """A graph under change: who makes a value, who takes it, which values are constants."""
+    """A graph under change, and its wiring before the change."""
 
     def __init__(self, proto: ModelProto) -> None:
         self._graph = proto.graph
-        self._made = {output: node for node in proto.graph.node for output in node.output}
-        self._takers: dict[str, list[NodeProto]] = {}
-        for node in proto.graph.node:
-            for name in node.input:
-                self._takers.setdefault(name, []).append(node)
-        self._constants = {one.name: one for one in proto.graph.initializer}
+        self._wiring = Wiring(proto.graph)
         self._turned: dict[str, str] = {}
         """Value → the same with its last two dimensions swapped, made once for all that take it."""
         self._uncopied: dict[str, str] = {}
@@ -60,7 +58,7 @@ class _Graph:
         if rank < 4 or order not in (_heads_first(rank), keys) or reshape is None:
             return False
         found = self._projection(reshape.input[0])
-        shape = self._constant(reshape.input[1])
+        shape = self._wiring.array(reshape.input[1])
         if found is None or shape is None:
             return False
         source, weight, bias = found
@@ -84,14 +82,14 @@ class _Graph:
     def mix_transposed(self, product: NodeProto) -> None:
         """Weights V → transpose → reshape, in place of which Vᵀ weightsᵀ is reshaped and transposed as a whole."""
         values = self._uncopied.get(product.input[1])
-        transpose = self._only_taker(product, "Transpose")
+        transpose = self._wiring.only_reader(product.output[0], "Transpose")
         if values is None or transpose is None:
             return
-        reshape = self._only_taker(transpose, "Reshape")
+        reshape = self._wiring.only_reader(transpose.output[0], "Reshape")
         rank = len(transpose.attribute[0].ints)
         if reshape is None or list(transpose.attribute[0].ints) != _heads_first(rank):
             return
-        shape = self._constant(reshape.input[1])
+        shape = self._wiring.array(reshape.input[1])
         if shape is None:
             return
         *outer, tokens, width = map(int, shape)
@@ -103,7 +101,7 @@ class _Graph:
 
     def finish(self) -> None:
         """Keep what the outputs need, each node behind what it takes."""
-        made = {output: node for node in self._graph.node for output in node.output}
+        made = Wiring(self._graph).maker
         ordered: list[NodeProto] = []
         seen: set[str] = set()
         waiting = [(output.name, False) for output in self._graph.output]
@@ -119,25 +117,20 @@ class _Graph:
                 waiting.append((name, True))
                 waiting += [(taken, False) for taken in node.input]
         taken = {name for node in ordered for name in node.input}
-        constants = [one for one in self._graph.initializer if one.name in taken]
-        for part, kept in ((self._graph.node, ordered), (self._graph.initializer, constants)):
-            copies = [type(one).FromString(one.SerializeToString()) for one in kept]
-            del part[:]
-            part.extend(copies)
-        del self._graph.value_info[:]  # of values that may be gone
+        rewrite_graph(self._graph, ordered, (tensor for tensor in self._graph.initializer if tensor.name in taken))
 
     def _projection(self, name: str) -> tuple[str, NDArray[Any], NDArray[Any] | None] | None:
         """Value → (what is projected, weight (D, H·d), bias or None), seen through a split into equal parts."""
-        node = self._made.get(name)
+        node = self._wiring.maker.get(name)
         part, parts = 0, 1
         if node is not None and node.op_type == "Split":
             part, parts = list(node.output).index(name), len(node.output)
-            node = self._made.get(node.input[0])
+            node = self._wiring.maker.get(node.input[0])
         bias = None
         if node is not None and node.op_type == "Add":
-            bias = self._constant(node.input[1])
-            node = self._made.get(node.input[0]) if bias is not None else None
-        weight = self._constant(node.input[1]) if node is not None and node.op_type == "MatMul" else None
+            bias = self._wiring.array(node.input[1])
+            node = self._wiring.maker.get(node.input[0]) if bias is not None else None
+        weight = self._wiring.array(node.input[1]) if node is not None and node.op_type == "MatMul" else None
         if node is None or weight is None or weight.ndim != 2 or weight.shape[1] % parts:
             return None
         width = weight.shape[1] // parts
@@ -146,17 +139,7 @@ class _Graph:
 
     def _only_from(self, name: str, kind: str) -> NodeProto | None:
         """The node that makes a value which nothing else takes."""
-        node = self._made.get(name)
-        return node if node is not None and node.op_type == kind and len(self._takers[name]) == 1 else None
-
-    def _only_taker(self, node: NodeProto, kind: str) -> NodeProto | None:
-        takers = self._takers.get(node.output[0], [])
-        return takers[0] if len(takers) == 1 and takers[0].op_type == kind else None
-
-    def _constant(self, name: str) -> NDArray[Any] | None:
-        from onnx import numpy_helper
-
-        return numpy_helper.to_array(self._constants[name]) if name in self._constants else None
+        return self._wiring.made_by(name, kind) if self._wiring.only_reader(name) is not None else None
 
     def _new_constant(self, values: NDArray[Any]) -> str:
         from onnx import numpy_helper

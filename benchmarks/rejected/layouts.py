@@ -20,19 +20,21 @@ import numpy as np
 import onnx
 
 from benchmarks.rejected.channels_first import channels_first
-from benchmarks.shared.families import FAMILIES, graphs_of
+from benchmarks.shared.families import FAMILIES, graphs_of, pair
 from benchmarks.shared.places import result_of
 from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.bench.interleaved import time_rounds
 from gmmvit_deploy.bench.statistics import ratio
 from gmmvit_deploy.bench.words import ratio_words
 from gmmvit_deploy.runtime.onnxruntime import program_from_onnx
+from gmmvit_deploy.specs import input_shape
 
 BATCHES = (1, 64)
 _MOST_OFF = 1e-4
 
 
 def of_family(name: str, folder: Path, rounds: int) -> dict[str, Any]:
+    image_shape = input_shape(pair(name)["gmm"].spec)
     programs = {}
     found: dict[str, Any] = {}
     for key, proto in graphs_of(name, ("gmm", "plain"), max_batch=max(BATCHES)).items():
@@ -44,7 +46,7 @@ def of_family(name: str, folder: Path, rounds: int) -> dict[str, Any]:
             onnx.save(graph, path)
             programs[f"{key}, {form}"] = program_from_onnx(path).run
     for batch in BATCHES:
-        timed = time_rounds(programs, batch, rounds)
+        timed = time_rounds(programs, batch, rounds, image_shape=image_shape)
         times, logits = timed.ms, timed.logits
         found[str(batch)] = {}
         for key in ("gmm", "plain"):

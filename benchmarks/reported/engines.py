@@ -41,7 +41,7 @@ from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.precision import PRECISIONS, Precision
 from gmmvit_deploy.runtime.emulated_precision import emulated_logits
-from gmmvit_deploy.specs import MaskSpec
+from gmmvit_deploy.specs import MaskSpec, input_shape
 
 MASKS = {"gmm": MaskSpec(kind="gmm", kernels=5), "elm": MaskSpec(kind="elm"), "plain": MaskSpec()}
 HEAD_DIMS = (6, 8, 9, 12, 16, 20, 21, 24, 32)
@@ -54,8 +54,8 @@ def model_of(family: str, mask: MaskSpec) -> Model:
     return model_from_spec(preset_spec(family, classes=10, image_size=32, mask=mask)).eval()
 
 
-def images() -> np.ndarray:
-    return np.random.default_rng(0).standard_normal((32, 3, 32, 32), dtype=np.float32)
+def images(model: Model) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal((32, *input_shape(model.spec)), dtype=np.float32)
 
 
 def built(proto: onnx.ModelProto, precision: Precision, folder: Path, *, twin: bool = False) -> EngineCard:
@@ -84,7 +84,7 @@ def summary(card: EngineCard, folder: Path) -> dict[str, Any]:
 
 def engine(model: Model, precision: Precision, folder: Path, *, masked: bool) -> dict[str, Any]:
     """One row of the table."""
-    calibration = [images()] if precision in QUANTIZED else None
+    calibration = [images(model)] if precision in QUANTIZED else None
     prepared = graph_from_model(model, precision, preprocessing=None, max_batch=64, calibration=calibration)
     with_more = masked and precision == "fp16"
     card = built(prepared.proto, precision, folder, twin=with_more)
@@ -105,9 +105,9 @@ def unfolded(model: Model, folded: onnx.ModelProto, folder: Path) -> dict[str, A
     proto = unfolded_half(model, folder / "unfolded.onnx")
     row = summary(built(proto, "fp16", folder), folder)
     with torch.inference_mode():
-        wanted = model(torch.from_numpy(images())).numpy()
+        wanted = model(torch.from_numpy(images(model))).numpy()
     for name, graph in (("error", proto), ("folded_error", folded)):
-        found = emulated_logits(graph, images(), name=name)
+        found = emulated_logits(graph, images(model), name=name)
         row[name] = float(np.abs(found - wanted).max() / np.abs(wanted).max())
     return row
 

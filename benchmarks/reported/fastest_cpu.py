@@ -3,11 +3,12 @@
 The five models of the paper as its released code names them (32×32, 10 classes, GMM with K = 5 a head), random
 weights. Side by side in one process:
 
-    eager              PyTorch, attention written as the released code of the family writes it
-    straight export    the same module exported unfolded, in ONNX Runtime: what one has without this project
-    onnxruntime        our export in ONNX Runtime, as our runner runs it, with our own attention kernel
-    openvino[:type]    our export in OpenVINO, float32 or bf16, the same way; :int8 the Q/DQ graph that
-                       `gmmvit convert` writes
+    eager                      PyTorch, attention written as the released code of the family writes it
+    straight export            the same module exported unfolded, in ONNX Runtime's own operators: what users have
+                               without this project
+    onnxruntime+kernels        our export in ONNX Runtime with our own attention kernel
+    openvino+kernels[:type]    our export in OpenVINO with our own kernels, float32 or bf16; :int8 the Q/DQ graph
+                               that `gmmvit convert` writes
 
 Our programs are there three times each, and every round takes one of them: by where its weights lie in memory one copy
 is up to 2 % faster than another. Ratios are medians of the rounds' own ratios, with bootstrap intervals. Answers of
@@ -30,7 +31,7 @@ _COPIES = 3
 def add_programs(family: Family) -> None:
     straight = session_from_onnx(family.saved("straight"))
     family.add("straight export", [lambda images: straight.run(["logits"], {"tensor": images})[0]], "fp32")
-    for name, precision in {**RUNNERS, "openvino:int8": "int8"}.items():
+    for name, precision in {**RUNNERS, "openvino+kernels:int8": "int8"}.items():
         path = family.saved("int8" if precision == "int8" else "gmm")
         family.add(name, [cpu_program(path, name, precision) for _ in range(_COPIES)], precision)
 

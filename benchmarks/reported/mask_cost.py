@@ -1,4 +1,4 @@
-"""Is a mask free?  Every family with its GMM over its plain twin, in each runtime of a CPU.
+"""Is a mask free?  Every family with its GMM over its plain twin, in each runtime of a CPU with our kernels.
 
 The five models of the paper as its released code names them (32×32, 10 classes, GMM with K = 5 a head), random
 weights, and their plain twins: the same weights, no mask. One runner and one batch at a time, both models are loaded
@@ -40,7 +40,7 @@ def measured(family: Family, runner: str, batch: int, loads: int, generator: np.
     """over_plain: the ratio and its interval.  off, limit: of the worst of all answers."""
     precision = RUNNERS[runner]
     twins = {runner: "gmm", f"{runner} plain": "plain"}
-    images = generator.standard_normal((batch, 3, 32, 32), dtype=np.float32)
+    images = generator.standard_normal((batch, *family.image_shape), dtype=np.float32)
     loaded: list[float] = []
     medians: list[float] = []
     worst = {"off": 0.0, "limit": 0.0}

@@ -1,10 +1,10 @@
 """What does the server cost at saturation?  Triton over gRPC and HTTP against the same runner in this process.
 
 The paper's ViT d9 with a Gaussian mixture mask (32×32, 10 classes, K = 5), random weights, pixels in, served by
-the runtime and precision that the runner in this process has. LoadGen's Offline scenario: everything is there at
-once; in process in batches of 64, to the server in requests of 64 images (uint8), four under way. Turns are
-interleaved round by round; every answer is held to the limits of parity, or the script stops. Then, per
-protocol, the highest rate of single-image Poisson arrivals whose p99 stays below the bound.
+the runtime and precision that the runner in this process has, with our kernels in both. LoadGen's Offline scenario:
+everything is there at once; in process in batches of 64, to the server in requests of 64 images (uint8), four under
+way. Turns are interleaved round by round; every answer is held to the limits of parity, or the script stops. Then,
+per protocol, the highest rate of single-image Poisson arrivals whose p99 stays below the bound.
 
     python benchmarks/reported/served.py [--rounds 10] [--output RESULT]
 """
@@ -39,16 +39,20 @@ BATCH = 64
 BOUND_MS = 100.0
 
 
+def name_of(runtime: Runtime, precision: Precision) -> str:
+    """The runner in this process that computes what the server does."""
+    return f"{runtime}+kernels:{precision}"
+
+
 def served(
     bundle: Bundle, runtime: Runtime, precision: Precision, folder: Path, rounds: int, *, searched: bool
 ) -> dict[str, Any]:
-    settings = RepositoryOptions(runtime=runtime, precision=precision)
+    settings = RepositoryOptions(runtime=runtime, precision=precision, cpu_kernels="on")
     repository = repository_from_bundle(bundle, folder / f"{runtime}-{precision}", settings)
     ports = ServerOptions(http_port=0, grpc_port=0, metrics_port=0)
     inputs = fresh_inputs(bundle, 4 * BATCH)
     expected = Expected(bundle, inputs)
-    in_process = f"{runtime}+kernels" if repository.cpu_kernels.used else runtime
-    names = [f"{in_process}:{precision}", "triton-grpc", "triton-http"]
+    names = [name_of(runtime, precision), "triton-grpc", "triton-http"]
     with ExitStack() as stack:
         server = stack.enter_context(TritonServer(repository.path, options=ports))
         urls = [server.grpc_url, server.http_url]
@@ -79,7 +83,9 @@ def _described(cell: Cell) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--runtime", choices=[f"{a}:{b}" for a, b in RUNTIMES], action="append", help="only this one")
+    parser.add_argument(
+        "--runtime", choices=[name_of(a, b) for a, b in RUNTIMES], action="append", help="only this one"
+    )
     parser.add_argument("--no-arrivals", action="store_true", help="leave the search of the arrival rate out")
     parser.add_argument("--output", type=Path, default=result_of(__file__))
     arguments = parser.parse_args()
@@ -91,7 +97,7 @@ def main() -> None:
             folder = Path(temporary)
             bundle = random_bundle(folder)
             for runtime, precision in RUNTIMES:
-                name = f"{runtime}:{precision}"
+                name = name_of(runtime, precision)
                 if name not in (arguments.runtime or [name]):
                     continue
                 row = served(bundle, runtime, precision, folder, arguments.rounds, searched=not arguments.no_arrivals)

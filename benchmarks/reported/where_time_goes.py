@@ -1,9 +1,10 @@
 """Where does the time go inside a runtime, and what would it take to be faster still?
 
 Each runtime's own profiler, by operator, on the models of the paper as its released code names them: the float32
-graph in ONNX Runtime and OpenVINO, the same in OpenVINO's bf16, and the Q/DQ graph in OpenVINO. One image, and the
-chunks that our runners cut a batch into; one thread, so that no operator waits for another core. Of every operator
-the median over the runs; joined to
+graph in ONNX Runtime and OpenVINO, the same in OpenVINO's bf16, and the Q/DQ graph in OpenVINO, all with our kernels,
+as the runners `onnxruntime+kernels` and `openvino+kernels` run them. One image, and the chunks that these runners cut
+a batch into; one thread, so that no operator waits for another core. Of every operator the median over the runs;
+joined to
 
     products    with weights, and what was fused into them: bias, GELU, quantising
     attention   Q Kᵀ, softmax and P V, with the mask where one kernel does it all: our own, or OpenVINO's
@@ -38,6 +39,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from benchmarks.shared.cpu_programs import required_fused_graph, required_kernels
 from benchmarks.shared.families import FAMILIES, as_released, eager, graphs_of, pair
 from benchmarks.shared.places import result_of
 from gmmvit_deploy.bench import run_card
@@ -46,10 +48,10 @@ from gmmvit_deploy.bench.machine import cpu_features
 from gmmvit_deploy.bench.roofline import measured_roofline, work_of_graph
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.runtime.onnxruntime import fused_graph
 from gmmvit_deploy.runtime.onnxruntime_program import ROWS_A_CORE
-from gmmvit_deploy.runtime.openvino import OPENVINO_HINTS, our_kernels
+from gmmvit_deploy.runtime.openvino import OPENVINO_HINTS
 from gmmvit_deploy.runtime.openvino_program import CHUNK
+from gmmvit_deploy.specs import input_shape
 
 KINDS = ("products", "attention", "mask", "layout", "norms", "rest")
 TARGET = 5.0
@@ -79,19 +81,16 @@ def kind_of(node: str, operator: str) -> str:
     return "products" if operator in _WITH_WEIGHTS else "rest"
 
 
-def in_onnxruntime(path: Path, rows: int, runs: int) -> Operators:
+def in_onnxruntime(path: Path, images: np.ndarray, runs: int) -> Operators:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.enable_profiling = True
     options.intra_op_num_threads = 1
     options.profile_file_prefix = str(path.with_suffix(""))
-    fused, _ = fused_graph(path)
-    if fused is not None:
-        options.register_custom_ops_library(str(fused.library))
-    graph = fused.graph if fused is not None else str(path)
-    session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-    images = np.random.default_rng(0).standard_normal((rows, 3, 32, 32), dtype=np.float32)
+    fused = required_fused_graph(path)
+    options.register_custom_ops_library(str(fused.library))
+    session = onnxruntime.InferenceSession(fused.graph, options, providers=["CPUExecutionProvider"])
     for _ in range(runs):
         session.run(None, {"tensor": images})
     found: Operators = defaultdict(list)
@@ -102,16 +101,15 @@ def in_onnxruntime(path: Path, rows: int, runs: int) -> Operators:
     return found
 
 
-def in_openvino(path: Path, rows: int, runs: int, precision: Precision) -> Operators:
+def in_openvino(path: Path, images: np.ndarray, runs: int, precision: Precision) -> Operators:
     openvino = require("openvino", package="openvino", extra="openvino")
     core = openvino.Core()
     model = core.read_model(path)
-    model.reshape([rows, 3, 32, 32])
-    kernels, _ = our_kernels(precision)
-    if kernels is not None:
-        kernels.fuse_attention(model)
-        if rows == CHUNK:  # as `OpenVinoProgram` does
-            kernels.fuse_norms(model)
+    model.reshape(list(images.shape))
+    kernels = required_kernels(path, precision)
+    kernels.fuse_attention(model)
+    if len(images) == CHUNK:  # as `OpenVinoProgram` does
+        kernels.fuse_norms(model)
     settings = {
         "INFERENCE_PRECISION_HINT": OPENVINO_HINTS[precision],
         "NUM_STREAMS": "1",
@@ -119,7 +117,6 @@ def in_openvino(path: Path, rows: int, runs: int, precision: Precision) -> Opera
         "PERF_COUNT": True,
     }
     request = core.compile_model(model, "CPU", settings).create_infer_request()
-    images = np.random.default_rng(0).standard_normal((rows, 3, 32, 32), dtype=np.float32)
     found: Operators = defaultdict(list)
     for _ in range(runs):
         request.infer({0: images})
@@ -145,18 +142,22 @@ def product_operations(proto: onnx.ModelProto, rows: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """chunk: rows that our runner gives it at once.  profile: (graph, rows, runs) → its operators."""
+    """chunk: rows that our runner gives it at once.  profile: (graph, images, runs) → its operators."""
 
     name: str
     precision: Precision
     chunk: int
-    profile: Callable[[Path, int, int], Operators]
+    profile: Callable[[Path, np.ndarray, int], Operators]
     graph: str = "gmm"
 
 
-IN_OPENVINO: dict[str, Precision] = {"openvino": "fp32", "openvino:bf16": "bf16", "openvino:int8": "int8"}
+IN_OPENVINO: dict[str, Precision] = {
+    "openvino+kernels": "fp32",
+    "openvino+kernels:bf16": "bf16",
+    "openvino+kernels:int8": "int8",
+}
 PROGRAMS = (
-    Program(name="onnxruntime", precision="fp32", chunk=ROWS_A_CORE, profile=in_onnxruntime),
+    Program(name="onnxruntime+kernels", precision="fp32", chunk=ROWS_A_CORE, profile=in_onnxruntime),
     *(
         Program(
             name=name,
@@ -176,11 +177,12 @@ def runs_here(program: Program) -> bool:
 
 def family(name: str, wanted: Sequence[str] | None, runs: int, folder: Path) -> dict[str, Any]:
     models = pair(name)
+    image_shape = input_shape(models["gmm"].spec)
     chosen = [one for one in PROGRAMS if runs_here(one) and one.name in (wanted or [one.name])]
     graphs = graphs_of(name, dict.fromkeys(["gmm", "plain", *(one.graph for one in chosen)]), max_batch=_BATCH)
     for key, graph in graphs.items():
         onnx.save(graph, folder / f"{key}.onnx")
-    timed = time_rounds({"eager": eager(as_released(models["gmm"]))}, _BATCH, min(runs, 7))
+    timed = time_rounds({"eager": eager(as_released(models["gmm"]))}, _BATCH, min(runs, 7), image_shape=image_shape)
     found: dict[str, Any] = {"eager_64_ms": float(np.median(timed.ms["eager"])), "programs": {}}
     rates: dict[str, float] = {}
     for program in chosen:
@@ -188,7 +190,10 @@ def family(name: str, wanted: Sequence[str] | None, runs: int, folder: Path) -> 
             line = measured_roofline([work_of_graph(copy.deepcopy(graphs["gmm"]), program.chunk)], program.precision)
             rates[program.precision] = line.best.gflops / _CORES if line else float("nan")
         gflops = rates[program.precision]
-        rows = {str(size): chunk_of(program, folder, graphs["gmm"], size, runs, gflops) for size in (1, program.chunk)}
+        rows = {}
+        for size in (1, program.chunk):
+            images = np.random.default_rng(0).standard_normal((size, *image_shape), dtype=np.float32)
+            rows[str(size)] = chunk_of(program, folder, graphs["gmm"], images, runs, gflops)
         largest = rows[str(program.chunk)]
         largest["target"] = target_of(largest, found["eager_64_ms"] / TARGET, program.chunk)
         found["programs"][program.name] = {"precision": program.precision, "gflops_a_core": gflops, "rows": rows}
@@ -196,14 +201,14 @@ def family(name: str, wanted: Sequence[str] | None, runs: int, folder: Path) -> 
 
 
 def chunk_of(
-    program: Program, folder: Path, proto: onnx.ModelProto, rows: int, runs: int, gflops: float
+    program: Program, folder: Path, proto: onnx.ModelProto, images: np.ndarray, runs: int, gflops: float
 ) -> dict[str, Any]:
     """mask_ms: attention and mask, less the attention of the plain twin; not told of int8, which has no twin here."""
-    spent = joined(program.profile(folder / f"{program.graph}.onnx", rows, runs))
-    least = product_operations(proto, rows) / gflops / 1e6
+    spent = joined(program.profile(folder / f"{program.graph}.onnx", images, runs))
+    least = product_operations(proto, len(images)) / gflops / 1e6
     found = {"ms": sum(spent.values()), "spent_ms": spent, "products_at_best_ms": least}
     if program.graph == "gmm":
-        plain = joined(program.profile(folder / "plain.onnx", rows, runs))
+        plain = joined(program.profile(folder / "plain.onnx", images, runs))
         found["mask_ms"] = spent["attention"] + spent["mask"] - plain["attention"] - plain["mask"]
     return found
 
@@ -236,7 +241,7 @@ def said(name: str, program: str, rows: str, chunk: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", choices=FAMILIES, action="append", help="only this one; may be repeated")
-    parser.add_argument("--program", action="append", help="only this one, such as openvino:int8")
+    parser.add_argument("--program", action="append", help="only this one, such as openvino+kernels:int8")
     parser.add_argument("--runs", type=int, default=40)
     parser.add_argument("--output", type=Path, default=result_of(__file__))
     arguments = parser.parse_args()

@@ -28,6 +28,7 @@ from gmmvit_deploy.bench.words import ratio_words
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.folding.fold import fold
 from gmmvit_deploy.runtime.onnxruntime import session_from_onnx
+from gmmvit_deploy.specs import input_shape
 
 BATCH = 64
 CHUNKS = (4, 8, 16, 32, 64)
@@ -46,10 +47,10 @@ def with_onnxruntime(path: Path, chunk: int, workers: int) -> Program:
     return run
 
 
-def with_openvino(path: Path, chunk: int, streams: int) -> Program:
+def with_openvino(path: Path, chunk: int, streams: int, image_shape: tuple[int, int, int]) -> Program:
     core = openvino.Core()
     model = core.read_model(str(path))
-    model.reshape([chunk, 3, 32, 32])
+    model.reshape([chunk, *image_shape])
     settings = {"INFERENCE_PRECISION_HINT": "f32", "NUM_STREAMS": str(streams)}
     compiled = core.compile_model(model, "CPU", settings)
     requests = [compiled.create_infer_request() for _ in range(streams)]
@@ -78,13 +79,17 @@ def main() -> None:
     with run_card.written(arguments.output, "cpu_settings.py", rounds=arguments.rounds, batch=BATCH) as results:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.onnx"
-            onnx.save(onnx_from_model(fold(pair("vit")["gmm"]).model, preprocessing=None, max_batch=BATCH), path)
+            model = pair("vit")["gmm"]
+            image_shape = input_shape(model.spec)
+            onnx.save(onnx_from_model(fold(model).model, preprocessing=None, max_batch=BATCH), path)
             programs: dict[str, Program] = {"onnxruntime, whole": with_onnxruntime(path, BATCH, 1)}
             for chunk in arguments.chunk or CHUNKS:
                 for workers in (1, 2):
                     programs[f"onnxruntime, {chunk} rows, {workers} at once"] = with_onnxruntime(path, chunk, workers)
-                    programs[f"openvino, {chunk} rows, {workers} at once"] = with_openvino(path, chunk, workers)
-            timed = time_rounds(programs, BATCH, arguments.rounds)
+                    programs[f"openvino, {chunk} rows, {workers} at once"] = with_openvino(
+                        path, chunk, workers, image_shape
+                    )
+            timed = time_rounds(programs, BATCH, arguments.rounds, image_shape=image_shape)
         times, logits = timed.ms, timed.logits
         whole = logits["onnxruntime, whole"]
         results["programs"] = {}

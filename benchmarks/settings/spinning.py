@@ -22,13 +22,14 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from benchmarks.shared.families import graphs_of
+from benchmarks.shared.families import graphs_of, pair
 from benchmarks.shared.places import result_of
 from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.bench.interleaved import turns
 from gmmvit_deploy.bench.statistics import ratio
 from gmmvit_deploy.bench.words import ratio_words
 from gmmvit_deploy.runtime.onnxruntime import FusedGraph, fused_graph
+from gmmvit_deploy.specs import input_shape
 
 DEFAULT = "default"
 SETTINGS: dict[str, dict[str, str]] = {
@@ -71,9 +72,9 @@ def spent_after_ms() -> float:
     return (time.process_time() - start) * 1e3
 
 
-def measured(fused: FusedGraph, rounds: int) -> dict[str, Any]:
+def measured(fused: FusedGraph, image_shape: tuple[int, int, int], rounds: int) -> dict[str, Any]:
     generator = np.random.default_rng(0)
-    image = generator.standard_normal((1, 3, 32, 32), dtype=np.float32)
+    image = generator.standard_normal((1, *image_shape), dtype=np.float32)
     sessions = {name: [opened(fused, entries, image) for _ in range(2)] for name, entries in SETTINGS.items()}
     truth = sessions[DEFAULT][0]()
     times: dict[str, dict[str, list[float]]] = {"alone": {}, "beside": {}, "after": {}}
@@ -113,7 +114,7 @@ def main() -> None:
             fused, why = fused_graph(path)
             if fused is None:
                 raise SystemExit(f"our attention kernel was wanted: {why}")
-            results["settings"] = measured(fused, arguments.rounds)
+            results["settings"] = measured(fused, input_shape(pair("vit")["gmm"].spec), arguments.rounds)
         for name, row in results["settings"].items():
             alone, beside = (ratio_words(row[f"{column}_over_default"]) for column in ("alone", "beside"))
             after = f"{row['spent_after_ms']:.1f} ms spent after"

@@ -68,6 +68,7 @@ class Worker:
 
     def __init__(self) -> None:
         self._runner: Any = None
+        self._image_shape: tuple[int, ...] = ()
         self._inputs: dict[tuple[int, int], np.ndarray] = {}
 
     def where(self) -> dict[str, Any]:
@@ -93,7 +94,9 @@ class Worker:
         """Load the program anew: its weights come to lie elsewhere in memory."""
         if self._runner is not None:
             self._runner.close()
-        self._runner = opened(imported("open_bundle")(Path(bundle)), runtime)
+        found = imported("open_bundle")(Path(bundle))
+        self._image_shape = tuple(found.input_shape)
+        self._runner = opened(found, runtime)
         return {"settings": {name: str(value) for name, value in self._runner.settings.items()}}
 
     def run(self, batch: int, seed: int, repeats: int, untimed_s: float) -> dict[str, Any]:
@@ -110,7 +113,7 @@ class Worker:
 
     def _images(self, batch: int, seed: int) -> np.ndarray:
         if (batch, seed) not in self._inputs:
-            images = np.random.default_rng(seed).standard_normal((batch, 3, 32, 32), dtype=np.float32)
+            images = np.random.default_rng(seed).standard_normal((batch, *self._image_shape), dtype=np.float32)
             self._inputs = {(batch, seed): images}
         return self._inputs[batch, seed]
 

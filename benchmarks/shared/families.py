@@ -23,7 +23,7 @@ from gmmvit_deploy.layers.attention import MaskedAttention, heads_of
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.precision import Role
 from gmmvit_deploy.runners.runner import Device
-from gmmvit_deploy.specs import MaskSpec
+from gmmvit_deploy.specs import MaskSpec, input_shape
 
 __all__ = ["FAMILIES", "as_released", "eager", "graphs_of", "pair"]
 
@@ -145,7 +145,8 @@ def graphs_of(family: str, wanted: Iterable[str], *, max_batch: int) -> dict[str
 def _graph(family: str, name: str, max_batch: int) -> onnx.ModelProto:
     models = pair(family)
     generator = np.random.default_rng(7)
-    images = [generator.standard_normal((8, 3, 32, 32), dtype=np.float32) for _ in range(_CALIBRATION_BATCHES)]
+    shape = (8, *input_shape(models["gmm"].spec))
+    images = [generator.standard_normal(shape, dtype=np.float32) for _ in range(_CALIBRATION_BATCHES)]
     options = {"preprocessing": None, "max_batch": max_batch}
     make = {
         "straight": lambda: onnx_from_model(as_released(models["gmm"]), **options),

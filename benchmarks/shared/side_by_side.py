@@ -26,6 +26,7 @@ from gmmvit_deploy.bench.statistics import ENOUGH, ratio
 from gmmvit_deploy.parity.measures import ErrorMeasure, distance
 from gmmvit_deploy.runners.runner import Device
 from gmmvit_deploy.runtime.emulated_precision import emulated_logits
+from gmmvit_deploy.specs import input_shape
 from gmmvit_deploy.tolerances import Limit, limit_from_noise
 
 __all__ = ["BATCHES", "Family", "main"]
@@ -38,10 +39,12 @@ class Family:
     """The programs of one family, and what their answers are held to.
 
     models: gmm and plain, each with itself in float64.  graphs: `graphs_of` what was asked for.
+    image_shape: (channels, height, width).
     """
 
     def __init__(self, name: str, folder: Path, graphs: Sequence[str], device: Device) -> None:
         models = pair(name)
+        self.image_shape = input_shape(models["gmm"].spec)
         self.folder = folder
         self.programs: dict[str, Sequence[Program]] = {}
         self.precision: dict[str, str] = {}
@@ -152,7 +155,10 @@ def measured(family: Family, name: str, batches: Sequence[int], rounds: int, dev
     works = [work_of_graph(copy.deepcopy(family.graphs["gmm"]), batch) for batch in batches]
     precisions: list[tuple[str, Device]] = [(one, device) for one in dict.fromkeys(family.precision.values())]
     lines = measured_rooflines(works, precisions)
-    of_batch = {batch: time_rounds(family.programs, batch, rounds * _ROUNDS[batch]) for batch in batches}
+    of_batch = {
+        batch: time_rounds(family.programs, batch, rounds * _ROUNDS[batch], image_shape=family.image_shape)
+        for batch in batches
+    }
     lines = measured_rooflines(works, precisions, seen=lines)
     by_precision = {precision: line for (precision, _), line in lines.items()}
     found: dict[str, Any] = {

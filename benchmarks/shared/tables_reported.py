@@ -78,7 +78,13 @@ def limits_table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-CPU_RUNNERS = ("straight export", "onnxruntime", "openvino", "openvino:bf16", "openvino:int8")
+CPU_RUNNERS = (
+    "straight export",
+    "onnxruntime+kernels",
+    "openvino+kernels",
+    "openvino+kernels:bf16",
+    "openvino+kernels:int8",
+)
 GPU_RUNNERS = ("compile", "tensorrt", "tensorrt:fp16", "tensorrt:int8")
 
 
@@ -160,7 +166,7 @@ def where_table(results: dict[str, Any], *families: str) -> str:
 
 def target_sentence(results: dict[str, Any]) -> str:
     """What 5 times eager would take of the fastest runner for ViT."""
-    found = results["families"]["vit"]["programs"]["openvino:int8"]["rows"]
+    found = results["families"]["vit"]["programs"]["openvino+kernels:int8"]["rows"]
     rows, chunk = next((rows, chunk) for rows, chunk in found.items() if "target" in chunk)
     target, spent = chunk["target"], chunk["spent_ms"]
     return (

@@ -19,7 +19,7 @@ from gmmvit_deploy.bench.core_to_core import round_trip_ns
 __all__ = ["UNTIMED_S", "Program", "Timed", "repeats_of", "time_in_turn", "time_rounds", "turns"]
 
 Program = Callable[[NDArray[Any]], NDArray[Any]]
-"""Images (B, 3, S, S) → logits (B, C)."""
+"""Images (B, channels, height, width) → logits (B, classes)."""
 
 UNTIMED_S = 0.03
 """How long a program runs untimed at the beginning of its turn, until the threads of the program before, which spin
@@ -65,10 +65,15 @@ def repeats_of(batch: int) -> int:
 
 
 def time_rounds(
-    programs: Mapping[str, Program | Sequence[Program]], batch: int, rounds: int, *, image_size: int = 32
+    programs: Mapping[str, Program | Sequence[Program]],
+    batch: int,
+    rounds: int,
+    *,
+    image_shape: tuple[int, int, int],
 ) -> Timed:
     """Run every program in every round, all programs of a round on the same random images.
 
+    image_shape: (channels, height, width), as `specs.input_shape` gives it.
     Of several copies of a program each round runs one: where its weights happen to lie in memory makes one copy up to
     2 % faster than another.
     """
@@ -81,7 +86,7 @@ def time_rounds(
     after = _apart()
     for number, (name, timed) in enumerate(turns(list(programs), rounds, generator, warm_ups=_WARM_UP_ROUNDS)):
         if number % len(programs) == 0:
-            images = generator.standard_normal((batch, 3, image_size, image_size), dtype=np.float32)
+            images = generator.standard_normal((batch, *image_shape), dtype=np.float32)
         # A pause would let the other threads go to sleep too, but cores that idle may be elsewhere when they wake,
         # further from each other.
         program = _one_of(programs[name], generator)

@@ -92,7 +92,8 @@ class TestTurns:
 
             return run
 
-        timed = interleaved.time_rounds({name: [program(name)] for name in seen}, 16, 5, image_size=4)
+        timed = interleaved.time_rounds({name: [program(name)] for name in seen}, 16, 5, image_shape=(1, 4, 6))
+        assert timed.images.shape == (16, 1, 4, 6)
         assert seen["first"] == seen["second"]
         assert len(set(seen["first"])) == 3 + 5  # warm-ups and rounds
         assert {name: ms.shape for name, ms in timed.ms.items()} == {"first": (5,), "second": (5,)}

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from benchmarks.reported import before_after
-from benchmarks.shared import side_by_side
+from benchmarks.shared import cpu_programs, side_by_side
 from benchmarks.shared.checkouts import opened_checkout
 from benchmarks.shared.families import as_released, eager
 from benchmarks.shared.places import KINDS, scripts
@@ -29,6 +29,7 @@ from gmmvit_deploy.layers.attention import MaskedAttention
 from tests.conftest import RELEASED, golden
 
 ROOT = Path(__file__).parents[2]
+NEEDS_KERNELS = pytest.mark.skipif(onnxruntime_library()[0] is None, reason="our kernels cannot be had here")
 
 
 Run = Callable[..., None]
@@ -129,12 +130,30 @@ def test_parity_limits_runs_and_tells_right_from_wrong(run: Run, tmp_path: Path)
     assert min(row["mistakes_over_limit"].values()) > 1
 
 
+@pytest.mark.parametrize("runner", cpu_programs.RUNNERS)
+def test_a_plain_program_is_never_measured_as_ours(
+    runner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gmmvit_deploy.runtime.onnxruntime.onnxruntime_library", lambda: (None, "no C++ compiler"))
+    monkeypatch.setattr("gmmvit_deploy.runtime.openvino.openvino_library", lambda: (None, "no C++ compiler"))
+    reason = rf"model\.onnx in {re.escape(runner.partition(':')[0])}.* cannot be measured: no C\+\+ compiler"
+    with pytest.raises(SystemExit, match=reason):
+        cpu_programs.cpu_program(tmp_path / "model.onnx", runner, cpu_programs.RUNNERS[runner])
+
+
+@NEEDS_KERNELS
 @pytest.mark.export
 def test_fastest_cpu_runs_and_checks_its_answers(run: Run, tmp_path: Path) -> None:
     run("reported/fastest_cpu", "--rounds", "1", "--family", "vit", "--batch", "1", "--output", str(tmp_path))
     family = json.loads((tmp_path / "vit.json").read_text())
     rows = family["1"]
-    assert {"eager", "straight export", "onnxruntime", "openvino", "openvino:int8"} <= rows.keys()
+    assert {
+        "eager",
+        "straight export",
+        "onnxruntime+kernels",
+        "openvino+kernels",
+        "openvino+kernels:int8",
+    } <= rows.keys()
     for row in rows.values():
         assert 0 < row["off"] <= row["limit"]
         found = row["times_faster_than_eager"]
@@ -143,10 +162,10 @@ def test_fastest_cpu_runs_and_checks_its_answers(run: Run, tmp_path: Path) -> No
         assert ("far" in row) == (round_trip_ns() is not None)
     assert family["mflop_an_image"] > 300
     assert all(0 < row["share_of_roofline"] < 1.2 for row in rows.values() if "share_of_roofline" in row)
-    assert "share_of_roofline" in rows["openvino"]
+    assert "share_of_roofline" in rows["openvino+kernels"]
 
 
-@pytest.mark.skipif(onnxruntime_library()[0] is None, reason="our kernels cannot be had here")
+@NEEDS_KERNELS
 @pytest.mark.export
 @pytest.mark.process
 def test_before_after_of_the_same_checkout(tmp_path: Path) -> None:
@@ -179,12 +198,13 @@ def test_other_logits_stop_before_after() -> None:
         before_after.checked({"before": right, "after": right[:, :1]}, "here")
 
 
+@NEEDS_KERNELS
 @pytest.mark.export
 def test_mask_cost_runs_and_checks_its_answers(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     run("reported/mask_cost", "--loads", "2", "--family", "vit", "--batch", "1", "--output", str(out))
     rows = json.loads(out.read_text())["families"]["vit"]["1"]
-    assert {"onnxruntime", "openvino"} <= rows.keys()
+    assert {"onnxruntime+kernels", "openvino+kernels"} <= rows.keys()
     for row in rows.values():
         assert 0 < row["off"] <= row["limit"]
         assert 0.5 < row["over_plain"]["low"] <= row["over_plain"]["median"] <= row["over_plain"]["high"] < 2
@@ -224,20 +244,20 @@ def test_low_rank_runs(run: Run, tmp_path: Path) -> None:
     assert result["card"]["verdict"] == ("INVALID" if result["card"]["reasons"] else "VALID")
 
 
+@NEEDS_KERNELS
 @pytest.mark.export
 def test_where_time_goes_accounts_for_it(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "result.json"
-    programs = ("--program", "onnxruntime", "--program", "openvino")
+    programs = ("--program", "onnxruntime+kernels", "--program", "openvino+kernels")
     run("reported/where_time_goes", "--runs", "3", "--family", "vit", *programs, "--output", str(out))
     found = json.loads(out.read_text())["families"]["vit"]["programs"]
-    assert found.keys() == {"onnxruntime", "openvino"}
-    for name, program in found.items():
+    assert found.keys() == {"onnxruntime+kernels", "openvino+kernels"}
+    for program in found.values():
         for rows, chunk in program["rows"].items():
             spent = chunk["spent_ms"]
             assert sum(spent.values()) == pytest.approx(chunk["ms"])
             assert min(spent["products"], spent["attention"], spent["norms"], spent["layout"]) > 0
-            # It is inside our kernel; where there is none, inside OpenVINO's but not ONNX Runtime's.
-            assert (spent["mask"] > 0) == (name == "onnxruntime" and onnxruntime_library()[0] is None)
+            assert spent["mask"] == 0  # it is inside our kernel
             assert spent["rest"] < 0.3 * chunk["ms"]
             assert abs(chunk["mask_ms"]) < 0.5 * chunk["ms"]
             assert ("target" in chunk) == (rows != "1")

@@ -42,6 +42,7 @@ from gmmvit_deploy.graphs.roles import roles_of
 from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.parity.suspects import explain, suspects
 from gmmvit_deploy.precision import PRECISIONS, Precision
+from gmmvit_deploy.specs import input_shape
 from tests.conftest import RELEASED, Golden, golden
 
 __all__ = [
@@ -89,8 +90,8 @@ def graph_from_golden(checkpoint: Golden, precision: Precision, padded: bool) ->
     """The graph of a golden checkpoint in one precision and form; quantised graphs from fixed random batches."""
     loaded = load_checkpoint(checkpoint.path, checkpoint.hints)
     generator = np.random.default_rng(7)
-    size = checkpoint.inputs.shape[-1]
-    batches = [generator.standard_normal((8, 3, size, size), dtype=np.float32) for _ in range(2)]
+    shape = (8, *input_shape(loaded.spec))
+    batches = [generator.standard_normal(shape, dtype=np.float32) for _ in range(2)]
     return graph_from_model(
         loaded.model,
         precision,
