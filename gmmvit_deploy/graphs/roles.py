@@ -84,13 +84,21 @@ def _declared(name: str, nodes: list[NodeProto], matrices: set[str]) -> Attentio
 
 
 def role_disagreements(graph: GraphProto) -> tuple[str, ...]:
-    """Nodes whose declared role is another than the graph's operators and wiring suggest; the declared role holds."""
-    guessed = guessed_roles(graph)
-    return tuple(
-        f"{node.name}: declared {role}, its operators and wiring suggest {guessed[node.name]}"
-        for node in graph.node
-        if (role := declared_role(node)) is not None and guessed[node.name] not in (role, "unknown")
-    )
+    """Nodes whose declared role is another than the graph's operators and wiring suggest; the declared role holds.
+
+    The rules are a second opinion: where they fail on a graph, the one line returned says so.
+    Errors: ExportError when a declared role is no word of the policy.
+    """
+    declared = {node.name: role for node in graph.node if (role := declared_role(node)) is not None}
+    try:
+        guessed = guessed_roles(graph)
+        return tuple(
+            f"{name}: declared {role}, its operators and wiring suggest {guessed[name]}"
+            for name, role in declared.items()
+            if guessed[name] not in (role, "unknown")
+        )
+    except Exception as exc:  # a second opinion must not end the export of a graph that declares its roles itself
+        return (f"every node: the rules for operators and wiring fail on this graph ({type(exc).__name__}: {exc})",)
 
 
 def unknown_operators(graph: GraphProto) -> tuple[str, ...]:

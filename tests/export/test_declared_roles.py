@@ -17,6 +17,7 @@ from gmmvit_deploy.families import model_from_spec
 from gmmvit_deploy.families.vit.spec import ViTSpec
 from gmmvit_deploy.folding.fold import fold
 from gmmvit_deploy.graphs import roles
+from gmmvit_deploy.graphs.declared import declared_role
 from gmmvit_deploy.graphs.roles import attentions_of, role_disagreements, roles_of
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.layers.roles import with_role
@@ -68,13 +69,20 @@ def test_no_rule_is_asked_of_our_own_graphs(name: str, monkeypatch: pytest.Monke
 
 def test_every_precision_declares_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """Casts and Q/DQ pairs are written by us as well, and say what they are for."""
-    monkeypatch.setattr(roles, "guessed_roles", lambda graph: pytest.fail("a role was guessed"))
+
+    def refuse(graph: onnx.GraphProto) -> None:
+        raise AssertionError("a role was guessed")
+
+    monkeypatch.setattr(roles, "guessed_roles", refuse)
+    monkeypatch.setattr(roles, "guessed_attentions", refuse)
     images = [np.random.default_rng(0).standard_normal((4, 3, 8, 8), dtype=np.float32)]
     for precision, calibration in (("fp16", None), ("bf16", None), ("int8", images), ("fp8", images)):
-        # role_disagreements asks the rules on purpose, as a second opinion
-        monkeypatch.setattr("gmmvit_deploy.export.variants.role_disagreements", lambda graph: ())
-        proto = graph_from_model(small(), precision, preprocessing=None, max_batch=4, calibration=calibration).proto
-        assert "unknown" not in roles_of(proto.graph).values()
+        prepared = graph_from_model(small(), precision, preprocessing=None, max_batch=4, calibration=calibration)
+        assert [node.name for node in prepared.proto.graph.node if declared_role(node) is None] == []
+        # The rules are a second opinion: they fail, the export does not.
+        assert prepared.role_disagreements == (
+            "every node: the rules for operators and wiring fail on this graph (AssertionError: a role was guessed)",
+        )
 
 
 def test_a_planted_disagreement_keeps_the_declared_role_and_is_reported() -> None:

@@ -23,6 +23,7 @@ from gmmvit_deploy.families.family import Family, small_mask
 from gmmvit_deploy.folding.fold import engine_passes, fold, fold_for_engines
 from gmmvit_deploy.graphs.declared import declared_role
 from gmmvit_deploy.graphs.quantize import QUANTIZED
+from gmmvit_deploy.graphs.roles import role_disagreements
 from gmmvit_deploy.kernels.matcher import Refusal
 from gmmvit_deploy.kernels.onnxruntime_kernels import attentions_of_kernel
 from gmmvit_deploy.parity.localize import blocks_of, last_tensors
@@ -37,7 +38,7 @@ from gmmvit_deploy.scores.attention import attention_scores
 from gmmvit_deploy.specs import MaskKind, MaskSpec, input_shape, spec_to_json
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from tests.conftest import MANIFEST, NAMES, Golden, golden
-from tests.families.small_models import MAX_BATCH, ONE_A_FAMILY, SMALL, Small, SmallExports
+from tests.families.small_models import MAX_BATCH, ONE_A_FAMILY, SMALL, Small, SmallExports, failing_rules
 
 OTHER_PRECISIONS: tuple[Precision, ...] = tuple(one for one in PRECISIONS if one != "fp32")
 each_small = pytest.mark.parametrize("small", SMALL, ids=str)
@@ -165,8 +166,11 @@ def test_exports_and_reopens(small: Small, small_exports: SmallExports) -> None:
 
 @each_small
 def test_every_node_declares_its_role(small: Small, small_exports: SmallExports) -> None:
-    graph = onnx.load(small_exports.bundle(small).onnx_path).graph
+    bundle = small_exports.bundle(small)  # exported with rules that raise
+    assert "the rules for operators and wiring fail" in " ".join(bundle.manifest.role_disagreements)
+    graph = onnx.load(bundle.onnx_path).graph
     assert [node.name for node in graph.node if declared_role(node) is None] == []
+    assert role_disagreements(graph) == ()
 
 
 @each_small
@@ -189,9 +193,10 @@ def test_each_precision_exports(
 
     monkeypatch.setattr(variants, "onnx_from_model", exported_once)
     calibration = [images, small.images(2)] if precision in QUANTIZED else None
-    prepared = variants.graph_from_model(
-        model, precision, preprocessing=None, max_batch=MAX_BATCH, calibration=calibration
-    )
+    with failing_rules():
+        prepared = variants.graph_from_model(
+            model, precision, preprocessing=None, max_batch=MAX_BATCH, calibration=calibration
+        )
     roles = {declared_role(node) for node in prepared.proto.graph.node}
     assert roles <= {*POLICY, "shape"}
     trained = exact(model, images).numpy()
