@@ -19,8 +19,10 @@ from gmmvit_deploy.folding.fold import fold
 from gmmvit_deploy.graphs import roles
 from gmmvit_deploy.graphs.declared import declared_role
 from gmmvit_deploy.graphs.roles import attentions_of, role_disagreements, roles_of
+from gmmvit_deploy.layers.attention import MaskedAttention
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.layers.roles import with_role
+from gmmvit_deploy.scores.attention import AttentionScores
 from gmmvit_deploy.specs import MaskSpec
 from tests.conftest import golden
 from tests.frozen.test_frozen import FROZEN, ONE_A_FAMILY
@@ -168,6 +170,16 @@ def test_a_layer_without_a_role_is_an_error_that_names_it() -> None:
     with pytest.raises(ExportError, match="head/Gemm: Linear declares no role for linear") as caught:
         exported(model)
     assert "with_role" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("holder", [MaskedAttention, AttentionScores])
+def test_an_attention_without_a_product_is_an_error_that_names_it(
+    holder: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Q Kᵀ is an operator of the scores, P V of the module that holds them."""
+    monkeypatch.setattr(holder, "operator_roles", {"softmax": "softmax", "matmul": "projection"})
+    with pytest.raises(ExportError, match=r"\n  blocks\.0\.attention: it declares blocks\.0\.attention/Softmax$"):
+        exported(small())
 
 
 def test_an_operator_that_no_module_stands_behind_is_refused() -> None:
