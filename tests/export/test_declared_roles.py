@@ -17,11 +17,14 @@ from gmmvit_deploy.families import model_from_spec
 from gmmvit_deploy.families.vit.spec import ViTSpec
 from gmmvit_deploy.folding.fold import fold
 from gmmvit_deploy.graphs import roles
+from gmmvit_deploy.graphs.calibration import bounds_of
 from gmmvit_deploy.graphs.declared import declared_role
+from gmmvit_deploy.graphs.quantize import quantize_graph
 from gmmvit_deploy.graphs.roles import attentions_of, role_disagreements, roles_of
 from gmmvit_deploy.layers.attention import MaskedAttention
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.layers.roles import with_role
+from gmmvit_deploy.runtime.graph_calibration import calibrate
 from gmmvit_deploy.scores.attention import AttentionScores
 from gmmvit_deploy.specs import MaskSpec
 from tests.conftest import golden
@@ -116,7 +119,7 @@ class _TwoHeads(nn.Module):
         self.spec, self.model, self.second = model.spec, model, second
 
     def forward(self, images: Tensor) -> Tensor:
-        x = self.model.patch_embedding(images).mean(dim=1)
+        x = self.model.blocks[0](self.model.patch_embedding(images)).mean(dim=1)
         return (self.model.head(x) + self.second(x)) / 2
 
 
@@ -125,9 +128,16 @@ def test_a_second_head_is_a_head_and_stays_out_of_int8() -> None:
     model = _TwoHeads(small(), with_role(nn.Linear(16, 3), "head")).eval()
     _TwoHeads.operator_roles["mean"] = "pooling"
     proto = onnx_from_model(model, preprocessing=None, max_batch=4)  # type: ignore[arg-type]
-    found = roles_of(proto.graph)
-    products = {name: role for name, role in found.items() if name.partition("/")[2] in ("MatMul", "Gemm")}
-    assert products["head/Gemm"] == products["second/Gemm"] == "head"
+    images = [np.random.default_rng(0).standard_normal((4, 3, 8, 8), dtype=np.float32)]
+    quantised = quantize_graph(proto, "int8", bounds_of(calibrate(proto, images), "int8")).graph
+    assert roles_of(quantised)["head/Gemm"] == roles_of(quantised)["second/Gemm"] == "head"
+    maker = {name: node.op_type for node in quantised.node for name in node.output}
+    linear = {node.name: node for node in quantised.node if node.op_type in ("MatMul", "Gemm")}
+    in_int8 = {
+        name for name, node in linear.items() if any(maker.get(tensor) == "DequantizeLinear" for tensor in node.input)
+    }
+    assert not in_int8 & {"head/Gemm", "second/Gemm"}
+    assert "blocks.0.mlp.0/MatMul" in in_int8
 
 
 def test_a_patch_embedding_behind_a_layer_norm_stays_the_embedding() -> None:
