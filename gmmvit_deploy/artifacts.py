@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from gmmvit_deploy.errors import BundleError, InputError
 from gmmvit_deploy.families import spec_from_json, spec_to_json
 from gmmvit_deploy.golden import GoldenSet, golden_from_bytes, preprocessing_problem
+from gmmvit_deploy.graphs.constants import ConstantRecord
 from gmmvit_deploy.images import ImageSpec, image_from_json
 from gmmvit_deploy.specs import ModelSpec, input_shape
 from gmmvit_deploy.writing import sha256_of_file
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 __all__ = [
     "BUNDLE_FORMAT",
     "Bundle",
-    "ConstantRecord",
     "InputKind",
     "Manifest",
     "OutputMeaning",
@@ -87,22 +87,6 @@ class OutputRecord:
             raise ValueError(
                 f"output meaning: expected one of {', '.join(get_args(OutputMeaning))}, got {self.meaning!r}"
             )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConstantRecord:
-    """What became of the mask, or of the bias on the scores, of one layer.
-
-    trained_sha256: of the little-endian float32 bytes of the matrix that the trained module
-    multiplies by, or adds; constant_sha256: likewise of the constant in the graph, for a mask M·d^(−1/2).
-    constant: name of that constant in ``model.onnx``.  shape: of both.
-    """
-
-    layer: str
-    shape: tuple[int, ...]
-    trained_sha256: str
-    constant_sha256: str
-    constant: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

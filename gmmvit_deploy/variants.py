@@ -13,35 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import BundleError
+from gmmvit_deploy.graphs.constants import MaskChange
 from gmmvit_deploy.writing import sha256_of_file
 
 if TYPE_CHECKING:
     from gmmvit_deploy.artifacts import Bundle
     from gmmvit_deploy.precision import Precision
 
-__all__ = ["MaskChange", "Variant", "VariantRecord", "onnx_file", "open_variant", "record_file"]
+__all__ = ["Variant", "VariantRecord", "onnx_file", "open_variant", "record_file"]
 
 VARIANT_FORMAT = "gmmvit-variant/1"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MaskChange:
-    """What a precision did to the mask of one head.
-
-    head: index; in a shifted Swin block w·H + h.  entries: N².
-    largest_change: of an entry, absolute; relative_change: the largest |change| / |entry|, entries
-    that were flushed left out.  flushed: entries that became 0 and were not; subnormal: those that
-    kept fewer bits than the precision has; saturated: those that became infinite.
-    """
-
-    layer: str
-    head: int
-    entries: int
-    largest_change: float
-    relative_change: float
-    flushed: int
-    subnormal: int
-    saturated: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

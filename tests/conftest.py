@@ -55,7 +55,7 @@ MANIFEST: dict[str, dict[str, Any]] = {}
 
 family: whose it is.  file: the checkpoint, NAME.pth by default.  inputs: images and logits, NAME.npz by default.
 hints: what `LoadHints` must be given.  atol: how near ONNX Runtime must come to the logits, 2e-5 by default.
-mask, trainable_parameters: checked where they are stated.
+mask, trainable_parameters: what the checkpoint holds; a test requires both.
 """
 for _folder, _entries in _manifests():
     for _name, _entry in _entries.items():

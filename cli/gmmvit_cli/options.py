@@ -37,7 +37,7 @@ __all__ = [
 HEADS = typer.Option(
     None, "--heads", help="Attention heads (of the first stage), where the file cannot tell: plain, ELM, shared masks."
 )
-PRESET = typer.Option(None, "--preset", help="Name of the model in the paper's code, such as vit or vit_d15.")
+PRESET = typer.Option(None, "--preset", help="Name of a known model, such as vit or vit_d15.")
 MASK_FORM = typer.Option(
     "stored",
     "--mask-form",

@@ -56,7 +56,7 @@ def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpo
     if source is None:
         raise CheckpointError(
             f"{path}: unknown architecture; its first keys are {', '.join(list(file.tensors)[:4])}",
-            hint=f"known are the released code's {', '.join(family.name for family in FAMILIES)}, plain and masked",
+            hint=f"known files: {_known_sources()}",
         )
     family = _family_of_source(source)
     _check_preset(family, hints)
@@ -81,6 +81,15 @@ def _source_of(file: TensorFile) -> CheckpointSource | None:
     """The source that recognises the file; of several, the one with the longest signature."""
     sources = [source for family in FAMILIES for source in family.sources if source.recognises(file.tensors)]
     return max(sources, key=lambda source: len(source.signature), default=None)
+
+
+def _known_sources() -> str:
+    """As ``the released code: vit, swin; the tutorial's MyViT: naive_vit``."""
+    families: dict[str, list[str]] = {}
+    for family in FAMILIES:
+        for source in family.sources:
+            families.setdefault(source.name, []).append(family.name)
+    return "; ".join(f"{source}: {', '.join(names)}" for source, names in families.items())
 
 
 def _family_of_source(source: CheckpointSource) -> Family:

@@ -24,7 +24,7 @@ class GraphSource:
     """A graph to build from.
 
     tensor, shape, dtype: of its input, the shape without the batch.
-    roles: empty when the graph has nodes that the policy has no word for; ``unjudged`` then names one.
+    roles: empty when the graph has nodes that the policy has no word for; ``unjudged`` then names up to three.
     unmatched: attention that is not known → why it does not have the form of an attention, in words.
     hashes, masks: what the card shall say beside the plan's.
     """
@@ -86,11 +86,12 @@ def source_from_onnx(path: Path) -> GraphSource:
 
 
 def _without_role(operators: tuple[str, ...]) -> str:
-    """Why the engine's precision cannot be judged: the first operator without a role, and how many more there are."""
+    """Why the engine's precision cannot be judged: up to three operators without a role, and how many more."""
     if not operators:
         return ""
-    more = f" (and {len(operators) - 1} more such operators)" if len(operators) > 1 else ""
-    return f"{operators[0]} has no place in the precision policy{more}"
+    more = f" and {len(operators) - 3} more" if len(operators) > 3 else ""
+    verb = "has" if len(operators) == 1 else "have"
+    return f"{', '.join(operators[:3])}{more} {verb} no place in the precision policy"
 
 
 def _input(path: Path, proto: ModelProto) -> tuple[str, tuple[int, ...], str]:

@@ -16,6 +16,7 @@ from torch import nn
 
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.declared import SHAPE_OPERATORS, declare
+from gmmvit_deploy.graphs.roles import declared_attentions
 from gmmvit_deploy.layers.roles import layer_role, operator_role
 from gmmvit_deploy.precision import Role
 from gmmvit_deploy.scores.attention import AttentionScores
@@ -69,7 +70,8 @@ def declare_roles(proto: ModelProto, exported: nn.Module) -> None:
     """Write role and attention into every node.
 
     exported: the module that the graph was exported from.
-    Errors: ExportError that names every module whose operator has no role.
+    Errors: ExportError that names every module whose operator has no role, or every attention that has no product
+    before and behind its softmax.
     """
     attentions = _attentions(exported)
     missing = []
@@ -85,6 +87,18 @@ def declare_roles(proto: ModelProto, exported: nn.Module) -> None:
             f"{len(missing)} operators have no role in the precision policy:"
             + "".join(f"\n  {one}" for one in missing),
             hint="declare it where the module is written: with_role(layer, role), or operator_roles of its class",
+        )
+    _require_products(proto)
+
+
+def _require_products(proto: ModelProto) -> None:
+    """Errors: ExportError that names every declared attention without Q Kᵀ before, or P V behind, its softmax."""
+    broken = [attention for attention in declared_attentions(proto.graph) if not attention.known]
+    if broken:
+        raise ExportError(
+            f"expected a product, a softmax and a product in each attention, got {len(broken)} without:"
+            + "".join(f"\n  {attention.name}: it declares {', '.join(attention.nodes)}" for attention in broken),
+            hint="the class that holds the scores declares its products and its softmax in operator_roles",
         )
 
 

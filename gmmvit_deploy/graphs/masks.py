@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.cast import numpy_type
-from gmmvit_deploy.graphs.constants import LayerConstant, array_of
+from gmmvit_deploy.graphs.constants import ConstantRecord, LayerConstant, MaskChange, array_of
 from gmmvit_deploy.graphs.proof import FORBIDDEN, constant_nodes
 from gmmvit_deploy.precision import POLICY
-from gmmvit_deploy.variants import MaskChange
 from gmmvit_deploy.writing import sha256_of_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import ModelProto
 
-    from gmmvit_deploy.artifacts import ConstantRecord
     from gmmvit_deploy.precision import Precision
 
 __all__ = ["changes_of", "prove_masks", "require_folded"]

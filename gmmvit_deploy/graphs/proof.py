@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gmmvit_deploy.artifacts import ConstantRecord
 from gmmvit_deploy.errors import ExportError
-from gmmvit_deploy.graphs.constants import LayerConstant, LayerConstants, bytes_of_array
+from gmmvit_deploy.graphs.constants import ConstantRecord, LayerConstant, LayerConstants, bytes_of_array
 from gmmvit_deploy.writing import sha256_of_bytes
 
 if TYPE_CHECKING:

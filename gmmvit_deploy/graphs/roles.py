@@ -41,6 +41,7 @@ __all__ = [
     "Attention",
     "Role",
     "attentions_of",
+    "declared_attentions",
     "role_disagreements",
     "roles_of",
     "unknown_operators",
@@ -63,6 +64,14 @@ def attentions_of(graph: GraphProto) -> tuple[Attention, ...]:
     """Every attention, in the order of the graph: as declared, or in a graph from elsewhere as its wiring shows."""
     if not any(declared_role(node) for node in graph.node):
         return guessed_attentions(graph)
+    return declared_attentions(graph)
+
+
+def declared_attentions(graph: GraphProto) -> tuple[Attention, ...]:
+    """Every attention that nodes of the graph declare, in the order of the graph.
+
+    One without a product before and a product after its softmax is not known.
+    """
     parts: dict[str, list[NodeProto]] = {}
     for node in graph.node:
         name = declared_attention(node)
@@ -73,24 +82,42 @@ def attentions_of(graph: GraphProto) -> tuple[Attention, ...]:
 
 
 def _declared(name: str, nodes: list[NodeProto], matrices: set[str]) -> Attention:
-    masks = [other for node in nodes if declared_role(node) == "mask" for other in node.input if other in matrices]
+    roles = [declared_role(node) for node in nodes]
+    softmaxes = [index for index, role in enumerate(roles) if role == "softmax"]
+    if not softmaxes or "product" not in roles[: softmaxes[0]] or "product" not in roles[softmaxes[-1] :]:
+        alone = [nodes[index] for index in softmaxes] or nodes
+        return Attention(name=name, nodes=tuple(node.name for node in alone), known=False)
+    masks = [
+        other
+        for node, role in zip(nodes, roles, strict=True)
+        if role == "mask"
+        for other in node.input
+        if other in matrices
+    ]
     return Attention(
         name=name,
         nodes=tuple(node.name for node in nodes),
         mask=masks[0] if masks else None,
-        mixes_heads=any(declared_role(node) == "mixing" for node in nodes),
-        known=any(declared_role(node) == "softmax" for node in nodes),
+        mixes_heads="mixing" in roles,
     )
 
 
 def role_disagreements(graph: GraphProto) -> tuple[str, ...]:
-    """Nodes whose declared role is another than the graph's operators and wiring suggest; the declared role holds."""
-    guessed = guessed_roles(graph)
-    return tuple(
-        f"{node.name}: declared {role}, its operators and wiring suggest {guessed[node.name]}"
-        for node in graph.node
-        if (role := declared_role(node)) is not None and guessed[node.name] not in (role, "unknown")
-    )
+    """Nodes whose declared role is another than the graph's operators and wiring suggest; the declared role holds.
+
+    The rules are a second opinion: where they fail on a graph, the one line returned says so.
+    Errors: ExportError when a declared role is no word of the policy.
+    """
+    declared = {node.name: role for node in graph.node if (role := declared_role(node)) is not None}
+    try:
+        guessed = guessed_roles(graph)
+        return tuple(
+            f"{name}: declared {role}, its operators and wiring suggest {guessed[name]}"
+            for name, role in declared.items()
+            if guessed[name] not in (role, "unknown")
+        )
+    except Exception as exc:  # a second opinion must not end the export of a graph that declares its roles itself
+        return (f"every node: the rules for operators and wiring fail on this graph ({type(exc).__name__}: {exc})",)
 
 
 def unknown_operators(graph: GraphProto) -> tuple[str, ...]:

@@ -17,7 +17,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-__all__ = ["MOST_LIBRARIES", "CompileError", "cache_folder", "compiled", "empty_cache", "recorded_failure"]
+__all__ = [
+    "MOST_LIBRARIES",
+    "CompileError",
+    "SourceError",
+    "cache_folder",
+    "compiled",
+    "empty_cache",
+    "recorded_failure",
+]
 
 MOST_LIBRARIES = 8
 _IN_USE: dict[Path, IO[str]] = {}
@@ -25,7 +33,11 @@ _IN_USE: dict[Path, IO[str]] = {}
 
 
 class CompileError(Exception):
-    """The compiler refused the sources.  Kept in the cache under the library's key; the message is the reason."""
+    """The library could not be compiled this time; the message is the reason."""
+
+
+class SourceError(CompileError):
+    """The compiler reported an error in the sources.  Kept in the cache under the library's key."""
 
 
 def cache_folder() -> Path:
@@ -36,9 +48,11 @@ def cache_folder() -> Path:
 def compiled(stem: str, compile_to: Callable[[Path], None]) -> Path:
     """The library ``<stem>.so`` of the cache, in use by this process from now on; compiled if it is not there.
 
-    stem: name and key.  compile_to: writes the library to a path, or raises `CompileError`.
+    stem: name and key.  compile_to: writes the library to a path, or raises `CompileError`; a `SourceError`
+    is recorded.
     Several processes may want it at once: one compiles, the others wait. Nothing half-written bears its name.
-    Errors: CompileError, also one recorded earlier, without another attempt; OSError when the folder cannot be used.
+    Errors: CompileError, also a SourceError recorded earlier, without another attempt; OSError when the folder cannot
+    be used.
     """
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
@@ -49,7 +63,7 @@ def compiled(stem: str, compile_to: Callable[[Path], None]) -> Path:
         with _locked(library.with_suffix(".lock"), fcntl.LOCK_EX):
             if not library.exists():
                 if failure.exists():
-                    raise CompileError(failure.read_text(encoding="utf-8"))
+                    raise SourceError(failure.read_text(encoding="utf-8"))
                 _compile(library, failure, compile_to)
     _IN_USE[library] = lock
     _remove_oldest(folder)
@@ -91,7 +105,7 @@ def _compile(library: Path, failure: Path, compile_to: Callable[[Path], None]) -
         part = Path(folder) / library.name
         try:
             compile_to(part)
-        except CompileError as exc:
+        except SourceError as exc:
             text = Path(folder) / failure.name
             text.write_text(str(exc), encoding="utf-8")
             text.replace(failure)

@@ -5,8 +5,9 @@ can C, whose package would be another for every platform. OpenVINO's own package
 interface needs none; what it takes is a C++ compiler, once, for some seconds.
 
 A library is kept under a key of the compiler (its arguments and what ``$CXX --version`` answers), the flags, the
-sources and the version of what it is compiled against. The place of this package is no part of the key. What the
-compiler refuses is recorded under the same key, so no other process tries it again (`cache.py`).
+sources and the version of what it is compiled against. The place of this package is no part of the key. An
+error that the compiler reports in the sources is recorded under the same key, so no other process tries again
+(`cache.py`); a failure for want of memory or disk is not.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 from dataclasses import dataclass
@@ -22,7 +24,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.kernels.cache import CompileError, compiled, empty_cache, recorded_failure
+from gmmvit_deploy.kernels.cache import CompileError, SourceError, compiled, empty_cache, recorded_failure
 
 __all__ = ["empty_kernel_cache", "onnxruntime_library", "openvino_library", "why_recorded"]
 
@@ -31,6 +33,11 @@ _ATTENTION = ("masked_attention.c", "masked_attention.h")
 _FOR_OPENVINO = ("openvino_operations.cpp", *_ATTENTION, "residual_norm.c", "residual_norm.h")
 _FOR_ONNXRUNTIME = ("onnxruntime_operations.c", *_ATTENTION)
 _FLAGS = ("-O2", "-shared", "-fPIC")
+_SOURCE_ERROR = re.compile(r":\d+: (fatal )?error: ")
+"""A line and a number before the message, as g++ and clang++ report an error in a source."""
+_SHORTAGE = re.compile(r"no space left|disk quota|out of memory|memory exhausted|cannot allocate|killed", re.IGNORECASE)
+"""What compilers report, some with a place in a source, where the machine ran out of something."""
+_TRY_AGAIN = "gmmvit doctor --empty-kernel-cache"
 _LIBRARIES = ("libopenvino.so.*", "libtbb.so.*")
 
 
@@ -140,13 +147,17 @@ def _stem(recipe: _Recipe, compiler: list[str]) -> str:
 
 
 def _compile(recipe: _Recipe, compiler: list[str], path: Path) -> None:
+    """Errors: SourceError when the compiler reports an error in the sources; CompileError on any other failure."""
     include = [word for folder in recipe.include for word in ("-isystem", str(folder))]
     parts = [word for name in recipe.sources if (kind := _language(name)) for word in (*kind, str(_HERE / name))]
     command = [*compiler, *_FLAGS, *include, *recipe.flags, *parts, "-x", "none", *map(str, recipe.linked)]
     answer = subprocess.run([*command, "-o", str(path)], capture_output=True, text=True, errors="replace", check=False)
     if answer.returncode:
         lines = [line for line in answer.stderr.splitlines() if "error" in line] or ["it said nothing"]
-        raise CompileError(f"the compiler {compiler[0]} failed: {lines[0].strip()}")
+        why = f"the compiler {compiler[0]} failed: {lines[0].strip()}"
+        if _SOURCE_ERROR.search(answer.stderr) and not _SHORTAGE.search(answer.stderr):
+            raise SourceError(f"{why}; to try again: {_TRY_AGAIN}")
+        raise CompileError(why)
 
 
 def _language(source: str) -> list[str]:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import onnx
 
-from gmmvit_deploy.artifacts import Bundle, ConstantRecord
+from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.folding.fold import FoldedConstant, fold
-from gmmvit_deploy.graphs.constants import bytes_of_array
+from gmmvit_deploy.graphs.constants import ConstantRecord, bytes_of_array
 from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.parity.verdict import Check

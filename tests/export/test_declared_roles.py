@@ -17,9 +17,15 @@ from gmmvit_deploy.families import model_from_spec
 from gmmvit_deploy.families.vit.spec import ViTSpec
 from gmmvit_deploy.folding.fold import fold
 from gmmvit_deploy.graphs import roles
+from gmmvit_deploy.graphs.calibration import bounds_of
+from gmmvit_deploy.graphs.declared import declared_role
+from gmmvit_deploy.graphs.quantize import quantize_graph
 from gmmvit_deploy.graphs.roles import attentions_of, role_disagreements, roles_of
+from gmmvit_deploy.layers.attention import MaskedAttention
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.layers.roles import with_role
+from gmmvit_deploy.runtime.graph_calibration import calibrate
+from gmmvit_deploy.scores.attention import AttentionScores
 from gmmvit_deploy.specs import MaskSpec
 from tests.conftest import golden
 from tests.frozen.test_frozen import FROZEN, ONE_A_FAMILY
@@ -68,13 +74,20 @@ def test_no_rule_is_asked_of_our_own_graphs(name: str, monkeypatch: pytest.Monke
 
 def test_every_precision_declares_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """Casts and Q/DQ pairs are written by us as well, and say what they are for."""
-    monkeypatch.setattr(roles, "guessed_roles", lambda graph: pytest.fail("a role was guessed"))
+
+    def refuse(graph: onnx.GraphProto) -> None:
+        raise AssertionError("a role was guessed")
+
+    monkeypatch.setattr(roles, "guessed_roles", refuse)
+    monkeypatch.setattr(roles, "guessed_attentions", refuse)
     images = [np.random.default_rng(0).standard_normal((4, 3, 8, 8), dtype=np.float32)]
     for precision, calibration in (("fp16", None), ("bf16", None), ("int8", images), ("fp8", images)):
-        # role_disagreements asks the rules on purpose, as a second opinion
-        monkeypatch.setattr("gmmvit_deploy.export.variants.role_disagreements", lambda graph: ())
-        proto = graph_from_model(small(), precision, preprocessing=None, max_batch=4, calibration=calibration).proto
-        assert "unknown" not in roles_of(proto.graph).values()
+        prepared = graph_from_model(small(), precision, preprocessing=None, max_batch=4, calibration=calibration)
+        assert [node.name for node in prepared.proto.graph.node if declared_role(node) is None] == []
+        # The rules are a second opinion: they fail, the export does not.
+        assert prepared.role_disagreements == (
+            "every node: the rules for operators and wiring fail on this graph (AssertionError: a role was guessed)",
+        )
 
 
 def test_a_planted_disagreement_keeps_the_declared_role_and_is_reported() -> None:
@@ -106,7 +119,7 @@ class _TwoHeads(nn.Module):
         self.spec, self.model, self.second = model.spec, model, second
 
     def forward(self, images: Tensor) -> Tensor:
-        x = self.model.patch_embedding(images).mean(dim=1)
+        x = self.model.blocks[0](self.model.patch_embedding(images)).mean(dim=1)
         return (self.model.head(x) + self.second(x)) / 2
 
 
@@ -115,9 +128,16 @@ def test_a_second_head_is_a_head_and_stays_out_of_int8() -> None:
     model = _TwoHeads(small(), with_role(nn.Linear(16, 3), "head")).eval()
     _TwoHeads.operator_roles["mean"] = "pooling"
     proto = onnx_from_model(model, preprocessing=None, max_batch=4)  # type: ignore[arg-type]
-    found = roles_of(proto.graph)
-    products = {name: role for name, role in found.items() if name.partition("/")[2] in ("MatMul", "Gemm")}
-    assert products["head/Gemm"] == products["second/Gemm"] == "head"
+    images = [np.random.default_rng(0).standard_normal((4, 3, 8, 8), dtype=np.float32)]
+    quantised = quantize_graph(proto, "int8", bounds_of(calibrate(proto, images), "int8")).graph
+    assert roles_of(quantised)["head/Gemm"] == roles_of(quantised)["second/Gemm"] == "head"
+    maker = {name: node.op_type for node in quantised.node for name in node.output}
+    linear = {node.name: node for node in quantised.node if node.op_type in ("MatMul", "Gemm")}
+    in_int8 = {
+        name for name, node in linear.items() if any(maker.get(tensor) == "DequantizeLinear" for tensor in node.input)
+    }
+    assert not in_int8 & {"head/Gemm", "second/Gemm"}
+    assert "blocks.0.mlp.0/MatMul" in in_int8
 
 
 def test_a_patch_embedding_behind_a_layer_norm_stays_the_embedding() -> None:
@@ -160,6 +180,16 @@ def test_a_layer_without_a_role_is_an_error_that_names_it() -> None:
     with pytest.raises(ExportError, match="head/Gemm: Linear declares no role for linear") as caught:
         exported(model)
     assert "with_role" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("holder", [MaskedAttention, AttentionScores])
+def test_an_attention_without_a_product_is_an_error_that_names_it(
+    holder: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Q Kᵀ is an operator of the scores, P V of the module that holds them."""
+    monkeypatch.setattr(holder, "operator_roles", {"softmax": "softmax", "matmul": "projection"})
+    with pytest.raises(ExportError, match=r"\n  blocks\.0\.attention: it declares blocks\.0\.attention/Softmax$"):
+        exported(small())
 
 
 def test_an_operator_that_no_module_stands_behind_is_refused() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import onnx
@@ -15,6 +18,7 @@ from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.families import FAMILIES, Family, model_from_spec
+from gmmvit_deploy.graphs import roles
 from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.precision import Precision
@@ -60,9 +64,23 @@ ONE_A_FAMILY = tuple(Small(family, family.mask_kinds[-1]) for family in FAMILIES
 """With the last kind of mask that the family names."""
 
 
+def _refuse(graph: onnx.GraphProto) -> None:
+    raise AssertionError("a role was guessed")
+
+
+@contextmanager
+def failing_rules() -> Iterator[None]:
+    """Inside, the rules that guess roles from operators and wiring raise: a family's own roles must suffice."""
+    with patch.multiple(roles, guessed_roles=_refuse, guessed_attentions=_refuse):
+        yield
+
+
 @dataclass
 class SmallExports:
-    """Bundles of small models, and float32 graphs in the forms that each precision is made of."""
+    """Bundles of small models, and float32 graphs in the forms that each precision is made of.
+
+    All are exported with `failing_rules`.
+    """
 
     folder: Path
     graphs: dict[tuple[str, bool], onnx.ModelProto] = field(default_factory=dict)
@@ -71,7 +89,8 @@ class SmallExports:
         def make(out: Path) -> None:
             weights = self.folder / f"{small}.safetensors"
             weights.write_bytes(bytes_from_model(small.model()))
-            bundle_from_checkpoint(weights, out, ExportOptions(input_kind="tensor", max_batch=MAX_BATCH))
+            with failing_rules():
+                bundle_from_checkpoint(weights, out, ExportOptions(input_kind="tensor", max_batch=MAX_BATCH))
 
         return once(self.folder / f"small-{small}", make)
 
@@ -79,5 +98,6 @@ class SmallExports:
         """What `onnx_from_model` gives for the folded form of this precision; torch exports each form once."""
         key = (str(small), precision in QUANTIZED)
         if key not in self.graphs:
-            self.graphs[key] = onnx_from_model(model, preprocessing=None, max_batch=MAX_BATCH)
+            with failing_rules():
+                self.graphs[key] = onnx_from_model(model, preprocessing=None, max_batch=MAX_BATCH)
         return copy.deepcopy(self.graphs[key])

@@ -23,6 +23,7 @@ from gmmvit_deploy.families.family import Family, small_mask
 from gmmvit_deploy.folding.fold import engine_passes, fold, fold_for_engines
 from gmmvit_deploy.graphs.declared import declared_role
 from gmmvit_deploy.graphs.quantize import QUANTIZED
+from gmmvit_deploy.graphs.roles import role_disagreements
 from gmmvit_deploy.kernels.matcher import Refusal
 from gmmvit_deploy.kernels.onnxruntime_kernels import attentions_of_kernel
 from gmmvit_deploy.parity.localize import blocks_of, last_tensors
@@ -37,7 +38,7 @@ from gmmvit_deploy.scores.attention import attention_scores
 from gmmvit_deploy.specs import MaskKind, MaskSpec, input_shape, spec_to_json
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from tests.conftest import MANIFEST, NAMES, Golden, golden
-from tests.families.small_models import MAX_BATCH, ONE_A_FAMILY, SMALL, Small, SmallExports
+from tests.families.small_models import MAX_BATCH, ONE_A_FAMILY, SMALL, Small, SmallExports, failing_rules
 
 OTHER_PRECISIONS: tuple[Precision, ...] = tuple(one for one in PRECISIONS if one != "fp32")
 each_small = pytest.mark.parametrize("small", SMALL, ids=str)
@@ -70,10 +71,8 @@ def test_golden_checkpoint_is_what_its_manifest_states(case: Golden) -> None:
     assert loaded.spec.family == entry["family"]
     assert input_shape(loaded.spec) == case.inputs.shape[1:]
     assert loaded.spec.classes == case.logits.shape[1]
-    if "mask" in entry:
-        assert loaded.spec.mask.kind == entry["mask"]
-    if "trainable_parameters" in entry:
-        assert loaded.trainable_parameters == entry["trainable_parameters"]
+    assert loaded.spec.mask.kind == entry["mask"]
+    assert loaded.trainable_parameters == entry["trainable_parameters"]
 
 
 def test_folding_keeps_golden_logits(case: Golden) -> None:
@@ -165,8 +164,11 @@ def test_exports_and_reopens(small: Small, small_exports: SmallExports) -> None:
 
 @each_small
 def test_every_node_declares_its_role(small: Small, small_exports: SmallExports) -> None:
-    graph = onnx.load(small_exports.bundle(small).onnx_path).graph
+    bundle = small_exports.bundle(small)  # exported with rules that raise
+    assert "the rules for operators and wiring fail" in " ".join(bundle.manifest.role_disagreements)
+    graph = onnx.load(bundle.onnx_path).graph
     assert [node.name for node in graph.node if declared_role(node) is None] == []
+    assert role_disagreements(graph) == ()
 
 
 @each_small
@@ -189,9 +191,10 @@ def test_each_precision_exports(
 
     monkeypatch.setattr(variants, "onnx_from_model", exported_once)
     calibration = [images, small.images(2)] if precision in QUANTIZED else None
-    prepared = variants.graph_from_model(
-        model, precision, preprocessing=None, max_batch=MAX_BATCH, calibration=calibration
-    )
+    with failing_rules():
+        prepared = variants.graph_from_model(
+            model, precision, preprocessing=None, max_batch=MAX_BATCH, calibration=calibration
+        )
     roles = {declared_role(node) for node in prepared.proto.graph.node}
     assert roles <= {*POLICY, "shape"}
     trained = exact(model, images).numpy()
@@ -215,10 +218,12 @@ def test_usual_mistakes_are_caught_by_name(small: Small, small_exports: SmallExp
     trained, _ = reference.logits(images)
     limit = 1e-6 * float(np.abs(trained).max())
     given = dict(suspects(bundle, reference, images))
-    assert {name for name, _ in small.family.mistakes} <= set(given)
+    own = {name for name, _ in small.family.mistakes}
+    assert own <= set(given)
     for name, logits in given.items():
         if float(np.abs(logits - trained).max()) < 100 * limit:
-            continue  # the mistake changes nothing in this model
+            assert name not in own, f"{name}: the mistake changes nothing in the small model"
+            continue
         named = explain(bundle, reference, images, logits, limit)
         # Of two mistakes with the same logits the first is named.
         assert named, name

@@ -12,7 +12,7 @@ from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.declared import ROLE_KEY, declare, declared_attention, declared_role
 from gmmvit_deploy.graphs.guessed_roles import guessed_attentions
 from gmmvit_deploy.graphs.roles import attentions_of, role_disagreements, roles_of, unknown_operators
-from gmmvit_deploy.precision import POLICY, PRECISIONS, Precision
+from gmmvit_deploy.precision import POLICY, PRECISIONS, Precision, Role
 from tests.conftest import RELEASED
 
 
@@ -75,6 +75,27 @@ def test_a_softmax_that_is_no_attention() -> None:
     )
     (attention,) = attentions_of(graph)
     assert (attention.name, attention.known, attention.nodes) == ("a", False, ("a/Softmax",))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "known"),
+    [
+        ("product", "product", True),
+        ("projection", "product", False),
+        ("product", "projection", False),
+    ],
+)
+def test_a_declared_attention_is_known_by_the_products_around_its_softmax(
+    before: Role, after: Role, known: bool
+) -> None:
+    graph = graph_of(
+        declare(helper.make_node("MatMul", ["x", "x"], ["s"], name="a/qk"), before, attention="a"),
+        declare(helper.make_node("Softmax", ["s"], ["p"], name="a/Softmax"), "softmax", attention="a"),
+        declare(helper.make_node("MatMul", ["p", "x"], ["y"], name="a/pv"), after, attention="a"),
+    )
+    (attention,) = attentions_of(graph)
+    assert attention.known == known
+    assert attention.nodes == (("a/qk", "a/Softmax", "a/pv") if known else ("a/Softmax",))
 
 
 ODD = (

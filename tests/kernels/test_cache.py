@@ -25,8 +25,8 @@ class Compiler:
         self.path, self.calls = folder / "cxx", folder / "calls"
         self.write(version="1.0")
 
-    def write(self, *, version: str, fails: bool = False) -> None:
-        end = "echo 'x.c:1: error: no' >&2; exit 1" if fails else 'for last; do :; done; echo library > "$last"'
+    def write(self, *, version: str, fails: bool = False, error: str = "x.c:1: error: no") -> None:
+        end = f"echo '{error}' >&2; exit 1" if fails else 'for last; do :; done; echo library > "$last"'
         self.path.write_text(
             f'#!/bin/sh\ncase "$*" in *--version*) echo "cxx {version}"; exit 0;; esac\n'
             f'echo "$@" >> {self.calls}\n{end}\n'
@@ -98,12 +98,12 @@ def test_the_key_does_not_know_where_the_package_is(
 
 def test_a_failure_is_recorded_and_not_tried_again_until_the_cache_is_emptied(compiler: Compiler, folder: Path) -> None:
     compiler.write(version="1.0", fails=True)
-    why = f"the compiler {compiler.path} failed: x.c:1: error: no"
+    why = f"the compiler {compiler.path} failed: x.c:1: error: no; to try again: gmmvit doctor --empty-kernel-cache"
     assert again() == again() == (None, why)
     assert compiler.count == 1
     (record,) = folder.glob("*.failed")
     assert why_recorded("onnxruntime") == str(record)
-    check = doctor._kernel("onnxruntime", onnxruntime_library)
+    check = doctor._kernels("onnxruntime", onnxruntime_library, str)
     assert (check.works, check.fix) == (False, doctor.RETRY)
     assert check.detail == f"{why} (recorded in {record})"
     compiler.write(version="1.0")
@@ -111,6 +111,25 @@ def test_a_failure_is_recorded_and_not_tried_again_until_the_cache_is_emptied(co
     assert empty_kernel_cache() == ([record], [])
     assert why_recorded("onnxruntime") == ""
     assert onnxruntime_library()[0] is not None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "x.c:1:2: fatal error: error writing to /tmp/x.s: No space left on device",
+        "c++: fatal error: Killed signal terminated program cc1plus",
+        "cc1plus: out of memory allocating 65536 bytes",
+        "",
+    ],
+)
+def test_a_failure_that_is_not_the_sources_is_tried_again(compiler: Compiler, folder: Path, error: str) -> None:
+    compiler.write(version="1.0", fails=True, error=error)
+    library, why = again()
+    assert library is None
+    assert why.startswith(f"the compiler {compiler.path} failed: ")
+    assert list(folder.glob("*.failed")) == []
+    compiler.write(version="1.0")
+    assert again()[0] is not None
 
 
 def test_another_version_of_the_compiler_is_tried(compiler: Compiler) -> None:
@@ -178,7 +197,7 @@ def test_the_command_empties_it(compiler: Compiler, folder: Path, monkeypatch: p
 
     from gmmvit_cli.main import app
 
-    monkeypatch.setattr(doctor, "examine", lambda: [doctor._kernel("onnxruntime", onnxruntime_library)])
+    monkeypatch.setattr(doctor, "examine", lambda: [doctor._kernels("onnxruntime", onnxruntime_library, str)])
     compiler.write(version="1.0", fails=True)
     assert again()[0] is None
     compiler.write(version="1.0")
