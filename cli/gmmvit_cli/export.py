@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from gmmvit_deploy.artifacts import Bundle
     from gmmvit_deploy.variants import Variant
 
+_LARGEST = "_largest_abs"  # of each proven runner in a manifest's export_parity
+
 
 def export(
     checkpoint: Path = typer.Argument(help="A .pth checkpoint or a safetensors file."),
@@ -109,11 +111,10 @@ def export(
 
 def _proven(bundle: Bundle) -> list[tuple[str, str]]:
     parity = bundle.manifest.export_parity
-    words = {"onnxruntime": "ONNX Runtime", "onnxruntime+kernels": "ONNX Runtime with our kernels"}
+    programs = {key.removesuffix(_LARGEST): found for key, found in parity.items() if key.endswith(_LARGEST)}
     rows = [
-        ("proven", f"{said} differs from PyTorch by at most {found:.1e} (limit {parity['limit']:.1e})")
-        for name, said in words.items()
-        if (found := parity.get(f"{name}_largest_abs")) is not None
+        ("proven", f"{name} differs from PyTorch by at most {found:.1e} (limit {parity['limit']:.1e})")
+        for name, found in programs.items()
     ]
     return [*rows, *(("skipped", reason) for reason in _not_proven(bundle))]
 

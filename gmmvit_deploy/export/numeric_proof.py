@@ -24,13 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["golden_rows", "proven_difference", "proven_programs"]
 
-_RUNTIMES = {
-    "onnxruntime": "ONNX Runtime's logits",
-    "onnxruntime+kernels": "ONNX Runtime's logits with our kernels",
-    "openvino": "OpenVINO's logits",
-    "openvino+kernels": "OpenVINO's logits with our kernels",
-}
-
 
 def golden_rows(bundle: Bundle) -> tuple[NDArray[Any], NDArray[Any]]:
     """(inputs, logits) of the golden set, raw images included."""
@@ -91,8 +84,9 @@ def proven_difference(
         raise ExportError(f"{what}: runner {runner.label} gives logits {batched.shape}, expected {expected.shape}")
     largest = max(float(np.abs(found - expected).max()) for found in (batched, single))
     if not largest <= limit:  # so that NaN does not pass
+        kernels = " with our kernels" if runner.own_kernels else ""
         raise ExportError(
-            f"{what}: {_RUNTIMES.get(runner.name, runner.name)} differ from PyTorch's by {largest:.3g}; "
+            f"{what}: {runner.runtime or runner.name}'s logits{kernels} differ from PyTorch's by {largest:.3g}; "
             f"expected at most {limit:.3g}"
         )
     return largest

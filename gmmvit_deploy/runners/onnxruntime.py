@@ -35,6 +35,7 @@ class OnnxRuntimeRunner(Runner):
     """
 
     name = "onnxruntime"
+    runtime = "ONNX Runtime"
     graph: Variant
 
     def __init__(
@@ -54,6 +55,7 @@ class OnnxRuntimeRunner(Runner):
         self._fused = None
         if kernels:
             self.name = "onnxruntime+kernels"
+            self.own_kernels = True
             self._fused, why = fused_graph(self.graph.path)
             if self._fused is None:
                 raise RunnerUnavailableError(

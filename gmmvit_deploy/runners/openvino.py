@@ -32,6 +32,7 @@ class OpenVinoRunner(Runner):
     """
 
     name = "openvino"
+    runtime = "OpenVINO"
     graph: Variant
 
     def __init__(
@@ -60,6 +61,7 @@ class OpenVinoRunner(Runner):
         ours = None
         if kernels:
             self.name = "openvino+kernels"
+            self.own_kernels = True
             ours, why = kernels_for_graph(variant.path, precision)
             if ours is None:
                 raise RunnerUnavailableError(

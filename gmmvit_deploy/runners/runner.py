@@ -78,6 +78,8 @@ class Runner:
     callers: number of concurrent calls that it can make use of.
     graph: the bundle's file that its program was made from; None where there is no such file or it is not known.
     server: the models of its server; None for a runner in this process.
+    runtime: the product that computes, for messages; empty where its name is enough.
+    own_kernels: whether our CPU kernels are in the graph that it runs.
     """
 
     name: str
@@ -87,6 +89,8 @@ class Runner:
     callers: int = 1
     graph: Variant | None = None
     server: Served | None = None
+    runtime: str = ""
+    own_kernels: bool = False
 
     def __init__(self, bundle: Bundle) -> None:
         self.input_shape = bundle.input_shape

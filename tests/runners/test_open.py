@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -104,11 +105,51 @@ def test_names_that_are_none(bundle: Bundle) -> None:
         assert all(known in caught.value.hint for known in RUNNERS)
 
 
+_NAMES = "(eager|compile|onnxruntime|openvino|tensorrt|triton)[a-z-]*([+]kernels)?"
+ASKED = [
+    re.compile(r"isinstance\(.*Runner"),
+    re.compile(r"runner\.name\s*(==|!=|in\b|not in\b)"),
+    re.compile(rf"\bname\s*(==|!=|in|not in)\s*[(\[{{]?\"{_NAMES}\""),
+    re.compile(rf"(startswith|endswith)\([(]?\"({_NAMES}|[+]kernels)"),
+    re.compile(r"\"(onnxruntime|openvino)[+]kernels\"\s*:"),  # a closed list of runners
+]
+
+
+def asked(line: str) -> bool:
+    return any(pattern.search(line) for pattern in ASKED)
+
+
 def test_nobody_asks_for_a_class_or_a_name() -> None:
     """What a runner can do is asked of it."""
-    package = Path(__file__).parents[2] / "gmmvit_deploy"
-    for room in ("parity", "bench"):
-        for path in (package / room).rglob("*.py"):
+    root = Path(__file__).parents[2]
+    for room in ("gmmvit_deploy/parity", "gmmvit_deploy/bench", "gmmvit_deploy/export", "cli/gmmvit_cli"):
+        files = list((root / room).rglob("*.py"))
+        assert files
+        for path in files:
             for number, line in enumerate(path.read_text().splitlines(), 1):
-                asked = ("isinstance(" in line and "Runner" in line) or "runner.name ==" in line
-                assert not asked, f"{path.name}:{number}: {line.strip()}"
+                assert not asked(line), f"{path.name}:{number}: {line.strip()}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "if isinstance(runner, OnnxRuntimeRunner):",
+        'if runner.name == "eager":',
+        "if runner.name in KNOWN:",
+        'if name == "openvino" and quantised:',
+        'if name in ("onnxruntime", "openvino"):',
+        'if runner.label.startswith("triton"):',
+        'if name.endswith("+kernels"):',
+        'words = {"onnxruntime": "ONNX Runtime", "onnxruntime+kernels": "with our kernels"}',
+    ],
+)
+def test_the_guard_sees_what_it_forbids(line: str) -> None:
+    assert asked(line)
+
+
+@needs_kernel
+@pytest.mark.parametrize("name", ["onnxruntime", "openvino", *OURS])
+def test_a_runner_names_its_runtime(name: str, bundle: Bundle) -> None:
+    with open_runner(name, bundle) as runner:
+        assert runner.own_kernels == (name in OURS)
+        assert runner.runtime == {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}[name.partition("+")[0]]
