@@ -37,7 +37,7 @@ class LoadPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSearch:
-    """best: of the highest rate that held the bound; None when none did.  points: every try."""
+    """best: the point with the highest rate whose p99 stayed within the bound, or None.  points: every try."""
 
     runner: str
     bound_ms: float

@@ -100,11 +100,11 @@ def _input(path: Path, proto: ModelProto) -> tuple[str, tuple[int, ...], str]:
     constants = {one.name for one in proto.graph.initializer}
     inputs = [one for one in proto.graph.input if one.name not in constants]
     if len(inputs) != 1:
-        raise InputError(f"{path}: {len(inputs)} inputs; one was wanted, the images")
+        raise InputError(f"{path}: expected one input, the images, got {len(inputs)}")
     kind = inputs[0].type.tensor_type
     dims = [one.dim_value for one in kind.shape.dim]
     if len(dims) < 2 or dims[0] or not all(dims[1:]):
-        raise InputError(f"{path}: its input is {dims}; a dynamic batch and fixed other dimensions were wanted")
+        raise InputError(f"{path}: expected an input with a dynamic batch and fixed other dimensions, got {dims}")
     return inputs[0].name, tuple(dims[1:]), str(helper.tensor_dtype_to_np_dtype(kind.elem_type))
 
 

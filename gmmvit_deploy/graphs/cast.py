@@ -68,7 +68,7 @@ class _Cast:
             self._add(node)
         for result in out.graph.output:
             if self._kinds[result.name] != "float32":
-                raise ExportError(f"{result.name} came out as {self._kinds[result.name]}; float32 was wanted")
+                raise ExportError(f"{result.name}: expected float32, got {self._kinds[result.name]}")
         others = [one for one in out.graph.initializer if one.name not in self._floats]
         rewrite_graph(out.graph, self._nodes, [*others, *self._constants.values()])
         if "bfloat16" in self._types.values():

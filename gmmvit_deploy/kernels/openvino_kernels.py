@@ -103,7 +103,7 @@ def kernels_from(library: Path, wanted: Arithmetic) -> tuple[Kernels | None, str
     """(our kernels, the arithmetic that attention is computed in); or (None, why there are none).
 
     library: openvino_operations.cpp, compiled for the OpenVINO that is here.
-    The arithmetic is the one that is wanted, or float32 where the processor has no bf16.
+    The arithmetic is the requested one, or float32 where the processor has no bf16.
     """
     from openvino.utils.node_factory import NodeFactory
 
@@ -221,7 +221,7 @@ def _over_last_axis(mvn: Any) -> bool:
 
 
 def _summands(value: Any) -> tuple[Any, ...]:
-    """Of a sum of two values, neither a constant nor broadcast; empty if it is none."""
+    """Return both addends of a sum if neither is constant nor broadcast, else an empty tuple."""
     node = value.get_node()
     if node.get_type_name() != "Add":
         return ()

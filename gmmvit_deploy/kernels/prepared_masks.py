@@ -26,7 +26,7 @@ LOG2_E = 1.4426950408889634
 class PreparedMask:
     """numbers: (H, …), float32, or two of float16 as one int32.  grid: 0 for a mask that is on none.
 
-    arithmetic: the one that was wanted, or float32 where a number is beyond float16.
+    arithmetic: as requested, or float32 where a number is beyond float16.
     """
 
     numbers: Any
@@ -110,6 +110,6 @@ def _from_offsets(numbers: Any, g: int, n: int) -> Any:
     return turned
 
 
-def _whole(n: int) -> int:
-    """So many numbers in whole vectors."""
-    return -(-n // LANES) * LANES
+def _whole(count: int) -> int:
+    """Round `count` up to a multiple of the vector width."""
+    return -(-count // LANES) * LANES
