@@ -49,13 +49,13 @@ class EinsumAttention(nn.Module):
 
     def __init__(self, original: MaskedAttention) -> None:
         super().__init__()
-        self.original = original
+        self.heads = original.heads
+        self.qkv, self.scores, self.out = original.qkv, original.scores, original.out
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        attention = self.original
-        query, key, value = (heads_of(part, attention.heads) for part in attention.qkv(x).chunk(3, dim=-1))
-        weights = attention.scores.normalised(attention.scores.masked(_scores(query, key)))
-        return attention.out(_mixed(weights, value).transpose(1, 2).flatten(2))
+        query, key, value = (heads_of(part, self.heads) for part in self.qkv(x).chunk(3, dim=-1))
+        weights = self.scores.normalised(self.scores.masked(_scores(query, key)))
+        return self.out(_mixed(weights, value).transpose(1, 2).flatten(2))
 
 
 class EinsumTalkingHeads(nn.Module):
@@ -65,20 +65,21 @@ class EinsumTalkingHeads(nn.Module):
 
     def __init__(self, original: TalkingHeadsAttention) -> None:
         super().__init__()
-        self.original = original
+        self.heads = original.heads
+        self.query, self.key_value = original.query, original.key_value
+        self.scores, self.out = original.scores, original.out
 
     def forward(self, x: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
-        attention = self.original
-        query = heads_of(attention.query(x), attention.heads)
-        key, value = (heads_of(part, attention.heads) for part in attention.key_value(context).chunk(2, dim=-1))
-        *masked, (_, mix_before) = attention.scores.steps_before()
-        ((_, mix_after),) = attention.scores.steps_after()
+        query = heads_of(self.query(x), self.heads)
+        key, value = (heads_of(part, self.heads) for part in self.key_value(context).chunk(2, dim=-1))
+        *masked, (_, mix_before) = self.scores.steps_before()
+        ((_, mix_after),) = self.scores.steps_after()
         scores = _scores(query, key)
         for _, step in masked:
             scores = step(scores)
         weights = torch.softmax(_mixed_heads(scores, mix_before.matrix()), dim=-1)
         weights = _mixed_heads(weights, mix_after.matrix())
-        return attention.out(_mixed(weights, value).transpose(1, 2).flatten(2))
+        return self.out(_mixed(weights, value).transpose(1, 2).flatten(2))
 
 
 def _scores(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
