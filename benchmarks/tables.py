@@ -11,8 +11,8 @@ import re
 import sys
 
 from benchmarks.shared import tables_rejected, tables_reported, tables_settings
-from benchmarks.shared.places import BENCHMARKS, KINDS, RESULTS, ROOT
-from benchmarks.shared.results import by_family, card_lines, result
+from benchmarks.shared.places import BENCHMARKS, FAMILIES, KINDS, RESULTS, ROOT
+from benchmarks.shared.results import by_run, card_lines, result
 from benchmarks.shared.tables_engines import every_engine
 
 __all__ = ["ENGINES", "OVERVIEW", "engines_page", "overview", "tables"]
@@ -63,13 +63,19 @@ def question(kind: str, script: str) -> str:
 
 
 def _cards(script: str) -> list[str]:
-    """The run card of a script; of a script that measures families separately, the card of each family."""
+    """The run card of a script; of a script with several runs, one for each family for example, the card of each."""
     if not (RESULTS / script).is_dir():
         return card_lines(result(script)["card"])
     lines = []
-    for family, found in by_family(script).items():
-        lines += [f"#### {family}", "", *card_lines(found["card"]), ""]
+    runs = by_run(script)
+    for run in sorted(runs, key=_position):
+        lines += [f"#### {run.replace('_', ' ')}", "", *card_lines(runs[run]["card"]), ""]
     return lines[:-1]
+
+
+def _position(run: str) -> int:
+    """Families in the paper's order, then other runs in the order of their names."""
+    return FAMILIES.index(run) if run in FAMILIES else len(FAMILIES)
 
 
 def engines_page() -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.shared.places import FAMILIES, RESULTS
 
-__all__ = ["by_family", "card_lines", "interval", "result"]
+__all__ = ["by_family", "by_run", "card_lines", "interval", "result"]
 
 
 def result(script: str) -> dict[str, Any]:
@@ -20,6 +20,11 @@ def by_family(script: str) -> dict[str, dict[str, Any]]:
     """The results of a script that measures families separately, in the paper's order; empty where there is none."""
     written = {path.stem for path in (RESULTS / script).glob("*.json")}
     return {family: result(f"{script}/{family}") for family in FAMILIES if family in written}
+
+
+def by_run(script: str) -> dict[str, dict[str, Any]]:
+    """File name without its ending → result, of a script whose runs are kept side by side in one folder."""
+    return {path.stem: result(f"{script}/{path.stem}") for path in sorted((RESULTS / script).glob("*.json"))}
 
 
 def interval(ratio: dict[str, float], digits: int = 2) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.shared.results import by_family, interval, result
+from benchmarks.shared.results import by_family, by_run, interval, result
 from benchmarks.shared.tables_engines import engines_table, head_dims_table
 
 __all__ = ["SHOWN", "page_tables", "readme_tables"]
@@ -17,6 +17,7 @@ SHOWN = {
     "where_time_goes": ("where_all",),
     "parity_limits": ("parity_limits",),
     "engines": ("engines", "head_dims"),
+    "before_after": ("before_after",),
 }
 """Script → the markers of its tables on the page of results; fastest_gpu's exist where a GPU was measured."""
 
@@ -39,12 +40,33 @@ def readme_tables() -> dict[str, str]:
 
 def page_tables() -> dict[str, str]:
     """Tables that stand on the page of results alone."""
-    tables = {"where_all": where_table(_where())}
+    tables = {
+        "where_all": where_table(_where()),
+        "before_after": before_after_table(by_run("reported/before_after")),
+    }
     gpu = by_family("reported/fastest_gpu")
     if gpu:
         tables["fastest_gpu"] = fastest_table(gpu, GPU_RUNNERS)
         tables["mask_free_gpu"] = mask_free_table(gpu, {"families": gpu}, GPU_RUNNERS[1:])
     return tables
+
+
+def before_after_table(runs: dict[str, dict[str, Any]]) -> str:
+    """A row for each program of each run: its time after the change over its time before, and the A/A control."""
+    lines = [
+        "| run, commits | family, runner, batch | before, ms | after / before | control / before | allowed | verdict |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for run, results in runs.items():
+        settings = results["card"]["settings"]
+        name = f"{run.replace('_', ' ')}, {settings['before'][:7]} to {settings['after'][:7]}"
+        for family, runners in results["families"].items():
+            for runner, batches in runners.items():
+                for batch, row in batches.items():
+                    ratios = (interval(row[key], 3) for key in ("after_over_before", "control_over_before"))
+                    cells = (f"{family}, {runner}, {batch}", f"{row['before_ms']:.2f}", *ratios)
+                    lines.append(f"| {' | '.join((name, *cells, format(row['allowed'], '.1%'), row['verdict']))} |")
+    return "\n".join(lines)
 
 
 def _where() -> dict[str, Any]:
