@@ -14,11 +14,11 @@ demo: $(INSTALLED)
 WORKERS := $(shell cores=$$(nproc); echo $$((cores < 3 ? cores + 1 : 4)))
 
 test: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # No server, no engine, no export, no process of its own: what can be told in a minute.
 test-fast: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not (server or engine or export or process)"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not (server or engine or export or process)"
 
 # Compute every frozen value again: graphs, logits, mistakes and engines of the golden checkpoints, a minute each.
 frozen: $(INSTALLED)

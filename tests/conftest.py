@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import functools
+import gc
 import json
 import os
 import shutil
@@ -92,8 +95,37 @@ def mark_by_fixtures(fixtures: Iterable[str]) -> set[str]:
     return {_MARKER_OF_FIXTURE[name] for name in fixtures if name in _MARKER_OF_FIXTURE}
 
 
+def pytest_configure() -> None:
+    # Importing torch and onnx leaves millions of objects that stay for good, and tracing a model makes millions more
+    # for seconds: the collector takes a fifth of an export's time to look through all of them again and again.
+    gc.freeze()
+    gc.set_threshold(50_000, 50, 100)
+
+
+_LONGEST = (
+    "tests/bench/test_scripts.py",
+    "tests/demo/test_demo.py",
+    "tests/engines/test_build.py",
+    "tests/serving/test_server.py",
+    "tests/cli/test_cli.py",
+    "tests/families/test_contract.py",
+    "tests/parity/test_faults.py",
+    "tests/runtime/test_openvino.py",
+    "tests/cli/test_engines_cli.py",
+    "tests/export/test_channels.py",
+    "tests/bench/test_bench.py",
+    "tests/parity/test_check.py",
+    "tests/families/test_counts.py",
+)
+"""Files that take longest, in that order: at the end of a run they would keep a single worker busy."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by the fixtures they use, for `make test-fast`; tests marked ``gpu`` run wherever there is one."""
+    """Start with the longest files. Mark tests by the fixtures they use, for `make test-fast`; tests marked ``gpu`` run
+    wherever there is a GPU.
+    """
+    place = {name: number for number, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: place.get(item.nodeid.partition("::")[0], len(place)))
     no_gpu = visible_gpu() is None
     for item in items:
         for marker in mark_by_fixtures(getattr(item, "fixturenames", ())):
@@ -152,6 +184,17 @@ def golden(name: str) -> Golden:
 @pytest.fixture(params=RELEASED)
 def each_golden(request: pytest.FixtureRequest) -> Golden:
     return golden(request.param)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _exporter_knows_its_operators_once() -> Iterator[None]:
+    """torch.onnx builds its table of operators anew for every export, the same each time: a fifth of an export here."""
+    with pytest.MonkeyPatch.context() as patch:
+        with contextlib.suppress(ImportError, AttributeError):  # it is no part of torch's public interface
+            from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+            patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(functools.cache(ONNXRegistry.from_torchlib)))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ where a runner has failed; naming one is help, not part of the verdict.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -30,10 +30,19 @@ _EXPLAINED = 0.1
 
 
 @torch.inference_mode()
-def explain(bundle: Bundle, reference: Reference, inputs: NDArray[Any], found: NDArray[Any], limit: float) -> str:
-    """The mistake that explains ``found``, in words; empty when none of these does.
+def explain(
+    bundle: Bundle,
+    reference: Reference,
+    inputs: NDArray[Any],
+    found: NDArray[Any],
+    limit: float,
+    *,
+    mistakes: Iterable[tuple[str, NDArray[Any]]] | None = None,
+) -> str:
+    """Return in words the mistake that explains ``found``, or an empty string if no mistake does.
 
-    inputs (B, …) as the graph takes them; found (B, C), what the runner gave; limit: as for a right runner.
+    inputs (B, …) as the graph takes them; found (B, C), what the runner gave; limit: as for a right runner; mistakes:
+    what `suspects` gives for these inputs, where it was computed before.
     """
     trained, _ = reference.logits(inputs)
     if found.shape != trained.shape or not np.isfinite(found).all():
@@ -42,7 +51,7 @@ def explain(bundle: Bundle, reference: Reference, inputs: NDArray[Any], found: N
         return "the logits rounded to float16"
     unexplained = float(np.abs(found - trained).max())
     best, nearest = "", max(limit, _EXPLAINED * unexplained)
-    for name, logits in suspects(bundle, reference, inputs):
+    for name, logits in suspects(bundle, reference, inputs) if mistakes is None else mistakes:
         distance = float(np.abs(found - logits).max())
         # A mistake that changes less than is left over explains nothing.
         if distance < nearest and distance < _EXPLAINED * float(np.abs(logits - trained).max()):

@@ -224,7 +224,7 @@ def test_usual_mistakes_are_caught_by_name(small: Small, small_exports: SmallExp
         if float(np.abs(logits - trained).max()) < 100 * limit:
             assert name not in own, f"{name}: the mistake changes nothing in the small model"
             continue
-        named = explain(bundle, reference, images, logits, limit)
+        named = explain(bundle, reference, images, logits, limit, mistakes=given.items())
         # Of two mistakes with the same logits the first is named.
         assert named, name
         np.testing.assert_allclose(given[named], logits, rtol=0, atol=limit, err_msg=f"{name} was named {named}")

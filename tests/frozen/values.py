@@ -177,12 +177,13 @@ def mistakes(bundle: Bundle) -> dict[str, dict[str, str]]:
     try:
         reference = Reference(bundle)
         inputs, _ = bundle.golden()
+        given = dict(suspects(bundle, reference, inputs))
         return {
             name: {
                 "logits": sha256_of_array(logits),
-                "named": explain(bundle, reference, inputs, logits, _EXPLAINED_WITHIN),
+                "named": explain(bundle, reference, inputs, logits, _EXPLAINED_WITHIN, mistakes=given.items()),
             }
-            for name, logits in suspects(bundle, reference, inputs)
+            for name, logits in given.items()
         }
     finally:
         torch.set_num_threads(threads)
