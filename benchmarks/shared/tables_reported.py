@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.shared.results import by_family, interval, result
 from benchmarks.shared.tables_engines import engines_table, head_dims_table
 
-__all__ = ["SHOWN", "page_tables", "readme_tables"]
+__all__ = ["SHOWN", "documented_tables", "page_tables"]
 
 SHOWN = {
     "fastest_gpu": ("fastest_gpu", "mask_free_gpu"),
@@ -21,10 +21,11 @@ SHOWN = {
 """Script → the markers of its tables on the page of results; fastest_gpu's exist where a GPU was measured."""
 
 
-def readme_tables() -> dict[str, str]:
-    """Marker in the README → its table."""
+def documented_tables() -> dict[str, str]:
+    """Marker in the documentation → its table."""
     engines, fastest, where = result("reported/engines"), by_family("reported/fastest_cpu"), _where()
     return {
+        "headline": headline_table(fastest, result("reported/mask_cost")),
         "fastest_cpu": fastest_table(fastest),
         "mask_free": mask_free_table(fastest, result("reported/mask_cost")),
         "served": served_table(result("reported/served")),
@@ -86,6 +87,26 @@ CPU_RUNNERS = (
     "openvino+kernels:int8",
 )
 GPU_RUNNERS = ("compile", "tensorrt", "tensorrt:fp16", "tensorrt:int8")
+
+
+HEADLINE = {
+    "plain ONNX": "straight export",
+    "fp32": "openvino+kernels",
+    "bf16": "openvino+kernels:bf16",
+    "int8": "openvino+kernels:int8",
+}
+"""Column of the README's table → program."""
+
+
+def headline_table(results: dict[str, Any], costs: dict[str, Any]) -> str:
+    """Family: a single image, times faster than eager PyTorch; and what the mask adds in float32."""
+    lines = [f"| family | eager PyTorch | {' | '.join(HEADLINE)} | the mask adds |", "|---" * (len(HEADLINE) + 3) + "|"]
+    for family, by_batch in results.items():
+        rows = by_batch["1"]
+        times = [f"{rows[name]['times_faster_than_eager']['median']:.1f}×" for name in HEADLINE.values()]
+        added = costs["families"][family]["1"][HEADLINE["fp32"]]["over_plain"]["median"] - 1
+        lines.append(f"| {family} | {rows['eager']['median_ms']:.1f} ms | {' | '.join(times)} | {added:+.1%} |")
+    return "\n".join(lines)
 
 
 def fastest_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNERS) -> str:
