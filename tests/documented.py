@@ -63,9 +63,10 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A command without its ``$ ``, and the lines of its output that are written below it."""
+    """text: the command without its ``$ ``.  typed: its lines as they stand.  output: the lines written below it."""
 
     text: str
+    typed: tuple[str, ...]
     output: tuple[str, ...]
 
 
@@ -98,26 +99,29 @@ def blocks(page: Path, text: str) -> Iterator[Block]:
 
 def commands(block: Block) -> list[Command]:
     """The commands of a console block; a line that ends with a backslash goes on in the next."""
-    found: list[tuple[str, list[str]]] = []
-    continues = False
+    found: list[tuple[list[str], list[str]]] = []
     for line in block.text.splitlines():
-        if continues:
-            text, output = found.pop()
-            found.append((f"{text[:-1]}{line.strip()}", output))
-        elif line.startswith("$ "):
-            found.append((line[2:], []))
+        if line.startswith("$ "):
+            found.append(([line], []))
+        elif found[-1][0][-1].endswith("\\") and not found[-1][1]:
+            found[-1][0].append(line)
         else:
             found[-1][1].append(line)
-            continue
-        continues = line.endswith("\\")
-    return [Command(text=text, output=tuple(output)) for text, output in found]
+    return [
+        Command(
+            text=" ".join(line.removesuffix("\\").strip() for line in typed)[2:],
+            typed=tuple(typed),
+            output=tuple(output),
+        )
+        for typed, output in found
+    ]
 
 
 def with_output(page_text: str, block: Block, output: Mapping[str, str]) -> str:
     """The page's text with a block's written output replaced; commands without written output stay without."""
-    lines = []
+    lines: list[str] = []
     for command in commands(block):
-        lines.append(f"$ {command.text}")
+        lines += command.typed
         if command.output:
             lines += re.sub(r"\n\s*\n", "\n\n", output[command.text].strip("\n")).splitlines()
     fresh = "\n".join(line.rstrip() for line in lines)
