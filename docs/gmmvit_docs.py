@@ -9,6 +9,7 @@ Both happen when the site is built; the pages need no script.  Fenced code is le
 
 from __future__ import annotations
 
+import inspect
 import re
 from html import escape
 from typing import Any
@@ -87,6 +88,8 @@ def command_reference() -> str:
         usage = " ".join(command.collect_usage_pieces(context))
         parts += [f"## {name}", "", (command.help or "").strip(), "", "```text", f"gmmvit {name} {usage}", "```", ""]
         parts += _table(command, context)
+        if command.epilog:
+            parts += ["```text", inspect.cleandoc(command.epilog), "```", ""]
     return "\n".join(parts)
 
 

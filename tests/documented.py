@@ -123,8 +123,9 @@ def with_output(page_text: str, block: Block, output: Mapping[str, str]) -> str:
     for command in commands(block):
         lines += command.typed
         if command.output:
-            lines += re.sub(r"\n\s*\n", "\n\n", output[command.text].strip("\n")).splitlines()
-    fresh = "\n".join(line.rstrip() for line in lines)
+            actual = "\n".join(line.rstrip() for line in output[command.text].splitlines())
+            lines += re.sub(r"\n{3,}", "\n\n", actual.strip("\n")).splitlines()
+    fresh = "\n".join(lines)
     return page_text.replace(f"```console\n{block.text}\n```", f"```console\n{fresh}\n```")
 
 

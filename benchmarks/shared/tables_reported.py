@@ -186,16 +186,16 @@ def where_table(results: dict[str, Any], *families: str) -> str:
 
 
 def target_sentence(results: dict[str, Any]) -> str:
-    """What 5 times eager would take of the fastest runner for ViT."""
+    """The time that five times the speed of eager PyTorch allows the fastest runner for ViT, and where it goes now."""
     found = results["families"]["vit"]["programs"]["openvino+kernels:int8"]["rows"]
     rows, chunk = next((rows, chunk) for rows, chunk in found.items() if "target" in chunk)
     target, spent = chunk["target"], chunk["spent_ms"]
     return (
-        f"Five times eager at a batch of 64 would be {target['chunk_ms']:.1f} ms for a chunk of {rows} images on one "
-        f"core, where int8 takes {chunk['ms']:.1f}: {spent['products']:.1f} in products, {spent['attention']:.1f} in "
-        f"attention, {target['others_ms'] - spent['attention']:.1f} in all else. With products at the best int8 rate "
-        f"({chunk['products_at_best_ms']:.1f} ms) {target['left_for_others_ms']:.1f} ms would be left for what now "
-        f"takes {target['others_ms']:.1f}."
+        f"Five times the speed of eager PyTorch at batch 64 means {target['chunk_ms']:.1f} ms for a chunk of {rows} "
+        f"images on one core. int8 takes {chunk['ms']:.1f} ms: {spent['products']:.1f} in products, "
+        f"{spent['attention']:.1f} in attention, {target['others_ms'] - spent['attention']:.1f} in the rest. At the "
+        f"best int8 rate the products would take {chunk['products_at_best_ms']:.1f} ms, which would leave "
+        f"{target['left_for_others_ms']:.1f} ms for attention and the rest; they take {target['others_ms']:.1f} ms."
     )
 
 
