@@ -14,6 +14,7 @@ import pytest
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.engines.card import open_engine
 from gmmvit_deploy.serving.server import TritonServer
+from tests.cli.terminal import without_progress
 from tests.conftest import GOLDEN
 from tests.serving.test_repository import served_by_tensorrt
 
@@ -30,7 +31,7 @@ def copied(bundle: Bundle, tmp_path: Path) -> Path:
 def refused(answer: subprocess.CompletedProcess[str], message: str) -> str:
     """The hint of an error that the user sees."""
     assert answer.returncode == 1, answer.stdout
-    error, _, hint = answer.stderr.strip().rpartition("\n")
+    error, _, hint = without_progress(answer.stderr).strip().rpartition("\n")
     assert error.startswith("Error: "), answer.stderr
     assert message in error
     assert hint.startswith("hint: ")
@@ -90,7 +91,7 @@ def test_convert_refuses(arguments: tuple[str, ...], message: str, gmmvit: Gmmvi
 def test_calibration_images_of_the_wrong_size(gmmvit: Gmmvit, copied: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.zeros((4, 28, 28, 3), np.uint8))
     answer = gmmvit("convert", copied, "--precision", "int8", "--calibration", tmp_path / "x.npy")
-    refused(answer, "uint8 (N, 32, 32, 3) was wanted, found uint8 (4, 28, 28, 3)")
+    refused(answer, "expected uint8 (N, 32, 32, 3), got uint8 (4, 28, 28, 3)")
 
 
 @pytest.mark.parametrize(

@@ -269,7 +269,7 @@ def test_digits_are_those_of_the_demo() -> None:
     ("text", "message"),
     [
         ("imagenet:x", "kind 'imagenet' is not known"),
-        ("cifar10", "a path was wanted, as in cifar10:PATH"),
+        ("cifar10", "expected a path, as in cifar10:PATH"),
         ("cifar10:x#val", "split 'val' is not known"),
         ("digits:x", "digits take no path"),
         ("cifar10:nowhere", "no such file or folder"),

@@ -328,14 +328,14 @@ class TestRefused:
 
 
 def test_progress_is_the_builders_own(precise_bundle: Bundle, rtx: Flavor, tmp_path: Path) -> None:
-    seen: list[tuple[str, int, int]] = []
+    seen: list[tuple[str, int, int | None]] = []
     engine_from_bundle(
         precise_bundle,
         open_variant(precise_bundle, "fp16"),
         ADA,
         rtx,
         out=tmp_path / "e",
-        on_progress=lambda phase, done, steps: seen.append((phase, done, steps)),
+        on_progress=lambda event: seen.append((event.step, event.done, event.total)),
     )
     assert ("Building engine", 0, 6) in seen
     assert seen[-1][1:] == (6, 6)
