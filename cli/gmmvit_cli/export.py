@@ -23,6 +23,7 @@ from gmmvit_cli.options import (
 )
 from gmmvit_cli.output import JSON_OPTION, print_json, print_table
 from gmmvit_cli.progress import progress
+from gmmvit_deploy.checkpoints.reading import require_checkpoint
 from gmmvit_deploy.precision import PRECISIONS, precisions_from
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ def export(
     precisions = precisions_from(precision)
     require_calibration(precisions, calibration)
     variants: list[Variant] = []
+    require_checkpoint(checkpoint)
     with progress("export") as on_progress:
         from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
         from gmmvit_deploy.images import resize_rule_from

@@ -11,6 +11,7 @@ from gmmvit_cli.models import CHANNELS, HEADS, IMAGE_SIZE, MASK_FORM, PRESET, hi
 from gmmvit_cli.options import INPUT, OUTPUT, require_output_file
 from gmmvit_cli.output import JSON_OPTION, note, print_json, print_table
 from gmmvit_cli.progress import progress
+from gmmvit_deploy.checkpoints.reading import require_checkpoint
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.progress import Progress
 from gmmvit_deploy.specs import MaskKind
@@ -61,6 +62,7 @@ def inspect(
         described = _preset(preset, classes, image_size, channels, mask, kernels, shared)
     else:
         hints = hints_from(heads, preset, mask_form, image_size=image_size, channels=channels)
+        require_checkpoint(checkpoint)
         with progress("inspect") as on_progress:
             from gmmvit_deploy.checkpoints.loading import load_checkpoint
             from gmmvit_deploy.checkpoints.report import describe_checkpoint

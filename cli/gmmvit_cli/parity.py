@@ -93,23 +93,27 @@ def parity(
     with progress("parity") as on_progress:
         from gmmvit_deploy.artifacts import open_bundle
         from gmmvit_deploy.pages import require_page
-        from gmmvit_deploy.parity.check import ParityOptions, check_parity
         from gmmvit_deploy.parity.inputs import open_images_of
+
+        if report is not None:
+            require_page(report, force=force)  # not after half an hour of images
+        images = open_images_of(data) if data else None
+        opened = open_bundle(bundle)
+
+        # Imports PyTorch: a bundle that is missing is refused without it.
+        from gmmvit_deploy.parity.check import ParityOptions, check_parity
         from gmmvit_deploy.parity.page import write_page
         from gmmvit_deploy.precision import precision_from
         from gmmvit_deploy.runners.open import default_runners, open_runners
 
-        if report is not None:
-            require_page(report, force=force)  # not after half an hour of images
         runner_precision = precision_from(precision)
         options = ParityOptions(
-            data=open_images_of(data) if data else None,
+            data=images,
             limit=limit,
             on_broken=on_broken,  # type: ignore[arg-type]  # checked by its callback
             gate=gate,
             localize=localize,
         )
-        opened = open_bundle(bundle)
         skipped: list[str] = []
         if runner is None:
             names, skipped = default_runners(opened, runner_precision)

@@ -12,6 +12,7 @@ from gmmvit_deploy.progress import OnProgress, Progress, ignore
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Task
 
 __all__ = ["LINE_MARK", "Lines", "progress"]
 
@@ -42,19 +43,24 @@ def progress(work: str) -> Iterator[OnProgress]:
 
 
 @contextmanager
-def _bar(work: str, console: Console) -> Iterator[OnProgress]:
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+def _bar(work: str, console: Console, clock: Callable[[], float] = time.monotonic) -> Iterator[OnProgress]:
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
+    from rich.text import Text
 
-    columns = (
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}", markup=False),
-    )
-    with Bars(*columns, console=console, transient=True) as bars:
+    class Numbers(TextColumn):
+        """``3 of 12, about 8 s left``, as far as it is known."""
+
+        def render(self, task: Task) -> Text:
+            if task.total is None:
+                return Text("")
+            left = task.time_remaining
+            time_left = f", about {_duration(left)} left" if left else ""
+            return Text(f"{task.completed:.0f} of {task.total:.0f}{time_left}")
+
+    description = TextColumn("{task.description}", markup=False)
+    columns = (BarColumn(bar_width=20), TimeElapsedColumn(), Numbers(""), description)
+    with Bars(*columns, console=console, transient=True, get_time=clock) as bars:
         task = bars.add_task(work, total=None)
         last = Progress(work)
 

@@ -180,6 +180,47 @@ def test_help_imports_nothing_that_it_does_not_use() -> None:
         assert others == {name} | shared.get(name, set())
 
 
+_COMMANDS = """
+import sys
+from gmmvit_cli.main import main
+
+for words in sys.argv[1:]:
+    sys.argv = ["gmmvit", *words.split()]
+    try:
+        main()
+    except SystemExit:
+        pass
+    print(words.split()[0], *sorted({"torch", "onnxruntime", "openvino", "matplotlib"} & set(sys.modules)))
+"""
+
+
+@pytest.mark.process
+def test_an_input_that_is_missing_is_refused_without_loading_pytorch(tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    result.write_text("{}")
+    commands = (
+        "export nowhere -o new --dataset cifar10",
+        "inspect nowhere",
+        "convert nowhere --precision fp16",
+        "build nowhere",
+        "parity nowhere",
+        "bench nowhere --synthetic",
+        f"bench --compare {result} {result}",
+        "repository nowhere",
+        "serve nowhere",
+        "classify nowhere",
+        "tune nowhere --bound-ms 1",
+        "doctor nowhere",
+        "demo -o .",
+    )
+    assert {words.split()[0] for words in commands} == set(SUMMARIES)
+    answer = subprocess.run(
+        [sys.executable, "-c", _COMMANDS, *commands], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert answer.stderr.count("Error: ") == len(commands), answer.stderr
+    assert answer.stdout.splitlines() == [words.split()[0] for words in commands]
+
+
 def test_functions_of_commands_say_more_than_their_summary() -> None:
     for name in SUMMARIES:
         details = inspect.getdoc(getattr(import_module(f"gmmvit_cli.{name}"), name))

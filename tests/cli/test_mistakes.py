@@ -10,16 +10,20 @@ import os
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_type_hints
 
+import numpy as np
 import pytest
 
 from gmmvit_cli.commands import SUMMARIES
 from gmmvit_cli.options import OUTPUT
-from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.errors import InputError, OutputError
+from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.writing import new_folder
 from tests.cli.terminal import Answer, gmmvit_here
 from tests.cli.test_help import COMMANDS, GROUP
+from tests.conftest import GOLDEN
 
 REQUIRED = {"precision": "fp16", "bound_ms": "1", "out": "new"}
 """Values of the options that a command requires; arguments that it requires are paths."""
@@ -233,6 +237,24 @@ def test_a_calibration_that_cannot_work_is_refused_before_anything_is_read(
 ) -> None:
     words = [word for word in arguments_of(name) if word not in ("--precision", "fp16")]
     refused(gmmvit_here(name, *words, *arguments), 1, message)  # not that the input does not exist
+
+
+@pytest.mark.parametrize("kind", ["pixels", "tensor"])
+def test_calibration_images_of_the_wrong_size_are_refused_before_the_export(kind: str, tmp_path: Path) -> None:
+    """The test exports nothing: `tests/conftest.py` fails a test without the marker that reaches torch.onnx.export."""
+    np.savez(tmp_path / "x.npz", images=np.zeros((2, 28, 28, 3), np.uint8))
+    words = ("-o", "new", "--dataset", "cifar10", "--precision", "int8", "--calibration", "x.npz", "--input", kind)
+    answer = gmmvit_here("export", GOLDEN / "vit_gmm.pth", *words)
+    also = "float32 (N, 3, 32, 32) or " if kind == "tensor" else ""
+    refused(answer, 1, f"x.npz: expected {also}uint8 (N, 32, 32, 3), got uint8 (2, 28, 28, 3)")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.npz"]
+
+
+def test_precisions_that_exist_are_refused_before_the_conversion(tmp_path: Path) -> None:
+    """What `gmmvit convert` does before it opens the images, with a bundle that holds a graph already."""
+    (tmp_path / "model.fp16.onnx").write_bytes(b"precious")
+    with pytest.raises(OutputError, match=r"model\.fp16\.onnx exists"):
+        variant_from_bundle(SimpleNamespace(path=tmp_path), "fp16")  # type: ignore[arg-type]  # nothing else is read
 
 
 def test_no_message_names_the_folder_that_work_is_done_in(tmp_path: Path) -> None:
