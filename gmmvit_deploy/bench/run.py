@@ -47,15 +47,15 @@ class BenchOptions:
     def __post_init__(self) -> None:
         plan = self.plan
         if not plan.batches or min(plan.batches) < 1 or len(set(plan.batches)) < len(plan.batches):
-            raise InputError(f"batches {list(plan.batches)}: distinct sizes of at least 1 were wanted")
+            raise InputError(f"batches {list(plan.batches)}: expected distinct sizes of at least 1")
         if plan.rounds < 3:
-            raise InputError(f"rounds is {plan.rounds}; at least 3 were wanted, or no spread can be told")
+            raise InputError(f"rounds is {plan.rounds}; expected at least 3, which a spread takes")
         if not plan.seconds > 0:
-            raise InputError(f"seconds is {plan.seconds:g}; more than 0 was wanted")
+            raise InputError(f"seconds is {plan.seconds:g}; expected more than 0")
         if self.samples < max(plan.batches):
-            raise InputError(f"samples is {self.samples}; at least the largest batch, {max(plan.batches)}, was wanted")
+            raise InputError(f"samples is {self.samples}; expected at least the largest batch, {max(plan.batches)}")
         if self.bound_ms is not None and not self.bound_ms > 0:
-            raise InputError(f"the latency bound is {self.bound_ms:g} ms; more than 0 was wanted")
+            raise InputError(f"the latency bound is {self.bound_ms:g} ms; expected more than 0")
 
 
 def bench(
@@ -168,7 +168,7 @@ def _inputs(bundle: Bundle, options: BenchOptions) -> tuple[NDArray[Any], NDArra
     pixels = np.stack([options.data.pixels(int(index), image) for index in stream.indices()])
     if len(inputs) < max(options.plan.batches):
         raise InputError(
-            f"{options.data.name} has {len(inputs)} images; at least the largest batch, {max(options.plan.batches)}, "
-            "was wanted"
+            f"{options.data.name} has {len(inputs)} images; "
+            f"expected at least the largest batch, {max(options.plan.batches)}"
         )
     return inputs, pixels, {"name": options.data.name, "samples": len(inputs), "sha256": stream.sha256}

@@ -61,11 +61,11 @@ class TuneOptions:
 
     def __post_init__(self) -> None:
         if not self.bound_ms > 0:
-            raise InputError(f"the latency bound is {self.bound_ms:g} ms; more than 0 was wanted")
+            raise InputError(f"the latency bound is {self.bound_ms:g} ms; expected more than 0")
         if self.runtimes is None:
             return
         if not self.runtimes or len(set(self.runtimes)) < len(self.runtimes):
-            raise InputError("distinct runtimes were wanted, such as onnxruntime,openvino:bf16")
+            raise InputError("expected distinct runtimes, such as onnxruntime,openvino:bf16")
         if self.cpu_kernels is not None:
             raise InputError("--runtime names runtimes with +kernels or without; --cpu-kernels goes without --runtime")
         for name, _ in self.runtimes:

@@ -138,7 +138,7 @@ def _read_pytorch(path: Path, head: bytes) -> object:
             ) from exc
         if "TorchScript" in text:
             raise CheckpointError(
-                f"{path}: {_EXPECTED}, found a TorchScript archive, which is code",
+                f"{path}: {_EXPECTED}, got a TorchScript archive, which is code",
                 hint="save the model's state_dict() instead",
             ) from exc
         if head.startswith(_ZIP_MAGIC) or "unexpected EOF" in text:
@@ -154,7 +154,7 @@ def _read_pytorch(path: Path, head: bytes) -> object:
 
 def _unwrap(path: Path, loaded: object) -> tuple[dict[str, Any], str]:
     if not isinstance(loaded, dict):
-        raise CheckpointError(f"{path}: a dict of tensors was wanted, found {type(loaded).__name__}")
+        raise CheckpointError(f"{path}: expected a dict of tensors, got {type(loaded).__name__}")
     for key in _WRAPPER_KEYS:
         if isinstance(loaded.get(key), dict):
             return loaded[key], f"training checkpoint, weights under '{key}'"

@@ -244,6 +244,4 @@ def _judge(top1: dict[str, float]) -> None:
         if a != b:
             raise GmmvitError(f"{one} has {a:.2%} of the held-out digits right, {other} {b:.2%}: they must be equal")
     if min(top1.values()) < _LEAST_TOP1:
-        raise GmmvitError(
-            f"the trained model has {min(top1.values()):.2%} right; at least {_LEAST_TOP1:.0%} was wanted"
-        )
+        raise GmmvitError(f"the trained model has {min(top1.values()):.2%} right; expected at least {_LEAST_TOP1:.0%}")

@@ -270,6 +270,6 @@ def _not_fused(card: EngineCard) -> list[str]:
 def _not_reached(card: EngineCard) -> list[str]:
     unjudged = [f"precision cannot be judged: {card.unjudged}"] if card.unjudged else []
     return unjudged + [
-        f"{miss.node} runs in {miss.found} on {miss.target}, profile {miss.profile}; {miss.wanted} was wanted"
+        f"{miss.node} runs in {miss.found} on {miss.target}, profile {miss.profile}; expected {miss.wanted}"
         for miss in card.misses
     ]

@@ -70,9 +70,9 @@ class ParityOptions:
     def __post_init__(self) -> None:
         gate_of("fp32", self.gate)
         if self.on_broken not in ("fail", "skip"):
-            raise InputError(f"--on-broken is {self.on_broken!r}; fail or skip was wanted")
+            raise InputError(f"--on-broken: expected fail or skip, got {self.on_broken!r}")
         if self.limit is not None and self.limit < 1:
-            raise InputError(f"--limit is {self.limit}; at least 1 was wanted")
+            raise InputError(f"--limit: expected at least 1, got {self.limit}")
 
 
 def check_parity(

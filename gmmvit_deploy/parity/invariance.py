@@ -96,7 +96,7 @@ def check_invariance(
     failed = [trial for trial in trials if not trial.passed]
     reasons += [
         f"{trial.way} at batch {trial.batch}: a row's logits change by {trial.largest:.3g}, "
-        f"at most {limit.largest:.3g} was wanted"
+        f"expected at most {limit.largest:.3g}"
         for trial in failed
     ]
     worst = max((trial.largest for trial in trials), key=lambda value: np.inf if np.isnan(value) else value)

@@ -112,7 +112,7 @@ class _Judged:
 
 def _whose(found: NDArray[Any], exact: NDArray[Any], among: NDArray[Any]) -> str:
     if found.shape != exact.shape:
-        return f": {exact.shape} was wanted, found {found.shape}"
+        return f": expected {exact.shape}, got {found.shape}"
     for row, own in zip(found, exact, strict=True):
         strays = mixed_up(np.repeat(row[None], 2, 0), np.stack([own, among[np.square(among - row).sum(1).argmin()]]))
         if any(stray == (0, 1) for stray in strays):

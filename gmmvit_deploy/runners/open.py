@@ -142,7 +142,7 @@ def open_runners(
         raise InputError(f"runner {', '.join(repeated)} is named more than once")
     by_protocol = {url.partition(":")[0]: url for url in urls}
     if len(by_protocol) < len(urls):
-        raise InputError(f"--url is given {len(urls)} times; once for each protocol was wanted")
+        raise InputError(f"--url is given {len(urls)} times; expected once for each protocol")
     idle = [url for protocol, url in by_protocol.items() if f"triton-{protocol}" not in bare]
     if idle and not any(name in DEFAULT_URLS for name in bare):
         raise InputError(f"runner {', '.join(bare)} runs in this process; --url goes with triton-grpc and triton-http")

@@ -342,7 +342,7 @@ class TestCompare:
         with pytest.raises(InputError, match="no JSON"):
             open_result(tmp_path / "a.json")
         (tmp_path / "a.json").write_text('{"format": "gmmvit-parity/1"}')
-        with pytest.raises(InputError, match="gmmvit-bench/1 was wanted, found 'gmmvit-parity/1'"):
+        with pytest.raises(InputError, match="expected format gmmvit-bench/1, got 'gmmvit-parity/1'"):
             open_result(tmp_path / "a.json")
 
 

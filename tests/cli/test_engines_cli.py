@@ -101,7 +101,7 @@ def test_calibration_images_of_the_wrong_size(gmmvit: Gmmvit, copied: Path, tmp_
         (("--flavor", "tensorrt"), "tensorrt is not installed"),
         ((), "no compute capability was named"),
         (("--compute-capability", "9.0"), "does not build for compute capability 9.0"),
-        (("--compute-capability", "8.9", "--batch", "8:4:2"), "1 ≤ least ≤ best ≤ most was wanted"),
+        (("--compute-capability", "8.9", "--batch", "8:4:2"), "expected 1 ≤ least ≤ best ≤ most"),
         (("--compute-capability", "8.9", "--batch", "1:8:64"), "beyond this bundle's batch of 8"),
         (("--compute-capability", "8.6", "--precision", "fp8"), "fp8 needs compute capability 8.9 or more"),
         (("--compute-capability", "8.9", "--timing-cache", "x"), "cannot do --timing-cache"),
@@ -118,7 +118,7 @@ def test_build_refuses(arguments: tuple[str, ...], message: str, gmmvit: Gmmvit,
 def test_build_of_what_is_not_there(gmmvit: Gmmvit, bundle: Bundle, tmp_path: Path) -> None:
     named = ("--compute-capability", "8.9")
     assert "gmmvit convert" in refused(gmmvit("build", bundle.path, *named), "has no model.fp16.onnx")
-    refused(gmmvit("build", tmp_path / "nothing", *named), "a bundle was wanted, but it does not exist")
+    refused(gmmvit("build", tmp_path / "nothing", *named), "expected a bundle, but it does not exist")
     refused(gmmvit("build", bundle.onnx_path, *named), "an ONNX file has no place for engines")
 
 

@@ -219,7 +219,7 @@ class TestRequired:
         proto = onnx_from_model(model, preprocessing=None, max_batch=8)
         bounds = bounds_of(calibrate(proto, [golden("vit_gmm").inputs]), "int8")
         graph = saved(cast_graph(quantize_graph(proto, "int8", bounds), "int8"), tmp_path / "m.onnx")
-        message = r"blocks\.0\.attention\.qkv/MatMul runs in fp16 on 8\.9, profile 0; int8 was wanted"
+        message = r"blocks\.0\.attention\.qkv/MatMul runs in fp16 on 8\.9, profile 0; expected int8"
         with pytest.raises(EngineError, match=message):
             engine_from_onnx(graph, strict(precision="int8"), rtx, out=tmp_path / "e")
         assert not (tmp_path / "e").exists()
@@ -238,7 +238,7 @@ class TestRequired:
 
     def test_a_graph_in_another_precision(self, precise_bundle: Bundle, rtx: Flavor, tmp_path: Path) -> None:
         graph = precise_bundle.path / "model.fp16.onnx"
-        with pytest.raises(EngineError, match=r"runs in fp16 on 8\.9, profile 0; bf16 was wanted"):
+        with pytest.raises(EngineError, match=r"runs in fp16 on 8\.9, profile 0; expected bf16"):
             engine_from_onnx(graph, strict(precision="bf16"), rtx, out=tmp_path / "e")
 
 
