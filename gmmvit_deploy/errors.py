@@ -44,17 +44,22 @@ __all__ = [
 class GmmvitError(Exception):
     """Root of the tree.  ``hint`` says what to do next; without one, that of the class serves."""
 
-    usual_hint = "gmmvit doctor says what works here"
+    usual_hint = "type gmmvit doctor to see what works on this machine"
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint or self.usual_hint
 
+    def replace_path(self, old: object, new: object) -> None:
+        """Write ``new`` wherever the message or the hint names ``old``."""
+        self.args = (str(self).replace(str(old), str(new)), *self.args[1:])
+        self.hint = self.hint.replace(str(old), str(new))
+
 
 class InputError(GmmvitError):
     """Something the user handed in is wrong."""
 
-    usual_hint = "the command with --help says what it takes"
+    usual_hint = "gmmvit --help lists the commands, gmmvit COMMAND --help the options of each"
 
 
 class SpecError(InputError):
@@ -70,13 +75,13 @@ class CheckpointError(InputError):
 class BundleError(InputError):
     """A bundle that is not whole, or not what it says."""
 
-    usual_hint = "write it again with gmmvit export"
+    usual_hint = "type gmmvit export CHECKPOINT -o BUNDLE --force to write it again"
 
 
 class RepositoryError(InputError):
     """A Triton model repository that cannot be written or served."""
 
-    usual_hint = "gmmvit repository writes one from a bundle"
+    usual_hint = "type gmmvit repository BUNDLE to write a repository"
 
 
 class ImageError(InputError):
@@ -95,19 +100,19 @@ class RunnerUnavailableError(InputError):
 class FoldError(GmmvitError):
     """A folding pass could not prove its end state."""
 
-    usual_hint = "nothing was written; compare the checkpoint with gmmvit inspect"
+    usual_hint = "nothing was written; type gmmvit inspect CHECKPOINT to see what is odd"
 
 
 class ExportError(GmmvitError):
     """An exported graph is not what it must be."""
 
-    usual_hint = "nothing was written; gmmvit doctor says which versions are at work"
+    usual_hint = "nothing was written; type gmmvit doctor to see the installed versions"
 
 
 class EngineError(GmmvitError):
     """An engine was not built, or is not what was required."""
 
-    usual_hint = "nothing was written; --log FILE keeps what the builder said"
+    usual_hint = "nothing was written; --log FILE keeps the output of the builder"
 
 
 class OutputError(GmmvitError):

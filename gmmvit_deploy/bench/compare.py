@@ -46,7 +46,7 @@ class Comparison:
 
 def open_result(path: Path) -> dict[str, Any]:
     """What ``gmmvit bench --output`` wrote.  Errors: InputError."""
-    hint = "gmmvit bench BUNDLE --output FILE.json writes one"
+    hint = "type gmmvit bench BUNDLE --output FILE.json to write a result"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as exc:
@@ -55,7 +55,7 @@ def open_result(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: no JSON: {exc}", hint=hint) from exc
     found = data.get("format") if isinstance(data, dict) else None
     if found != FORMAT:
-        raise InputError(f"{path}: format {FORMAT} was wanted, found {found!r}", hint=hint)
+        raise InputError(f"{path}: expected format {FORMAT}, got {found!r}", hint=hint)
     return data  # type: ignore[no-any-return]
 
 

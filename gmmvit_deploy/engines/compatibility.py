@@ -35,7 +35,7 @@ _RELEASES = {
     "25.05": ("2.58.0", "10.10.0"),
     "25.06": ("2.59.0", "10.11.0"),
 }
-_FIND_OUT = "--server-tensorrt VERSION says it; on the server, dpkg -l | grep libnvinfer-lean or tensorrt shows it"
+_FIND_OUT = "type --server-tensorrt VERSION; on the server, dpkg -l | grep libnvinfer-lean or tensorrt shows it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ def server_tensorrt(
     """
     if tensorrt is not None:
         if not re.fullmatch(r"\d+(\.\d+){1,3}", tensorrt):
-            raise InputError(f"--server-tensorrt is {tensorrt!r}; a version was wanted, such as 10.9.0")
+            raise InputError(f"--server-tensorrt: expected a version such as 10.9.0, got {tensorrt!r}")
         return ServerTensorRT(name=name or f"a server with TensorRT {tensorrt}", version=tensorrt)
     if release is not None:
         if release not in _RELEASES:
