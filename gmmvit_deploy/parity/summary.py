@@ -1,0 +1,85 @@
+"""A parity report in a sentence for whoever signs, and what would change its verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gmmvit_deploy.pages import Summary
+from gmmvit_deploy.parity.report import ParityReport, RunnerReport
+from gmmvit_deploy.parity.verdict import Check
+
+__all__ = ["summary_of"]
+
+
+def summary_of(report: ParityReport) -> Summary:
+    """The verdict, and for each outcome what would change it: failures, open questions, or the nearest limits."""
+    ran = [check for _, check in _checks(report) if check.verdict != "skipped"]
+    failed = [(who, check) for who, check in _checks(report) if check.verdict == "failed"]
+    undecided = [(who, check) for who, check in _checks(report) if check.verdict == "undecided"]
+    if report.verdict == "failed":
+        culprits = _joined(list(dict.fromkeys(who for who, _ in failed)))
+        sentence = f"Do not deploy {culprits}: {len(failed)} of {len(ran)} checks failed."
+        if not failed:
+            sentence = "Do not deploy anything: no check ran."
+        return Summary(
+            outcome="failed", word="FAILED", sentence=sentence, changes=(*report.failures(), *_scope(report))
+        )
+    runners = _joined([_name(runner) for runner in report.runners])
+    if report.verdict == "undecided":
+        sentence = (
+            f"No check failed for {runners}, but {len(undecided)} of {len(ran)} saw too little to decide: "
+            "sign only if the reasons below are acceptable."
+        )
+        reasons = tuple(f"{who}: {check.name}: {why}" for who, check in undecided for why in check.reasons)
+        return Summary(outcome="undecided", word="UNDECIDED", sentence=sentence, changes=(*reasons, *_scope(report)))
+    sentence = f"{runners} can stand in for the trained PyTorch model: all {len(ran)} checks that ran passed."
+    near = tuple(line for runner in report.runners for line in _nearest_limits(runner))
+    return Summary(outcome="passed", word="PASSED", sentence=sentence, changes=(*near, *_scope(report)))
+
+
+def _checks(report: ParityReport) -> Iterator[tuple[str, Check]]:
+    """(name of the runner, check); checks of the bundle itself stand under "bundle"."""
+    yield from (("bundle", check) for check in report.checks)
+    yield from ((_name(runner), check) for runner in report.runners for check in runner.checks)
+
+
+def _name(runner: RunnerReport) -> str:
+    return f"{runner.runner} in {runner.precision}"
+
+
+def _nearest_limits(runner: RunnerReport) -> Iterator[str]:
+    """How far a runner that passed is from failing."""
+    checks = {check.name: check for check in runner.checks}
+    sets = checks["numeric"].details["sets"] if "numeric" in checks else []
+    if sets:
+        worst = max(sets, key=lambda numbers: numbers["from_exact"]["largest"] / numbers["limit"]["largest"])
+        largest, limit = worst["from_exact"]["largest"], worst["limit"]["largest"]
+        yield (
+            f"{_name(runner)}: its logits are at most {largest:.2g} from float64 on the {worst['inputs']} inputs; "
+            f"the check fails above {limit:.2g} ({largest / limit:.0%} of the limit is used)"
+        )
+    details = checks["decisions"].details if "decisions" in checks else {}
+    if details.get("nearest_to_flipping") is not None:
+        yield (
+            f"{_name(runner)}: no error takes more than {details['nearest_to_flipping']:.1%} of the margin of its "
+            f"decision; a class may flip at 100 % (on {details['inputs']:,} inputs)"
+        )
+    accuracy = checks["accuracy"].details if "accuracy" in checks else {}
+    if accuracy:
+        low = accuracy["top1"]["interval"][0]
+        yield (
+            f"{_name(runner)}: top-1 accuracy is at least {low:+.2%} from PyTorch's (lower end of the interval); "
+            f"the check fails below {accuracy['lowest_difference_allowed']:+.3%}"
+        )
+
+
+def _scope(report: ParityReport) -> Iterator[str]:
+    skipped = len(report.skipped) + sum(check.verdict == "skipped" for _, check in _checks(report))
+    if skipped:
+        yield f"What was skipped ({skipped}, listed below with the reasons): it may fail once it runs"
+    yield "Another bundle, engine, server, machine or version: the verdict covers what “Scope” lists, nothing else"
+
+
+def _joined(names: list[str]) -> str:
+    """Names with commas, and an "and" before the last."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
