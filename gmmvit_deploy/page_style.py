@@ -70,7 +70,7 @@ table {{ border-collapse: collapse; font-size: .875rem; }}
 caption {{ text-align: left; font-weight: 600; padding-bottom: .25rem; }}
 th, td {{ text-align: left; vertical-align: top; padding: .2rem 1rem .2rem 0; border-bottom: 1px solid var(--line);
          overflow-wrap: normal; }}
-td.long {{ min-width: min(20rem, 60vw); max-width: 60ch; overflow-wrap: anywhere; }}
+td.long {{ min-width: min(20rem, 45vw); max-width: 60ch; overflow-wrap: anywhere; }}
 thead th {{ white-space: nowrap; }} tbody th {{ font-weight: 500; }}
 .number {{ text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }}
 details {{ margin: .75rem 0; border: 1px solid var(--line); padding: .5rem .75rem; }}
@@ -79,15 +79,14 @@ summary {{ font-weight: 600; cursor: pointer; }}
 figure {{ margin: 0; break-inside: avoid; border: 1px solid var(--line); border-radius: 6px; padding: .6rem; }}
 figcaption {{ font-size: .875rem; margin-top: .4rem; }} figcaption b {{ display: block; font-size: 1rem; }}
 .plots {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(30rem, 100%), 1fr)); gap: 1rem;
-         margin: 1rem 0; }}
+         align-items: start; margin: 1rem 0; }}
 .plots svg {{ display: block; width: 100%; height: auto; color: var(--ink); }} .plots svg text {{ fill: currentColor; }}
 @media (max-width: 40rem) {{ dl {{ display: block; }} dd {{ margin: 0 0 .4rem; }} }}
 @media print {{
   @page {{ margin: 1.5cm; }}
-  :root {{ color-scheme: light; }} body {{ font-size: 11px; max-width: none; padding: 0; }}
-  .scroll {{ overflow: visible; }} table {{ font-size: 9px; }}
-  th, td {{ padding-right: .5rem; overflow-wrap: anywhere; }}
-  thead {{ display: table-header-group; }} thead th, .number {{ white-space: normal; }}
+  :root {{ color-scheme: light; font-size: 10.5px; }} body {{ font-size: 1rem; max-width: none; padding: 0; }}
+  .scroll {{ overflow: visible; }} th, td {{ padding-right: .6rem; overflow-wrap: break-word; }}
+  thead {{ display: table-header-group; }} thead th {{ white-space: normal; }}
   tr, li, .verdict {{ break-inside: avoid; }} h2, h3, caption, summary {{ break-after: avoid; }}
   td.long {{ min-width: 0; }} .plots {{ grid-template-columns: 1fr 1fr; }}
   details::details-content {{ content-visibility: visible; height: auto; }}

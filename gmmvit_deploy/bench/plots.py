@@ -59,7 +59,7 @@ def load_plot(loads: Sequence[Mapping[str, Any]]) -> str:
     figure, axes = figure_and_axes(height=3.6)
     lines = []
     for number, load in enumerate(loads):
-        points = load["points"]
+        points = sorted(load["points"], key=lambda point: point["rate"])
         rates, latencies = [point["rate"] for point in points], [point["p99_ms"] for point in points]
         axes.plot(rates, latencies, label=load["runner"], **line_style(number, marker=True))
         shown = ", ".join(f"{p99:.2f} ms at {rate:,.0f}" for rate, p99 in zip(rates, latencies, strict=True))
@@ -89,8 +89,8 @@ def waterfall_plot(steps: Sequence[Mapping[str, Any]]) -> str:
             left += ms
     axes.set_yticks(range(len(steps)), [step["name"] for step in steps])
     axes.invert_yaxis()
-    axes.set_xlabel("ms for one image")
-    axes.legend(frameon=False, fontsize=8)
+    axes.set_xlabel("ms for a single image")
+    axes.legend(frameon=False, fontsize=8, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
     shown = "; ".join(f"{step['name']}: {step['ms']:.3f} ms" for step in steps)
     return svg(figure, f"Bars of the time of a single image after each step. {shown}.")
 

@@ -165,7 +165,7 @@ def machine_reasons(before: MachineState, after: MachineState) -> list[str]:
             found.append(f"machine busy: other programs used {used:.0%} of a GPU {when} the run")
     change = after.spin_ms / before.spin_ms - 1
     if abs(change) > MOST_CLOCK_CHANGE:
-        found.append(f"unstable: the same work on one core took {change:+.0%} of its time after the run")
+        found.append(f"unstable: the same work on one core took {change:+.0%} time after the run")
     return found
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from gmmvit_deploy.pages import Summary
 from gmmvit_deploy.parity.report import ParityReport, RunnerReport
@@ -55,15 +56,12 @@ def _nearest_limits(runner: RunnerReport) -> Iterator[str]:
         worst = max(sets, key=lambda numbers: numbers["from_exact"]["largest"] / numbers["limit"]["largest"])
         largest, limit = worst["from_exact"]["largest"], worst["limit"]["largest"]
         yield (
-            f"{_name(runner)}: its logits are at most {largest:.2g} from float64 on the {worst['inputs']} inputs; "
-            f"the check fails above {limit:.2g} ({largest / limit:.0%} of the limit is used)"
+            f"{_name(runner)}: its logits are at most {largest:.2g} from float64 (inputs: {worst['inputs']}); the "
+            f"check fails above {limit:.2g}, {largest / limit:.0%} of this limit is used"
         )
     details = checks["decisions"].details if "decisions" in checks else {}
     if details.get("nearest_to_flipping") is not None:
-        yield (
-            f"{_name(runner)}: no error takes more than {details['nearest_to_flipping']:.1%} of the margin of its "
-            f"decision; a class may flip at 100 % (on {details['inputs']:,} inputs)"
-        )
+        yield f"{_name(runner)}: {_flip_words(details)}"
     accuracy = checks["accuracy"].details if "accuracy" in checks else {}
     if accuracy:
         low = accuracy["top1"]["interval"][0]
@@ -71,6 +69,16 @@ def _nearest_limits(runner: RunnerReport) -> Iterator[str]:
             f"{_name(runner)}: top-1 accuracy is at least {low:+.2%} from PyTorch's (lower end of the interval); "
             f"the check fails below {accuracy['lowest_difference_allowed']:+.3%}"
         )
+
+
+def _flip_words(details: Mapping[str, Any]) -> str:
+    share = details["nearest_to_flipping"]
+    if share > 1:
+        return (
+            f"an error is {share:.1f} times what may flip its decision; {details['flips_within_noise']} of "
+            f"{details['inputs']:,} decisions flipped, all within the noise"
+        )
+    return f"the largest error is {100 * share:.2g} % of what may flip its decision, on {details['inputs']:,} inputs"
 
 
 def _scope(report: ParityReport) -> Iterator[str]:

@@ -76,7 +76,7 @@ def _verdict(described: Mapping[str, Any]) -> Summary:
     outcome: Outcome = "failed" if errors else "undecided" if warnings else "passed"
     words = {"failed": "UNUSABLE", "undecided": "WARNINGS", "passed": "NO WARNINGS", "skipped": ""}
     count = len(errors) + len(warnings)
-    model = f"a {described['family']} whose mask is: {described['mask_description']}"
+    model = f"a model of the family {described['family']} (mask: {described['mask_description']})"
     if outcome == "passed":
         sentence = f"The file holds {model}. Every key is accounted for, and the audit has no warnings."
     else:

@@ -127,8 +127,9 @@ def test_the_verdict_stands_first_and_then_what_would_change_it(report: ParityRe
     passed = summary_of(report)
     assert passed.outcome == "passed"
     assert passed.sentence.startswith("onnxruntime in fp32 and onnxruntime in int8 can stand in for")
-    assert any("% of the limit is used" in line for line in passed.changes)
-    assert any("of the margin of its decision" in line for line in passed.changes)
+    assert any("% of this limit is used" in line for line in passed.changes)
+    assert any("% of what may flip its decision, on 87 inputs" in line for line in passed.changes)
+    assert any("times what may flip its decision; 1 of 87 decisions flipped" in line for line in passed.changes)
     assert any("the check fails below" in line for line in passed.changes)
     assert any(line.startswith("What was skipped (") for line in passed.changes)
     failed = summary_of(_changed(report, "numeric", verdict="failed", reasons=("too far",)))
