@@ -42,7 +42,7 @@ def page_of(report: ParityReport) -> str:
         title=f"Parity of {name}: {report.bundle['model']}",
         summary=summary_of(report),
         sections=(
-            section("Checks", _checks_table(report), _skipped(report)),
+            section("Checks", _checks_table(report), _failures(report), _skipped(report)),
             *(_runner(runner) for runner in report.runners),
             section("Scope", definitions(_provenance(report))),
             _broken(report.data),
@@ -57,6 +57,11 @@ def _checks_table(report: ParityReport) -> str:
         if check.verdict != "skipped"
     ]
     return table("Checks that ran", ("runner", "precision", "check", "verdict", "result"), cells, row_head=2)
+
+
+def _failures(report: ParityReport) -> str:
+    failures = report.failures()
+    return folded("Reasons of all failed checks", len(failures), items(failures))
 
 
 def _skipped(report: ParityReport) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gmmvit_deploy.pages import Summary
@@ -10,6 +11,9 @@ from gmmvit_deploy.parity.report import ParityReport, RunnerReport
 from gmmvit_deploy.parity.verdict import Check
 
 __all__ = ["summary_of"]
+
+_MOST_REASONS = 8
+"""Reasons of a single check in the summary; the page lists all of them below."""
 
 
 def summary_of(report: ParityReport) -> Summary:
@@ -22,17 +26,16 @@ def summary_of(report: ParityReport) -> Summary:
         sentence = f"Do not deploy {culprits}: {len(failed)} of {len(ran)} checks failed."
         if not failed:
             sentence = "Do not deploy anything: no check ran."
-        return Summary(
-            outcome="failed", word="FAILED", sentence=sentence, changes=(*report.failures(), *_scope(report))
-        )
+        changes = (*_reasons(failed), *_scope(report))
+        return Summary(outcome="failed", word="FAILED", sentence=sentence, changes=changes)
     runners = _joined([_name(runner) for runner in report.runners])
     if report.verdict == "undecided":
         sentence = (
             f"No check failed for {runners}, but {len(undecided)} of {len(ran)} saw too little to decide: "
             "sign only if the reasons below are acceptable."
         )
-        reasons = tuple(f"{who}: {check.name}: {why}" for who, check in undecided for why in check.reasons)
-        return Summary(outcome="undecided", word="UNDECIDED", sentence=sentence, changes=(*reasons, *_scope(report)))
+        changes = (*_reasons(undecided), *_scope(report))
+        return Summary(outcome="undecided", word="UNDECIDED", sentence=sentence, changes=changes)
     sentence = f"{runners} can stand in for the trained PyTorch model: all {len(ran)} checks that ran passed."
     near = tuple(line for runner in report.runners for line in _nearest_limits(runner))
     return Summary(outcome="passed", word="PASSED", sentence=sentence, changes=(*near, *_scope(report)))
@@ -42,6 +45,19 @@ def _checks(report: ParityReport) -> Iterator[tuple[str, Check]]:
     """(name of the runner, check); checks of the bundle itself stand under "bundle"."""
     yield from (("bundle", check) for check in report.checks)
     yield from ((_name(runner), check) for runner in report.runners for check in runner.checks)
+
+
+def _reasons(checks: Sequence[tuple[str, Check]]) -> Iterator[str]:
+    """``runners: check: reason``, the same reason of several runners in a single line."""
+    shared: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for who, check in checks:
+        reasons = check.reasons or (check.says,)
+        for why in reasons[:_MOST_REASONS]:
+            shared[check.name, why].append(who)
+        if len(reasons) > _MOST_REASONS:
+            shared[check.name, f"and {len(reasons) - _MOST_REASONS:,} more reasons, listed below"].append(who)
+    for (name, why), runners in shared.items():
+        yield f"{_joined(runners)}: {name}: {why}"
 
 
 def _name(runner: RunnerReport) -> str:

@@ -20,8 +20,9 @@ from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.inputs import ImageStream, fresh_inputs, open_images_of
 from gmmvit_deploy.parity.invariance import batch_sizes, mixed_up
 from gmmvit_deploy.parity.page import page_of, write_page
-from gmmvit_deploy.parity.report import SCHEMA_PATH, ParityReport
+from gmmvit_deploy.parity.report import SCHEMA_PATH, ParityReport, RunnerReport
 from gmmvit_deploy.parity.summary import summary_of
+from gmmvit_deploy.parity.verdict import Check
 from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runners.open import RUNNERS, open_runner, open_runners
 from tests.browser import accessibility_problems
@@ -123,6 +124,11 @@ def _changed(report: ParityReport, name: str, **changes: Any) -> ParityReport:
     return replace(report, runners=(*others, replace(last, checks=checks)))
 
 
+def undecided_checks(runner: RunnerReport) -> tuple[Check, ...]:
+    undecided = Check(name="accuracy", verdict="undecided", says="", reasons=("too few images",))
+    return tuple(undecided if check.name == "accuracy" else check for check in runner.checks)
+
+
 def test_the_verdict_stands_first_and_then_what_would_change_it(report: ParityReport) -> None:
     passed = summary_of(report)
     assert passed.outcome == "passed"
@@ -135,11 +141,17 @@ def test_the_verdict_stands_first_and_then_what_would_change_it(report: ParityRe
     failed = summary_of(_changed(report, "numeric", verdict="failed", reasons=("too far",)))
     assert failed.outcome == "failed"
     assert failed.sentence.startswith("Do not deploy onnxruntime in int8: 1 of ")
-    assert failed.changes[0] == "onnxruntime: numeric: too far"
+    assert failed.changes[0] == "onnxruntime in int8: numeric: too far"
+    many = _changed(report, "numeric", verdict="failed", reasons=tuple(f"reason {n}" for n in range(1010)))
+    assert summary_of(many).changes[8] == "onnxruntime in int8: numeric: and 1,002 more reasons, listed below"
+    assert "reason 1009" in require_readable_page(page_of(many)).all("details")[0].text
     undecided = summary_of(_changed(report, "accuracy", verdict="undecided", reasons=("too few images",)))
     assert undecided.outcome == "undecided"
     assert "saw too little to decide" in undecided.sentence
     assert undecided.changes[0] == "onnxruntime in int8: accuracy: too few images"
+    first = replace(report.runners[0], checks=undecided_checks(report.runners[0]))
+    both = replace(report, runners=(first, replace(first, precision="int8")))
+    assert summary_of(both).changes[0] == "onnxruntime in fp32 and onnxruntime in int8: accuracy: too few images"
     empty = summary_of(replace(report, checks=(), runners=()))
     assert (empty.outcome, empty.sentence) == ("failed", "Do not deploy anything: no check ran.")
 
