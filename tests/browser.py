@@ -60,10 +60,10 @@ def accessibility_problems(path: Path, *, least: tuple[str, ...] = ("serious", "
             response = axe.run(page).response
             assert len(response["passes"]) > 10, "axe-core checked nothing"
             problems += [
-                f"{look}: {found['impact']}: {found['id']}: {node['html'][:120]}"
-                for found in response["violations"]
-                if found["impact"] in least
-                for node in found["nodes"]
+                f"{look}: {violation['impact']}: {violation['id']}: {node['html'][:120]}"
+                for violation in response["violations"]
+                if violation["impact"] in least
+                for node in violation["nodes"]
             ]
             problems += [f"{look}: request: {url}" for url in requests if not url.startswith(("file:", "data:"))]
             width = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")

@@ -1,4 +1,4 @@
-"""The parts of our pages: escaped, named for screen readers, and told apart by everybody."""
+"""The parts of our pages: escaped, named for screen readers, and distinct for everybody."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from tests.pages import contrast, parsed, require_readable_page, stylesheet_colo
 LEAST_APART = 20.0
 """CIE 1976 colour difference of two series; 2.3 is just noticeable."""
 
-# What people without one kind of cone see, in linear sRGB.  Source: Machado, Oliveira, Fernandes 2009, severity 1.
+# What people see who lack a kind of cone, in linear sRGB.  Source: Machado, Oliveira, Fernandes 2009, severity 1.
 DEFICIENCIES = {
-    "none": np.eye(3),
+    "normal": np.eye(3),
     "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
     "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
     "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
@@ -121,7 +121,7 @@ def test_the_stylesheet_holds_the_colours() -> None:
 
 @pytest.mark.parametrize("deficiency", DEFICIENCIES)
 @pytest.mark.parametrize("series", [SERIES, DARK_SERIES], ids=["light", "dark"])
-def test_series_are_told_apart(series: tuple[str, ...], deficiency: str) -> None:
+def test_series_are_distinct_with_every_deficiency(series: tuple[str, ...], deficiency: str) -> None:
     seen = [_lab(colour, np.asarray(DEFICIENCIES[deficiency])) for colour in series]
     assert min(float(np.linalg.norm(a - b)) for a, b in itertools.combinations(seen, 2)) >= LEAST_APART
 

@@ -161,7 +161,7 @@ def _card(result: Result) -> dict[str, str]:
         "checkpoint": f"{bundle['checkpoint']['name']}, SHA-256 {bundle['checkpoint']['sha256']}",
         "data": f"{result['data']['name']}, {result['data']['samples']} samples, SHA-256 {result['data']['sha256']}",
         "processor": f"{machine['cpu']}, {machine['cores_allowed']} cores, {', '.join(machine['features'])}",
-        "GPUs": "; ".join(machine["gpus"]) or "none",
+        "GPUs": "; ".join(machine["gpus"]) or "no GPU",
         "system": f"{machine['system']}, {machine['memory_gib']} GiB",
         "environment": ", ".join(f"{name}={value}" for name, value in machine["environment"].items()) or "nothing set",
         "settings": ", ".join(f"{name} {value}" for name, value in result["settings"].items()),

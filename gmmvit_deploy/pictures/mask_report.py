@@ -30,7 +30,7 @@ _STYLE = """
 
 
 def write_report(loaded: LoadedCheckpoint, path: Path, *, force: bool = False) -> list[LayerMasks]:
-    """Write the report to ``path``: a page (.html) or one picture (.png).  Returns the masks it shows.
+    """Write the report to ``path``: a page (.html) or a picture (.png).  Returns the masks it shows.
 
     Errors: InputError on another suffix, or a model without masks as a picture; OutputError.
     """
