@@ -227,7 +227,7 @@ def open_bundle(path: Path) -> Bundle:
     manifest_path = path / MANIFEST_FILE
     if not manifest_path.is_file():
         problem = "holds no manifest.json" if path.is_dir() else "is no folder" if path.exists() else "does not exist"
-        raise BundleError(f"{path}: a bundle was wanted, but it {problem}", hint="gmmvit export makes bundles")
+        raise BundleError(f"{path}: expected a bundle, but it {problem}", hint="gmmvit export makes bundles")
     try:
         data = json.loads(manifest_path.read_text(encoding="utf-8"))
         bundle_format = data.get("format")

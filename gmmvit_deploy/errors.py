@@ -50,11 +50,16 @@ class GmmvitError(Exception):
         super().__init__(message)
         self.hint = hint or self.usual_hint
 
+    def replace_path(self, old: object, new: object) -> None:
+        """Write ``new`` wherever the message or the hint names ``old``."""
+        self.args = (str(self).replace(str(old), str(new)), *self.args[1:])
+        self.hint = self.hint.replace(str(old), str(new))
+
 
 class InputError(GmmvitError):
     """Something the user handed in is wrong."""
 
-    usual_hint = "the command with --help says what it takes"
+    usual_hint = "gmmvit --help lists the commands, gmmvit COMMAND --help the options of each"
 
 
 class SpecError(InputError):
@@ -107,7 +112,7 @@ class ExportError(GmmvitError):
 class EngineError(GmmvitError):
     """An engine was not built, or is not what was required."""
 
-    usual_hint = "nothing was written; --log FILE keeps what the builder said"
+    usual_hint = "nothing was written; --log FILE keeps the output of the builder"
 
 
 class OutputError(GmmvitError):

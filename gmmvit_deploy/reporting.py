@@ -1,17 +1,14 @@
-"""What every report has: progress while it is made, the bundle that it speaks of, values that JSON has."""
+"""What every report has: a description of its bundle, and values that JSON has."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from gmmvit_deploy.artifacts import Bundle
 
-__all__ = ["Told", "described_bundle", "plain"]
-
-Told = Callable[[str, int, int], None]
-"""phase, done, steps"""
+__all__ = ["described_bundle", "plain"]
 
 
 def described_bundle(bundle: Bundle) -> dict[str, Any]:

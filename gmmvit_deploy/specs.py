@@ -44,7 +44,7 @@ def require_counts(spec: object, *names: str) -> None:
         numbers = value if isinstance(value, tuple) else (value,)
         require(
             bool(numbers) and all(isinstance(number, int) and number >= 1 for number in numbers),
-            f"{name} is {value!r}; whole numbers of at least 1 were wanted",
+            f"{name} is {value!r}; expected whole numbers of at least 1",
         )
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from gmmvit_deploy.errors import OutputError
+from gmmvit_deploy.errors import GmmvitError, OutputError
 
 __all__ = ["new_file", "new_folder", "require_free", "require_free_file", "sha256_of_bytes", "sha256_of_file"]
 
@@ -37,7 +37,7 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
     force: replace what stands at ``path``, once the new folder is complete.
     Errors: OutputError when ``path`` exists and ``force`` is not set, or when the disk refuses.
     """
-    path = Path(os.path.abspath(path))
+    named, path = path, Path(os.path.abspath(path))
     require_free(path, force=force)
     created: list[Path] = []
     staging: Path | None = None
@@ -52,9 +52,11 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
                 f"{path}: cannot be written: {exc.strerror or exc}; nothing was left behind",
                 hint="choose another place with -o, or make room",
             ) from exc
-    except BaseException:
+    except BaseException as exc:
         if staging is not None:
             shutil.rmtree(staging, ignore_errors=True)
+            if isinstance(exc, GmmvitError):
+                exc.replace_path(staging, named)  # the folder that the user asked for; this one is gone
         for folder in reversed(created):
             folder.rmdir()
         raise

@@ -5,40 +5,109 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from gmmvit_cli.output import JSON_OPTION, phases, print_json, print_table
+from gmmvit_cli.choices import complete, listed, one_of, read_by
+from gmmvit_cli.options import INPUT, OUTPUT, PRECISION, require_output
+from gmmvit_cli.output import JSON_OPTION, print_json, print_table
+from gmmvit_cli.progress import progress
+from gmmvit_deploy.engines.flavors import FLAVORS, require_flavor
+from gmmvit_deploy.engines.options import HARDWARE_COMPATIBILITIES
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.precision import PRECISIONS, precision_from
 
 if TYPE_CHECKING:
     from gmmvit_deploy.engines.card import Engine, EngineCard
 
+EXAMPLE = """gmmvit build bundle --precision fp16 --compute-capability 8.9
+gmmvit build bundle --batch 1 --batch 2:8:64 --require-fused"""
+
+_ENGINE, _CHECKS = "Engine", "Checks"
+_FLAVORS = ("auto", *FLAVORS)
+
 
 def build(
-    source: Path = typer.Argument(metavar="BUNDLE", help="A bundle that gmmvit export wrote, or an ONNX file."),
-    out: Path | None = typer.Option(None, "-o", "--output", help="The engine to write; BUNDLE/engines/… by default."),
-    flavor: str = typer.Option("auto", help="tensorrt (on the GPU that is here), tensorrt-rtx (anywhere), or auto."),
-    precision: str = typer.Option("fp16", help="fp32, fp16, bf16, int8 or fp8, as gmmvit convert wrote it."),
-    batch: list[str] = typer.Option([], help="least:best:most, such as 1:8:64; once for each profile."),
-    compute_capability: list[str] = typer.Option([], help="What to build for, such as 8.9; once for each."),
-    optimization_level: int | None = typer.Option(None, min=0, max=5, help="0 builds fastest, 5 searches longest."),
-    timing_cache: Path | None = typer.Option(None, help="Read if it is there, written afterwards."),
-    version_compatible: bool = typer.Option(False, help="Load in later versions of TensorRT too."),
-    hardware_compatible: str = typer.Option("none", help="none, ampere+ or same-cc."),
-    tf32: bool = typer.Option(False, help="Let float32 products drop 13 bits of their inputs."),
-    workspace_mib: int | None = typer.Option(None, min=1, help="What kernels may use beside weights, in MiB."),
-    require_fused: bool = typer.Option(False, help="Fail unless every attention is one kernel."),
-    require_precision: bool = typer.Option(False, help="Fail unless every product runs in the precision's type."),
-    mask_cost: bool = typer.Option(False, help="Build the twin with M = 1 as well, and compare."),
-    log: Path | None = typer.Option(None, help="Keep everything that the builder says in this file."),
-    force: bool = typer.Option(False, "--force", help="Replace the engine if it exists."),
+    source: Path = typer.Argument(
+        metavar="BUNDLE", rich_help_panel=INPUT, help="A bundle that gmmvit export wrote, or an ONNX file."
+    ),
+    timing_cache: Path | None = typer.Option(
+        None, metavar="FILE", rich_help_panel=INPUT, help="Timings of kernels: read if the file exists, then written."
+    ),
+    precision: str = typer.Option(
+        "fp16",
+        metavar="NAME",
+        rich_help_panel=PRECISION,
+        help=f"{listed(PRECISIONS)}; the graph must be in the bundle (gmmvit convert).",
+        callback=read_by(precision_from),
+        autocompletion=complete(lambda: PRECISIONS),
+    ),
+    tf32: bool = typer.Option(
+        False, rich_help_panel=PRECISION, help="Let float32 products drop 13 bits of their inputs."
+    ),
+    flavor: str = typer.Option(
+        "auto",
+        metavar="NAME",
+        rich_help_panel=_ENGINE,
+        help="tensorrt (builds on the GPU of this machine), tensorrt-rtx (builds anywhere) or auto.",
+        callback=read_by(require_flavor),
+        autocompletion=complete(lambda: _FLAVORS),
+    ),
+    batch: list[str] = typer.Option(
+        [], metavar="LEAST:BEST:MOST", rich_help_panel=_ENGINE, help="A profile, such as 1:8:64; may be repeated."
+    ),
+    compute_capability: list[str] = typer.Option(
+        [], metavar="X.Y", rich_help_panel=_ENGINE, help="GPU to build for, such as 8.9; may be repeated."
+    ),
+    optimization_level: int | None = typer.Option(
+        None, min=0, max=5, metavar="N", rich_help_panel=_ENGINE, help="0 builds fastest, 5 searches longest."
+    ),
+    version_compatible: bool = typer.Option(
+        False, rich_help_panel=_ENGINE, help="Let later versions of TensorRT load the engine too."
+    ),
+    hardware_compatible: str = typer.Option(
+        "none",
+        metavar="MODE",
+        rich_help_panel=_ENGINE,
+        help=f"Other GPUs that may load the engine: {listed(HARDWARE_COMPATIBILITIES)}.",
+        callback=one_of("--hardware-compatible", lambda: HARDWARE_COMPATIBILITIES),
+        autocompletion=complete(lambda: HARDWARE_COMPATIBILITIES),
+    ),
+    workspace_mib: int | None = typer.Option(
+        None, min=1, metavar="MIB", rich_help_panel=_ENGINE, help="Memory for kernels besides the weights, in MiB."
+    ),
+    require_fused: bool = typer.Option(
+        False, rich_help_panel=_CHECKS, help="Fail unless every attention is a single kernel."
+    ),
+    require_precision: bool = typer.Option(
+        False, rich_help_panel=_CHECKS, help="Fail unless every product runs in the precision's type."
+    ),
+    mask_cost: bool = typer.Option(
+        False, rich_help_panel=_CHECKS, help="Build a twin whose masks are all ones as well, and compare."
+    ),
+    out: Path | None = typer.Option(
+        None,
+        "-o",
+        "--output",
+        metavar="ENGINE",
+        rich_help_panel=OUTPUT,
+        show_default="BUNDLE/engines/NAME",
+        help="The engine to write.",
+    ),
+    log: Path | None = typer.Option(
+        None, metavar="FILE", rich_help_panel=OUTPUT, help="Keep the whole log of the builder in this file."
+    ),
+    force: bool = typer.Option(False, "--force", rich_help_panel=OUTPUT, help="Replace the engine if it exists."),
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """Build a TensorRT engine, and its card: what is inside, read from the build and not from the graph."""
-    with phases("starting") as told:
+    """The card is read from the finished engine: which kernel computes each attention, and in which type."""
+    require_output(out, force=force)
+    if source.suffix == ".onnx" and out is None:
+        raise InputError(
+            "an ONNX file has no place for engines", hint=f"type gmmvit build {source} -o ENGINE to choose a folder"
+        )
+    with progress("build") as on_progress:
         from gmmvit_deploy.artifacts import open_bundle
         from gmmvit_deploy.engines.engine_from_onnx import engine_from_bundle, engine_from_onnx
         from gmmvit_deploy.engines.flavors import find_flavor
         from gmmvit_deploy.engines.options import BuildOptions, profile_from
-        from gmmvit_deploy.precision import precision_from
         from gmmvit_deploy.variants import open_variant
 
         options = BuildOptions(
@@ -48,24 +117,36 @@ def build(
             optimization_level=optimization_level,
             timing_cache=timing_cache,
             version_compatible=version_compatible,
-            hardware_compatible=hardware_compatible,  # type: ignore[arg-type]  # checked there
+            hardware_compatible=hardware_compatible,  # type: ignore[arg-type]  # checked by its callback
             tf32=tf32,
             workspace_mib=workspace_mib,
             require_fused=require_fused,
             require_precision=require_precision,
         )
-        found = find_flavor(flavor)
-        if source.suffix == ".onnx":
-            if out is None:
-                raise InputError("an ONNX file has no place for engines", hint="-o ENGINE says where to")
+        library = find_flavor(flavor)
+        if out is not None and source.suffix == ".onnx":
             engine = engine_from_onnx(
-                source, options, found, out=out, mask_cost=mask_cost, log=log, force=force, on_progress=told
+                source,
+                options,
+                library,
+                out=out,
+                mask_cost=mask_cost,
+                log=log,
+                force=force,
+                on_progress=on_progress,
             )
         else:
             bundle = open_bundle(source)
-            variant = open_variant(bundle, options.precision)
             engine = engine_from_bundle(
-                bundle, variant, options, found, out=out, mask_cost=mask_cost, log=log, force=force, on_progress=told
+                bundle,
+                open_variant(bundle, options.precision),
+                options,
+                library,
+                out=out,
+                mask_cost=mask_cost,
+                log=log,
+                force=force,
+                on_progress=on_progress,
             )
     if as_json:
         print_json({"engine": str(engine.path), "card": engine.card.to_json()})
@@ -94,7 +175,7 @@ def print_card(engine: Engine) -> None:
     ]
     print_table(("", ""), rows)
     print_table(
-        ("attention", "on", "profile", "one kernel", "products", "kernel, or why not"),
+        ("attention", "on", "profile", "one kernel", "products", "kernel, or reason"),
         [
             (
                 proof.name,

@@ -6,36 +6,67 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gmmvit_cli.output import JSON_OPTION, note, print_json, print_table, working
+from gmmvit_cli.choices import complete_list, listed, read_by
+from gmmvit_cli.options import CALIBRATION, CALIBRATION_IMAGES, INPUT, OUTPUT, PRECISION, require_calibration
+from gmmvit_cli.output import JSON_OPTION, note, print_json, print_table
+from gmmvit_cli.progress import progress
+from gmmvit_deploy.precision import PRECISIONS, precisions_from
+from gmmvit_deploy.progress import OnProgress, Progress, ignore
 
 if TYPE_CHECKING:
     from gmmvit_deploy.artifacts import Bundle
+    from gmmvit_deploy.precision import Precision
     from gmmvit_deploy.variants import Variant
 
-CALIBRATION = typer.Option(
-    None,
-    "--calibration",
-    help="Real images for int8 and fp8: a folder, an .npz, or cifar10:PATH#train, digits#train and the like.",
-)
-CALIBRATION_IMAGES = typer.Option(512, "--calibration-images", min=1, help="How many of them are used, at most.")
+EXAMPLE = """gmmvit convert bundle --precision fp16
+gmmvit convert bundle --precision int8 --calibration digits#train"""
 
 
 def convert(
-    bundle: Path = typer.Argument(help="A bundle that gmmvit export wrote."),
-    precision: str = typer.Option(..., help="fp16, bf16, int8 or fp8, or several with commas between."),
+    bundle: Path = typer.Argument(metavar="BUNDLE", rich_help_panel=INPUT, help="A bundle that gmmvit export wrote."),
+    precision: str = typer.Option(
+        ...,
+        metavar="LIST",
+        rich_help_panel=PRECISION,
+        help=f"{listed(PRECISIONS[1:])}, or several with commas between them.",
+        callback=read_by(precisions_from),
+        autocompletion=complete_list(lambda: PRECISIONS),
+    ),
     calibration: str | None = CALIBRATION,
     calibration_images: int = CALIBRATION_IMAGES,
-    pad_heads: bool = typer.Option(True, help="Pad head dims with zeros where engines would need copies. Exact."),
-    force: bool = typer.Option(False, "--force", help="Replace the graphs of these precisions if they exist."),
+    pad_heads: bool = typer.Option(
+        True,
+        rich_help_panel=PRECISION,
+        help="Pad head dims with zeros where engines would need copies. The answers stay exactly the same.",
+    ),
+    force: bool = typer.Option(
+        False, "--force", rich_help_panel=OUTPUT, help="Replace the graphs of these precisions if they exist."
+    ),
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """Write the network in other precisions beside model.onnx, and say what each does to masks and answers."""
-    with working("opening the bundle") as says:
+    """Each graph stands beside model.onnx; tables show what the precision does to the masks and to the answers."""
+    precisions = precisions_from(precision)
+    require_calibration(precisions, calibration)
+    with progress("convert") as on_progress:
         from gmmvit_deploy.artifacts import open_bundle
+        from gmmvit_deploy.runtime.image_batches import require_images
+        from gmmvit_deploy.variants import onnx_file
+        from gmmvit_deploy.writing import require_free_file
 
         opened = open_bundle(bundle)
+        for name in precisions:
+            if name != "fp32":
+                require_free_file(opened.path / onnx_file(name), force=force)
+        if calibration is not None:
+            require_images(calibration, opened.manifest.image, opened.manifest.input_kind)
         variants = converted(
-            opened, precision, calibration, calibration_images, says=says, pad_heads=pad_heads, force=force
+            opened,
+            precisions,
+            calibration,
+            calibration_images,
+            on_progress=on_progress,
+            pad_heads=pad_heads,
+            force=force,
         )
     if as_json:
         print_json([variant.record.to_json() if variant.record else {"precision": "fp32"} for variant in variants])
@@ -47,37 +78,32 @@ def convert(
 
 def converted(
     bundle: Bundle,
-    precision: str,
+    precisions: Sequence[Precision],
     calibration: str | None,
     images: int,
     *,
-    says: object = None,
+    on_progress: OnProgress = ignore,
     pad_heads: bool = True,
     force: bool = False,
 ) -> list[Variant]:
-    """The bundle's graphs in the precisions that ``--precision`` names."""
-    from gmmvit_deploy.errors import InputError
+    """The bundle's graphs in these precisions.  images: how many calibrate int8 and fp8, at most."""
     from gmmvit_deploy.export.variants import variant_from_bundle
     from gmmvit_deploy.graphs.quantize import QUANTIZED
-    from gmmvit_deploy.precision import precisions_from
     from gmmvit_deploy.runtime.image_batches import open_images
 
-    named = precisions_from(precision)
-    if calibration is not None and not set(named) & set(QUANTIZED):
-        raise InputError(f"--calibration is for {' and '.join(QUANTIZED)}; {', '.join(named)} needs none")
     variants = []
-    for one in named:
-        if callable(says):
-            says(f"writing {one}")
-        data = open_images(bundle, calibration, limit=images) if calibration and one in QUANTIZED else None
-        variants.append(variant_from_bundle(bundle, one, calibration=data, padded=pad_heads, force=force))
+    for number, precision in enumerate(precisions):
+        on_progress(Progress(f"write {precision}", number, len(precisions)))
+        quantized = precision in QUANTIZED
+        data = open_images(bundle, calibration, limit=images) if calibration and quantized else None
+        variants.append(variant_from_bundle(bundle, precision, calibration=data, padded=pad_heads, force=force))
     return variants
 
 
-def _program_words(found: Mapping[str, Any]) -> str:
-    if "skipped" in found:
-        return f"skipped: {found['skipped']}"
-    return f"{found['largest_abs']:.1e} (limit {found['limit']:.1e})"
+def _program_words(program: Mapping[str, Any]) -> str:
+    if "skipped" in program:
+        return f"skipped: {program['skipped']}"
+    return f"{program['largest_abs']:.1e} (limit {program['limit']:.1e})"
 
 
 def note_disagreements(graph: str, disagreements: Sequence[str]) -> None:
@@ -104,7 +130,7 @@ def print_variants(variants: list[Variant]) -> None:
                 calibration,
             )
         )
-        programs += [(record.precision, name, _program_words(found)) for name, found in record.programs.items()]
+        programs += [(record.precision, name, _program_words(program)) for name, program in record.programs.items()]
         for layer in dict.fromkeys(mask.layer for mask in record.masks):
             heads = [mask for mask in record.masks if mask.layer == layer]
             worst = max(heads, key=lambda mask: mask.largest_change)

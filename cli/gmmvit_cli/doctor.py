@@ -5,26 +5,34 @@ from pathlib import Path
 
 import typer
 
-from gmmvit_cli.options import SERVER, SERVER_TENSORRT, SERVER_VERSION, server_from
-from gmmvit_cli.output import JSON_OPTION, print_json, print_table, working
+from gmmvit_cli.options import INPUT, SERVER, SERVER_TENSORRT, SERVER_VERSION, server_from
+from gmmvit_cli.output import JSON_OPTION, note, print_json, print_table
+from gmmvit_cli.progress import progress
 from gmmvit_deploy.errors import InputError, OutputError
+from gmmvit_deploy.progress import Progress
+
+EXAMPLE = """gmmvit doctor
+gmmvit doctor bundle --server-version 25.04"""
 
 
 def doctor(
-    bundle: Path | None = typer.Argument(None, help="A bundle, to ask about its graphs and engines instead."),
+    bundle: Path | None = typer.Argument(
+        None, metavar="BUNDLE", rich_help_panel=INPUT, help="A bundle, to check its graphs and engines instead."
+    ),
     server_version: str | None = SERVER_VERSION,
     server: str | None = SERVER,
     server_tensorrt: str | None = SERVER_TENSORRT,
     empty_kernel_cache: bool = typer.Option(
-        False, help="First remove compiled CPU kernels and recorded failures, so that they are compiled again."
+        False,
+        rich_help_panel="Kernels",
+        help="First remove compiled CPU kernels and recorded failures, so that they are compiled again.",
     ),
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """Say what works here and how to add the rest; of a bundle, whether a server will load its engines.
-
-    With a server named, the exit status is 1 unless there is an engine that it will load.
+    """With a bundle, shows whether a server will load its engines; with a server as well, the exit status is 1 unless
+    it will load at least one engine.
     """
-    with working("trying everything"):
+    with progress("doctor") as on_progress:
         from gmmvit_deploy.artifacts import open_bundle
         from gmmvit_deploy.doctor import examine, examine_bundle
 
@@ -32,7 +40,10 @@ def doctor(
             _empty_kernel_cache()
         there = server_from(server_version, server, server_tensorrt)
         if bundle is None and there is not None:
-            raise InputError("which bundle is the server to load engines of?", hint="gmmvit doctor BUNDLE --server …")
+            raise InputError(
+                "which bundle is the server to load engines of?", hint="type gmmvit doctor BUNDLE --server URL"
+            )
+        on_progress(Progress("try every runner" if bundle is None else "check the graphs and engines"))
         checks = examine() if bundle is None else examine_bundle(open_bundle(bundle), there)
     failed = there is not None and not any(check.kind == "server" and check.works for check in checks)
     if as_json:
@@ -52,6 +63,8 @@ def _empty_kernel_cache() -> None:
     try:
         removed, left = libraries.empty_kernel_cache()
     except (OSError, RuntimeError) as exc:
-        raise OutputError(f"the kernel cache cannot be emptied: {exc}", hint="set XDG_CACHE_HOME to another") from exc
+        raise OutputError(
+            f"the kernel cache cannot be emptied: {exc}", hint="type XDG_CACHE_HOME=FOLDER gmmvit doctor"
+        ) from exc
     in_use = f"; {len(left)} left, in use by a living process" if left else ""
-    typer.echo(f"removed {len(removed)} files from the kernel cache{in_use}", err=True)
+    note(f"removed {len(removed)} files from the kernel cache{in_use}")

@@ -5,62 +5,102 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from gmmvit_cli.convert import CALIBRATION, CALIBRATION_IMAGES, converted, note_disagreements, print_variants
+from gmmvit_cli.choices import complete, complete_list, listed, one_of, read_by
+from gmmvit_cli.convert import converted, note_disagreements, print_variants
+from gmmvit_cli.models import CHANNELS, HEADS, IMAGE_SIZE, MASK_FORM, PRESET, hints_from
 from gmmvit_cli.options import (
-    CHANNELS,
+    CALIBRATION,
+    CALIBRATION_IMAGES,
+    DATASET,
     FORCE,
-    HEADS,
-    IMAGE_SIZE,
-    MASK_FORM,
-    PRESET,
-    hints_from,
+    INPUT,
+    OUTPUT,
+    PRECISION,
     labels_from,
     normalisation_from,
+    require_calibration,
+    require_output,
 )
-from gmmvit_cli.output import JSON_OPTION, print_json, print_table, working
-from gmmvit_deploy.errors import InputError
+from gmmvit_cli.output import JSON_OPTION, print_json, print_table
+from gmmvit_cli.progress import progress
+from gmmvit_deploy.checkpoints.reading import require_checkpoint
+from gmmvit_deploy.precision import PRECISIONS, precisions_from
 
 if TYPE_CHECKING:
     from gmmvit_deploy.artifacts import Bundle
+    from gmmvit_deploy.images import ImageSpec
     from gmmvit_deploy.variants import Variant
 
+EXAMPLE = """gmmvit export checkpoint.pth -o bundle --dataset cifar10
+gmmvit export checkpoint.pth -o bundle --dataset cifar10 --precision fp16,bf16"""
+
+_INPUT_KINDS = ("pixels", "tensor")
 _LARGEST = "_largest_abs"  # of each proven runner in a manifest's export_parity
 
 
 def export(
-    checkpoint: Path = typer.Argument(help="A .pth checkpoint or a safetensors file."),
-    out: Path = typer.Option(..., "-o", "--output", help="The bundle to write."),
-    input_kind: str = typer.Option(
-        "pixels", "--input", help="pixels: uint8, normalised inside the graph. tensor: float32, normalised outside."
+    checkpoint: Path = typer.Argument(
+        metavar="CHECKPOINT", rich_help_panel=INPUT, help="A .pth checkpoint or a safetensors file."
     ),
-    max_batch: int = typer.Option(64, help="Largest batch."),
+    dataset: str | None = DATASET,
+    mean: str | None = typer.Option(
+        None, metavar="NUMBERS", rich_help_panel=INPUT, help="Mean of each channel in [0, 1]: 0.49,0.48,0.45"
+    ),
+    std: str | None = typer.Option(
+        None, metavar="NUMBERS", rich_help_panel=INPUT, help="Standard deviation of each channel in [0, 1]."
+    ),
+    labels: str | None = typer.Option(
+        None,
+        metavar="FILE|LIST",
+        rich_help_panel=INPUT,
+        help="A file with one label on each line, or labels with commas between them.",
+    ),
+    resize: str = typer.Option(
+        "stretch-bilinear",
+        metavar="RULE",
+        rich_help_panel=INPUT,
+        help="How training resized images: stretch-bilinear or stretch-bicubic, both antialiased.",
+    ),
+    input_kind: str = typer.Option(
+        "pixels",
+        "--input",
+        metavar="KIND",
+        rich_help_panel=INPUT,
+        help="pixels: uint8, normalised inside the graph. tensor: float32, normalised outside.",
+        callback=one_of("--input", lambda: _INPUT_KINDS),
+        autocompletion=complete(lambda: _INPUT_KINDS),
+    ),
     heads: int | None = HEADS,
     preset: str | None = PRESET,
     mask_form: str = MASK_FORM,
     image_size: int | None = IMAGE_SIZE,
     channels: int | None = CHANNELS,
-    dataset: str | None = typer.Option(
-        None, help="Mean, std and labels of cifar10, cifar100, svhn, tiny-imagenet, mnist or digits."
+    precision: str = typer.Option(
+        "fp32",
+        metavar="LIST",
+        rich_help_panel=PRECISION,
+        help=f"fp32, and with commas between them {listed(PRECISIONS[1:])} besides.",
+        callback=read_by(precisions_from),
+        autocompletion=complete_list(lambda: PRECISIONS),
     ),
-    mean: str | None = typer.Option(None, help="Mean of each channel in [0, 1]: 0.49,0.48,0.45"),
-    std: str | None = typer.Option(None, help="Standard deviation of each channel in [0, 1]."),
-    resize: str = typer.Option(
-        "stretch-bilinear", help="How training resized images: stretch-bilinear or stretch-bicubic, both antialiased."
-    ),
-    labels: str | None = typer.Option(None, help="A file with one label a line, or labels with commas between."),
-    precision: str = typer.Option("fp32", help="fp32, and fp16, bf16, int8 or fp8 besides, with commas between."),
     calibration: str | None = CALIBRATION,
     calibration_images: int = CALIBRATION_IMAGES,
+    out: Path = typer.Option(
+        ..., "-o", "--output", metavar="BUNDLE", rich_help_panel=OUTPUT, help="The bundle to write."
+    ),
+    max_batch: int = typer.Option(64, metavar="N", rich_help_panel=OUTPUT, help="Largest batch."),
     force: bool = FORCE,
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """Load a checkpoint, fold its masks, export it to ONNX, and prove that it gives the same answers."""
+    """Writes a bundle: the folder that all later commands read. Whatever fails, nothing is left behind."""
+    require_output(out, force=force)
     hints = hints_from(heads, preset, mask_form, image_size=image_size, channels=channels)
-    if input_kind not in ("pixels", "tensor"):
-        raise InputError(f"--input is {input_kind!r}; pixels or tensor was wanted")
     normalisation = normalisation_from(dataset, mean, std)
+    precisions = precisions_from(precision)
+    require_calibration(precisions, calibration)
     variants: list[Variant] = []
-    with working(f"exporting {checkpoint}") as says:
+    require_checkpoint(checkpoint)
+    with progress("export") as on_progress:
         from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
         from gmmvit_deploy.images import resize_rule_from
 
@@ -73,10 +113,18 @@ def export(
             labels=labels_from(labels) or normalisation.labels,
         )
 
-        def also(made: Bundle) -> None:
-            variants.extend(converted(made, precision, calibration, calibration_images, says=says))
+        def check(image: ImageSpec) -> None:
+            from gmmvit_deploy.runtime.image_batches import require_images
 
-        bundle = bundle_from_checkpoint(checkpoint, out, options, hints=hints, also=also, force=force)
+            if calibration is not None:
+                require_images(calibration, image, options.input_kind)
+
+        def also(made: Bundle) -> None:
+            variants.extend(converted(made, precisions, calibration, calibration_images, on_progress=on_progress))
+
+        bundle = bundle_from_checkpoint(
+            checkpoint, out, options, hints=hints, check=check, also=also, force=force, on_progress=on_progress
+        )
     manifest = bundle.manifest
     if as_json:
         records = {variant.precision: variant.record.to_json() for variant in variants if variant.record}
@@ -111,15 +159,15 @@ def export(
 
 def _proven(bundle: Bundle) -> list[tuple[str, str]]:
     parity = bundle.manifest.export_parity
-    programs = {key.removesuffix(_LARGEST): found for key, found in parity.items() if key.endswith(_LARGEST)}
+    programs = {key.removesuffix(_LARGEST): value for key, value in parity.items() if key.endswith(_LARGEST)}
     rows = [
-        ("proven", f"{name} differs from PyTorch by at most {found:.1e} (limit {parity['limit']:.1e})")
-        for name, found in programs.items()
+        ("proven", f"{name} differs from PyTorch by at most {largest:.1e} (limit {parity['limit']:.1e})")
+        for name, largest in programs.items()
     ]
     return [*rows, *(("skipped", reason) for reason in _not_proven(bundle))]
 
 
 def _not_proven(bundle: Bundle) -> list[str]:
-    """Runners that could not be had when the bundle was made, each with the reason."""
+    """Runners that were not available when the bundle was made, each with the reason."""
     skipped = bundle.manifest.export_skipped
     return [reason if name in reason else f"{name}: {reason}" for name, reason in skipped.items()]

@@ -2,46 +2,78 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import typer
 
-from gmmvit_cli.options import CHANNELS, HEADS, MASK_FORM, PRESET, hints_from
-from gmmvit_cli.output import JSON_OPTION, note, print_json, print_table, working
+from gmmvit_cli.choices import complete, listed, one_of
+from gmmvit_cli.models import CHANNELS, HEADS, IMAGE_SIZE, MASK_FORM, PRESET, hints_from
+from gmmvit_cli.options import INPUT, OUTPUT, require_output_file
+from gmmvit_cli.output import JSON_OPTION, note, print_json, print_table
+from gmmvit_cli.progress import progress
+from gmmvit_deploy.checkpoints.reading import require_checkpoint
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.progress import Progress
+from gmmvit_deploy.specs import MaskKind
+
+EXAMPLE = """gmmvit inspect checkpoint.pth --report masks.html
+gmmvit inspect --preset swin --classes 10 --image-size 32 --mask gmm"""
+
+_WITHOUT_FILE = "Without a checkpoint"
+_MASKS: tuple[MaskKind, ...] = get_args(MaskKind)
 
 
 def inspect(
-    checkpoint: Path | None = typer.Argument(None, help="A .pth checkpoint or a safetensors file."),
+    checkpoint: Path | None = typer.Argument(
+        None,
+        metavar="CHECKPOINT",
+        rich_help_panel=INPUT,
+        help="A .pth checkpoint or a safetensors file; left out to describe a preset.",
+    ),
     heads: int | None = HEADS,
     preset: str | None = PRESET,
     mask_form: str = MASK_FORM,
-    report: Path | None = typer.Option(None, help="Write the masks as a page (.html) or a picture (.png)."),
-    force: bool = typer.Option(False, help="Replace the report if it exists."),
-    classes: int | None = typer.Option(None, help="Without a file: classes of the preset."),
-    image_size: int | None = typer.Option(
-        None, help="Side of the images in pixels: without a file, or where no tensor of the file tells it."
-    ),
+    image_size: int | None = IMAGE_SIZE,
     channels: int | None = CHANNELS,
-    mask: str = typer.Option("plain", help="Without a file: plain, elm or gmm."),
-    kernels: int = typer.Option(5, help="Without a file: Gaussians of a gmm mask."),
-    shared: bool = typer.Option(False, help="Without a file: one gmm mask for all heads."),
+    classes: int | None = typer.Option(
+        None, metavar="N", rich_help_panel=_WITHOUT_FILE, help="Classes of the preset's model."
+    ),
+    mask: str = typer.Option(
+        "plain",
+        metavar="KIND",
+        rich_help_panel=_WITHOUT_FILE,
+        help=f"Mask of the preset's model: {listed(_MASKS)}.",
+        callback=one_of("--mask", lambda: _MASKS),
+        autocompletion=complete(lambda: _MASKS),
+    ),
+    kernels: int = typer.Option(
+        5, metavar="K", rich_help_panel=_WITHOUT_FILE, help="Gaussians in each mixture of a gmm mask."
+    ),
+    shared: bool = typer.Option(False, rich_help_panel=_WITHOUT_FILE, help="Let all heads share their gmm mask."),
+    report: Path | None = typer.Option(
+        None, metavar="FILE", rich_help_panel=OUTPUT, help="Write the masks as a page (.html) or a picture (.png)."
+    ),
+    force: bool = typer.Option(False, rich_help_panel=OUTPUT, help="Replace the report if it exists."),
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """Say what a checkpoint is: family, sizes, parameters, MACs, every key, what is odd; or what a preset would be."""
+    """Accounts for every key of the file. Without a checkpoint, describes the model that a preset would be."""
+    require_output_file(report, force=force)
     if checkpoint is None:
         described = _preset(preset, classes, image_size, channels, mask, kernels, shared)
     else:
         hints = hints_from(heads, preset, mask_form, image_size=image_size, channels=channels)
-        with working(f"reading {checkpoint}"):
+        require_checkpoint(checkpoint)
+        with progress("inspect") as on_progress:
             from gmmvit_deploy.checkpoints.loading import load_checkpoint
             from gmmvit_deploy.checkpoints.report import describe_checkpoint
 
+            on_progress(Progress("read the checkpoint"))
             loaded = load_checkpoint(checkpoint, hints)
             described = describe_checkpoint(loaded)
             if report is not None:
                 from gmmvit_deploy.pictures.mask_report import write_report
 
+                on_progress(Progress("draw the masks"))
                 layers = write_report(loaded, report, force=force)
                 described |= {"report": str(report), "masks": [layer.to_json() for layer in layers]}
     if as_json:
@@ -64,14 +96,14 @@ def _preset(
     if preset is None or classes is None or image_size is None:
         raise InputError(
             "nothing to inspect",
-            hint="name a checkpoint, or all of --preset NAME --classes N --image-size S",
+            hint="type gmmvit inspect CHECKPOINT, or all of --preset NAME --classes N --image-size S",
         )
     from gmmvit_deploy.checkpoints.report import describe_spec
     from gmmvit_deploy.families import preset_spec
     from gmmvit_deploy.specs import MaskSpec
 
     chosen = MaskSpec(
-        kind=mask,  # type: ignore[arg-type]  # checked there, with the error that users see
+        kind=mask,  # type: ignore[arg-type]  # checked there, with the message that users read
         kernels=kernels if mask == "gmm" else 0,
         shared=shared,
     )
@@ -93,7 +125,7 @@ def _print(described: dict[str, Any]) -> None:
     ]
     print_table(("", ""), rows)
     if described.get("audit"):
-        findings = [(f["severity"], f["where"], f["what"]) for f in described["audit"]]
+        findings = [(entry["severity"], entry["where"], entry["what"]) for entry in described["audit"]]
         print_table(("audit", "where", "what"), findings)
     elif file:
         typer.echo("audit: nothing odd")

@@ -1,49 +1,68 @@
-"""Entry point: collects the commands, and turns every error into two lines and an exit status."""
+"""Entry point: runs a command, and turns every error into two lines and an exit status.
+
+0    done
+1    an error, or a check that failed: ``Error:`` and ``hint:`` on stderr
+2    the command line cannot be read: an unknown command or option, a missing argument, a value of a wrong type
+130  interrupted from the keyboard; 143 by SIGTERM
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import traceback
+from collections.abc import Sequence
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
 
 import gmmvit_deploy
-from gmmvit_cli import bench, build, classify, convert, demo, doctor, export, inspect, parity, repository, serve, tune
+from gmmvit_cli.commands import SUMMARIES, Commands, typing_hint
+from gmmvit_cli.output import complain
 from gmmvit_deploy.errors import GmmvitError
 
 __all__ = ["app", "main"]
 
 DEBUG_VARIABLE = "GMMVIT_DEBUG"
+_START = """Start here:
+  gmmvit demo                                train, export, serve and check a small model
+
+With a checkpoint of your own:
+  gmmvit export checkpoint.pth -o bundle --dataset cifar10
+  gmmvit parity bundle                       compare the export with PyTorch
+  gmmvit serve bundle                        answer requests on gRPC and HTTP
+  gmmvit classify image.png
+
+All commands: gmmvit --help     This machine: gmmvit doctor"""
 
 app = typer.Typer(
     name="gmmvit",
-    help="A trained vision transformer with a mask on its attention, taken to production.",
-    no_args_is_help=True,
-    add_completion=False,
+    cls=Commands,
+    help="Take a trained vision transformer with a mask on its attention to production.",
+    invoke_without_command=True,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, inspect, export, convert, build, parity, bench, tune, repository, serve, classify, doctor):
-    name = command.__name__.rpartition(".")[2]
-    app.command(name)(getattr(command, name))
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         typer.echo(f"gmmvit-deploy {gmmvit_deploy.__version__}")
         raise typer.Exit
 
 
 @app.callback()
 def _root(
+    ctx: typer.Context,
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
 ) -> None:
-    pass
+    if ctx.invoked_subcommand is None:
+        typer.echo(_START)
 
 
 def _terminated(number: int, frame: FrameType | None) -> NoReturn:
@@ -55,30 +74,65 @@ def main() -> None:
     """Run the command line."""
     signal.signal(signal.SIGTERM, _terminated)
     try:
-        app()
+        # Typer would print usage errors in a form of its own.
+        status = app(prog_name="gmmvit", standalone_mode=False)
     except GmmvitError as exc:
         _fail(str(exc), exc.hint)
     except BrokenPipeError:
         # The reader of our output went away; Python would complain once more while it shuts down.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
-    # The last line of defence: no traceback reaches a user who did not ask for one.
+    # The last line of defence: no traceback reaches a user who did not ask for it.
     except Exception as exc:
+        if hasattr(exc, "format_message"):  # a usage error; its class lies in another module in each release of typer
+            _fail(*_usage_error(exc), status=2)
         _fail(
             f"unexpected {type(exc).__name__}: {exc}",
-            f"this is a defect of gmmvit-deploy; {DEBUG_VARIABLE}=1 shows where it happened",
+            f"this is a defect of gmmvit-deploy; set {DEBUG_VARIABLE}=1 to see where it happened",
         )
+    sys.exit(status if isinstance(status, int) else 0)
 
 
-def _fail(message: str, hint: str) -> NoReturn:
+def _usage_error(exc: Any) -> tuple[str, str]:
+    """(message, hint) of typer's error about a command line that it cannot read."""
+    message = re.sub(r"\s+", " ", str(exc.format_message())).strip().rstrip(".")
+    command = getattr(getattr(exc, "ctx", None), "info_name", None)
+    if command not in SUMMARIES:  # some errors carry no context
+        command = next((word for word in sys.argv[1:] if word in SUMMARIES), None)
+    if command is None or message.startswith("there is no command"):
+        return message, "gmmvit --help lists the commands"
+    return f"gmmvit {command}: {_expected(message, getattr(exc, 'param', None))}", typing_hint(command)
+
+
+def _expected(message: str, param: Any) -> str:
+    """Typer's ``Invalid value for '--batch': Input should be ...`` as ``--batch: expected ..., got 'x'``."""
+    match = re.fullmatch(r"Invalid value for .*?: Input should be (?P<expected>[^,]*).*", message)
+    if match is None or param is None:
+        return message
+    expected = re.sub(r"^(?=greater|less)", "a number ", match["expected"])
+    return f"{param.opts[-1]}: expected {expected}{_typed(param.opts)}"
+
+
+def _typed(options: Sequence[str]) -> str:
+    """``, got 'x'``: what stands behind the last of these options on the command line, or nothing."""
+    words = sys.argv[1:]
+    for number, word in reversed([*enumerate(words)]):
+        option, equals, value = word.partition("=")
+        if option in options:
+            following = words[number + 1] if number + 1 < len(words) else ""
+            return f", got {(value if equals else following)!r}"
+    return ""
+
+
+def _fail(message: str, hint: str, *, status: int = 1) -> NoReturn:
     if os.environ.get(DEBUG_VARIABLE):
         traceback.print_exc()
-    typer.echo(f"Error: {message}", err=True)
+    complain(f"Error: {message}")
     if hint:
-        typer.echo(f"hint: {hint}", err=True)
-    sys.exit(1)
+        complain(f"hint: {hint}")
+    sys.exit(status)
 
 
 if __name__ == "__main__":

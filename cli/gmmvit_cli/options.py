@@ -8,93 +8,166 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from gmmvit_cli.choices import complete, listed, one_of, read_by
+from gmmvit_deploy.data.kinds import KINDS, SPLITS
+from gmmvit_deploy.datasets import DATASETS, dataset
 from gmmvit_deploy.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gmmvit_deploy.engines.compatibility import ServerTensorRT
-    from gmmvit_deploy.serving.model_configs import CpuKernels
-    from gmmvit_deploy.sources.hints import LoadHints
+    from gmmvit_deploy.precision import Precision
+    from gmmvit_deploy.serving.names import CpuKernels
 
 __all__ = [
-    "CHANNELS",
+    "CALIBRATION",
+    "CALIBRATION_IMAGES",
     "CPU_KERNELS",
+    "DATA",
+    "DATASET",
+    "ENGINE",
     "FORCE",
-    "HEADS",
-    "IMAGE_SIZE",
-    "MASK_FORM",
-    "PRESET",
+    "INPUT",
+    "MODEL",
+    "MODEL_NAME",
+    "OUTPUT",
+    "PRECISION",
     "SERVER",
     "SERVER_TENSORRT",
     "SERVER_VERSION",
+    "TARGET",
+    "TRITONSERVER",
     "Normalisation",
     "cpu_kernels_from",
-    "hints_from",
+    "existing",
     "labels_from",
     "normalisation_from",
+    "require_calibration",
+    "require_output",
+    "require_output_file",
     "server_from",
 ]
 
-HEADS = typer.Option(
-    None, "--heads", help="Attention heads (of the first stage), where the file cannot tell: plain, ELM, shared masks."
-)
-PRESET = typer.Option(None, "--preset", help="Name of a known model, such as vit or vit_d15.")
-MASK_FORM = typer.Option(
-    "stored",
-    "--mask-form",
-    help="stored: the mask raises the stored base to a power, as the released code does. "
-    "closed: the model was trained with the paper's formula from distances.",
-)
-IMAGE_SIZE = typer.Option(
-    None, "--image-size", help="Side of the images in pixels, where no tensor of the file tells it."
-)
-CHANNELS = typer.Option(
+# Headings of the options in help.
+INPUT, MODEL, OUTPUT, PRECISION, TARGET = "Input", "Model", "Output", "Precision", "Server"
+
+_DATA_KINDS = tuple(f"{kind}:" if kind != "digits" else kind for kind in KINDS)
+_CPU_KERNELS = ("auto", "off")
+
+DATASET = typer.Option(
     None,
-    "--channels",
-    help="Channels of the images: 1 grey, 2 grey and alpha, 3 RGB, 4 RGB and alpha  [default: what the tensors tell, "
-    "else 3]",
+    "--dataset",
+    metavar="NAME",
+    rich_help_panel=INPUT,
+    help=f"Take mean, std and labels from a data set: {listed(tuple(DATASETS))}.",
+    callback=read_by(dataset),
+    autocompletion=complete(lambda: tuple(DATASETS)),
 )
-SERVER_VERSION = typer.Option(None, help="Release of NVIDIA's Triton container that will serve, such as 25.04.")
-SERVER = typer.Option(None, help="A live Triton server: grpc://host:port or http://host:port.")
-SERVER_TENSORRT = typer.Option(None, help="TensorRT of the server, such as 10.9.0, where its release does not tell.")
+DATA = typer.Option(
+    None,
+    "--data",
+    metavar="KIND:PATH",
+    rich_help_panel=INPUT,
+    help=f"Images: KIND:PATH with {listed(KINDS[:-1])} as KIND, or {KINDS[-1]} alone; "
+    f"{' or '.join(f'#{split}' for split in SPLITS)} after it names the split.",
+    autocompletion=complete(lambda: _DATA_KINDS),
+)
+CALIBRATION = typer.Option(
+    None,
+    "--calibration",
+    metavar="DATA",
+    rich_help_panel=PRECISION,
+    help="Real images for int8 and fp8: a folder, an .npz, or KIND:PATH#train as in --data of gmmvit parity.",
+    autocompletion=complete(lambda: _DATA_KINDS),
+)
+CALIBRATION_IMAGES = typer.Option(
+    512, "--calibration-images", min=1, metavar="N", rich_help_panel=PRECISION, help="Images to calibrate on, at most."
+)
+SERVER_VERSION = typer.Option(
+    None,
+    metavar="RELEASE",
+    rich_help_panel=TARGET,
+    help="Release of NVIDIA's Triton container that will serve, such as 25.04.",
+)
+SERVER = typer.Option(
+    None, metavar="URL", rich_help_panel=TARGET, help="A live Triton server: grpc://host:port or http://host:port."
+)
+SERVER_TENSORRT = typer.Option(
+    None,
+    metavar="VERSION",
+    rich_help_panel=TARGET,
+    help="TensorRT of the server, such as 10.9.0, where its release does not state it.",
+)
+MODEL_NAME = typer.Option("gmmvit", metavar="NAME", rich_help_panel=TARGET, help="Name of the model on the server.")
 CPU_KERNELS = typer.Option(
     None,
     "--cpu-kernels",
-    help="Our own CPU kernels: auto (where they can be had), or off (the runtime's own operators).  [default: auto]",
+    metavar="MODE",
+    rich_help_panel=MODEL,
+    show_default="auto",
+    help="This project's CPU kernels: auto uses them where they work here, off leaves the graph to the runtime's own "
+    "operators.",
+    callback=one_of("--cpu-kernels", lambda: _CPU_KERNELS),
+    autocompletion=complete(lambda: _CPU_KERNELS),
 )
-FORCE = typer.Option(False, "--force", help="Replace the output folder if it exists.")
 
 
-def hints_from(
-    heads: int | None,
-    preset: str | None,
-    mask_form: str,
-    *,
-    image_size: int | None = None,
-    channels: int | None = None,
-) -> LoadHints:
-    from gmmvit_deploy.sources.hints import LoadHints
+def require_output(path: Path | None, *, force: bool) -> None:
+    """Refuse an output that exists, before any work.  Errors: OutputError."""
+    from gmmvit_deploy.writing import require_free
 
-    if mask_form not in ("stored", "closed"):
-        raise InputError(f"--mask-form is {mask_form!r}; stored or closed was wanted")
-    return LoadHints(
-        heads=heads,
-        preset=preset,
-        closed_form=True if mask_form == "closed" else None,
-        image_size=image_size,
-        channels=channels,
-    )
+    if path is not None:
+        require_free(path, force=force)
+
+
+def require_output_file(path: Path | None, *, force: bool) -> None:
+    """As `require_output`, for a file, whose folder must exist.  Errors: OutputError."""
+    from gmmvit_deploy.writing import require_free_file
+
+    if path is not None:
+        require_free_file(path, force=force)
+
+
+def existing(option: str) -> Callable[[Path | None], Path | None]:
+    """The callback of an option that names an input file or folder.  Errors: InputError when nothing is there."""
+
+    def check(path: Path | None) -> Path | None:
+        if path is not None and not path.exists():
+            raise InputError(f"{option} {path}: no such file or folder", hint=f"type {option} and a path that exists")
+        return path
+
+    return check
+
+
+TRITONSERVER = typer.Option(
+    None,
+    "--tritonserver",
+    metavar="PROGRAM",
+    rich_help_panel=TARGET,
+    show_default="from PATH, else from the nvidia-pytriton wheel",
+    callback=existing("--tritonserver"),
+    help="The Triton server to run.",
+)
+ENGINE = typer.Option(
+    None,
+    "--engine",
+    metavar="ENGINE",
+    rich_help_panel=INPUT,
+    callback=existing("--engine"),
+    help="An engine that gmmvit build wrote, for TensorRT.",
+)
+FORCE = typer.Option(False, "--force", rich_help_panel=OUTPUT, help="Replace the output if it exists.")
 
 
 def cpu_kernels_from(text: str | None) -> CpuKernels | None:
-    """None where ``--cpu-kernels`` is not given.  Errors: InputError."""
-    if text not in (None, "auto", "off"):
-        raise InputError(f"--cpu-kernels is {text!r}; expected auto or off")
-    return text  # type: ignore[return-value]  # checked above
+    """The value of ``--cpu-kernels``, which its callback has checked; None where it is not given."""
+    return text  # type: ignore[return-value]  # checked by the callback
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Normalisation:
-    """mean, std: a number a channel, or None.  labels: the data set's, None where no data set was named."""
+    """mean, std: a number for each channel, or None.  labels: of the data set, None where no data set is named."""
 
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
@@ -103,15 +176,16 @@ class Normalisation:
 
 def normalisation_from(name: str | None, mean: str | None, std: str | None) -> Normalisation:
     """Read ``--dataset``, or ``--mean --std``, or neither.  The number of channels is checked against the network."""
-    from gmmvit_deploy.datasets import dataset
-
     if name is not None:
         if mean is not None or std is not None:
-            raise InputError("--dataset already says mean and std; give it, or --mean and --std")
+            raise InputError(
+                "--dataset already says mean and std",
+                hint=f"type --dataset {name} alone, or --mean and --std without it",
+            )
         data = dataset(name)
         return Normalisation(mean=data.mean, std=data.std, labels=data.labels)
     if (mean is None) != (std is None):
-        raise InputError("--mean and --std go together")
+        raise InputError("--mean and --std go together", hint="type both, such as --mean 0.5,0.5,0.5 --std 0.5,0.5,0.5")
     if mean is None or std is None:
         return Normalisation()
     return Normalisation(mean=_numbers("--mean", mean), std=_numbers("--std", std))
@@ -127,7 +201,7 @@ def _numbers(option: str, text: str) -> tuple[float, ...]:
 
 
 def labels_from(text: str | None) -> tuple[str, ...] | None:
-    """A file with one label a line, or labels with commas between them."""
+    """A file with one label on each line, or labels with commas between them."""
     if text is None:
         return None
     path = Path(text)
@@ -137,16 +211,46 @@ def labels_from(text: str | None) -> tuple[str, ...] | None:
         return tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
     except (OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8 text"
-        raise InputError(f"--labels {text}: a file with one label a line was wanted: {reason}") from exc
+        raise InputError(
+            f"--labels {text}: expected a file with one label on each line: {reason}",
+            hint="type --labels FILE, or the labels themselves: --labels cat,dog",
+        ) from exc
+
+
+def require_calibration(precisions: tuple[Precision, ...], calibration: str | None) -> None:
+    """Refuse ``--calibration`` that cannot work, before anything is read.
+
+    Errors: InputError when int8 or fp8 lack it, when no precision uses it, or when the data cannot be opened.
+    """
+    from gmmvit_deploy.graphs.quantize import QUANTIZED
+    from gmmvit_deploy.runtime.image_batches import require_source
+
+    quantized = [precision for precision in precisions if precision in QUANTIZED]
+    if calibration is None:
+        if quantized:
+            raise InputError(
+                f"{quantized[0]} needs calibration images",
+                hint="type --calibration FOLDER_OR_NPZ, with images as the model will see them",
+            )
+        return
+    if not quantized:
+        raise InputError(
+            f"--calibration is for {' and '.join(QUANTIZED)}; {', '.join(precisions)} needs none",
+            hint=f"leave --calibration out, or type --precision {QUANTIZED[0]}",
+        )
+    require_source(calibration)
 
 
 def server_from(release: str | None, url: str | None, tensorrt: str | None) -> ServerTensorRT | None:
-    """The server whose TensorRT is to load an engine; None when nothing was said of one."""
+    """The server whose TensorRT is to load an engine; None when no option names a server."""
     from gmmvit_deploy.engines.compatibility import server_tensorrt
     from gmmvit_deploy.runtime.triton import TritonConnection
 
     if release is not None and url is not None:
-        raise InputError("--server-version and --server both say which server; give one")
+        raise InputError(
+            "--server-version and --server both say which server",
+            hint=f"type --server {url} alone, or --server-version",
+        )
     if url is not None:
         with TritonConnection(url) as connection:
             return server_tensorrt(triton=connection.version(), tensorrt=tensorrt, name=url)

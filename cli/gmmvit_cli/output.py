@@ -1,17 +1,39 @@
-"""What commands print with: data on stdout, everything else on stderr."""
+"""What commands print with: data on stdout; notes and errors on stderr, as ``--quiet`` and ``--verbose`` ask."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import typer
 
-__all__ = ["JSON_OPTION", "note", "phases", "print_json", "print_table", "progress", "working"]
+__all__ = ["JSON_OPTION", "MESSAGES", "complain", "note", "print_json", "print_table", "set_verbosity", "verbosity"]
 
-JSON_OPTION = typer.Option(False, "--json", help="Print JSON on stdout.")
+Verbosity = Literal["quiet", "normal", "verbose"]
+MESSAGES = "Messages"
+"""Heading in help of the options that every command has."""
+JSON_OPTION = typer.Option(False, "--json", help="Print JSON on stdout.", rich_help_panel=MESSAGES)
+
+_verbosity: Verbosity = "normal"
+
+
+def verbosity() -> Verbosity:
+    return _verbosity
+
+
+def set_verbosity(value: Verbosity) -> None:
+    """Called once for each command, before it runs.  ``verbose`` shows the log records of libraries as well."""
+    global _verbosity
+    if value == "verbose":
+        from gmmvit_cli.logs import show_logs
+
+        show_logs()
+    elif _verbosity == "verbose":
+        from gmmvit_cli.logs import hide_logs
+
+        hide_logs()
+    _verbosity = value
 
 
 def print_json(data: Any) -> None:
@@ -19,12 +41,18 @@ def print_json(data: Any) -> None:
 
 
 def note(text: str) -> None:
-    """A line for the person at the terminal; never part of the data."""
+    """Print a line on stderr unless ``--quiet`` is given; never part of the data."""
+    if _verbosity != "quiet":
+        typer.echo(text, err=True)
+
+
+def complain(text: str) -> None:
+    """Print a line of an error on stderr, with ``--quiet`` too."""
     typer.echo(text, err=True)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> None:
-    """A table on stdout; text that looks like markup is printed as it is."""
+    """Print a table on stdout; text that looks like markup is printed as it is."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -38,55 +66,10 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title:
         show_header=any(columns),
     )
     for column in columns:
-        table.add_column(column, overflow="fold")  # nothing is ever cut: hashes and paths are for copying
+        table.add_column(column, overflow="fold")  # nothing is cut off: hashes and paths are for copying
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     console = Console()
     if not console.is_terminal:
         console = Console(width=200)  # a pipe has no width to fit
     console.print(table)
-
-
-@contextmanager
-def working(description: str) -> Iterator[Callable[[str], None]]:
-    """A spinner on stderr while the block runs, on a terminal only.  Yields a setter of its text."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda text: None
-        return
-    with console.status(description) as status:
-        yield lambda text: status.update(text)
-
-
-@contextmanager
-def progress(description: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr while the block runs, on a terminal only.  Yields a function that advances it."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda count: None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(description, total=total)
-        yield lambda count: bar.advance(task, count)
-
-
-@contextmanager
-def phases(description: str) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on stderr for work in phases, on a terminal only.  Yields ``told(phase, done, steps)``."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda phase, done, steps: None
-        return
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(description, total=None)
-        yield lambda phase, done, steps: bar.update(task, description=phase, completed=done, total=steps)

@@ -6,14 +6,24 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gmmvit_cli.output import JSON_OPTION, note, phases, print_json, print_table
+from gmmvit_cli.choices import complete, one_of
+from gmmvit_cli.options import DATA, ENGINE, INPUT, MODEL_NAME, OUTPUT, require_output_file
+from gmmvit_cli.output import JSON_OPTION, MESSAGES, complain, note, print_json, print_table
+from gmmvit_cli.progress import progress
+from gmmvit_cli.runners import URLS, runner_option, runner_precision_option
 
 if TYPE_CHECKING:
     from gmmvit_deploy.parity.report import ParityReport
 
+EXAMPLE = """gmmvit parity bundle
+gmmvit parity bundle --runner openvino:bf16 --data digits --report parity.html"""
 
-def _print_schema(wanted: bool) -> None:
-    if wanted:
+_CHECKS = "Checks"
+_ON_BROKEN = ("fail", "skip")
+
+
+def _print_schema(requested: bool) -> None:
+    if requested:
         from gmmvit_deploy.parity.report import SCHEMA_PATH
 
         typer.echo(SCHEMA_PATH.read_text(encoding="utf-8"), nl=False)
@@ -21,110 +31,132 @@ def _print_schema(wanted: bool) -> None:
 
 
 def parity(
-    bundle: Path = typer.Argument(help="A bundle that gmmvit export wrote."),
-    runner: str | None = typer.Option(
+    bundle: Path = typer.Argument(metavar="BUNDLE", rich_help_panel=INPUT, help="A bundle that gmmvit export wrote."),
+    data: str | None = DATA,
+    limit: int | None = typer.Option(
         None,
-        help="One or several, with commas: eager, eager-gpu, compile, compile-gpu, onnxruntime, onnxruntime+kernels, "
-        "openvino, openvino+kernels, tensorrt, tensorrt-rtx, triton-grpc, triton-http; a precision behind a colon, as "
-        "in openvino:bf16.  [default: onnxruntime, and onnxruntime+kernels where our CPU kernels can be had]",
+        metavar="N",
+        rich_help_panel=INPUT,
+        show_default="all",
+        help="Images to take, spread evenly over the data.",
     ),
-    precision: str = typer.Option(
-        "fp32",
-        help="Of onnxruntime (fp32, fp16, int8) and openvino (fp32, bf16, int8), where their names do not say it.",
+    on_broken: str = typer.Option(
+        "fail",
+        metavar="ACTION",
+        rich_help_panel=INPUT,
+        help="A broken image in the data: fail, or skip it and count it.",
+        callback=one_of("--on-broken", lambda: _ON_BROKEN),
+        autocompletion=complete(lambda: _ON_BROKEN),
     ),
-    engine: Path | None = typer.Option(None, help="An engine that gmmvit build wrote, for the two TensorRTs."),
-    url: list[str] = typer.Option(
-        [], help="A Triton server: grpc://host:port or http://host:port; once for each protocol."
+    runner: str | None = runner_option(
+        None, "onnxruntime, and onnxruntime+kernels where they work", "Runners to compare with PyTorch"
     ),
-    model: str = typer.Option("gmmvit", help="Name that the repository gave the model on the server."),
-    data: str | None = typer.Option(
-        None,
-        help="Labelled images: cifar10:PATH, cifar100:, svhn:, mnist:, tiny-imagenet:, folder:, array:, or digits; "
-        "#train or #test behind it.",
-    ),
-    limit: int | None = typer.Option(None, help="How many of the images, spread evenly. Default: all."),
-    on_broken: str = typer.Option("fail", help="A broken image in the data: fail, or skip (named and counted)."),
+    precision: str = runner_precision_option(),
+    engine: Path | None = ENGINE,
+    url: list[str] = URLS,
+    model: str = MODEL_NAME,
     gate: float | None = typer.Option(
-        None, help="Share of PyTorch's top-1 that is wanted. Default: 0.999, and 0.99 for int8 and fp8."
+        None,
+        metavar="SHARE",
+        rich_help_panel=_CHECKS,
+        show_default="0.999, and 0.99 for int8 and fp8",
+        help="Least top-1 accuracy, as a share of PyTorch's.",
     ),
     require_accuracy: bool = typer.Option(
-        False, "--require-accuracy", help="Fail too when there were no images, or too few to tell."
+        False,
+        "--require-accuracy",
+        rich_help_panel=_CHECKS,
+        help="Fail also when there are no images, or too few to decide.",
     ),
-    localize: bool = typer.Option(False, "--localize", help="The error block by block, and the first that drifts."),
-    report: Path | None = typer.Option(None, help="Write a self-contained page with plots: FILE.html."),
-    force: bool = typer.Option(False, "--force", help="Replace the report if it exists."),
+    localize: bool = typer.Option(
+        False,
+        "--localize",
+        rich_help_panel=_CHECKS,
+        help="Measure the error after each block, and name the first block that drifts.",
+    ),
+    report: Path | None = typer.Option(
+        None, metavar="FILE.html", rich_help_panel=OUTPUT, help="Write a self-contained page with plots."
+    ),
+    force: bool = typer.Option(False, "--force", rich_help_panel=OUTPUT, help="Replace the report if it exists."),
     as_json: bool = JSON_OPTION,
     schema: bool = typer.Option(
-        False, "--schema", callback=_print_schema, is_eager=True, help="Print the JSON schema of --json."
+        False,
+        "--schema",
+        callback=_print_schema,
+        is_eager=True,
+        rich_help_panel=MESSAGES,
+        help="Print the JSON schema of --json.",
     ),
 ) -> None:
-    """Is what runs the model that was trained?  Numbers, decisions, accuracy, batches; exit with 1 if a check fails."""
-    with phases("parity") as told:
+    """Runs the bundle's golden and random inputs, and the images of --data. The exit status is 1 if a check fails."""
+    require_output_file(report, force=force)
+    with progress("parity") as on_progress:
         from gmmvit_deploy.artifacts import open_bundle
         from gmmvit_deploy.pages import require_page
-        from gmmvit_deploy.parity.check import ParityOptions, check_parity
         from gmmvit_deploy.parity.inputs import open_images_of
+
+        if report is not None:
+            require_page(report, force=force)  # not after half an hour of images
+        images = open_images_of(data) if data else None
+        opened = open_bundle(bundle)
+
+        # Imports PyTorch: a bundle that is missing is refused without it.
+        from gmmvit_deploy.parity.check import ParityOptions, check_parity
         from gmmvit_deploy.parity.page import write_page
         from gmmvit_deploy.precision import precision_from
         from gmmvit_deploy.runners.open import default_runners, open_runners
 
-        if report is not None:
-            require_page(report, force=force)  # not after half an hour of images
+        runner_precision = precision_from(precision)
         options = ParityOptions(
-            data=open_images_of(data) if data else None,
+            data=images,
             limit=limit,
-            on_broken=on_broken,  # type: ignore[arg-type]  # checked there
+            on_broken=on_broken,  # type: ignore[arg-type]  # checked by its callback
             gate=gate,
             localize=localize,
         )
-        opened = open_bundle(bundle)
-        wanted = precision_from(precision)
         skipped: list[str] = []
         if runner is None:
-            names, skipped = default_runners(opened, wanted)
+            names, skipped = default_runners(opened, runner_precision)
         else:
             names = [name.strip() for name in runner.split(",")]
         settings: dict[str, Any] = {"urls": url, "model": model, "engine": engine, "takes_other_bundle": True}
-        with open_runners(names, opened, precision=wanted, **settings) as runners:
-            found = check_parity(opened, runners, options, skipped=skipped, told=told)
+        with open_runners(names, opened, precision=runner_precision, **settings) as runners:
+            result = check_parity(opened, runners, options, skipped=skipped, on_progress=on_progress)
         if report is not None:
-            write_page(found, report, force=force)
+            write_page(result, report, force=force)
     if as_json:
-        print_json(found.to_json())
+        print_json(result.to_json())
     else:
-        _print(found)
+        _print(result)
     if report is not None:
         note(f"report: {report}")
-    missing = found.undecided("accuracy") if require_accuracy else []
-    if found.failed or missing:
+    missing = result.undecided("accuracy") if require_accuracy else []
+    if result.failed or missing:
         for check in missing:
-            note(f"--require-accuracy: {'; '.join(check.reasons)}")
+            complain(f"--require-accuracy: {'; '.join(check.reasons)}")
         raise typer.Exit(1)
 
 
 _MOST_REASONS = 8
 
 
-def _print(found: ParityReport) -> None:
-    of_bundle = [("bundle", "", check) for check in found.checks]
-    of_runners = [(one.runner, one.precision, check) for one in found.runners for check in one.checks]
+def _print(report: ParityReport) -> None:
+    of_bundle = [("bundle", "", check) for check in report.checks]
+    of_runners = [(runner.runner, runner.precision, check) for runner in report.runners for check in runner.checks]
     rows = [
         (who, precision, check.name, check.verdict.upper() if check.verdict == "failed" else check.verdict, check.says)
         for who, precision, check in of_bundle + of_runners
     ]
-    print_table(("runner", "", "check", "", "what was seen"), rows, title=str(found.bundle["path"]))
-    for reason in found.skipped:
+    print_table(("runner", "", "check", "", "result"), rows, title=str(report.bundle["path"]))
+    for reason in report.skipped:
         typer.echo(f"skipped: {reason}")
-    sets = [numbers for one in found.runners for numbers in one.check("numeric").details["sets"]]
-    limits = [f"limit on {one['inputs']}: {one['limit']['largest']:.2g} = {one['limit']['derivation']}" for one in sets]
-    for line in dict.fromkeys(limits):
+    for line in dict.fromkeys(_limits(report)):
         typer.echo(line)
-    for one in found.runners:
-        _print_flips(one.check("decisions").details)
-    if found.data is not None and found.data["broken"]:
-        shown = "".join(f"\n  {one['image']}: {one['why']}" for one in found.data["broken_images"])
-        typer.echo(f"skipped {found.data['broken']} broken images of {found.data['of']:,}:{shown}")
-    told = {check.name for *_, check in of_bundle + of_runners if check.verdict == "failed"}
+    for runner in report.runners:
+        _print_flips(runner.check("decisions").details)
+    if report.data is not None and report.data["broken"]:
+        shown = "".join(f"\n  {image['image']}: {image['why']}" for image in report.data["broken_images"])
+        typer.echo(f"skipped {report.data['broken']} broken images of {report.data['of']:,}:{shown}")
     for who, _, check in of_bundle + of_runners:
         if check.verdict in ("failed", "undecided"):
             for why in check.reasons[:_MOST_REASONS]:
@@ -133,12 +165,21 @@ def _print(found: ParityReport) -> None:
                 typer.echo(
                     f"{check.verdict}: {who}: {check.name}: and {len(check.reasons) - _MOST_REASONS} more (--json)"
                 )
+    failed = {check.name for *_, check in of_bundle + of_runners if check.verdict == "failed"}
     words = {
         "passed": "passed",
-        "failed": f"FAILED: {', '.join(sorted(told))}",
-        "undecided": "passed, but not all could be told",
+        "failed": f"FAILED: {', '.join(sorted(failed))}",
+        "undecided": "passed, but some checks are undecided",
     }
-    typer.echo(words[found.verdict])
+    typer.echo(words[report.verdict])
+
+
+def _limits(report: ParityReport) -> list[str]:
+    sets = [numbers for runner in report.runners for numbers in runner.check("numeric").details["sets"]]
+    return [
+        f"limit on {numbers['inputs']}: {numbers['limit']['largest']:.2g} = {numbers['limit']['derivation']}"
+        for numbers in sets
+    ]
 
 
 def _print_flips(decisions: Mapping[str, Any]) -> None:

@@ -5,60 +5,108 @@ from pathlib import Path
 
 import typer
 
+from gmmvit_cli.choices import complete, listed, one_of, read_by
 from gmmvit_cli.options import (
     CPU_KERNELS,
+    ENGINE,
     FORCE,
+    INPUT,
+    MODEL_NAME,
+    OUTPUT,
+    PRECISION,
     SERVER,
     SERVER_TENSORRT,
     SERVER_VERSION,
     cpu_kernels_from,
+    require_output,
     server_from,
 )
 from gmmvit_cli.output import JSON_OPTION, note, print_json
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.precision import PRECISIONS, precision_from
+from gmmvit_deploy.serving.names import ACCELERATORS, BACKENDS, RUNTIMES, runtime_from
+
+EXAMPLE = """gmmvit repository bundle -o model_repository
+gmmvit repository bundle --runtime openvino+kernels --instances 2 --threads 4"""
+
+_BACKEND, _BATCHING = "Backend", "Batching and instances"
 
 
 def repository(
-    bundle: Path = typer.Argument(help="A bundle that gmmvit export wrote."),
-    out: Path = typer.Option(Path("model_repository"), "-o", "--output", help="The repository to write."),
+    bundle: Path = typer.Argument(metavar="BUNDLE", rich_help_panel=INPUT, help="A bundle that gmmvit export wrote."),
+    engine: Path | None = ENGINE,
     backend: str = typer.Option(
         "python",
+        metavar="NAME",
+        rich_help_panel=_BACKEND,
         help="python: ONNX Runtime or OpenVINO in Triton's Python backend, which every server has. "
         "onnxruntime: Triton's own. tensorrt: an engine.",
+        callback=one_of("--backend", lambda: BACKENDS),
+        autocompletion=complete(lambda: BACKENDS),
     ),
     runtime: str | None = typer.Option(
         None,
-        help="Of --backend python: onnxruntime or openvino, in its own operators; onnxruntime+kernels or "
-        "openvino+kernels, with our CPU kernels.  [default: onnxruntime, with or without as --cpu-kernels says]",
+        metavar="NAME",
+        rich_help_panel=_BACKEND,
+        show_default="onnxruntime, with CPU kernels as --cpu-kernels states",
+        help=f"Runtime of --backend python: {listed(RUNTIMES)}.",
+        callback=read_by(runtime_from),
+        autocompletion=complete(lambda: RUNTIMES),
     ),
     cpu_kernels: str | None = CPU_KERNELS,
-    name: str = typer.Option("gmmvit", help="Name of the model on the server."),
     precision: str = typer.Option(
-        "fp32", help="Of what the python and onnxruntime backends run; openvino: fp32, bf16, int8."
+        "fp32",
+        metavar="NAME",
+        rich_help_panel=PRECISION,
+        help=f"Precision of the network in --backend python and onnxruntime: {listed(PRECISIONS)}.",
+        callback=read_by(precision_from),
+        autocompletion=complete(lambda: PRECISIONS),
     ),
-    accelerator: str = typer.Option("none", help="tensorrt: the server's ONNX Runtime builds an engine at load."),
-    engine: Path | None = typer.Option(None, help="An engine that gmmvit build wrote, for --backend tensorrt."),
+    accelerator: str = typer.Option(
+        "none",
+        metavar="NAME",
+        rich_help_panel=_BACKEND,
+        help="tensorrt: the server's ONNX Runtime builds an engine when it loads the model.",
+        callback=one_of("--accelerator", lambda: ACCELERATORS),
+        autocompletion=complete(lambda: ACCELERATORS),
+    ),
+    max_queue_delay_us: int = typer.Option(
+        0, metavar="US", rich_help_panel=_BATCHING, help="Longest wait of a request for others to fill its batch."
+    ),
+    instances: int = typer.Option(
+        1, metavar="N", rich_help_panel=_BATCHING, help="Copies of the network that run side by side."
+    ),
+    threads: int = typer.Option(
+        0, metavar="N", rich_help_panel=_BATCHING, help="Threads of an instance; 0 is a thread for each core."
+    ),
+    name: str = MODEL_NAME,
     server_version: str | None = SERVER_VERSION,
     server: str | None = SERVER,
     server_tensorrt: str | None = SERVER_TENSORRT,
-    max_queue_delay_us: int = typer.Option(0, help="How long a request may wait for others to fill its batch."),
-    instances: int = typer.Option(1, help="Copies of the network that run side by side."),
-    threads: int = typer.Option(0, help="Threads of an instance; 0 is one a core."),
+    out: Path = typer.Option(
+        Path("model_repository"),
+        "-o",
+        "--output",
+        metavar="REPOSITORY",
+        rich_help_panel=OUTPUT,
+        help="The repository to write.",
+    ),
     force: bool = FORCE,
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """Write a Triton model repository: the network, its preprocessing, and the ensemble of the two."""
-    from gmmvit_deploy.artifacts import open_bundle
-    from gmmvit_deploy.engines.card import open_engine
-    from gmmvit_deploy.precision import precision_from
-    from gmmvit_deploy.serving.model_configs import RepositoryOptions, runtime_from
-    from gmmvit_deploy.serving.repository import repository_from_bundle
-
+    """It holds the network, its preprocessing, and the ensemble of both, which takes encoded images."""
+    require_output(out, force=force)
     kernels = cpu_kernels_from(cpu_kernels)
     if runtime is not None and kernels is not None:
         raise InputError(
-            f"--runtime {runtime} already says whether our kernels are in it; --cpu-kernels goes without --runtime"
+            f"--runtime {runtime} already says whether our kernels are in it; --cpu-kernels goes without --runtime",
+            hint=f"type --runtime {runtime} alone, or --cpu-kernels {kernels} alone",
         )
+    from gmmvit_deploy.artifacts import open_bundle
+    from gmmvit_deploy.engines.card import open_engine
+    from gmmvit_deploy.serving.model_configs import RepositoryOptions
+    from gmmvit_deploy.serving.repository import repository_from_bundle
+
     named, mode = runtime_from(runtime) if runtime is not None else ("onnxruntime", kernels or "auto")
     options = RepositoryOptions(
         backend=backend,  # type: ignore[arg-type]  # checked there, with the error that users see

@@ -5,25 +5,37 @@ from pathlib import Path
 
 import typer
 
-from gmmvit_cli.options import CPU_KERNELS, cpu_kernels_from
+from gmmvit_cli.options import CPU_KERNELS, INPUT, OUTPUT, TARGET, TRITONSERVER, cpu_kernels_from
 from gmmvit_cli.output import JSON_OPTION, note, print_json
+
+EXAMPLE = """gmmvit serve bundle
+gmmvit serve model_repository --http-port 0 --grpc-port 0 --log server.log"""
 
 
 def serve(
-    path: Path = typer.Argument(metavar="BUNDLE_OR_REPOSITORY", help="A bundle, or a Triton model repository."),
-    host: str = typer.Option("127.0.0.1", help="Address to listen on. Anything but loopback lets strangers in."),
-    http_port: int = typer.Option(8000, help="0 takes a free one."),
-    grpc_port: int = typer.Option(8001, help="0 takes a free one."),
-    metrics_port: int = typer.Option(8002, help="0 takes a free one."),
-    tritonserver: Path | None = typer.Option(
-        None, help="The server to run; else the one on PATH, else the one in the nvidia-pytriton wheel."
+    path: Path = typer.Argument(
+        metavar="BUNDLE_OR_REPOSITORY", rich_help_panel=INPUT, help="A bundle, or a Triton model repository."
     ),
-    log: Path | None = typer.Option(None, help="File for the server's log; else it goes to stderr."),
+    host: str = typer.Option(
+        "127.0.0.1",
+        metavar="ADDRESS",
+        rich_help_panel=TARGET,
+        help="Address to listen on. Any address but loopback is reachable by others.",
+    ),
+    http_port: int = typer.Option(8000, metavar="PORT", rich_help_panel=TARGET, help="0 takes a free port."),
+    grpc_port: int = typer.Option(8001, metavar="PORT", rich_help_panel=TARGET, help="0 takes a free port."),
+    metrics_port: int = typer.Option(8002, metavar="PORT", rich_help_panel=TARGET, help="0 takes a free port."),
+    tritonserver: Path | None = TRITONSERVER,
+    start_timeout: float = typer.Option(
+        120.0, metavar="S", rich_help_panel=TARGET, help="Seconds until every model must be ready."
+    ),
     cpu_kernels: str | None = CPU_KERNELS,
-    start_timeout: float = typer.Option(120.0, help="Seconds until every model must be ready."),
+    log: Path | None = typer.Option(
+        None, metavar="FILE", rich_help_panel=OUTPUT, show_default="stderr", help="File for the server's log."
+    ),
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """Run a real Triton server until Ctrl-C or SIGTERM; leaves no process behind."""
+    """Prints the addresses when every model is ready, and leaves no process behind."""
     from gmmvit_deploy.serving.repository import CpuKernelsUse
     from gmmvit_deploy.serving.server import ServerOptions, TritonServer
     from gmmvit_deploy.serving.serving import serve_path
@@ -50,7 +62,7 @@ def serve(
             "metrics": server.metrics_url,
             "repository": str(server.repository),
             "pid": server.pid,
-            "cpu_kernels": asdict(used[0]) if used else None,  # a repository that is not ours states nothing
+            "cpu_kernels": asdict(used[0]) if used else None,  # repositories of other tools state nothing
         }
         if as_json:
             print_json(where)

@@ -1,67 +1,88 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
-from gmmvit_cli.options import CPU_KERNELS, FORCE, cpu_kernels_from
-from gmmvit_cli.output import JSON_OPTION, note, phases, print_json, print_table
-from gmmvit_deploy.errors import InputError
+from gmmvit_cli.choices import complete, complete_list, listed, one_of, read_by
+from gmmvit_cli.options import CPU_KERNELS, FORCE, INPUT, MODEL_NAME, OUTPUT, cpu_kernels_from, require_output
+from gmmvit_cli.output import JSON_OPTION, note, print_json, print_table
+from gmmvit_cli.progress import progress
+from gmmvit_deploy.precision import Precision, precision_behind
+from gmmvit_deploy.serving.names import RUNTIMES, runtime_from
 
-if TYPE_CHECKING:
-    from gmmvit_deploy.precision import Precision
+EXAMPLE = """gmmvit tune bundle --bound-ms 20
+gmmvit tune bundle --bound-ms 20 --runtime onnxruntime,openvino+kernels:bf16"""
+
+_SEARCH = "Search"
+_PROTOCOLS = ("grpc", "http")
+
+
+def _runtimes(text: str) -> tuple[tuple[str, Precision], ...]:
+    """``openvino:bf16,onnxruntime`` → its (name, precision).  Errors: InputError."""
+    pairs = [precision_behind(part) for part in text.split(",")]
+    for name, _ in pairs:
+        runtime_from(name)
+    return tuple((name, precision or "fp32") for name, precision in pairs)
 
 
 def tune(
-    bundle: Path = typer.Argument(help="A bundle that gmmvit export wrote."),
-    bound_ms: float = typer.Option(..., help="What p99 of the latency must stay below, as the client sees it."),
-    out: Path = typer.Option(Path("model_repository"), "-o", "--output", help="The repository to write."),
+    bundle: Path = typer.Argument(metavar="BUNDLE", rich_help_panel=INPUT, help="A bundle that gmmvit export wrote."),
+    bound_ms: float = typer.Option(
+        ..., metavar="MS", rich_help_panel=_SEARCH, help="Bound on the p99 latency, as the client measures it."
+    ),
     runtime: str | None = typer.Option(
         None,
-        help="What may be used, with commas: onnxruntime, onnxruntime+kernels, openvino, openvino+kernels; a precision "
-        "behind a colon, as in onnxruntime+kernels,openvino+kernels:bf16.  [default: onnxruntime, with our CPU kernels "
-        "as --cpu-kernels says]",
+        metavar="LIST",
+        rich_help_panel=_SEARCH,
+        show_default="onnxruntime, with CPU kernels as --cpu-kernels states",
+        help=f"Runtimes to try, with commas between them: {listed(RUNTIMES)}; a precision after a colon, as in "
+        "openvino+kernels:bf16.",
+        callback=read_by(_runtimes),
+        autocompletion=complete_list(lambda: RUNTIMES),
     ),
     cpu_kernels: str | None = CPU_KERNELS,
-    protocol: str = typer.Option("grpc", help="Of the clients: grpc or http."),
-    name: str = typer.Option("gmmvit", help="Name of the model on the server."),
+    protocol: str = typer.Option(
+        "grpc",
+        metavar="NAME",
+        rich_help_panel=_SEARCH,
+        help=f"Protocol of the clients: {listed(_PROTOCOLS)}.",
+        callback=one_of("--protocol", lambda: _PROTOCOLS),
+        autocompletion=complete(lambda: _PROTOCOLS),
+    ),
+    name: str = MODEL_NAME,
+    out: Path = typer.Option(
+        Path("model_repository"),
+        "-o",
+        "--output",
+        metavar="REPOSITORY",
+        rich_help_panel=OUTPUT,
+        help="The repository to write.",
+    ),
     force: bool = FORCE,
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """Search the server's settings that take the most arrivals below a latency bound; write the best, measured."""
-    with phases("tune") as told:
+    """Starts a real server for each setting, and writes the best as a repository, with all measurements beside it."""
+    require_output(out, force=force)
+    with progress("tune") as on_progress:
         from gmmvit_deploy.artifacts import open_bundle
         from gmmvit_deploy.bench.tune import TUNING_FILE, TuneOptions, settings_table
         from gmmvit_deploy.bench.tune import tune as tuned
 
-        if protocol not in ("grpc", "http"):
-            raise InputError(f"--protocol is {protocol!r}; grpc or http was wanted")
-        options: dict[str, Any] = {"bound_ms": bound_ms, "protocol": protocol, "name": name}
-        found = tuned(
-            open_bundle(bundle),
-            out,
-            TuneOptions(
-                runtimes=tuple(map(_runtime, runtime.split(","))) if runtime is not None else None,
-                cpu_kernels=cpu_kernels_from(cpu_kernels),
-                **options,
-            ),
-            force=force,
-            told=told,
+        settings: dict[str, Any] = {"bound_ms": bound_ms, "protocol": protocol, "name": name}
+        options = TuneOptions(
+            runtimes=_runtimes(runtime) if runtime is not None else None,
+            cpu_kernels=cpu_kernels_from(cpu_kernels),
+            **settings,
         )
+        result = tuned(open_bundle(bundle), out, options, force=force, on_progress=on_progress)
     if as_json:
-        print_json(found.to_json())
+        print_json(result.to_json())
         return
     head = ("settings", "arrivals a second", "p99 there", "all at once", "")
-    print_table(head, settings_table(found.trials), title=f"p99 below {bound_ms:g} ms, {protocol}")
-    for reason in dict.fromkeys(trial.cpu_kernels.why_not for trial in found.trials if not trial.cpu_kernels.used):
+    print_table(head, settings_table(result.trials), title=f"p99 below {bound_ms:g} ms, {protocol}")
+    for reason in dict.fromkeys(trial.cpu_kernels.why_not for trial in result.trials if not trial.cpu_kernels.used):
         note(f"cpu kernels: off: {reason}")
     note(f"measured: {out / TUNING_FILE}")
     typer.echo(out)
-
-
-def _runtime(text: str) -> tuple[str, Precision]:
-    from gmmvit_deploy.precision import precision_behind
-
-    name, precision = precision_behind(text)
-    return name, precision or "fp32"

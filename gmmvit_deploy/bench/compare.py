@@ -55,7 +55,7 @@ def open_result(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: no JSON: {exc}", hint=hint) from exc
     found = data.get("format") if isinstance(data, dict) else None
     if found != FORMAT:
-        raise InputError(f"{path}: format {FORMAT} was wanted, found {found!r}", hint=hint)
+        raise InputError(f"{path}: expected format {FORMAT}, got {found!r}", hint=hint)
     return data  # type: ignore[no-any-return]
 
 

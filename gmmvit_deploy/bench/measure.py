@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from gmmvit_deploy.bench.loadgen import LoadRun, ScenarioName, Work, drive
 from gmmvit_deploy.bench.outputs import Expected, OutputCheck
 from gmmvit_deploy.bench.statistics import ENOUGH, Percentile, Ratio, percentiles, ratio, spread
-from gmmvit_deploy.reporting import Told
+from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runners.runner import Device, Runner
 
 __all__ = ["REST_S", "Cell", "Plan", "measure", "ratios"]
@@ -101,7 +101,7 @@ def measure(
     expected: Expected,
     plan: Plan,
     *,
-    told: Told = lambda what, done, steps: None,
+    on_progress: OnProgress = ignore,
 ) -> list[Cell]:
     """Every runner at every batch that it takes.
 
@@ -112,7 +112,8 @@ def measure(
     generator = np.random.default_rng(0)
     for number in range(plan.rounds):
         for place, index in enumerate(generator.permutation(len(turns))):
-            told(f"round {number + 1}: {turns[index].name}", number * len(turns) + place, plan.rounds * len(turns))
+            done, total = number * len(turns) + place, plan.rounds * len(turns)
+            on_progress(Progress(f"round {number + 1}: {turns[index].name}", done, total))
             turns[index].take(number)
     return [turn.cell() for turn in turns]
 

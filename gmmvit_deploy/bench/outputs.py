@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.parity.measures import ErrorMeasure, distance
-from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.tolerances import limit_from_noise
 from gmmvit_deploy.variants import open_variant
@@ -43,6 +42,8 @@ class Expected:
     """The truth for the inputs of a run: PyTorch in float64, and the limits that follow (`tolerances`)."""
 
     def __init__(self, bundle: Bundle, inputs: NDArray[Any]) -> None:
+        from gmmvit_deploy.parity.reference import Reference  # imports torch, which reports and comparisons do not need
+
         reference = Reference(bundle)
         parts = [reference.logits(inputs[start : start + _BATCH]) for start in range(0, len(inputs), _BATCH)]
         trained, self._exact = (np.concatenate([part[which] for part in parts]) for which in (0, 1))

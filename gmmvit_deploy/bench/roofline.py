@@ -11,13 +11,14 @@ bytes: what has to be moved even if everything else stays in cache: weights, inp
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gmmvit_deploy.bench.products import ProductRate, Shape, bandwidth, libraries, rate
+from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runners.runner import Device
 
 if TYPE_CHECKING:
@@ -147,12 +148,12 @@ def measured_rooflines(
     wanted: Iterable[tuple[str, Device]],
     *,
     seen: Mapping[tuple[str, Device], Roofline] | None = None,
-    told: Callable[[str], None] = lambda what: None,
+    on_progress: OnProgress = ignore,
 ) -> dict[tuple[str, Device], Roofline]:
     """`measured_roofline` of every (precision, device) in which a library multiplies here."""
     found = {}
     for precision, device in wanted:
-        told(f"what this machine's {device} can do in {precision}")
+        on_progress(Progress(f"roofline of the {device} in {precision}"))
         before = seen.get((precision, device)) if seen else None
         line = measured_roofline(works, precision, device, seen=before)
         if line is not None:

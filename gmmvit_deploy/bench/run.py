@@ -21,7 +21,8 @@ from gmmvit_deploy.data.images import Images
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.parity.inputs import ImageStream, fresh_inputs
-from gmmvit_deploy.reporting import Told, described_bundle
+from gmmvit_deploy.progress import OnProgress, Progress, ignore
+from gmmvit_deploy.reporting import described_bundle
 from gmmvit_deploy.runners.runner import Runner
 from gmmvit_deploy.writing import sha256_of_bytes
 
@@ -46,15 +47,15 @@ class BenchOptions:
     def __post_init__(self) -> None:
         plan = self.plan
         if not plan.batches or min(plan.batches) < 1 or len(set(plan.batches)) < len(plan.batches):
-            raise InputError(f"batches {list(plan.batches)}: distinct sizes of at least 1 were wanted")
+            raise InputError(f"batches {list(plan.batches)}: expected distinct sizes of at least 1")
         if plan.rounds < 3:
-            raise InputError(f"rounds is {plan.rounds}; at least 3 were wanted, or no spread can be told")
+            raise InputError(f"rounds is {plan.rounds}; expected at least 3, which a spread takes")
         if not plan.seconds > 0:
-            raise InputError(f"seconds is {plan.seconds:g}; more than 0 was wanted")
+            raise InputError(f"seconds is {plan.seconds:g}; expected more than 0")
         if self.samples < max(plan.batches):
-            raise InputError(f"samples is {self.samples}; at least the largest batch, {max(plan.batches)}, was wanted")
+            raise InputError(f"samples is {self.samples}; expected at least the largest batch, {max(plan.batches)}")
         if self.bound_ms is not None and not self.bound_ms > 0:
-            raise InputError(f"the latency bound is {self.bound_ms:g} ms; more than 0 was wanted")
+            raise InputError(f"the latency bound is {self.bound_ms:g} ms; expected more than 0")
 
 
 def bench(
@@ -62,7 +63,7 @@ def bench(
     runners: Sequence[Runner],
     options: BenchOptions | None = None,
     *,
-    told: Told = lambda what, done, steps: None,
+    on_progress: OnProgress = ignore,
 ) -> BenchReport:
     """Measure every runner.  The first one is what ratios are over.
 
@@ -75,14 +76,14 @@ def bench(
     require("mlperf_loadgen", package="mlcommons-loadgen", extra="bench")
     _require_batches(runners, options.plan)
     inputs, pixels, data = _inputs(bundle, options)
-    told("PyTorch's answers", 0, 1)
+    on_progress(Progress("reference logits by PyTorch"))
     expected = Expected(bundle, inputs)
     taken = [batch for batch in options.plan.batches if any(runner.takes(batch) for runner in runners)]
     works = [network_work(bundle, batch) for batch in taken]
     precisions = dict.fromkeys((runner.precision, runner.device) for runner in runners) if options.roofline else {}
     before = machine_state()
-    lines = measured_rooflines(works, precisions, told=lambda what: told(what, 0, 1))
-    cells = measure(runners, inputs, expected, options.plan, told=told)
+    lines = measured_rooflines(works, precisions, on_progress=on_progress)
+    cells = measure(runners, inputs, expected, options.plan, on_progress=on_progress)
     steps = waterfall(bundle, runners, inputs, pixels) if options.waterfall else []
     loads = []
     if options.bound_ms is not None:
@@ -95,10 +96,10 @@ def bench(
                     expected,
                     bound_ms=options.bound_ms,
                     most=max(rates),
-                    told=lambda what: told(what, 0, 1),
+                    on_progress=on_progress,
                 )
             )
-    lines = measured_rooflines(works, precisions, seen=lines, told=lambda what: told(what, 0, 1))
+    lines = measured_rooflines(works, precisions, seen=lines, on_progress=on_progress)
     return BenchReport(
         bundle=described_bundle(bundle),
         data=data,
@@ -167,7 +168,7 @@ def _inputs(bundle: Bundle, options: BenchOptions) -> tuple[NDArray[Any], NDArra
     pixels = np.stack([options.data.pixels(int(index), image) for index in stream.indices()])
     if len(inputs) < max(options.plan.batches):
         raise InputError(
-            f"{options.data.name} has {len(inputs)} images; at least the largest batch, {max(options.plan.batches)}, "
-            "was wanted"
+            f"{options.data.name} has {len(inputs)} images; "
+            f"expected at least the largest batch, {max(options.plan.batches)}"
         )
     return inputs, pixels, {"name": options.data.name, "samples": len(inputs), "sha256": stream.sha256}

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from gmmvit_deploy.bench.loadgen import Work, drive
 from gmmvit_deploy.bench.outputs import Expected, OutputCheck
 from gmmvit_deploy.bench.statistics import ENOUGH
+from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runners.runner import Runner
 
 __all__ = ["LoadPoint", "LoadSearch", "search_rate"]
@@ -53,7 +54,7 @@ def search_rate(
     *,
     bound_ms: float,
     most: float,
-    told: Callable[[str], None] = lambda what: None,
+    on_progress: OnProgress = ignore,
 ) -> LoadSearch:
     """Halve the distance between a rate that holds and one that does not, six times.
 
@@ -73,7 +74,7 @@ def search_rate(
 
     def tried(rate: float) -> LoadPoint:
         nonlocal largest, answers
-        told(f"{runner.label}: {rate:.0f} a second")
+        on_progress(Progress(f"{runner.label}: {rate:.0f} requests a second"))
         run = drive(
             runner.run,
             Work(
@@ -112,7 +113,7 @@ def search_rate(
 
 
 def _held(tried: Callable[[], LoadPoint]) -> LoadPoint | None:
-    """None where the rate does not hold; of two tries that decide the worse."""
+    """Return the slower of the two deciding trials, or None where the rate does not hold."""
     first = tried()
     if first.holds:
         return first

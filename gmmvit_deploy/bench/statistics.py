@@ -68,7 +68,7 @@ def spread(medians: Sequence[float]) -> float:
 def ratio(above: Sequence[float], below: Sequence[float]) -> Ratio:
     """above, below: the medians of the same rounds.  Errors: ValueError on rounds that do not match."""
     if len(above) != len(below) or not len(above):
-        raise ValueError(f"{len(above)} rounds over {len(below)}: rounds in pairs were wanted")
+        raise ValueError(f"{len(above)} rounds over {len(below)}: expected rounds in pairs")
     ratios = np.asarray(above) / np.asarray(below)
     drawn = np.random.default_rng(0).integers(0, len(ratios), (_DRAWS, len(ratios)))
     low, high = np.percentile(np.median(ratios[drawn], axis=1), _INTERVAL)

@@ -26,7 +26,8 @@ from gmmvit_deploy.bench.served_load import LoadSearch, search_rate
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.reporting import Told, described_bundle, plain
+from gmmvit_deploy.progress import OnProgress, Progress, detailed, ignore
+from gmmvit_deploy.reporting import described_bundle, plain
 from gmmvit_deploy.runners.triton import TritonRunner
 from gmmvit_deploy.serving.installs import find_server
 from gmmvit_deploy.serving.model_configs import CpuKernels, RepositoryOptions, runtime_from
@@ -60,11 +61,11 @@ class TuneOptions:
 
     def __post_init__(self) -> None:
         if not self.bound_ms > 0:
-            raise InputError(f"the latency bound is {self.bound_ms:g} ms; more than 0 was wanted")
+            raise InputError(f"the latency bound is {self.bound_ms:g} ms; expected more than 0")
         if self.runtimes is None:
             return
         if not self.runtimes or len(set(self.runtimes)) < len(self.runtimes):
-            raise InputError("distinct runtimes were wanted, such as onnxruntime,openvino:bf16")
+            raise InputError("expected distinct runtimes, such as onnxruntime,openvino:bf16")
         if self.cpu_kernels is not None:
             raise InputError("--runtime names runtimes with +kernels or without; --cpu-kernels goes without --runtime")
         for name, _ in self.runtimes:
@@ -144,7 +145,7 @@ def tune(
     options: TuneOptions,
     *,
     force: bool = False,
-    told: Told = lambda what, done, steps: None,
+    on_progress: OnProgress = ignore,
 ) -> Tuning:
     """Search, then write the best repository to ``out``, with `TUNING_FILE` beside its models.
 
@@ -157,15 +158,20 @@ def tune(
     before = machine_state()
     trials: list[Trial] = []
 
-    def tried(settings: Iterable[RepositoryOptions]) -> Trial:
-        for one in settings:
-            if all(one != trial.settings for trial in trials):
-                told(_words(one), len(trials), len(trials) + 1)
-                trials.append(_trial(bundle, inputs, expected, one, options))
+    def tried(candidates: Iterable[RepositoryOptions], *, later: int = 0) -> Trial:
+        """later: trials of the stages that follow, for the time left."""
+        untried = [settings for settings in candidates if all(settings != trial.settings for trial in trials)]
+        total = len(trials) + len(untried) + later
+        for settings in untried:
+            step = Progress(_words(settings), len(trials), total)
+            on_progress(step)
+            trials.append(_trial(bundle, inputs, expected, settings, options, on_progress=detailed(step, on_progress)))
         return max(trials, key=lambda trial: trial.rate)
 
-    best = tried(options.settings())
-    best = tried(_instances(best.settings))
+    delays = len(_DELAYS_US) - 1  # the first delay is that of every trial before
+    plain_settings = options.settings()
+    best = tried(plain_settings, later=len(_instances(plain_settings[0])) + delays)
+    best = tried(_instances(best.settings), later=delays)
     tried(replace(best.settings, max_queue_delay_us=delay) for delay in _DELAYS_US)
     found = Tuning(
         options=options,
@@ -194,7 +200,13 @@ def _instances(settings: RepositoryOptions) -> list[RepositoryOptions]:
 
 
 def _trial(
-    bundle: Bundle, inputs: NDArray[Any], expected: Expected, settings: RepositoryOptions, options: TuneOptions
+    bundle: Bundle,
+    inputs: NDArray[Any],
+    expected: Expected,
+    settings: RepositoryOptions,
+    options: TuneOptions,
+    *,
+    on_progress: OnProgress = ignore,
 ) -> Trial:
     ports = ServerOptions(http_port=0, grpc_port=0, metrics_port=0)
     with tempfile.TemporaryDirectory(prefix="gmmvit-tune-") as folder:
@@ -206,7 +218,9 @@ def _trial(
                 batch = min(_CLIENT_BATCH, runner.max_batch)
                 everything = Work(scenario="Offline", inputs=inputs, queries=4 * len(inputs), batch=batch, callers=4)
                 full_rate = max(drive(runner.run, everything).samples_per_second for _ in range(2))
-                load = search_rate(runner, inputs, expected, bound_ms=options.bound_ms, most=full_rate)
+                load = search_rate(
+                    runner, inputs, expected, bound_ms=options.bound_ms, most=full_rate, on_progress=on_progress
+                )
     return Trial(settings=settings, cpu_kernels=repository.cpu_kernels, full_rate=full_rate, load=load)
 
 

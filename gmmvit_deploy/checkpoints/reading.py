@@ -20,7 +20,7 @@ from gmmvit_deploy.writing import sha256_of_file
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["MODEL_METADATA_KEY", "SPEC_METADATA_KEY", "TensorFile", "read_tensors"]
+__all__ = ["MODEL_METADATA_KEY", "SPEC_METADATA_KEY", "TensorFile", "read_tensors", "require_checkpoint"]
 
 SPEC_METADATA_KEY = "gmmvit_spec"
 """Safetensors metadata entry with the model spec as JSON, in files whose tensors have the released code's names: those
@@ -32,7 +32,7 @@ in an order that changes from run to run."""
 _WRAPPER_KEYS = ("model_state_dict", "state_dict", "model")
 _ZIP_MAGIC = b"PK\x03\x04"  # what torch.save has written since 1.6
 _DATA_PARALLEL_PREFIX = "module."
-_WANTED = "a PyTorch checkpoint (.pth) or a safetensors file was wanted"
+_EXPECTED = "expected a PyTorch checkpoint (.pth) or a safetensors file"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +74,7 @@ def read_tensors(path: Path) -> TensorFile:
     dict, keys with or without ``module.``) and safetensors.
     Errors: CheckpointError when the file is absent, damaged, of another kind, or would run code.
     """
-    if not path.is_file():
-        problem = "is a folder" if path.is_dir() else "does not exist"
-        raise CheckpointError(f"{path}: {_WANTED}, but it {problem}")
+    require_checkpoint(path)
     try:
         digest = sha256_of_file(path)
         with path.open("rb") as file:
@@ -93,6 +91,13 @@ def read_tensors(path: Path) -> TensorFile:
     if prefixed:
         wrapping += ", keys with a 'module.' prefix"
     return TensorFile(path=path, sha256=digest, wrapping=wrapping, tensors=tensors, metadata=metadata)
+
+
+def require_checkpoint(path: Path) -> None:
+    """Errors: CheckpointError when no file is there.  Imports nothing, so that a misspelt path is refused at once."""
+    if not path.is_file():
+        problem = "is a folder" if path.is_dir() else "does not exist"
+        raise CheckpointError(f"{path}: {_EXPECTED}, but it {problem}")
 
 
 def _looks_like_safetensors(head: bytes, size_bytes: int) -> bool:
@@ -133,7 +138,7 @@ def _read_pytorch(path: Path, head: bytes) -> object:
             ) from exc
         if "TorchScript" in text:
             raise CheckpointError(
-                f"{path}: {_WANTED}, found a TorchScript archive, which is code",
+                f"{path}: {_EXPECTED}, got a TorchScript archive, which is code",
                 hint="save the model's state_dict() instead",
             ) from exc
         if head.startswith(_ZIP_MAGIC) or "unexpected EOF" in text:
@@ -142,14 +147,14 @@ def _read_pytorch(path: Path, head: bytes) -> object:
                 hint="copy or download the file again",
             ) from exc
         raise CheckpointError(
-            f"{path}: {_WANTED}, found something else ({type(exc).__name__})",
+            f"{path}: {_EXPECTED}, got something else ({type(exc).__name__})",
             hint="name the file that torch.save or safetensors wrote",
         ) from exc
 
 
 def _unwrap(path: Path, loaded: object) -> tuple[dict[str, Any], str]:
     if not isinstance(loaded, dict):
-        raise CheckpointError(f"{path}: a dict of tensors was wanted, found {type(loaded).__name__}")
+        raise CheckpointError(f"{path}: expected a dict of tensors, got {type(loaded).__name__}")
     for key in _WRAPPER_KEYS:
         if isinstance(loaded.get(key), dict):
             return loaded[key], f"training checkpoint, weights under '{key}'"

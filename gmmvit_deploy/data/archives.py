@@ -41,7 +41,7 @@ def member(path: Path, name: str) -> bytes:
                 data = file.read() if file else b""
         return gzip.decompress(data) if name.endswith(".gz") else data
     except ValueError as exc:
-        raise InputError(f"{path}: one file called {name} was wanted in it") from exc
+        raise InputError(f"{path}: expected exactly one file called {name} in it") from exc
     except _BROKEN as exc:
         raise InputError(f"{path}: {name} cannot be read: {exc}") from exc
 
@@ -53,4 +53,4 @@ def _archive_names(path: Path) -> list[str]:
     except FileNotFoundError as exc:
         raise InputError(f"{path}: no such file or folder") from exc
     except _BROKEN as exc:
-        raise InputError(f"{path}: a folder or a tar archive was wanted: {exc}") from exc
+        raise InputError(f"{path}: expected a folder or a tar archive: {exc}") from exc

@@ -44,7 +44,7 @@ def cifar(path: Path, split: str, *, classes: int) -> Images:
     else:
         wanted = f"{stems[0]} or {stems[0]}.bin"
         raise InputError(
-            f"{path}: no CIFAR-{classes}: {wanted} was wanted in it", hint="the archive as downloaded will do"
+            f"{path}: no CIFAR-{classes}: expected {wanted} in it", hint="the archive as downloaded will do"
         )
     images, labels = (np.concatenate(column) for column in zip(*parts, strict=True))
     name = f"cifar{classes}"
@@ -57,7 +57,7 @@ def _cifar_python(data: bytes, name: str, classes: int) -> tuple[NDArray[Any], N
     found = arrays_from_pickle(data, name)
     rows, labels = found.get("data"), found.get("labels" if classes == 10 else "fine_labels")
     if not isinstance(rows, np.ndarray) or rows.dtype != np.uint8 or rows.ndim != 2 or labels is None:
-        raise InputError(f"{name}: data and labels of CIFAR-{classes} were wanted, found {', '.join(sorted(found))}")
+        raise InputError(f"{name}: expected data and labels of CIFAR-{classes}, got {', '.join(sorted(found))}")
     return _planes(rows, name), np.asarray(labels)
 
 
@@ -67,7 +67,7 @@ def _cifar_binary(data: bytes, name: str, classes: int) -> tuple[NDArray[Any], N
     head = 1 if classes == 10 else 2  # CIFAR-100 has the coarse label first
     width = head + 3 * _SIDE**2
     if not data or len(data) % width:
-        raise InputError(f"{name}: rows of {width} bytes were wanted, found {len(data)} bytes")
+        raise InputError(f"{name}: expected rows of {width} bytes, got {len(data)} bytes")
     rows = np.frombuffer(data, np.uint8).reshape(-1, width)
     return _planes(rows[:, head:], name), rows[:, head - 1].astype(np.int64)
 
@@ -75,7 +75,7 @@ def _cifar_binary(data: bytes, name: str, classes: int) -> tuple[NDArray[Any], N
 def _planes(rows: NDArray[Any], name: str) -> NDArray[Any]:
     """(N, 3072), red plane, green, blue  →  (N, 32, 32, 3)."""
     if rows.shape[1] != 3 * _SIDE**2:
-        raise InputError(f"{name}: rows of {3 * _SIDE**2} values were wanted, found {rows.shape[1]}")
+        raise InputError(f"{name}: expected rows of {3 * _SIDE**2} values, got {rows.shape[1]}")
     images: NDArray[Any] = rows.reshape(-1, 3, _SIDE, _SIDE).transpose(0, 2, 3, 1)
     return images
 
@@ -112,12 +112,10 @@ def _idx(data: bytes, name: str, dims: int) -> NDArray[Any]:
 
     start = 4 + 4 * dims
     if len(data) < start or data[:4] != bytes((0, 0, 8, dims)):
-        raise InputError(f"{name}: an IDX file of bytes in {dims} dimensions was wanted")
+        raise InputError(f"{name}: expected an IDX file of bytes in {dims} dimensions")
     shape = struct.unpack(f">{dims}I", data[4:start])
     if len(data) - start != int(np.prod(shape)):
-        raise InputError(
-            f"{name}: {int(np.prod(shape))} values were wanted after its header, found {len(data) - start}"
-        )
+        raise InputError(f"{name}: expected {int(np.prod(shape))} values after its header, got {len(data) - start}")
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
 
 
@@ -145,7 +143,7 @@ def class_folders(path: Path, split: str) -> Images:
     """
     root = path / split if (path / split).is_dir() else path
     if not root.is_dir():
-        raise InputError(f"{path}: a folder of class folders was wanted")
+        raise InputError(f"{path}: expected a folder of class folders")
     folders = sorted(folder for folder in root.iterdir() if folder.is_dir())
     files = [
         file for folder in folders or [root] for file in sorted(folder.rglob("*")) if file.suffix.lower() in _SUFFIXES
@@ -176,7 +174,7 @@ def array_file(path: Path) -> Images:
     """An .npz with ``images`` (and ``labels``), or an .npy of images."""
     found = arrays_in(path)
     if "images" not in found:
-        raise InputError(f"{path}: an array called images was wanted, found {', '.join(found) or 'none'}")
+        raise InputError(f"{path}: expected an array called images, got {', '.join(found) or 'no array'}")
     return ArrayImages(path.name, found["images"], found.get("labels"))
 
 

@@ -73,8 +73,8 @@ class ArrayImages(Images):
         self._labels = None if labels is None else np.asarray(labels).reshape(-1)
         if self._labels is not None and (len(self._labels) != len(images) or self._labels.dtype.kind not in "iu"):
             raise InputError(
-                f"{name}: {len(images)} whole numbers were wanted as labels, "
-                f"found {len(self._labels)} of {self._labels.dtype}"
+                f"{name}: expected {len(images)} whole numbers as labels, "
+                f"got {len(self._labels)} of {self._labels.dtype}"
             )
         self.name, self.classes = name, classes
         self._images = images

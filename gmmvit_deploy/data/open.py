@@ -16,11 +16,12 @@ from pathlib import Path
 
 from gmmvit_deploy.data import formats
 from gmmvit_deploy.data.images import Images
+from gmmvit_deploy.data.kinds import KINDS, SPLITS
 from gmmvit_deploy.errors import InputError
 
-__all__ = ["KINDS", "is_named", "open_data"]
+__all__ = ["KINDS", "is_named", "open_data", "require_data"]
 
-SPLITS = ("test", "train")
+_WITHOUT_PATH = "digits"
 _READERS: dict[str, Callable[[Path, str], Images]] = {
     "cifar10": partial(formats.cifar, classes=10),
     "cifar100": partial(formats.cifar, classes=100),
@@ -31,7 +32,6 @@ _READERS: dict[str, Callable[[Path, str], Images]] = {
     "array": lambda path, split: formats.array_file(path),
     "digits": lambda path, split: formats.digits(split),
 }
-KINDS = tuple(_READERS)
 
 
 def is_named(text: str) -> bool:
@@ -44,14 +44,26 @@ def open_data(text: str) -> Images:
 
     Errors: InputError on a kind, split or path that does not exist, or data that is not of that kind.
     """
+    kind, path, split = _parts(text)
+    return _READERS[kind](path, split)
+
+
+def require_data(text: str) -> None:
+    """Check the text and that its path exists, without reading the data.  Errors: InputError."""
+    kind, path, _ = _parts(text)
+    if kind != _WITHOUT_PATH and not path.exists():
+        raise InputError(f"{path}: no such file or folder", hint=f"type {kind}: followed by the path of the data")
+
+
+def _parts(text: str) -> tuple[str, Path, str]:
+    """(kind, path, split) of ``kind:path#split``.  Errors: InputError."""
     described, _, split = text.partition("#")
     kind, _, path = described.partition(":")
     if kind not in _READERS:
         raise InputError(f"data {text!r}: kind {kind!r} is not known", hint=f"KIND:PATH with one of {', '.join(KINDS)}")
     if split not in (*SPLITS, ""):
         raise InputError(f"data {text!r}: split {split!r} is not known", hint=f"known: {', '.join(SPLITS)}")
-    if (kind == "digits") == bool(path):
-        raise InputError(
-            f"data {text!r}: {'digits take no path' if path else 'a path was wanted, as in ' + kind + ':PATH'}"
-        )
-    return _READERS[kind](Path(path), split or "test")
+    if (kind == _WITHOUT_PATH) == bool(path):
+        problem = "digits take no path" if path else f"expected a path, as in {kind}:PATH"
+        raise InputError(f"data {text!r}: {problem}", hint=f"type {kind}" if path else f"type {kind}:PATH")
+    return kind, Path(path), split or "test"

@@ -40,5 +40,5 @@ def arrays_from_pickle(data: bytes, name: str) -> dict[str, Any]:
     except Exception as exc:
         raise InputError(f"{name}: not a pickle of arrays: {exc}") from exc
     if not isinstance(loaded, dict):
-        raise InputError(f"{name}: a dictionary was wanted, found {type(loaded).__name__}")
+        raise InputError(f"{name}: expected a dictionary, got {type(loaded).__name__}")
     return {key.decode() if isinstance(key, bytes) else str(key): value for key, value in loaded.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from gmmvit_deploy.families import family_named, model_from_spec
 from gmmvit_deploy.images import ImageSpec
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.preprocess import tensor_from_pixels
+from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.specs import MaskSpec, ModelSpec
 
 __all__ = ["DIGITS_SPEC", "Digits", "load_digit_images", "save_checkpoint", "train"]
@@ -66,11 +66,11 @@ def train(
     *,
     epochs: int,
     batch: int = 64,
-    on_epoch: Callable[[int, float], None] = lambda epoch, loss: None,
+    on_progress: OnProgress = ignore,
 ) -> Model:
     """Train `DIGITS_SPEC` from scratch: AdamW, one cycle, shifts by up to two pixels.
 
-    on_epoch: told the epoch, from 1, and its mean loss.
+    on_progress: called after each epoch, with its mean loss as the detail.
     """
     torch.manual_seed(_SEED)
     normalisation = dataset("digits")
@@ -92,7 +92,7 @@ def train(
             optimizer.step()
             schedule.step()
             losses.append(float(loss.detach()))
-        on_epoch(epoch, sum(losses) / len(losses))
+        on_progress(Progress("train", epoch, epochs, f"loss {sum(losses) / len(losses):.3f}"))
     return model.eval()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.parity import page as parity_page
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.report import ParityReport
+from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runners.classify import BundleClassifier, Classification, TritonClassifier, classify_files
 from gmmvit_deploy.runners.open import default_runners, open_runners
 from gmmvit_deploy.runtime.triton import DEFAULT_MODEL
@@ -76,88 +77,88 @@ def run_demo(
     *,
     force: bool = False,
     tritonserver: Path | None = None,
-    on_step: Callable[[str], None] = lambda name: None,
-    on_epoch: Callable[[int, int, float], None] = lambda epoch, epochs, loss: None,
+    on_progress: OnProgress = ignore,
 ) -> DemoResult:
     """Run the demo; everything it made lies in ``out`` afterwards, or nothing does.
 
+    on_progress: called as each step begins, and after every epoch of the training.
     Errors: GmmvitError when any step does not give what it must, parity and accuracy included.
     """
     require_free(out, force=force)
     install = find_server(tritonserver)  # a missing server should not be found out after a minute of training
-    demo = _Demo(on_step)
+    demo = _Demo(on_progress)
     with new_folder(out, force=force) as folder:
         checkpoint, images = folder / "checkpoint.pth", folder / "images"
         with demo.step("train", ""):
             digits = load_digit_images()
-            model = train(digits, epochs=EPOCHS, on_epoch=lambda epoch, loss: on_epoch(epoch, EPOCHS, loss))
+            model = train(digits, epochs=EPOCHS, on_progress=on_progress)
             save_checkpoint(model, checkpoint, epoch=EPOCHS)
             _save_images(images, digits.held_out_pixels, digits.held_out_classes)
-            demo.says(f"GMM-ViT on {len(digits.train_classes)} digits; {len(digits.held_out_classes)} held out")
+            demo.note(f"GMM-ViT on {len(digits.train_classes)} digits; {len(digits.held_out_classes)} held out")
         with demo.step("inspect", "gmmvit inspect checkpoint.pth"):
             loaded = load_checkpoint(checkpoint)
-            demo.says(f"{loaded.spec.family}, {loaded.spec.mask}, {loaded.trainable_parameters:,} parameters")
+            demo.note(f"{loaded.spec.family}, {loaded.spec.mask}, {loaded.trainable_parameters:,} parameters")
         with demo.step("export", "gmmvit export checkpoint.pth -o bundle --dataset digits"):
             bundle = bundle_from_checkpoint(checkpoint, folder / "bundle", _export_options())
-            demo.says(f"{len(bundle.manifest.masks)} masks folded; model.onnx takes uint8 pixels")
+            demo.note(f"{len(bundle.manifest.masks)} masks folded; model.onnx takes uint8 pixels")
         with demo.step("convert", "gmmvit convert bundle --precision fp16"):
             record = variant_from_bundle(bundle, "fp16").record
-            demo.says(f"logits differ by {record.golden['largest_abs']:.1e}" if record else "")
+            demo.note(f"logits differ by {record.golden['largest_abs']:.1e}" if record else "")
         with demo.step("build", f"gmmvit build bundle --compute-capability {_BUILT_FOR} --mask-cost"):
-            demo.says(_built(bundle))
+            demo.note(_built(bundle))
         top1: dict[str, float] = {}
         with demo.step("classify", "gmmvit classify images --bundle bundle"):
             with BundleClassifier(bundle) as classifier:
                 top1["ONNX Runtime"] = _top1(classify_files(classifier, sorted(images.glob("*/*.png")), top=1))
-            demo.says(f"top-1 {top1['ONNX Runtime']:.1%} in process")
+            demo.note(f"top-1 {top1['ONNX Runtime']:.1%} in process")
         _judge(top1)  # what learned nothing need not be served
         with demo.step("repository", "gmmvit repository bundle -o model_repository"):
             options = RepositoryOptions(backend=install.best_backend)
             repository = repository_from_bundle(bundle, folder / "model_repository", options)
-            demo.says(
+            demo.note(
                 f"{', '.join(repository.models)} ({options.backend} backend, CPU kernels {repository.cpu_kernels})"
             )
         ports = ServerOptions(http_port=0, grpc_port=0, metrics_port=0, log_path=folder / "tritonserver.log")
         server = TritonServer(repository.path, install=install, options=ports)
         with demo.step("serve", "gmmvit serve model_repository"):
             server.start()
-            demo.says(f"Triton is ready, {len(repository.models)} models")
+            demo.note(f"Triton is ready, {len(repository.models)} models")
         in_process, skipped = default_runners(bundle)
         names = ["eager", *in_process, *_SERVED]
         try:
             with demo.step("parity", _PARITY.format(",".join(names))):
                 report = _parity(bundle, names, skipped, server, folder / "parity.html")
                 top1 |= _accuracies(report)
-                demo.says(f"{len(report.runners)} runners; {report.runners[-1].check('numeric').says}")
+                demo.note(f"{len(report.runners)} runners; {report.runners[-1].check('numeric').says}")
             for protocol, url in (("grpc", server.grpc_url), ("http", server.http_url)):
                 with demo.step(f"classify {protocol}", f"gmmvit classify images --url {protocol}://localhost:…"):
                     with TritonClassifier(url, model=DEFAULT_MODEL) as remote:
                         answers = classify_files(remote, sorted(images.glob("*/*.png")), top=1)
                     top1[f"Triton, {protocol}"] = _top1(answers)
-                    demo.says(f"top-1 {top1[f'Triton, {protocol}']:.1%} on PNG bytes")
+                    demo.note(f"top-1 {top1[f'Triton, {protocol}']:.1%} on PNG bytes")
             _judge(top1)  # what is wrong need not be measured
             with demo.step("bench", _BENCH.format(",".join(names))):
-                demo.says(_benched(bundle, names, server, folder / "bench.html"))
+                demo.note(_benched(bundle, names, server, folder / "bench.html"))
         finally:
             server.stop()
     return DemoResult(path=out, steps=tuple(demo.steps), top1=top1)
 
 
 class _Demo:
-    """Collects the steps: ``with demo.step(...): … demo.says(...)``."""
+    """Collects the steps: ``with demo.step(...): … demo.note(...)``."""
 
-    def __init__(self, on_step: Callable[[str], None]) -> None:
+    def __init__(self, on_progress: OnProgress) -> None:
         self.steps: list[DemoStep] = []
-        self._on_step = on_step
+        self._on_progress = on_progress
         self._name = self._command = self._result = ""
         self._start = 0.0
 
     def step(self, name: str, command: str) -> _Demo:
         self._name, self._command, self._result = name, command, ""
-        self._on_step(name)
+        self._on_progress(Progress(name))
         return self
 
-    def says(self, result: str) -> None:
+    def note(self, result: str) -> None:
         self._result = result
 
     def __enter__(self) -> None:
@@ -243,6 +244,4 @@ def _judge(top1: dict[str, float]) -> None:
         if a != b:
             raise GmmvitError(f"{one} has {a:.2%} of the held-out digits right, {other} {b:.2%}: they must be equal")
     if min(top1.values()) < _LEAST_TOP1:
-        raise GmmvitError(
-            f"the trained model has {min(top1.values()):.2%} right; at least {_LEAST_TOP1:.0%} was wanted"
-        )
+        raise GmmvitError(f"the trained model has {min(top1.values()):.2%} right; expected at least {_LEAST_TOP1:.0%}")

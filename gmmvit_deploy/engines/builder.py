@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,10 @@ from typing import Any
 from gmmvit_deploy.engines.flavors import Flavor
 from gmmvit_deploy.engines.options import BuildOptions, Profile
 from gmmvit_deploy.errors import EngineError
+from gmmvit_deploy.progress import OnProgress, Progress, ignore
 
-__all__ = ["BuiltPlan", "OnProgress", "build_plan"]
+__all__ = ["BuiltPlan", "build_plan"]
 
-OnProgress = Callable[[str, int, int], None]
-"""Told (phase, steps done, steps in all) of the outermost phase."""
 _HERE = Path(__file__).parent
 _STOP_TIMEOUT_S = 20.0
 _KILLED_FOR_MEMORY = (-signal.SIGKILL, -signal.SIGABRT)
@@ -45,12 +43,13 @@ def build_plan(
     tensor: str,
     shape: tuple[int, ...],
     folder: Path,
-    on_progress: OnProgress = lambda phase, done, steps: None,
+    on_progress: OnProgress = ignore,
 ) -> BuiltPlan:
     """Build into ``folder``, which must be empty.
 
     tensor, shape: of the graph's input, the shape without the batch.
-    Errors: EngineError when the builder refuses, fails, is killed, or is told to stop. An interrupt
+    on_progress: called with the steps of the outermost phase.
+    Errors: EngineError when the builder refuses, fails, is killed, or is stopped. An interrupt
     stops the builder first and then goes on.
     """
     request = {
@@ -70,7 +69,7 @@ def build_plan(
         raise EngineError(_how_it_died(status, folder, flavor))
     result: dict[str, Any] = json.loads(result_path.read_text())
     if result["stopped"]:
-        raise EngineError("the build was told to stop")
+        raise EngineError("the build was stopped")
     if result["errors"]:
         raise EngineError(f"{flavor.name} {flavor.version} built no engine: {_short(result['errors'])}")
     layers = {
@@ -120,7 +119,7 @@ def _follow(child: subprocess.Popen[bytes], on_progress: OnProgress) -> None:
             done, steps = 0, event["steps"]
         if "done" in event:
             done = event["done"]
-        on_progress(phase, done, steps)
+        on_progress(Progress(phase, done, steps))
 
 
 def _how_it_died(status: int, folder: Path, flavor: Flavor) -> str:

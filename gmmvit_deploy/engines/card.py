@@ -139,7 +139,7 @@ def open_engine(path: Path) -> Engine:
     rebuild = "gmmvit build writes engines with their cards"
     if not card_path.is_file():
         problem = "holds no card.json" if folder.is_dir() else "does not exist" if not path.exists() else "has no card"
-        raise EngineError(f"{path}: an engine was wanted, but it {problem}", hint=rebuild)
+        raise EngineError(f"{path}: expected an engine, but it {problem}", hint=rebuild)
     try:
         card = EngineCard.from_json(json.loads(card_path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, InputError) as exc:

@@ -57,7 +57,7 @@ def server_tensorrt(
     """
     if tensorrt is not None:
         if not re.fullmatch(r"\d+(\.\d+){1,3}", tensorrt):
-            raise InputError(f"--server-tensorrt is {tensorrt!r}; a version was wanted, such as 10.9.0")
+            raise InputError(f"--server-tensorrt: expected a version such as 10.9.0, got {tensorrt!r}")
         return ServerTensorRT(name=name or f"a server with TensorRT {tensorrt}", version=tensorrt)
     if release is not None:
         if release not in _RELEASES:

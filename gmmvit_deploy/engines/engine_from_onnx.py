@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gmmvit_deploy.artifacts import Bundle, tool_versions
-from gmmvit_deploy.engines.builder import BuiltPlan, OnProgress, build_plan
+from gmmvit_deploy.engines.builder import BuiltPlan, build_plan
 from gmmvit_deploy.engines.card import CARD_FILE, LAYERS_FILE, PLAN_FILE, Engine, EngineCard, MaskCost, open_engine
 from gmmvit_deploy.engines.flavors import Flavor, refuse, visible_gpu
 from gmmvit_deploy.engines.graph_source import GraphSource, source_from_onnx
@@ -20,6 +20,7 @@ from gmmvit_deploy.engines.options import BuildOptions, Profile, trtexec_line
 from gmmvit_deploy.engines.proof import AttentionProof, prove_attentions, unreached
 from gmmvit_deploy.errors import EngineError, InputError
 from gmmvit_deploy.graphs.masks import require_folded
+from gmmvit_deploy.progress import OnProgress, ignore
 from gmmvit_deploy.variants import Variant
 from gmmvit_deploy.writing import new_file, new_folder, require_free, sha256_of_file
 
@@ -36,7 +37,7 @@ def engine_from_bundle(
     mask_cost: bool = False,
     log: Path | None = None,
     force: bool = False,
-    on_progress: OnProgress = lambda phase, done, steps: None,
+    on_progress: OnProgress = ignore,
 ) -> Engine:
     """Build an engine from a bundle's graph in one precision.
 
@@ -63,7 +64,7 @@ def engine_from_onnx(
     mask_cost: bool = False,
     log: Path | None = None,
     force: bool = False,
-    on_progress: OnProgress = lambda phase, done, steps: None,
+    on_progress: OnProgress = ignore,
 ) -> Engine:
     """Build an engine from any ONNX file with one input whose first dimension is the batch.
 
@@ -162,7 +163,7 @@ def _plan(
 
 
 def _of_twin(on_progress: OnProgress) -> OnProgress:
-    return lambda phase, done, steps: on_progress(f"{phase} (twin with M = 1)", done, steps)
+    return lambda event: on_progress(replace(event, step=f"{event.step} (twin with M = 1)"))
 
 
 def _keep_log(built: Path, log: Path | None) -> None:
@@ -269,6 +270,6 @@ def _not_fused(card: EngineCard) -> list[str]:
 def _not_reached(card: EngineCard) -> list[str]:
     unjudged = [f"precision cannot be judged: {card.unjudged}"] if card.unjudged else []
     return unjudged + [
-        f"{miss.node} runs in {miss.found} on {miss.target}, profile {miss.profile}; {miss.wanted} was wanted"
+        f"{miss.node} runs in {miss.found} on {miss.target}, profile {miss.profile}; expected {miss.wanted}"
         for miss in card.misses
     ]

@@ -17,7 +17,17 @@ from gmmvit_deploy.extras import require
 if TYPE_CHECKING:
     from gmmvit_deploy.engines.options import BuildOptions
 
-__all__ = ["FLAVORS", "Flavor", "FlavorName", "Gpu", "find_flavor", "refuse", "tensorrt_library", "visible_gpu"]
+__all__ = [
+    "FLAVORS",
+    "Flavor",
+    "FlavorName",
+    "Gpu",
+    "find_flavor",
+    "refuse",
+    "require_flavor",
+    "tensorrt_library",
+    "visible_gpu",
+]
 
 FlavorName = Literal["tensorrt", "tensorrt-rtx"]
 FLAVORS: tuple[FlavorName, ...] = get_args(FlavorName)
@@ -65,17 +75,25 @@ def visible_gpu() -> Gpu | None:
     return Gpu(name=name, capability=capability, driver=driver)
 
 
+def require_flavor(name: str) -> FlavorName | Literal["auto"]:
+    """Errors: InputError when this is neither ``auto`` nor the name of a flavour."""
+    if name == "auto":
+        return "auto"
+    if name not in FLAVORS:
+        raise InputError(f"flavour {name!r} is not known", hint=f"known: auto, {', '.join(FLAVORS)}")
+    return name
+
+
 def find_flavor(name: str) -> Flavor:
     """``tensorrt``, ``tensorrt-rtx``, or ``auto``: the first of the two that is installed and can build here.
 
     Errors: InputError on another name; MissingDependencyError when it, or none, is installed.
     """
-    if name == "auto":
+    flavor = require_flavor(name)
+    if flavor == "auto":
         return _first()
-    if name not in FLAVORS:
-        raise InputError(f"flavour {name!r} is not known", hint=f"known: auto, {', '.join(FLAVORS)}")
-    library = tensorrt_library(name)
-    return Flavor(name=name, version=library.__version__, capabilities=_capabilities(library))
+    library = tensorrt_library(flavor)
+    return Flavor(name=flavor, version=library.__version__, capabilities=_capabilities(library))
 
 
 def _first() -> Flavor:

@@ -10,9 +10,17 @@ from typing import Literal, get_args
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.precision import Precision, precision_from
 
-__all__ = ["BuildOptions", "HardwareCompatibility", "Profile", "profile_from", "trtexec_line"]
+__all__ = [
+    "HARDWARE_COMPATIBILITIES",
+    "BuildOptions",
+    "HardwareCompatibility",
+    "Profile",
+    "profile_from",
+    "trtexec_line",
+]
 
 HardwareCompatibility = Literal["none", "ampere+", "same-cc"]
+HARDWARE_COMPATIBILITIES: tuple[HardwareCompatibility, ...] = get_args(HardwareCompatibility)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +34,7 @@ class Profile:
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.best <= self.most:
             raise InputError(
-                f"profile {self}: 1 ≤ least ≤ best ≤ most was wanted", hint="--batch 1:8:64, or --batch 8 for exactly 8"
+                f"profile {self}: expected 1 ≤ least ≤ best ≤ most", hint="--batch 1:8:64, or --batch 8 for exactly 8"
             )
 
     def __str__(self) -> str:
@@ -36,7 +44,7 @@ class Profile:
 def profile_from(text: str) -> Profile:
     """``1:8:64`` or ``8``.  Errors: InputError."""
     if not re.fullmatch(r"\d+(:\d+:\d+)?", text):
-        raise InputError(f"--batch is {text!r}; least:best:most was wanted, such as 1:8:64, or one number")
+        raise InputError(f"--batch: expected least:best:most, such as 1:8:64, or a single number, got {text!r}")
     numbers = [int(part) for part in text.split(":")]
     least, best, most = numbers if len(numbers) == 3 else numbers * 3
     return Profile(least=least, best=best, most=most)
@@ -70,17 +78,17 @@ class BuildOptions:
     def __post_init__(self) -> None:
         precision_from(self.precision)
         if self.optimization_level is not None and not 0 <= self.optimization_level <= 5:
-            raise InputError(f"optimization level {self.optimization_level}: 0 to 5 was wanted")
+            raise InputError(f"optimization level: expected 0 to 5, got {self.optimization_level}")
         if self.hardware_compatible not in get_args(HardwareCompatibility):
             known = ", ".join(get_args(HardwareCompatibility))
             raise InputError(
                 f"hardware compatibility {self.hardware_compatible!r} is not known", hint=f"known: {known}"
             )
         if self.workspace_mib is not None and self.workspace_mib < 1:
-            raise InputError(f"a workspace of {self.workspace_mib} MiB; at least 1 was wanted")
+            raise InputError(f"workspace: expected at least 1 MiB, got {self.workspace_mib}")
         for capability in self.capabilities:
             if not re.fullmatch(r"\d+\.\d", capability):
-                raise InputError(f"compute capability {capability!r}: such as 8.9 was wanted")
+                raise InputError(f"compute capability: expected a number such as 8.9, got {capability!r}")
         if len(set(self.capabilities)) != len(self.capabilities):
             raise InputError(f"compute capabilities repeat: {', '.join(self.capabilities)}")
         if self.tf32 and self.precision != "fp32":

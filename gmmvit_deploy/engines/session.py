@@ -155,7 +155,7 @@ def _output_of(library: Any, engine: trt.ICudaEngine) -> str:
     outputs: list[str] = [name for name in names if engine.get_tensor_mode(name) == library.TensorIOMode.OUTPUT]
     if len(outputs) != 1 or engine.get_tensor_dtype(outputs[0]) != library.DataType.FLOAT:
         raise EngineError(
-            f"one output of float32 was wanted, the logits; the engine has {', '.join(outputs) or 'none'}"
+            f"expected a single output of float32, the logits; the engine has {', '.join(outputs) or 'no output'}"
         )
     return outputs[0]
 

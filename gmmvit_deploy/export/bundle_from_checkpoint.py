@@ -20,6 +20,7 @@ from gmmvit_deploy.golden import bytes_from_golden
 from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.roles import role_disagreements
 from gmmvit_deploy.images import ImageSpec, ResizeRule
+from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runners.open import proof_programs
 from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.specs import ModelSpec
@@ -28,6 +29,8 @@ from gmmvit_deploy.variants import open_variant
 from gmmvit_deploy.writing import new_folder, require_free, sha256_of_file
 
 __all__ = ["ExportOptions", "bundle_from_checkpoint"]
+
+_STEPS = 5  # that `_Steps` counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +51,7 @@ class ExportOptions:
 
     def __post_init__(self) -> None:
         if self.max_batch < 1:
-            raise InputError(f"--max-batch is {self.max_batch}; at least 1 was wanted")
+            raise InputError(f"--max-batch is {self.max_batch}; expected at least 1")
         if self.input_kind == "pixels" and (None in (self.mean, self.std, self.labels)):
             raise InputError(
                 "with pixels as input, the graph normalises, so it must be told how training did",
@@ -62,31 +65,51 @@ def bundle_from_checkpoint(
     options: ExportOptions,
     *,
     hints: LoadHints | None = None,
+    check: Callable[[ImageSpec], object] = lambda image: None,
     also: Callable[[Bundle], object] = lambda bundle: None,
     force: bool = False,
+    on_progress: OnProgress = ignore,
 ) -> Bundle:
     """Export a checkpoint.
 
+    check: called with the images of the network before the export begins; an error that it raises ends the export.
     also: what else to write into the finished bundle, before anybody can see it.
     force: replace a folder that exists at ``out``.
     Errors: CheckpointError, FoldError, ExportError, OutputError, and InputError when the labels do
     not fit the model. Whatever the error, ``out`` is as it was.
     """
     require_free(out, force=force)
+    steps = _Steps(on_progress)
+    steps.begin("read the checkpoint")
     loaded = load_checkpoint(checkpoint, hints)
     image = _image(options, loaded.spec)
     labels = _fitting_labels(options.labels, loaded.spec)
+    check(image)
+    steps.begin("fold the masks")
     folded = fold(loaded.model)
     with new_folder(out, force=force) as folder:
-        manifest, noise = _write(folder, loaded, folded, options, image, labels)
+        manifest, noise = _write(folder, loaded, folded, options, image, labels, steps)
         _write_manifest(folder, manifest)
         # The proof runs on what lies on disk, through the door that every later step uses.
+        steps.begin("compare the runtimes with PyTorch")
         differences, skipped = _prove_numerically(open_bundle(folder), loaded, noise)
         manifest.export_parity.update(differences)
         manifest.export_skipped.update(skipped)
         _write_manifest(folder, manifest)
         also(open_bundle(folder))
     return open_bundle(out)
+
+
+class _Steps:
+    """Counts the steps of an export for ``on_progress``."""
+
+    def __init__(self, on_progress: OnProgress) -> None:
+        self._on_progress = on_progress
+        self._begun = 0
+
+    def begin(self, step: str) -> None:
+        self._on_progress(Progress(step, self._begun, _STEPS))
+        self._begun += 1
 
 
 def _fitting_labels(labels: tuple[str, ...] | None, spec: ModelSpec) -> tuple[str, ...]:
@@ -120,9 +143,11 @@ def _write(
     options: ExportOptions,
     image: ImageSpec,
     labels: Sequence[str],
+    steps: _Steps,
 ) -> tuple[Manifest, Noise]:
     """All files but the manifest; returns what it will say, and the model's float32 noise."""
     inside = image if options.input_kind == "pixels" else None
+    steps.begin("export to ONNX")
     proto = onnx_from_model(folded.model, preprocessing=inside, max_batch=options.max_batch)
     masks, biases = prove_folded(proto, folded)
     notes = {"gmmvit.checkpoint_sha256": loaded.file.sha256}
@@ -131,6 +156,7 @@ def _write(
         proto.metadata_props.add(key=key, value=value)
     (folder / artifacts.MODEL_FILE).write_bytes(proto.SerializeToString(deterministic=True))
     (folder / artifacts.WEIGHTS_FILE).write_bytes(bytes_from_model(loaded.model))
+    steps.begin("compute the golden logits")
     golden, noise = golden_from_model(loaded.model, options.input_kind, image)
     (folder / artifacts.GOLDEN_FILE).write_bytes(bytes_from_golden(golden))
     (folder / artifacts.LABELS_FILE).write_text("".join(f"{label}\n" for label in labels), encoding="utf-8")

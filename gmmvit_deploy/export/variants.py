@@ -32,7 +32,7 @@ from gmmvit_deploy.runtime.emulated_precision import emulated_logits
 from gmmvit_deploy.runtime.graph_calibration import calibrate
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from gmmvit_deploy.variants import Variant, VariantRecord, onnx_file, open_variant, record_file
-from gmmvit_deploy.writing import new_file, sha256_of_bytes
+from gmmvit_deploy.writing import new_file, require_free_file, sha256_of_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -82,6 +82,8 @@ def variant_from_bundle(
     """
     if precision == "fp32":
         return open_variant(bundle, precision)
+    graph_path, record_path = bundle.path / onnx_file(precision), bundle.path / record_file(precision)
+    require_free_file(graph_path, force=force)  # not after minutes of calibration
     prepared = prepared_graph(bundle, precision, calibration=calibration, padded=padded)
     data = prepared.proto.SerializeToString(deterministic=True)
     golden = _measured(bundle, prepared.proto, precision)
@@ -100,7 +102,6 @@ def variant_from_bundle(
         programs=_proven(bundle, data, precision, golden["largest_abs"]),
     )
     text = json.dumps(record.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    graph_path, record_path = bundle.path / onnx_file(precision), bundle.path / record_file(precision)
     with new_file(graph_path, force=force) as graph, new_file(record_path, force=True) as notes:
         graph.write(data)
         notes.write(text.encode())

@@ -68,12 +68,12 @@ def _find_constants(
         # Layers with equal constants share one, or have a copy each: the exporter shares small ones only.
         if not 1 <= len(names) <= layers:
             once = "once" if layers == 1 else f"1 to {layers} times"
-            raise ExportError(f"{one.layer}: its {what} is in the graph {len(names)} times; {once} was wanted")
+            raise ExportError(f"{one.layer}: its {what} is in the graph {len(names)} times; expected {once}")
         readers = {name: [node for node in graph.node if name in node.input] for name in names}
         uses = [node.op_type for nodes in readers.values() for node in nodes]
         if uses != [operator] * layers or not all(readers.values()):
             raise ExportError(
-                f"{one.layer}: its {what} is used by {uses or 'nothing'}; one {operator} a layer was wanted"
+                f"{one.layer}: its {what} is used by {uses or 'nothing'}; expected one {operator} in each layer"
             )
         own = f"{one.layer}.scores"
         name = next((name for name in names if any(node.name.startswith(own) for node in readers[name])), names[0])

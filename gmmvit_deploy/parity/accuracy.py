@@ -31,7 +31,7 @@ _TOLD_APART = 0.5
 def gate_of(precision: Precision, asked: float | None) -> float:
     """Errors: InputError on a gate that is no share."""
     if asked is not None and not 0 < asked <= 1:
-        raise InputError(f"--gate is {asked}; a share of PyTorch's accuracy was wanted, such as 0.999")
+        raise InputError(f"--gate: expected a share of PyTorch's accuracy, such as 0.999, got {asked}")
     return asked if asked is not None else GATES[precision]
 
 

@@ -41,7 +41,8 @@ from gmmvit_deploy.parity.report import ParityReport, RunnerReport
 from gmmvit_deploy.parity.served import check_served
 from gmmvit_deploy.parity.suspects import explain
 from gmmvit_deploy.parity.verdict import Check
-from gmmvit_deploy.reporting import Told, described_bundle
+from gmmvit_deploy.progress import OnProgress, Progress, ignore, prefixed
+from gmmvit_deploy.reporting import described_bundle
 from gmmvit_deploy.runners.runner import Runner
 from gmmvit_deploy.tolerances import Limit
 from gmmvit_deploy.variants import open_variant
@@ -69,9 +70,9 @@ class ParityOptions:
     def __post_init__(self) -> None:
         gate_of("fp32", self.gate)
         if self.on_broken not in ("fail", "skip"):
-            raise InputError(f"--on-broken is {self.on_broken!r}; fail or skip was wanted")
+            raise InputError(f"--on-broken: expected fail or skip, got {self.on_broken!r}")
         if self.limit is not None and self.limit < 1:
-            raise InputError(f"--limit is {self.limit}; at least 1 was wanted")
+            raise InputError(f"--limit: expected at least 1, got {self.limit}")
 
 
 def check_parity(
@@ -80,11 +81,11 @@ def check_parity(
     options: ParityOptions | None = None,
     *,
     skipped: Sequence[str] = (),
-    told: Told = lambda phase, done, steps: None,
+    on_progress: OnProgress = ignore,
 ) -> ParityReport:
     """Run every check on every runner.
 
-    skipped: runners that were left out, each with the reason, for the report.  told: of progress.
+    skipped: runners that were left out, each with the reason, for the report. .
     Errors: InputError on data that does not fit the bundle; ImageError on a broken image; whatever a
     runner raises. A difference is no error but a report that did not pass.
     """
@@ -97,18 +98,18 @@ def check_parity(
     random = random_batch(bundle)
     kept: dict[str, _Known] = {}
     for name, batch in (("golden", golden), ("random", random)):
-        told(f"{name} inputs", 0, 1)
+        on_progress(Progress(f"{name} inputs"))
         kept[name] = _Known(batch, *reference.logits(batch.inputs))
         for tally in tallies:
             tally.add(name, kept[name], keep=True)
     stream = _stream(bundle, options)
     samples: list[Sample] = []
     if stream is not None:
-        for known in _known(reference, stream, told):
+        for known in _known(reference, stream, on_progress):
             for tally in tallies:
                 tally.add(f"data: {stream.images.name}", known)
         samples = _samples(bundle, reference, stream)
-    reports = [tally.report(reference, kept, samples, told) for tally in tallies]
+    reports = [tally.report(reference, kept, samples, on_progress) for tally in tallies]
     return ParityReport(
         bundle=described_bundle(bundle),
         versions=tool_versions(),
@@ -164,7 +165,7 @@ class _Tally:
         return [one.numbers(self._runner.precision, self._recorded) for one in self._distances.values()]
 
     def report(
-        self, reference: Reference, kept: dict[str, _Known], samples: Sequence[Sample], told: Told
+        self, reference: Reference, kept: dict[str, _Known], samples: Sequence[Sample], on_progress: OnProgress
     ) -> RunnerReport:
         """Judge what was collected, and run the checks that need inputs of their own."""
         runner, bundle, sets = self._runner, self._bundle, self.sets()
@@ -181,10 +182,10 @@ class _Tally:
                 random.batch.inputs,
                 random.exact,
                 limit,
-                on_done=lambda what: told(f"{runner.name}: {what}", 0, 1),
+                on_progress=prefixed(runner.name, on_progress),
             )
         )
-        checks.append(self._checked_calibration(samples, told))
+        checks.append(self._checked_calibration(samples, on_progress))
         checks.append(check_preprocessing(bundle, runner, widest, samples=samples))
         if runner.server is not None:
             checks.append(
@@ -195,13 +196,13 @@ class _Tally:
                     random.batch.inputs,
                     random.exact,
                     widest,
-                    on_done=lambda what: told(f"{runner.name}: {what}", 0, 1),
+                    on_progress=prefixed(runner.name, on_progress),
                 )
             )
         else:
             checks.append(_skipped("served", f"{runner.name} runs in this process"))
         if self._options.localize:
-            told(f"{runner.name}: block by block", 0, 1)
+            on_progress(Progress(f"{runner.name}: block by block"))
             checks.append(localize(reference, runner, random.batch.inputs))
         else:
             checks.append(_skipped("localize", "not asked for (--localize)"))
@@ -218,13 +219,13 @@ class _Tally:
             return _skipped("accuracy", "no labelled images were given (--data)")
         return self._accuracy.check(gate_of(self._runner.precision, self._options.gate))
 
-    def _checked_calibration(self, samples: Sequence[Sample], told: Told) -> Check:
+    def _checked_calibration(self, samples: Sequence[Sample], on_progress: OnProgress) -> Check:
         precision = self._runner.precision
         if precision not in QUANTIZED:
             return _skipped("calibration", f"{precision} is not calibrated")
         if not samples:
             return _skipped("calibration", "no images were given to hold the bounds against (--data)")
-        told(f"{self._runner.name}: calibration", 0, 1)
+        on_progress(Progress(f"{self._runner.name}: calibration"))
         pixels = np.stack([sample.pixels for sample in samples])
         inputs = self._bundle.inputs_from_pixels(pixels)
         batches = [inputs[start : start + _BATCH] for start in range(0, len(inputs), _BATCH)]
@@ -250,10 +251,10 @@ def _stream(bundle: Bundle, options: ParityOptions) -> ImageStream | None:
     return ImageStream(bundle=bundle, images=options.data, batch=size, limit=options.limit, on_broken=options.on_broken)
 
 
-def _known(reference: Reference, stream: ImageStream, told: Told) -> Iterator[_Known]:
+def _known(reference: Reference, stream: ImageStream, on_progress: OnProgress) -> Iterator[_Known]:
     for batch in stream:
         yield _Known(batch, *reference.logits(batch.inputs))
-        told(stream.images.name, stream.handed_out + stream.broken_count, stream.count)
+        on_progress(Progress(stream.images.name, stream.handed_out + stream.broken_count, stream.count))
 
 
 def _samples(bundle: Bundle, reference: Reference, stream: ImageStream) -> list[Sample]:

@@ -87,8 +87,8 @@ def open_images_of(source: str) -> Images:
     if path.suffix.lower() in (".npz", ".npy"):
         return open_data(f"array:{source}")
     raise InputError(
-        f"data {source!r}: a kind of data, a folder or an .npz was wanted",
-        hint="such as digits, cifar10:PATH, folder:PATH; gmmvit parity --help lists them",
+        f"data {source!r}: expected a kind of data, a folder or an .npz",
+        hint="type --data digits, cifar10:PATH or folder:PATH; gmmvit parity --help lists all kinds",
     )
 
 

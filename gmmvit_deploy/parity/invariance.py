@@ -13,7 +13,7 @@ truth. Which row an answer belongs to needs no tolerance: the one whose referenc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.parity.measures import distance
 from gmmvit_deploy.parity.verdict import Check
+from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runners.runner import Runner
 from gmmvit_deploy.tolerances import Limit
 
@@ -74,7 +75,7 @@ def check_invariance(
     exact: NDArray[Any],
     limit: Limit,
     *,
-    on_done: Callable[[str], None] = lambda what: None,
+    on_progress: OnProgress = ignore,
 ) -> Check:
     """inputs: (≥ 2, …) images that differ; exact: their float64 logits.  Errors: whatever the runner raises."""
     sizes = batch_sizes(runner.ranges)
@@ -91,11 +92,11 @@ def check_invariance(
             )
         for way, one, other_way in _ways(runner, inputs, rows, answers, generator):
             trials.append(_tried(way, size, one, other_way, limit))
-            on_done(f"{way}, batch {size}")
+            on_progress(Progress(f"{way}, batch {size}"))
     failed = [trial for trial in trials if not trial.passed]
     reasons += [
         f"{trial.way} at batch {trial.batch}: a row's logits change by {trial.largest:.3g}, "
-        f"at most {limit.largest:.3g} was wanted"
+        f"expected at most {limit.largest:.3g}"
         for trial in failed
     ]
     worst = max((trial.largest for trial in trials), key=lambda value: np.inf if np.isnan(value) else value)

@@ -75,7 +75,7 @@ class Distances:
         """All (B, C); what is of another shape is noted and fails."""
         self._noise.add(trained, exact)
         if not comparable(found, exact):
-            self._misshapen = f"logits {exact.shape} were wanted, found {found.shape}"
+            self._misshapen = f"expected logits {exact.shape}, got {found.shape}"
             return
         self._exact.add(found, exact)
         self._trained.add(found, trained)

@@ -159,7 +159,7 @@ def _pixel_problem(found: NDArray[Any], golden: GoldenSet, spec: ImageSpec) -> l
     if found.shape == wanted.shape and np.array_equal(found, wanted):
         return []
     if found.shape != wanted.shape:
-        return [f"pixels {wanted.shape} were wanted, found {found.shape}"]
+        return [f"expected pixels {wanted.shape}, got {found.shape}"]
     apart = np.abs(found.astype(int) - wanted)
     what = f"{np.count_nonzero(apart)} values of pixels differ, by up to {apart.max()}"
     return [f"{what}{_named(name for name, made in _other_pixels(golden, spec) if np.array_equal(made, found))}"]
@@ -190,7 +190,7 @@ def _tensor_problem(found: NDArray[Any], pixels: NDArray[Any], spec: ImageSpec) 
     if _same_tensor(found, wanted):
         return []
     if found.shape != wanted.shape:
-        return [f"a tensor {wanted.shape} was wanted, found {found.shape}"]
+        return [f"expected a tensor {wanted.shape}, got {found.shape}"]
     what = f"the normalised tensor differs by up to {np.abs(found - wanted).max():.3g}"
     return [f"{what}{_named(name for name, made in _other_tensors(pixels, spec) if _same_tensor(found, made))}"]
 

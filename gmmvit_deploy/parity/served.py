@@ -11,7 +11,7 @@ bundle      which bundle the server says that it serves
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,6 +22,7 @@ from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.parity.invariance import mixed_up
 from gmmvit_deploy.parity.measures import distance
 from gmmvit_deploy.parity.verdict import Check, Verdict
+from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runners.runner import Runner, Served
 from gmmvit_deploy.tolerances import Limit
 
@@ -43,7 +44,7 @@ def check_served(
     exact: NDArray[Any],
     limit: Limit,
     *,
-    on_done: Callable[[str], None] = lambda what: None,
+    on_progress: OnProgress = ignore,
 ) -> Check:
     """server: the runner's.  inputs: images that differ; exact: their float64 logits.
 
@@ -53,19 +54,19 @@ def check_served(
     if server.other_bundle:
         judged.reasons.append(f"bundle: {server.other_bundle}")
     generator = np.random.default_rng(_SEED)
+    on_progress(Progress("single requests"))
     for row in range(min(_SINGLES, len(inputs))):
         judged.add("single requests", runner.run(inputs[row : row + 1]), exact[row : row + 1])
-    on_done("single requests")
+    on_progress(Progress("client batches"))
     for size in sorted({2, 3, min(len(inputs), runner.max_batch)} & set(range(2, runner.max_batch + 1))):
         rows = np.resize(np.arange(len(inputs)), size)
         judged.add("client batches", runner.run(inputs[rows]), exact[rows])
-    on_done("client batches")
+    on_progress(Progress("many clients at once"))
     mixed = _mix(runner, server, inputs, exact, generator, judged)
-    on_done("many clients at once")
     if bundle.manifest.image.normalisation is not None:
+        on_progress(Progress("encoded images"))
         _images_at_once(bundle, server, generator, judged)
         judged.reasons += _label_problems(bundle, server, runner.max_batch)
-        on_done("encoded images")
     verdict: Verdict = "failed" if judged.reasons else "passed" if mixed["joined"] else "undecided"
     reasons = list(judged.reasons)
     if verdict == "undecided":
@@ -111,7 +112,7 @@ class _Judged:
 
 def _whose(found: NDArray[Any], exact: NDArray[Any], among: NDArray[Any]) -> str:
     if found.shape != exact.shape:
-        return f": {exact.shape} was wanted, found {found.shape}"
+        return f": expected {exact.shape}, got {found.shape}"
     for row, own in zip(found, exact, strict=True):
         strays = mixed_up(np.repeat(row[None], 2, 0), np.stack([own, among[np.square(among - row).sum(1).argmin()]]))
         if any(stray == (0, 1) for stray in strays):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import ImageError, InputError, RequestRejectedError, ServerError
 from gmmvit_deploy.preprocess import MAX_IMAGE_BYTES, UnusableImage
+from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runtime.onnxruntime import fused_graph
 from gmmvit_deploy.runtime.triton import DEFAULT_MODEL, TritonConnection
@@ -149,12 +150,12 @@ def classify_files(
     top: int = 5,
     batch: int = 16,
     concurrency: int = 4,
-    on_done: Callable[[int], None] = lambda count: None,
+    on_progress: OnProgress = ignore,
 ) -> list[Classification]:
     """Classify files, in batches, several at a time; answers come in the order of ``files``.
 
     A file that cannot be read or is no image gets an answer with ``error`` and spoils nobody
-    else's.  on_done: called with the number of files that a batch finished.
+    else's.
     Errors: ServerError when the server fails or goes away.
     """
     size = max(1, min(batch, classifier.max_batch))
@@ -164,7 +165,7 @@ def classify_files(
     with ThreadPoolExecutor(max_workers=concurrency) as pool:
         for done in _bounded(pool, lambda group: _classify_batch(classifier, group, top), batches, concurrency * 2):
             answers |= {answer.path: replace(answer, notice=notice) for answer in done}
-            on_done(len(done))
+            on_progress(Progress("classify", len(answers), len(files)))
     return [answers[file] for file in files]
 
 

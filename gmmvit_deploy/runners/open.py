@@ -19,6 +19,7 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.precision import Precision, precision_behind
 from gmmvit_deploy.runners.eager import CompiledRunner, EagerRunner
 from gmmvit_deploy.runners.engine import EngineRunner
+from gmmvit_deploy.runners.names import DEFAULT_URLS, KERNELS_SUFFIX, RUNNERS, require_runner
 from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runners.openvino import OpenVinoRunner
 from gmmvit_deploy.runners.runner import Runner
@@ -30,26 +31,9 @@ from gmmvit_deploy.variants import Variant, open_variant
 
 __all__ = ["RUNNERS", "default_runners", "open_runner", "open_runners", "proof_programs"]
 
-# From the trained module to the server: the order in which a waterfall shows them.
-RUNNERS = (
-    "eager",
-    "eager-gpu",
-    "compile",
-    "compile-gpu",
-    "onnxruntime",
-    "onnxruntime+kernels",
-    "openvino",
-    "openvino+kernels",
-    "tensorrt",
-    "tensorrt-rtx",
-    "triton-grpc",
-    "triton-http",
-)
 _OF_THE_MODULE = {"eager": EagerRunner, "compile": CompiledRunner}
-_KERNELS = "+kernels"
-_OF_GRAPHS = tuple(name for name in RUNNERS if name.removesuffix(_KERNELS) in ("onnxruntime", "openvino"))
+_OF_GRAPHS = tuple(name for name in RUNNERS if name.removesuffix(KERNELS_SUFFIX) in ("onnxruntime", "openvino"))
 _GOES_WITH = "--precision, or a precision behind the name, goes with onnxruntime and openvino, with +kernels or without"
-_DEFAULT_URLS = {"triton-grpc": "grpc://localhost:8001", "triton-http": "http://localhost:8000"}
 
 
 def default_runners(bundle: Bundle, precision: Precision = "fp32") -> tuple[list[str], list[str]]:
@@ -83,7 +67,7 @@ def proof_programs(bundle: Bundle, variant: Variant) -> dict[str, Callable[[], R
     return {
         f"{name}{suffix}": partial(open_program, kernels=bool(suffix))
         for name, open_program in runtimes.items()
-        for suffix in ("", _KERNELS)
+        for suffix in ("", KERNELS_SUFFIX)
     }
 
 
@@ -104,10 +88,9 @@ def open_runner(
     Errors: InputError on an unknown name, on what does not go together, and for ``+kernels`` where our kernels cannot
     be had, with the reason; whatever the runner raises.
     """
-    if name not in RUNNERS:
-        raise InputError(f"runner {name!r} is not known", hint=f"known: {', '.join(RUNNERS)}")
-    if name in _DEFAULT_URLS:
-        address = url or _DEFAULT_URLS[name]
+    require_runner(name)
+    if name in DEFAULT_URLS:
+        address = url or DEFAULT_URLS[name]
         protocol = name.removeprefix("triton-")
         if not address.startswith(f"{protocol}://"):
             raise InputError(f"runner {name} speaks {protocol}, and {address} is no {protocol}:// address")
@@ -126,8 +109,8 @@ def open_runner(
     of_module = _OF_THE_MODULE.get(name.removesuffix("-gpu"))
     if of_module is not None:
         return of_module(bundle, device="gpu" if name.endswith("-gpu") else "cpu")
-    kernels = name.endswith(_KERNELS)
-    if name.removesuffix(_KERNELS) == "openvino":
+    kernels = name.endswith(KERNELS_SUFFIX)
+    if name.removesuffix(KERNELS_SUFFIX) == "openvino":
         variant = open_variant(bundle, graph_precision(precision))
         return OpenVinoRunner(bundle, variant, precision=precision, kernels=kernels)
     return OnnxRuntimeRunner(bundle, variant=open_variant(bundle, precision), kernels=kernels)
@@ -159,9 +142,9 @@ def open_runners(
         raise InputError(f"runner {', '.join(repeated)} is named more than once")
     by_protocol = {url.partition(":")[0]: url for url in urls}
     if len(by_protocol) < len(urls):
-        raise InputError(f"--url is given {len(urls)} times; once for each protocol was wanted")
+        raise InputError(f"--url is given {len(urls)} times; expected once for each protocol")
     idle = [url for protocol, url in by_protocol.items() if f"triton-{protocol}" not in bare]
-    if idle and not any(name in _DEFAULT_URLS for name in bare):
+    if idle and not any(name in DEFAULT_URLS for name in bare):
         raise InputError(f"runner {', '.join(bare)} runs in this process; --url goes with triton-grpc and triton-http")
     if idle:
         raise InputError(f"--url {idle[0]} goes with none of the runners {', '.join(bare)}")
@@ -175,7 +158,7 @@ def open_runners(
             runner = open_runner(
                 name,
                 bundle,
-                url=by_protocol.get(name.removeprefix("triton-")) if name in _DEFAULT_URLS else None,
+                url=by_protocol.get(name.removeprefix("triton-")) if name in DEFAULT_URLS else None,
                 model=model,
                 engine=engine if name in FLAVORS else None,
                 precision=own,

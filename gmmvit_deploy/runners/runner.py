@@ -171,8 +171,8 @@ class Runner:
     def _check(self, batch: NDArray[Any]) -> None:
         if str(batch.dtype) != self.input_dtype or tuple(batch.shape[1:]) != self.input_shape:
             raise InputError(
-                f"a batch of {self.input_dtype} (B, {', '.join(map(str, self.input_shape))}) was wanted, "
-                f"found {batch.dtype} {tuple(batch.shape)}"
+                f"expected a batch of {self.input_dtype} (B, {', '.join(map(str, self.input_shape))}), "
+                f"got {batch.dtype} {tuple(batch.shape)}"
             )
         if not self.takes(batch.shape[0]):
             raise InputError(

@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.data.files import image_files
 from gmmvit_deploy.data.formats import arrays_in
-from gmmvit_deploy.data.images import FileImages
-from gmmvit_deploy.data.open import is_named, open_data
+from gmmvit_deploy.data.images import FileImages, Images
+from gmmvit_deploy.data.open import is_named, open_data, require_data
 from gmmvit_deploy.errors import InputError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from gmmvit_deploy.artifacts import Bundle
+    from gmmvit_deploy.artifacts import Bundle, InputKind
+    from gmmvit_deploy.images import ImageSpec
 
-__all__ = ["ImageBatches", "open_images"]
+__all__ = ["ImageBatches", "open_images", "require_images", "require_source"]
 
 _ARRAY_SUFFIXES = (".npy", ".npz")
 
@@ -64,15 +65,45 @@ def open_images(bundle: Bundle, source: str, *, limit: int, batch: int = 32) -> 
     Errors: InputError when there is nothing, when an array has another shape or type, or holds
     numbers that are not finite.
     """
-    if Path(source).suffix.lower() in _ARRAY_SUFFIXES and not is_named(source):
-        array = _array(bundle, Path(source))
+    if _is_array(source):
+        array = _array(Path(source), bundle.manifest.image, bundle.manifest.input_kind)
         chosen = _spread(len(array), limit)
         return ImageBatches(source=source, count=len(chosen), _bundle=bundle, _batch=batch, _images=array[chosen])
-    images = open_data(source) if is_named(source) else FileImages(source, image_files([source]), None)
+    images = _opened(source)
     decoders: list[Callable[[], NDArray[Any]]] = [
         partial(images.pixels, int(index), bundle.manifest.image) for index in _spread(len(images), limit)
     ]
     return ImageBatches(source=source, count=len(decoders), _bundle=bundle, _batch=batch, _images=decoders)
+
+
+def require_source(source: str) -> None:
+    """Check that `open_images` has something to open, without reading it.  Errors: InputError."""
+    if is_named(source):
+        require_data(source)
+    elif not _is_array(source):
+        image_files([source])
+    elif not Path(source).is_file():
+        raise InputError(f"{source}: no such file")
+
+
+def require_images(source: str, image: ImageSpec, input_kind: InputKind) -> None:
+    """Check that a network can be given the images of ``source``, on the whole array or on the first image.
+
+    image, input_kind: of the network.
+    Errors: InputError as `open_images`; ImageError when the first image is broken.
+    """
+    if _is_array(source):
+        _array(Path(source), image, input_kind)
+    else:
+        _opened(source).pixels(0, image)
+
+
+def _is_array(source: str) -> bool:
+    return Path(source).suffix.lower() in _ARRAY_SUFFIXES and not is_named(source)
+
+
+def _opened(source: str) -> Images:
+    return open_data(source) if is_named(source) else FileImages(source, image_files([source]), None)
 
 
 def _spread(count: int, limit: int) -> NDArray[Any]:
@@ -82,18 +113,20 @@ def _spread(count: int, limit: int) -> NDArray[Any]:
     return chosen
 
 
-def _array(bundle: Bundle, path: Path) -> NDArray[Any]:
+def _array(path: Path, image: ImageSpec, input_kind: InputKind) -> NDArray[Any]:
     import numpy as np
 
     found = arrays_in(path)
     names: list[str] = [name for name in ("images", "inputs") if name in found] or list(found)
     if names[:1] not in (["images"], ["inputs"]) and len(names) != 1:
-        raise InputError(f"{path}: arrays {', '.join(names) or 'none'}; one called images was wanted")
+        raise InputError(f"{path}: expected an array called images, got {', '.join(names) or 'no array'}")
     array = found[names[0]]
-    wanted = {("uint8", bundle.manifest.image.pixels_shape), (bundle.input_dtype, bundle.input_shape)}
-    if (str(array.dtype), tuple(array.shape[1:])) not in wanted:
-        shapes = " or ".join(f"{kind} (N, {', '.join(map(str, shape))})" for kind, shape in sorted(wanted))
-        raise InputError(f"{path}: {shapes} was wanted, found {array.dtype} {tuple(array.shape)}")
+    expected: set[tuple[str, tuple[int, ...]]] = {("uint8", image.pixels_shape)}
+    if input_kind == "tensor":
+        expected.add(("float32", image.tensor_shape))
+    if (str(array.dtype), tuple(array.shape[1:])) not in expected:
+        shapes = " or ".join(f"{kind} (N, {', '.join(map(str, shape))})" for kind, shape in sorted(expected))
+        raise InputError(f"{path}: expected {shapes}, got {array.dtype} {tuple(array.shape)}")
     if not len(array):
         raise InputError(f"{path}: it holds no image")
     if array.dtype.kind == "f" and not np.isfinite(array).all():

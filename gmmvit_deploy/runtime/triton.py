@@ -134,7 +134,7 @@ class TritonConnection:
         rows: NDArray[Any] | None = answer.as_numpy(output)
         if rows is None or rows.shape[0] != values.shape[0]:
             found = "nothing" if rows is None else f"shape {rows.shape}"
-            raise ServerError(f"{model} at {self.url}: {output} for {values.shape[0]} inputs was wanted, found {found}")
+            raise ServerError(f"{model} at {self.url}: expected {output} for {values.shape[0]} inputs, got {found}")
         return rows
 
     def model(self, name: str) -> ServedModel:

@@ -64,7 +64,7 @@ def find_server(given: Path | None = None) -> ServerInstall:
 def system_server(binary: Path) -> ServerInstall:
     """A server with its backends beside it, as in NVIDIA's containers.  Errors: ServerError."""
     if not binary.is_file() or not os.access(binary, os.X_OK):
-        raise ServerError(f"{binary}: a tritonserver program was wanted, found none that can be run")
+        raise ServerError(f"{binary}: expected a tritonserver program; nothing there can be run")
     beside = binary.resolve().parent.parent / "backends"
     return ServerInstall(kind="system", binary=binary, backends=beside if beside.is_dir() else _SYSTEM_BACKENDS)
 

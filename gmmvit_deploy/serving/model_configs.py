@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.precision import Precision, precision_from
 from gmmvit_deploy.runtime.openvino import FUSED_ATTENTION, OPENVINO_HINTS
+from gmmvit_deploy.serving.names import ACCELERATORS, Backend, CpuKernels, Runtime, runtime_from
 
 if TYPE_CHECKING:
     from gmmvit_deploy.artifacts import Bundle
@@ -32,9 +33,6 @@ __all__ = [
     "runtime_from",
 ]
 
-Backend = Literal["onnxruntime", "python", "tensorrt"]
-Runtime = Literal["onnxruntime", "openvino"]
-CpuKernels = Literal["auto", "on", "off"]
 LABELS_FILE = "labels.txt"
 WARMUP_FILE = "image"
 """In ``<preprocess>/warmup/``: one encoded image, each with its length before it, as Triton reads it."""
@@ -72,17 +70,17 @@ class RepositoryOptions:
         self._check_runtime()
         if self.backend == "tensorrt" and self.precision != "fp32":
             raise InputError("an engine has its precision already; --precision is for the other backends")
-        if self.accelerator not in ("none", "tensorrt"):
-            raise InputError(f"accelerator {self.accelerator!r} is not known", hint="known: none, tensorrt")
+        if self.accelerator not in ACCELERATORS:
+            raise InputError(f"accelerator {self.accelerator!r} is not known", hint=f"known: {', '.join(ACCELERATORS)}")
         if self.accelerator == "tensorrt" and self.backend != "onnxruntime":
             raise InputError(f"--accelerator tensorrt goes with --backend onnxruntime, not {self.backend}")
         if not self.name.replace("_", "").replace("-", "").isalnum() or not self.name.isascii():
-            raise InputError(f"model name {self.name!r}: letters, digits, - and _ were wanted")
+            raise InputError(f"model name {self.name!r}: expected letters, digits, - and _")
         for field in ("max_queue_delay_us", "threads"):
             if getattr(self, field) < 0:
-                raise InputError(f"{field} is {getattr(self, field)}; at least 0 was wanted")
+                raise InputError(f"{field}: expected at least 0, got {getattr(self, field)}")
         if self.instances < 1:
-            raise InputError(f"instances is {self.instances}; at least 1 was wanted")
+            raise InputError(f"instances: expected at least 1, got {self.instances}")
 
     def _check_runtime(self) -> None:
         if self.runtime not in get_args(Runtime):
@@ -105,18 +103,6 @@ class RepositoryOptions:
     @property
     def preprocess(self) -> str:
         return f"{self.name}_preprocess"
-
-
-def runtime_from(name: str) -> tuple[Runtime, CpuKernels]:
-    """``openvino+kernels`` → (openvino, on); ``openvino`` → (openvino, off): a runtime's name says which it is.
-
-    Errors: InputError on a name that is not known.
-    """
-    runtime, plus, rest = name.partition("+")
-    if runtime not in get_args(Runtime) or (plus and rest != "kernels"):
-        known = [f"{one}{kernels}" for one in get_args(Runtime) for kernels in ("", "+kernels")]
-        raise InputError(f"runtime {name!r} is not known", hint=f"known: {', '.join(known)}")
-    return runtime, "on" if plus else "off"  # type: ignore[return-value]  # checked above
 
 
 def model_configs(

@@ -303,7 +303,7 @@ def _check_backends(repository: Path, install: ServerInstall) -> None:
     configs = sorted(repository.glob("*/config.pbtxt")) if repository.is_dir() else []
     if not configs:
         raise RepositoryError(
-            f"{repository}: a Triton model repository was wanted, found no model's config.pbtxt in it",
+            f"{repository}: expected a Triton model repository; it holds no model's config.pbtxt",
             hint="gmmvit repository makes one from a bundle",
         )
     for config in configs:

@@ -30,4 +30,4 @@ class LoadHints:
         if self.channels is not None and self.channels not in CHANNELS:
             raise InputError(f"--channels is {self.channels}; expected one of {', '.join(map(str, CHANNELS))}")
         if self.heads is not None and self.heads < 1:
-            raise InputError(f"--heads is {self.heads}; at least 1 was wanted")
+            raise InputError(f"--heads: expected at least 1, got {self.heads}")

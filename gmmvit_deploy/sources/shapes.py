@@ -37,7 +37,7 @@ _CONFIGURED_SIZES = (32, 64)  # the image sizes for which the released code has 
 
 
 class Shapes:
-    """Shapes by name, with errors that say what was wanted.
+    """Shapes by name, with errors that state what was expected.
 
     source: the file's name.  channels: of the images, as the user gave them; None means not given.
     """
@@ -57,7 +57,7 @@ class Shapes:
         shape = tuple(self.tensors[name].shape)
         if len(shape) != rank or 0 in shape:
             raise CheckpointError(
-                f"{self.source}: {name} has shape {shape}; {rank} dimensions, none empty, were wanted"
+                f"{self.source}: {name} has shape {shape}; expected {rank} dimensions, each at least 1"
             )
         return shape
 
@@ -70,7 +70,7 @@ class Shapes:
         """Side of a square grid.  Errors: CheckpointError when ``positions`` is no square."""
         side = exact_root(positions)
         if side is None:
-            raise CheckpointError(f"{self.source}: {where} has {positions} positions; a square grid was wanted")
+            raise CheckpointError(f"{self.source}: {where} has {positions} positions; expected a square grid")
         return side
 
     def linear_patch(self, name: str) -> tuple[int, int]:

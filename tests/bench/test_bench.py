@@ -342,7 +342,7 @@ class TestCompare:
         with pytest.raises(InputError, match="no JSON"):
             open_result(tmp_path / "a.json")
         (tmp_path / "a.json").write_text('{"format": "gmmvit-parity/1"}')
-        with pytest.raises(InputError, match="gmmvit-bench/1 was wanted, found 'gmmvit-parity/1'"):
+        with pytest.raises(InputError, match="expected format gmmvit-bench/1, got 'gmmvit-parity/1'"):
             open_result(tmp_path / "a.json")
 
 
@@ -400,7 +400,7 @@ def test_bench_of_a_live_server_from_the_command_line(
     quick = ["--batch", "1,4", "--rounds", "3", "--seconds", "0.3", "--samples", "16", "--no-roofline", "--synthetic"]
     answer = gmmvit("bench", bundle.path, "--runner", names, *urls, *quick, "--output", out, "--report", page)
     assert answer.returncode == 0, answer.stderr
-    assert "one image: triton-grpc + decoding" in answer.stdout
+    assert "single image: triton-grpc + decoding" in answer.stdout
     result = open_result(out)
     steps = {step["name"]: step for step in result["waterfall"]}
     assert list(steps) == ["onnxruntime", "triton-grpc", "triton-http", "triton-grpc + decoding"]
@@ -420,10 +420,10 @@ def test_bench_of_a_live_server_from_the_command_line(
     assert again.returncode == 1
     assert "result.json" in again.stderr
     for arguments, says in (
-        ((), "a bundle was wanted"),
-        ((bundle.path,), "real images with --data were wanted"),
-        ((bundle.path, "--data", "digits", "--synthetic"), "give one of the two"),
-        ((bundle.path, "--synthetic", "--batch", "one"), "--batch is 'one'"),
+        ((), "expected a bundle, or --compare"),
+        ((bundle.path,), "expected either real images with --data, or --synthetic"),
+        ((bundle.path, "--data", "digits", "--synthetic"), "expected either real images with --data, or --synthetic"),
+        ((bundle.path, "--synthetic", "--batch", "one"), "expected numbers with commas between them, got 'one'"),
         ((bundle.path, "--compare", out, out), "takes two results and no bundle"),
     ):
         refused = gmmvit("bench", *arguments)

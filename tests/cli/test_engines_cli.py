@@ -14,6 +14,7 @@ import pytest
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.engines.card import open_engine
 from gmmvit_deploy.serving.server import TritonServer
+from tests.cli.terminal import without_progress
 from tests.conftest import GOLDEN
 from tests.serving.test_repository import served_by_tensorrt
 
@@ -30,7 +31,7 @@ def copied(bundle: Bundle, tmp_path: Path) -> Path:
 def refused(answer: subprocess.CompletedProcess[str], message: str) -> str:
     """The hint of an error that the user sees."""
     assert answer.returncode == 1, answer.stdout
-    error, _, hint = answer.stderr.strip().rpartition("\n")
+    error, _, hint = without_progress(answer.stderr).strip().rpartition("\n")
     assert error.startswith("Error: "), answer.stderr
     assert message in error
     assert hint.startswith("hint: ")
@@ -90,7 +91,7 @@ def test_convert_refuses(arguments: tuple[str, ...], message: str, gmmvit: Gmmvi
 def test_calibration_images_of_the_wrong_size(gmmvit: Gmmvit, copied: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.zeros((4, 28, 28, 3), np.uint8))
     answer = gmmvit("convert", copied, "--precision", "int8", "--calibration", tmp_path / "x.npy")
-    refused(answer, "uint8 (N, 32, 32, 3) was wanted, found uint8 (4, 28, 28, 3)")
+    refused(answer, "expected uint8 (N, 32, 32, 3), got uint8 (4, 28, 28, 3)")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ def test_calibration_images_of_the_wrong_size(gmmvit: Gmmvit, copied: Path, tmp_
         (("--flavor", "tensorrt"), "tensorrt is not installed"),
         ((), "no compute capability was named"),
         (("--compute-capability", "9.0"), "does not build for compute capability 9.0"),
-        (("--compute-capability", "8.9", "--batch", "8:4:2"), "1 ≤ least ≤ best ≤ most was wanted"),
+        (("--compute-capability", "8.9", "--batch", "8:4:2"), "expected 1 ≤ least ≤ best ≤ most"),
         (("--compute-capability", "8.9", "--batch", "1:8:64"), "beyond this bundle's batch of 8"),
         (("--compute-capability", "8.6", "--precision", "fp8"), "fp8 needs compute capability 8.9 or more"),
         (("--compute-capability", "8.9", "--timing-cache", "x"), "cannot do --timing-cache"),
@@ -117,7 +118,7 @@ def test_build_refuses(arguments: tuple[str, ...], message: str, gmmvit: Gmmvit,
 def test_build_of_what_is_not_there(gmmvit: Gmmvit, bundle: Bundle, tmp_path: Path) -> None:
     named = ("--compute-capability", "8.9")
     assert "gmmvit convert" in refused(gmmvit("build", bundle.path, *named), "has no model.fp16.onnx")
-    refused(gmmvit("build", tmp_path / "nothing", *named), "a bundle was wanted, but it does not exist")
+    refused(gmmvit("build", tmp_path / "nothing", *named), "expected a bundle, but it does not exist")
     refused(gmmvit("build", bundle.onnx_path, *named), "an ONNX file has no place for engines")
 
 

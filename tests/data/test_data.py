@@ -175,7 +175,7 @@ def test_mnist(suffix: str, tmp_path: Path) -> None:
     name = f"t10k-labels-idx1-ubyte{suffix}"
     broken = files["t10k-labels-idx1-ubyte"][:-1]
     (tmp_path / name).write_bytes(gzip.compress(broken) if suffix else broken)
-    with pytest.raises(InputError, match="3 values were wanted after its header, found 2"):
+    with pytest.raises(InputError, match="expected 3 values after its header, got 2"):
         open_data(f"mnist:{tmp_path}")
 
 
@@ -217,7 +217,7 @@ def test_class_folders(tmp_path: Path) -> None:
     with pytest.raises(ImageError, match=r"1\.png"):
         found.pixels(0, rgb(32))
     (tmp_path / "empty").mkdir()
-    for path, message in ((tmp_path / "empty", "it holds no image"), (tmp_path / "none", "was wanted")):
+    for path, message in ((tmp_path / "empty", "it holds no image"), (tmp_path / "none", "expected")):
         with pytest.raises(InputError, match=message):
             open_data(f"folder:{path}")
 
@@ -234,7 +234,7 @@ def test_array_files(tmp_path: Path) -> None:
     np.savez(tmp_path / "z.npz", images=images, labels=np.zeros(3, int))
     for name, message in (
         ("y.npz", "an array called images"),
-        ("z.npz", "4 whole numbers were wanted"),
+        ("z.npz", "expected 4 whole numbers"),
         ("w.npz", "no such"),
     ):
         with pytest.raises(InputError, match=message):
@@ -269,7 +269,7 @@ def test_digits_are_those_of_the_demo() -> None:
     ("text", "message"),
     [
         ("imagenet:x", "kind 'imagenet' is not known"),
-        ("cifar10", "a path was wanted, as in cifar10:PATH"),
+        ("cifar10", "expected a path, as in cifar10:PATH"),
         ("cifar10:x#val", "split 'val' is not known"),
         ("digits:x", "digits take no path"),
         ("cifar10:nowhere", "no such file or folder"),
@@ -282,13 +282,13 @@ def test_data_that_is_not_there(text: str, message: str) -> None:
 
 def test_archives_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "x.tar.gz").write_bytes(b"junk")
-    with pytest.raises(InputError, match="a folder or a tar archive was wanted"):
+    with pytest.raises(InputError, match="expected a folder or a tar archive"):
         open_data(f"cifar10:{tmp_path / 'x.tar.gz'}")
     with tarfile.open(tmp_path / "y.tar", "w") as tar:
         info = tarfile.TarInfo("other")
         info.size = 1
         tar.addfile(info, io.BytesIO(b"x"))
-    with pytest.raises(InputError, match=r"no CIFAR-10: test_batch or test_batch\.bin was wanted"):
+    with pytest.raises(InputError, match=r"no CIFAR-10: expected test_batch or test_batch\.bin"):
         open_data(f"cifar10:{tmp_path / 'y.tar'}")
 
 

@@ -219,7 +219,7 @@ class TestRequired:
         proto = onnx_from_model(model, preprocessing=None, max_batch=8)
         bounds = bounds_of(calibrate(proto, [golden("vit_gmm").inputs]), "int8")
         graph = saved(cast_graph(quantize_graph(proto, "int8", bounds), "int8"), tmp_path / "m.onnx")
-        message = r"blocks\.0\.attention\.qkv/MatMul runs in fp16 on 8\.9, profile 0; int8 was wanted"
+        message = r"blocks\.0\.attention\.qkv/MatMul runs in fp16 on 8\.9, profile 0; expected int8"
         with pytest.raises(EngineError, match=message):
             engine_from_onnx(graph, strict(precision="int8"), rtx, out=tmp_path / "e")
         assert not (tmp_path / "e").exists()
@@ -238,7 +238,7 @@ class TestRequired:
 
     def test_a_graph_in_another_precision(self, precise_bundle: Bundle, rtx: Flavor, tmp_path: Path) -> None:
         graph = precise_bundle.path / "model.fp16.onnx"
-        with pytest.raises(EngineError, match=r"runs in fp16 on 8\.9, profile 0; bf16 was wanted"):
+        with pytest.raises(EngineError, match=r"runs in fp16 on 8\.9, profile 0; expected bf16"):
             engine_from_onnx(graph, strict(precision="bf16"), rtx, out=tmp_path / "e")
 
 
@@ -328,14 +328,14 @@ class TestRefused:
 
 
 def test_progress_is_the_builders_own(precise_bundle: Bundle, rtx: Flavor, tmp_path: Path) -> None:
-    seen: list[tuple[str, int, int]] = []
+    seen: list[tuple[str, int, int | None]] = []
     engine_from_bundle(
         precise_bundle,
         open_variant(precise_bundle, "fp16"),
         ADA,
         rtx,
         out=tmp_path / "e",
-        on_progress=lambda phase, done, steps: seen.append((phase, done, steps)),
+        on_progress=lambda event: seen.append((event.step, event.done, event.total)),
     )
     assert ("Building engine", 0, 6) in seen
     assert seen[-1][1:] == (6, 6)

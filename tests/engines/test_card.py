@@ -137,7 +137,7 @@ def test_servers_and_their_tensorrt() -> None:
     for options, message in (
         ({"release": "26.09"}, "release 26.09 is not in the table"),
         ({"triton": "9.9.9"}, "the server is Triton 9.9.9"),
-        ({"tensorrt": "ten"}, "a version was wanted"),
+        ({"tensorrt": "ten"}, "expected a version"),
         ({}, "nothing says which one the server has"),
     ):
         with pytest.raises(InputError, match=message) as caught:

@@ -19,6 +19,7 @@ from gmmvit_deploy.errors import BundleError, ExportError, InputError, OutputErr
 from gmmvit_deploy.export import bundle_from_checkpoint as module
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.preprocess import tensor_from_pixels
+from gmmvit_deploy.progress import Progress
 from gmmvit_deploy.runners.eager import EagerRunner
 from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.sources.hints import LoadHints
@@ -86,8 +87,12 @@ def test_pixels_are_normalised_inside_the_graph(bundle: Bundle) -> None:
 
 
 def test_exporting_twice_gives_the_same_bytes(bundle: Bundle, tmp_path: Path) -> None:
-    again = bundle_from_checkpoint(GOLDEN / "vit_gmm.pth", tmp_path / "again", cifar_options())
+    events: list[Progress] = []
+    options = cifar_options()
+    again = bundle_from_checkpoint(GOLDEN / "vit_gmm.pth", tmp_path / "again", options, on_progress=events.append)
     assert again.sha256 == bundle.sha256
+    assert [(event.done, event.total) for event in events] == [(step, len(events)) for step in range(len(events))]
+    assert events[0].step == "read the checkpoint"
 
 
 def test_manifest_says_where_it_came_from(bundle: Bundle) -> None:

@@ -194,9 +194,9 @@ class TestImages:
     @pytest.mark.parametrize(
         ("array", "message"),
         [
-            (np.zeros((3, 28, 28, 3), np.uint8), r"uint8 \(N, 32, 32, 3\) was wanted, found uint8 \(3, 28, 28, 3\)"),
+            (np.zeros((3, 28, 28, 3), np.uint8), r"expected uint8 \(N, 32, 32, 3\), got uint8 \(3, 28, 28, 3\)"),
             (np.zeros((0, 32, 32, 3), np.uint8), "it holds no image"),
-            (np.zeros((3, 32, 32, 3), np.float32), "found float32"),
+            (np.zeros((3, 32, 32, 3), np.float32), "got float32"),
             (np.array([{}], dtype=object), "not an .npz or .npy file of plain arrays"),
         ],
     )
@@ -212,10 +212,10 @@ class TestImages:
         with pytest.raises(InputError, match=r"not an \.npz"):
             open_images(bundle, str(tmp_path / "x.npz"), limit=4)
         np.savez(tmp_path / "two.npz", a=np.zeros(1), b=np.zeros(1))
-        with pytest.raises(InputError, match="one called images was wanted"):
+        with pytest.raises(InputError, match="expected an array called images"):
             open_images(bundle, str(tmp_path / "two.npz"), limit=4)
         np.savez(tmp_path / "none.npz")
-        with pytest.raises(InputError, match="arrays none; one called images was wanted"):
+        with pytest.raises(InputError, match="expected an array called images, got no array"):
             open_images(bundle, str(tmp_path / "none.npz"), limit=4)
         (tmp_path / "empty").mkdir()
         with pytest.raises(InputError, match="holds no"):

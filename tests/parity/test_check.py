@@ -204,7 +204,11 @@ def test_runners_side_by_side(names: list[str], options: dict[str, Any], message
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"gate": 1.5}, "--gate is 1.5"), ({"limit": 0}, "--limit is 0"), ({"on_broken": "ask"}, "--on-broken is 'ask'")],
+    [
+        ({"gate": 1.5}, "--gate: expected a share of PyTorch's accuracy, such as 0.999, got 1.5"),
+        ({"limit": 0}, "--limit: expected at least 1, got 0"),
+        ({"on_broken": "ask"}, "--on-broken: expected fail or skip, got 'ask'"),
+    ],
 )
 def test_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):

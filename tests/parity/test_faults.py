@@ -201,7 +201,7 @@ RUNNERS = {
     "a little off": (lambda logits: logits + np.float32(2e-5), "numeric", "from the truth"),
     "classes reversed": (lambda logits: logits[:, ::-1], "decisions", "beyond the"),
     "not finite": (lambda logits: np.where(np.arange(10) == 3, np.nan, logits), "numeric", "are not finite"),
-    "too few classes": (lambda logits: logits[:, :-1], "numeric", r"logits (15, 10) were wanted, found (15, 9)"),
+    "too few classes": (lambda logits: logits[:, :-1], "numeric", r"expected logits (15, 10), got (15, 9)"),
     "all zero": (np.zeros_like, "decisions", "beyond the"),
 }
 

@@ -92,9 +92,10 @@ def test_a_file_that_cannot_be_read(classifier: Classifier, folder: Path, monkey
 
 
 def test_progress_counts_every_file(classifier: Classifier, folder: Path) -> None:
-    counts: list[int] = []
-    classify_files(classifier, image_files([str(folder)]), batch=3, on_done=counts.append)
-    assert sum(counts) == 8
+    counts: list[tuple[int, int | None]] = []
+    on_progress = lambda event: counts.append((event.done, event.total))  # noqa: E731
+    classify_files(classifier, image_files([str(folder)]), batch=3, on_progress=on_progress)
+    assert counts[-1] == (8, 8)
 
 
 def test_tensor_bundles_with_normalisation_classify_too(tensor_bundle: Bundle, folder: Path, bundle: Bundle) -> None:

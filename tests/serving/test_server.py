@@ -300,7 +300,7 @@ class TestStarting:
         assert "--backend python" in caught.value.hint
 
     def test_no_repository(self, tmp_path: Path) -> None:
-        with pytest.raises(RepositoryError, match=r"found no model's config\.pbtxt"):
+        with pytest.raises(RepositoryError, match=r"it holds no model's config\.pbtxt"):
             self.start(tmp_path)
 
     def test_time_that_runs_out(self, repository: Repository) -> None:
@@ -471,7 +471,7 @@ class TestInstalls:
     def test_named_server_must_be_a_program(self, tmp_path: Path) -> None:
         (tmp_path / "tritonserver").write_text("text")
         for path in (tmp_path / "tritonserver", tmp_path / "nowhere"):
-            with pytest.raises(ServerError, match="found none that can be run"):
+            with pytest.raises(ServerError, match="nothing there can be run"):
                 find_server(path)
 
     def test_a_server_on_path_comes_first(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> SwinSpec:
     tables = [shapes.of(f"layers.{s}.blocks.0.attn.relative_position_bias_table", rank=2) for s in range(stages)]
     offsets = exact_root(tables[0][0])
     if offsets is None or offsets % 2 == 0:
-        raise CheckpointError(f"{source}: the position bias table has {tables[0][0]} rows; (2·window − 1)² was wanted")
+        raise CheckpointError(f"{source}: the position bias table has {tables[0][0]} rows; expected (2·window − 1)²")
     classes = shapes.of("head.weight", rank=2)[0]
     preset = preset_of(hints, PRESETS, classes=classes, image_size=grid * patch_size, mask=mask)
     infer_heads(

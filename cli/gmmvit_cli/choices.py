@@ -1,0 +1,67 @@
+"""Options that take one of a few names: checked before any work, completed by the shell, listed in the help.
+
+The names come from modules of the library that import nothing heavy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from gmmvit_deploy.errors import InputError
+
+__all__ = ["Names", "complete", "complete_list", "listed", "one_of", "read_by"]
+
+Names = Callable[[], Sequence[str]]
+"""The names an option takes: a function, so that a list is imported only where it is needed."""
+
+
+def listed(names: Sequence[str]) -> str:
+    """``a, b or c``."""
+    return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def one_of(option: str, names: Names) -> Callable[[str | None], str | None]:
+    """The callback of an option that takes a single name.  Errors: InputError on any other text."""
+
+    def check(value: str | None) -> str | None:
+        if value is not None and value not in names():
+            raise InputError(
+                f"{option}: expected {listed(names())}, got {value!r}", hint=f"type {option} {names()[0]}, for example"
+            )
+        return value
+
+    return check
+
+
+def read_by(read: Callable[[str], object]) -> Callable[[str | None], str | None]:
+    """The callback of an option whose text ``read`` takes or refuses.  Errors: as ``read``."""
+
+    def check(value: str | None) -> str | None:
+        if value is not None:
+            read(value)
+        return value
+
+    return check
+
+
+def complete(names: Names) -> Callable[[str], list[str]]:
+    """Shell completion of a single name."""
+
+    def completions(incomplete: str) -> list[str]:
+        return [name for name in names() if name.startswith(incomplete)]
+
+    return completions
+
+
+def complete_list(names: Names) -> Callable[[str], list[str]]:
+    """Shell completion of the last of several names with commas between."""
+
+    def completions(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        return [f"{before}{comma}{name}" for name in _without(names(), before) if name.startswith(last)]
+
+    return completions
+
+
+def _without(names: Sequence[str], before: str) -> Iterator[str]:
+    return (name for name in names if name not in before.split(","))

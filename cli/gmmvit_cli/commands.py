@@ -1,0 +1,175 @@
+"""Commands that are imported when they are called for, and help that groups commands by job and options by subject."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from gmmvit_cli.output import MESSAGES, set_verbosity
+from gmmvit_deploy.errors import InputError
+
+__all__ = ["JOBS", "SUMMARIES", "Command", "Commands", "typing_hint"]
+
+JOBS: Mapping[str, Mapping[str, str]] = {
+    "Start here": {"demo": "Train, export, serve and measure a small model in a single run."},
+    "Look": {"inspect": "Describe a checkpoint: family, sizes, masks, and what is odd."},
+    "Make": {
+        "export": "Export a checkpoint to ONNX, masks folded, answers proven.",
+        "convert": "Write a bundle's network in other precisions, and compare.",
+        "build": "Build a TensorRT engine, and a card that proves its contents.",
+    },
+    "Prove and measure": {
+        "parity": "Compare any runner with PyTorch: logits, decisions, accuracy.",
+        "bench": "Measure latency and throughput of runners side by side.",
+    },
+    "Serve": {
+        "repository": "Write a Triton model repository from a bundle.",
+        "serve": "Run a Triton server until Ctrl-C or SIGTERM.",
+        "classify": "Classify images with a server, or with a bundle in this process.",
+        "tune": "Find the server settings with the highest rate below a latency.",
+    },
+    "This machine": {"doctor": "Show what works on this machine, and how to add the rest."},
+}
+"""Job → its commands, each with its summary. The command ``NAME`` is the function ``NAME`` of the module
+``gmmvit_cli.NAME``; its docstring says the rest, and ``EXAMPLE`` of the module shows its use."""
+
+SUMMARIES: Mapping[str, str] = {name: summary for names in JOBS.values() for name, summary in names.items()}
+
+_LEFT_COLUMN = 28  # wider names of options stand on a line of their own
+_SHOWN_DEFAULT = re.compile(r"\[default: \((.*)\)")  # typer puts a default in words into parentheses
+
+
+def _module_of(name: str) -> Any:
+    return importlib.import_module(f"gmmvit_cli.{name}")
+
+
+def _write_definitions(formatter: Any, rows: Sequence[tuple[str, str]]) -> None:
+    """Two columns.  Unlike the formatter's own, never breaks a name such as ``tiny-imagenet`` at its hyphen."""
+    indent = " " * (formatter.current_indent + _LEFT_COLUMN)
+    for name, text in rows:
+        text = _SHOWN_DEFAULT.sub(r"[default: \1", text)
+        lines = textwrap.wrap(text, formatter.width - len(indent), break_on_hyphens=False) or [""]
+        left = f"{'':>{formatter.current_indent}}{name}"
+        if len(left) + 2 > len(indent):
+            formatter.write(f"{left}\n")
+            left = ""
+        formatter.write(f"{left:<{len(indent)}}{lines[0]}\n")
+        for line in lines[1:]:
+            formatter.write(f"{indent}{line}\n")
+
+
+def typing_hint(name: str) -> str:
+    """What to type when the arguments of a command are wrong."""
+    example = _module_of(name).EXAMPLE.splitlines()[0]
+    return f"for example: {example}; all options: gmmvit {name} --help"
+
+
+class Command(TyperCommand):
+    """A command whose help groups its options by ``rich_help_panel`` and ends with an example."""
+
+    example = ""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                if param.param_type_name == "argument":
+                    record = (record[0].partition(" <")[0], record[1])  # not its type in Python
+                panel = getattr(param, "rich_help_panel", None)
+                panels.setdefault(panel if isinstance(panel, str) else MESSAGES, []).append(record)
+        for panel in sorted(panels, key=MESSAGES.__eq__):  # the options of every command come last
+            with formatter.section(panel):
+                _write_definitions(formatter, panels[panel])
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Example"):
+            for line in self.example.splitlines():
+                formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
+
+    def invoke(self, ctx: Any) -> Any:
+        quiet, verbose = (ctx.params.pop(name) for name in ("quiet", "verbose"))
+        if quiet and verbose:
+            raise InputError("--quiet and --verbose exclude each other", hint="give one of the two")
+        set_verbosity("quiet" if quiet else "verbose" if verbose else "normal")
+        return super().invoke(ctx)
+
+
+def _every_command(
+    quiet: bool = typer.Option(False, "-q", "--quiet", help="Print data and errors only.", rich_help_panel=MESSAGES),
+    verbose: bool = typer.Option(
+        False, "-v", "--verbose", help="Print every step, and the logs of libraries.", rich_help_panel=MESSAGES
+    ),
+) -> None:
+    """The options that every command has; `Command.invoke` reads them."""
+
+
+def _command(name: str) -> Any:
+    """Import the command ``name`` and add the options of every command."""
+    module = _module_of(name)
+    app = _single(getattr(module, name), name)
+    command: Any = typer.main.get_command(app)
+    command.example = module.EXAMPLE
+    command.params += typer.main.get_command(_single(_every_command, name)).params
+    return command
+
+
+def _single(function: Any, name: str) -> typer.Typer:
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    details = inspect.getdoc(function) or ""
+    app.command(name, cls=Command, help=f"{SUMMARIES[name]}\n\n{details}")(function)
+    return app
+
+
+class Commands(TyperGroup):
+    """The group of all commands in `JOBS`: a command is imported when it is called, or when its help is printed."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(SUMMARIES)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in SUMMARIES:
+            return None
+        if cmd_name not in self.commands:
+            self.commands[cmd_name] = _command(cmd_name)
+        return self.commands[cmd_name]
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except InputError as exc:
+            if exc.hint == InputError.usual_hint:
+                exc.hint = typing_hint(ctx.invoked_subcommand)
+            raise
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in SUMMARIES and not args[0].startswith("-"):
+            ctx.fail(f"there is no command {args[0]!r}{_nearest(args[0])}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        width = max(map(len, SUMMARIES))
+        for job, names in JOBS.items():
+            with formatter.section(job):
+                for name, summary in names.items():
+                    formatter.write(f"{'':>{formatter.current_indent}}{name:<{width}}  {summary}\n")
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        self.format_commands(ctx, formatter)
+        records = [record for param in self.get_params(ctx) if (record := param.get_help_record(ctx))]
+        with formatter.section("Options"):
+            _write_definitions(formatter, records)
+
+
+def _nearest(name: str) -> str:
+    from difflib import get_close_matches
+
+    nearest = get_close_matches(name, SUMMARIES, n=1)
+    return f"; the nearest is {nearest[0]}" if nearest else ""

@@ -1,0 +1,54 @@
+"""The options that choose runners, for the commands that compare or measure several."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from gmmvit_cli.choices import complete, complete_list, read_by
+from gmmvit_deploy.precision import PRECISIONS, precision_behind, precision_from
+from gmmvit_deploy.runners.names import RUNNERS, require_runner
+
+__all__ = ["RUNNERS_PANEL", "URLS", "runner_option", "runner_precision_option"]
+
+RUNNERS_PANEL = "Runners"
+
+URLS = typer.Option(
+    [],
+    metavar="URL",
+    rich_help_panel=RUNNERS_PANEL,
+    help="A Triton server: grpc://host:port or http://host:port; may be repeated, once for each protocol.",
+)
+
+
+def _require_runners(text: str) -> None:
+    for part in text.split(","):
+        require_runner(precision_behind(part)[0])
+
+
+def runner_option(default: str | None, shown: str | None, purpose: str) -> Any:
+    """``--runner`` with the names of all runners.  shown: the default in words, None where it is ``default``."""
+    return typer.Option(
+        default,
+        "--runner",
+        metavar="LIST",
+        rich_help_panel=RUNNERS_PANEL,
+        show_default=shown if shown is not None else True,
+        help=f"{purpose}, with commas between them: {', '.join(RUNNERS)}; a precision after a colon, "
+        "as in openvino:bf16.",
+        callback=read_by(_require_runners),
+        autocompletion=complete_list(lambda: RUNNERS),
+    )
+
+
+def runner_precision_option() -> Any:
+    return typer.Option(
+        "fp32",
+        "--precision",
+        metavar="NAME",
+        rich_help_panel=RUNNERS_PANEL,
+        help="Precision of onnxruntime and openvino, where the name of the runner does not state it.",
+        callback=read_by(precision_from),
+        autocompletion=complete(lambda: PRECISIONS),
+    )

@@ -1,0 +1,43 @@
+"""The command line in this process: cheap enough to try every command with every mistake."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import signal
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from gmmvit_cli.main import main
+from gmmvit_cli.progress import LINE_MARK
+
+__all__ = ["Answer", "gmmvit_here", "without_progress"]
+
+
+class Answer(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+def gmmvit_here(*arguments: str | Path, columns: int = 80) -> Answer:
+    """Status, stdout and stderr of ``gmmvit ARGUMENTS`` on a terminal of this width."""
+    out, err = io.StringIO(), io.StringIO()
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["gmmvit", *map(str, arguments)])
+        patch.setenv("COLUMNS", str(columns))
+        try:
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as end:
+                main()
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    return Answer(int(end.value.code or 0), out.getvalue(), err.getvalue())
+
+
+def without_progress(stderr: str) -> str:
+    """Stderr without the lines of progress, whose number depends on how fast the machine is."""
+    return "".join(line for line in stderr.splitlines(keepends=True) if not line.startswith(LINE_MARK))

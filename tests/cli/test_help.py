@@ -1,0 +1,228 @@
+"""What help shows: every command under its job, each option under its subject, names of the code, nothing cut off."""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+import shlex
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import typer
+
+import gmmvit_cli
+from gmmvit_cli.commands import JOBS, SUMMARIES
+from gmmvit_cli.main import app
+from gmmvit_cli.output import MESSAGES
+from gmmvit_deploy.data import open as data_open
+from gmmvit_deploy.data.kinds import KINDS, SPLITS
+from gmmvit_deploy.datasets import DATASETS
+from gmmvit_deploy.engines.flavors import FLAVORS
+from gmmvit_deploy.families import PRESETS
+from gmmvit_deploy.images import ResizeRule
+from gmmvit_deploy.precision import PRECISIONS
+from gmmvit_deploy.runners.names import RUNNERS
+from gmmvit_deploy.serving.names import BACKENDS, RUNTIMES
+from tests.cli.terminal import gmmvit_here
+
+WIDTH = 80
+GROUP: Any = typer.main.get_command(app)
+COMMANDS: dict[str, Any] = {name: GROUP.get_command(None, name) for name in SUMMARIES}
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_every_command_of_the_package_is_listed() -> None:
+    modules = {
+        info.name: import_module(f"gmmvit_cli.{info.name}") for info in pkgutil.iter_modules(gmmvit_cli.__path__)
+    }
+    assert {name for name, module in modules.items() if hasattr(module, "EXAMPLE")} == set(SUMMARIES)
+
+
+def test_help_lists_commands_by_job_a_line_each() -> None:
+    answer = gmmvit_here("--help", columns=WIDTH)
+    assert answer.status == 0
+    lines = answer.out.splitlines()
+    assert [line.rstrip(":") for line in lines if line.rstrip(":") in JOBS] == list(JOBS)
+    for job, names in JOBS.items():
+        start = lines.index(f"{job}:") + 1
+        listed = [line.split(maxsplit=1) for line in lines[start : start + len(names)]]
+        assert listed == [[name, summary] for name, summary in names.items()]
+    assert max(map(len, lines)) <= WIDTH
+
+
+def test_gmmvit_alone_shows_what_to_do_first() -> None:
+    answer = gmmvit_here()
+    assert answer.status == 0
+    for step in ("gmmvit demo", "gmmvit export", "gmmvit parity", "gmmvit serve", "gmmvit --help"):
+        assert step in answer.out
+    assert len(answer.out.splitlines()) < 15
+
+
+@pytest.mark.parametrize("name", SUMMARIES)
+class TestEveryCommand:
+    def test_fits_in_80_columns(self, name: str) -> None:
+        lines = gmmvit_here(name, "--help", columns=WIDTH).out.splitlines()
+        assert max(map(len, lines)) <= WIDTH
+        assert not [line for line in lines[1:] if line.rstrip().endswith(("...", "…"))]
+        assert SUMMARIES[name] in lines[2]
+
+    def test_groups_its_options_by_subject(self, name: str) -> None:
+        text = gmmvit_here(name, "--help").out
+        for param in COMMANDS[name].params:
+            assert param.rich_help_panel, param.name
+            assert param.help, param.name
+            assert words(param.help) in words(text), param.name
+            assert all(option in text for option in param.opts if option.startswith("-"))
+        headings = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
+        assert headings[-2:] == [f"{MESSAGES}:", "Example:"]
+        assert len(headings) >= 3
+
+    def test_has_the_options_of_every_command(self, name: str) -> None:
+        options = {option for param in COMMANDS[name].params for option in param.opts}
+        assert {"--json", "--quiet", "--verbose"} <= options
+
+    def test_examples_can_be_typed(self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "bundle").mkdir()
+        monkeypatch.chdir(tmp_path)
+        lines = import_module(f"gmmvit_cli.{name}").EXAMPLE.splitlines()
+        assert lines
+        for line in lines:
+            assert len(line) <= WIDTH * 2
+            gmmvit, command, *arguments = shlex.split(line)
+            assert (gmmvit, command) == ("gmmvit", name)
+            COMMANDS[name].make_context(name, arguments)
+
+    def test_help_is_the_same_text_with_and_without_a_terminal_of_colours(self, name: str) -> None:
+        assert "\x1b" not in gmmvit_here(name, "--help").out
+
+
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [
+        ("parity", RUNNERS),
+        ("bench", RUNNERS),
+        ("export", PRECISIONS),
+        ("convert", [name for name in PRECISIONS if name != "fp32"]),
+        ("build", [*PRECISIONS, *FLAVORS]),
+        ("repository", [*PRECISIONS, *BACKENDS, *RUNTIMES]),
+        ("tune", RUNTIMES),
+        ("export", DATASETS),
+        ("export", PRESETS),
+        ("inspect", PRESETS),
+        ("export", get_args(ResizeRule)),
+        ("parity", [*KINDS, *SPLITS]),
+        ("bench", KINDS),
+    ],
+)
+def test_help_lists_the_names_of_the_code(command: str, names: list[str]) -> None:
+    listed = set(
+        words(gmmvit_here(command, "--help").out).replace(",", " ").replace(".", " ").replace("#", " ").split()
+    )
+    listed |= {word.strip(":;()") for word in listed}
+    assert set(names) <= listed
+
+
+def test_the_light_list_of_data_is_that_of_the_readers() -> None:
+    assert tuple(data_open._READERS) == KINDS
+
+
+_IMPORTS = """
+import sys
+import typer, rich
+from rich import console, table
+bare = len(sys.modules)
+from gmmvit_cli.commands import SUMMARIES
+from gmmvit_cli.main import main
+
+def run(*arguments):
+    sys.argv = ["gmmvit", *arguments]
+    try:
+        main()
+    except SystemExit:
+        pass
+
+run("--help")
+print("modules", bare, len(sys.modules), [name for name in SUMMARIES if f"gmmvit_cli.{name}" in sys.modules])
+run()
+run("--version")
+for name in SUMMARIES:
+    for module in [module for module in sys.modules if module.startswith("gmmvit_cli.")]:
+        del sys.modules[module]
+    from gmmvit_cli.main import main
+    run(name, "--help")
+    run(name, "--no-such-option")
+    print("commands", name, *[other for other in SUMMARIES if f"gmmvit_cli.{other}" in sys.modules])
+heavy = {"torch", "numpy", "onnx", "onnxruntime", "openvino", "tritonclient", "PIL", "matplotlib", "pygments"}
+print("heavy", sorted(heavy & set(sys.modules)))
+"""
+
+
+@pytest.mark.process
+def test_help_imports_nothing_that_it_does_not_use() -> None:
+    """Counted in modules, which does not depend on how busy the machine is."""
+    answer = subprocess.run([sys.executable, "-c", _IMPORTS], capture_output=True, text=True, check=True)
+    lines = answer.stdout.splitlines()
+    (modules,) = (line.split(maxsplit=3) for line in lines if line.startswith("modules "))
+    assert int(modules[2]) <= 2 * int(modules[1])
+    assert modules[3] == "[]"
+    assert "heavy []" in lines
+    imported = {line.split()[1]: set(line.split()[2:]) for line in lines if line.startswith("commands ")}
+    assert list(imported) == list(SUMMARIES)
+    shared = {"export": {"convert"}}  # export writes other precisions as convert does
+    for name, others in imported.items():
+        assert others == {name} | shared.get(name, set())
+
+
+_COMMANDS = """
+import sys
+from gmmvit_cli.main import main
+
+for words in sys.argv[1:]:
+    sys.argv = ["gmmvit", *words.split()]
+    try:
+        main()
+    except SystemExit:
+        pass
+    print(words.split()[0], *sorted({"torch", "onnxruntime", "openvino", "matplotlib"} & set(sys.modules)))
+"""
+
+
+@pytest.mark.process
+def test_an_input_that_is_missing_is_refused_without_loading_pytorch(tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    result.write_text("{}")
+    commands = (
+        "export nowhere -o new --dataset cifar10",
+        "inspect nowhere",
+        "convert nowhere --precision fp16",
+        "build nowhere",
+        "parity nowhere",
+        "bench nowhere --synthetic",
+        f"bench --compare {result} {result}",
+        "repository nowhere",
+        "serve nowhere",
+        "classify nowhere",
+        "tune nowhere --bound-ms 1",
+        "doctor nowhere",
+        "demo -o .",
+    )
+    assert {words.split()[0] for words in commands} == set(SUMMARIES)
+    answer = subprocess.run(
+        [sys.executable, "-c", _COMMANDS, *commands], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert answer.stderr.count("Error: ") == len(commands), answer.stderr
+    assert answer.stdout.splitlines() == [words.split()[0] for words in commands]
+
+
+def test_functions_of_commands_say_more_than_their_summary() -> None:
+    for name in SUMMARIES:
+        details = inspect.getdoc(getattr(import_module(f"gmmvit_cli.{name}"), name))
+        assert details
+        assert SUMMARIES[name] not in details

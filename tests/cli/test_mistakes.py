@@ -1,0 +1,264 @@
+"""Every mistake that a user can type, at every command: two lines, a status, and nothing left behind.
+
+Commands, arguments and options are those of the app, so a new command or option is tried as well.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, get_type_hints
+
+import numpy as np
+import pytest
+
+from gmmvit_cli.commands import SUMMARIES
+from gmmvit_cli.options import OUTPUT
+from gmmvit_deploy.errors import InputError, OutputError
+from gmmvit_deploy.export.variants import variant_from_bundle
+from gmmvit_deploy.writing import new_folder
+from tests.cli.terminal import Answer, gmmvit_here
+from tests.cli.test_help import COMMANDS, GROUP
+from tests.conftest import GOLDEN
+
+REQUIRED = {"precision": "fp16", "bound_ms": "1", "out": "new"}
+"""Values of the options that a command requires; arguments that it requires are paths."""
+
+
+def arguments_of(name: str, path: str | Path = "nowhere") -> list[str]:
+    """What the command requires, with ``path`` for its inputs."""
+    words: list[str] = []
+    for param in COMMANDS[name].params:
+        if not param.required:
+            continue
+        if param.param_type_name == "argument":
+            words.append(str(path))
+        else:
+            words += [param.opts[-1], REQUIRED[param.name]]
+    return words
+
+
+def input_of(name: str) -> Any:
+    """The first argument of a command, or None."""
+    return next((param for param in COMMANDS[name].params if param.param_type_name == "argument"), None)
+
+
+def kinds(name: str) -> dict[str, str]:
+    """Parameter → its type in words."""
+    function = getattr(import_module(f"gmmvit_cli.{name}"), name)
+    return {param: str(hint) for param, hint in get_type_hints(function).items()}
+
+
+def infos(name: str) -> dict[str, Any]:
+    function = getattr(import_module(f"gmmvit_cli.{name}"), name)
+    return {param: entry.default for param, entry in inspect.signature(function).parameters.items()}
+
+
+def options(name: str) -> Iterator[Any]:
+    return (param for param in COMMANDS[name].params if param.param_type_name == "option")
+
+
+NUMBERS = [
+    (name, option.opts[-1])
+    for name in SUMMARIES
+    for option in options(name)
+    if any(number in kinds(name).get(option.name, "") for number in ("int", "float"))
+]
+NAMES = [
+    (name, option.opts[-1])
+    for name in SUMMARIES
+    for option in options(name)
+    if getattr(infos(name).get(option.name), "autocompletion", None) is not None
+]
+INPUT_PATHS = [
+    (name, option.opts[-1])
+    for name in SUMMARIES
+    for option in options(name)
+    if "Path" in kinds(name).get(option.name, "")
+    and option.rich_help_panel != OUTPUT
+    and option.opts[-1] != "--timing-cache"  # written where it does not exist
+]
+OUTPUTS = [
+    (name, option.opts[-1])
+    for name in SUMMARIES
+    for option in options(name)
+    if "Path" in kinds(name).get(option.name, "")
+    and option.rich_help_panel == OUTPUT
+    and option.opts[-1] != "--log"  # a log is continued in place
+]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test runs in a folder of its own, and leaves there what it found."""
+    monkeypatch.chdir(tmp_path)
+
+
+def refused(answer: Answer, status: int, *message: str) -> None:
+    assert answer.status == status, answer
+    error, hint = answer.err.splitlines()
+    assert error.startswith("Error: ")
+    assert hint.startswith("hint: ")
+    assert len(hint) > len("hint: ")
+    for part in message:
+        assert part in error
+    assert "partial-" not in answer.err
+    assert answer.out == ""
+
+
+@pytest.mark.parametrize("name", SUMMARIES)
+def test_unknown_option(name: str, tmp_path: Path) -> None:
+    answer = gmmvit_here(name, "--no-such-option")
+    refused(answer, 2, "--no-such-option")
+    assert f"gmmvit {name}" in answer.err.splitlines()[1]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", [name for name in SUMMARIES if arguments_of(name)])
+def test_missing_argument(name: str, tmp_path: Path) -> None:
+    answer = gmmvit_here(name)
+    refused(answer, 2, "Missing")
+    assert f"for example: gmmvit {name} " in answer.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", SUMMARIES)
+def test_an_argument_too_many(name: str) -> None:
+    if input_of(name) is None or input_of(name).nargs == 1:
+        refused(gmmvit_here(name, *arguments_of(name), "a", "b"), 2)
+
+
+@pytest.mark.parametrize(("name", "option"), NUMBERS)
+def test_a_word_in_place_of_a_number(name: str, option: str, tmp_path: Path) -> None:
+    refused(gmmvit_here(name, *arguments_of(name), option, "many"), 2, f"{option}: expected a valid ", "got 'many'")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("name", "option"), NAMES)
+def test_a_name_that_is_not_among_the_choices(name: str, option: str, tmp_path: Path) -> None:
+    extra = ["--precision", "int8"] if option == "--calibration" else ["nowhere"] if name == "bench" else []
+    refused(gmmvit_here(name, *arguments_of(name), *extra, option, "no-such-name"), 1, "no-such-name")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", [name for name in SUMMARIES if input_of(name) is not None])
+class TestInputs:
+    def input(self, name: str, path: Path) -> Answer:
+        words = arguments_of(name, path) if input_of(name).required else [str(path)]
+        words += {"bench": ["--synthetic"], "export": ["--dataset", "cifar10"]}.get(name, [])
+        return gmmvit_here(name, *words)
+
+    def test_missing(self, name: str, tmp_path: Path) -> None:
+        refused(self.input(name, tmp_path / "nowhere"), 1, "nowhere")
+        assert list(tmp_path.iterdir()) == []
+
+    def test_an_empty_folder(self, name: str, tmp_path: Path) -> None:
+        (tmp_path / "folder").mkdir()
+        refused(self.input(name, tmp_path / "folder"), 1, "folder")
+        assert [path.name for path in tmp_path.rglob("*")] == ["folder"]
+
+    def test_a_file_of_something_else(self, name: str, tmp_path: Path) -> None:
+        if name == "classify":
+            pytest.skip("classify answers for each file by itself; its own test tries broken files")
+        (tmp_path / "file").write_bytes(b"\0something else")
+        refused(self.input(name, tmp_path / "file"), 1, "file")
+        assert [path.name for path in tmp_path.rglob("*")] == ["file"]
+
+    @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+    def test_a_file_that_may_not_be_read(self, name: str, tmp_path: Path) -> None:
+        (tmp_path / "file").write_bytes(b"secret")
+        (tmp_path / "file").chmod(0)
+        refused(self.input(name, tmp_path / "file"), 1, "file")
+
+
+@pytest.mark.parametrize(("name", "option"), INPUT_PATHS)
+def test_an_option_that_names_no_file(name: str, option: str, tmp_path: Path) -> None:
+    values = ("no-such-file", "no-such-file") if option == "--compare" else ("no-such-file",)
+    refused(gmmvit_here(name, *arguments_of(name), option, *values), 1, "no-such-file")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("name", "option"), OUTPUTS)
+def test_an_output_that_exists_is_kept(name: str, option: str, tmp_path: Path) -> None:
+    (tmp_path / "taken.html").write_text("precious")
+    words = [word for word in arguments_of(name) if (option, word) != ("--output", "new")]
+    if option == "--output" and "--output" in words:
+        words.remove("--output")
+    extra = ["--synthetic", "nowhere"] if name == "bench" else []
+    refused(gmmvit_here(name, *words, *extra, option, "taken.html"), 1, "taken.html exists")
+    assert [(path.name, path.read_text()) for path in tmp_path.rglob("*")] == [("taken.html", "precious")]
+
+
+@pytest.mark.parametrize("name", SUMMARIES)
+def test_quiet_and_verbose_exclude_each_other(name: str) -> None:
+    refused(gmmvit_here(name, *arguments_of(name), "--quiet", "--verbose"), 1, "--quiet and --verbose")
+
+
+def test_unknown_command() -> None:
+    answer = gmmvit_here("exprot")
+    refused(answer, 2, "no command 'exprot'", "export")
+    assert "gmmvit --help" in answer.err
+    refused(gmmvit_here("--no-such-option"), 2, "--no-such-option")
+
+
+def test_the_lists_are_not_empty() -> None:
+    assert len(NUMBERS) > 20
+    assert len(NAMES) > 20
+    assert len(OUTPUTS) >= 8
+    assert {option for _, option in INPUT_PATHS} >= {"--engine", "--tritonserver", "--compare"}
+    assert GROUP.list_commands(None) == list(SUMMARIES)
+
+
+def test_hints_say_what_to_type() -> None:
+    assert "gmmvit" in InputError("x").hint
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--precision", "int8"), "int8 needs calibration images"),
+        (("--precision", "fp16,fp8"), "fp8 needs calibration images"),
+        (("--precision", "fp16", "--calibration", "photos"), "fp16 needs none"),
+        (("--precision", "int8", "--calibration", "photos"), "photos: no such file, folder or match"),
+        (("--precision", "int8", "--calibration", "x.npz"), "x.npz: no such file"),
+        (("--precision", "int8", "--calibration", "cifar10:x"), "x: no such file or folder"),
+        (("--precision", "int8", "--calibration", "cifar10"), "expected a path, as in cifar10:PATH"),
+        (("--precision", "int8", "--calibration", "digits#some"), "split 'some' is not known"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["export", "convert"])
+def test_a_calibration_that_cannot_work_is_refused_before_anything_is_read(
+    name: str, arguments: tuple[str, ...], message: str
+) -> None:
+    words = [word for word in arguments_of(name) if word not in ("--precision", "fp16")]
+    refused(gmmvit_here(name, *words, *arguments), 1, message)  # not that the input does not exist
+
+
+@pytest.mark.parametrize("kind", ["pixels", "tensor"])
+def test_calibration_images_of_the_wrong_size_are_refused_before_the_export(kind: str, tmp_path: Path) -> None:
+    """The test exports nothing: `tests/conftest.py` fails a test without the marker that reaches torch.onnx.export."""
+    np.savez(tmp_path / "x.npz", images=np.zeros((2, 28, 28, 3), np.uint8))
+    words = ("-o", "new", "--dataset", "cifar10", "--precision", "int8", "--calibration", "x.npz", "--input", kind)
+    answer = gmmvit_here("export", GOLDEN / "vit_gmm.pth", *words)
+    also = "float32 (N, 3, 32, 32) or " if kind == "tensor" else ""
+    refused(answer, 1, f"x.npz: expected {also}uint8 (N, 32, 32, 3), got uint8 (2, 28, 28, 3)")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.npz"]
+
+
+def test_precisions_that_exist_are_refused_before_the_conversion(tmp_path: Path) -> None:
+    """What `gmmvit convert` does before it opens the images, with a bundle that holds a graph already."""
+    (tmp_path / "model.fp16.onnx").write_bytes(b"precious")
+    with pytest.raises(OutputError, match=r"model\.fp16\.onnx exists"):
+        variant_from_bundle(SimpleNamespace(path=tmp_path), "fp16")  # type: ignore[arg-type]  # nothing else is read
+
+
+def test_no_message_names_the_folder_that_work_is_done_in(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught, new_folder(tmp_path / "out") as folder:
+        raise InputError(f"{folder / 'model.onnx'}: broken", hint=f"remove {folder}")
+    assert str(caught.value) == f"{tmp_path / 'out' / 'model.onnx'}: broken"
+    assert caught.value.hint == f"remove {tmp_path / 'out'}"
