@@ -16,9 +16,9 @@ WORKERS := $(shell cores=$$(nproc); echo $$((cores < 3 ? cores + 1 : 4)))
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-# No server, no engine, no export, no process of its own: what can be told in a minute.
+# No server, engine, export, browser or process of its own: the rest takes a minute.
 test-fast: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not (server or engine or export or process)"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not (server or engine or export or process or browser)"
 
 # Compute every frozen value again: graphs, logits, mistakes and engines of the golden checkpoints, a minute each.
 frozen: $(INSTALLED)
