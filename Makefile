@@ -5,7 +5,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.10 python3 python; do \
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test frozen test-fast check format bench clean
+.PHONY: demo test frozen test-fast check docs format bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/gmmvit demo --output demo-output --force
@@ -29,6 +29,11 @@ check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(MAKE) --no-print-directory docs
+
+# A warning fails the build. The extension in docs/ is found by PYTHONPATH.
+docs: $(INSTALLED)
+	PYTHONPATH=docs $(BIN)/zensical build --strict --clean --config-file docs/zensical.toml
 
 format: $(INSTALLED)
 	$(BIN)/ruff format .
@@ -44,7 +49,7 @@ bench: $(INSTALLED)
 	else echo "no GPU here: fastest_gpu.py is left out"; fi
 
 clean:
-	rm -rf .venv demo-output
+	rm -rf .venv demo-output docs/site docs/.cache
 
 $(INSTALLED): pyproject.toml .ci/constraints.txt
 	@test -n "$(PYTHON)" || { echo "Error: no Python 3.10 to 3.12 found"; echo "hint: install one, or say make PYTHON=/path/to/python"; exit 1; }

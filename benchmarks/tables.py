@@ -1,7 +1,7 @@
-"""The README's tables and the pages of results, from the results that stand beside the scripts.
+"""The tables of README and documentation and the pages of results, from the results beside the scripts.
 
-python benchmarks/tables.py          prints the README's tables
-python benchmarks/tables.py --write  puts them into README.md, between their markers, and writes both pages again
+python benchmarks/tables.py          prints the tables
+python benchmarks/tables.py --write  puts them between their markers, and writes both pages of results again
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _SHOWN = {"reported": tables_reported.SHOWN, "settings": tables_settings.SHOWN, 
 
 
 def tables() -> dict[str, str]:
-    """Marker in the README → its table."""
+    """Marker in the documentation → its table."""
     return {
-        **tables_reported.readme_tables(),
-        **tables_settings.readme_tables(),
-        **tables_rejected.readme_tables(),
+        **tables_reported.documented_tables(),
+        **tables_settings.documented_tables(),
+        **tables_rejected.documented_tables(),
     }
 
 
@@ -97,8 +97,8 @@ def written(text: str) -> str:
 
 def main() -> None:
     if "--write" in sys.argv:
-        readme = ROOT / "README.md"
-        readme.write_text(written(readme.read_text()))
+        for page in (ROOT / "README.md", *sorted((ROOT / "docs" / "pages").rglob("*.md"))):
+            page.write_text(written(page.read_text(encoding="utf-8")), encoding="utf-8")
         OVERVIEW.write_text(overview())
         ENGINES.write_text(engines_page())
         return

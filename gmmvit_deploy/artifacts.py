@@ -50,7 +50,7 @@ MODEL_FILE, WEIGHTS_FILE, GOLDEN_FILE, LABELS_FILE = (
     "labels.txt",
 )
 MANIFEST_FILE = "manifest.json"
-_EXPORT_AGAIN = "write it again with gmmvit export"
+_EXPORT_AGAIN = "type gmmvit export CHECKPOINT -o BUNDLE --force to write it again"
 InputKind = Literal["pixels", "tensor"]
 Task = Literal["single-label"]
 """What the logits decide: ``single-label``, exactly one class an image, so probabilities are their softmax."""
@@ -227,7 +227,10 @@ def open_bundle(path: Path) -> Bundle:
     manifest_path = path / MANIFEST_FILE
     if not manifest_path.is_file():
         problem = "holds no manifest.json" if path.is_dir() else "is no folder" if path.exists() else "does not exist"
-        raise BundleError(f"{path}: expected a bundle, but it {problem}", hint="gmmvit export makes bundles")
+        raise BundleError(
+            f"{path}: expected a bundle, but it {problem}",
+            hint="type gmmvit export CHECKPOINT -o BUNDLE to make a bundle",
+        )
     try:
         data = json.loads(manifest_path.read_text(encoding="utf-8"))
         bundle_format = data.get("format")

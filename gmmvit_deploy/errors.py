@@ -44,7 +44,7 @@ __all__ = [
 class GmmvitError(Exception):
     """Root of the tree.  ``hint`` says what to do next; without one, that of the class serves."""
 
-    usual_hint = "gmmvit doctor says what works here"
+    usual_hint = "type gmmvit doctor to see what works on this machine"
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -75,13 +75,13 @@ class CheckpointError(InputError):
 class BundleError(InputError):
     """A bundle that is not whole, or not what it says."""
 
-    usual_hint = "write it again with gmmvit export"
+    usual_hint = "type gmmvit export CHECKPOINT -o BUNDLE --force to write it again"
 
 
 class RepositoryError(InputError):
     """A Triton model repository that cannot be written or served."""
 
-    usual_hint = "gmmvit repository writes one from a bundle"
+    usual_hint = "type gmmvit repository BUNDLE to write a repository"
 
 
 class ImageError(InputError):
@@ -100,13 +100,13 @@ class RunnerUnavailableError(InputError):
 class FoldError(GmmvitError):
     """A folding pass could not prove its end state."""
 
-    usual_hint = "nothing was written; compare the checkpoint with gmmvit inspect"
+    usual_hint = "nothing was written; type gmmvit inspect CHECKPOINT to see what is odd"
 
 
 class ExportError(GmmvitError):
     """An exported graph is not what it must be."""
 
-    usual_hint = "nothing was written; gmmvit doctor says which versions are at work"
+    usual_hint = "nothing was written; type gmmvit doctor to see the installed versions"
 
 
 class EngineError(GmmvitError):

@@ -1,6 +1,6 @@
 """The precisions that a network can be written in, and the policy: which part of it computes in which type.
 
-The policy is one table. The cast pass follows it, and the README prints it. Masks are folded in
+The policy is one table. The cast pass follows it, and docs/pages/precisions.md prints it. Masks are folded in
 float32 first and cast last: an unfolded base mask flushes to zero in half precision.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import functools
@@ -11,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +45,7 @@ from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.specs import MaskKind, MaskSpec
 from gmmvit_deploy.variants import open_variant
 from tests.forked import command_line
+from tests.shared_exports import FOLDER_VARIABLE, shared_exports
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -96,6 +99,10 @@ def mark_by_fixtures(fixtures: Iterable[str]) -> set[str]:
 
 
 def pytest_configure() -> None:
+    if FOLDER_VARIABLE not in os.environ:  # a worker of pytest-xdist has the folder of the process that started it
+        folder = tempfile.mkdtemp(prefix="gmmvit-tests-exports-")
+        os.environ[FOLDER_VARIABLE] = folder
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
     # Importing torch and onnx leaves millions of objects that stay for good, and tracing a model makes millions more
     # for seconds: the collector takes a fifth of an export's time to look through all of them again and again.
     gc.freeze()
@@ -137,7 +144,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """`make test-fast` leaves exports out by their marker, so a test that exports without it, in a fixture of any
-    scope or by itself, fails.
+    scope or by itself, fails. The same model is exported once in a run; a test that patches code exports by itself.
     """
 
     def unmarked(*arguments: object, **options: object) -> None:
@@ -146,7 +153,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if not any(item.get_closest_marker(marker) for marker in ("export", "engine", "server")):
             patch.setattr(torch.onnx, "export", unmarked)
-        yield
+            yield
+        elif "monkeypatch" in getattr(item, "fixturenames", ()):
+            yield
+        else:
+            with shared_exports():
+                yield
 
 
 @dataclass(frozen=True)

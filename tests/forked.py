@@ -16,6 +16,7 @@ __all__ = ["command_line"]
 
 _PRELOADED = (
     "tests.forked",
+    "tests.shared_exports",
     "torch",
     "torch.onnx",
     "onnx",
@@ -50,5 +51,7 @@ def _run(arguments: list[str], outputs: tuple[Path, Path], settings: dict[str, s
     os.chdir(cwd)
     sys.argv = ["gmmvit", *arguments]
     from gmmvit_cli.main import main
+    from tests.shared_exports import shared_exports
 
-    main()
+    with shared_exports():
+        main()

@@ -1,1 +1,1 @@
-"""What is reported: the README's tables and the speed of a change."""
+"""What is reported: the tables of README and documentation, and the speed of a change."""

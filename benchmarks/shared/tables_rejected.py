@@ -6,14 +6,14 @@ from typing import Any
 
 from benchmarks.shared.results import interval, result
 
-__all__ = ["SHOWN", "page_tables", "readme_tables"]
+__all__ = ["SHOWN", "documented_tables", "page_tables"]
 
 SHOWN = {"low_rank": ("low_rank",), "layouts": ("layouts",), "shared_memory": ("shared_memory",)}
 """Script → the markers of its tables on the page of results."""
 
 
-def readme_tables() -> dict[str, str]:
-    """Marker in the README → its table."""
+def documented_tables() -> dict[str, str]:
+    """Marker in the documentation → its table."""
     return {"low_rank": ranks_table(result("rejected/low_rank"))}
 
 

@@ -6,14 +6,14 @@ from typing import Any
 
 from benchmarks.shared.results import interval, result
 
-__all__ = ["SHOWN", "readme_tables"]
+__all__ = ["SHOWN", "documented_tables"]
 
 SHOWN = {"cpu_settings": ("cpu_settings",), "spinning": ("spinning",)}
 """Script → the markers of its tables on the page of results."""
 
 
-def readme_tables() -> dict[str, str]:
-    """Marker in the README → its table."""
+def documented_tables() -> dict[str, str]:
+    """Marker in the documentation → its table."""
     return {
         "cpu_settings": chunks_table(result("settings/cpu_settings")),
         "spinning": spinning_table(result("settings/spinning")),

@@ -57,7 +57,7 @@ def _write_definitions(formatter: Any, rows: Sequence[tuple[str, str]]) -> None:
     """Two columns.  Unlike the formatter's own, never breaks a name such as ``tiny-imagenet`` at its hyphen."""
     indent = " " * (formatter.current_indent + _LEFT_COLUMN)
     for name, text in rows:
-        text = _SHOWN_DEFAULT.sub(r"[default: \1", text)
+        text = _SHOWN_DEFAULT.sub(r"[default: \1", text.replace("\\[", "["))  # early typer escapes brackets for rich
         lines = textwrap.wrap(text, formatter.width - len(indent), break_on_hyphens=False) or [""]
         left = f"{'':>{formatter.current_indent}}{name}"
         if len(left) + 2 > len(indent):

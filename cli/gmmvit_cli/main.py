@@ -106,12 +106,18 @@ def _usage_error(exc: Any) -> tuple[str, str]:
     return f"gmmvit {command}: {_expected(message, getattr(exc, 'param', None))}", typing_hint(command)
 
 
+_REASONS = (  # of several releases of typer
+    re.compile(r"Invalid value for .*?: Input should be (?P<expected>[^,]*).*"),
+    re.compile(r"Invalid value for .*?: \S+ is not (?P<expected>a valid .*|in the range .*)"),
+)
+
+
 def _expected(message: str, param: Any) -> str:
     """Typer's ``Invalid value for '--batch': Input should be ...`` as ``--batch: expected ..., got 'x'``."""
-    match = re.fullmatch(r"Invalid value for .*?: Input should be (?P<expected>[^,]*).*", message)
+    match = next(filter(None, (reason.fullmatch(message) for reason in _REASONS)), None)
     if match is None or param is None:
         return message
-    expected = re.sub(r"^(?=greater|less)", "a number ", match["expected"])
+    expected = re.sub(r"^(?=greater|less|in the range)", "a number ", match["expected"])
     return f"{param.opts[-1]}: expected {expected}{_typed(param.opts)}"
 
 

@@ -46,7 +46,7 @@ class Comparison:
 
 def open_result(path: Path) -> dict[str, Any]:
     """What ``gmmvit bench --output`` wrote.  Errors: InputError."""
-    hint = "gmmvit bench BUNDLE --output FILE.json writes one"
+    hint = "type gmmvit bench BUNDLE --output FILE.json to write a result"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as exc:

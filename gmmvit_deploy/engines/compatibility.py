@@ -35,7 +35,7 @@ _RELEASES = {
     "25.05": ("2.58.0", "10.10.0"),
     "25.06": ("2.59.0", "10.11.0"),
 }
-_FIND_OUT = "--server-tensorrt VERSION says it; on the server, dpkg -l | grep libnvinfer-lean or tensorrt shows it"
+_FIND_OUT = "type --server-tensorrt VERSION; on the server, dpkg -l | grep libnvinfer-lean or tensorrt shows it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

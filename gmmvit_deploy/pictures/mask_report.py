@@ -39,7 +39,10 @@ def write_report(loaded: LoadedCheckpoint, path: Path, *, force: bool = False) -
     layers = masks_of(loaded.model)
     if suffix == ".png":
         if not layers:
-            raise InputError(f"{loaded.file.path}: it has no masks to draw", hint="a .html report says the rest")
+            raise InputError(
+                f"{loaded.file.path}: it has no masks to draw",
+                hint="type --report FILE.html for the rest of the report",
+            )
         title = f"{loaded.file.path.name}: {loaded.spec.family}, {loaded.spec.mask}"
         data = _png(sheet(layers, title=title))
     else:

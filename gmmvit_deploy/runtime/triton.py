@@ -146,7 +146,7 @@ class TritonConnection:
         except (AttributeError, KeyError, TypeError, ValueError) as exc:
             raise ServerError(
                 f"something answers at {self.url}, but not as Triton does: no configuration of {name}",
-                hint="say where the Triton server is with --url grpc://host:port or http://host:port",
+                hint="type the address of the Triton server: --url grpc://host:port or http://host:port",
             ) from exc
 
     def counts(self, name: str) -> tuple[int, int]:
@@ -224,7 +224,7 @@ class TritonConnection:
     def _unreachable(self, detail: str) -> ServerError:
         return ServerError(
             f"no Triton server answers at {self.url}: {' '.join(detail.split())[:160]}",
-            hint="start one with gmmvit serve, or say where it is with --url grpc://host:port or http://host:port",
+            hint="type gmmvit serve BUNDLE to start a server, or its address: --url grpc://host:port or http://host:port",
         )
 
 

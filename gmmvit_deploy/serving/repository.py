@@ -143,7 +143,8 @@ def _network_file(
     require_bundle(bundle, engine)
     if reason := loads_on(engine.card, server or server_tensorrt()):
         raise RepositoryError(
-            f"{engine.path}: {reason}", hint="gmmvit doctor BUNDLE --server-version says this in advance"
+            f"{engine.path}: {reason}",
+            hint="type gmmvit doctor BUNDLE --server-version RELEASE to check this in advance",
         )
     if not any(profile.least == 1 for profile in engine.card.profiles):
         raise RepositoryError(

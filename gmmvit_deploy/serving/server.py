@@ -229,7 +229,7 @@ class TritonServer:
             return
         raise ServerError(
             f"the server was not ready after {self.options.start_timeout_s:.0f} s; last it said: {self._last_words()}",
-            hint="give it longer with --start-timeout, or see its log with --log",
+            hint="type --start-timeout 300 to wait longer, or --log FILE to keep its log",
         )
 
     def _ended(self, what: str) -> ServerError:
@@ -239,7 +239,7 @@ class TritonServer:
         how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"status {code}"
         causes = _causes(self._lines)
         detail = ":\n  " + "\n  ".join(causes) if causes else f"; last it said: {self._last_words()}"
-        return ServerError(f"the Triton server {what} ({how}){detail}", hint="its whole log: --log FILE")
+        return ServerError(f"the Triton server {what} ({how}){detail}", hint="type --log FILE to keep its whole log")
 
     def _last_words(self) -> str:
         return next((line.strip() for line in reversed(self._lines) if line.strip()), "nothing")
@@ -304,7 +304,7 @@ def _check_backends(repository: Path, install: ServerInstall) -> None:
     if not configs:
         raise RepositoryError(
             f"{repository}: expected a Triton model repository; it holds no model's config.pbtxt",
-            hint="gmmvit repository makes one from a bundle",
+            hint="type gmmvit repository BUNDLE to write a repository",
         )
     for config in configs:
         found = re.search(r'^backend:\s*"(\w+)"', config.read_text(encoding="utf-8"), re.MULTILINE)

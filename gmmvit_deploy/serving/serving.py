@@ -48,7 +48,7 @@ def serve_path(
         elif cpu_kernels is not None:
             raise InputError(
                 f"{path}: --cpu-kernels goes with a bundle; a repository was written with our kernels or without",
-                hint="gmmvit repository BUNDLE --cpu-kernels auto|off writes it anew",
+                hint="type gmmvit repository BUNDLE --cpu-kernels auto (or off) to write it again",
             )
         else:
             stated = stated_cpu_kernels(path)

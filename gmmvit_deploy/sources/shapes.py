@@ -125,7 +125,7 @@ def infer_mask(shapes: Shapes, hints: LoadHints, prefix: str) -> tuple[MaskSpec,
     if "mask" not in parts and not hints.closed_form:
         raise CheckpointError(
             f"{source}: {prefix}.mask, the stored base mask, is missing",
-            hint="if the model was trained with the paper's closed formula, say --mask-form closed",
+            hint="if the model was trained with the paper's closed formula, type --mask-form closed",
         )
     kernels, heads, *_ = shapes.of(f"{prefix}.alpha", rank=4)
     mask = MaskSpec(kind="gmm", kernels=kernels, shared=heads == 1, closed_form=bool(hints.closed_form))
@@ -154,7 +154,7 @@ def infer_heads(
     if heads is None:
         raise CheckpointError(
             f"{source}: the number of attention heads cannot be read off this file",
-            hint="say --heads N with the number it was trained with (wrong heads raise no error, they only give "
+            hint="type --heads N with the number it was trained with (wrong heads raise no error, they only give "
             f"wrong answers); q, k and v are {width} wide, so one of {_divisors(width)}; or --preset NAME",
         )
     if width % heads:
@@ -196,7 +196,7 @@ def asked_image(source: str, hints: LoadHints, *, example: str = "--image-size 2
     if hints.image_size is None or hints.channels is None:
         raise CheckpointError(
             f"{source}: no tensor of this file tells {_ASKED_FOR[tuple(missing)]}",
-            hint=f"say {' and '.join(missing)} as it was trained, such as {example}",
+            hint=f"type {' and '.join(missing)} as it was trained, such as {example}",
         )
     return hints.image_size, hints.channels
 

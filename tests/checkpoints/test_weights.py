@@ -257,9 +257,9 @@ class TestAskedImage:
     @pytest.mark.parametrize(
         ("hints", "message", "hint"),
         [
-            ({}, "the side and the channels", "say --image-size and --channels"),
-            ({"channels": 1}, "tells the side of its images", "say --image-size as"),
-            ({"image_size": 28}, "tells the channels of its images", "say --channels as"),
+            ({}, "the side and the channels", "type --image-size and --channels"),
+            ({"channels": 1}, "tells the side of its images", "type --image-size as"),
+            ({"image_size": 28}, "tells the channels of its images", "type --channels as"),
         ],
         ids=["neither", "no side", "no channels"],
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 from gmmvit_cli.commands import SUMMARIES
+from gmmvit_cli.main import _expected
 from gmmvit_cli.options import OUTPUT
 from gmmvit_deploy.errors import InputError, OutputError
 from gmmvit_deploy.export.variants import variant_from_bundle
@@ -262,3 +264,22 @@ def test_no_message_names_the_folder_that_work_is_done_in(tmp_path: Path) -> Non
         raise InputError(f"{folder / 'model.onnx'}: broken", hint=f"remove {folder}")
     assert str(caught.value) == f"{tmp_path / 'out' / 'model.onnx'}: broken"
     assert caught.value.hint == f"remove {tmp_path / 'out'}"
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        ("Input should be a valid integer, unable to parse string as an integer", "a valid integer"),
+        ("'0' is not a valid integer", "a valid integer"),
+        ("Input should be greater than or equal to 1", "a number greater than or equal to 1"),
+        ("0 is not in the range x>=1", "a number in the range x>=1"),
+    ],
+)
+@pytest.mark.parametrize("words", [("--top", "3", "--top", "0"), ("--top=0",)])
+def test_messages_of_several_releases_of_typer(
+    words: tuple[str, ...], reason: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gmmvit", "classify", *words])
+    message = _expected(f"Invalid value for '--top': {reason}", SimpleNamespace(opts=["--top"]))
+    assert message == f"--top: expected {expected}, got '0'"
+    assert _expected("Missing argument 'IMAGE'", None) == "Missing argument 'IMAGE'"

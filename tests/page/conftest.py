@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
+from PIL import Image
 
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.datasets import dataset
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SCREENSHOTS = os.environ.get("GMMVIT_SCREENSHOTS")
-"""Folder that the tests write their screenshots to; the documentation shows them."""
+"""Folder that the tests write their screenshots to: GMMVIT_SCREENSHOTS=docs/pages/screenshots renews those of the
+documentation."""
 _EPOCHS = 30 if SCREENSHOTS else 4  # who only tests needs no good model
 
 # Connections of the process that serves the page are written down by an audit hook.
@@ -66,7 +69,8 @@ def served(bundle: Bundle, folder: Path, *options: str) -> Iterator[Served]:
     """``gmmvit page BUNDLE`` in a process of its own, stopped at the end as a user stops it."""
     log = folder / "connections.txt"
     log.touch()
-    command = [sys.executable, "-c", _AUDITED, str(log), "page", str(bundle.path), "--port", "0", "--json", *options]
+    (folder / "bundle").symlink_to(bundle.path)
+    command = [sys.executable, "-c", _AUDITED, str(log), "page", "bundle", "--port", "0", "--json", *options]
     process = subprocess.Popen(
         command, cwd=folder, stdout=subprocess.PIPE, stderr=(folder / "stderr.txt").open("w"), text=True
     )
@@ -117,7 +121,7 @@ class Visitor:
     """A window on a page.  requests: every address that it asked for, sockets included."""
 
     def __init__(self, browser: Browser, url: str, **options: Any) -> None:
-        self.context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}, **options})
+        self.context = browser.new_context(**{"viewport": {"width": 1000, "height": 760}, **options})
         self.requests: list[str] = []
         self.problems: list[str] = []
         self.page: Page = self.context.new_page()
@@ -143,7 +147,8 @@ class Visitor:
         """Write a picture for the documentation, if asked for."""
         if SCREENSHOTS:
             self.page.wait_for_timeout(500)  # animations of tabs and buttons have ended
-            self.page.screenshot(path=str(Path(SCREENSHOTS) / f"page_{name}.png"), full_page=full)
+            picture = Image.open(io.BytesIO(self.page.screenshot(full_page=full)))
+            picture.convert("RGB").quantize(128).save(Path(SCREENSHOTS) / f"page_{name}.png", optimize=True)
 
     def close(self) -> None:
         self.context.close()

@@ -26,6 +26,7 @@ from gmmvit_deploy.preprocess import MAX_IMAGE_BYTES
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS
+from tests.documented import PAGES
 from tests.page.conftest import Served, Visitor, served
 from tests.test_preprocess import encoded, photo, png_bomb
 
@@ -266,7 +267,6 @@ class TestEveryone:
         for _ in range(6):
             keyboard.press("ArrowDown")
         keyboard.press("Space")
-        visitor.screenshot("keyboard", full=False)
         tab_to("button")
         keyboard.press("Enter")
         answered(visitor, "the drawing")
@@ -411,11 +411,20 @@ class TestServer:
             assert visitor.page.locator(".verdict").count() == 1
 
 
+def test_the_documentation_shows_the_screenshots_of_these_tests() -> None:
+    taken = {
+        f"page_{name}.png" for name in re.findall(r'screenshot\("(\w+)"', Path(__file__).read_text(encoding="utf-8"))
+    }
+    assert {path.name for path in (PAGES / "screenshots").iterdir()} == taken
+    text = (PAGES / "jobs" / "try.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"screenshots/(\w+\.png)", text)) == taken
+
+
 def test_stops_when_interrupted_and_leaves_nothing(digits_bundle: Bundle, tmp_path: Path) -> None:
     with served(digits_bundle, tmp_path) as page:
         page.process.send_signal(signal.SIGINT)
         assert page.process.wait(timeout=20) == 130
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["connections.txt", "stderr.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "connections.txt", "stderr.txt"]
     lines = (tmp_path / "stderr.txt").read_text().splitlines()
     assert [line for line in lines if not line.startswith("·")] == []
 

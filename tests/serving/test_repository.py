@@ -134,7 +134,7 @@ def test_a_runtimes_name_decides(gmmvit, bundle: Bundle, tmp_path: Path) -> None
     assert "cpu kernels: off: not asked for" in off.stderr
     for arguments, says in (
         (("--runtime", "onnxruntime+kernels", "--cpu-kernels", "auto"), "already says whether our kernels are in it"),
-        (("--cpu-kernels", "on"), "--cpu-kernels is 'on'; expected auto or off"),
+        (("--cpu-kernels", "on"), "--cpu-kernels: expected auto or off, got 'on'"),
         (("--runtime", "onnxruntime+", "--json"), "runtime 'onnxruntime+' is not known"),
     ):
         refused = gmmvit("repository", bundle.path, "-o", tmp_path / "refused", *arguments)

@@ -43,7 +43,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> NaiveViTSpec:
         raise CheckpointError(
             f"{source}: {_MAPPER} takes patches of {values} values; expected {channels}·p·p values with patches of "
             f"p × p pixels that tile an image of side {image_size}",
-            hint="give --image-size and --channels as the model was trained",
+            hint="type --image-size and --channels as the model was trained",
         )
     heads = infer_heads(
         source,

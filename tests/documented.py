@@ -1,0 +1,222 @@
+"""What the documentation holds: its pages, their blocks and tables; and how its commands are run.
+
+    ```console           commands behind ``$ ``, each with lines of its output below it
+    <!-- not run: … -->  above a block: why no test runs it
+    <!-- exit 1 -->      above a block: the exit status of its commands, 0 by default
+
+A line of output that is ``…`` alone stands for any number of lines.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = [
+    "PAGES",
+    "README",
+    "ROOT",
+    "Block",
+    "Command",
+    "Shell",
+    "blocks",
+    "commands",
+    "first_column",
+    "mismatch",
+    "table",
+    "texts",
+    "with_output",
+]
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+PAGES = ROOT / "docs" / "pages"
+NAVIGATION = tuple(re.findall(r'= "([\w/]+\.md)"', (ROOT / "docs" / "zensical.toml").read_text(encoding="utf-8")))
+"""Pages below docs/pages in the order in which a reader meets them."""
+
+_FENCE = re.compile(r"^```(\w*)\s*$")
+_MARK = re.compile(r"^<!-- (?:not run: (?P<reason>.+)|exit (?P<status>\d+)) -->$")
+_ELLIPSIS = "…"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A fenced block.  line: of its opening fence, from 1.  reason: why it is not run; empty if it is."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+    reason: str
+    status: int
+
+    @property
+    def where(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """text: the command without its ``$ ``.  typed: its lines as they stand.  output: the lines written below it."""
+
+    text: str
+    typed: tuple[str, ...]
+    output: tuple[str, ...]
+
+
+def texts() -> dict[Path, str]:
+    """The README and every page, in the order of the navigation."""
+    return {path: path.read_text(encoding="utf-8") for path in (README, *(PAGES / name for name in NAVIGATION))}
+
+
+def blocks(page: Path, text: str) -> Iterator[Block]:
+    """Every fenced block of a page."""
+    mark: re.Match[str] | None = None
+    opened: tuple[int, str] | None = None
+    body: list[str] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        fence = _FENCE.match(line)
+        if opened is None and fence is None:
+            mark = _MARK.match(line) or (mark if not line else None)
+        elif opened is None:
+            opened, body = (number, fence[1] if fence else ""), []
+        elif line == "```":
+            reason = (mark["reason"] or "") if mark else ""
+            status = int(mark["status"] or 0) if mark else 0
+            yield Block(
+                page=page, line=opened[0], language=opened[1], text="\n".join(body), reason=reason, status=status
+            )
+            opened = mark = None
+        else:
+            body.append(line)
+
+
+def commands(block: Block) -> list[Command]:
+    """The commands of a console block; a line that ends with a backslash goes on in the next."""
+    found: list[tuple[list[str], list[str]]] = []
+    for line in block.text.splitlines():
+        if line.startswith("$ "):
+            found.append(([line], []))
+        elif found[-1][0][-1].endswith("\\") and not found[-1][1]:
+            found[-1][0].append(line)
+        else:
+            found[-1][1].append(line)
+    return [
+        Command(
+            text=" ".join(line.removesuffix("\\").strip() for line in typed)[2:],
+            typed=tuple(typed),
+            output=tuple(output),
+        )
+        for typed, output in found
+    ]
+
+
+def with_output(page_text: str, block: Block, output: Mapping[str, str]) -> str:
+    """The page's text with a block's written output replaced; commands without written output stay without."""
+    lines: list[str] = []
+    for command in commands(block):
+        lines += command.typed
+        if command.output:
+            actual = "\n".join(line.rstrip() for line in output[command.text].splitlines())
+            lines += re.sub(r"\n{3,}", "\n\n", actual.strip("\n")).splitlines()
+    fresh = "\n".join(lines)
+    return page_text.replace(f"```console\n{block.text}\n```", f"```console\n{fresh}\n```")
+
+
+def _skeleton(line: str) -> str:
+    """A line without what differs from run to run: numbers, hashes, which inputs differ most, widths of columns."""
+    line = re.sub(r"\b[0-9a-f]{64}\b", "#", line)
+    line = re.sub(r"\b(?:golden|random|data: [a-z ]+): at most", "at most", line)  # the inputs that differ most
+    line = re.sub(r"[-+±]?\d[\d,]*(?:\.\d+)*(?:e[-+]?\d+)?", "#", line)
+    return " ".join(re.sub(r"─+", "─", line).split())
+
+
+def mismatch(written: tuple[str, ...], actual: str, *, ignored: Callable[[str], bool] = lambda line: False) -> str:
+    """The first written line that the actual output lacks, or has in another place; empty if all are there."""
+    remaining = iter([_skeleton(line) for line in actual.splitlines()])
+    for line in written:
+        if line == _ELLIPSIS or ignored(line) or not line.strip():
+            continue
+        if _skeleton(line) not in remaining:  # consumes up to the match
+            return line
+    return ""
+
+
+def table(page: str, heading: str) -> list[list[str]]:
+    """The cells of the first table whose header begins with ``heading``, row by row, without the header."""
+    lines = iter((PAGES / page).read_text(encoding="utf-8").splitlines())
+    for line in lines:
+        if line.startswith(f"| {heading} |"):
+            next(lines)
+            rows = []
+            for row in lines:
+                if not row.startswith("|"):
+                    break
+                rows.append([cell.strip() for cell in row.strip("|").split(" | ")])
+            return rows
+    raise AssertionError(f"{page} has no table that begins with {heading!r}")
+
+
+def first_column(page: str, heading: str) -> list[str]:
+    """Every name in backticks in the first column of a table."""
+    return [name for row in table(page, heading) for name in re.findall(r"`([^`]+)`", row[0])]
+
+
+class Shell:
+    """Runs the documentation's commands in ``folder``.  One server at a time, at free ports; `close` stops it."""
+
+    def __init__(self, folder: Path, gmmvit: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+        self._folder, self._gmmvit = folder, gmmvit
+        self._server: subprocess.Popen[str] | None = None
+        self._served = self._ready = ""
+        self._urls: dict[str, str] = {}
+
+    def run(self, text: str) -> subprocess.CompletedProcess[str]:
+        """Errors: AssertionError on a command that is none of the program's, or a server that does not start."""
+        program, command, *rest = shlex.split(text)
+        assert program == "gmmvit", f"{text}: mark the block as not run, with the reason"
+        if command == "serve":
+            return self._serve(text, rest)
+        if command == "page":
+            return self._page(text, rest)
+        for documented, url in self._urls.items():
+            rest = [word.replace(documented, url) for word in rest]
+        return self._gmmvit(command, *rest, timeout_s=300)
+
+    def _serve(self, text: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
+        if self._server is None or self._served != text:
+            self.close()
+            free = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--log", "tritonserver.log"]
+            words = [sys.executable, "-m", "gmmvit_cli.main", "serve", *arguments, *free]
+            self._server = subprocess.Popen(words, cwd=self._folder, stdout=subprocess.PIPE, text=True, env=os.environ)
+            assert self._server.stdout is not None
+            self._served, self._ready = text, self._server.stdout.readline()
+            urls = re.findall(r"(?:grpc|http)://\S+", self._ready)
+            assert len(urls) >= 2, f"{text}: {self._ready!r}"
+            self._urls = {"grpc://localhost:8001": urls[0], "http://localhost:8000": urls[1]}
+        documented = re.sub(r"(?<=grpc://127\.0\.0\.1:)\d+", "8001", self._ready)
+        documented = re.sub(r"(?<= http://127\.0\.0\.1:)\d+(?=\s)", "8000", documented)
+        documented = re.sub(r"(?<=:)\d+(?=/metrics)", "8002", documented)
+        return subprocess.CompletedProcess([text], 0, documented, "")
+
+    def _page(self, text: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
+        """Start the page at a free port and stop it once it is ready; what it shows is tested in a browser."""
+        words = [sys.executable, "-m", "gmmvit_cli.main", "page", *arguments, "--port", "0"]
+        with subprocess.Popen(words, cwd=self._folder, stdout=subprocess.PIPE, text=True, env=os.environ) as page:
+            assert page.stdout is not None
+            ready = page.stdout.readline()
+            page.terminate()
+        assert ready.startswith("ready: http://"), f"{text}: {ready!r}"
+        return subprocess.CompletedProcess([text], 0, re.sub(r":\d+$", ":8080", ready), "")
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.terminate()
+            self._server.wait(60)
+            self._server = None

@@ -1,0 +1,64 @@
+"""Let the processes of one test run share what torch.onnx exports: the same module in the same setting is traced once.
+
+    key = SHA-256(pickle(module, example) ‖ options)  →  the exporter's graph, before any pass of ours
+
+A test that patches code runs the exporter itself, and so does a module whose class cannot be pickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import onnx
+import pytest
+import torch
+
+__all__ = ["FOLDER_VARIABLE", "shared_exports"]
+
+FOLDER_VARIABLE = "GMMVIT_TESTS_EXPORTS"
+"""Names the folder of shared exports: set by the first process of a run, read by its workers and by tested commands."""
+
+
+def key_of(module: torch.nn.Module, arguments: tuple[torch.Tensor, ...], options: dict[str, Any]) -> str | None:
+    """Return the hash of everything that the exported graph depends on, or None for a module that cannot be pickled."""
+    content = io.BytesIO()
+    try:
+        torch.save((module, arguments), content)
+    except (AttributeError, TypeError, RuntimeError, OSError):  # a class inside a function, a hook
+        return None
+    return hashlib.sha256(content.getvalue() + repr(sorted(options.items())).encode()).hexdigest()
+
+
+@contextmanager
+def shared_exports() -> Iterator[None]:
+    """While the block runs, ``torch.onnx.export`` returns a graph that some process of this run exported before."""
+    if FOLDER_VARIABLE not in os.environ:
+        yield
+        return
+    folder, export = Path(os.environ[FOLDER_VARIABLE]), torch.onnx.export
+
+    def shared(module: torch.nn.Module, arguments: tuple[torch.Tensor, ...], **options: Any) -> Any:
+        key = key_of(module, arguments, options)
+        if key is None:
+            return export(module, arguments, **options)
+        path = folder / f"{key}.onnx"
+        if not path.exists():
+            program = export(module, arguments, **options)
+            if program is None:
+                return None
+            with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+                file.write(program.model_proto.SerializeToString())
+            Path(file.name).replace(path)
+        return SimpleNamespace(model_proto=onnx.ModelProto.FromString(path.read_bytes()))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.onnx, "export", shared)
+        yield

@@ -1,0 +1,352 @@
+"""The README and the documentation: every block runs, every name is the program's, and nothing of it is missing.
+
+GMMVIT_WRITE_DOCS=1 makes the test of a page write the output of its commands into the page.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from typer.main import get_command
+
+import gmmvit_deploy
+from benchmarks.tables import ENGINES, OVERVIEW, engines_page, overview, tables
+from docs.gmmvit_docs import command_reference
+from docs.pictures import PICTURES, draw
+from gmmvit_cli.main import app
+from gmmvit_deploy.data.open import KINDS
+from gmmvit_deploy.datasets import DATASETS
+from gmmvit_deploy.demo import digits
+from gmmvit_deploy.demo.run import EPOCHS, _save_images
+from gmmvit_deploy.engines.flavors import FLAVORS
+from gmmvit_deploy.families import FAMILIES
+from gmmvit_deploy.folding.fold import folding_passes
+from gmmvit_deploy.kernels.libraries import onnxruntime_library
+from gmmvit_deploy.precision import PRECISIONS, precision_behind
+from gmmvit_deploy.runners.open import RUNNERS
+from gmmvit_deploy.serving import model_configs
+from tests.conftest import GOLDEN
+from tests.documented import (
+    NAVIGATION,
+    PAGES,
+    README,
+    ROOT,
+    Block,
+    Shell,
+    blocks,
+    commands,
+    first_column,
+    mismatch,
+    table,
+    texts,
+    with_output,
+)
+
+TEXTS = texts()
+BLOCKS: dict[Path, list[Block]] = {page: list(blocks(page, text)) for page, text in TEXTS.items()}
+CLI: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
+RUN = ("console", "python")
+WITH_BLOCKS = [page for page, found in BLOCKS.items() if any(b.language in RUN and not b.reason for b in found)]
+WRITE = "GMMVIT_WRITE_DOCS"
+MOST_NOT_RUN = 0.1
+MOST_README_BYTES = 6144
+
+
+# Blocks
+
+
+def test_blocks_say_what_they_are_and_hide_no_command() -> None:
+    for block in (block for found in BLOCKS.values() for block in found):
+        assert block.language in (*RUN, "text", "json"), f"{block.where}: language {block.language!r}"
+        if block.language not in RUN:
+            assert not re.search(r"^\s*(\$|>>>|gmmvit|make|pip|python|pytest) ", block.text, re.MULTILINE), block.where
+        if block.language == "json":
+            json.loads(block.text)
+
+
+def test_at_most_one_block_in_ten_is_not_run() -> None:
+    to_run = [block for found in BLOCKS.values() for block in found if block.language in RUN]
+    not_run = [block.where for block in to_run if block.reason]
+    assert len(to_run) > 20
+    assert len(not_run) <= MOST_NOT_RUN * len(to_run), not_run
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    assert {str(path.relative_to(PAGES)) for path in PAGES.rglob("*.md")} == set(NAVIGATION)
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a reader has before the first command: a digits checkpoint and images, and a ViT that hides its heads."""
+    folder = tmp_path_factory.mktemp("documentation")
+    data = digits.load_digit_images()
+    torch.manual_seed(0)
+    if os.environ.get(WRITE):
+        model = digits.train(data, epochs=EPOCHS)
+    else:  # what is written shows a trained model; what is run need not be one
+        few = replace(data, train_pixels=data.train_pixels[:512], train_classes=data.train_classes[:512])
+        model = digits.train(few, epochs=1)
+    digits.save_checkpoint(model, folder / "checkpoint.pth", epoch=EPOCHS)
+    _save_images(folder / "images", data.held_out_pixels, data.held_out_classes)
+    (folder / "plain.pth").symlink_to(GOLDEN / "vit_plain.pth")
+    (folder / "mnist.pt").symlink_to(GOLDEN / "naive_vit" / "mnist_vit.pt")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shell(scratch: Path, gmmvit: Callable[..., subprocess.CompletedProcess[str]]) -> Iterator[Shell]:
+    shell = Shell(scratch, gmmvit)
+    yield shell
+    shell.close()
+
+
+@pytest.mark.server
+@pytest.mark.engine
+@pytest.mark.export
+@pytest.mark.process
+@pytest.mark.parametrize("page", WITH_BLOCKS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_block_runs(page: Path, shell: Shell, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of the navigation: a page may use what an earlier page wrote."""
+    monkeypatch.chdir(scratch)
+    names: dict[str, object] = {}
+    for block in (block for block in BLOCKS[page] if not block.reason):
+        if block.language == "python":
+            exec(compile(block.text, block.where, "exec"), names)  # noqa: S102 - our own documentation
+        elif block.language == "console":
+            _run_console(block, shell)
+
+
+def _run_console(block: Block, shell: Shell) -> None:
+    outputs = {}
+    for command in commands(block):
+        answer = shell.run(command.text)
+        assert answer.returncode == block.status, f"{block.where}: {command.text}\n{answer.stdout}\n{answer.stderr}"
+        outputs[command.text] = answer.stdout or answer.stderr
+        if not os.environ.get(WRITE):
+            missing = mismatch(command.output, outputs[command.text], ignored=_not_here)
+            assert not missing, f"{block.where}: {command.text}\nno line {missing!r} in\n{outputs[command.text]}"
+    if os.environ.get(WRITE):
+        block.page.write_text(with_output(block.page.read_text(encoding="utf-8"), block, outputs), encoding="utf-8")
+
+
+def _not_here(line: str) -> bool:
+    """Lines about our CPU kernels are not compared where they cannot be had."""
+    return "+kernels" in line and onnxruntime_library()[0] is None
+
+
+# Both ways: what the program has stands in the documentation, and the other way round
+
+
+def _code_spans() -> Iterator[tuple[str, str]]:
+    """(place, code) of every span in backticks and every command of a console block."""
+    for page, text in TEXTS.items():
+        prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+        for span in re.findall(r"`([^`\n]+)`", prose):
+            yield str(page.relative_to(ROOT)), span
+        for block in BLOCKS[page]:
+            if block.language == "console":
+                yield from ((block.where, command.text) for command in commands(block))
+
+
+def _options(command: str) -> set[str]:
+    names = {name for parameter in CLI[command].params for name in (*parameter.opts, *parameter.secondary_opts)}
+    return {name for name in names if name.startswith("-")}
+
+
+def test_commands_of_the_documentation_are_those_of_the_program() -> None:
+    named = {
+        (match[1], where)
+        for where, code in _code_spans()
+        if (match := re.match(r"gmmvit ([a-z]\S*)", code)) is not None
+    }
+    assert {name for name, where in named} == set(CLI), sorted(named)
+    in_readme = {name for name, where in named if where.startswith("README.md")}
+    assert in_readme == set(CLI)
+
+
+def test_options_of_the_documentation_are_those_of_the_program() -> None:
+    every = {option for name in CLI for option in _options(name)} | {"--help", "--version"}
+    of_others = {"--write"}  # benchmarks/tables.py
+    for where, code in _code_spans():
+        command = re.match(r"gmmvit ([a-z]+)", code)
+        known = _options(command[1]) | {"--help"} if command else every | of_others
+        for option in re.findall(r"(?<![\w-])(--?[a-zA-Z][\w-]*)", code):
+            if command or option.startswith("--"):
+                assert option in known, f"{where}: {code}: {option}"
+
+
+def test_the_command_reference_has_every_command_and_option() -> None:
+    sections = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", command_reference(), re.MULTILINE | re.DOTALL))
+    assert set(sections) == set(CLI)
+    for name, section in sections.items():
+        for option in _options(name):
+            assert option in section, f"{name} {option}"
+        for parameter in CLI[name].params:
+            if parameter.param_type_name == "argument":
+                assert (parameter.help or "") in section, f"{name} {parameter.name}"
+
+
+def test_runners_are_those_of_the_program() -> None:
+    assert first_column("jobs/parity.md", "runner") == list(RUNNERS)
+    for where, code in _code_spans():
+        for value in re.findall(r"--(?:runner|runtime) (\S+)", code):
+            for part in value.split(","):
+                assert precision_behind(part)[0] in RUNNERS, where
+
+
+def test_precisions_are_those_of_the_program() -> None:
+    assert first_column("precisions.md", "precision") == list(PRECISIONS)
+
+
+def test_families_masks_and_presets_are_those_of_the_program() -> None:
+    rows = {re.findall(r"`(\w+)`", row[0])[0]: row for row in table("models/index.md", "family")}
+    assert list(rows) == [family.name for family in FAMILIES]
+    pages = {name.removeprefix("models/").removesuffix(".md") for name in NAVIGATION if name.startswith("models/")}
+    assert pages == {family.name for family in FAMILIES} | {"index"}
+    for family in FAMILIES:
+        assert tuple(rows[family.name][2].lower().split(", ")) == family.mask_kinds
+        text = (PAGES / "models" / f"{family.name}.md").read_text(encoding="utf-8")
+        presets = first_column(f"models/{family.name}.md", "preset") if "| preset |" in text else []
+        assert presets == list(family.presets)
+
+
+def test_folding_passes_are_those_of_the_program() -> None:
+    documented = first_column("masks.md", "pass")
+    run = [run.__name__ for family in FAMILIES for run in folding_passes(next(iter(family.small_specs().values())))]
+    assert len(documented) == len(set(documented))
+    assert set(documented) == set(run)
+
+
+def test_data_is_that_of_the_program() -> None:
+    rows = table("jobs/export.md", "`--dataset`")
+    assert {row[0].strip("`"): int(row[1].partition(",")[0]) for row in rows} == {
+        name: len(data.labels) for name, data in DATASETS.items()
+    }
+    assert {name.partition(":")[0] for name in first_column("jobs/convert.md", "data")} == set(KINDS)
+
+
+def test_backends_and_flavors_are_those_of_the_program() -> None:
+    assert set(first_column("jobs/serve.md", "`--backend`")) == set(get_args(model_configs.Backend))
+    assert set(first_column("jobs/build.md", "`--flavor`")) == {*FLAVORS, "auto"}
+
+
+def test_checks_are_those_of_a_report() -> None:
+    from gmmvit_deploy.parity import check
+
+    listed = re.findall(r"^    ([a-z][a-z ]*?)  +\S", check.__doc__ or "", re.MULTILINE)
+    assert [row[0] for row in table("jobs/parity.md", "check")] == listed
+
+
+def test_extras_are_those_of_the_package() -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    section = text.partition("[project.optional-dependencies]\n")[2].partition("\n[")[0]
+    assert set(first_column("install.md", "extra")) == set(re.findall(r"^([a-z-]+) = \[", section, re.MULTILINE))
+
+
+def test_make_targets_are_those_of_the_makefile() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[1].split())  # type: ignore[index]
+    assert {name.removeprefix("make ") for name in first_column("developing.md", "target")} == targets
+    assert {target for _, code in _code_spans() for target in re.findall(r"^make ([a-z-]+)", code)} <= targets
+
+
+# The README, tables, links
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.read_bytes()) <= MOST_README_BYTES
+
+
+def test_quoted_tables_are_those_of_the_results_and_of_the_policy() -> None:
+    for marker, quoted in tables().items():
+        expected = f"<!-- {marker} -->\n{quoted}\n<!-- /{marker} -->"
+        places = [str(page.relative_to(ROOT)) for page, text in TEXTS.items() if f"<!-- {marker} -->" in text]
+        assert len(places) == 1, f"{marker} stands in {places}"
+        assert expected in TEXTS[ROOT / places[0]], f"run benchmarks/tables.py --write ({marker})"
+
+
+def test_the_readme_quotes_no_other_table_of_results() -> None:
+    assert re.findall(r"<!-- (\w+) -->", TEXTS[README]) == ["headline"]
+
+
+def test_the_page_of_engines_is_that_of_the_results() -> None:
+    assert ENGINES.read_text() == engines_page()
+
+
+def test_the_page_of_results_is_that_of_the_results() -> None:
+    assert OVERVIEW.read_text() == overview()
+
+
+@pytest.mark.process
+def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("site", ".cache"))
+    for name in ("gmmvit_deploy", "cli"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    recipe = (ROOT / "Makefile").read_text(encoding="utf-8").partition("\ndocs: ")[2].splitlines()[1]
+    assert "--strict" in recipe
+    command = recipe.strip().partition("$(BIN)/")[2].split()
+    built = subprocess.run(
+        [Path(sys.executable).parent / command[0], *command[1:]],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"docs:{ROOT}:{ROOT / 'cli'}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    pages = list((tmp_path / "docs" / "site").rglob("*.html"))
+    assert len(pages) > len(NAVIGATION)
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        loaded = re.findall(r"<(?:script|img|iframe|source|link)[^>]*?(?:src|href)=\"?((?:https?:)?//[^\" >]+)", text)
+        assert not loaded, f"{page.name}: {loaded}"
+        assert "$$" not in re.sub(r"<code>.*?</code>", "", text, flags=re.DOTALL), page.name
+    assert (tmp_path / "docs" / "site" / "masks.html").read_text(encoding="utf-8").count("<math xmlns=") > 5
+    reference = (tmp_path / "docs" / "site" / "commands.html").read_text(encoding="utf-8")
+    assert all(f'id="{name}"' in reference for name in CLI)
+    assert "bundle_from_checkpoint" in (tmp_path / "docs" / "site" / "python_api.html").read_text(encoding="utf-8")
+
+
+def test_links_lead_to_files_and_headings_that_exist() -> None:
+    for page, text in TEXTS.items():
+        prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+        for link in re.findall(r"\]\(([^)\s]+)\)", prose):
+            if "://" in link:
+                continue
+            name, _, anchor = link.partition("#")
+            target = (page.parent / name).resolve() if name else page
+            assert target.exists(), f"{page.relative_to(ROOT)}: {link}"
+            if anchor:
+                headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+                slugs = {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading.lower())) for heading in headings}
+                assert anchor in slugs, f"{page.relative_to(ROOT)}: {link}"
+
+
+def test_package_versions_agree() -> None:
+    assert version("gmmvit-deploy") == gmmvit_deploy.__version__
+
+
+@pytest.mark.server
+@pytest.mark.engine
+@pytest.mark.export
+@pytest.mark.process
+def test_pictures_are_drawn_from_what_the_commands_wrote(shell: Shell, scratch: Path, tmp_path: Path) -> None:
+    """Behind `test_every_block_runs`: the pages of parity and bench are written by then."""
+    draw(scratch, tmp_path)
+    drawn = {path.name for path in tmp_path.iterdir()}
+    assert drawn == {path.name for path in PICTURES.iterdir()}
+    text = "".join(TEXTS.values())
+    assert all(f"pictures/{name})" in text for name in drawn)
