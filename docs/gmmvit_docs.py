@@ -9,7 +9,6 @@ Both happen when the site is built; the pages need no script.  Fenced code is le
 
 from __future__ import annotations
 
-import inspect
 import re
 from html import escape
 from typing import Any
@@ -83,13 +82,13 @@ def command_reference() -> str:
 
     root: Any = get_command(app)
     parts = []
-    for name, command in root.commands.items():
+    for name in root.list_commands(None):
+        command = root.get_command(None, name)
         context = command.make_context(f"gmmvit {name}", [], resilient_parsing=True)
         usage = " ".join(command.collect_usage_pieces(context))
         parts += [f"## {name}", "", (command.help or "").strip(), "", "```text", f"gmmvit {name} {usage}", "```", ""]
         parts += _table(command, context)
-        if command.epilog:
-            parts += ["```text", inspect.cleandoc(command.epilog), "```", ""]
+        parts += ["For example:", "", "```text", command.example, "```", ""]
     return "\n".join(parts)
 
 

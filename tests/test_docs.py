@@ -56,7 +56,8 @@ from tests.documented import (
 
 TEXTS = texts()
 BLOCKS: dict[Path, list[Block]] = {page: list(blocks(page, text)) for page, text in TEXTS.items()}
-CLI: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
+GROUP: Any = get_command(app)
+CLI: dict[str, Any] = {name: GROUP.get_command(None, name) for name in GROUP.list_commands(None)}
 RUN = ("console", "python")
 WITH_BLOCKS = [page for page, found in BLOCKS.items() if any(b.language in RUN and not b.reason for b in found)]
 WRITE = "GMMVIT_WRITE_DOCS"
