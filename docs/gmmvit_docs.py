@@ -9,7 +9,6 @@ Both happen when the site is built; the pages need no script.  Fenced code is le
 
 from __future__ import annotations
 
-import inspect
 import re
 from html import escape
 from typing import Any
@@ -90,8 +89,7 @@ def command_reference() -> str:
         usage = " ".join(command.collect_usage_pieces(context))
         parts += [f"## {name}", "", summary, "", "```text", f"gmmvit {name} {usage}", "```", ""]
         parts += _table(command, context)
-        if command.epilog:
-            parts += ["```text", inspect.cleandoc(command.epilog), "```", ""]
+        parts += ["For example:", "", "```text", command.example, "```", ""]
     return "\n".join(parts)
 
 

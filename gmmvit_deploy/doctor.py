@@ -57,6 +57,7 @@ _PACKAGES = {
     "onnxruntime": "cpu",
     "openvino": "openvino",
     "mlcommons-loadgen": "bench",
+    "nicegui": "page",
     "tritonclient": "client",
     "nvidia-pytriton": "serve",
     "scikit-learn": "demo",

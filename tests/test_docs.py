@@ -25,7 +25,6 @@ import gmmvit_deploy
 from benchmarks.tables import ENGINES, OVERVIEW, engines_page, overview, tables
 from docs.gmmvit_docs import command_reference
 from docs.pictures import PICTURES, draw
-from gmmvit_cli.commands import SUMMARIES
 from gmmvit_cli.main import app
 from gmmvit_deploy.data.open import KINDS
 from gmmvit_deploy.datasets import DATASETS
@@ -57,7 +56,8 @@ from tests.documented import (
 
 TEXTS = texts()
 BLOCKS: dict[Path, list[Block]] = {page: list(blocks(page, text)) for page, text in TEXTS.items()}
-CLI: dict[str, Any] = {name: get_command(app).get_command(None, name) for name in SUMMARIES}  # type: ignore[attr-defined]
+GROUP: Any = get_command(app)
+CLI: dict[str, Any] = {name: GROUP.get_command(None, name) for name in GROUP.list_commands(None)}
 RUN = ("console", "python")
 WITH_BLOCKS = [page for page, found in BLOCKS.items() if any(b.language in RUN and not b.reason for b in found)]
 WRITE = "GMMVIT_WRITE_DOCS"

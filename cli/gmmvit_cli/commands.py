@@ -19,7 +19,10 @@ __all__ = ["JOBS", "SUMMARIES", "Command", "Commands", "typing_hint"]
 
 JOBS: Mapping[str, Mapping[str, str]] = {
     "Start here": {"demo": "Train, export, serve and measure a small model in a single run."},
-    "Look": {"inspect": "Describe a checkpoint: family, sizes, masks, and what is odd."},
+    "Look": {
+        "inspect": "Describe a checkpoint: family, sizes, masks, and what is odd.",
+        "page": "Try a bundle in the browser: upload, draw, look at its masks.",
+    },
     "Make": {
         "export": "Export a checkpoint to ONNX, masks folded, answers proven.",
         "convert": "Write a bundle's network in other precisions, and compare.",

@@ -24,8 +24,9 @@ from gmmvit_deploy.bench.measure import REST_S
 from gmmvit_deploy.images import image_from_pixels
 from gmmvit_deploy.runners.open import RUNNERS
 from gmmvit_deploy.runners.runner import Runner, Served
+from gmmvit_deploy.runtime.triton import ServerTimings
 
-__all__ = ["Step", "waterfall"]
+__all__ = ["Step", "server_parts", "waterfall"]
 
 _ROUNDS = 5
 _QUERIES = 40
@@ -67,6 +68,21 @@ def waterfall(
     return steps
 
 
+def server_parts(
+    models: Sequence[str], before: Sequence[ServerTimings], after: Sequence[ServerTimings]
+) -> dict[str, float]:
+    """``MODEL queue``, ``MODEL infer`` and so on → ms of a mean request between two readings of a server's statistics.
+
+    before, after: a reading of each model.
+    """
+    parts: dict[str, float] = {}
+    for model, earlier, later in zip(models, before, after, strict=True):
+        spent = later.since(earlier)
+        for part, total_ns in spent.parts_ns.items():
+            parts[f"{model} {part.removeprefix('compute_')}"] = total_ns / max(spent.requests, 1) / 1e6
+    return parts
+
+
 class _Program:
     """A runner's turns, one sample a query, and what its server says of them."""
 
@@ -99,13 +115,7 @@ class _Program:
         found = drive(self.run, work).latencies_ms
         self._rounds.append(float(np.median(found)))
         self._means.append(float(np.mean(found)))
-        parts: dict[str, float] = {}
-        for model, after, earlier in zip(self.models, self._looks(), before, strict=True):
-            spent = after.since(earlier)
-            for part, total in spent.parts_ns.items():
-                name = f"{model} {part.removeprefix('compute_')}"
-                parts[name] = total / max(spent.requests, 1) / 1e6
-        self._parts.append(parts)
+        self._parts.append(server_parts(self.models, before, self._looks()))
 
     def found(self) -> tuple[float, dict[str, float]]:
         median = float(np.median(self._rounds))
@@ -115,7 +125,7 @@ class _Program:
         parts["unexplained"] = max(0.0, float(np.median(self._means)) - sum(parts.values()))
         return median, parts
 
-    def _looks(self) -> list[Any]:
+    def _looks(self) -> list[ServerTimings]:
         server = self.runner.server
         return [server.connection.timings(model) for model in self.models] if server is not None else []
 

@@ -16,7 +16,7 @@ from gmmvit_deploy.specs import MaskKind, MaskSpec, ModelSpec
 if TYPE_CHECKING:
     from gmmvit_deploy.layers.model import Model
 
-__all__ = ["Family", "LastBlock", "Mistake", "OwnPass", "no_passes", "small_mask"]
+__all__ = ["Family", "LastBlock", "Mistake", "OwnPass", "Windows", "no_passes", "small_mask"]
 
 OwnPass = Callable[["Model"], tuple[str, ...]]
 """As `gmmvit_deploy.folding.passes.FoldingPass`: (model) → names of what it changed."""
@@ -39,12 +39,28 @@ class LastBlock:
     tokens: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Windows:
+    """How an attention divides a grid × grid lattice of tokens into windows of window × window tokens.
+
+    shift: tokens by which the lattice is rolled up and to the left before it is divided, in both directions.
+    """
+
+    grid: int
+    window: int
+    shift: int
+
+
 def no_passes() -> tuple[OwnPass, ...]:
     return ()
 
 
 def _reads_all(spec: Any) -> LastBlock | None:
     return None
+
+
+def _no_windows(spec: Any) -> Mapping[str, Windows]:
+    return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +76,7 @@ class Family:
     small:          mask → the spec of a small model, for tests
     blocks:         spec → names of the modules between which parity looks for a drift, in the order in which they run
     last_block:     spec → what is read of the last block, where folding may narrow it to that
+    windows:        spec → name of each attention within windows → its windows; other attentions see all tokens
     folding_passes: own passes of folding, run behind the passes on the scores and before the last block is narrowed
     engine_passes:  own passes for GPU engines, run before heads are padded
     mistakes:       usual mistakes beyond those that the steps of its scores know, for parity to name
@@ -74,6 +91,7 @@ class Family:
     blocks: Callable[[Any], tuple[str, ...]]
     presets: Mapping[str, Callable[[int, int, MaskSpec], ModelSpec]] = field(default_factory=dict)
     last_block: Callable[[Any], LastBlock | None] = _reads_all
+    windows: Callable[[Any], Mapping[str, Windows]] = _no_windows
     folding_passes: Callable[[], tuple[OwnPass, ...]] = no_passes
     engine_passes: Callable[[], tuple[OwnPass, ...]] = no_passes
     mistakes: tuple[Mistake, ...] = ()

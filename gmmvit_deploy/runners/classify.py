@@ -28,6 +28,7 @@ __all__ = [
     "Prediction",
     "TritonClassifier",
     "classify_files",
+    "likeliest",
 ]
 
 
@@ -225,12 +226,13 @@ def _ask(classifier: Classifier, images: dict[Path, bytes], top: int) -> dict[Pa
         alone = [_ask(classifier, {file: data}, top) for file, data in images.items()]
         return {file: answer for answers in alone for file, answer in answers.items()}
     return {
-        file: Classification(path=file, runner=classifier.runner, predictions=_top(row, classifier.labels, top))
+        file: Classification(path=file, runner=classifier.runner, predictions=likeliest(row, classifier.labels, top))
         for file, row in zip(images, logits, strict=True)
     }
 
 
-def _top(logits: NDArray[Any], labels: Sequence[str], top: int) -> tuple[Prediction, ...]:
+def likeliest(logits: NDArray[Any], labels: Sequence[str], top: int) -> tuple[Prediction, ...]:
+    """The ``top`` classes of one row of logits (C,), likeliest first, with their softmax probabilities."""
     import numpy as np
 
     # In float64: probabilities are for reading, and should add up.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from gmmvit_deploy.families.family import Family, OwnPass
+from gmmvit_deploy.families.family import Family, OwnPass, Windows
 from gmmvit_deploy.families.swin.presets import PRESETS
 from gmmvit_deploy.families.swin.released import RELEASED
 from gmmvit_deploy.families.swin.spec import SwinSpec
@@ -51,6 +52,16 @@ def _blocks(spec: SwinSpec) -> tuple[str, ...]:
     return tuple(names)
 
 
+def _windows(spec: SwinSpec) -> Mapping[str, Windows]:
+    return {
+        f"stages.{stage}.blocks.{block}.attention": Windows(
+            grid=spec.grids[stage], window=spec.window, shift=spec.shift(stage, block)
+        )
+        for stage, depth in enumerate(spec.depths)
+        for block in range(depth)
+    }
+
+
 SWIN = Family(
     name="swin",
     spec=SwinSpec,
@@ -60,5 +71,6 @@ SWIN = Family(
     mask_kinds=("plain", "gmm"),
     small=_small,
     blocks=_blocks,
+    windows=_windows,
     engine_passes=_engine_passes,
 )

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from gmmvit_cli.choices import read_by
+from gmmvit_cli.options import CPU_KERNELS, INPUT, MODEL_NAME, TARGET, cpu_kernels_from
+from gmmvit_cli.output import JSON_OPTION, note, print_json
+from gmmvit_cli.progress import progress
+
+EXAMPLE = """gmmvit page bundle
+gmmvit page bundle --url grpc://localhost:8001 --port 0"""
+
+_PAGE = "Page"
+
+
+def _require_url(text: str) -> None:
+    from gmmvit_deploy.runtime.triton import parse_url
+
+    parse_url(text)
+
+
+def page(
+    bundle: Path = typer.Argument(metavar="BUNDLE", rich_help_panel=INPUT, help="A bundle that gmmvit export wrote."),
+    host: str = typer.Option(
+        "127.0.0.1",
+        metavar="ADDRESS",
+        rich_help_panel=_PAGE,
+        help="Address to listen on. Any address but loopback is reachable by others, without a password.",
+    ),
+    port: int = typer.Option(
+        8080, min=0, max=65535, metavar="PORT", rich_help_panel=_PAGE, help="0 takes a free port."
+    ),
+    url: str | None = typer.Option(
+        None,
+        metavar="URL",
+        rich_help_panel=TARGET,
+        callback=read_by(_require_url),
+        help="Also ask this Triton server, and show whether its answers agree: grpc://host:port or http://host:port.",
+    ),
+    model: str = MODEL_NAME,
+    cpu_kernels: str | None = CPU_KERNELS,
+    as_json: bool = JSON_OPTION,
+) -> None:
+    """Serves a page until Ctrl-C or SIGTERM: upload an image, choose an example or draw; see labels, what the network
+    sees, its masks and the time of each step. Prints the address. The page needs no internet.
+    """
+    kernels = cpu_kernels_from(cpu_kernels)
+    with progress("page") as on_progress:
+        from gmmvit_deploy.artifacts import open_bundle
+        from gmmvit_deploy.progress import Progress
+
+        on_progress(Progress("open the bundle"))
+        opened = open_bundle(bundle)
+
+        # Imports PyTorch: a bundle that is missing is refused without it.
+        from gmmvit_deploy.page.server import is_loopback, listening_socket, require_page_library, serve_page
+        from gmmvit_deploy.page.trial import Trial
+
+        require_page_library()
+        listener = listening_socket(host, port)
+        on_progress(Progress("load the model"))
+        trial = Trial(opened, url=url, model=model, cpu_kernels=kernels != "off")
+
+    def ready(address: str) -> None:
+        if as_json:
+            print_json({"url": address, "bundle": str(bundle), "sha256": opened.sha256, "server": url})
+        else:
+            typer.echo(f"ready: {address}")
+
+    if not is_loopback(host):
+        note(f"{host} is reachable by others: whoever reaches it can use this page")
+    with trial:
+        serve_page(trial, listener, on_ready=ready)

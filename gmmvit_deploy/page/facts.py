@@ -1,0 +1,82 @@
+"""What a bundle states of itself, as rows of text: its parity when it was made, and its card."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from gmmvit_deploy.precision import PRECISIONS
+from gmmvit_deploy.variants import onnx_file
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.artifacts import Bundle
+
+__all__ = ["ExportParity", "bundle_card", "export_parity"]
+
+_LARGEST = "_largest_abs"  # of each program in a manifest's export_parity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportParity:
+    """Parity with PyTorch when the bundle was made.
+
+    differences: program → largest difference of its logits on the golden inputs.  limit: the largest allowed.
+    skipped: program → why it was not available there.
+    """
+
+    differences: dict[str, float]
+    limit: float
+    skipped: dict[str, str]
+
+    @property
+    def passed(self) -> bool:
+        """Whether at least one program was compared, and every difference is within the limit."""
+        return bool(self.differences) and all(largest <= self.limit for largest in self.differences.values())
+
+    def sentence(self) -> str:
+        """The verdict for whoever signs."""
+        if not self.differences:
+            return "Parity at export: not proven; the manifest states no comparison with PyTorch."
+        program, largest = max(self.differences.items(), key=lambda item: item[1])
+        verdict = "passed" if self.passed else "FAILED"
+        return (
+            f"Parity at export: {verdict}. {len(self.differences)} programs were compared with PyTorch; the largest "
+            f"difference is {largest:.2g} ({program}), the limit {self.limit:.2g}."
+        )
+
+
+def export_parity(bundle: Bundle) -> ExportParity:
+    """Read the manifest's comparison with PyTorch."""
+    numbers = bundle.manifest.export_parity
+    return ExportParity(
+        differences={key.removesuffix(_LARGEST): value for key, value in numbers.items() if key.endswith(_LARGEST)},
+        limit=numbers.get("limit", math.nan),
+        skipped=dict(bundle.manifest.export_skipped),
+    )
+
+
+def bundle_card(bundle: Bundle) -> dict[str, str]:
+    """Name → value: hash, model, input, labels, precisions and versions."""
+    manifest, image = bundle.manifest, bundle.manifest.image
+    sizes = {name: value for name, value in asdict(manifest.spec).items() if name not in ("family", "mask")}
+    normalisation = ""
+    if image.normalisation is not None:
+        mean, std = (", ".join(f"{value:g}" for value in values) for values in image.normalisation)
+        normalisation = f"; mean {mean}; std {std}"
+    rows = {
+        "bundle": str(bundle.path),
+        "SHA-256": bundle.sha256,
+        "checkpoint": ", ".join(f"{name} {value}" for name, value in manifest.checkpoint.items()),
+        "model": f"{manifest.spec.family}, {manifest.spec.mask} mask",
+        "sizes": ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in sizes.items()),
+        "trainable parameters": f"{manifest.trainable_parameters:,}",
+        "image": f"{image.height}×{image.width}, {image.mode}, resized by {image.resize}{normalisation}",
+        "input": f"{manifest.input_kind}: {bundle.input_dtype} (1..{manifest.max_batch}, "
+        f"{', '.join(map(str, bundle.input_shape))})",
+        "classes": f"{manifest.spec.classes}",
+        "masks": f"{len(manifest.masks)} folded, a constant each",
+        "precisions": ", ".join(name for name in PRECISIONS if (bundle.path / onnx_file(name)).is_file()),
+        "made with": ", ".join(f"{name} {value}" for name, value in manifest.versions.items()),
+    }
+    return {name: value for name, value in rows.items() if value}

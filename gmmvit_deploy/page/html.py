@@ -1,0 +1,190 @@
+"""Answers and facts as HTML.  All text is escaped; pictures are part of the HTML, so nothing is fetched."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections.abc import Mapping
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from PIL import Image
+
+from gmmvit_deploy.images import image_from_pixels
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from gmmvit_deploy.bench.waterfall import Step
+    from gmmvit_deploy.page.facts import ExportParity
+    from gmmvit_deploy.page.trial import Agreement, Answer
+
+__all__ = [
+    "agreement_html",
+    "facts_html",
+    "message_html",
+    "parity_html",
+    "picture_html",
+    "predictions_html",
+    "seen_html",
+    "steps_html",
+    "thumbnail",
+]
+
+_SHOWN_SIDE = 280  # pixels; small images are enlarged by a whole factor
+
+
+def message_html(text: str, *, kind: str = "note") -> str:
+    """kind: ``note`` or ``error``; an error is named as one, not by its colour alone."""
+    label = "<b>Error:</b> " if kind == "error" else ""
+    return f'<p class="{kind}">{label}{escape(text)}</p>'
+
+
+def predictions_html(answer: Answer) -> str:
+    """A table: label, probability, and the same as a bar."""
+    rows = "".join(
+        f'<tr><th scope="row">{escape(p.label)}</th><td>{p.probability:.1%}</td>'
+        f'<td class="track"><div class="bar" style="width:{100 * p.probability:.2f}%"></div></td></tr>'
+        for p in answer.predictions
+    )
+    head = '<tr><th scope="col">label</th><th scope="col">probability</th><td></td></tr>'
+    best = answer.predictions[0]
+    return (
+        f'<p class="verdict">{escape(best.label)}, {best.probability:.1%}</p>'
+        f'<table class="predictions"><caption>The {len(answer.predictions)} likeliest classes</caption>'
+        f"<thead>{head}</thead><tbody>{rows}</tbody></table>"
+    )
+
+
+def agreement_html(answer: Answer, *, url: str | None) -> str:
+    """Whether each program agrees with PyTorch on this image, a sentence first; then the numbers."""
+    sentences = []
+    if url is not None:
+        sentences.append(_server_sentence(answer, url))
+    if answer.other_bundle:
+        sentences.append(message_html(answer.other_bundle, kind="error"))
+    rows = "".join(_agreement_row(agreement) for agreement in answer.agreements)
+    names = ("program", "answer", "distance from PyTorch", "limit", "agrees")
+    head = "".join(f'<th scope="col">{name}</th>' for name in names)
+    derivations = "".join(
+        f"<li>{escape(agreement.program)}: {agreement.limit:.2g} = {escape(agreement.derivation)}</li>"
+        for agreement in answer.agreements
+    )
+    return (
+        f'{"".join(sentences)}<div class="scroll"><table><caption>Largest distance of the logits from float64 PyTorch'
+        f"</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+        f"<details><summary>Where the limits come from</summary><ul>{derivations}</ul></details>"
+    )
+
+
+def _server_sentence(answer: Answer, url: str) -> str:
+    if answer.server_error:
+        return message_html(f"no answer from the server: {answer.server_error}", kind="error")
+    local, *served = answer.agreements
+    if all(agreement.agrees for agreement in served) and local.agrees:
+        return message_html(f"The server at {url} agrees: its answer is that of this bundle, within parity's limit.")
+    odd = ", ".join(agreement.program for agreement in answer.agreements if not agreement.agrees)
+    return message_html(f"the answers do not agree: {odd} is outside parity's limit", kind="error")
+
+
+def _agreement_row(agreement: Agreement) -> str:
+    words = "yes" if agreement.agrees else "NO"
+    if agreement.close:
+        words += ", two classes within rounding of each other"
+    shown = "not a number" if math.isnan(agreement.distance) else f"{agreement.distance:.2g}"
+    return (
+        f'<tr><th scope="row">{escape(agreement.program)}</th><td>{escape(agreement.prediction.label)}, '
+        f"{agreement.prediction.probability:.1%}</td><td>{shown}</td><td>{agreement.limit:.2g}</td><td>{words}</td></tr>"
+    )
+
+
+def seen_html(answer: Answer) -> str:
+    """The picture after preprocessing, enlarged by a whole factor, with its size in words."""
+    height, width, channels = answer.pixels.shape
+    alt = f"The image as the network sees it: {width}×{height} pixels, {channels} channels"
+    return picture_html(shown_picture(answer.pixels), alt)
+
+
+def shown_picture(pixels: NDArray[Any]) -> Image.Image:
+    """uint8 (height, width, channels) → a picture large enough to look at."""
+    picture = image_from_pixels(pixels)
+    factor = max(1, _SHOWN_SIDE // max(picture.size))
+    enlarged: Image.Image = picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
+    return enlarged
+
+
+def steps_html(steps: tuple[Step, ...]) -> str:
+    """A row for each step: its time, a bar, and what a server's time consists of."""
+    longest = max(step.ms for step in steps) or 1.0
+    rows = "".join(_step_row(step, longest) for step in steps)
+    head = (
+        '<th scope="col">step</th><th scope="col">ms</th><td></td>'
+        '<th scope="col" class="parts">parts of the server\'s time, ms</th>'
+    )
+    return (
+        f'<div class="scroll"><table class="steps"><caption>Median time of a few repeats with this image</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
+
+
+def _step_row(step: Step, longest: float) -> str:
+    # Parts come from a mean and the bar from a median, so the parts are scaled to fill the bar.
+    parts = step.parts or {"": step.ms}
+    total = sum(parts.values()) or 1.0
+    segments = "".join(
+        f'<div class="bar part{number % 2}" style="width:{100 * ms / total:.2f}%"></div>'
+        for number, ms in enumerate(parts.values())
+    )
+    words = "; ".join(f"{model}: {', '.join(parts)}" if model else parts[0] for model, parts in _by_model(step.parts))
+    return (
+        f'<tr><th scope="row">{escape(step.name)}</th><td>{step.ms:.2f}</td>'
+        f'<td class="track"><div class="bars" style="width:{100 * step.ms / longest:.2f}%">{segments}</div></td>'
+        f'<td class="parts">{escape(words)}</td></tr>'
+    )
+
+
+def _by_model(parts: Mapping[str, float]) -> list[tuple[str, list[str]]]:
+    """``gmmvit_network infer`` → ms  to  gmmvit_network → ``infer 1.41`` and so on; no model for the rest."""
+    models: dict[str, list[str]] = {}
+    for name, ms in parts.items():
+        model, _, part = name.rpartition(" ")
+        models.setdefault(model, []).append(f"{part} {ms:.2f}")
+    return list(models.items())
+
+
+def parity_html(parity: ExportParity) -> str:
+    """The verdict, then the numbers folded away."""
+    rows = "".join(
+        f'<tr><th scope="row">{escape(name)}</th><td>{largest:.2g}</td><td>{parity.limit:.2g}</td>'
+        f"<td>{'yes' if largest <= parity.limit else 'NO'}</td></tr>"
+        for name, largest in parity.differences.items()
+    )
+    head = "".join(f'<th scope="col">{name}</th>' for name in ("program", "largest difference", "limit", "within"))
+    skipped = "".join(f"<li>{escape(name)}: {escape(reason)}</li>" for name, reason in parity.skipped.items())
+    not_compared = f"<p>Not compared:</p><ul>{skipped}</ul>" if skipped else ""
+    return (
+        f"{message_html(parity.sentence(), kind='note' if parity.passed else 'error')}"
+        f'<details><summary>Programs compared at export</summary><div class="scroll"><table><thead><tr>{head}</tr>'
+        f"</thead><tbody>{rows}</tbody></table></div>{not_compared}</details>"
+    )
+
+
+def facts_html(rows: Mapping[str, str]) -> str:
+    """Names and values."""
+    return "<dl>" + "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in rows.items()) + "</dl>"
+
+
+def picture_html(picture: Image.Image, alt: str) -> str:
+    return f'<img class="picture" alt="{escape(alt)}" src="{_data_url(picture)}">'
+
+
+def thumbnail(pixels: NDArray[Any], alt: str) -> str:
+    """A small picture of an example, for its button."""
+    return f'<img class="thumbnail" alt="{escape(alt)}" src="{_data_url(image_from_pixels(pixels))}">'
+
+
+def _data_url(picture: Image.Image) -> str:
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()

@@ -1,0 +1,109 @@
+"""Serve the page of a trial until it is interrupted."""
+
+from __future__ import annotations
+
+import socket
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.extras import require
+from gmmvit_deploy.page.guard import LOOPBACK, Guard
+from gmmvit_deploy.page.trial import Trial
+from gmmvit_deploy.preprocess import MAX_IMAGE_BYTES
+
+__all__ = ["is_loopback", "listening_socket", "page_app", "require_page_library", "serve_page"]
+
+_ENVELOPE_BYTES = 64 * 2**10  # of a form around an uploaded file
+_STOP_S = 3
+
+
+def require_page_library() -> Any:
+    """Import NiceGUI, which draws the page.  Errors: MissingDependencyError."""
+    return require("nicegui", package="nicegui", extra="page")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    return host in LOOPBACK or host.startswith("127.")
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """A socket that listens.  port: 0 takes a free one.  Errors: InputError when the address cannot be used."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, port))
+            listener.listen(64)
+        except BaseException:
+            listener.close()
+            raise
+    except (OSError, OverflowError) as exc:
+        reason = getattr(exc, "strerror", None) or exc
+        raise InputError(
+            f"cannot listen on {host}, port {port}: {reason}", hint="type --port 0 to take a free port"
+        ) from exc
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """``http://127.0.0.1:8080``."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def page_app(trial: Trial, *, host: str) -> Any:
+    """The ASGI application of the page.  host: the address it listens on; on loopback only names of this machine pass.
+
+    One for each process: the library keeps a single application.
+    Errors: MissingDependencyError.
+    """
+    ui = require_page_library().ui
+    from fastapi import FastAPI
+
+    from gmmvit_deploy.page.view import PageView
+
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    view = PageView(trial)
+    ui.run_with(
+        app,
+        root=view.build,
+        title=f"Try {trial.bundle.path.name}",
+        favicon="🔎",
+        language="en-US",
+        dark=None,  # as the visitor's system has it
+        tailwind=False,
+        show_welcome_message=False,
+    )
+    app.add_middleware(
+        Guard,
+        most_bytes=MAX_IMAGE_BYTES + _ENVELOPE_BYTES,
+        hosts=(*LOOPBACK, host) if is_loopback(host) else (),
+    )
+    return app
+
+
+def serve_page(trial: Trial, listener: socket.socket, *, on_ready: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM.  on_ready: called with the address once it accepts connections.
+
+    Errors: MissingDependencyError.
+    """
+    app = page_app(trial, host=listener.getsockname()[0])
+    uvicorn = require("uvicorn", package="uvicorn", extra="page")
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=_STOP_S)
+    server = uvicorn.Server(config)
+    start = server.startup
+
+    async def startup(sockets: list[socket.socket] | None = None) -> None:
+        await start(sockets)
+        # Not earlier: a signal is heard from now on.
+        on_ready(url_of(listener))
+
+    server.startup = startup
+    with warnings.catch_warnings():
+        # As it starts, the library looks at every object of the process, and some of PyTorch's warn when looked at.
+        warnings.filterwarnings("ignore", category=FutureWarning, message=r".*torch\.distributed")
+        server.run(sockets=[listener])

@@ -1,0 +1,252 @@
+"""One encoded image → labels, the pixels that the network sees, the time of each step, and whether programs agree.
+
+bytes → decode and resize → pixels → normalise → tensor → network → logits → softmax → probabilities
+
+A program agrees when its logits lie within parity's limit of PyTorch's float64 logits and its class is PyTorch's, or
+the two classes lie so close that rounding within that limit exchanges them. The noise that the limit follows from is
+that of this image or that of the golden inputs, whichever is larger: a single image can have next to none by chance.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from gmmvit_deploy.bench.waterfall import Step, server_parts
+from gmmvit_deploy.errors import GmmvitError, ImageError, InputError
+from gmmvit_deploy.families import family_of
+from gmmvit_deploy.graphs.quantize import QUANTIZED
+from gmmvit_deploy.parity.measures import ErrorMeasure, distance
+from gmmvit_deploy.parity.reference import Reference
+from gmmvit_deploy.pictures.mask_numbers import masks_of
+from gmmvit_deploy.preprocess import UnusableImage
+from gmmvit_deploy.runners.classify import Prediction, likeliest
+from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.runners.triton import TritonRunner
+from gmmvit_deploy.runtime.onnxruntime import fused_graph
+from gmmvit_deploy.runtime.triton import DEFAULT_MODEL, parse_url
+from gmmvit_deploy.tolerances import Noise, limit_from_noise
+from gmmvit_deploy.variants import open_variant
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from gmmvit_deploy.artifacts import Bundle
+    from gmmvit_deploy.precision import Precision
+
+__all__ = ["TOP", "Agreement", "Answer", "Trial"]
+
+TOP = 5
+"""Classes that an answer lists."""
+_REPEATS = 5
+_LONGEST_MS = 300  # no further repeats of a step after this time: an image of 50 million pixels decodes for a second
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """A program held against PyTorch on one image.
+
+    prediction: its likeliest class.  distance: largest distance of its logits from PyTorch's float64 logits, NaN where
+    they cannot be compared.  limit: the largest distance allowed.  derivation: of the limit, in words and numbers.
+    same_class: whether its class is PyTorch's.  close: whether it is another class, but within rounding.
+    """
+
+    program: str
+    prediction: Prediction
+    distance: float
+    limit: float
+    derivation: str
+    same_class: bool
+    close: bool
+
+    @property
+    def agrees(self) -> bool:
+        return self.distance <= self.limit and (self.same_class or self.close)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Answer:
+    """What the bundle makes of one image.
+
+    predictions: likeliest first.  pixels: uint8 (height, width, channels), after decoding and resizing.
+    steps: as in the waterfall of ``gmmvit bench``.  agreements: of the local program, then of those of the server.
+    server_error: why the server gave no answer, with what to do; empty where it did, or where no server is asked.
+    other_bundle: what is wrong where the server serves another bundle; empty otherwise.
+    """
+
+    predictions: tuple[Prediction, ...]
+    pixels: NDArray[Any]
+    steps: tuple[Step, ...]
+    agreements: tuple[Agreement, ...]
+    server_error: str = ""
+    other_bundle: str = ""
+
+
+class Trial:
+    """A bundle in this process, its PyTorch reference, and a server if an address is given.  A context manager.
+
+    masks: of every attention that has masks.  windows: name of an attention → how it divides the tokens.
+    notice: why our CPU kernels are not used; empty where they are, or are not asked for.
+    """
+
+    def __init__(
+        self, bundle: Bundle, *, url: str | None = None, model: str = DEFAULT_MODEL, cpu_kernels: bool = True
+    ) -> None:
+        """url: of a Triton server, which need not run yet.
+
+        Errors: InputError when the bundle does not state how images are normalised, or the address cannot be read;
+        BundleError when its weights or graph cannot be loaded.
+        """
+        manifest = bundle.manifest
+        if manifest.image.normalisation is None:
+            raise InputError(
+                f"{bundle.path}: it does not state how images are normalised, so no image can be tried",
+                hint="export it with --dataset, or --mean --std --labels",
+            )
+        self.bundle, self.url, self.model = bundle, url, model
+        if url is not None:
+            parse_url(url)
+        self.reference = Reference(bundle)
+        self.masks = masks_of(self.reference.model)
+        self.windows = family_of(manifest.spec).windows(manifest.spec)
+        self.notice = fused_graph(bundle.onnx_path)[1] if cpu_kernels else ""
+        self.runner = OnnxRuntimeRunner(bundle, kernels=cpu_kernels and not self.notice)
+        self.examples = bundle.golden_set().images
+        self._server: TritonRunner | None = None
+
+    def __enter__(self) -> Trial:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give back the programs and the connection."""
+        self.runner.close()
+        self._forget_server()
+
+    def answer(self, data: bytes) -> Answer:
+        """Answer for one encoded image.  Errors: ImageError when it cannot be used; whatever the runner raises."""
+        image = self.bundle.manifest.image
+        try:
+            pixels, decode_ms = _timed(lambda: image.pixels_from_bytes(data))
+        except UnusableImage as exc:
+            raise ImageError(f"the image cannot be used: {exc}") from exc
+        inputs, input_ms = _timed(lambda: self.bundle.inputs_from_pixels(pixels[None]))
+        logits, network_ms = _timed(lambda: self.runner.run(inputs))
+        times: list[tuple[str, float, dict[str, float]]] = [("decode and resize", decode_ms, {})]
+        if self.bundle.manifest.input_kind == "tensor":
+            times.append(("normalise", input_ms, {}))
+        times.append((self.runner.label, network_ms, {}))
+
+        exact, noise = self._reference_logits(inputs)
+        agreements = [self._agreement(self.runner.label, logits, exact, noise, self.runner.precision)]
+        server_error = other_bundle = ""
+        if self.url is not None:
+            try:
+                server = self._connected(self.url)
+                other_bundle = server.server.other_bundle
+                for program, rows, ms, parts in _asked(server, inputs, data):
+                    times.append((program, ms, parts))
+                    agreements.append(self._agreement(program, rows, exact, noise, server.precision))
+            except GmmvitError as exc:
+                # The next image asks again: the server may be back by then.
+                self._forget_server()
+                server_error = f"{exc} ({exc.hint})"
+        return Answer(
+            predictions=likeliest(logits[0], self.bundle.manifest.labels, TOP),
+            pixels=pixels,
+            steps=_steps(times),
+            agreements=tuple(agreements),
+            server_error=server_error,
+            other_bundle=other_bundle,
+        )
+
+    def _reference_logits(self, inputs: NDArray[Any]) -> tuple[NDArray[Any], Noise]:
+        trained, exact = self.reference.logits(inputs)
+        measure = ErrorMeasure()
+        measure.add(trained, exact)
+        noise = measure.noise()
+        largest = max(noise.largest, self.bundle.manifest.float32_noise)
+        return exact, Noise(largest=largest, rms=noise.rms, scale=noise.scale)
+
+    def _agreement(
+        self, program: str, logits: NDArray[Any], exact: NDArray[Any], noise: Noise, precision: Precision
+    ) -> Agreement:
+        record = open_variant(self.bundle, precision).record if precision in QUANTIZED else None
+        limit = limit_from_noise(noise, precision, recorded=record.golden["largest_abs"] if record else None)
+        expected, actual = int(exact[0].argmax()), int(logits[0].argmax())
+        margin = float(exact[0, expected] - exact[0, actual]) if logits.shape == exact.shape else np.inf
+        return Agreement(
+            program=program,
+            prediction=likeliest(logits[0], self.bundle.manifest.labels, 1)[0],
+            distance=distance(logits, exact),
+            limit=limit.largest,
+            derivation=limit.derivation,
+            same_class=actual == expected,
+            close=actual != expected and margin <= 2 * limit.largest,
+        )
+
+    def _connected(self, url: str) -> TritonRunner:
+        if self._server is None:
+            self._server = TritonRunner(self.bundle, url, model=self.model, takes_other_bundle=True)
+        return self._server
+
+    def _forget_server(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+
+
+def _asked(
+    runner: TritonRunner, inputs: NDArray[Any], data: bytes
+) -> Iterator[tuple[str, NDArray[Any], float, dict[str, float]]]:
+    """(program, logits, median ms, parts of the time) of the server's network, and of its ensemble, which decodes."""
+    server = runner.server
+    encoded = np.array([[data]], dtype=np.object_)
+    requests: tuple[tuple[str, tuple[str, ...], Callable[[], NDArray[Any]]], ...] = (
+        (runner.label, (server.network,), lambda: runner.run(inputs)),
+        (
+            f"{runner.label} + decoding",
+            (server.preprocess, server.network),
+            lambda: server.connection.infer(server.ensemble, "IMAGE", encoded),
+        ),
+    )
+    for program, models, request in requests:
+        request()  # opens the connection, and wakes the server
+        before = [server.connection.timings(model) for model in models]
+        logits, times_ms = _repeated(request)
+        after = [server.connection.timings(model) for model in models]
+        parts = server_parts(models, before, after)
+        # The server states means, so what it does not account for is the rest of the mean.
+        unexplained = max(0.0, float(np.mean(times_ms)) - sum(parts.values()))
+        yield program, logits, float(np.median(times_ms)), {**parts, "unexplained": unexplained}
+
+
+def _timed(work: Callable[[], _Result]) -> tuple[_Result, float]:
+    """(result, median time in ms)."""
+    result, times_ms = _repeated(work)
+    return result, float(np.median(times_ms))
+
+
+def _repeated(work: Callable[[], _Result]) -> tuple[_Result, list[float]]:
+    """(result, time in ms of each repeat): a few repeats, as many as fit into a moment."""
+    times_ms: list[float] = []
+    while True:
+        start = time.perf_counter()
+        result = work()
+        times_ms.append((time.perf_counter() - start) * 1e3)
+        if len(times_ms) >= _REPEATS or sum(times_ms) > _LONGEST_MS:
+            return result, times_ms
+
+
+def _steps(times: list[tuple[str, float, dict[str, float]]]) -> tuple[Step, ...]:
+    steps: list[Step] = []
+    for name, ms, parts in times:
+        steps.append(Step(name=name, ms=ms, over_before=ms - steps[-1].ms if steps else 0.0, parts=parts))
+    return tuple(steps)

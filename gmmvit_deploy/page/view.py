@@ -1,0 +1,316 @@
+"""The page: three ways to give an image, and what the bundle makes of it.  Drawn with NiceGUI.
+
+Each visitor has a `Visit` with pictures and choices of his own; all share one trial and one thread, so that images are
+answered one after the other and neither memory nor times depend on how many visitors there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from html import escape
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from gmmvit_deploy.errors import GmmvitError, InputError
+from gmmvit_deploy.images import image_from_pixels
+from gmmvit_deploy.page import html
+from gmmvit_deploy.page.facts import bundle_card, export_parity
+from gmmvit_deploy.page.server import require_page_library
+from gmmvit_deploy.page.trial import Answer, Trial
+from gmmvit_deploy.pictures.overlay import overlay_image, token_grid, token_map
+from gmmvit_deploy.preprocess import FORMATS, MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+__all__ = ["PageView", "data_from_url"]
+
+_MOST_WAITING = 8
+_PRIMARY = "#1d5fa8"  # white text on it has a contrast of 6.3
+_SKETCH_TIMEOUT_S = 5.0
+_SUFFIXES = ".jpg,.jpeg,.png,.webp,.bmp"
+_TAKEN = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}, at most {MAX_IMAGE_BYTES // 2**20} MiB"
+_KEYS = "With a keyboard: arrows move the pen, Space lowers or lifts it, Delete clears."
+_log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+
+
+class PageView:
+    """``build`` draws the page for a new visitor."""
+
+    def __init__(self, trial: Trial) -> None:
+        self._trial = trial
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gmmvit-page")
+        self._waiting = 0
+
+    def build(self) -> None:
+        Visit(self._trial, self._answer).build()
+
+    async def _answer(self, data: bytes) -> Answer:
+        """Errors: InputError when too many images wait; as `Trial.answer`."""
+        if self._waiting >= _MOST_WAITING:
+            raise InputError(f"{self._waiting} images are waiting already; try again in a moment")
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, self._trial.answer, data)
+        finally:
+            self._waiting -= 1
+
+
+class Visit:
+    """The elements that a visitor sees.  answer: encoded image → answer, in a thread of its own."""
+
+    def __init__(self, trial: Trial, answer: Callable[[bytes], Any]) -> None:
+        self._trial, self._answer = trial, answer
+        self._ui = require_page_library().ui
+        # Until an image is given, masks lie over the middle of nothing: a grey field.
+        self._picture: Image.Image | None = None
+        self._layer = self._head = 0
+        self._token = [self._grid() // 2] * 2 if trial.masks else []
+
+    def build(self) -> None:
+        ui, trial = self._ui, self._trial
+        resources = files("gmmvit_deploy.page")
+        ui.colors(primary=_PRIMARY)
+        ui.add_css((resources / "page.css").read_text(encoding="utf-8"))
+        ui.add_body_html(f"<script>{(resources / 'sketch.js').read_text(encoding='utf-8')}</script>")
+        with ui.element("div").classes("try"):
+            self._html(f"<h1>Try {escape(trial.bundle.path.name)}</h1>{html.parity_html(export_parity(trial.bundle))}")
+            if trial.notice:
+                self._html(html.message_html(f"CPU kernels: off: {trial.notice}"))
+            with ui.element("div").classes("columns"):
+                self._section("Give an image", self._build_inputs)
+                self._section("Answer", self._build_answer)
+                self._section("What the network sees", self._build_seen)
+                self._section("Masks over the image", self._build_masks)
+            self._section("Time by step", self._build_steps)
+            self._section("This bundle", lambda: self._html(html.facts_html(bundle_card(trial.bundle))))
+
+    def _section(self, title: str, build: Callable[[], object]) -> None:
+        name = title.lower().replace(" ", "-")
+        with self._ui.element("section").props(f'aria-labelledby="{name}"').classes(name):
+            self._html(f'<h2 id="{name}">{escape(title)}</h2>')
+            build()
+
+    def _html(self, content: str = "") -> Any:
+        return self._ui.html(content, sanitize=False)  # our own HTML, escaped where it is made
+
+    # Ways to give an image
+
+    def _build_inputs(self) -> None:
+        ui, trial = self._ui, self._trial
+        with ui.tabs().props('align="left" no-caps inline-label') as tabs:
+            upload, draw = ui.tab("Upload"), ui.tab("Draw")
+            example = ui.tab("Examples") if trial.examples else None
+        with ui.tab_panels(tabs, value=upload).classes("inputs"):
+            with ui.tab_panel(upload):
+                self._build_upload()
+            with ui.tab_panel(draw):
+                self._build_sketch()
+            if example is not None:
+                with ui.tab_panel(example):
+                    self._build_examples()
+
+    def _build_upload(self) -> None:
+        self._upload = (
+            self._ui.upload(
+                label="Drop an image here, or press + to choose one",
+                auto_upload=True,
+                max_files=1,
+                max_file_size=MAX_IMAGE_BYTES,
+                on_upload=self._on_upload,
+                on_rejected=self._on_rejected,
+            )
+            .props(f'accept="{_SUFFIXES}" flat bordered')
+            .on("failed", self._on_failed, args=[])
+        )
+        self._html(f'<p class="quiet">{_TAKEN} and {MAX_IMAGE_PIXELS // 10**6} million pixels.</p>')
+
+    def _build_sketch(self) -> None:
+        ui = self._ui
+        with ui.element("div").classes("sketch-frame"):
+            ui.element("canvas").classes("sketch").props(
+                'width="280" height="280" tabindex="0" role="img" aria-label="Canvas: draw a digit" '
+                'aria-describedby="sketch-keys"'
+            )
+            ui.element("span").classes("pen").props('aria-hidden="true"')
+        self._html(f'<p class="quiet" id="sketch-keys">{_KEYS}</p>')
+        with ui.element("div").classes("controls"):
+            ui.button("Classify the drawing", on_click=self._on_sketch).props("no-caps")
+            ui.button("Clear", on_click=lambda: ui.run_javascript("gmmvitSketch.clear()")).props("no-caps outline")
+
+    def _build_examples(self) -> None:
+        ui, image = self._ui, self._trial.bundle.manifest.image
+        with ui.element("div").classes("examples"):
+            for number, data in enumerate(self._trial.examples, start=1):
+                button = ui.button(on_click=lambda data=data, number=number: self._show(data, f"example {number}"))
+                with button.props(f'flat padding="2px" aria-label="Example {number}"').classes("example"):
+                    self._html(html.thumbnail(image.pixels_from_bytes(data), ""))
+        self._html('<p class="quiet">The golden images of the bundle: every program is held to their logits.</p>')
+
+    async def _on_upload(self, event: Any) -> None:
+        data = await event.file.read()
+        self._upload.reset()
+        await self._show(data, event.file.name)
+
+    def _on_rejected(self) -> None:
+        self._fail(f"the file was not uploaded: expected {_TAKEN}")
+
+    def _on_failed(self) -> None:
+        self._upload.reset()
+        self._fail("the upload failed: the program that serves this page did not take the file")
+
+    async def _on_sketch(self) -> None:
+        url = await self._ui.run_javascript("return gmmvitSketch.read()", timeout=_SKETCH_TIMEOUT_S)
+        if url is None:
+            self._fail("the canvas is empty: draw on it first")
+            return
+        try:
+            data = data_from_url(url)
+        except InputError as exc:
+            self._fail(str(exc))
+            return
+        await self._show(data, "the drawing")
+
+    # What is made of it
+
+    def _build_answer(self) -> None:
+        self._status = self._html(html.message_html("No image yet.")).props('role="status" aria-live="polite"')
+        self._predictions = self._html().classes("answer")
+        self._agreement = self._html().classes("agreement")
+
+    def _build_seen(self) -> None:
+        self._seen = self._html().classes("seen")
+        image = self._trial.bundle.manifest.image
+        self._html(
+            f'<p class="quiet">After decoding to {image.mode} and resizing to {image.height}×{image.width} by '
+            f"{image.resize}; normalisation follows.</p>"
+        )
+
+    def _build_steps(self) -> None:
+        self._steps = self._html(html.message_html("No image yet.")).classes("steps-table")
+
+    async def _show(self, data: bytes, source: str) -> None:
+        """Answer for an image; what cannot be answered is reported in its place."""
+        self._status.set_content(html.message_html(f"Working on {source}."))
+        try:
+            answer = await self._answer(data)
+        except GmmvitError as exc:
+            self._fail(f"{source}: {exc}", hint=exc.hint)
+            return
+        except Exception as exc:
+            # The last line of defence: a visitor gets no traceback, whoever runs the page does.
+            _log.exception("no answer for %s", source)
+            self._fail(f"{source}: unexpected {type(exc).__name__}; the program that serves this page logged it")
+            return
+        self._picture = image_from_pixels(answer.pixels)
+        self._status.set_content(html.message_html(f"Answer for {source}:"))
+        self._predictions.set_content(html.predictions_html(answer))
+        self._agreement.set_content(html.agreement_html(answer, url=self._trial.url))
+        self._seen.set_content(html.seen_html(answer))
+        self._steps.set_content(html.steps_html(answer.steps))
+        self._draw_mask()
+
+    def _fail(self, message: str, *, hint: str = "") -> None:
+        """An error in place of the answer; nothing of an earlier image stays beside it."""
+        self._status.set_content(html.message_html(f"{message}{f' ({hint})' if hint else ''}", kind="error"))
+        for element in (self._predictions, self._agreement, self._seen):
+            element.set_content("")
+        self._steps.set_content(html.message_html("No image yet."))
+        self._picture = None
+        self._draw_mask()
+
+    # Masks
+
+    def _build_masks(self) -> None:
+        ui, masks = self._ui, self._trial.masks
+        if not masks:
+            self._html(html.message_html("This model has no masks: its attention is plain."))
+            return
+        with ui.element("div").classes("controls"):
+            names = {index: layer.layer for index, layer in enumerate(masks)}
+            ui.select(names, value=0, label="Layer", on_change=self._on_layer).props("dense outlined options-dense")
+            self._heads = ui.select(_heads(len(masks[0].heads)), value=0, label="Head", on_change=self._on_head)
+            self._heads.props("dense outlined options-dense")
+        self._overlay = self._html().classes("overlay")
+        with ui.element("div").classes("controls"):
+            self._sliders = (self._slider("Row of the token", 0), self._slider("Column of the token", 1))
+        self._html(
+            '<p class="quiet">The row of the mask that belongs to the framed token: blue above 0, red below, '
+            "no colour at 0. Dark tokens are outside the window of the framed token.</p>"
+        )
+        self._draw_mask()
+
+    def _slider(self, label: str, axis: int) -> Any:
+        """The browser's own slider: a press of a key is never lost to an answer that is still on its way."""
+        ui, last = self._ui, self._grid() - 1
+        with ui.element("label").classes("slider"):
+            self._html(f'<span class="quiet">{label}</span>')
+            slider = ui.element("input").props(
+                f'type="range" min="0" max="{last}" value="{self._token[axis]}" aria-label="{label}"'
+            )
+
+        def on_input(event: Any) -> None:
+            self._token[axis] = min(max(int(event.args), 0), self._grid() - 1)
+            self._draw_mask()
+
+        slider.on("input", on_input, js_handler="(event) => emit(Number(event.target.value))", throttle=0.05)
+        return slider
+
+    def _grid(self) -> int:
+        layer = self._trial.masks[self._layer]
+        return token_grid(layer, self._trial.windows.get(layer.layer))
+
+    def _on_layer(self, event: Any) -> None:
+        self._layer, self._head = int(event.value), 0
+        self._heads.set_options(_heads(len(self._trial.masks[self._layer].heads)), value=0)
+        last = self._grid() - 1
+        for axis, slider in enumerate(self._sliders):
+            self._token[axis] = min(self._token[axis], last)
+            self._ui.run_javascript(
+                f"Object.assign(getHtmlElement({slider.id}), {{max: {last}, value: {self._token[axis]}}})"
+            )
+        self._draw_mask()
+
+    def _on_head(self, event: Any) -> None:
+        self._head = int(event.value or 0)
+        self._draw_mask()
+
+    def _draw_mask(self) -> None:
+        if not self._trial.masks:
+            return
+        layer = self._trial.masks[self._layer]
+        windows = self._trial.windows.get(layer.layer)
+        row, column = self._token
+        head = min(self._head, len(layer.heads) - 1)
+        picture = self._picture or _grey_field()
+        values = token_map(layer, head, row=row, column=column, windows=windows)
+        over = "the image" if self._picture is not None else "a grey field"
+        alt = f"Mask of {layer.layer}, head {head}, for the token at row {row}, column {column}, over {over}"
+        self._overlay.set_content(html.picture_html(overlay_image(picture, layer, values, row=row, column=column), alt))
+
+
+def data_from_url(url: object) -> bytes:
+    """The bytes of a PNG as a data URL, which a browser sends.  Errors: InputError on anything else."""
+    prefix = "data:image/png;base64,"
+    if not isinstance(url, str) or not url.startswith(prefix):
+        raise InputError("the drawing: expected a PNG as a data URL")
+    try:
+        return base64.b64decode(url.removeprefix(prefix), validate=True)
+    except (binascii.Error, ValueError) as exc:
+        raise InputError("the drawing: expected a PNG as a data URL, got damaged base64") from exc
+
+
+def _heads(count: int) -> dict[int, str]:
+    return {0: "all heads"} if count == 1 else {head: f"head {head}" for head in range(count)}
+
+
+def _grey_field() -> Image.Image:
+    from PIL import Image
+
+    return Image.new("L", (1, 1), 200)

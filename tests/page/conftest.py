@@ -1,0 +1,154 @@
+"""A Chromium of this machine, a page in a process of its own, and proof that neither reaches another machine."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import pytest
+from PIL import Image
+
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.datasets import dataset
+from gmmvit_deploy.demo.digits import load_digit_images, save_checkpoint, train
+from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
+from gmmvit_deploy.page.guard import LOOPBACK
+from tests.conftest import cifar_options, once
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+SCREENSHOTS = os.environ.get("GMMVIT_SCREENSHOTS")
+"""Folder that the tests write their screenshots to: GMMVIT_SCREENSHOTS=docs/pages/screenshots renews those of the
+documentation."""
+_EPOCHS = 30 if SCREENSHOTS else 4  # who only tests needs no good model
+
+# Connections of the process that serves the page are written down by an audit hook.
+_AUDITED = """
+import sys
+log = open(sys.argv.pop(1), "a", buffering=1)
+
+def on_event(event, arguments):
+    if event in ("socket.connect", "socket.getaddrinfo", "socket.sendto"):
+        address = arguments[1] if event != "socket.getaddrinfo" else arguments[0]
+        print(event, address[0] if isinstance(address, tuple) else address, file=log)
+
+sys.addaudithook(on_event)
+from gmmvit_cli.main import main
+main()
+"""
+
+
+@dataclass(frozen=True)
+class Served:
+    """A page.  connections: lines of the audit, ``EVENT ADDRESS``."""
+
+    url: str
+    process: subprocess.Popen[str]
+    log: Path
+
+    @property
+    def connections(self) -> list[str]:
+        return self.log.read_text().splitlines()
+
+
+@contextlib.contextmanager
+def served(bundle: Bundle, folder: Path, *options: str) -> Iterator[Served]:
+    """``gmmvit page BUNDLE`` in a process of its own, stopped at the end as a user stops it."""
+    log = folder / "connections.txt"
+    log.touch()
+    (folder / "bundle").symlink_to(bundle.path)
+    command = [sys.executable, "-c", _AUDITED, str(log), "page", "bundle", "--port", "0", "--json", *options]
+    process = subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=(folder / "stderr.txt").open("w"), text=True
+    )
+    try:
+        lines: list[str] = []
+        while not lines or lines[-1] != "}\n":
+            line = process.stdout.readline() if process.stdout else ""
+            assert line, (folder / "stderr.txt").read_text()
+            lines.append(line)
+        yield Served(json.loads("".join(lines))["url"], process, log)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture(scope="session")
+def digits_bundle(shared: Path) -> Bundle:
+    """The demo's model, trained for a few seconds."""
+
+    def make(out: Path) -> None:
+        checkpoint = out.with_name("digits_for_the_page.pth")
+        save_checkpoint(train(load_digit_images(), epochs=_EPOCHS), checkpoint, epoch=_EPOCHS)
+        known = dataset("digits")
+        options = cifar_options(mean=known.mean, std=known.std, labels=known.labels)
+        bundle_from_checkpoint(checkpoint, out, options)
+
+    return once(shared / "digits_for_the_page", make)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here: apt-get install chromium")
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with sync_api.sync_playwright() as playwright:
+        # Root has no sandbox in a container. No name but this machine's resolves, whatever a page asks for.
+        arguments = ["--no-sandbox", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        yield browser
+        browser.close()
+
+
+class Visitor:
+    """A window on a page.  requests: every address that it asked for, sockets included."""
+
+    def __init__(self, browser: Browser, url: str, **options: Any) -> None:
+        self.context = browser.new_context(**{"viewport": {"width": 1000, "height": 760}, **options})
+        self.requests: list[str] = []
+        self.problems: list[str] = []
+        self.page: Page = self.context.new_page()
+        self.context.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("websocket", lambda socket: self.requests.append(socket.url))
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.set_default_timeout(15_000)
+        self.page.goto(url)
+        self.page.wait_for_selector(".try h1")
+
+    def foreign(self) -> list[str]:
+        """Requests that left this machine; pictures that are part of the page are none."""
+        return [
+            url
+            for url in self.requests
+            if urlsplit(url).scheme not in ("data", "blob") and urlsplit(url).hostname not in LOOPBACK
+        ]
+
+    def text(self, selector: str) -> str:
+        return self.page.locator(selector).inner_text()
+
+    def screenshot(self, name: str, *, full: bool = True) -> None:
+        """Write a picture for the documentation, if asked for."""
+        if SCREENSHOTS:
+            self.page.wait_for_timeout(500)  # animations of tabs and buttons have ended
+            picture = Image.open(io.BytesIO(self.page.screenshot(full_page=full)))
+            picture.convert("RGB").quantize(128).save(Path(SCREENSHOTS) / f"page_{name}.png", optimize=True)
+
+    def close(self) -> None:
+        self.context.close()

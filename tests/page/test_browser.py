@@ -1,0 +1,463 @@
+"""The page in a real Chromium: every way to give an image, everything wrong that can be given, no other machine."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import io
+import re
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.images import image_from_pixels
+from gmmvit_deploy.page import html
+from gmmvit_deploy.page.trial import Trial
+from gmmvit_deploy.pictures.mask_numbers import LayerMasks
+from gmmvit_deploy.pictures.overlay import overlay_image, token_map
+from gmmvit_deploy.preprocess import MAX_IMAGE_BYTES
+from gmmvit_deploy.serving.repository import repository_from_bundle
+from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+from tests.conftest import FREE_PORTS
+from tests.documented import PAGES
+from tests.page.conftest import Served, Visitor, served
+from tests.test_preprocess import encoded, photo, png_bomb
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Locator
+
+# Each starts a page in a process of its own, and the bundle is exported for them.
+pytestmark = [pytest.mark.browser, pytest.mark.process, pytest.mark.export]
+
+PHONE = {"viewport": {"width": 360, "height": 740}, "device_scale_factor": 2, "is_mobile": True, "has_touch": True}
+CONTRAST = 4.5  # WCAG 2, level AA, for text
+SEVEN = [(60, 40), (220, 40), (110, 245)]
+
+
+@pytest.fixture(scope="module")
+def trial(digits_bundle: Bundle) -> Iterator[Trial]:
+    with Trial(digits_bundle) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def page_of_bundle(
+    chromium: Browser, digits_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    """Without a server.  The browser comes first: without one, nothing is served."""
+    with served(digits_bundle, tmp_path_factory.mktemp("page")) as running:
+        yield running
+
+
+@pytest.fixture
+def visit(chromium: Browser, page_of_bundle: Served) -> Iterator[Callable[..., Visitor]]:
+    """Opens windows; no test leaves one that asked another machine for something, or whose scripts failed."""
+    visitors: list[Visitor] = []
+
+    def opened(url: str = page_of_bundle.url, **options: Any) -> Visitor:
+        visitors.append(Visitor(chromium, url, **options))
+        return visitors[-1]
+
+    yield opened
+    for visitor in visitors:
+        assert visitor.requests
+        assert visitor.foreign() == []
+        assert visitor.problems == []
+        visitor.close()
+
+
+def upload(visitor: Visitor, data: bytes, name: str = "photo.png") -> None:
+    file = {"name": name, "mimeType": "image/png", "buffer": data}
+    visitor.page.locator("input[type=file]").set_input_files([file])  # type: ignore[list-item]  # a dict of this form
+
+
+def draw(visitor: Visitor, points: list[tuple[int, int]]) -> None:
+    """Draw with the mouse, in pixels of the canvas."""
+    canvas = visitor.page.locator("canvas.sketch")
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    assert box is not None
+    scale = box["width"] / 280
+    places = [(box["x"] + x * scale, box["y"] + y * scale) for x, y in points]
+    visitor.page.mouse.move(*places[0])
+    visitor.page.mouse.down()
+    for place in places[1:]:
+        visitor.page.mouse.move(*place, steps=8)
+    visitor.page.mouse.up()
+
+
+def drawn(visitor: Visitor) -> bytes:
+    """The drawing as the page reads it."""
+    url: str = visitor.page.evaluate("gmmvitSketch.read()")
+    return base64.b64decode(url.partition(",")[2])
+
+
+def picture(image: Locator) -> np.ndarray:
+    source = image.get_attribute("src") or ""
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(source.partition("base64,")[2]))))
+
+
+def answered(visitor: Visitor, source: str) -> None:
+    visitor.page.locator("[role=status]", has_text=f"Answer for {source}").wait_for()
+
+
+def refused(visitor: Visitor, message: str) -> None:
+    """The error is shown in the place of the answer, as an error and not as a traceback."""
+    error = visitor.page.locator("[role=status] .error")
+    error.filter(has_text=message).wait_for()
+    assert error.inner_text().startswith("Error: ")
+    everything = visitor.text(".try")
+    assert "Traceback" not in everything
+    assert visitor.page.locator(".verdict").count() == 0
+    assert visitor.page.locator(".seen img").count() == 0
+
+
+def shows_answer_of(visitor: Visitor, trial: Trial, data: bytes) -> None:
+    """What the page shows is what the library gives."""
+    answer = trial.answer(data)
+    best = answer.predictions[0]
+    assert visitor.text(".verdict") == f"{best.label}, {best.probability:.1%}"
+    rows = visitor.page.locator(".predictions tbody tr")
+    assert rows.count() == len(answer.predictions)
+    assert rows.locator("th").all_inner_texts() == [p.label for p in answer.predictions]
+    assert np.array_equal(picture(visitor.page.locator(".seen img")), np.asarray(html.shown_picture(answer.pixels)))
+    assert visitor.page.locator(".steps tbody th").all_inner_texts() == [step.name for step in answer.steps]
+    assert visitor.page.locator(".agreement tbody td").last.inner_text() == "yes"
+
+
+class TestImages:
+    def test_upload(self, visit: Callable[..., Visitor], trial: Trial) -> None:
+        visitor, data = visit(), encoded(photo(64, 48), "JPEG")
+        upload(visitor, data, "photo.jpg")
+        answered(visitor, "photo.jpg")
+        shows_answer_of(visitor, trial, data)
+        upload(visitor, encoded(photo(20, 20, seed=4), "PNG"), "second.png")
+        answered(visitor, "second.png")
+        shows_answer_of(visitor, trial, encoded(photo(20, 20, seed=4), "PNG"))
+
+    def test_draw(self, visit: Callable[..., Visitor], trial: Trial) -> None:
+        visitor = visit()
+        visitor.page.get_by_role("tab", name="Draw").click()
+        visitor.page.get_by_role("button", name="Classify the drawing").click()
+        refused(visitor, "the canvas is empty")
+        draw(visitor, SEVEN)
+        visitor.page.get_by_role("button", name="Classify the drawing").click()
+        answered(visitor, "the drawing")
+        pixels = picture(visitor.page.locator(".seen img"))
+        assert (pixels.min(), pixels.max()) == (0, 255)
+        shows_answer_of(visitor, trial, drawn(visitor))
+        visitor.screenshot("drawing")
+        visitor.page.get_by_role("button", name="Clear").click()
+        visitor.page.get_by_role("button", name="Classify the drawing").click()
+        refused(visitor, "the canvas is empty")
+
+    def test_example(self, visit: Callable[..., Visitor], trial: Trial) -> None:
+        visitor = visit()
+        visitor.page.get_by_role("tab", name="Examples").click()
+        buttons = visitor.page.locator(".example")
+        assert buttons.count() == len(trial.examples)
+        visitor.page.get_by_role("button", name="Example 3").click()
+        answered(visitor, "example 3")
+        shows_answer_of(visitor, trial, trial.examples[2])
+
+    @pytest.mark.parametrize(
+        ("data", "message"),
+        [
+            (b"\x89PNG\r\n\x1a\n but nothing behind it", "it is no JPEG, PNG, WEBP or BMP image"),
+            (encoded(photo(64, 48), "PNG")[:2000], "it is a damaged or truncated PNG"),
+            (png_bomb(8_000, 8_000), "it is 8000×8000; at most 50000000 pixels"),
+            (png_bomb(60_000, 60_000), "it is too large"),
+        ],
+        ids=["broken", "cut", "bomb", "huge bomb"],
+    )
+    def test_a_file_that_cannot_be_used(self, visit: Callable[..., Visitor], data: bytes, message: str) -> None:
+        visitor = visit()
+        upload(visitor, encoded(photo(8, 8), "PNG"), "good.png")
+        answered(visitor, "good.png")
+        upload(visitor, data, "bad.png")
+        refused(visitor, f"bad.png: the image cannot be used: {message}")
+        if "8000" in message:
+            visitor.screenshot("bomb", full=False)
+        upload(visitor, encoded(photo(8, 8), "PNG"), "good.png")
+        answered(visitor, "good.png")
+
+    def test_a_file_that_is_too_large_is_not_uploaded(self, visit: Callable[..., Visitor], tmp_path: Path) -> None:
+        (tmp_path / "heavy.png").write_bytes(bytes(MAX_IMAGE_BYTES + 1))
+        visitor = visit()
+        before = len(visitor.requests)
+        visitor.page.locator("input[type=file]").set_input_files(tmp_path / "heavy.png")
+        refused(visitor, "the file was not uploaded: expected JPEG, PNG, WEBP or BMP, at most 32 MiB")
+        assert not [url for url in visitor.requests[before:] if "upload" in url]
+
+    def test_a_file_of_another_kind_is_not_uploaded(self, visit: Callable[..., Visitor]) -> None:
+        visitor = visit()
+        upload(visitor, b"text", "notes.txt")
+        refused(visitor, "the file was not uploaded")
+
+
+class TestMasks:
+    def test_layer_head_and_token_are_chosen(self, visit: Callable[..., Visitor], trial: Trial) -> None:
+        visitor, data = visit(), encoded(photo(32, 32), "PNG")
+        overlay = visitor.page.locator(".overlay img")
+        assert "over a grey field" in (overlay.get_attribute("alt") or "")
+        upload(visitor, data)
+        answered(visitor, "photo.png")
+        self._choose(visitor, "Layer", trial.masks[1].layer)
+        self._choose(visitor, "Head", "head 2")
+        layer = trial.masks[1]
+        self._framed(visitor, layer, layer.grid // 2, layer.grid // 2)
+        for name, keys in (("Row of the token", ("Home", "ArrowRight")), ("Column of the token", ("End",))):
+            visitor.page.get_by_role("slider", name=name).focus()
+            for key in keys:
+                visitor.page.keyboard.press(key)
+        self._framed(visitor, layer, 1, layer.grid - 1)
+        values = token_map(layer, 2, row=1, column=layer.grid - 1)
+        seen = image_from_pixels(trial.answer(data).pixels)
+        expected = overlay_image(seen, layer, values, row=1, column=layer.grid - 1)
+        assert np.array_equal(picture(overlay), np.asarray(expected))
+
+    @staticmethod
+    def _framed(visitor: Visitor, layer: LayerMasks, row: int, column: int) -> None:
+        alt = f"Mask of {layer.layer}, head 2, for the token at row {row}, column {column}, over the image"
+        visitor.page.locator(f'.overlay img[alt="{alt}"]').wait_for()
+
+    @staticmethod
+    def _choose(visitor: Visitor, name: str, option: str) -> None:
+        visitor.page.get_by_role("combobox", name=name).click()
+        visitor.page.get_by_role("option", name=option, exact=True).click()
+
+
+class TestFacts:
+    def test_bundle_and_parity_are_stated(self, visit: Callable[..., Visitor], digits_bundle: Bundle) -> None:
+        visitor = visit()
+        assert digits_bundle.sha256 in visitor.text(".this-bundle")
+        assert "Parity at export: passed." in visitor.text(".try")
+        visitor.page.get_by_text("Programs compared at export").click()
+        for program in ("onnxruntime", "openvino"):
+            assert visitor.page.get_by_role("rowheader", name=program, exact=True).is_visible()
+
+
+class TestEveryone:
+    def test_with_a_keyboard_alone(self, visit: Callable[..., Visitor], trial: Trial) -> None:
+        visitor = visit()
+        keyboard = visitor.page.keyboard
+
+        def tab_to(selector: str) -> None:
+            for _ in range(40):
+                keyboard.press("Tab")
+                if visitor.page.evaluate(f"document.activeElement.matches({selector!r})"):
+                    return
+            pytest.fail(f"Tab does not reach {selector}")
+
+        tab_to("[role=tab]")
+        keyboard.press("ArrowRight")
+        keyboard.press("Enter")
+        visitor.page.locator("canvas.sketch").wait_for()
+        tab_to("canvas.sketch")
+        assert visitor.page.locator(".pen").is_visible()
+        keyboard.press("ArrowUp")
+        keyboard.press("Space")
+        for _ in range(6):
+            keyboard.press("ArrowDown")
+        keyboard.press("Space")
+        tab_to("button")
+        keyboard.press("Enter")
+        answered(visitor, "the drawing")
+        data = drawn(visitor)
+        ink = np.asarray(Image.open(io.BytesIO(data)).convert("L"))
+        assert ink[140:200, 130:150].min() == 255
+        assert ink[:, :100].max() == 0
+        shows_answer_of(visitor, trial, data)
+
+    def test_on_a_phone(self, visit: Callable[..., Visitor], trial: Trial) -> None:
+        visitor = visit(**PHONE)
+        visitor.page.get_by_role("tab", name="Draw").tap()
+        visitor.page.locator("canvas.sketch").tap()  # a finger leaves a dot
+        visitor.page.get_by_role("button", name="Classify the drawing").tap()
+        answered(visitor, "the drawing")
+        shows_answer_of(visitor, trial, drawn(visitor))
+        width = visitor.page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
+        assert width[0] <= width[1] <= 360
+        for button in visitor.page.locator(".try button:visible").all():
+            box = button.bounding_box()
+            assert box is not None
+            assert box["x"] >= 0
+            assert box["x"] + box["width"] <= 360
+        visitor.screenshot("phone", full=False)
+
+    @pytest.mark.parametrize("scheme", ["light", "dark"])
+    def test_in_light_and_dark(self, visit: Callable[..., Visitor], scheme: str) -> None:
+        visitor = visit(color_scheme=scheme)
+        upload(visitor, encoded(photo(32, 32), "PNG"))
+        answered(visitor, "photo.png")
+        background = visitor.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        *colour, opacity = shares(background)
+        assert (opacity > 0 and luminance(colour) < 0.1) == (scheme == "dark")
+        pairs = visitor.page.evaluate(_COLOURS)
+        assert len(pairs) > 30
+        faint = [(text, ink, ground) for text, ink, ground in pairs if contrast(ink, ground) < CONTRAST]
+        assert faint == []
+        if scheme == "dark":
+            visitor.screenshot("dark")
+
+    def test_structure_for_a_screen_reader(self, visit: Callable[..., Visitor]) -> None:
+        visitor = visit()
+        upload(visitor, encoded(photo(32, 32), "PNG"))
+        answered(visitor, "photo.png")
+        page = visitor.page
+        assert page.locator("html").get_attribute("lang") == "en-US"
+        assert page.locator("main").count() == page.locator("h1").count() == 1
+        assert (
+            page.locator(".try section[aria-labelledby] > div > h2").count()
+            == page.locator(".try section").count()
+            == 6
+        )
+        assert page.locator(".try img:not([alt])").count() == 0
+        assert page.locator(".try table:not(:has(caption)):visible").count() == 0
+        assert page.locator(".try thead th:not([scope])").count() == 0
+        assert page.locator("[role=status][aria-live=polite]").count() == 1
+
+
+def asked(
+    page: Served, method: str = "GET", headers: dict[str, str] | None = None
+) -> tuple[int, http.client.HTTPMessage, str]:
+    """(status, headers, text) of a request that is no browser's."""
+    connection = http.client.HTTPConnection(urlsplit(page.url).netloc, timeout=10)
+    connection.putrequest(method, "/", skip_host="Host" in (headers or {}))
+    for name, value in (headers or {}).items():
+        connection.putheader(name, value)
+    connection.endheaders()
+    answer = connection.getresponse()
+    try:
+        return answer.status, answer.headers, answer.read().decode()
+    finally:
+        connection.close()
+
+
+class TestNoOtherMachine:
+    def test_the_page_names_no_other_address(self, page_of_bundle: Served) -> None:
+        _, headers, text = asked(page_of_bundle)
+        loaded = re.findall(r"""(?:src|href)=["'](https?:)?//""", text)
+        assert loaded == []
+        assert "default-src 'self'" in headers["Content-Security-Policy"]
+
+    def test_the_browser_refuses_other_addresses(self, chromium: Browser, page_of_bundle: Served) -> None:
+        """Also the proof that `Visitor.foreign` sees what leaves: this window tries to."""
+        visitor = Visitor(chromium, page_of_bundle.url)
+        blocked = visitor.page.evaluate(
+            """async () => {
+              const seen = [];
+              document.addEventListener("securitypolicyviolation", (event) => seen.push(event.effectiveDirective));
+              const script = Object.assign(document.createElement("script"), { src: "http://192.0.2.1/x.js" });
+              document.head.append(script);
+              document.body.append(Object.assign(new Image(), { src: "http://192.0.2.1/x.png" }));
+              await fetch("http://192.0.2.1/x").catch(() => {});
+              await new Promise((resolve) => setTimeout(resolve, 300));
+              return seen.sort();
+            }"""
+        )
+        assert blocked == ["connect-src", "img-src", "script-src-elem"]
+        assert {urlsplit(url).path for url in visitor.foreign()} >= {"/x.js", "/x.png"}
+        visitor.close()
+
+    def test_the_program_reaches_no_other_machine(self, visit: Callable[..., Visitor], page_of_bundle: Served) -> None:
+        visitor = visit()
+        upload(visitor, encoded(photo(8, 8), "PNG"))
+        answered(visitor, "photo.png")
+        elsewhere = [
+            line for line in page_of_bundle.connections if line.split()[1] not in ("127.0.0.1", "localhost", "::1")
+        ]
+        assert elsewhere == []
+
+    def test_a_body_beyond_the_bound_is_refused(self, page_of_bundle: Served) -> None:
+        status, _, text = asked(page_of_bundle, "POST", {"Content-Length": str(2 * MAX_IMAGE_BYTES)})
+        assert status == 413
+        assert "expected at most" in text
+
+    def test_a_visitor_that_names_another_host_is_refused(self, page_of_bundle: Served) -> None:
+        assert asked(page_of_bundle, headers={"Host": "rebound.example"})[0] == 421
+
+
+class TestServer:
+    @pytest.mark.server
+    def test_that_agrees_and_then_goes_away(
+        self, visit: Callable[..., Visitor], digits_bundle: Bundle, tmp_path: Path
+    ) -> None:
+        repository = repository_from_bundle(digits_bundle, tmp_path / "models")
+        with (
+            TritonServer(repository.path, options=ServerOptions(**FREE_PORTS)) as server,
+            served(digits_bundle, tmp_path, "--url", server.grpc_url) as page,
+        ):
+            visitor = visit(page.url)
+            visitor.page.get_by_role("tab", name="Draw").click()
+            draw(visitor, SEVEN)
+            visitor.page.get_by_role("button", name="Classify the drawing").click()
+            answered(visitor, "the drawing")
+            assert f"The server at {server.grpc_url} agrees" in visitor.text(".agreement")
+            assert visitor.page.locator(".agreement tbody tr").count() == 3
+            assert "infer" in visitor.text(".steps")
+            visitor.screenshot("server")
+            server.stop()
+            visitor.page.get_by_role("button", name="Classify the drawing").click()
+            visitor.page.locator(".agreement .error", has_text="no Triton server answers").wait_for()
+            visitor.screenshot("server_gone")
+            assert visitor.page.locator(".verdict").count() == 1
+
+
+def test_the_documentation_shows_the_screenshots_of_these_tests() -> None:
+    taken = {
+        f"page_{name}.png" for name in re.findall(r'screenshot\("(\w+)"', Path(__file__).read_text(encoding="utf-8"))
+    }
+    assert {path.name for path in (PAGES / "screenshots").iterdir()} == taken
+    text = (PAGES / "jobs" / "try.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"screenshots/(\w+\.png)", text)) == taken
+
+
+def test_stops_when_interrupted_and_leaves_nothing(digits_bundle: Bundle, tmp_path: Path) -> None:
+    with served(digits_bundle, tmp_path) as page:
+        page.process.send_signal(signal.SIGINT)
+        assert page.process.wait(timeout=20) == 130
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "connections.txt", "stderr.txt"]
+    lines = (tmp_path / "stderr.txt").read_text().splitlines()
+    assert [line for line in lines if not line.startswith("·")] == []
+
+
+_COLOURS = """() => [...document.querySelectorAll(".try *")].filter((element) =>
+  [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim()) &&
+  element.checkVisibility({ opacityProperty: true, visibilityProperty: true })
+).map((element) => {
+  const behind = (e) => getComputedStyle(e).backgroundColor;
+  let ground = element;
+  while (ground.parentElement && behind(ground) === "rgba(0, 0, 0, 0)") ground = ground.parentElement;
+  return [element.textContent.trim().slice(0, 40), getComputedStyle(element).color, behind(ground)];
+})"""
+"""(text, its colour, colour behind it) of everything that is written on the page."""
+
+
+def shares(text: str) -> tuple[float, ...]:
+    """``rgba(255, 0, 0, 0.5)`` → red, green, blue and opacity as shares of 1."""
+    red, green, blue, *opacity = (float(number) for number in re.findall(r"[\d.]+", text))
+    return (red / 255, green / 255, blue / 255, *(opacity or (1.0,)))
+
+
+def luminance(colour: Sequence[float]) -> float:
+    """Relative luminance of WCAG 2."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(ink: str, ground: str) -> float:
+    """Of a colour as the browser computes it, over another; nothing behind the text is the white of an empty page."""
+    *colour, opacity = shares(ink)
+    *behind, behind_opacity = shares(ground)
+    behind = behind if behind_opacity else [1.0, 1.0, 1.0]
+    mixed = [opacity * c + (1 - opacity) * b for c, b in zip(colour, behind, strict=True)]
+    low, high = sorted((luminance(mixed), luminance(behind)))
+    return (high + 0.05) / (low + 0.05)
