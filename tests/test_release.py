@@ -12,7 +12,7 @@ import shutil
 import sys
 import tarfile
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -167,13 +167,20 @@ def test_a_missing_and_a_foreign_file_are_named(built: Built, tmp_path: Path) ->
         check_sdist(sdist, built.tracked, built.version)
 
 
+@needs_a_checkout
 @pytest.mark.process
-def test_metadata_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    sdist, wheel = tmp_path / "gmmvit_deploy-0.1.0.tar.gz", tmp_path / "gmmvit_deploy-0.1.0-py3-none-any.whl"
-    sdist.write_bytes(b"")
-    wheel.write_bytes(b"")
-    with pytest.raises(ReleaseError, match="check the metadata: "):
-        check_metadata(Archives(sdist=sdist, wheel=wheel))
+def test_a_wheel_without_a_description_is_refused(built: Built, tmp_path: Path) -> None:
+    wheel = tmp_path / built.archives.wheel.name
+    with zipfile.ZipFile(built.archives.wheel) as before, zipfile.ZipFile(wheel, "w") as after:
+        for name in before.namelist():
+            text = before.read(name)
+            if name.endswith("dist-info/METADATA"):
+                lines = text.partition(b"\n\n")[0].splitlines(keepends=True)
+                text = b"".join(line for line in lines if not line.startswith(b"Description-Content-Type"))
+            after.writestr(name, text)
+    with pytest.raises(ReleaseError, match="check the metadata: ") as error:
+        check_metadata(replace(built.archives, wheel=wheel))
+    assert "long_description" in error.value.hint
 
 
 # --- the wheel in use ---------------------------------------------------------------------------------------------
@@ -185,14 +192,29 @@ def program(path: Path, text: str) -> Path:
     return path
 
 
+@pytest.mark.process
 def test_a_python_that_is_not_there_gets_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_python(f"3.{sys.version_info.minor}") == Path(sys.executable)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert find_python("3.99") == "there is no python3.99 on PATH"
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
+    assert find_python("3.99") == "there is no python3.99 on PATH or in pyenv"
     stand_in = program(tmp_path / "python3.98", "#!/bin/sh\necho 'python3.98: command not found' >&2\nexit 127\n")
-    assert find_python("3.98") == f"{stand_in} cannot create an environment: python3.98: command not found"
-    program(tmp_path / "python3.97", "#!/bin/sh\necho 3.96\n")
-    assert find_python("3.97") == f"{tmp_path / 'python3.97'} cannot create an environment: 3.96"
+    assert find_python("3.98") == f"{stand_in} cannot be used: python3.98: command not found"
+    other = program(tmp_path / "python3.97", "#!/bin/sh\necho 3.96\n")
+    assert find_python("3.97") == f"{other} cannot be used: 3.96"
+    broken = program(tmp_path / "python3.96", f"#!{sys.executable}\nimport no_such_module\n")
+    assert find_python("3.96") == f"{broken} cannot be used: ModuleNotFoundError: No module named 'no_such_module'"
+
+
+def test_a_python_of_pyenv_is_used_though_it_is_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
+    program(tmp_path / "python3.98", "#!/bin/sh\nexit 127\n")
+    folder = tmp_path / "pyenv" / "versions" / "3.98.1" / "bin"
+    folder.mkdir(parents=True)
+    assert find_python("3.98") == f"{tmp_path / 'python3.98'} cannot be used: no output"
+    installed = program(folder / "python3.98", "#!/bin/sh\necho 3.98\n")
+    assert find_python("3.98") == installed
 
 
 def answers(frog: float) -> dict[str, dict[str, float]]:

@@ -41,19 +41,28 @@ for index in range(8):
 
 
 def find_python(version: str) -> Path | str:
-    """Return the interpreter of a version such as "3.11", or in words why there is none on this machine."""
+    """Return the interpreter of a version such as "3.11", or in words why there is none on this machine.
+
+    The running interpreter, else pythonX.Y on PATH, else pyenv's.
+    """
     if version == f"{sys.version_info.major}.{sys.version_info.minor}":
         return Path(sys.executable)
-    program = shutil.which(f"python{version}")
-    if program is None:
-        return f"there is no python{version} on PATH"
-    # The name alone is no proof: pyenv has stand-ins for versions that it lacks, and Debian's Python may lack venv.
+    name = f"python{version}"
+    on_path = shutil.which(name)
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    programs = [*([on_path] if on_path else []), *map(str, pyenv.glob(f"versions/{version}.*/bin/{name}"))]
+    # The name alone proves nothing: pyenv's on PATH runs only versions switched on, and Debian's may lack venv.
     code = "import ensurepip, sys, venv; print('%d.%d' % sys.version_info[:2])"
-    answer = subprocess.run([program, "-c", code], capture_output=True, text=True, check=False, env=clean_environment())
-    if answer.stdout.strip() != version:
+    reasons = []
+    for program in programs:
+        command = [program, "-c", code]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False, env=clean_environment())
+        if answer.stdout.strip() == version:
+            return Path(program)
         output = (answer.stderr.strip() or answer.stdout.strip() or "no output").splitlines()
-        return f"{program} cannot create an environment: {output[-1]}"
-    return Path(program)
+        # A traceback names its error at the end, a program at the beginning.
+        reasons.append(f"{program} cannot be used: {output[-1] if output[0].startswith('Traceback') else output[0]}")
+    return "; ".join(reasons) or f"there is no {name} on PATH or in pyenv"
 
 
 def use_wheel(python: Path, wheel: Path, checkpoint: Path, folder: Path) -> str:
