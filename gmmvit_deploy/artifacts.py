@@ -151,7 +151,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Manifest:
-        """Rebuild a manifest.  Errors: KeyError, TypeError, ValueError or InputError when ``data`` is not a manifest."""
+        """Rebuild a manifest.  Errors: KeyError, TypeError, ValueError or InputError if ``data`` is not a manifest."""
         fields = {name: value for name, value in data.items() if name != "format"}
         for name, known in (("input_kind", get_args(InputKind)), ("task", get_args(Task))):
             if fields[name] not in known:
