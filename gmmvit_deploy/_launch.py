@@ -16,4 +16,4 @@ if __name__ == "__main__":
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != int(parent):  # the parent ended before the call above took effect
         sys.exit(1)
-    os.execv(program, [program, *arguments])  # noqa: S606 - no shell is what we want
+    os.execv(program, [program, *arguments])  # noqa: S606 - deliberately without a shell

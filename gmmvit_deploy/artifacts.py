@@ -103,7 +103,7 @@ class Manifest:
     unused_keys: key of the source file that the network never reads → reason; its tensor is not in the bundle.
     image: size, channels and normalisation of the input images; mean and std are None when ``input_kind`` is
     ``tensor`` and no normalisation was given at export.
-    task: the task that the logits solve.  outputs: outputs of the graph, in the order of the graph.
+    task: the task that the logits solve.  outputs: in the order of the graph.
     role_disagreements: nodes of ``model.onnx`` whose declared role differs from the role that operators and wiring
     suggest.
     export_parity: largest difference of each program that export compared with PyTorch, and the limit for all of them.

@@ -1,4 +1,4 @@
-"""Check what this machine can run by running it, and name the command that installs each missing part."""
+"""Check each part of the toolkit by running it here, and name the command that installs a missing part."""
 
 from __future__ import annotations
 

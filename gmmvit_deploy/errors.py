@@ -2,7 +2,7 @@
 
     GmmvitError
     ├── InputError               a file, value or option from the user is invalid
-    │   ├── SpecError            a model description is impossible
+    │   ├── SpecError            a model spec is invalid
     │   ├── CheckpointError      a checkpoint file cannot be loaded, or not safely
     │   ├── BundleError          a bundle is incomplete, or contradicts its manifest
     │   ├── RepositoryError      a Triton model repository cannot be written or served
@@ -66,7 +66,7 @@ class InputError(GmmvitError):
 
 
 class SpecError(InputError):
-    """A model description is impossible."""
+    """A model spec is invalid."""
 
 
 class CheckpointError(InputError):

@@ -126,7 +126,7 @@ def figure(svg: str, title: str, caption: str) -> str:
 
 _NUMBER = re.compile(r"[+−-]?[\d.,]+(e[+-]?\d+)?%?")
 _LONG = 40
-"""Longest cell, in characters, without line breaks."""
+"""Length of a cell, in characters, above which it is styled as long text with line breaks."""
 
 
 def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, row_head: int = 0) -> str:

@@ -1,4 +1,4 @@
-"""Progress of long work: the event type and the callback shared by all long functions.
+"""Progress of long work: the event type and the callback of all long-running functions.
 
 def long_work(..., *, on_progress: OnProgress = ignore) -> Result:
     on_progress(Progress("fold the masks", done=1, total=4))

@@ -3,7 +3,7 @@
     noise    distance of PyTorch's float32 logits from its float64 logits, on the same inputs
     fp32     largest ≤ 8 · noise + the last bit of the largest logit;          rms ≤ 3 · noise
     fp16     largest ≤ 2 · 2¹³ · noise, bf16 ≤ 2 · 2¹⁶ · noise;                rms likewise
-    int8     largest ≤ 4 · recorded distance of the graph on the golden inputs;     rms not limited
+    int8     largest ≤ 4 · recorded distance on the golden inputs;             rms not limited
     fp8      as int8
 
 Two float32 programs that add in a different order are each about this noise away from the float64 logits. The rounding

@@ -69,7 +69,7 @@ class VariantRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """A graph of a bundle in one precision.  record: None for fp32."""
+    """The graph of a bundle in a given precision.  record: None for fp32."""
 
     precision: Precision
     path: Path

@@ -56,7 +56,7 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
         if staging is not None:
             shutil.rmtree(staging, ignore_errors=True)
             if isinstance(exc, GmmvitError):
-                exc.replace_path(staging, named)  # the folder named by the user; this one is deleted
+                exc.replace_path(staging, named)  # the path from the user; the staging folder is deleted
         for folder in reversed(created):
             folder.rmdir()
         raise

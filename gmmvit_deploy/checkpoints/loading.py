@@ -159,7 +159,7 @@ def _with_own_spec(file: TensorFile, hints: LoadHints) -> LoadHints:
 def _refuse_misfits(
     file: TensorFile, spec: ModelSpec, origins: TensorOrigins | None, unused: Mapping[str, str]
 ) -> None:
-    """Errors: CheckpointError that lists every key neither used nor known to be unused.  origins: as `misfits`."""
+    """Check that the tensors fit the spec.  Errors: CheckpointError that lists every misfit.  origins: as `misfits`."""
     problems = misfits(spec, {key: tensor for key, tensor in file.tensors.items() if key not in unused}, origins)
     if problems:
         raise CheckpointError(

@@ -103,7 +103,7 @@ def fold(model: Model) -> FoldedModel:
     """Run every folding pass on a copy of ``model``; ``model`` itself does not change.
 
     Folding a folded model gives the same model and an empty tuple for every pass.
-    Errors: FoldError when a pass cannot start or cannot prove its end state, or when no pass folds a step.
+    Errors: FoldError when a pass cannot start or cannot prove its end state, or when a step remains that no pass folds.
     """
     folded = copy.deepcopy(model).requires_grad_(False)
     passes = {run.__name__: run(folded) for run in folding_passes(model.spec)}

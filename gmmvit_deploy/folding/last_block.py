@@ -21,9 +21,10 @@ def narrow_last_block(model: Model) -> tuple[str, ...]:
 
     Mean:  mean(x + W·h + b)  →  mean(x) + W·mean(h) + b,  h = gelu(first linear map of norm(x)).
 
-    `Family.last_block` states whether the network reads the first token or the mean of the last block, or None if the
-    block must stay: a norm between the block and the mean does not commute with the mean. In a network of d blocks the
-    mean saves 1/d of the second linear map of all mlps, and a class token saves 1/d of all mlp work.
+    `Family.last_block` states whether the network reads the first token or the mean of the last block. It is None if
+    the block must stay: a norm between the block and the mean does not commute with the mean.
+    In a network of d blocks this saves about 1/d of the work of all mlps for a class token, and about 1/d of the work
+    of their second linear maps for the mean.
     After this pass the block outputs a single token, so class-token and mean pooling both return it.
     Returns the name of the block, or an empty tuple if nothing changed.
     Ensures: in float64 the block outputs the first of its tokens, or their mean, up to rounding.
@@ -39,7 +40,7 @@ def narrow_last_block(model: Model) -> tuple[str, ...]:
     before = copy.deepcopy(block).double()
     block.gives = "first" if reads_first else "mean"
     if not reads_first:
-        with_role(block.mlp[-1], "head")  # linear behind the mean over tokens, one row an image
+        with_role(block.mlp[-1], "head")  # a linear map after the mean over tokens: a row per image
     width = block.attention_norm.normalized_shape[0]
     tokens = torch.randn(2, n, width, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     wanted = before(tokens)

@@ -71,7 +71,7 @@ def merge_scale(model: nn.Module) -> tuple[str, ...]:
 
     Requires: folded masks. An attention without a mask keeps its scale, for lack of a constant to merge it into.
     Left alone: a scale with another step between it and the mask.
-    Ensures: no scale directly precedes a mask; a masked attention multiplies its scores Q Kᵀ once, by one constant.
+    Ensures: no scale directly precedes a mask; a masked attention multiplies its scores Q Kᵀ once, by a constant.
     Errors: FoldError when the scale or the mask is not folded yet.
     """
     changed = []

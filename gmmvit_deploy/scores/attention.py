@@ -27,7 +27,7 @@ class AttentionScores(nn.Module):
 
     before, after: name → step, in the order in which they are applied; None omits a step. Steps on Q come first.
     The name of a step is ``before.mask``; its tensors are ``before.mask.alpha`` and so on in the state dict.
-    Errors: ValueError when a step on Q follows another step.
+    Errors: ValueError when a step on Q follows a step on Q Kᵀ, or stands after softmax.
     """
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"matmul": "product"}

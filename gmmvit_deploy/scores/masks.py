@@ -2,8 +2,8 @@
 
     S' = M ∘ S        matrix() = M, of shape (H, N, N), (1, N, N) or (N, N)
 
-Folding replaces a mask by a constant that holds ``matrix()``, and a mask is computed
-nowhere else: the served mask equals the trained mask bit for bit.
+Only ``matrix()`` computes a mask, and folding stores its result as a constant: the served mask equals the trained mask
+bit for bit.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class Step(nn.Module):
     allows_minus_infinity: bool = False
 
     def matrix(self) -> Tensor:
-        """Compute the matrix of this step, broadcastable over the scores.  It is computed nowhere else."""
+        """Compute the matrix of this step, broadcastable over the scores.  Nothing else computes it."""
         raise NotImplementedError
 
     def forward(self, scores: Tensor) -> Tensor:

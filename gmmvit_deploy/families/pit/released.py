@@ -90,7 +90,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> PiTSpec:
     if any(width % head_dim for width in widths):
         raise CheckpointError(f"{source}: a head dim of {head_dim} does not divide the stages' widths {widths}")
     heads = tuple(width // head_dim for width in widths)
-    # A stage with one head shows nothing: masks are shared if all have one head and any stage has several heads.
+    # A stage with one head is ambiguous. Masks are shared if all have one head although a stage has several heads.
     mask = replace(mask, shared=mask.kind == "gmm" and set(spoken) == {1} and set(heads) != {1})
     return PiTSpec(
         image_size=grid * patch_size,

@@ -88,7 +88,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> SwinSpec:
     )
     heads = [table[1] for table in tables]
     spoken = mask_heads(shapes, [f"layers.{s}.blocks.0.attn.mask" for s in range(stages)])
-    # A stage with one head shows nothing: masks are shared if all have one head and any stage has several heads.
+    # A stage with one head is ambiguous. Masks are shared if all have one head although a stage has several heads.
     mask = replace(mask, shared=mask.kind == "gmm" and set(spoken) == {1} and set(heads) != {1})
     return SwinSpec(
         image_size=grid * patch_size,
