@@ -2,9 +2,8 @@
 
     checkpoint ──load──> model ──fold──> folded model ──export──> bundle ──> Triton repository ──> answers
 
-Every attention has one canonical folded form, P = softmax(S ∘ M + B) V with S = Q Kᵀ, in which M
-and B are constants. The modules of this package are its public interface; nothing heavy is
-imported here.
+Every attention has the same folded form, P = softmax(S ∘ M + B) V with S = Q Kᵀ and constants M and B. The modules of
+this package are its public interface. Importing the package imports no heavy dependency.
 """
 
 __version__ = "0.1.0"

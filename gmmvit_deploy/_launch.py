@@ -1,7 +1,7 @@
-"""Become another program that dies with its parent.  Run as a script: PARENT_PID PROGRAM ARG...
+"""Replace this process by a program that ends with its parent.  Run as a script: PARENT_PID PROGRAM ARG...
 
-The kernel sends the signal when the parent ends for any reason, SIGKILL included, so no server is
-left behind by a supervisor that could not clean up.
+The kernel sends the signal when the parent ends for any reason, including SIGKILL, so that no server remains after a
+supervisor that could not clean up.
 """
 
 import ctypes
@@ -14,6 +14,6 @@ PR_SET_PDEATHSIG = 1
 if __name__ == "__main__":
     parent, program, *arguments = sys.argv[1:]
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != int(parent):  # it died before the call above took effect
+    if os.getppid() != int(parent):  # the parent ended before the call above took effect
         sys.exit(1)
-    os.execv(program, [program, *arguments])  # noqa: S606 - no shell is what we want
+    os.execv(program, [program, *arguments])  # noqa: S606 - deliberately without a shell

@@ -1,12 +1,12 @@
-"""Bundles: what lies on disk between the steps.
+"""Bundles: the folder on disk that ``export`` writes and every later step reads.
 
-A bundle is the folder that ``export`` writes and every later step reads:
+Contents of a bundle:
 
     model.onnx           the folded network, float32
-    weights.safetensors  the tensors as trained, under the names of our modules (`checkpoints.weights`)
-    golden.npz           inputs, raw images, and the logits that eager PyTorch gave (`golden`)
-    labels.txt           one class name a line
-    manifest.json        `Manifest`: what the rest is, and the SHA-256 of each file
+    weights.safetensors  the tensors as trained, named after the modules of this package (`checkpoints.weights`)
+    golden.npz           inputs, raw images and the logits of eager PyTorch (`golden`)
+    labels.txt           one class name per line
+    manifest.json        `Manifest`: describes the model and lists the SHA-256 of every other file
 """
 
 from __future__ import annotations
@@ -53,13 +53,16 @@ MANIFEST_FILE = "manifest.json"
 _EXPORT_AGAIN = "type gmmvit export CHECKPOINT -o BUNDLE --force to write it again"
 InputKind = Literal["pixels", "tensor"]
 Task = Literal["single-label"]
-"""What the logits decide: ``single-label``, exactly one class an image, so probabilities are their softmax."""
+"""Task that the logits solve.  ``single-label``: each image has exactly one class; probabilities = softmax(logits)."""
 OutputMeaning = Literal["class logits"]
-"""``class logits``: a logit a class, in the order of the labels."""
+"""Meaning of an output.  ``class logits``: a logit per class, in the order of the labels."""
 
 
 def tool_versions(*also: str) -> dict[str, str]:
-    """Of everything that has a hand in what is written, and of the distributions named."""
+    """Return name → version of the toolkit, Python, the packages used for export, and the distributions in ``also``.
+
+    The version of a missing distribution is ``not installed``.
+    """
     import platform
     from importlib.metadata import PackageNotFoundError, version
 
@@ -76,7 +79,10 @@ def tool_versions(*also: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputRecord:
-    """An output of the network.  shape: of one image's, without the batch.  meaning: of its numbers."""
+    """An output of the network.
+
+    shape: for a single image, without the batch dimension.  meaning: of the values.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -91,17 +97,19 @@ class OutputRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Everything a bundle says about itself.  `to_json` and `from_json` are inverse.
+    """Content of ``manifest.json``.  `to_json` and `from_json` are inverse.
 
-    checkpoint: name, SHA-256 and wrapping of the file it came from.
-    unused_keys: key of that file that the network never reads → why not; its tensor is not in the bundle.
-    image: what images the network takes; without mean and std when the input is ``tensor`` and nobody gave them.
-    task: what the logits decide.  outputs: of the graph, in its order.
-    role_disagreements: nodes of ``model.onnx`` whose declared role is another than operators and wiring suggest.
-    export_parity: the largest difference of each program that was proven when the bundle was made, and their limit.
-    export_skipped: runner → reason why its program could not be had there, and was not proven.
-    float32_noise: largest difference of PyTorch's float32 and float64 logits on the golden inputs.
-    files: name → SHA-256, of all files but the manifest.
+    checkpoint: name, SHA-256 and wrapping of the source file.
+    unused_keys: key of the source file that the network never reads → reason; its tensor is not in the bundle.
+    image: size, channels and normalisation of the input images; mean and std are None when ``input_kind`` is
+    ``tensor`` and no normalisation was given at export.
+    task: the task that the logits solve.  outputs: in the order of the graph.
+    role_disagreements: nodes of ``model.onnx`` whose declared role differs from the role that operators and wiring
+    suggest.
+    export_parity: largest difference of each program that export compared with PyTorch, and the limit for all of them.
+    export_skipped: runner → reason why its program was not available at export and was not compared.
+    float32_noise: largest difference between PyTorch's float32 and float64 logits on the golden inputs.
+    files: file name → SHA-256, for every file except the manifest.
     """
 
     spec: ModelSpec
@@ -143,7 +151,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Manifest:
-        """Errors: KeyError, TypeError, ValueError or SpecError when it is no such manifest."""
+        """Rebuild a manifest.  Errors: KeyError, TypeError, ValueError or InputError if ``data`` is not a manifest."""
         fields = {name: value for name, value in data.items() if name != "format"}
         for name, known in (("input_kind", get_args(InputKind)), ("task", get_args(Task))):
             if fields[name] not in known:
@@ -160,7 +168,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """A bundle that was found whole: every file there, every hash right."""
+    """An opened bundle: every file is present and matches its hash."""
 
     path: Path
     manifest: Manifest
@@ -175,27 +183,30 @@ class Bundle:
 
     @property
     def sha256(self) -> str:
-        """Names this bundle: the hash of its manifest, which holds the hash of everything else."""
+        """SHA-256 of the manifest.  Identifies the bundle, since the manifest holds the hash of every other file."""
         return sha256_of_file(self.path / MANIFEST_FILE)
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
-        """Of one input, without the batch."""
+        """Shape of a single input, without the batch dimension."""
         image = self.manifest.image
         return image.pixels_shape if self.manifest.input_kind == "pixels" else image.tensor_shape
 
     @property
     def input_dtype(self) -> str:
-        """As numpy writes it."""
+        """Name of the numpy dtype of the inputs."""
         return "uint8" if self.manifest.input_kind == "pixels" else "float32"
 
     def golden(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """(inputs, logits): inputs (B, …) as the graph takes them; logits (B, C) float32, from PyTorch at export."""
+        """Return (inputs, logits): inputs (B, …) of the graph; logits (B, C) float32, from PyTorch at export."""
         found = self.golden_set()
         return found.inputs, found.logits
 
     def golden_set(self) -> GoldenSet:
-        """The contract that every runner is held to.  Errors: BundleError when its file is none."""
+        """Read the golden inputs, images and logits that every runner is compared with.
+
+        Errors: BundleError when ``golden.npz`` is missing or cannot be read.
+        """
         path = self.path / GOLDEN_FILE
         try:
             return golden_from_bytes(path.read_bytes())
@@ -203,9 +214,9 @@ class Bundle:
             raise BundleError(f"{path}: not the golden inputs of a bundle: {exc}", hint=_EXPORT_AGAIN) from exc
 
     def inputs_from_pixels(self, pixels: NDArray[Any]) -> NDArray[Any]:
-        """uint8 (B, height, width, channels) → what the graph takes.
+        """Convert uint8 (B, height, width, channels) to the input of the graph.
 
-        Errors: InputError when it takes tensors and nobody said how they are made of images.
+        Errors: InputError when the graph takes tensors and the bundle has no mean and std to normalise images with.
         """
         if self.manifest.input_kind == "pixels":
             return pixels
@@ -218,11 +229,11 @@ class Bundle:
 
 
 def open_bundle(path: Path) -> Bundle:
-    """Open a bundle and check that it is whole.
+    """Open a bundle and check it: files, hashes, labels and preprocessing.
 
-    Errors: BundleError when it is no bundle, of another format version, when a file is missing or
-    does not match its hash, when the labels are not the manifest's, or when images become other
-    pixels here than where it was exported.
+    Errors: BundleError when ``path`` is not a bundle or has an unsupported format version, when a file is missing or
+    does not match its hash, when the labels differ from the manifest's, or when preprocessing the golden images gives
+    other pixels than at export.
     """
     manifest_path = path / MANIFEST_FILE
     if not manifest_path.is_file():
@@ -253,7 +264,7 @@ def open_bundle(path: Path) -> Bundle:
 
 
 def _export_again(path: Path, data: Mapping[str, Any]) -> str:
-    """The command that makes a bundle of this format from one of the previous format: it holds all that is needed."""
+    """Return a hint with the export command that upgrades a bundle of the previous format, from its own files."""
     normalisation = data["preprocessing"]
     command = ["gmmvit", "export", str(path / WEIGHTS_FILE), "-o", f"{path.resolve()}-3", "--input", data["input_kind"]]
     command += ["--max-batch", str(data["max_batch"]), "--labels", str(path / LABELS_FILE)]
@@ -282,7 +293,7 @@ def _check_files(path: Path, manifest: Manifest, *, hint: str) -> None:
 
 
 def _check_contract(bundle: Bundle) -> None:
-    """Labels are the manifest's, and images become here what they became at export."""
+    """Check that the labels match the manifest, and that preprocessing gives the same values as at export."""
     labels = tuple((bundle.path / LABELS_FILE).read_text(encoding="utf-8").splitlines())
     if labels != bundle.manifest.labels:
         raise BundleError(

@@ -1,7 +1,7 @@
-"""Data sets the released code trains on: how their images are normalised, what their classes are called.
+"""Data sets: normalisation of the images and names of the classes.
 
-Classes are in the order of the class index. Tiny-ImageNet's index is the sorted WordNet ID, as a
-folder-of-folders loader gives it; the names here are the first lemma of each.
+Classes are in the order of the class index. Tiny-ImageNet's classes are sorted by WordNet ID, as by a loader of a
+folder per class; each name is the first lemma of the synset.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ espresso; alp; cliff; coral reef; lakeside; seashore; acorn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """mean, std: a number a channel, for values in [0, 1], as training normalised with.  labels: by class index."""
+    """mean, std: a number per channel, for values in [0, 1], as used in training.  labels: by class index."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -69,7 +69,7 @@ DATASETS: dict[str, Dataset] = {
         std=(0.2770, 0.2691, 0.2821),
         labels=tuple(name.strip() for name in _TINY_IMAGENET.replace("\n", " ").split(";")),
     ),
-    # one channel; the usual tutorials give the network grey values in [0, 1] as they are
+    # grey images; the usual tutorials train on values in [0, 1] without normalisation
     "mnist": Dataset(mean=(0.0,), std=(1.0,), labels=tuple("0123456789")),
     # scikit-learn's handwritten digits, grey values 0..16 scaled to [0, 1], all 1,797 images
     "digits": Dataset(mean=(0.3053, 0.3053, 0.3053), std=(0.3760, 0.3760, 0.3760), labels=tuple("0123456789")),
@@ -77,7 +77,7 @@ DATASETS: dict[str, Dataset] = {
 
 
 def dataset(name: str) -> Dataset:
-    """Errors: InputError on a name that is not in `DATASETS`."""
+    """Return the data set with this name.  Errors: InputError on a name that is not in `DATASETS`."""
     if name not in DATASETS:
         raise InputError(
             f"data set {name!r} is not known", hint=f"known: {', '.join(DATASETS)}; or --mean --std --labels"

@@ -1,4 +1,4 @@
-"""What this machine can run, found out by running it, and the one command that adds the rest."""
+"""Check each part of the toolkit by running it here, and name the command that installs a missing part."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Kind = Literal["package", "runner", "kernel", "engine", "server", "hardware", "g
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing and whether it works here.  fix: the command that adds it; empty when none can."""
+    """A part of the toolkit and whether it works here.  fix: the command that installs it, if there is any."""
 
     kind: Kind
     name: str
@@ -65,7 +65,7 @@ _PACKAGES = {
 
 
 def examine() -> list[Check]:
-    """Try everything.  Never raises: what fails is reported with its reason."""
+    """Check every part of the toolkit on this machine.  Never raises: a failure is reported with its reason."""
     return [
         Check(
             kind="hardware", name="python", works=True, detail=f"{platform.python_version()} on {platform.platform()}"
@@ -86,9 +86,9 @@ def examine() -> list[Check]:
 
 
 def examine_bundle(bundle: Bundle, server: ServerTensorRT | None) -> list[Check]:
-    """Each graph and engine of a bundle: is it whole, does it run here, and will the server load it?
+    """Check each graph and engine of a bundle: its files, whether it runs here, and whether the server can load it.
 
-    server: None asks nothing of a server.
+    server: TensorRT of the server; None skips the checks for a server.
     """
     present = [one for one in PRECISIONS if (bundle.path / onnx_file(one)).exists()]
     checks = [_tried("graph", onnx_file(one), partial(_graph, bundle, one), fix="") for one in present]
@@ -141,7 +141,7 @@ def _tried(kind: Kind, name: str, attempt: Callable[[], str], *, fix: str) -> Ch
     except GmmvitError as exc:
         own_hint = exc.hint if exc.hint != exc.usual_hint else fix
         return Check(kind=kind, name=name, works=False, detail=str(exc), fix=own_hint)
-    # A broken install fails in whatever way it likes; to report it is what this is for.
+    # A broken install can raise any exception; each is reported.
     except Exception as exc:
         return Check(kind=kind, name=name, works=False, detail=f"{type(exc).__name__}: {exc}"[:200], fix=fix)
 
@@ -204,7 +204,7 @@ def _openvino_arithmetic() -> str:
 
 
 def _kernels(name: str, library: Callable[[], tuple[Path | None, str]], arithmetic: Callable[[], str]) -> Check:
-    """Our own CPU kernels for one runtime: compiled and loaded, or why not and how to try again."""
+    """Check the CPU kernels for a runtime: compiled and loaded, or the reason and the command that tries again."""
 
     def state() -> str:
         path, why = library()
@@ -220,10 +220,10 @@ def _kernels(name: str, library: Callable[[], tuple[Path | None, str]], arithmet
 
 
 RETRY = "gmmvit doctor --empty-kernel-cache"
-"""Forgets what was compiled and what could not be, and tries again."""
+"""Command that deletes compiled kernels and recorded failures, and compiles again."""
 
 _COMPUTED = {"fp32": "FP32", "bf16": "BF16", "int8": "INT8"}
-"""Precision → OpenVINO's name of it."""
+"""Precision → its name in OpenVINO."""
 
 
 def _client(protocol: str) -> str:
@@ -232,7 +232,7 @@ def _client(protocol: str) -> str:
 
 
 def _builds(name: str) -> str:
-    """Build an engine of one product."""
+    """Build a small engine with the flavor ``name``; return a description of the result."""
     flavor = find_flavor(name)
     gpu = visible_gpu()
     capabilities = () if gpu or not flavor.capabilities else (_BUILT_FOR,)
@@ -274,7 +274,7 @@ def _server() -> str:
 
 
 def _start_once(install: ServerInstall) -> None:
-    """``--help`` loads every library that the program links, and stops."""
+    """Run the server with ``--help``, which loads every linked library and exits.  Errors: GmmvitError."""
     environment = {**os.environ, **install.environment}
     try:
         answer = subprocess.run(

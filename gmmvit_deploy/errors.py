@@ -1,23 +1,23 @@
 """Every error that this package raises on purpose.
 
     GmmvitError
-    ├── InputError               something the user handed in is wrong
-    │   ├── SpecError            a model description that cannot be
-    │   ├── CheckpointError      a checkpoint file that cannot be loaded, or not safely
-    │   ├── BundleError          a bundle that is not whole, or not what it says
-    │   ├── RepositoryError      a Triton model repository that cannot be written or served
-    │   ├── ImageError           bytes that are not an image we take
-    │   └── RunnerUnavailableError  a runner that does not take this precision, or has no kernels of ours here
+    ├── InputError               a file, value or option from the user is invalid
+    │   ├── SpecError            a model spec is invalid
+    │   ├── CheckpointError      a checkpoint file cannot be loaded, or not safely
+    │   ├── BundleError          a bundle is incomplete, or contradicts its manifest
+    │   ├── RepositoryError      a Triton model repository cannot be written or served
+    │   ├── ImageError           bytes are not an image in a supported format
+    │   └── RunnerUnavailableError  a runner does not support the precision, or its CPU kernels are not available
     ├── FoldError                a folding pass could not prove its end state
-    ├── ExportError              an exported graph is not what it must be
-    ├── EngineError              an engine was not built, or is not what was required
-    ├── OutputError              a result could not be written; nothing of it was left behind
-    ├── ServerError              a server did not start, is not there, or failed
-    │   └── RequestRejectedError the server is well; it refused what it was sent
-    └── MissingDependencyError   an optional package is needed and absent
+    ├── ExportError              an exported graph failed a check
+    ├── EngineError              an engine was not built, or does not meet the requirements
+    ├── OutputError              a result could not be written; no partial output remains
+    ├── ServerError              a server did not start, is not reachable, or failed
+    │   └── RequestRejectedError the server works, but refused the request
+    └── MissingDependencyError   an optional package is required and not installed
 
-Each carries a ``hint``, the next thing to do: its own, or the usual one of its class. The command
-line prints ``Error: <message>`` and ``hint: <hint>`` and leaves with status 1.
+Each error has a ``hint``, the next step for the user: its own, or the default of its class. The command line prints
+``Error: <message>`` and ``hint: <hint>`` and exits with status 1.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ __all__ = [
 
 
 class GmmvitError(Exception):
-    """Root of the tree.  ``hint`` says what to do next; without one, that of the class serves."""
+    """Root of the tree.
+
+    hint: the next step for the user; ``usual_hint`` of the class by default.
+    """
 
     usual_hint = "type gmmvit doctor to see what works on this machine"
 
@@ -51,49 +54,49 @@ class GmmvitError(Exception):
         self.hint = hint or self.usual_hint
 
     def replace_path(self, old: object, new: object) -> None:
-        """Write ``new`` wherever the message or the hint names ``old``."""
+        """Replace ``old`` by ``new`` in the message and in the hint."""
         self.args = (str(self).replace(str(old), str(new)), *self.args[1:])
         self.hint = self.hint.replace(str(old), str(new))
 
 
 class InputError(GmmvitError):
-    """Something the user handed in is wrong."""
+    """A file, value or option from the user is invalid."""
 
     usual_hint = "gmmvit --help lists the commands, gmmvit COMMAND --help the options of each"
 
 
 class SpecError(InputError):
-    """A model description that cannot be."""
+    """A model spec is invalid."""
 
 
 class CheckpointError(InputError):
-    """A checkpoint file that cannot be loaded, or not safely."""
+    """A checkpoint file cannot be loaded, or not safely."""
 
     usual_hint = "use the file that the training code saved, whole and unchanged"
 
 
 class BundleError(InputError):
-    """A bundle that is not whole, or not what it says."""
+    """A bundle is incomplete, or contradicts its manifest."""
 
     usual_hint = "type gmmvit export CHECKPOINT -o BUNDLE --force to write it again"
 
 
 class RepositoryError(InputError):
-    """A Triton model repository that cannot be written or served."""
+    """A Triton model repository cannot be written or served."""
 
     usual_hint = "type gmmvit repository BUNDLE to write a repository"
 
 
 class ImageError(InputError):
-    """Bytes that are not an image we take."""
+    """Bytes are not an image in a supported format."""
 
     usual_hint = "JPEG, PNG, WebP and BMP with 8 bits a channel are taken"
 
 
 class RunnerUnavailableError(InputError):
-    """A runner that cannot be had here: its runtime does not take this precision, or our kernels cannot be had.
+    """A runner is not available: its runtime does not support the precision, or its CPU kernels cannot be loaded.
 
-    Never a runtime that fails on a graph which it should take: that is a BundleError.
+    A runtime that fails on a graph which it should support raises BundleError instead.
     """
 
 
@@ -104,35 +107,35 @@ class FoldError(GmmvitError):
 
 
 class ExportError(GmmvitError):
-    """An exported graph is not what it must be."""
+    """An exported graph failed a check."""
 
     usual_hint = "nothing was written; type gmmvit doctor to see the installed versions"
 
 
 class EngineError(GmmvitError):
-    """An engine was not built, or is not what was required."""
+    """An engine was not built, or does not meet the requirements."""
 
     usual_hint = "nothing was written; --log FILE keeps the output of the builder"
 
 
 class OutputError(GmmvitError):
-    """A result could not be written; nothing of it was left behind."""
+    """A result could not be written; no partial output remains."""
 
     usual_hint = "choose another place with -o, or make room"
 
 
 class ServerError(GmmvitError):
-    """A server did not start, is not there, or failed."""
+    """A server did not start, is not reachable, or failed."""
 
 
 class RequestRejectedError(ServerError):
-    """The server is well; it refused what it was sent."""
+    """The server works, but refused the request."""
 
     usual_hint = "send what the model states: GET /v2/models/MODEL on the HTTP port shows it"
 
 
 class MissingDependencyError(GmmvitError):
-    """An optional package is needed and absent."""
+    """An optional package is required and not installed."""
 
     def __init__(self, package: str, *, extra: str) -> None:
         super().__init__(

@@ -1,4 +1,4 @@
-"""Optional packages, imported where they are needed, with an error that says how to get them."""
+"""Import optional packages on demand, with an error that names the command to install them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["require"]
 
 
 def require(module: str, *, package: str, extra: str) -> Any:
-    """Import ``module``, which the distribution ``package`` brings and our ``extra`` installs.
+    """Import ``module`` of the distribution ``package``, which the extra ``extra`` of this package installs.
 
     Errors: MissingDependencyError when it is not installed.
     """

@@ -1,11 +1,11 @@
-"""``golden.npz`` of a bundle: the contract from raw bytes to logits that every later stage is held to.
+"""``golden.npz`` of a bundle: reference data from encoded images to logits, which every later stage must reproduce.
 
-    inputs, tensors, logits          what the graph takes; the same normalised; what PyTorch gave
-    image_bytes, image_ends          encoded images, one behind the other, and where each ends
-    image_pixels, image_logits       the same decoded and resized; what PyTorch gave
+    inputs, tensors, logits          inputs of the graph; the same normalised; logits of PyTorch
+    image_bytes, image_ends          encoded images, concatenated, and the end of each in bytes
+    image_pixels, image_logits       the same images decoded and resized; logits of PyTorch
 
-Where nobody said how images are normalised there are no images. They are losslessly encoded: what a JPEG decodes to
-differs by a level between builds of libjpeg, so it can be no part of an exact contract.
+A bundle without mean and std has no images. Images are losslessly encoded: pixels decoded from a JPEG differ by a level
+between builds of libjpeg, which an exact comparison does not allow.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ARRAYS = ("inputs", "tensors", "logits")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GoldenSet:
-    """inputs (B, …) as the graph takes them; tensors float32 (B, channels, height, width); logits float32 (B, C).
+    """inputs (B, …) of the graph; tensors float32 (B, channels, height, width); logits float32 (B, C).
 
     images: encoded, of any size.  image_pixels: uint8 (I, height, width, channels);
     image_logits: float32 (I, C).
@@ -42,7 +42,7 @@ class GoldenSet:
 
 
 def bytes_from_golden(golden: GoldenSet) -> bytes:
-    """What ``golden.npz`` holds."""
+    """Return the content of ``golden.npz``."""
     import numpy as np
 
     file = io.BytesIO()
@@ -58,7 +58,7 @@ def bytes_from_golden(golden: GoldenSet) -> bytes:
 
 
 def golden_from_bytes(data: bytes) -> GoldenSet:
-    """Errors: ValueError, KeyError, OSError or EOFError when it is no such file."""
+    """Read the content of ``golden.npz``.  Errors: ValueError, KeyError, OSError or EOFError when it is malformed."""
     import numpy as np
 
     with np.load(io.BytesIO(data), allow_pickle=False) as file:
@@ -73,7 +73,7 @@ def golden_from_bytes(data: bytes) -> GoldenSet:
 
 
 def preprocessing_problem(golden: GoldenSet, spec: ImageSpec) -> str:
-    """How what is made of images here differs from what was made at export; empty when it does not."""
+    """Preprocess the golden images and describe the first difference from export; empty if there is no difference."""
     import numpy as np
 
     for index, (image, wanted) in enumerate(zip(golden.images, golden.image_pixels, strict=True)):

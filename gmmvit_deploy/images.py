@@ -1,9 +1,9 @@
-"""What images a network takes: sides, channels, normalisation, and how a file of any size gets there.
+"""Input images of a network: sides, channels, normalisation, and the conversion from a file of any size.
 
     file → decoded to the channels → resized by the rule → pixels, uint8 (height, width, channels)
     pixels → (pixels / 255 − mean) / std → tensor, float32 (channels, height, width)
 
-The arithmetic is `gmmvit_deploy.preprocess`, which says what becomes of files of another colour mode.
+`gmmvit_deploy.preprocess` computes this and documents the conversion of other colour modes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["ImageSpec", "ResizeRule", "image_from_json", "image_from_pixels", "resize_rule_from"]
 
 ResizeRule = Literal["stretch-bilinear", "stretch-bicubic"]
-"""``stretch``: both sides to the network's, whatever the proportions; antialiased.  Rules that crop would be further
-values of this type, with their numbers as further fields of `ImageSpec`."""
+"""``stretch``: resize both sides to the network's, ignoring the aspect ratio; antialiased.  A rule that crops would be
+a further value of this type, with its parameters as further fields of `ImageSpec`."""
 
 
 class _Target(TypedDict):
@@ -35,11 +35,12 @@ class _Target(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSpec:
-    """Images as one network takes them.
+    """Input images of a network.
 
     height, width: in pixels.  channels: 1 grey, 2 grey and alpha, 3 RGB, 4 RGB and alpha.
-    mean, std: a number a channel, for values in [0, 1]; both None where nobody said how images are normalised,
-    so that only tensors can be given to the network.
+    mean, std: a number per channel, for values in [0, 1]; both None if the normalisation is unknown, in which case the
+    network can be given only tensors.
+    Errors: InputError when a value is invalid.
     """
 
     height: int
@@ -78,7 +79,7 @@ class ImageSpec:
 
     @property
     def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-        """(mean, std), or None where nobody said."""
+        """(mean, std), or None if the normalisation is unknown."""
         return None if self.mean is None or self.std is None else (self.mean, self.std)
 
     @property
@@ -88,12 +89,12 @@ class ImageSpec:
 
     @property
     def pixels_shape(self) -> tuple[int, int, int]:
-        """Of one image as uint8: (height, width, channels)."""
+        """Shape of an image as uint8: (height, width, channels)."""
         return (self.height, self.width, self.channels)
 
     @property
     def tensor_shape(self) -> tuple[int, int, int]:
-        """Of one image as float32: (channels, height, width)."""
+        """Shape of an image as float32: (channels, height, width)."""
         return (self.channels, self.height, self.width)
 
     def pixels_from_bytes(self, data: bytes) -> NDArray[Any]:
@@ -107,7 +108,7 @@ class ImageSpec:
     def tensor_from_pixels(self, pixels: NDArray[Any]) -> NDArray[Any]:
         """Normalise uint8 (..., height, width, channels) to float32 (..., channels, height, width).
 
-        Errors: InputError where nobody said how images are normalised.
+        Errors: InputError when the normalisation is unknown.
         """
         if self.mean is None or self.std is None:
             raise InputError(
@@ -121,12 +122,12 @@ class ImageSpec:
         return {"height": self.height, "width": self.width, "channels": self.channels, "resize": self.resize}
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; `image_from_json` takes them back."""
+        """Return the spec as plain JSON values; inverse of `image_from_json`."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
 
 def image_from_json(data: Mapping[str, Any]) -> ImageSpec:
-    """Errors: TypeError on a field missing or unknown; InputError on a value that cannot be."""
+    """Rebuild a spec.  Errors: TypeError on a missing or unknown field; InputError on an invalid value."""
     fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
     return ImageSpec(**fields)
 
@@ -135,12 +136,12 @@ def image_from_pixels(pixels: NDArray[Any]) -> Any:
     """Make a ``PIL.Image`` of uint8 (height, width) or (height, width, channels)."""
     from PIL import Image
 
-    # Pillow takes a grey image without its channel dimension.
+    # Pillow expects a grey image without the channel dimension.
     return Image.fromarray(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[-1] == 1 else pixels)
 
 
 def resize_rule_from(text: str) -> ResizeRule:
-    """Errors: InputError when the text names no resize rule."""
+    """Parse the name of a resize rule.  Errors: InputError on an unknown name."""
     for rule in get_args(ResizeRule):
         if rule == text:
             return rule  # type: ignore[no-any-return]  # get_args forgets the type

@@ -1,7 +1,7 @@
-"""The look of all pages: colours for light and dark, for screens and paper, and the stylesheet made of them.
+"""Style of all pages: colours for light and dark mode, for screen and paper, and the stylesheet.
 
 Text has a contrast of 4.5:1 or more on every background here, lines and bars of plots 3:1 (WCAG 2.2, levels AA).
-All series stay apart for people with protanopia, deuteranopia and tritanopia; plots give each series a dash, a marker
+All series remain distinguishable with protanopia, deuteranopia and tritanopia; plots give each series a dash, a marker
 or a hatching besides, and a verdict has a sign and a word.
 """
 

@@ -1,7 +1,7 @@
-"""The frame and the parts of our self-contained pages: a single file, nothing fetched, for a screen, a phone or paper.
+"""Frame and elements of the self-contained HTML reports: a single file, without requests, for screen, phone and paper.
 
-A page answers in the order in which its reader asks: the verdict, in a sentence for whoever signs; what would change
-it; pictures and tables; what was skipped, folded away.
+Order of a report: the verdict, in a sentence for the reader who approves it; what would change it; figures and tables;
+skipped checks, folded away.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _SIGNS: Mapping[Outcome, str] = {"passed": "✓", "failed": "✗", "undecided": 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What whoever signs reads first; plain text throughout.
+    """Summary at the top of a report, as plain text.
 
-    word: the verdict in a word or two, such as PASSED.  sentence: the verdict for a reader of nothing else.
-    changes: what would change the verdict, a line each: reasons to remove, limits that are near, what it covers.
+    word: the verdict in a word or two, such as PASSED.  sentence: the verdict, understandable on its own.
+    changes: what would change the verdict, a line each: reasons to remove, limits that are close, scope.
     """
 
     outcome: Outcome
@@ -72,49 +72,49 @@ def page(*, kind: str, title: str, summary: Summary, sections: Iterable[str], st
 
 
 def verdict_word(outcome: Outcome, word: str | None = None) -> str:
-    """A verdict as HTML: colour, a sign and a word, so that no reader depends on the colour.
+    """Return a verdict as HTML with a colour, a sign and a word, so that no reader depends on the colour.
 
-    word: plain text; the outcome's own name by default.
+    word: plain text; the name of the outcome by default.
     """
     sign = f'<span aria-hidden="true">{_SIGNS[outcome]}</span>'
     return f'<span class="word {outcome}">{sign} {escape(word or outcome)}</span>'
 
 
 def section(title: str, *content: str) -> str:
-    """title: plain text.  content: HTML; without any of it, the section is left out."""
+    """Return a section, or "" if ``content`` is empty.  title: plain text.  content: HTML."""
     body = "".join(content)
     return f"<section><h2>{escape(title)}</h2>{body}</section>\n" if body else ""
 
 
 def items(lines: Iterable[str]) -> str:
-    """Plain text → a list, or nothing for no lines."""
+    """Return lines of plain text as an HTML list, or "" without lines."""
     entries = "".join(f"<li>{escape(line)}</li>" for line in lines)
     return f"<ul>{entries}</ul>" if entries else ""
 
 
 def folded(title: str, count: int, *content: str) -> str:
-    """HTML that its reader unfolds, with ``count`` behind the title.  Nothing for a count of 0."""
+    """Return a folded section with ``count`` after the title, or "" for 0.  title: plain text.  content: HTML."""
     if not count:
         return ""
     return f"<details><summary>{escape(title)} ({count})</summary>{''.join(content)}</details>\n"
 
 
 def definitions(rows: Mapping[str, str]) -> str:
-    """Plain text → a list of names and what they are."""
+    """Return an HTML definition list of plain text: name → value."""
     return "<dl>" + "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in rows.items()) + "</dl>"
 
 
 def plots(figures: Iterable[str]) -> str:
-    """Figures side by side, as far as there is room.  Nothing for no figures."""
+    """Return figures side by side, as space permits, or "" without figures."""
     body = "".join(figures)
     return f'<div class="plots">{body}</div>' if body else ""
 
 
 def figure(svg: str, title: str, caption: str) -> str:
-    """A plot with its title and caption, both plain text.
+    """Return a plot with its title and caption, both plain text.
 
-    svg: as `gmmvit_deploy.plotting.svg` returns it, with a description in words.  title: different for every figure of
-    a page, since the names inside the SVG are made unique with it.
+    svg: as returned by `gmmvit_deploy.plotting.svg`, with a description in words.  title: unique on the page, because
+    it makes the IDs inside the SVG unique.
     """
     name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
     named = svg.replace(
@@ -126,11 +126,11 @@ def figure(svg: str, title: str, caption: str) -> str:
 
 _NUMBER = re.compile(r"[+−-]?[\d.,]+(e[+-]?\d+)?%?")
 _LONG = 40
-"""Characters in a cell from which on its lines are broken."""
+"""Length of a cell, in characters, above which it is styled as long text with line breaks."""
 
 
 def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, row_head: int = 0) -> str:
-    """caption, head: plain text.  rows: of HTML.  row_head: the column that names its row."""
+    """Return a table.  caption, head: plain text.  rows: HTML.  row_head: index of the column with the row headers."""
     numbers = [
         any(_text(row[column]) for row in rows)
         and all(_NUMBER.fullmatch(_text(row[column])) for row in rows if _text(row[column]))
@@ -141,7 +141,7 @@ def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, r
         for name, number in zip(head, numbers, strict=True)
     )
     lines = "".join("<tr>" + "".join(_cells(row, numbers, row_head)) + "</tr>" for row in rows)
-    # Focusable, so that the arrow keys scroll a table that is wider than its window.
+    # Focusable, so that the arrow keys scroll a table wider than the window.
     return (
         f'<div class="scroll" role="group" aria-label="{escape(caption)}" tabindex="0"><table>'
         f"<caption>{escape(caption)}</caption><thead><tr>{titles}</tr></thead><tbody>{lines}</tbody></table></div>"
@@ -166,17 +166,17 @@ def _text(cell: str) -> str:
 
 
 def written_page(html: str, path: Path, *, force: bool) -> None:
-    """Write a page to ``path``, whole or not at all.  Errors: InputError on another suffix; OutputError."""
+    """Write a page to ``path``, whole or not at all.  Errors: InputError if the suffix is not .html; OutputError."""
     require_page(path, force=force, plots=False)
     with new_file(path, force=force) as file:
         file.write(html.encode())
 
 
 def require_page(path: Path, *, force: bool, plots: bool = True) -> None:
-    """Check before the work that a page can be written to ``path``.
+    """Check before work begins that a page can be written to ``path``.
 
-    plots: whether the page has any.
-    Errors: InputError on another suffix; OutputError; MissingDependencyError without matplotlib, if there are plots.
+    plots: whether the page has plots.
+    Errors: InputError if the suffix is not .html; OutputError; MissingDependencyError for plots without matplotlib.
     """
     if path.suffix.lower() != ".html":
         raise InputError(f"{path}: a report is a .html page", hint=f"type {path.with_suffix('.html')}")

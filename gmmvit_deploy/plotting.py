@@ -1,4 +1,4 @@
-"""What the plots on our pages share: a figure that belongs to no window, and SVG that is the same every time."""
+"""Figures for the plots of reports: drawn without a window and written as reproducible SVG."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _PAPER, _INK = "#ffffff", "#000000"
 
 
 def figure_and_axes(*, height: float) -> tuple[Any, Any]:
-    """7.5 inches wide.  Errors: MissingDependencyError without matplotlib."""
+    """Return a figure and its axes, 7.5 inches wide.
+
+    height: in inches.  Errors: MissingDependencyError without matplotlib.
+    """
     figure = require("matplotlib.figure", package="matplotlib", extra="report").Figure(
         figsize=(7.5, height), layout="constrained"
     )
@@ -34,22 +37,22 @@ def figure_and_axes(*, height: float) -> tuple[Any, Any]:
 
 
 def line_style(number: int, *, marker: bool = False) -> dict[str, Any]:
-    """Keyword arguments of a line: colour and dashes, and its markers if it has some."""
+    """Return keyword arguments for a line: colour, dashes and, if requested, a marker.  number: index of the series."""
     style = {"color": SERIES[number % len(SERIES)], "linestyle": _DASHES[number % len(_DASHES)]}
     return {**style, "marker": _MARKERS[number % len(_MARKERS)]} if marker else style
 
 
 def bar_style(number: int) -> dict[str, Any]:
-    """Keyword arguments of a bar: colour, and hatching in the colour of the paper."""
+    """Return keyword arguments for a bar: colour, and hatching in the paper colour.  number: index of the series."""
     style = {"color": SERIES[number % len(SERIES)], "edgecolor": _PAPER, "linewidth": 0.5}
     return {**style, "hatch": _HATCHES[number % len(_HATCHES)]}
 
 
 def svg(figure: Any, description: str) -> str:
-    """SVG text without a date and with names that follow from the content: the same report gives the same bytes.
+    """Return the SVG text of a figure, without a date and with deterministic IDs: the same report gives the same bytes.
 
-    description: what the plot shows, in words, for those who cannot see it.  Its colours are the variables of
-    `page_style`, so that a plot follows its page into the dark.
+    description: the content of the plot in words, for readers who cannot see it.  Colours are the CSS variables of
+    `page_style`, so that a plot follows the dark mode of its page.
     """
     context = require("matplotlib", package="matplotlib", extra="report").rc_context
     file = io.StringIO()
@@ -66,6 +69,6 @@ def svg(figure: Any, description: str) -> str:
 
 
 def _variables() -> dict[str, str]:
-    """Colour, as matplotlib writes it → what CSS makes of it."""
+    """Return colour as written by matplotlib → CSS value."""
     series = {colour: f"var(--series-{number}, {colour})" for number, colour in enumerate(SERIES, start=1)}
     return {_PAPER: f"var(--paper, {_PAPER})", _INK: "currentColor", **series}

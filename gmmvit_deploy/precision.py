@@ -1,7 +1,7 @@
-"""The precisions that a network can be written in, and the policy: which part of it computes in which type.
+"""Supported precisions, and the policy: the element type of each part of the network in each precision.
 
-The policy is one table. The cast pass follows it, and docs/pages/precisions.md prints it. Masks are folded in
-float32 first and cast last: an unfolded base mask flushes to zero in half precision.
+The policy is a single table, which the cast pass applies and docs/pages/precisions.md prints. Masks are folded in
+float32 before they are cast: an unfolded base mask flushes to zero in half precision.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ Role = Literal[
     "shape",
     "unknown",
 ]
-"""What a part of the network is for, in the words of the policy; graphs/roles.py explains each."""
+"""Role of a part of the network in the policy; graphs/roles.py explains each role."""
 
 _F32: ElementType = "float32"
 _F16: ElementType = "float16"
 _B16: ElementType = "bfloat16"
 
-# Roles are explained in graphs/roles.py. In int8 and fp8 the two inputs of a projection go through
-# Q/DQ pairs besides; attention's products are never quantised: int8 there breaks the fused kernel.
+# In int8 and fp8 both inputs of a projection additionally go through Q/DQ pairs. The products of attention are never
+# quantised, because int8 there prevents the fused kernel.
 POLICY: Mapping[str, Mapping[Precision, ElementType]] = {
     role: dict(zip(PRECISIONS, types, strict=True))
     for role, types in {
@@ -83,20 +83,20 @@ POLICY: Mapping[str, Mapping[Precision, ElementType]] = {
 
 
 def precision_from(text: str) -> Precision:
-    """Errors: InputError on a precision that does not exist."""
+    """Parse the name of a precision.  Errors: InputError when it is unknown."""
     if text not in PRECISIONS:
         raise InputError(f"precision {text!r} is not known", hint=f"known: {', '.join(PRECISIONS)}")
     return text
 
 
 def precision_behind(text: str) -> tuple[str, Precision | None]:
-    """``openvino:bf16`` → (openvino, bf16); None where none is said.  Errors: as `precision_from`."""
+    """Split ``openvino:bf16`` into (openvino, bf16); None without a precision.  Errors: as `precision_from`."""
     name, colon, precision = text.strip().partition(":")
     return name, precision_from(precision) if colon else None
 
 
 def precisions_from(text: str) -> tuple[Precision, ...]:
-    """``fp16,int8`` → its parts, each once.  Errors: InputError on one that does not exist, or on none."""
+    """Parse ``fp16,int8`` into precisions, each once.  Errors: InputError on an unknown name or an empty list."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
         raise InputError("no precision was named", hint=f"known: {', '.join(PRECISIONS)}")

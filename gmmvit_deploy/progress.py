@@ -1,4 +1,4 @@
-"""Progress of long work: one event and one callback for everything that takes longer than a moment.
+"""Progress of long work: the event type and the callback of all long-running functions.
 
 def long_work(..., *, on_progress: OnProgress = ignore) -> Result:
     on_progress(Progress("fold the masks", done=1, total=4))
@@ -14,10 +14,10 @@ __all__ = ["OnProgress", "Progress", "detailed", "ignore", "prefixed"]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A step begins, or advances.
+    """Event: a step begins or advances.
 
-    step: what is being done, in a few words.  done: units that are finished.  total: units in all, of the step or of
-    the whole work, or None where the number is not known.  detail: a value worth showing besides, such as a loss.
+    step: description in a few words.  done: number of finished units.  total: number of units, of the step or of the
+    whole work, or None if unknown.  detail: an additional value to show, such as a loss.
     """
 
     step: str
@@ -30,14 +30,14 @@ OnProgress = Callable[[Progress], None]
 
 
 def ignore(event: Progress) -> None:
-    """The default of every ``on_progress``: does nothing."""
+    """Do nothing.  Default of every ``on_progress``."""
 
 
 def prefixed(prefix: str, on_progress: OnProgress) -> OnProgress:
-    """A callback that puts ``prefix: `` before the step of every event."""
+    """Return a callback that puts ``prefix: `` before the step of every event."""
     return lambda event: on_progress(replace(event, step=f"{prefix}: {event.step}"))
 
 
 def detailed(step: Progress, on_progress: OnProgress) -> OnProgress:
-    """A callback for the work within ``step``: its steps are shown as the detail of ``step``."""
+    """Return a callback for the work within ``step``, whose steps appear as the detail of ``step``."""
     return lambda event: on_progress(replace(step, detail=event.step))

@@ -1,4 +1,4 @@
-"""What every report has: a description of its bundle, and values that JSON has."""
+"""Parts of every report: the description of its bundle, and conversion to JSON values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["described_bundle", "plain"]
 
 
 def described_bundle(bundle: Bundle) -> dict[str, Any]:
-    """Hashes, and what the model is."""
+    """Return path, hashes, checkpoint, model, input kind and versions of a bundle."""
     manifest = bundle.manifest
     return {
         "path": str(bundle.path),
@@ -26,7 +26,7 @@ def described_bundle(bundle: Bundle) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Plain JSON values; numbers that are not finite become null."""
+    """Convert to plain JSON values; numbers that are not finite become null."""
     if isinstance(value, Mapping):
         return {key: plain(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,6 +1,6 @@
-"""What a model is, in numbers: enough to build it, nothing about its weights.
+"""Model specs: the numbers that define an architecture, without weights.
 
-`ModelSpec` is what every model has; each family adds its own fields (`gmmvit_deploy.families`).
+`ModelSpec` holds the fields common to all models; each family adds its own (`gmmvit_deploy.families`).
 
 Shape letters used in this package: B batch, N tokens, H heads, d head dim, D model dim,
 K mixture kernels, C classes, S image side in pixels, p patch side in pixels, c image channels.
@@ -28,17 +28,17 @@ __all__ = [
 
 MaskKind = Literal["plain", "gmm", "elm"]
 CHANNELS = (1, 2, 3, 4)
-"""That images may have: grey, grey and alpha, RGB, RGB and alpha."""
+"""Supported numbers of image channels: grey, grey and alpha, RGB, RGB and alpha."""
 
 
 def require(condition: bool, message: str, hint: str = "") -> None:
-    """Errors: SpecError with this message unless the condition holds."""
+    """Check a condition.  Errors: SpecError with ``message`` and ``hint`` if it is false."""
     if not condition:
         raise SpecError(message, hint=hint)
 
 
 def require_counts(spec: object, *names: str) -> None:
-    """Every named field is a whole number of at least 1, or a tuple of such."""
+    """Check that every named field is a whole number of at least 1, or a tuple of such numbers.  Errors: SpecError."""
     for name in names:
         value = getattr(spec, name)
         numbers = value if isinstance(value, tuple) else (value,)
@@ -63,13 +63,14 @@ def require_stages(depths: tuple[int, ...], heads: tuple[int, ...], mlp_dims: tu
 class MaskSpec:
     """The mask on the attention scores of every block.
 
-    kind:        ``plain`` none; ``gmm`` Gaussian mixture; ``elm`` element-wise learnable matrix
+    kind:        ``plain`` no mask; ``gmm`` Gaussian mixture; ``elm`` element-wise learnable matrix
     kernels:     K, Gaussians in the mixture (0 unless gmm)
-    shared:      one Gaussian mixture for all heads instead of one a head
+    shared:      all heads share a Gaussian mixture, instead of a mixture per head
     closed_form: the model was trained with the paper's formula Σ α·exp(−d²/(2σ²+ε)), computed
-                 from distances. The released code instead raises a stored float32 base to a
-                 power, and that base has underflowed to zero far from the diagonal: the two are
-                 different networks, so this is part of what the model is.
+                 from distances. The released code instead raises a stored float32 base to a power, and the base has
+                 underflowed to zero far from the diagonal. The two forms are different networks, so the form is part
+                 of the spec.
+    Errors:      SpecError when the fields contradict each other
     """
 
     kind: MaskKind = "plain"
@@ -99,7 +100,7 @@ class MaskSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """What every model has.  Abstract: each family derives its own spec.
+    """Fields common to all models.  Abstract: each family derives its own spec.
 
     family: name of the family (`gmmvit_deploy.families`).  image_size: S.  classes: C.  channels: c.
     """
@@ -119,17 +120,17 @@ class ModelSpec:
 
     @property
     def first_heads(self) -> int | None:
-        """Heads of the first attention, which ``--heads`` gives; None where the family has no such number."""
+        """Heads of the first attention, as set by ``--heads``; None for a spec without ``heads``."""
         heads = getattr(self, "heads", None)
         return heads[0] if isinstance(heads, tuple) else heads
 
 
 def input_shape(spec: ModelSpec) -> tuple[int, int, int]:
-    """Shape of the tensor that the network takes of one image: (channels, height, width)."""
+    """Return the shape of the input tensor of a single image: (channels, height, width)."""
     return (spec.channels, spec.image_size, spec.image_size)
 
 
 def spec_to_json(spec: ModelSpec) -> dict[str, Any]:
-    """The spec as plain JSON values; ``families.spec_from_json`` takes it back."""
+    """Return the spec as plain JSON values; inverse of ``families.spec_from_json``."""
     values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(spec).items()}
     return {"family": spec.family, **values}

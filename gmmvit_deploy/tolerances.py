@@ -1,18 +1,18 @@
-"""How far logits may differ from the truth, derived from how far PyTorch itself is from it.
+"""Limits for the distance of logits from the float64 logits, derived from PyTorch's own float32 distance.
 
     noise    distance of PyTorch's float32 logits from its float64 logits, on the same inputs
     fp32     largest ≤ 8 · noise + the last bit of the largest logit;          rms ≤ 3 · noise
     fp16     largest ≤ 2 · 2¹³ · noise, bf16 ≤ 2 · 2¹⁶ · noise;                rms likewise
-    int8     largest ≤ 4 · that graph's own distance on the golden inputs;     rms not limited
+    int8     largest ≤ 4 · recorded distance on the golden inputs;             rms not limited
     fp8      as int8
 
-Two float32 programs that add in another order are each about that noise away from the truth. The
-rounding of a narrower float is larger by the ratio of the unit roundoffs (2⁻²⁴, 2⁻¹¹, 2⁻⁸), and so
-are the logits' errors. What quantisation does depends on the data: there a limit can only say that
-the graph is run as it was recorded, and accuracy has to say whether the graph is good.
+Two float32 programs that add in a different order are each about this noise away from the float64 logits. The rounding
+of a narrower float, and with it the error of the logits, is larger by the ratio of the unit roundoffs (2⁻²⁴, 2⁻¹¹,
+2⁻⁸). The effect of quantisation depends on the data: its limit only checks that the graph runs as recorded, and only
+accuracy shows whether the graph is good.
 
-The factors, with what was measured (``benchmarks/reported/parity_limits.py``, all golden models): right runners
-came to 2.2 times the noise (rms 1.7), fp16 and bf16 to 0.6 times the scaled noise (rms 0.6).
+Measurements behind the factors (``benchmarks/reported/parity_limits.py``, all golden models): correct runners reached
+2.2 times the noise (rms 1.7), fp16 and bf16 0.6 times the scaled noise (rms 0.6).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LAST_BIT = 2.0**-23
 UNIT_ROUNDOFFS: dict[str, float] = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
 _LARGEST_SHARE, _RMS_SHARE, _NARROW_SHARE, _RECORDED_SHARE = 8.0, 3.0, 2.0, 4.0
 MOST_NOISE = 1e-3
-"""Float32 noise over the largest logit beyond which float32 itself is no reference: the largest seen was 8e-6."""
+"""Largest ratio of float32 noise to the largest logit at which float32 is a reference; the largest measured is 8e-6."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,15 +42,15 @@ class Noise:
 
     @property
     def usable(self) -> bool:
-        """False when float32 is too coarse for this model to be a reference at all."""
+        """False when float32 is too coarse to be a reference for this model."""
         return self.largest <= MOST_NOISE * self.scale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """What the distance from the float64 logits may be.  rms: None where nothing limits it.
+    """Largest permitted distance from the float64 logits.  rms: None for no limit on the rms.
 
-    derivation: the same in words and numbers, for whoever signs.
+    derivation: the same in words and numbers, for the reader who approves the report.
     """
 
     largest: float
@@ -59,11 +59,11 @@ class Limit:
 
 
 def limit_from_noise(noise: Noise, precision: Precision = "fp32", *, recorded: float | None = None) -> Limit:
-    """The limit for a runner that computes in ``precision``.
+    """Return the limit for a runner that computes in ``precision``.
 
-    recorded: largest distance of the quantised graph's logits on the golden inputs, every rounding
-    made on the CPU; for int8 and fp8.
-    Errors: ValueError when a quantised precision comes without it.
+    recorded: largest distance of the quantised graph's logits on the golden inputs, with every rounding emulated on the
+    CPU; for int8 and fp8.
+    Errors: ValueError for a quantised precision without ``recorded``.
     """
     if precision == "fp32":
         last_bit = LAST_BIT * noise.scale

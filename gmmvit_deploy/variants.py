@@ -1,7 +1,7 @@
-"""``model.<precision>.onnx`` of a bundle, and the record beside it that says what the precision did.
+"""``model.<precision>.onnx`` of a bundle, and the record beside it with the effects of the precision.
 
-A variant is written after its bundle and does not change it: ``model.<precision>.json`` names the
-bundle and the graph by hash. ``fp32`` is ``model.onnx`` itself and has no record.
+A variant is written after its bundle and does not change it: ``model.<precision>.json`` identifies the bundle and the
+graph by hash. ``fp32`` is ``model.onnx`` itself and has no record.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ VARIANT_FORMAT = "gmmvit-variant/1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariantRecord:
-    """What ``model.<precision>.json`` holds.
+    """Content of ``model.<precision>.json``.
 
-    passes: engine passes that changed something → how many layers.
-    constants: layer → name of its mask in this graph; mask_sha256: of its bytes in this precision.
+    passes: engine pass that changed the model → number of changed layers.
+    constants: layer → name of its mask in this graph.  mask_sha256: layer → SHA-256 of the mask in this precision.
     calibration: source, images and SHA-256 of the data, and each activation's bound; None unless quantised.
-    golden: largest difference to the golden logits, that over the largest logit, argmax agreement; emulated on the
-    CPU with every rounding that the graph asks for.
-    role_disagreements: nodes whose declared role is another than operators and wiring suggest; the declared role holds.
-    programs: runner → the same largest difference of what it gives for this very file, and its limit; or why it
-    could not be run there.
+    golden: largest difference to the golden logits, the same divided by the largest logit, and argmax agreement;
+    emulated on the CPU with every rounding in the graph.
+    role_disagreements: nodes whose declared role differs from the role that operators and wiring suggest; the declared
+    role applies.
+    programs: runner → largest difference to the golden logits when it runs this file, and its limit; or the reason why
+    it could not run.
     """
 
     precision: Precision
@@ -58,7 +59,7 @@ class VariantRecord:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> VariantRecord:
-        """Errors: KeyError, TypeError or ValueError when it is no such record."""
+        """Rebuild a record.  Errors: KeyError, TypeError or ValueError when ``data`` is not a record of this format."""
         if data["format"] != VARIANT_FORMAT:
             raise ValueError(f"format {data['format']!r}; this version reads {VARIANT_FORMAT!r}")
         fields = {name: value for name, value in data.items() if name != "format"}
@@ -68,7 +69,7 @@ class VariantRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """A graph of a bundle in one precision.  record: None for fp32."""
+    """The graph of a bundle in a given precision.  record: None for fp32."""
 
     precision: Precision
     path: Path
@@ -85,7 +86,10 @@ def record_file(precision: Precision) -> str:
 
 
 def open_variant(bundle: Bundle, precision: Precision) -> Variant:
-    """Errors: BundleError when it is not there, was changed, or belongs to another bundle."""
+    """Open the graph of a bundle in ``precision``.
+
+    Errors: BundleError when it does not exist, was changed, or belongs to another bundle.
+    """
     path = bundle.path / onnx_file(precision)
     if precision == "fp32":
         return Variant(precision=precision, path=path, sha256=bundle.manifest.files[path.name], record=None)

@@ -1,4 +1,4 @@
-"""Files and folders that are written whole or not at all, and their hashes."""
+"""Write files and folders completely or not at all, and hash them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def sha256_of_bytes(data: bytes) -> str:
 
 
 def sha256_of_file(path: Path) -> str:
-    """Hex SHA-256 of a file, read in pieces.  Errors: OSError."""
+    """Return the hex SHA-256 of a file, read in blocks.  Errors: OSError."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(1 << 20):
@@ -31,11 +31,11 @@ def sha256_of_file(path: Path) -> str:
 
 @contextmanager
 def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
-    """Yield an empty folder to fill; it becomes ``path`` when the block ends well, else it is gone.
+    """Yield an empty folder to fill; it becomes ``path`` if the block succeeds, and is deleted otherwise.
 
-    The work is done beside ``path`` and renamed, so nobody ever sees half of it.
-    force: replace what stands at ``path``, once the new folder is complete.
-    Errors: OutputError when ``path`` exists and ``force`` is not set, or when the disk refuses.
+    The folder is filled beside ``path`` and then renamed, so an incomplete folder never appears at ``path``.
+    force: replace an existing folder at ``path`` once the new folder is complete.
+    Errors: OutputError when ``path`` exists and ``force`` is not set, or when writing fails.
     """
     named, path = path, Path(os.path.abspath(path))
     require_free(path, force=force)
@@ -56,14 +56,14 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
         if staging is not None:
             shutil.rmtree(staging, ignore_errors=True)
             if isinstance(exc, GmmvitError):
-                exc.replace_path(staging, named)  # the folder that the user asked for; this one is gone
+                exc.replace_path(staging, named)  # the path from the user; the staging folder is deleted
         for folder in reversed(created):
             folder.rmdir()
         raise
 
 
 def require_free(path: Path, *, force: bool) -> None:
-    """Errors: OutputError when something stands at ``path`` that a new folder may not replace."""
+    """Check that a folder can be created at ``path``.  Errors: OutputError if an existing path may not be replaced."""
     if os.path.lexists(path) and not force:
         raise OutputError(f"{path} exists", hint="choose another place with -o, or replace it with --force")
     if path.is_symlink() or (path.exists() and not path.is_dir()):
@@ -83,8 +83,8 @@ def _make_parents(parent: Path) -> list[Path]:
 
 
 def _publish(staging: Path, path: Path, *, force: bool) -> None:
-    staging.chmod(0o777 & ~_umask())  # mkdtemp made it private
-    require_free(path, force=force)  # somebody else may have been faster
+    staging.chmod(0o777 & ~_umask())  # mkdtemp creates it private
+    require_free(path, force=force)  # another process may have created it meanwhile
     if not path.exists():
         staging.rename(path)
         return
@@ -100,7 +100,10 @@ def _publish(staging: Path, path: Path, *, force: bool) -> None:
 
 
 def require_free_file(path: Path, *, force: bool) -> None:
-    """Errors: OutputError when something stands at ``path`` that a new file may not replace, or it has no folder."""
+    """Check that a file can be created at ``path``.
+
+    Errors: OutputError when an existing path may not be replaced, or the parent folder does not exist.
+    """
     if os.path.lexists(path) and (not force or path.is_dir()):
         raise OutputError(f"{path} exists", hint="choose another name, or replace the file with --force")
     if not path.parent.is_dir():
@@ -109,9 +112,9 @@ def require_free_file(path: Path, *, force: bool) -> None:
 
 @contextmanager
 def new_file(path: Path, *, force: bool = False) -> Iterator[IO[bytes]]:
-    """Yield a file to write; it becomes ``path`` when the block ends well, else it is gone.
+    """Yield a file to write; it becomes ``path`` if the block succeeds, and is deleted otherwise.
 
-    Errors: OutputError when ``path`` exists and ``force`` is not set, or when the disk refuses.
+    Errors: OutputError when ``path`` exists and ``force`` is not set, or when writing fails.
     """
     require_free_file(path, force=force)
     staging: Path | None = None

@@ -1,7 +1,7 @@
-"""What is odd about a checkpoint, before anybody serves it.
+"""Audit a checkpoint before it is served.
 
-Nothing here stops a load but what makes the answer meaningless (NaN and infinities); the rest is
-said and left to judgement, each with the layer, head and kernel it is about.
+Only findings that make every result meaningless (NaN and infinities) stop a load. The others are reported with layer,
+head and kernel, and the user decides.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ _SMALLEST_NORMAL = 2.0**-126  # float32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """severity ``error`` spoils the answers, ``warning`` deserves a look, ``note`` is for the record."""
+    """A result of the audit.
+
+    severity: ``error`` makes results meaningless, ``warning`` should be examined, ``note`` is for information.
+    where: tensor or layer, with head and kernel.  what: description.
+    """
 
     severity: Literal["error", "warning", "note"]
     where: str
@@ -32,7 +36,7 @@ class Finding:
 
 
 def audit_tensors(tensors: Mapping[str, Tensor], used: set[str]) -> Iterator[Finding]:
-    """Values that are not finite: an error in a tensor that the model uses, a warning elsewhere."""
+    """Report values that are not finite: an error in a tensor that the model uses, otherwise a warning."""
     for name, tensor in tensors.items():
         bad = int((~tensor.isfinite()).sum())
         if bad:
@@ -44,10 +48,9 @@ def audit_tensors(tensors: Mapping[str, Tensor], used: set[str]) -> Iterator[Fin
 
 
 def audit_model(model: nn.Module, unused: Mapping[str, Tensor]) -> list[Finding]:
-    """Look at every step on the attention scores of a loaded model.
+    """Audit every step on the attention scores of a loaded model.
 
-    unused: tensors of the file that the model does not read; base masks among them are compared
-    with those in use.
+    unused: tensors of the file that the model does not read; base masks among them are compared with the bases in use.
     """
     findings: list[Finding] = []
     bases: dict[str, Tensor] = {}
@@ -63,7 +66,7 @@ def audit_model(model: nn.Module, unused: Mapping[str, Tensor]) -> list[Finding]
 
 
 def _audit_bases(bases: Mapping[str, Tensor], unused: Mapping[str, Tensor]) -> Iterator[Finding]:
-    """Stored bases: those of one size must be equal, and be sqrt(exp(−d²)); what underflowed is counted."""
+    """Check that stored bases of the same size are equal and match sqrt(exp(−d²)); count underflowed entries."""
     first_of_size: dict[int, str] = {}
     for layer, base in bases.items():
         first = first_of_size.setdefault(base.shape[-1], layer)

@@ -1,4 +1,4 @@
-"""Checkpoint file → the trained model, with every key of the file accounted for."""
+"""Load a checkpoint file into a model; every key of the file is used, known to be unused, or refused."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ __all__ = ["LoadedCheckpoint", "load_checkpoint", "released_state_dict"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedCheckpoint:
-    """A trained model in evaluation mode, float32, on the CPU, and what is known of it.
+    """A trained model in evaluation mode, float32, on the CPU, with its file, spec and audit.
 
-    unused: key of the file → why the network never reads it.
+    unused: key of the file → reason why the network never reads it.  findings: of the audit.
     """
 
     file: TensorFile
@@ -42,11 +42,11 @@ class LoadedCheckpoint:
 
 
 def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpoint:
-    """Read, infer, build, fill and audit.
+    """Read the file, infer the spec, build the model, fill in the weights and audit them.
 
-    Errors: CheckpointError on a file that cannot be read safely, is of an unknown architecture,
-    misses keys, holds keys nobody knows, tensors of another shape or type, NaN and infinities, or
-    contradicts a hint.
+    Errors: CheckpointError when the file cannot be read safely, has an unknown architecture, missing or unknown keys,
+    tensors of an unexpected shape or type, NaN or infinite values, or contradicts a hint; SpecError when the preset is
+    unknown.
     """
     file = read_tensors(path)
     if file.has_own_names:
@@ -78,13 +78,13 @@ def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpo
 
 
 def _source_of(file: TensorFile) -> CheckpointSource | None:
-    """The source that recognises the file; of several, the one with the longest signature."""
+    """Return the source that recognises the file; of several, the source with the longest signature."""
     sources = [source for family in FAMILIES for source in family.sources if source.recognises(file.tensors)]
     return max(sources, key=lambda source: len(source.signature), default=None)
 
 
 def _known_sources() -> str:
-    """As ``the released code: vit, swin; the tutorial's MyViT: naive_vit``."""
+    """Return a list such as ``the released code: vit, swin; the tutorial's MyViT: naive_vit``."""
     families: dict[str, list[str]] = {}
     for family in FAMILIES:
         for source in family.sources:
@@ -97,7 +97,7 @@ def _family_of_source(source: CheckpointSource) -> Family:
 
 
 def _check_preset(family: Family, hints: LoadHints) -> None:
-    """Errors: SpecError on an unknown preset; CheckpointError when it is of another family than the file."""
+    """Check the preset.  Errors: SpecError if it is unknown; CheckpointError if its family is not the file's."""
     if hints.preset is None:
         return
     other = family_of_preset(hints.preset)
@@ -106,14 +106,14 @@ def _check_preset(family: Family, hints: LoadHints) -> None:
 
 
 def _compare_with_preset(spec: ModelSpec, hints: LoadHints, source: str) -> None:
-    """Errors: CheckpointError that lists every field in which the file and the named preset differ."""
+    """Compare the spec with the preset, if given.  Errors: CheckpointError that lists every differing field."""
     if hints.preset is not None:
         preset = preset_spec(hints.preset, classes=spec.classes, image_size=spec.image_size, mask=spec.mask)
         compared_with_preset(spec, preset, name=hints.preset, source=source)
 
 
 def _load_own(file: TensorFile, hints: LoadHints) -> LoadedCheckpoint:
-    """The weights file of a bundle: its spec stands in it, and hints can only agree with that."""
+    """Load the weights file of a bundle, which contains its spec.  Errors: CheckpointError if a hint contradicts it."""
     spec, source = spec_from_json(file.spec_json() or {}), str(file.path)
     evidence = "its own spec has"
     check_image_hints(source, hints, image_size=spec.image_size, channels=spec.channels, evidence=evidence)
@@ -128,7 +128,7 @@ def _load_own(file: TensorFile, hints: LoadHints) -> LoadedCheckpoint:
 
 
 def _audited(file: TensorFile, model: Model, *, used: set[str], unused: dict[str, str]) -> LoadedCheckpoint:
-    """Errors: CheckpointError when values make every answer meaningless."""
+    """Audit the tensors and the model.  Errors: CheckpointError when values make every result meaningless."""
     findings = list(audit_tensors(file.tensors, used=used))
     _refuse(str(file.path), findings)
     findings += audit_model(model, unused={key: file.tensors[key] for key in unused})
@@ -137,14 +137,14 @@ def _audited(file: TensorFile, model: Model, *, used: set[str], unused: dict[str
 
 
 def released_state_dict(model: Model) -> dict[str, Tensor]:
-    """The state dict that the released code would save for this model, less the bases it stores unused."""
+    """Return the state dict that the released code would save for this model, without unused base masks."""
     state = model.state_dict()
     origins = family_of(model.spec).sources[0].tensors(model.spec)
     return {key: state[ours] for ours, key in origins.items() if isinstance(key, str)}
 
 
 def _with_own_spec(file: TensorFile, hints: LoadHints) -> LoadHints:
-    """Fill the hints from the spec that one of our own safetensors files carries."""
+    """Fill in the hints from the spec in the metadata of a safetensors file written by this package, if present."""
     data = file.spec_json()
     if data is None:
         return hints
@@ -159,7 +159,7 @@ def _with_own_spec(file: TensorFile, hints: LoadHints) -> LoadHints:
 def _refuse_misfits(
     file: TensorFile, spec: ModelSpec, origins: TensorOrigins | None, unused: Mapping[str, str]
 ) -> None:
-    """Every key is used, or known to be unused; or an error lists it.  origins: as `misfits`."""
+    """Check that the tensors fit the spec.  Errors: CheckpointError that lists every misfit.  origins: as `misfits`."""
     problems = misfits(spec, {key: tensor for key, tensor in file.tensors.items() if key not in unused}, origins)
     if problems:
         raise CheckpointError(

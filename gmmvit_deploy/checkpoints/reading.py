@@ -1,7 +1,7 @@
-"""Bytes on disk → named tensors, without running anything the file contains.
+"""Read named tensors from a file without running any code in it.
 
-PyTorch files go through the weights-only unpickler, which builds tensors and plain containers and
-refuses every other name a pickle may call. Safetensors files hold no code at all.
+PyTorch files are read with the weights-only unpickler, which builds tensors and plain containers and refuses to call
+anything else. Safetensors files contain no code.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 __all__ = ["MODEL_METADATA_KEY", "SPEC_METADATA_KEY", "TensorFile", "read_tensors", "require_checkpoint"]
 
 SPEC_METADATA_KEY = "gmmvit_spec"
-"""Safetensors metadata entry with the model spec as JSON, in files whose tensors have the released code's names: those
-of bundles up to format gmmvit-bundle/2."""
+"""Safetensors metadata entry with the model spec as JSON, in files whose tensors have the released code's names: the
+weights of bundles up to format gmmvit-bundle/2."""
 MODEL_METADATA_KEY = "gmmvit_model"
-"""The same, in files whose tensors have the names of our modules.  It is their only entry: safetensors writes several
-in an order that changes from run to run."""
+"""Safetensors metadata entry with the model spec as JSON, in files whose tensors are named after the modules of this
+package.  It is the only entry: safetensors writes several entries in an order that changes from run to run."""
 
 _WRAPPER_KEYS = ("model_state_dict", "state_dict", "model")
-_ZIP_MAGIC = b"PK\x03\x04"  # what torch.save has written since 1.6
+_ZIP_MAGIC = b"PK\x03\x04"  # torch.save writes zip files since 1.6
 _DATA_PARALLEL_PREFIX = "module."
 _EXPECTED = "expected a PyTorch checkpoint (.pth) or a safetensors file"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorFile:
-    """The tensors of one checkpoint file, by the names the file gives them less any prefix.
+    """The tensors of a checkpoint file by name, without the ``module.`` prefix.
 
-    wrapping: how the tensors were packed, in words; metadata: text entries of a safetensors file.
+    wrapping: how the tensors were packed, in words.  metadata: text entries of a safetensors file.
     """
 
     path: Path
@@ -50,11 +50,14 @@ class TensorFile:
 
     @property
     def has_own_names(self) -> bool:
-        """Whether the tensors have the names of our modules, as in a bundle's weights file."""
+        """Whether the tensors are named after the modules of this package, as in a bundle's weights file."""
         return MODEL_METADATA_KEY in self.metadata
 
     def spec_json(self) -> Mapping[str, Any] | None:
-        """The model spec that one of our own files carries, None in anyone else's."""
+        """Return the model spec in the metadata of a file written by this package, or None.
+
+        Errors: CheckpointError when the entry is not a JSON object.
+        """
         text = self.metadata.get(MODEL_METADATA_KEY, self.metadata.get(SPEC_METADATA_KEY))
         if text is None:
             return None
@@ -70,9 +73,9 @@ class TensorFile:
 def read_tensors(path: Path) -> TensorFile:
     """Read a checkpoint file.
 
-    Takes what the released training code writes (a dict with ``model_state_dict`` or a bare state
-    dict, keys with or without ``module.``) and safetensors.
-    Errors: CheckpointError when the file is absent, damaged, of another kind, or would run code.
+    Supports safetensors and the files of the released training code: a dict with ``model_state_dict``, or a bare state
+    dict, keys with or without the prefix ``module.``.
+    Errors: CheckpointError when the file is absent, damaged, of an unsupported type, or would run code.
     """
     require_checkpoint(path)
     try:
@@ -94,7 +97,10 @@ def read_tensors(path: Path) -> TensorFile:
 
 
 def require_checkpoint(path: Path) -> None:
-    """Errors: CheckpointError when no file is there.  Imports nothing, so that a misspelt path is refused at once."""
+    """Check that the file exists.  Errors: CheckpointError.
+
+    Imports nothing heavy, so that a misspelt path is reported at once.
+    """
     if not path.is_file():
         problem = "is a folder" if path.is_dir() else "does not exist"
         raise CheckpointError(f"{path}: {_EXPECTED}, but it {problem}")
@@ -123,9 +129,9 @@ def _read_pytorch(path: Path, head: bytes) -> object:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what torch warns of here, we refuse with an error of our own
+            warnings.simplefilter("ignore")  # the conditions that torch warns about raise CheckpointError below
             return torch.load(path, map_location="cpu", weights_only=True)
-    # A damaged or hostile pickle can fail inside the unpickler with any exception there is.
+    # A damaged or hostile pickle can raise any exception inside the unpickler.
     except Exception as exc:
         text = str(exc)
         forbidden = re.search(r"GLOBAL ([\w.]+)", text)
@@ -177,7 +183,7 @@ def _only_tensors(path: Path, found: Mapping[str, Any]) -> dict[str, Tensor]:
             hint=f"weights are looked for at the top level or under {', '.join(_WRAPPER_KEYS)}",
         )
     for name, tensor in found.items():
-        # A view that repeats a small storage would fill the memory when copied.
+        # Copying a view that repeats a small storage would exhaust the memory.
         dense = tensor.layout == torch.strided and not tensor.is_quantized
         if not dense or tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():
             raise CheckpointError(f"{path}: {name} is no plain dense tensor")

@@ -1,4 +1,4 @@
-"""What there is to say about a checkpoint, or about a named model, as plain JSON values."""
+"""Describe a checkpoint or a spec as plain JSON values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["describe_checkpoint", "describe_spec"]
 
 
 def describe_checkpoint(loaded: LoadedCheckpoint) -> dict[str, Any]:
-    """Everything that `describe_spec` says, and where it was read, the unused keys and the audit."""
+    """Return the content of `describe_spec`, the file, the unused keys and the audit."""
     return {
         "checkpoint": {
             "path": str(loaded.file.path),
@@ -30,7 +30,7 @@ def describe_checkpoint(loaded: LoadedCheckpoint) -> dict[str, Any]:
 
 
 def describe_spec(spec: ModelSpec) -> dict[str, Any]:
-    """Family, mask, sizes and what they cost; no file is needed.  MACs are of one image."""
+    """Return family, mask, trainable parameters, MACs for a single image, and spec.  Needs no file."""
     with torch.device("meta"):
         parameters = trainable_parameters(model_from_spec(spec))
     return {

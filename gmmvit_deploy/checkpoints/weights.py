@@ -1,9 +1,9 @@
-"""``weights.safetensors`` of a bundle: a trained model under the names of our own modules.
+"""``weights.safetensors`` of a bundle: the tensors of a trained model, named after the modules of this package.
 
     metadata   the model spec as JSON
     tensors    the model's state dict: every parameter and stored buffer, as trained
 
-So a model is rebuilt from what was written down: nothing is recognised by its names and no size is read off a shape.
+A model is rebuilt from the stored spec; nothing is inferred from names or shapes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MOST_LISTED = 12
 
 
 def bytes_from_model(model: Model) -> bytes:
-    """Content of ``weights.safetensors``.  Tied tensors are stored each: safetensors knows no ties."""
+    """Return the content of ``weights.safetensors``.  Tied tensors are stored separately, as safetensors requires."""
     from safetensors.torch import save
 
     separate = {name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()}
@@ -40,16 +40,16 @@ def bytes_from_model(model: Model) -> bytes:
 
 
 def model_from_bundle(manifest: Manifest, weights: Path) -> Model:
-    """The trained model of a bundle: built from the manifest's spec, filled from its weights file.
+    """Build the trained model of a bundle from the manifest's spec and fill it from the weights file.
 
-    Returns it in evaluation mode, float32, on the CPU.
-    Errors: CheckpointError when the file cannot be read; BundleError that lists every tensor which is missing,
-    unknown, or of another shape or type than the spec's.
+    Returns the model in evaluation mode, float32, on the CPU.
+    Errors: CheckpointError when the file cannot be read; BundleError that lists every tensor which is missing, unknown,
+    or of a different shape or type than in the spec, or when the file's own spec differs.
     """
     file = read_tensors(weights)
     written = file.spec_json()
     reasons = []
-    # Another number of heads, or another form of mask, has the same names and shapes and gives other answers.
+    # A different number of heads or form of mask has the same names and shapes but gives different results.
     if written is not None and spec_from_json(written) != manifest.spec:
         reasons.append(f"the weights are those of {spec_from_json(written)}, the manifest describes {manifest.spec}")
     if problems := misfits(manifest.spec, file.tensors):
@@ -60,9 +60,9 @@ def model_from_bundle(manifest: Manifest, weights: Path) -> Model:
 
 
 def misfits(spec: ModelSpec, tensors: Mapping[str, Tensor], origins: TensorOrigins | None = None) -> list[str]:
-    """Every tensor that is missing, of another shape or type, or not the model's, in words.
+    """Describe every tensor that is missing, unknown to the model, or of an unexpected shape or type.
 
-    origins: where each tensor of the model comes from; the tensor of the same name by default.
+    origins: the origin of each tensor of the model; the tensor of the same name by default.
     """
     with torch.device("meta"):
         state = model_from_spec(spec).state_dict()
@@ -79,11 +79,11 @@ def misfits(spec: ModelSpec, tensors: Mapping[str, Tensor], origins: TensorOrigi
 
 
 def _misfit(origin: str | Conversion, tensors: Mapping[str, Tensor], expected: Tensor) -> Iterator[str]:
-    """What is wrong with one tensor, in words: its shape, its type, or that it cannot be converted."""
+    """Describe the problem with a tensor, if any: its shape, its type, or a failed conversion."""
     keys = ", ".join(origin_keys(origin))
     try:
         tensor = tensor_from_file(origin, tensors)
-    # A conversion sees the file's shapes before anything has checked them.
+    # A conversion runs on the file's tensors before their shapes are checked.
     except (RuntimeError, ValueError, IndexError) as exc:
         shapes = ", ".join(str(tuple(tensors[key].shape)) for key in origin_keys(origin))
         yield f"{keys} of shape {shapes} cannot be converted: {exc}"
@@ -96,14 +96,14 @@ def _misfit(origin: str | Conversion, tensors: Mapping[str, Tensor], expected: T
 
 
 def tensor_from_file(origin: str | Conversion, tensors: Mapping[str, Tensor]) -> Tensor:
-    """One tensor of our model, from the tensors of a file."""
+    """Return a tensor of the model from the tensors of a file."""
     if isinstance(origin, str):
         return tensors[origin]
     return origin.convert(*(tensors[key] for key in origin.keys))
 
 
 def filled_model(spec: ModelSpec, state: Mapping[str, Tensor]) -> Model:
-    """A model of the spec with these tensors, by our names: all of them, and no others."""
+    """Build a model of the spec and fill in ``state``, which must hold exactly its tensors, by name in the model."""
     model = model_from_spec(spec)
     # Tied tensors share storage in the file; copies keep layers independent here.
     model.load_state_dict({name: tensor.detach().clone() for name, tensor in state.items()}, strict=True)
@@ -111,7 +111,7 @@ def filled_model(spec: ModelSpec, state: Mapping[str, Tensor]) -> Model:
 
 
 def listed(lines: list[str]) -> str:
-    """One indented line each, the first of them when there are many."""
+    """Return the lines indented, each on a new line; after the first 12, only the number of the rest."""
     more = len(lines) - _MOST_LISTED
     shown = lines[:_MOST_LISTED] + ([f"and {more} more"] if more > 0 else [])
     return "".join(f"\n  {line}" for line in shown)

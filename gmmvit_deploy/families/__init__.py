@@ -1,4 +1,4 @@
-"""Every architecture: one folder each, named once, in `FAMILIES`."""
+"""All architectures, listed in `FAMILIES`; each has a folder of its own."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ FAMILIES: tuple[Family, ...] = (VIT, SWIN, CAIT, PIT, T2T, NAIVE_VIT)
 PRESETS: Mapping[str, Callable[[int, int, MaskSpec], ModelSpec]] = {
     name: preset for family in FAMILIES for name, preset in family.presets.items()
 }
-"""The models that have a name, of all families.  A file never needs one: its shapes tell everything but, sometimes,
-the heads.
+"""Presets of all families: name → (classes, image size, mask) → spec.  A file never needs a preset: its shapes
+determine every field except, for some files, the heads.
 """
 
 
 def family_named(name: object) -> Family:
-    """Errors: SpecError when no family has this name."""
+    """Return the family with this name.  Errors: SpecError when the name is unknown."""
     for family in FAMILIES:
         if family.name == name:
             return family
@@ -51,12 +51,12 @@ def family_named(name: object) -> Family:
 
 
 def family_of(spec: ModelSpec) -> Family:
-    """The family that a spec is of."""
+    """Return the family of a spec.  Errors: SpecError when it is unknown."""
     return family_named(spec.family)
 
 
 def family_of_preset(preset: str) -> Family:
-    """Errors: SpecError on a name that is not in `PRESETS`."""
+    """Return the family of a preset.  Errors: SpecError on a name that is not in `PRESETS`."""
     for family in FAMILIES:
         if preset in family.presets:
             return family
@@ -64,17 +64,17 @@ def family_of_preset(preset: str) -> Family:
 
 
 def model_from_spec(spec: ModelSpec) -> Model:
-    """The model of a spec with fresh weights.  Imports torch."""
+    """Build the model of a spec with fresh weights.  Imports torch."""
     return family_of(spec).build(spec)
 
 
 def preset_spec(name: str, *, classes: int, image_size: int, mask: MaskSpec) -> ModelSpec:
-    """The spec of a named model.  Errors: SpecError on a name that is not in `PRESETS`."""
+    """Return the spec of a preset.  Errors: SpecError on a name that is not in `PRESETS`."""
     return family_of_preset(name).presets[name](classes, image_size, mask)
 
 
 def spec_from_json(data: Mapping[str, Any]) -> ModelSpec:
-    """Rebuild a spec.  Errors: SpecError on an unknown family, or a field missing or unknown."""
+    """Rebuild a spec.  Errors: SpecError on an unknown family, a missing or unknown field, or an invalid value."""
     fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
     family = family_named(fields.pop("family", None))
     try:

@@ -1,4 +1,4 @@
-"""How large a model is, without weights and without running it."""
+"""Count the parameters and multiply-accumulates of a model without weights and without running it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ __all__ = ["multiply_accumulates", "trainable_parameters"]
 
 
 def trainable_parameters(model: nn.Module) -> int:
-    """How many numbers training adjusts: each parameter once, no buffers."""
+    """Return the number of trainable values: each parameter once, without buffers."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def multiply_accumulates(spec: ModelSpec) -> int:
-    """MACs of one image: matrix products and convolutions, attention's own included.
+    """Return the MACs for a single image: matrix products, including those of attention, and convolutions.
 
-    Counted by PyTorch's operator-level counter on shapes alone. Norms, softmax, masks, GELU and
-    biases are not counted.
+    Counted with PyTorch's operator-level counter on shapes only, without norms, softmax, masks, GELU and biases.
     """
     with torch.device("meta"), torch.inference_mode():
         model = model_from_spec(spec).eval()
         with FlopCounterMode(display=False) as counter:
             model(torch.empty(1, *input_shape(spec)))
-    return int(counter.get_total_flops()) // 2  # it counts a multiply-accumulate as two
+    return int(counter.get_total_flops()) // 2  # the counter counts a multiply-accumulate as two operations

@@ -1,7 +1,6 @@
-"""What the rest of the package asks of an architecture: the record that each family's folder defines once.
+"""`Family`: the record of an architecture, the interface between its folder and the rest of the package.
 
-Importing a record imports no torch: what needs it, the module and the passes, is imported by functions of the record
-when they are called.
+Importing a record does not import torch: functions of the record import the module and the passes when called.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ if TYPE_CHECKING:
 __all__ = ["Family", "LastBlock", "Mistake", "OwnPass", "Windows", "no_passes", "small_mask"]
 
 OwnPass = Callable[["Model"], tuple[str, ...]]
-"""As `gmmvit_deploy.folding.passes.FoldingPass`: (model) → names of what it changed."""
+"""Same signature as `gmmvit_deploy.folding.passes.FoldingPass`: (model) → names of the changed parts."""
 
 Mistake = tuple[str, Callable[["Model"], bool]]
-"""(mistake in words, a function that makes it in a model and returns whether it changed anything)."""
+"""(mistake in words, a function that applies it to a model and returns whether the model changed)."""
 
 _SMALL_KERNELS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastBlock:
-    """A last `layers.blocks.Block` of whose tokens the rest of the network reads one, or the mean.
+    """A last `layers.blocks.Block` of which the rest of the network reads only the first token or the mean.
 
-    name: of the module.  reads: the first token, or the mean of all.  tokens: N.
+    name: of the module.  reads: the first token, or the mean of all tokens.  tokens: N.
     """
 
     name: str
@@ -41,9 +40,9 @@ class LastBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Windows:
-    """How an attention divides a grid × grid lattice of tokens into windows of window × window tokens.
+    """Division of a grid × grid lattice of tokens into windows of window × window tokens.
 
-    shift: tokens by which the lattice is rolled up and to the left before it is divided, in both directions.
+    shift: number of tokens by which the lattice is rolled up and to the left before the division.
     """
 
     grid: int
@@ -65,21 +64,21 @@ def _no_windows(spec: Any) -> Mapping[str, Windows]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One architecture.  Functions that take ``spec`` take this family's.
+    """Record of an architecture.  ``spec`` in the signatures is a spec of this family.
 
-    name:           as in the spec's JSON, in commands and in reports
+    name:           as used in the spec's JSON, in commands and in reports
     spec:           the class of the spec, a `ModelSpec`
     build:          spec → the module with fresh weights
-    sources:        code bases whose checkpoint files are of this family
+    sources:        code bases that write checkpoint files of this family
     presets:        name → (classes, image size, mask) → spec; no other family has a preset of the same name
-    mask_kinds:     the kinds of mask that the family takes
+    mask_kinds:     supported kinds of mask
     small:          mask → the spec of a small model, for tests
-    blocks:         spec → names of the modules between which parity looks for a drift, in the order in which they run
-    last_block:     spec → what is read of the last block, where folding may narrow it to that
+    blocks:         spec → names of the modules after which parity looks for a drift, in execution order
+    last_block:     spec → the last block and the tokens that are read of it, or None if folding must not narrow it
     windows:        spec → name of each attention within windows → its windows; other attentions see all tokens
-    folding_passes: own passes of folding, run behind the passes on the scores and before the last block is narrowed
-    engine_passes:  own passes for GPU engines, run before heads are padded
-    mistakes:       usual mistakes beyond those that the steps of its scores know, for parity to name
+    folding_passes: additional folding passes, run after the passes on the scores and before the last block is narrowed
+    engine_passes:  additional passes for GPU engines, run before heads are padded
+    mistakes:       usual mistakes that parity can name, in addition to those of the steps on the scores
     """
 
     name: str
@@ -97,10 +96,10 @@ class Family:
     mistakes: tuple[Mistake, ...] = ()
 
     def small_specs(self) -> dict[MaskKind, ModelSpec]:
-        """A small spec for each kind of mask that the family takes."""
+        """Return a small spec for each supported kind of mask."""
         return {kind: self.small(small_mask(kind)) for kind in self.mask_kinds}
 
 
 def small_mask(kind: MaskKind) -> MaskSpec:
-    """A mask of this kind, a Gaussian mixture with three kernels a head."""
+    """Return a mask spec of this kind; a Gaussian mixture has three kernels per head."""
     return MaskSpec(kind=kind, kernels=_SMALL_KERNELS if kind == "gmm" else 0)

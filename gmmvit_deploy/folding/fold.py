@@ -1,6 +1,6 @@
-"""Trained model → the same function with plain constants where it had computations.
+"""Fold a trained model: replace everything that does not depend on the input by constants.
 
-P = after(softmax(before(Q Kᵀ))) V        every step before and after softmax a constant
+P = after(softmax(before(Q Kᵀ))) V        every step before and after softmax is a constant
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ __all__ = [
 ]
 
 SCORE_PASSES: tuple[FoldingPass, ...] = (fold_scales, fold_masks, fold_biases, merge_scale, merge_scale_into_mixing)
-"""On the steps of every attention, in the order in which they run: each may require what an earlier one ensures."""
+"""Passes on the steps of every attention, in execution order: a pass may require what an earlier pass ensures."""
 
 
 def folding_passes(spec: ModelSpec) -> tuple[FoldingPass, ...]:
-    """The passes that `fold` runs on a model of this spec, in this order: its family's own among the shared ones."""
+    """Return the passes of `fold` for a model of this spec, in execution order: shared passes and its family's own."""
     return (*SCORE_PASSES, *family_of(spec).folding_passes(), narrow_last_block)
 
 
 def engine_passes(spec: ModelSpec, *, padded: bool = True, quantized: bool = False) -> tuple[FoldingPass, ...]:
-    """What GPU engines gain by and CPUs do not: the forms that become one fused attention kernel.
+    """Return the passes that help GPU engines but not CPUs: they enable fused attention kernels.
 
-    padded: also pad head dims that engines dislike.  quantized: also what int8 and fp8 need.
+    padded: also pad head dims that do not fuse without copies.  quantized: also separate the projections for int8, fp8.
     """
     return (
         *family_of(spec).engine_passes(),
@@ -64,10 +64,10 @@ def engine_passes(spec: ModelSpec, *, padded: bool = True, quantized: bool = Fal
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FoldedConstant:
-    """The constant of one step of one attention.
+    """The constant of a step of an attention.
 
-    layer: name of the attention.  step: of the step, as ``before.mask``.  role: in the precision policy.
-    trained: the matrix as the trained step uses it.  constant: as the folded model uses it, for a mask M · d^(−1/2).
+    layer: name of the attention.  step: name of the step, such as ``before.mask``.  role: in the precision policy.
+    trained: matrix of the trained step.  constant: matrix in the folded model; for a mask, M · d^(−1/2).
     """
 
     layer: str
@@ -79,9 +79,10 @@ class FoldedConstant:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FoldedModel:
-    """model: a new module, its weights shared with nothing.  passes: pass → what it changed.
+    """A folded model.
 
-    constants: of every step that is left, in the order in which they are applied.
+    model: a new module that shares no weights.  passes: pass → names of the changed parts.
+    constants: of every remaining step, in the order in which the steps are applied.
     """
 
     model: Model
@@ -99,10 +100,10 @@ class FoldedModel:
 
 @torch.no_grad()
 def fold(model: Model) -> FoldedModel:
-    """Run every pass on a copy of ``model``, which itself stays as it is.
+    """Run every folding pass on a copy of ``model``; ``model`` itself does not change.
 
-    Folding a folded model gives the same model and an empty list for every pass.
-    Errors: FoldError when a pass cannot start or cannot prove its end, or a step is left that no pass folds.
+    Folding a folded model gives the same model and an empty tuple for every pass.
+    Errors: FoldError when a pass cannot start or cannot prove its end state, or when a step remains that no pass folds.
     """
     folded = copy.deepcopy(model).requires_grad_(False)
     passes = {run.__name__: run(folded) for run in folding_passes(model.spec)}
@@ -128,7 +129,7 @@ def fold(model: Model) -> FoldedModel:
 def fold_for_engines(folded: FoldedModel, passes: Sequence[FoldingPass] | None = None) -> FoldedModel:
     """Run the passes for GPU engines on a copy of a folded model.  passes: `engine_passes` by default.
 
-    Errors: FoldError when a pass cannot start or cannot prove its end.
+    Errors: FoldError when a pass cannot start or cannot prove its end state.
     """
     model = copy.deepcopy(folded.model)
     passes = engine_passes(model.spec) if passes is None else passes
@@ -140,11 +141,11 @@ def fold_for_engines(folded: FoldedModel, passes: Sequence[FoldingPass] | None =
         constants=tuple(
             replace(constant, constant=steps[constant.layer, constant.step].matrix().clone())
             for constant in folded.constants
-            if (constant.layer, constant.step) in steps  # wide heads have no mixing left
+            if (constant.layer, constant.step) in steps  # wide heads have no mixing
         ),
     )
 
 
 def _steps(model: Model) -> dict[tuple[str, str], Step]:
-    """(name of the attention, name of the step) → step."""
+    """Return (name of the attention, name of the step) → step."""
     return {(layer, name): step for layer, scores in attention_scores(model) for name, step in scores.steps()}

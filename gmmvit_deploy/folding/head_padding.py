@@ -1,4 +1,4 @@
-"""Zeros in the weights until the head dim is one that fused attention kernels take as it is."""
+"""Pad the weights with zeros up to a head dim that fused attention kernels accept without copies."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ def pad_heads(model: nn.Module) -> tuple[str, ...]:
 
     S = Q Kᵀ gains summands that are 0, P V gains columns that are 0, and the output projection does
     not read them: exact. The scale stays d^(−1/2).
-    Left alone: head dims that are good as they are, and attention without an output projection,
-    where the zeros would have to be cut off again.
+    Left alone: head dims that need no padding, and attention without an output projection, where the zeros would have
+    to be cut off again.
+    Returns the names of the changed attentions.
+    Errors: FoldError when Q, K and V are already separate projections, or padding changed the output projection.
     """
     changed = []
     for name, attention in masked_attentions(model):
@@ -53,6 +55,6 @@ def _with_rows(linear: nn.Linear, *, groups: int, wanted: int) -> nn.Linear:
 
 
 def _pad(rows: Tensor, *, groups: int, wanted: int) -> Tensor:
-    """(groups·d, c) → (groups·wanted, c): zeros after each group's rows."""
+    """(groups·d, c) → (groups·wanted, c): append zeros to the rows of each group."""
     grouped = rows.unflatten(0, (groups, -1))
     return nn.functional.pad(grouped, (0, 0, 0, wanted - grouped.shape[1])).flatten(0, 1)

@@ -1,4 +1,4 @@
-"""The last block computes what is read of it, and no more."""
+"""Limit the last block to the tokens that the rest of the network reads."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ def narrow_last_block(model: Model) -> tuple[str, ...]:
 
     Mean:  mean(x + W·h + b)  →  mean(x) + W·mean(h) + b,  h = gelu(first linear map of norm(x)).
 
-    The model's family says what is read of its last block (`Family.last_block`), or that it must stay: where tokens
-    are normed before the mean, a norm does not commute. A network of d blocks is spared 1/d of its mlps' second half,
-    with a class token of all its mlps' work.
-    What reads the block takes the first, or the mean, of one token then: that token.
-    Ensures: in float64 the block gives the first of its tokens, or their mean, up to rounding.
+    `Family.last_block` states whether the network reads the first token or the mean of the last block. It is None if
+    the block must stay: a norm between the block and the mean does not commute with the mean.
+    In a network of d blocks this saves about 1/d of the work of all mlps for a class token, and about 1/d of the work
+    of their second linear maps for the mean.
+    After this pass the block outputs a single token, so class-token and mean pooling both return it.
+    Returns the name of the block, or an empty tuple if nothing changed.
+    Ensures: in float64 the block outputs the first of its tokens, or their mean, up to rounding.
+    Errors: FoldError when the outputs differ.
     """
     last = family_of(model.spec).last_block(model.spec)
     if last is None:
@@ -37,7 +40,7 @@ def narrow_last_block(model: Model) -> tuple[str, ...]:
     before = copy.deepcopy(block).double()
     block.gives = "first" if reads_first else "mean"
     if not reads_first:
-        with_role(block.mlp[-1], "head")  # linear behind the mean over tokens, one row an image
+        with_role(block.mlp[-1], "head")  # a linear map after the mean over tokens: a row per image
     width = block.attention_norm.normalized_shape[0]
     tokens = torch.randn(2, n, width, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     wanted = before(tokens)

@@ -1,8 +1,8 @@
-"""Folding passes on attention scores: what does not depend on the input becomes a constant.
+"""Folding passes on attention scores: replace matrices that do not depend on the input by constants.
 
-A pass is a function ``(model) -> names of what it changed``. It states what it requires, what it
-does and what it ensures, and proves the last before it returns. Run again, it changes nothing.
-Each walks over the steps of every attention; what a step computes, only the step knows.
+A pass is a function ``(model) -> names of the changed attentions``. Its docstring states what it requires, does and
+ensures; it proves the end state before it returns. Running it again changes nothing. A pass visits the steps of every
+attention; only the step itself knows how to compute its matrix.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _WORDS: dict[Role, str] = {"mask": "mask", "score_bias": "bias", "scale": "scale
 
 @torch.no_grad()
 def fold_scales(model: nn.Module) -> tuple[str, ...]:
-    """T = temperature, or exp(temperature)  →  the same t, stored.  A plain number is left as it is.
+    """T = temperature, or exp(temperature)  →  the same t, stored.  A constant factor stays as it is.
 
     Requires and ensures: as `fold_masks`.
     """
@@ -48,10 +48,10 @@ def fold_scales(model: nn.Module) -> tuple[str, ...]:
 def fold_masks(model: nn.Module) -> tuple[str, ...]:
     """M = Σ_k α_k · base ** (1/(σ_k²+ε)), or E, or the closed form, padded or not  →  the same M, stored.
 
-    Requires: evaluation mode; float32 (in half precision the base flushes to zero before it is
-    raised to its power); a finite matrix.
-    Ensures: every mask is a constant, bit for bit what the trained module multiplies by; no
-    parameter of a mask is left.
+    Requires: evaluation mode; float32 (in half precision the base flushes to zero before it is raised to its power); a
+    finite matrix.
+    Ensures: every mask is a constant, equal bit for bit to the matrix of the trained module; masks have no parameters.
+    Errors: FoldError when a requirement or the end state does not hold.
     """
     return _fold_role(model, "mask")
 
@@ -60,7 +60,7 @@ def fold_masks(model: nn.Module) -> tuple[str, ...]:
 def fold_biases(model: nn.Module) -> tuple[str, ...]:
     """B = table[index] + shift mask  →  the same B, stored: nothing is gathered at run time.
 
-    Requires and ensures: as `fold_masks`. −∞ is allowed where a step has it on purpose.
+    Requires and ensures: as `fold_masks`, but a step may allow −∞.
     """
     return _fold_role(model, "score_bias")
 
@@ -69,10 +69,10 @@ def fold_biases(model: nn.Module) -> tuple[str, ...]:
 def merge_scale(model: nn.Module) -> tuple[str, ...]:
     """M ∘ (S · d^(−1/2))  →  (M · d^(−1/2)) ∘ S.
 
-    Requires: folded masks. A plain attention keeps its scalar: it has no constant to merge it into.
+    Requires: folded masks. An attention without a mask keeps its scale, for lack of a constant to merge it into.
     Left alone: a scale with another step between it and the mask.
-    Ensures: no scale stands right in front of a mask: a masked attention multiplies its raw scores
-    Q Kᵀ once, by one constant.
+    Ensures: no scale directly precedes a mask; a masked attention multiplies its scores Q Kᵀ once, by a constant.
+    Errors: FoldError when the scale or the mask is not folded yet.
     """
     changed = []
     for name, scores in attention_scores(model):
@@ -86,12 +86,13 @@ def merge_scale(model: nn.Module) -> tuple[str, ...]:
 
 @torch.no_grad()
 def merge_scale_into_mixing(model: nn.Module) -> tuple[str, ...]:
-    """W_preᵀ (S · d^(−1/2))  →  (d^(−1/2) · W_pre)ᵀ S, where there is no mask between them.
+    """W_preᵀ (S · d^(−1/2))  →  (d^(−1/2) · W_pre)ᵀ S, without a mask between them.
 
-    Where there is one, `merge_scale` has put the scale into it, and the mask itself cannot go into
-    W_pre: it multiplies each entry of the scores, the mixing sums over heads.
+    With a mask between them, `merge_scale` has merged the scale into the mask. The mask itself cannot be merged into
+    W_pre, since it multiplies each entry of the scores while the mixing sums over heads.
     Left alone: a scale with another step between it and the mixing, such as a masked diagonal.
-    Ensures: no scale stands right in front of a mixing.
+    Ensures: no scale directly precedes a mixing.
+    Errors: FoldError when the scale is not folded yet, or still has to be merged into a mask.
     """
     changed = []
     for name, scores in attention_scores(model):
@@ -104,9 +105,9 @@ def merge_scale_into_mixing(model: nn.Module) -> tuple[str, ...]:
 
 
 def merge_scale_into(role: Role, name: str, scores: AttentionScores) -> bool:
-    """Merge the scales of one attention into the constant of ``role`` right behind them; True if it had any.
+    """Merge the scales of an attention into the constant of ``role`` directly after them; True if any was merged.
 
-    name: of the attention.  Errors: FoldError when the scale or that constant is not folded yet.
+    name: of the attention.  Errors: FoldError when the scale or the step of ``role`` is not folded yet.
     """
     merged = False
     while pair := _scale_before(role, scores):
@@ -121,7 +122,7 @@ def merge_scale_into(role: Role, name: str, scores: AttentionScores) -> bool:
 
 
 def _scale_before(role: Role, scores: AttentionScores) -> tuple[tuple[str, Step], tuple[str, Step]] | None:
-    """A scale, and the step of ``role`` right behind it; None where there is no such pair."""
+    """Return a scale and the step of ``role`` directly after it, or None without such a pair."""
     for first, second in pairwise(scores.steps_before()):
         if first[1].role == "scale" and second[1].role == role:
             return first, second
@@ -129,7 +130,7 @@ def _scale_before(role: Role, scores: AttentionScores) -> tuple[tuple[str, Step]
 
 
 def require_constant_steps(model: nn.Module) -> None:
-    """Errors: FoldError when a step of any role still computes its matrix."""
+    """Check that every step is a constant.  Errors: FoldError."""
     left = [
         f"{name}.scores.{step_name} ({step.role})"
         for name, scores in attention_scores(model)
@@ -141,7 +142,7 @@ def require_constant_steps(model: nn.Module) -> None:
 
 
 def _fold_role(model: nn.Module, role: Role) -> tuple[str, ...]:
-    """Replace every step of ``role`` by the constant that its ``matrix()`` gives; prove it."""
+    """Replace every step of ``role`` by the constant ``matrix()`` and prove that both are equal."""
     changed = []
     for name, scores in attention_scores(model):
         trained = [

@@ -1,4 +1,4 @@
-"""One stacked projection becomes several, so that each can be quantised."""
+"""Split stacked projections, so that each part can be quantised."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["separate_projections"]
 
 @torch.no_grad()
 def separate_projections(model: nn.Module) -> tuple[str, ...]:
-    """[W_q; W_k; W_v] x, then cut  →  W_q x, W_k x, W_v x.
+    """[W_q; W_k; W_v] x, then split  →  W_q x, W_k x, W_v x.
 
-    Why: the builder pulls the cut through the stacked product, dequantises the weights to do so,
-    and runs it in half precision (seen in tensorrt-rtx 1.7.1; `gmmvit build` reports it). Three
-    products of their own it joins again, and runs in int8 or fp8.
-    Ensures: every weight in its place, bit for bit.
+    Reason: the engine builder moves the split before the stacked product, dequantises the weights for this, and runs
+    the product in half precision (measured in tensorrt-rtx 1.7.1; `gmmvit build` reports it). It merges three separate
+    products again and runs them in int8 or fp8.
+    Ensures: every weight is unchanged bit for bit.  Returns the names of the changed attentions.
     """
     changed = []
     for name, module in model.named_modules():

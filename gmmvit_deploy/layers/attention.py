@@ -1,8 +1,8 @@
-"""Self-attention around its scores, as trained and as folded.
+"""Self-attention with steps around its scores, trained or folded.
 
     P = after(softmax(before(Q Kᵀ))) V
 
-What stands before and after softmax is `AttentionScores`; every family's attention holds one.
+`AttentionScores` computes softmax and the steps before and after it; the attention of every family has an instance.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def heads_of(x: Float[Tensor, "*batch n inner"], heads: int) -> Float[Tensor, "*
 
 
 class SeparateProjections(nn.Module):
-    """x → (W_1 x + b_1, W_2 x + b_2, …): what one stacked projection gives, as products of their own."""
+    """x → (W_1 x + b_1, W_2 x + b_2, …): the parts of a stacked projection as separate products."""
 
     def __init__(self, stacked: nn.Linear, parts: int) -> None:
         super().__init__()
@@ -51,16 +51,16 @@ class SeparateProjections(nn.Module):
 
 
 def projected(projection: nn.Module, x: Float[Tensor, "*batch n dim"], parts: int) -> tuple[Tensor, ...]:
-    """Q, K and V (or K and V): from one stacked projection, or from `SeparateProjections`."""
+    """Return Q, K and V, or K and V, from a stacked projection or from `SeparateProjections`."""
     if isinstance(projection, SeparateProjections):
         return projection(x)  # type: ignore[no-any-return]
     return projection(x).chunk(parts, dim=-1)  # type: ignore[no-any-return]
 
 
 def stacked_projection(module: nn.Module) -> tuple[str, int] | None:
-    """(attribute, parts) of the projection that gives Q, K and V, or K and V, stacked; None where there is none.
+    """Return (attribute, parts) of the projection with stacked Q, K and V, or K and V; None for a module without it.
 
-    A class declares it as ``stacked_projection = ("qkv", 3)``, and reads the projection by `projected`.
+    A class declares it as ``stacked_projection = ("qkv", 3)`` and applies the projection with `projected`.
     """
     declared: tuple[str, int] | None = getattr(type(module), "stacked_projection", None)
     return declared
@@ -69,11 +69,11 @@ def stacked_projection(module: nn.Module) -> tuple[str, int] | None:
 class MaskedAttention(nn.Module):
     """Self-attention whose scores go through steps before and after softmax.
 
-    Q, K and V come stacked in that order from one projection, each (H, d). There is no output
-    projection when one head spans the whole model, as in the released code. Swin has a bias in its
-    projection, and its windows as one more dimension of the batch.
+    A single projection gives Q, K and V stacked in this order, each (H, d). As in the released code, there is no output
+    projection when a single head spans the whole model. Swin has a bias in its projection, and an additional batch
+    dimension for its windows.
 
-    windows: None; or, once folded for engines, how many windows are attended to as if they were heads.
+    windows: None; or, after folding for engines, the number of windows that are processed as heads.
     """
 
     qkv: nn.Module
@@ -111,7 +111,7 @@ class MaskedAttention(nn.Module):
 
 
 def masked_attentions(model: nn.Module) -> Iterator[tuple[str, MaskedAttention]]:
-    """(name, attention) of every `MaskedAttention` of a model."""
+    """Yield (name, attention) for every `MaskedAttention` of a model."""
     for name, module in model.named_modules():
         if isinstance(module, MaskedAttention):
             yield name, module

@@ -1,4 +1,4 @@
-"""What the families share: patch embedding, mlp, pre-norm block."""
+"""Modules shared by the families: patch embedding, mlp, pre-norm block."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def layer_norm(dim: int) -> nn.LayerNorm:
 
 
 class PatchEmbedding(nn.Module):
-    """One linear map of each p×p patch, flattened with the channel fastest: (row, column, channel)."""
+    """A linear map of each p×p patch, flattened with the channel fastest: (row, column, channel)."""
 
     def __init__(self, patch_size: int, dim: int, *, channels: int) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Mlp(nn.Sequential):
         )
 
     def mean_over_tokens(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch 1 dim"]:
-        """The mean of what it gives for each token. The second linear map commutes with it, and is taken once."""
+        """Return the mean of the outputs over tokens.  The second linear map commutes with the mean and runs once."""
         first, gelu, second = self
         mean: Tensor = second(gelu(first(x)).mean(dim=1, keepdim=True))
         return mean
@@ -60,7 +60,7 @@ class Mlp(nn.Sequential):
 class Block(nn.Module):
     """Pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x)).
 
-    gives: all of its tokens; or, once folded and nothing else of them is read, the first one or their mean.
+    gives: the output: all tokens, or, after `folding.last_block`, only the first token or the mean.
     """
 
     gives: Literal["tokens", "first", "mean"]

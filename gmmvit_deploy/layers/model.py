@@ -1,4 +1,4 @@
-"""What every family's module is: a classifier that knows its spec."""
+"""Base class of the models of all families: a classifier with its spec."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Model"]
 class Model(nn.Module):
     """Abstract: each family derives its own.
 
-    spec: what it was built from.
+    spec: the spec that the model was built from.
     forward: images (B, c, S, S), normalised, float32 → logits (B, C).
     """
 

@@ -1,13 +1,13 @@
-"""What a module's operators are for, declared where the module is written.
+"""Declare the role of each operator in the module that runs it.
 
-Two ways, so that nothing has to be guessed from an exported graph:
+Two declarations make guessing from an exported graph unnecessary:
 
-    with_role(nn.Linear(...), "projection")        a layer of PyTorch whose purpose its owner knows
-    operator_roles = {"add": "residual"}           a class attribute: PyTorch's operator, as in ``aten.add`` → its role
+    with_role(nn.Linear(...), "projection")        a PyTorch layer whose purpose depends on the module that owns it
+    operator_roles = {"add": "residual"}           a class attribute: PyTorch operator, ``aten.add`` as ``add`` → role
 
-A LayerNorm and a GELU have one purpose each. The bias that a linear map adds has the role ``bias``. A step on the
-scores (`gmmvit_deploy.scores`) has one role for all that it computes. What only moves values needs no role.
-The roles are explained in ``graphs/roles.py``; the exporter writes them into the nodes (``export/declared_roles.py``).
+LayerNorm and GELU have a fixed role. The bias that a linear map adds has the role ``bias``. A step on the scores
+(`gmmvit_deploy.scores`) has a single role for all its operators. Operators that only move values need no role.
+``graphs/roles.py`` explains the roles; the exporter writes them into the nodes (``export/declared_roles.py``).
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ _SINGLE_PURPOSE: Mapping[type[nn.Module], Role] = {nn.LayerNorm: "norm", nn.GELU
 
 
 def with_role(layer: _Layer, role: Role) -> _Layer:
-    """Declare what a layer is for; return the layer itself."""
+    """Set the role of a layer and return the layer."""
     layer.role = role  # type: ignore[assignment]  # nn.Module types every attribute as a tensor or module
     return layer
 
 
 def with_role_of(other: nn.Module, layer: _Layer) -> _Layer:
-    """Declare that a layer is for what the layer in whose place it stands was for."""
+    """Give ``layer`` the role of the layer ``other`` that it replaces, if any, and return ``layer``."""
     role = layer_role(other)
     return layer if role is None else with_role(layer, role)
 
 
 def layer_role(layer: nn.Module) -> Role | None:
-    """The role of all that this layer computes, or None where its operators have roles of their own."""
+    """Return the role of all operators of a layer, or None if its operators have separate roles."""
     declared = getattr(layer, "role", None)
     return cast("Role", declared) if declared is not None else _SINGLE_PURPOSE.get(type(layer))
 
 
 def operator_role(module: nn.Module, operator: str) -> Role | None:
-    """The role that a module's class declares for one of PyTorch's operators, or None.
+    """Return the role that the module's class declares for a PyTorch operator, or None.
 
-    operator: without namespace and overload: ``add`` for ``aten.add.Tensor``.
+    operator: name without namespace and overload, such as ``add`` for ``aten.add.Tensor``.
     """
     declared: Mapping[str, Role] = getattr(type(module), "operator_roles", {})
     return declared.get(operator)

@@ -2,8 +2,8 @@
 
     weights = after(softmax(before(Q Kᵀ)))
 
-Every attention of every family holds one `AttentionScores`, the only part that folding of scores touches. Trained,
-its steps are computed; folded, they are constants, and the scale is merged into the step behind it.
+The attention of every family has an `AttentionScores`, the only part that folding of scores changes. In a trained model
+its steps compute their matrices; in a folded model they are constants, and the scale is merged into the next step.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ __all__ = ["AttentionScores", "attention_scores", "scaled_scores"]
 class AttentionScores(nn.Module):
     """Q, K  →  after(softmax(before(Q Kᵀ))).
 
-    before, after: name → step, in the order in which they are applied; a step that is None is left out.
-    Steps on Q come first.
-    A step is addressed as ``before.mask``, and its tensors are ``before.mask.alpha`` in the state dict.
+    before, after: name → step, in the order in which they are applied; None omits a step. Steps on Q come first.
+    The name of a step is ``before.mask``; its tensors are ``before.mask.alpha`` and so on in the state dict.
+    Errors: ValueError when a step on Q follows a step on Q Kᵀ, or stands after softmax.
     """
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"matmul": "product"}
@@ -47,14 +47,14 @@ class AttentionScores(nn.Module):
     def forward(
         self, query: Float[Tensor, "*batch heads i d"], key: Float[Tensor, "*batch heads j d"]
     ) -> Float[Tensor, "*batch heads i j"]:
-        """before(Q Kᵀ): what softmax takes."""
+        """Return before(Q Kᵀ), the input of softmax."""
         for _, step in _in(self.before):
             if step.scales_query:
                 query = step(query)
         return self.masked(query @ key.transpose(-2, -1))
 
     def masked(self, products: Float[Tensor, "*batch heads i j"]) -> Float[Tensor, "*batch heads i j"]:
-        """The steps before softmax, on products that exist already."""
+        """Apply the steps before softmax, except steps on Q, to given products Q Kᵀ."""
         for _, step in _in(self.before):
             if not step.scales_query:
                 products = step(products)
@@ -63,11 +63,11 @@ class AttentionScores(nn.Module):
     def weights(
         self, query: Float[Tensor, "*batch heads i d"], key: Float[Tensor, "*batch heads j d"]
     ) -> Float[Tensor, "*batch heads i j"]:
-        """What V is multiplied by.  Not `forward`, so that softmax counts as the attention's own operator."""
+        """Return the attention weights.  Not `forward`, so that softmax counts as an operator of the attention."""
         return self.normalised(self(query, key))
 
     def normalised(self, scores: Float[Tensor, "*batch heads i j"]) -> Float[Tensor, "*batch heads i j"]:
-        """Softmax, and the steps after it."""
+        """Apply softmax and the steps after it."""
         weights = torch.softmax(scores, dim=-1)
         for _, step in _in(self.after):
             weights = step(weights)
@@ -75,24 +75,24 @@ class AttentionScores(nn.Module):
 
     @property
     def scales_query(self) -> bool:
-        """Whether a step is applied to Q in place of Q Kᵀ."""
+        """Whether any step is applied to Q in place of Q Kᵀ."""
         return any(step.scales_query for _, step in self.steps())
 
     def steps(self) -> Iterator[tuple[str, Step]]:
-        """(``before.scale``, step) and so on, in the order in which they are applied."""
+        """Yield (``before.scale``, step) and so on, in the order in which they are applied."""
         yield from self.steps_before()
         yield from self.steps_after()
 
     def steps_before(self) -> list[tuple[str, Step]]:
-        """As `steps`, those before softmax."""
+        """Return the steps before softmax, as `steps`."""
         return [(f"before.{name}", step) for name, step in _in(self.before)]
 
     def steps_after(self) -> list[tuple[str, Step]]:
-        """As `steps`, those after softmax."""
+        """Return the steps after softmax, as `steps`."""
         return [(f"after.{name}", step) for name, step in _in(self.after)]
 
     def put(self, name: str, step: Step | None) -> None:
-        """Replace the step called ``before.mask``, say, in its place; None takes it out."""
+        """Replace the step ``name``, such as ``before.mask``, in its place; None removes it."""
         side, _, key = name.partition(".")
         steps = cast("nn.ModuleDict", getattr(self, side))
         if step is None:
@@ -109,12 +109,12 @@ def _in(steps: nn.ModuleDict) -> Iterator[tuple[str, Step]]:
 def scaled_scores(
     factor: float, *, mask: Step | None = None, bias: Step | None = None, scales_query: bool = False
 ) -> AttentionScores:
-    """softmax(M ∘ (Q Kᵀ · factor) + B): what most attention is.  factor: d^(−1/2)."""
+    """Return softmax(M ∘ (Q Kᵀ · factor) + B), the most common attention.  factor: usually d^(−1/2)."""
     return AttentionScores({"scale": Scale(factor, scales_query=scales_query), "mask": mask, "bias": bias})
 
 
 def attention_scores(model: nn.Module) -> Iterator[tuple[str, AttentionScores]]:
-    """(name of the attention, its scores) for every attention of any family."""
+    """Yield (name of the attention, its scores) for every attention of a model of any family."""
     for name, module in model.named_modules():
         if isinstance(module, AttentionScores):
             yield name.removesuffix(".scores"), module

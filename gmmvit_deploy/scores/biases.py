@@ -1,6 +1,6 @@
 """Biases: steps that add a matrix B to the scores, S' = S + B.
 
-As with masks, ``matrix()`` is the one place where B is computed; folding stores it.
+As for masks, B is computed only in ``matrix()``; folding stores the result.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from gmmvit_deploy.scores.step import Add, Constant, Oddity, Step
 
 __all__ = ["ManhattanDecay", "WindowBias", "manhattan_distances", "relative_position_index", "shift_mask"]
 
-_OUTSIDE = -100.0  # what the released code adds to scores between tokens that only the roll made neighbours
+_OUTSIDE = -100.0  # the released code adds this to scores between tokens that are neighbours only after the roll
 
 
 def relative_position_index(window: int) -> Int[Tensor, "n n"]:
-    """For tokens i and j of a window, the row of the bias table for the offset between them."""
+    """Return index[i,j]: the row of the bias table for the offset between tokens i and j of a window."""
     lattice = torch.arange(window)
     rows, columns = torch.meshgrid(lattice, lattice, indexing="ij")
     points = torch.stack([rows.flatten(), columns.flatten()])
@@ -29,9 +29,9 @@ def relative_position_index(window: int) -> Int[Tensor, "n n"]:
 
 
 def shift_mask(grid: int, window: int, shift: int) -> Float[Tensor, "windows n n"]:
-    """0 where two tokens of a rolled window were neighbours before the roll, −100 where not."""
+    """Return 0 for two tokens in the same region of a rolled window, −100 for tokens that the roll brought together."""
     edges = torch.arange(grid)
-    # Three bands along each side: untouched windows, the rest of the last window, what was rolled over.
+    # Three bands along each side: complete windows, the rest of the last window, the part that was rolled over.
     band = (edges >= grid - window).long() + (edges >= grid - shift).long()
     region = band[:, None] * 3 + band[None, :]
     side = grid // window
@@ -43,8 +43,8 @@ def shift_mask(grid: int, window: int, shift: int) -> Float[Tensor, "windows n n
 class WindowBias(Add):
     """B[w,h,i,j] = table[index[i,j], h] + outside[w,i,j]: Swin's relative position bias and shift mask.
 
-    Shapes: table ((2·window−1)², H); index (n, n) int64; outside (windows, n, n) or None where
-    nothing is shifted, and then B is (H, n, n).
+    Shapes: table ((2·window−1)², H); index (n, n) int64; outside (windows, n, n), or None
+    without a shift, in which case B is (H, n, n).
     """
 
     index: Tensor
@@ -99,7 +99,7 @@ class ManhattanDecay(Add):
     def __init__(self, decay: Float[Tensor, " heads"], grid: int) -> None:
         super().__init__()
         self.register_buffer("decay", decay)
-        # Follows from the grid, so it is rebuilt and not part of the trained state.
+        # Follows from the grid: rebuilt, not part of the trained state.
         self.register_buffer("distances", manhattan_distances(grid), persistent=False)
 
     def matrix(self) -> Float[Tensor, "heads n n"]:

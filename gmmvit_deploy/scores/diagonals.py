@@ -1,6 +1,6 @@
-"""Steps on the diagonal alone: a token's score with itself.
+"""Steps on the diagonal only: the score of a token with itself.
 
-    add        S'[i, i] = S[i, i] + value       −∞, or a finite number that softmax takes for it
+    add        S'[i, i] = S[i, i] + value       −∞, or a finite number with the same effect in softmax
     multiply   S'[i, i] = 0                     M = 1 − I: the token still attends to itself
 
 Source: locality self-attention (LSA); the second form is that of its CaiT, where −∞ before head mixing would give NaN.
@@ -24,9 +24,9 @@ _MISSING = "the diagonal not masked"
 
 
 class MaskedDiagonal(Add):
-    """B = value on the diagonal, 0 elsewhere.  value: −∞, or such as −987654321.
+    """B = value on the diagonal, 0 elsewhere.  value: −∞, or a large negative number such as −987654321.
 
-    Released code overwrites the diagonal. Adding gives the same weights: both are exactly 0 after softmax.
+    Released code overwrites the diagonal. Addition gives the same weights: both are exactly 0 after softmax.
     """
 
     masked: Tensor
@@ -34,7 +34,7 @@ class MaskedDiagonal(Add):
     def __init__(self, tokens: int, value: float = -math.inf) -> None:
         super().__init__()
         self.allows_minus_infinity = value == -math.inf
-        # Follows from the tokens, so it is rebuilt and not part of the trained state.
+        # Follows from the number of tokens: rebuilt, not part of the trained state.
         self.register_buffer("masked", torch.zeros(tokens, tokens).fill_diagonal_(value), persistent=False)
 
     def matrix(self) -> Float[Tensor, "n n"]:

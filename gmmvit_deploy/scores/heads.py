@@ -1,4 +1,4 @@
-"""Steps over the heads: what one head gets of another."""
+"""Steps that combine heads: head mixing, and normalisation over heads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["HeadMixing", "HeadNorm"]
 class HeadMixing(Step):
     """S'[g] = Σ_h S[h] · weight[h, g], as one matrix product.
 
-    weight: (H, H), indexed [old, new]. It is applied as it is stored, so folding leaves it.
+    weight: (H, H), indexed [old, new]. It is applied as stored, so folding does not change it.
     """
 
     operation: Operation = "mix"
@@ -46,7 +46,7 @@ class HeadMixing(Step):
 class HeadNorm(Step):
     """S'[:, i, j] = LayerNorm(S[:, i, j]): over the H entries of each pair of tokens, then weight and bias by head.
 
-    It divides by a deviation that depends on the entry, so folding leaves it.  Source: vit-pytorch's Re-attention.
+    The deviation depends on the scores, so folding does not change this step.  Source: vit-pytorch's Re-attention.
     """
 
     operation: Operation = "normalise"
@@ -60,7 +60,7 @@ class HeadNorm(Step):
         self.eps = eps
 
     def matrix(self) -> Float[Tensor, "2 heads"]:
-        """Weight and bias: what of it does not depend on the input."""
+        """Return weight and bias, stacked: the part that does not depend on the input."""
         return torch.stack([self.weight, self.bias])
 
     def forward(self, scores: Float[Tensor, "batch heads i j"]) -> Float[Tensor, "batch heads i j"]:

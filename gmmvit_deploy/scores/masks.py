@@ -2,8 +2,8 @@
 
     S' = M ∘ S        matrix() = M, of shape (H, N, N), (1, N, N) or (N, N)
 
-Folding replaces a mask by a constant that holds ``matrix()``, so ``matrix()`` is the one place where a mask is
-computed: what is served is bit for bit what was trained.
+Only ``matrix()`` computes a mask, and folding stores its result as a constant: the served mask equals the trained mask
+bit for bit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 SIGMA_EPS = 1e-5  # keeps the exponent 1/(σ²+ε) finite; part of the trained function
-_DEAD = 1e-6  # a kernel that adds less than this relative to the largest does nothing
+_DEAD = 1e-6  # a kernel whose |alpha| is below this fraction of the largest has no effect
 
 
 def squared_distances(grid: int) -> Float[Tensor, "n n"]:
@@ -49,7 +49,7 @@ def squared_distances(grid: int) -> Float[Tensor, "n n"]:
 def stored_base(grid: int) -> Float[Tensor, "1 1 n n"]:
     """base[i,j] = sqrt(exp(−d²)) in float32, as released checkpoints store it.
 
-    The order of operations is the point: exp(−d²) is subnormal from d² = 88 on and zero from
+    The order of operations matters: exp(−d²) is subnormal from d² = 88 on and zero from
     d² = 104 on, before the root is taken. Networks were trained with those zeros.
     """
     return torch.sqrt(torch.exp(-squared_distances(grid)))[None, None]
@@ -61,7 +61,7 @@ class Mask(Multiply):
     role: Role = "mask"
 
     def other_forms(self) -> Iterator[tuple[str, Mask]]:
-        """(mistake in words, the mask computed by a formula that is taken for its own)."""
+        """Yield (mistake in words, the mask computed with a formula that is easily confused with its own)."""
         yield from ()
 
     def numbers(self) -> StepNumbers:
@@ -95,7 +95,7 @@ class GaussianMask(Mask):
 class GaussianMixtureMask(GaussianMask):
     """M[h,i,j] = Σ_k alpha[k,h] · base[i,j] ** (1 / (sigma[k,h]² + 1e-5)).
 
-    Shapes: alpha and sigma (K, H, 1, 1), or (K, 1, 1, 1) when all heads share one mask; base
+    Shapes: alpha and sigma (K, H, 1, 1), or (K, 1, 1, 1) when all heads share a mask; base
     (1, 1, N, N).  Source: the paper, equation 1, as its released checkpoints compute it.
     """
 
@@ -121,7 +121,7 @@ class GaussianMixtureMask(GaussianMask):
 
     def oddities(self) -> Iterator[Oddity]:
         alpha, sigma = self.alpha.detach()[..., 0, 0], self.sigma.detach()[..., 0, 0]
-        # At distance 1 the kernel has fallen to exp(−1/(2σ²)): below 1e-4 it reaches no neighbour.
+        # At distance 1 the kernel is exp(−1/(2(σ²+ε))); ln(1e-4) = −9.21, and below 1e-4 it reaches no neighbour.
         narrow = (sigma.square() + SIGMA_EPS) * 2 * 9.21 < 1
         dead = alpha.abs() < _DEAD * alpha.abs().amax().clamp_min(1e-30)
         for kernel, head in narrow.nonzero().tolist():
@@ -136,8 +136,8 @@ class GaussianMixtureMask(GaussianMask):
 class ClosedFormGaussianMask(GaussianMask):
     """M[h,i,j] = Σ_k alpha[k,h] · exp(−d²[i,j] / (2·sigma[k,h]² + 2e-5)).
 
-    The paper's formula, evaluated from distances: nothing underflows before its time. Only for
-    models that were trained with it.  Shapes as in `GaussianMixtureMask`, distances (N, N).
+    The paper's formula, evaluated from distances, without the underflow of a stored base. Only for models that were
+    trained with it.  Shapes as in `GaussianMixtureMask`, distances (N, N).
     """
 
     distances: Tensor
@@ -146,7 +146,7 @@ class ClosedFormGaussianMask(GaussianMask):
         super().__init__()
         self.alpha = nn.Parameter(alpha)
         self.sigma = nn.Parameter(sigma)
-        # Follows from the grid, so it is rebuilt and not part of the trained state.
+        # Follows from the grid: rebuilt, not part of the trained state.
         self.register_buffer("distances", distances, persistent=False)
 
     def matrix(self) -> Float[Tensor, "heads n n"]:
@@ -155,7 +155,7 @@ class ClosedFormGaussianMask(GaussianMask):
 
 
 class ElementwiseMask(Mask):
-    """M = weight (N, N), every entry learned, shared by all heads (the released code's SLM)."""
+    """M = weight (N, N), every entry trained, shared by all heads (SLM in the released code)."""
 
     def __init__(self, weight: Float[Tensor, "n n"]) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ class ElementwiseMask(Mask):
 
 
 class ClassTokenMask(Mask):
-    """A mask on patch–patch scores; the class token, first, keeps its row and column as they are.
+    """A mask on the patch–patch scores; the row and column of the class token, which is first, stay unmasked.
 
     M = [[1, 1], [1, M_patches]], of shape (H, N+1, N+1).
     """
@@ -199,7 +199,7 @@ class ClassTokenMask(Mask):
 
 
 def mask_from_spec(mask: MaskSpec, *, heads: int, grid: int) -> Mask | None:
-    """A mask to train: broad, positive and different in every kernel.  None for a plain model.
+    """Return a mask with fresh weights: broad, positive and different in every kernel.  None for a plain model.
 
     heads: H of the attention; grid: patches along one side.
     """

@@ -1,4 +1,4 @@
-"""The mistakes usually made with the matrix of a mask: transposed, shifted, of another head, or left out."""
+"""Usual mistakes with the matrix of a mask: transposed, shifted, assigned to another head, or omitted."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["matrix_mistakes"]
 
 
 def matrix_mistakes(matrix: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """(mistake in words, the matrix with it), equal to ``matrix`` where a mistake changes nothing.
+    """Yield (mistake in words, the matrix with the mistake), equal to ``matrix`` where the mistake changes nothing.
 
-    matrix: (H, N, N), (1, N, N), or (N, N), of which no head can be mistaken for another.
+    matrix: (H, N, N), (1, N, N), or (N, N), for which heads cannot be confused.
     """
     for name, change in _MISTAKES:
         yield name, change(matrix)

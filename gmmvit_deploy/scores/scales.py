@@ -1,4 +1,4 @@
-"""Steps that multiply all scores, or all scores of a head, by one number."""
+"""Steps that multiply all scores, or all scores of a head, by a number."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["LearnedTemperature", "Scale"]
 
 
 class Scale(Multiply):
-    """S' = factor · S, a plain number such as d^(−1/2), kept in double precision until it is applied."""
+    """S' = factor · S, with a constant factor such as d^(−1/2), kept in double precision until it is applied."""
 
     role: Role = "scale"
     is_constant: bool = True
@@ -43,9 +43,9 @@ class Scale(Multiply):
 
 
 class LearnedTemperature(Multiply):
-    """S'[h] = t[h] · S[h]; t = temperature, or exp(temperature) where its logarithm is what is stored.
+    """S'[h] = t[h] · S[h]; t = temperature, or exp(temperature) if the logarithm is stored.
 
-    temperature: (H), or a scalar for all heads.  Source: locality self-attention (LSA), which starts it at d^(−1/2).
+    temperature: (H), or a scalar for all heads.  Source: locality self-attention (LSA), where it starts at d^(−1/2).
     """
 
     role: Role = "scale"

@@ -5,8 +5,8 @@
     multiply    S' = M ∘ S                    add         S' = S + B
     mix         S'[g] = Σ_h S[h] · W[h, g]    normalise   over the heads of each entry
 
-M, B and W do not depend on the input. A step knows its matrix, its role in the precision policy, its numbers for
-pictures and audit, and the mistakes usually made with it. Folding replaces it by a constant of the same role.
+M, B and W do not depend on the input. A step provides its matrix, its role in the precision policy, its values for
+pictures and audit, and the usual mistakes with it. Folding replaces it by a constant of the same role.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from gmmvit_deploy.scores.mistakes import matrix_mistakes
 __all__ = ["Add", "Constant", "Multiply", "Oddity", "Operation", "Step", "StepNumbers", "matrix_oddities"]
 
 Operation = Literal["multiply", "add", "mix", "normalise"]
-_FLAT = 1e-6  # a head whose mask varies less than this relative to its size multiplies by a constant
+_FLAT = 1e-6  # a mask that varies by less than this fraction of its largest |entry| is constant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepNumbers:
-    """What pictures and audit ask of a step; None where a step has no such number.
+    """Values of a step for pictures and audit; None where the step does not have the value.
 
-    patches: the matrix over the patch grid, without class token (H, N, N) or (N, N): what is drawn.
+    patches: the matrix over the patch grid without class token, for drawing, (H, N, N) or (N, N).
     alpha, sigma: of a Gaussian mixture, (K, H).  base: the stored base, (1, 1, N, N).
     """
 
@@ -42,18 +42,18 @@ class StepNumbers:
 
     @property
     def kernels(self) -> int:
-        """K; 0 for a step that is no mixture."""
+        """K, or 0 for a step without a mixture."""
         return 0 if self.alpha is None else len(self.alpha)
 
     @property
     def underflowed(self) -> int | None:
-        """Entries of the stored base that are zero; None where there is no stored base."""
+        """Number of zeros in the stored base; None without a stored base."""
         return None if self.base is None else int((self.base == 0).sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Oddity:
-    """What is odd about a step.  where: the head and kernel, as `` head 1 kernel 2``; empty for the whole step."""
+    """An unusual property of a step.  where: head and kernel, as `` head 1 kernel 2``; empty for the whole step."""
 
     severity: Literal["error", "warning", "note"]
     what: str
@@ -63,10 +63,10 @@ class Oddity:
 class Step(nn.Module):
     """A step on attention scores.  Abstract.
 
-    role: the word of the precision policy.  is_constant: nothing is computed before it is applied.
-    scales_query: applied to Q in place of Q Kᵀ, as some released code does. The formula is the same, the last bits
-    of the logits are not.
-    allows_minus_infinity: −∞ is an entry on purpose, and no sign of damage.
+    role: in the precision policy.  is_constant: the matrix is stored, not computed.
+    scales_query: applied to Q in place of Q Kᵀ, as in some released code. The formula is the same, but the last bits
+    of the logits differ.
+    allows_minus_infinity: −∞ is a valid entry, not a sign of damage.
     """
 
     operation: Operation
@@ -76,27 +76,27 @@ class Step(nn.Module):
     allows_minus_infinity: bool = False
 
     def matrix(self) -> Tensor:
-        """The constant of this step, broadcastable over the scores: the one place where it is computed."""
+        """Compute the matrix of this step, broadcastable over the scores.  Nothing else computes it."""
         raise NotImplementedError
 
     def forward(self, scores: Tensor) -> Tensor:
         raise NotImplementedError
 
     def folded(self) -> Step:
-        """A constant step of the same role that does the same, bit for bit; itself if it is constant."""
+        """Return a constant step of the same role with the same results bit for bit; itself if it is constant."""
         raise NotImplementedError
 
     def after_factor(self, factor: Tensor) -> Step:
-        """The constant step that does in one what ``factor ∘ S`` and then this step do.
+        """Return a constant step equivalent to ``factor ∘ S`` followed by this step.
 
-        factor: a scalar, or (H, 1, 1).  Errors: FoldError when there is no such step.
+        factor: a scalar, or (H, 1, 1).  Errors: FoldError when no equivalent step exists.
         """
         raise FoldError(f"a factor cannot be merged into a step of role {self.role}")
 
     def for_windows(self, windows: int, heads: int) -> Step:
-        """The step on scores (B, windows · H, n, n), index w·H + h, in place of (B, windows, H, n, n).
+        """Return the equivalent step on (B, windows · H, n, n), index w·H + h, in place of (B, windows, H, n, n).
 
-        Errors: FoldError when there is no such step.
+        Errors: FoldError when no equivalent step exists.
         """
         raise FoldError(f"windows cannot be joined with a step of role {self.role} in between")
 
@@ -104,13 +104,13 @@ class Step(nn.Module):
         return StepNumbers()
 
     def oddities(self) -> Iterator[Oddity]:
-        """What deserves a look before anybody serves it."""
+        """Yield unusual properties to examine before serving the model."""
         yield from ()
 
     def mistakes(self) -> Iterator[tuple[str, Step | None]]:
-        """(mistake in words, the step with it; None for leaving the step out).
+        """Yield (mistake in words, the step with the mistake; None for omitting the step).
 
-        A step yields every mistake of its kind, in the same order: itself where a mistake changes nothing.
+        Steps of a kind yield the same mistakes in the same order, the step itself where a mistake changes nothing.
         """
         yield from ()
 
@@ -141,9 +141,9 @@ class Add(Step):
 
 
 class Constant(Step):
-    """A step whose matrix is stored: what folding leaves of a step that multiplies or adds.
+    """A step with a stored matrix: the folded form of a step that multiplies or adds.
 
-    like: the step in whose place it stands; it has that step's operation and role.
+    like: the step that it replaces, whose operation and role it takes over.
     """
 
     constant: Tensor
@@ -192,7 +192,7 @@ class Constant(Step):
 
 
 def matrix_oddities(matrix: Tensor) -> Iterator[Oddity]:
-    """A mask that is not finite, zero or the same everywhere."""
+    """Report a mask with NaN or infinite entries, and heads whose mask is zero or constant."""
     if not bool(matrix.isfinite().all()):
         yield Oddity(severity="error", what="its mask holds NaN or infinite entries")
         return

@@ -1,4 +1,4 @@
-"""What the user says about a checkpoint where the file itself is silent."""
+"""Values from the user that a checkpoint file does not contain."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ __all__ = ["LoadHints"]
 class LoadHints:
     """heads: H.  preset: a name of `families.PRESETS`.  image_size: S, in pixels.  channels: of the images.
 
-    closed_form: the mask was trained with the paper's formula from distances, not with the
-    stored base of the released code. None means: not said, so a stored base is expected.
+    closed_form: the mask was trained with the paper's formula from distances, not with the stored base of the released
+    code. None: not given, so the file must contain a stored base.
+    Errors: InputError when a value is out of range.
     """
 
     heads: int | None = None

@@ -1,4 +1,4 @@
-"""What the checkpoints of the paper's released training code have in common, whichever family they are of."""
+"""Parts common to checkpoints of the paper's released training code, for all families."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ def released_source(
     names: Callable[[Any], dict[str, str]],
     known_unused: Callable[[Any], dict[str, str]],
 ) -> CheckpointSource:
-    """The source of one family.  names: spec → our name → released name, the tensors being the same.
+    """Return the source of a family whose tensors are stored unchanged.
 
-    A model that was trained with the closed form never reads its stored bases, so these are added to ``known_unused``.
+    names: spec → name in the model → name in the released file.
+    A model trained with the closed form never reads its stored bases, so these are added to ``known_unused``.
     """
 
     def unused(model_spec: Any) -> Mapping[str, str]:
@@ -39,7 +40,7 @@ def released_source(
 
 
 def mask_names(mask: MaskSpec, ours: str, theirs: str) -> dict[str, str]:
-    """Our name → released name of the tensors of one mask."""
+    """Return name in the model → name in the released file, for the tensors of a mask."""
     if mask.kind == "elm":
         return {f"{ours}.weight": f"{theirs}.mask"}
     if mask.kind == "plain":
@@ -51,7 +52,7 @@ def mask_names(mask: MaskSpec, ours: str, theirs: str) -> dict[str, str]:
 def block_names(
     ours: str, theirs: str, *, mask: MaskSpec, mask_at: str = "mask", projects: bool = True
 ) -> dict[str, str]:
-    """Our name → released name of everything in one ViT or PiT block."""
+    """Return name in the model → name in the released file, for the tensors of a ViT or PiT block."""
     pairs = {
         "attention_norm": "0.norm",
         "mlp_norm": "1.norm",

@@ -1,8 +1,8 @@
-"""Reading a spec off names and shapes: what all families share.
+"""Infer a spec from the names and shapes of tensors: functions shared by all families.
 
-Shapes tell almost everything. Heads they tell only through per-head masks, position bias tables
-and mixing matrices; where those are absent the user must say, since wrong heads raise no error,
-they only give wrong answers.
+Shapes determine almost every field. The number of heads follows only from per-head masks, position bias tables and
+mixing matrices. Where those are absent the user must give it, since a wrong number of heads raises no error and only
+gives wrong answers.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _CONFIGURED_SIZES = (32, 64)  # the image sizes for which the released code has 
 
 
 class Shapes:
-    """Shapes by name, with errors that state what was expected.
+    """Shapes by tensor name, with errors that state the expected shape.
 
-    source: the file's name.  channels: of the images, as the user gave them; None means not given.
+    source: name of the file, for messages.  channels: of the images, as given by the user; None if not given.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], source: str, *, channels: int | None = None) -> None:
@@ -51,7 +51,7 @@ class Shapes:
         return name in self.tensors
 
     def of(self, name: str, *, rank: int) -> tuple[int, ...]:
-        """Errors: CheckpointError when the tensor is absent, of another rank, or empty."""
+        """Return the shape of a tensor.  Errors: CheckpointError when it is absent, empty, or not of rank ``rank``."""
         if name not in self.tensors:
             raise CheckpointError(f"{self.source}: {name} is missing; the model's size is read off it")
         shape = tuple(self.tensors[name].shape)
@@ -62,21 +62,22 @@ class Shapes:
         return shape
 
     def count(self, pattern: str) -> int:
-        """1 + the largest number that the first group of ``pattern`` takes in any name; 0 when it takes none."""
+        """Return 1 + the largest number that the first group of ``pattern`` matches in any name; 0 without a match."""
         found = [match for match in map(re.compile(pattern).match, self.tensors) if match]
         return max((int(match.group(1)) + 1 for match in found), default=0)
 
     def grid(self, positions: int, *, where: str) -> int:
-        """Side of a square grid.  Errors: CheckpointError when ``positions`` is no square."""
+        """Return the side of a square grid.  Errors: CheckpointError when ``positions`` is not a square number."""
         side = exact_root(positions)
         if side is None:
             raise CheckpointError(f"{self.source}: {where} has {positions} positions; expected a square grid")
         return side
 
     def linear_patch(self, name: str) -> tuple[int, int]:
-        """(p, c) of a linear patch embedding (D, c·p·p), whose shape tells only the product.
+        """Return (p, c) of a linear patch embedding (D, c·p·p), whose shape gives only the product c·p·p.
 
-        The released code trains on RGB, so c is 3 unless the user says otherwise.
+        c is 3 unless the user gives the channels, because the released code trains on RGB.
+        Errors: CheckpointError when the product does not fit c.
         """
         values = self.of(name, rank=2)[1]
         channels = self._channels or _RELEASED_CHANNELS
@@ -94,7 +95,7 @@ class Shapes:
         return side, channels
 
     def convolution_patch(self, name: str) -> tuple[int, int, int]:
-        """(D, p, c) of a patch convolution (D, c, p, p)."""
+        """Return (D, p, c) of a patch convolution (D, c, p, p).  Errors: CheckpointError on any other shape."""
         dim, channels, height, width = self.of(name, rank=4)
         if channels not in CHANNELS or height != width:
             raise CheckpointError(
@@ -105,7 +106,7 @@ class Shapes:
 
 
 def exact_root(value: float) -> int | None:
-    """The whole square root, None when there is none."""
+    """Return the square root if it is a whole number of at least 1, else None."""
     if value < 1 or value != int(value):
         return None
     root = math.isqrt(int(value))
@@ -113,7 +114,11 @@ def exact_root(value: float) -> int | None:
 
 
 def infer_mask(shapes: Shapes, hints: LoadHints, prefix: str) -> tuple[MaskSpec, int | None]:
-    """The mask of the attention whose mask tensors start with ``prefix``, and its heads where it tells them."""
+    """Return the mask spec of an attention and the number of heads, or None where the mask does not give the heads.
+
+    prefix: of the names of the mask's tensors.
+    Errors: CheckpointError when a tensor of the mask is missing or a hint contradicts the file.
+    """
     source = shapes.source
     parts = {part for part in ("alpha", "sigma", "mask") if f"{prefix}.{part}" in shapes}
     if not parts & {"alpha", "sigma"}:
@@ -133,7 +138,7 @@ def infer_mask(shapes: Shapes, hints: LoadHints, prefix: str) -> tuple[MaskSpec,
 
 
 def mask_heads(shapes: Shapes, prefixes: Sequence[str]) -> list[int]:
-    """Heads that the masks of several attentions speak of, 1 for each that speaks of none or of one."""
+    """Return the number of heads in the mask of each attention: 1 for a shared, single-head or missing mask."""
     alphas = [f"{prefix}.alpha" for prefix in prefixes]
     return [shapes.of(alpha, rank=4)[1] if alpha in shapes else 1 for alpha in alphas]
 
@@ -141,9 +146,10 @@ def mask_heads(shapes: Shapes, prefixes: Sequence[str]) -> list[int]:
 def infer_heads(
     source: str, *, width: int, known: int | None, evidence: str, hints: LoadHints, preset_heads: int | None
 ) -> int:
-    """Heads from what the file shows, else from what the user says.
+    """Return the number of heads from the file, else from ``hints``, else from the preset.
 
-    width: of q, H·d.  known: heads that the file shows by its ``evidence``, None when it does not.
+    width: of q, H·d.  known: heads that follow from the file, or None.  evidence: source of ``known``, for messages.
+    Errors: CheckpointError when the number is unknown, contradictory, or does not divide ``width``.
     """
     told = hints.heads
     if told is not None and preset_heads is not None and told != preset_heads:
@@ -166,14 +172,14 @@ def infer_heads(
 
 
 def _divisors(width: int) -> list[int]:
-    """Head counts that are possible, up to the largest anybody trains with."""
+    """Return the divisors of ``width`` up to 64, the possible numbers of heads."""
     return [n for n in range(1, 65) if width % n == 0]
 
 
 def check_image_hints(source: str, hints: LoadHints, *, image_size: int, channels: int, evidence: str) -> None:
-    """Errors: CheckpointError when the user's image size or channels are not those of the file.
+    """Check the user's image size and channels.  Errors: CheckpointError when they contradict the file.
 
-    evidence: where the file's come from, in words: "its tensors tell".
+    evidence: the source of the file's values, for the message, such as "its tensors tell".
     """
     for option, given, own in (
         ("--image-size", hints.image_size, image_size),
@@ -187,9 +193,9 @@ def check_image_hints(source: str, hints: LoadHints, *, image_size: int, channel
 
 
 def asked_image(source: str, hints: LoadHints, *, example: str = "--image-size 28 --channels 1") -> tuple[int, int]:
-    """(image size, channels) from the user, for files in which no tensor tells them.
+    """Return (image size, channels) from the user, for files whose tensors do not determine them.
 
-    Errors: CheckpointError that names the missing options, with what to type.
+    Errors: CheckpointError that names the missing options and what to type.
     """
     options = {"--image-size": hints.image_size, "--channels": hints.channels}
     missing = [option for option, value in options.items() if value is None]
@@ -216,15 +222,15 @@ def preset_of(
     image_size: int,
     mask: MaskSpec,
 ) -> SpecT | None:
-    """The spec that ``--preset`` names, with the file's classes, image size and mask; None without ``--preset``.
+    """Return the spec of the preset in ``hints`` with the file's classes, image size and mask; None without a preset.
 
-    presets: of the family that the file is of, which has that name (`checkpoints.loading` sees to it).
+    presets: of the file's family; `checkpoints.loading` has checked that it contains the preset.
     """
     return None if hints.preset is None else presets[hints.preset](classes, image_size, mask)
 
 
 def compared_with_preset(spec: ModelSpec, preset: ModelSpec, *, name: str, source: str) -> None:
-    """Errors: CheckpointError that lists every field in which the file and the named preset differ."""
+    """Compare a file's spec with the preset.  Errors: CheckpointError that lists every field in which they differ."""
     fields = [
         f
         for f in type(spec).__dataclass_fields__

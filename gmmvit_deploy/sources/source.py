@@ -1,7 +1,7 @@
-"""A checkpoint source: who writes such files, how they are recognised, and what becomes of each of their tensors.
+"""A checkpoint source: the code base that writes the files, how to recognise them, and how to map their tensors.
 
-A source is separate from a family: one family can have several, such as the paper's released code and a library that
-trains the same network under other names.
+A source is separate from a family: a family can have several sources, such as the paper's released code and a library
+that trains the same network under other names.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ __all__ = ["CheckpointSource", "Conversion", "TensorOrigins", "origin_keys"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversion:
-    """One of our tensors, made of tensors of the file that have another form.
+    """Conversion of tensors of the file into a tensor of the model in another form.
 
-    keys: names in the file.  convert: takes their tensors in this order, returns ours; the result's shape and type
-    are checked.  It must not change the tensors that it is given.
+    keys: names in the file.  convert: takes the tensors of ``keys`` in this order and returns the model's tensor, whose
+    shape and type are checked afterwards.  It must not modify its arguments.
     """
 
     keys: tuple[str, ...]
@@ -33,11 +33,11 @@ class Conversion:
 
 
 TensorOrigins = Mapping[str, "str | Conversion"]
-"""Name in our model → the key of the file that holds the same tensor, or the conversion that makes it."""
+"""Name in the model → the key of the file with the same tensor, or the conversion that makes the tensor."""
 
 
 def origin_keys(origin: str | Conversion) -> tuple[str, ...]:
-    """Keys of the file that one of our tensors is made of."""
+    """Return the keys of the file that a tensor of the model is made of."""
     return (origin,) if isinstance(origin, str) else origin.keys
 
 
@@ -47,15 +47,15 @@ def _nothing_unused(spec: Any) -> Mapping[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSource:
-    """Files that one code base writes for one family.
+    """Checkpoint files that a code base writes for a family.
 
-    name:         of the code base, for messages, as ``the released code``
-    signature:    regular expressions; the file is of this source if each of them matches the start of some tensor's
-                  name. Where several sources recognise a file, the one with the most patterns is taken.
+    name:         of the code base, for messages, such as ``the released code``
+    signature:    regular expressions; a file belongs to this source if each of them matches the start of some tensor's
+                  name. If several sources recognise a file, the source with the most patterns applies.
     spec:         (shapes, hints) → the model's spec. Errors: CheckpointError, which asks for ``--heads``,
-                  ``--image-size`` or ``--channels`` where no tensor tells them.
-    tensors:      spec → where each tensor of our model comes from
-    known_unused: spec → keys that the file may hold and the network never reads, and why not
+                  ``--image-size`` or ``--channels`` where the tensors do not determine them.
+    tensors:      spec → the origin of each tensor of the model
+    known_unused: spec → key that the file may hold and the network never reads → reason
     """
 
     name: str
@@ -65,6 +65,6 @@ class CheckpointSource:
     known_unused: Callable[[Any], Mapping[str, str]] = field(default=_nothing_unused)
 
     def recognises(self, names: Iterable[str]) -> bool:
-        """Whether every pattern of the signature matches a name."""
+        """Return whether every pattern of the signature matches the start of a name."""
         listed = list(names)
         return all(any(re.match(pattern, name) for name in listed) for pattern in self.signature)

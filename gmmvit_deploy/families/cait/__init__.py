@@ -1,4 +1,4 @@
-"""CaiT: heads mix before and after softmax, branches are scaled, classes are read off in blocks of their own."""
+"""CaiT: heads mix before and after softmax, LayerScale on each branch, separate class blocks read the patches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CaiT: what scales its branches goes into the weights beside it."""
+"""CaiT: merge LayerScale into the weights of the branches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def merge_layer_scale(model: nn.Module) -> tuple[str, ...]:
     """γ ∘ (W x + b)  →  (diag(γ) W) x + γ ∘ b, in the last linear map of each branch.
 
     Requires: the branch ends in a linear map, as attention and mlp do.
-    Ensures: no γ is left, and the merged weight is the product, bit for bit.
+    Ensures: no γ remains, and the merged weight equals the product bit for bit.
     """
     changed = []
     for name, branch in model.named_modules():

@@ -1,4 +1,4 @@
-"""CaiT: heads mix before and after softmax, branches are scaled, classes are read off in blocks of their own.
+"""CaiT: heads mix before and after softmax, LayerScale on each branch, separate class blocks read the patches.
 
 scores:        S' = W_preᵀ · (M ∘ (Q Kᵀ · d^(−1/2))) over the heads
 weights:       A' = W_postᵀ · softmax(S') over the heads;   out = A' V
@@ -33,7 +33,7 @@ __all__ = ["CaiT", "ScaledBranch", "TalkingHeadsAttention"]
 class TalkingHeadsAttention(nn.Module):
     """Attention from ``x`` to ``context`` whose heads are mixed before and after softmax.
 
-    before: the steps on Q Kᵀ in front of the first mixing.
+    before: the steps on Q Kᵀ before the first mixing.
     """
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"softmax": "softmax", "matmul": "product"}
@@ -61,7 +61,7 @@ class TalkingHeadsAttention(nn.Module):
 
 
 class ScaledBranch(nn.Module):
-    """γ ∘ f(norm(x), …): LayerScale around a pre-norm branch.  γ is None once it is merged into f."""
+    """γ ∘ f(norm(x), …): LayerScale around a pre-norm branch.  γ is None after it is merged into f."""
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"mul": "scale"}
 
@@ -75,7 +75,7 @@ class ScaledBranch(nn.Module):
 
     def forward(self, x: Tensor, *context: Tensor) -> Tensor:
         normed = self.norm(x)
-        # Patch blocks attend to themselves, normed; class blocks to the patches as they are.
+        # Patch blocks attend to their normed input; class blocks attend to the patches, not normed.
         inputs = (normed,) if isinstance(self.inner, Mlp) else (normed, *(context or (normed,)))
         out: Tensor = self.inner(*inputs)
         return out if self.gamma is None else out * self.gamma

@@ -4,7 +4,7 @@ to_patch_embedding.1, pos_embedding (patches only), cls_token
 {patch,cls}_transformer.layers.{i}.0   scale, fn.norm, fn.fn.{to_q,to_kv,to_out.0},
 fn.fn.mix_heads_{pre,post}_attn, fn.fn.mask.{alpha,sigma,mask}
 {patch,cls}_transformer.layers.{i}.1   scale, fn.norm, fn.fn.net.{0,3}
-mlp_head.{0,1};  mask                  the base mask once more, unused
+mlp_head.{0,1};  mask                  a second copy of the base mask, unused
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BOTH = ("weight", "bias")
 
 
 def released_names(spec: CaiTSpec) -> dict[str, str]:
-    """Name in our model → name in the released file, for every tensor of the trained model."""
+    """Return name in the model → name in the released file, for every tensor of the trained model."""
     pairs = {"patch_embedding.project": "to_patch_embedding.1", "head_norm": "mlp_head.0", "head": "mlp_head.1"}
     names = {"position_embedding": "pos_embedding", "class_token": "cls_token"}
     stacks = [(f"patch_blocks.{i}", f"{_PATCH}.{i}") for i in range(spec.depth)]
@@ -56,12 +56,12 @@ def released_names(spec: CaiTSpec) -> dict[str, str]:
 
 
 def known_unused(spec: CaiTSpec) -> dict[str, str]:
-    """Names a released file may hold that the network never reads → why not."""
+    """Return key that a released file may hold and the network never reads → reason."""
     return {"mask": "the base mask, stored once more at the root"}
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> CaiTSpec:
-    """Read the whole spec off names and shapes; the mixing matrices tell the heads.  Errors: CheckpointError."""
+    """Infer the spec from names and shapes; the heads follow from the mixing matrices.  Errors: CheckpointError."""
     source, first = shapes.source, f"{_PATCH}.0.0.fn.fn"
     patch_size, channels = shapes.linear_patch("to_patch_embedding.1.weight")
     grid = shapes.grid(shapes.of("pos_embedding", rank=3)[1], where="pos_embedding")
@@ -78,7 +78,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> CaiTSpec:
         preset_heads=preset.heads if preset else None,
     )
     if heads == 1 and mask.shared:
-        mask = replace(mask, shared=False)  # one head shares its mask with nobody
+        mask = replace(mask, shared=False)  # a single head has no other head to share with
     return CaiTSpec(
         image_size=grid * patch_size,
         patch_size=patch_size,

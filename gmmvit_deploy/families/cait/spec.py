@@ -1,4 +1,4 @@
-"""What a CaiT is, in numbers."""
+"""Spec of a CaiT."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""CaiT: talking heads as plain heads of H·d, which fused attention kernels take.
+"""CaiT: rewrite talking heads as plain heads of head dim H·d, which fused attention kernels support.
 
-With one mask for all heads, mixing before softmax moves into Q and mixing after it into V:
+With a single mask for all heads, mixing before softmax moves into Q and mixing after softmax into V:
 
     Σ_k pre[k,h] · M ∘ (Q_k K_kᵀ)   =  M ∘ (Q̃_h K̃ᵀ)    Q̃_h = [pre[0,h]·Q_0, …],  K̃ = [K_0, K_1, …]
     Σ_h post[h,g] · A_h V_g         =  (Σ_h A_h Ṽ_h)_g   Ṽ_h = [post[h,0]·V_0, …]
 
-Exact algebra, with sums in another order. It multiplies the work of both products by H, which is
-little beside the projections, and only pays where H·d is a head dim that fuses. Where each head has
-a mask of its own there is no such form: M_k stands inside the sum over k. Masks of rank R would
-need head dim R·H·d, more than fuses for the released H·d = 256 and any R > 1.
+The algebra is exact, with sums in a different order. It multiplies the work of both products by H, which is small
+compared with the projections, and only helps if head dim H·d fuses. With a separate mask per head this form does not
+exist, because M_k is inside the sum over k. Masks of rank R would need head dim R·H·d, which is too large to fuse for
+the released H·d = 256 and any R > 1.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ __all__ = ["WideHeadsAttention", "widen_heads"]
 class WideHeadsAttention(nn.Module):
     """`TalkingHeadsAttention` without mixing: H heads, each as wide as all of them.
 
-    queries, keys, values (H, 1, H·d): what each head sees of the projections; keys are all ones,
-    written out because fused kernels want one K a head.
+    queries, keys, values (H, 1, H·d): factors of each head on the projections; keys are all ones, stored because fused
+    kernels require a separate K for each head.
     """
 
     operator_roles: ClassVar[Mapping[str, Role]] = {
@@ -76,10 +76,11 @@ class WideHeadsAttention(nn.Module):
 
 @torch.no_grad()
 def widen_heads(model: nn.Module) -> tuple[str, ...]:
-    """Talking heads with one mask for all, or none, and H·d that fuses  →  wide heads; others stay.
+    """Talking heads with a shared mask or no mask, and H·d that fuses  →  wide heads; others stay.
 
     Requires: folded steps, and the scale merged into the mask or into the mixing.
-    Ensures: on random tokens the new attention gives what the old one gave, to float64 rounding.
+    Ensures: on random tokens the new attention outputs the same as the old attention, up to float64 rounding.
+    Returns the names of the changed attentions.  Errors: FoldError when a requirement or the end state does not hold.
     """
     changed = []
     for name, parent in list(model.named_modules()):
@@ -95,9 +96,9 @@ def widen_heads(model: nn.Module) -> tuple[str, ...]:
 
 
 def _widens(name: str, scores: AttentionScores) -> bool:
-    """Factors that all heads share and then the mixing, before softmax; after it, the mixing alone.
+    """Return whether the steps are factors shared by all heads, then mixing, then softmax, then only mixing.
 
-    Errors: FoldError when the factors are not folded, or the scale not merged.
+    Errors: FoldError when the factors are not folded, or the scale is not merged.
     """
     before = [step for _, step in scores.steps_before()]
     after = [step for _, step in scores.steps_after()]

@@ -1,4 +1,4 @@
-"""Naive ViT: the vision transformer of a widely copied tutorial, as it is trained on MNIST."""
+"""Naive ViT: the vision transformer of a widely copied tutorial, trained on MNIST."""
 
 from __future__ import annotations
 

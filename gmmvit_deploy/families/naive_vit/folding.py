@@ -1,4 +1,4 @@
-"""Headwise maps of Q, K and V become one linear map, which every kernel, engine and quantiser knows."""
+"""Stack the headwise maps of Q, K and V into a linear map, which all kernels, engines and quantisers support."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["stack_heads"]
 
 @torch.no_grad()
 def stack_heads(model: nn.Module) -> tuple[str, ...]:
-    """[W_h for each head]  →  one matrix with W_h on its diagonal and zeros elsewhere.
+    """[W_h for each head]  →  a matrix with W_h on its block diagonal and zeros elsewhere.
 
-    Ensures: in float64 the linear map gives what the headwise maps give, up to rounding.
+    Ensures: in float64 the linear map equals the headwise maps, up to rounding.
     """
     changed = []
     for name, parent in list(model.named_modules()):

@@ -6,7 +6,7 @@ x = x + attention(norm(x));  x = x + mlp(norm(x))          depth times, pre-norm
 logits = head(x of the class token)                        no norm before the head
 
 Head h maps columns h·d … (h+1)·d of the normed tokens to its own Q, K and V; there is no output projection. The
-tutorial's network ends in a softmax over the classes. It is left out, because what is served are logits.
+tutorial's network ends in a softmax over the classes. It is omitted, because the served outputs are logits.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def sinusoidal_positions(tokens: int, dim: int) -> Float[Tensor, "1 n dim"]:
 
 
 class HeadwiseProjection(nn.Module):
-    """Q, K and V, each (H, d), where each head maps its own columns of the tokens alone.
+    """Q, K and V, each (H, d), where each head maps only its own columns of the tokens.
 
     weight: (3, H, d, d), indexed [Q K V, head, column in, column out].  bias: (3, H, d).
     """
@@ -75,7 +75,7 @@ class NaiveViT(Model):
         self.spec = spec
         self.patch_embedding = PatchEmbedding(spec.patch_size, spec.dim, channels=spec.channels)
         self.class_token = nn.Parameter(torch.rand(1, 1, spec.dim))
-        # Follows from the sizes and is in no file, so it is no part of the weights.
+        # Follows from the sizes and is in no file: not part of the weights.
         self.register_buffer("positions", sinusoidal_positions(spec.tokens, spec.dim), persistent=False)
         self.blocks = nn.ModuleList(_block(spec) for _ in range(spec.depth))
         self.head = with_role(nn.Linear(spec.dim, spec.classes), "head")

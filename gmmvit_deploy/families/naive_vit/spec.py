@@ -1,4 +1,4 @@
-"""What a naive ViT is, in numbers."""
+"""Spec of a naive ViT."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["NaiveViTSpec"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NaiveViTSpec(ModelSpec):
-    """A ViT as tutorials write it: a class token, sinusoidal positions, and maps of Q, K and V of each head alone."""
+    """A ViT as in tutorials: class token, sinusoidal positions, and separate maps of Q, K and V for each head."""
 
     family: ClassVar[str] = "naive_vit"
     patch_size: int

@@ -1,12 +1,12 @@
-"""Checkpoints of the tutorial's ``MyViT``: names, shapes, what they tell.
+"""Checkpoints of the tutorial's ``MyViT``: names of the tensors, and the spec inferred from them.
 
 linear_mapper                             linear over (channel, row, column) patches
 class_token                               (1, D)
 blocks.{i}                                norm1, norm2, mlp.0, mlp.2
-blocks.{i}.mhsa.{q,k,v}_mappings.{h}      (D/H, D/H), of each head alone
+blocks.{i}.mhsa.{q,k,v}_mappings.{h}      (D/H, D/H), separate for each head
 mlp.0                                     the head
 
-Width, depth, heads, mlp width and classes are told by the file. The side and the channels of the images are not.
+Width, depth, heads, mlp width and classes follow from the file. The side and the channels of the images do not.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _PARTS = ("weight", "bias")
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> NaiveViTSpec:
-    """Read the spec off names and shapes; the user gives the side and the channels of the images.
+    """Infer the spec from names and shapes; the user gives the side and the channels of the images.
 
-    Errors: CheckpointError when they are missing, or do not go with the file's patches.
+    Errors: CheckpointError when they are not given, or do not fit the file's patches.
     """
     source = shapes.source
     image_size, channels = asked_image(source, hints)
@@ -67,7 +67,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> NaiveViTSpec:
 
 
 def tensor_origins(spec: NaiveViTSpec) -> TensorOrigins:
-    """Name in our model → key of the file, or the conversion that makes the tensor."""
+    """Return name in the model → key of the file, or the conversion that makes the tensor."""
 
     def channel_fastest(weight: Tensor) -> Tensor:
         """(D, channel · row · column)  →  (D, row · column · channel)"""
@@ -96,7 +96,7 @@ def tensor_origins(spec: NaiveViTSpec) -> TensorOrigins:
 
 
 def _stacked(*tensors: Tensor) -> Tensor:
-    """Tensors of Q's heads, then K's, then V's  →  (3, H, …)"""
+    """Stack the tensors of the heads of Q, then of K, then of V  →  (3, H, …)."""
     import torch
 
     stacked: Tensor = torch.stack(tensors).unflatten(0, (3, -1))
@@ -104,7 +104,7 @@ def _stacked(*tensors: Tensor) -> Tensor:
 
 
 def _stacked_weights(*weights: Tensor) -> Tensor:
-    """As `_stacked`; a linear map stores (column out, column in)."""
+    """Stack as `_stacked` and transpose, since a linear map stores (column out, column in)."""
     return _stacked(*weights).transpose(-2, -1).contiguous()
 
 

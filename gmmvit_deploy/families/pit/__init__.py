@@ -1,4 +1,4 @@
-"""PiT: a ViT in stages, with a class token, between which the patches are pooled."""
+"""PiT: a ViT with class token in several stages, with pooling of the patches between stages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PiT: a ViT in stages, with a class token, between which the patches are pooled.
+"""PiT: a ViT with class token in several stages, with pooling of the patches between stages.
 
 x = [class token, convolution(image)] + position
 stage:    ViT blocks; the mask multiplies patch–patch scores, the class row and column stay
@@ -28,7 +28,7 @@ __all__ = ["PiT"]
 
 
 class Pooling(nn.Module):
-    """Halve the grid, double the width."""
+    """Halve the grid and double the width, with a depthwise and a pointwise convolution."""
 
     def __init__(self, grid: int, dim: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The PiT that the paper's released code has a name for.  Kernels are not part of it: the mask says them."""
+"""PiT presets: architectures named in the paper's released code.  The mask, with its kernels, is a parameter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["PRESETS"]
 
 
 def _fine_patch(image_size: int) -> int:
-    """Patch side: 2 at 32×32, 4 at 64×64."""
+    """Return the patch side: 2 for 32×32 images, 4 for 64×64."""
     return 4 if image_size == 64 else 2
 
 

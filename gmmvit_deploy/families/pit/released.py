@@ -29,7 +29,7 @@ _BOTH = ("weight", "bias")
 
 
 def released_names(spec: PiTSpec) -> dict[str, str]:
-    """Name in our model → name in the released file, for every tensor of the trained model."""
+    """Return name in the model → name in the released file, for every tensor of the trained model."""
     pairs = {"patch_embedding": "to_patch_embedding.0", "head_norm": "mlp_head.0", "head": "mlp_head.1"}
     names = {"position_embedding": "pos_embedding", "class_token": "cls_token"}
     for s, depth in enumerate(spec.depths):
@@ -47,12 +47,15 @@ def released_names(spec: PiTSpec) -> dict[str, str]:
 
 
 def known_unused(spec: PiTSpec) -> dict[str, str]:
-    """Names a released file may hold that the network never reads → why not."""
+    """Return key that a released file may hold and the network never reads → reason."""
     return {f"layers.{2 * s}.mask": "the stage's base mask, stored once more" for s in range(len(spec.depths))}
 
 
 def _first_heads(widths: list[int], spoken: list[int]) -> int | None:
-    """Heads of the first stage, from the head dim of any stage whose masks tell it."""
+    """Return the heads of the first stage, from the head dim of a stage with per-head masks, or None.
+
+    widths: of q, by stage.  spoken: heads in the masks, by stage; 1 for a shared, single-head or missing mask.
+    """
     telling = [(width, heads) for width, heads in zip(widths, spoken, strict=True) if heads > 1]
     if not telling or telling[0][0] % telling[0][1]:
         return None
@@ -61,9 +64,9 @@ def _first_heads(widths: list[int], spoken: list[int]) -> int | None:
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> PiTSpec:
-    """Read the whole spec off names and shapes; the head dim is the same in all stages.
+    """Infer the spec from names and shapes; the head dim is the same in all stages.
 
-    ``--heads`` is that of the first stage.  Errors: CheckpointError.
+    ``--heads`` sets the heads of the first stage.  Errors: CheckpointError.
     """
     source = shapes.source
     dim, patch_size, channels = shapes.convolution_patch("to_patch_embedding.0.weight")
@@ -87,7 +90,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> PiTSpec:
     if any(width % head_dim for width in widths):
         raise CheckpointError(f"{source}: a head dim of {head_dim} does not divide the stages' widths {widths}")
     heads = tuple(width // head_dim for width in widths)
-    # A stage of one head says nothing: shared are masks that never speak of several heads where there are several.
+    # A stage with one head is ambiguous. Masks are shared if all have one head although a stage has several heads.
     mask = replace(mask, shared=mask.kind == "gmm" and set(spoken) == {1} and set(heads) != {1})
     return PiTSpec(
         image_size=grid * patch_size,

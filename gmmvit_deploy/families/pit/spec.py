@@ -1,4 +1,4 @@
-"""What a PiT is, in numbers."""
+"""Spec of a PiT."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["PiTSpec"]
 class PiTSpec(ModelSpec):
     """PiT: ViT stages with a class token; between them a strided convolution halves the grid and doubles the width.
 
-    dim: of the first stage.  depths, heads, mlp_dims: by stage.  head_dim: the same in all.
+    dim: of the first stage.  depths, heads, mlp_dims: by stage.  head_dim: the same in all stages.
     """
 
     family: ClassVar[str] = "pit"
@@ -33,7 +33,7 @@ class PiTSpec(ModelSpec):
 
     @property
     def grids(self) -> tuple[int, ...]:
-        """Patches along one side, by stage: a stride of 2 rounds up."""
+        """Patches along one side, by stage; a stride of 2 rounds up."""
         grids = [self.image_size // self.patch_size]
         for _ in self.depths[1:]:
             grids.append((grids[-1] + 1) // 2)

@@ -1,4 +1,4 @@
-"""Swin: its windows leave the dimension of their own, so that attention has the four that fused kernels take."""
+"""Swin: remove the dimension of the windows, so that attention has the four dimensions of fused kernels."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ __all__ = ["join_windows"]
 
 @torch.no_grad()
 def join_windows(model: nn.Module) -> tuple[str, ...]:
-    """Scores (B, W, H, n, n)  →  (B·W, H, n, n), or (B, W·H, n, n) where a step differs by window.
+    """Scores (B, W, H, n, n)  →  (B·W, H, n, n), or (B, W·H, n, n) if a step differs between windows.
 
     Requires: folded steps.
-    Ensures: the same products and sums in the same order; constants of shifted blocks are repeated
-    for each window, index w·H + h, and nothing broadcasts over windows.
+    Ensures: the same products and sums in the same order. Where windows become heads, constants are repeated for each
+    window, index w·H + h, so that nothing broadcasts over windows.
+    Returns the names of the changed blocks.  Errors: FoldError when a step is not folded yet.
     """
     changed = []
     for name, block in model.named_modules():

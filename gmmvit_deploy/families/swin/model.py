@@ -1,6 +1,6 @@
 """Swin: attention within windows, which shift in every other block.
 
-windows(x):      x + attention(norm(x)), tokens of one w×w window among themselves
+windows(x):      x + attention(norm(x)), separately within each w×w window
 scores:          M ∘ (Q Kᵀ · d^(−1/2)) + relative position bias + shift mask
 between stages:  2×2 neighbours concatenated, normed, reduced from 4D to 2D
 logits = head(mean over tokens of norm(x))
@@ -36,7 +36,7 @@ class WindowBlock(nn.Module):
     def __init__(self, spec: SwinSpec, *, stage: int, block: int) -> None:
         super().__init__()
         self.grid, self.window, self.shift = spec.grids[stage], spec.window, spec.shift(stage, block)
-        self.joined = False  # folding for engines: windows that need no dimension of their own lie in the batch
+        self.joined = False  # after folding for engines: windows without a dimension of their own are part of the batch
         dim, heads = spec.dims[stage], spec.heads[stage]
         outside = shift_mask(self.grid, self.window, self.shift) if self.shift else None
         table = 0.02 * torch.randn((2 * self.window - 1) ** 2, heads)
@@ -95,7 +95,7 @@ class PatchMerging(nn.Module):
 
 
 class Stage(nn.Module):
-    """Blocks at one resolution, then merging unless it is the last."""
+    """Blocks at the same resolution, then patch merging except in the last stage."""
 
     def __init__(self, spec: SwinSpec, stage: int) -> None:
         super().__init__()

@@ -4,7 +4,7 @@ patch_embed.{proj,norm}, absolute_pos_embed
 layers.{s}.blocks.{b}         norm1, attn.{qkv,proj}, attn.relative_position_{bias_table,index},
 attn.mask.{alpha,sigma,mask}, attn_mask (shifted), norm2, mlp.{fc1,fc2}
 layers.{s}.downsample         norm, reduction
-norm, head;  mask             the window's base mask once more, unused
+norm, head;  mask             a second copy of the window's base mask, unused
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BOTH = ("weight", "bias")
 
 
 def released_names(spec: SwinSpec) -> dict[str, str]:
-    """Name in our model → name in the released file, for every tensor of the trained model."""
+    """Return name in the model → name in the released file, for every tensor of the trained model."""
     pairs = {"patch_embedding": "patch_embed.proj", "patch_norm": "patch_embed.norm", "norm": "norm", "head": "head"}
     names = {"position_embedding": "absolute_pos_embed"}
     inside = {
@@ -59,12 +59,12 @@ def released_names(spec: SwinSpec) -> dict[str, str]:
 
 
 def known_unused(spec: SwinSpec) -> dict[str, str]:
-    """Names a released file may hold that the network never reads → why not."""
+    """Return key that a released file may hold and the network never reads → reason."""
     return {"mask": "the window's base mask, stored once more at the root"}
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> SwinSpec:
-    """Read the whole spec off names and shapes; the bias tables tell the heads.  Errors: CheckpointError."""
+    """Infer the spec from names and shapes; the heads follow from the bias tables.  Errors: CheckpointError."""
     source = shapes.source
     dim, patch_size, channels = shapes.convolution_patch("patch_embed.proj.weight")
     grid = shapes.grid(shapes.of("absolute_pos_embed", rank=3)[1], where="absolute_pos_embed")
@@ -88,7 +88,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> SwinSpec:
     )
     heads = [table[1] for table in tables]
     spoken = mask_heads(shapes, [f"layers.{s}.blocks.0.attn.mask" for s in range(stages)])
-    # A stage of one head says nothing: shared are masks that never speak of several heads where there are several.
+    # A stage with one head is ambiguous. Masks are shared if all have one head although a stage has several heads.
     mask = replace(mask, shared=mask.kind == "gmm" and set(spoken) == {1} and set(heads) != {1})
     return SwinSpec(
         image_size=grid * patch_size,

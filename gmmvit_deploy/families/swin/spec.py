@@ -1,4 +1,4 @@
-"""What a Swin is, in numbers."""
+"""Spec of a Swin."""
 
 from __future__ import annotations
 
@@ -49,5 +49,8 @@ class SwinSpec(ModelSpec):
         return tuple(self.dim << stage for stage in range(len(self.depths)))
 
     def shift(self, stage: int, block: int) -> int:
-        """By how much a block rolls its grid: half a window in odd blocks, where there is more than one window."""
+        """Return the number of tokens by which a block rolls its grid.
+
+        Half a window in odd blocks of a stage with several windows, otherwise 0.
+        """
         return self.window // 2 if block % 2 and self.grids[stage] > self.window else 0

@@ -1,4 +1,4 @@
-"""T2T-ViT: overlapping patches go through one-head token transformers, then through a ViT."""
+"""T2T-ViT: overlapping patches go through single-head token transformers, then through a ViT."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""T2T: its unfolds become convolutions, and what it stores but never reads goes away."""
+"""T2T: replace unfolds by convolutions and remove tensors that the network never reads."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _SIDE = 3
 
 
 class UnfoldConvolution(nn.Module):
-    """`Unfold` as a depthwise convolution whose nine kernels a channel each pick one neighbour.
+    """`Unfold` as a depthwise convolution with nine kernels per channel, each of which selects a neighbour.
 
-    A picked value is multiplied by 1 and added to zeros: exact. Every runtime has the operator,
-    while unfold itself would be exported as index arithmetic and gathers.
+    The selected value is multiplied by 1 and added to zeros, which is exact. Every runtime supports the operator, while
+    unfold itself would be exported as index arithmetic and gathers.
     """
 
     def __init__(self, channels: int) -> None:
@@ -37,7 +37,8 @@ class UnfoldConvolution(nn.Module):
 def unfold_as_convolution(model: nn.Module) -> tuple[str, ...]:
     """unfold(x)[b, :, (c, r, s)] = x[b, c, 2i+r−1, 2j+s−1]  →  a convolution with one-hot kernels.
 
-    Ensures: no `Unfold` is left, and each replacement gives the same values on a random lattice.
+    Ensures: no `Unfold` remains, and each replacement gives the same values on a random lattice.
+    Returns the names of the replaced modules.  Errors: FoldError when the values differ or an `Unfold` remains.
     """
     if not isinstance(model, T2T):
         return ()
@@ -58,9 +59,9 @@ def unfold_as_convolution(model: nn.Module) -> tuple[str, ...]:
 
 
 def drop_unused(model: nn.Module) -> tuple[str, ...]:
-    """The class token and the norm that training carried along and the network never reads  →  nothing.
+    """Remove the class token and the norm that the training code stores and the network never reads.
 
-    Ensures: every parameter that is left is read when the model runs.
+    Ensures: the model reads every remaining parameter when it runs.  Returns the names of the removed parameters.
     """
     if not isinstance(model, T2T) or model.unused is None:
         return ()

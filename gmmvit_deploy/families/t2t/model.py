@@ -1,8 +1,8 @@
-"""T2T-ViT: soft split into overlapping patches, re-structured by small one-head transformers.
+"""T2T-ViT: soft split into overlapping patches, re-structured by small single-head transformers.
 
     tokens = unfold(image);  for each token transformer: tokens = unfold(grid(transformer(tokens)))
     token transformer:  q, k, v = qkv(norm1(x)), scores · (input width)^(−1/2), x' = proj(attention) + v,
-                        x'' = x' + mlp(norm2(x')): no skip from x itself
+                        x'' = x' + mlp(norm2(x')): no skip connection from x
     ViT block:          y = norm1(x);  x = x + (proj(attention(y)) + y);  x = x + mlp(norm2(x))
     logits = head(mean over tokens of norm(x))
 
@@ -35,7 +35,7 @@ _PATCH = _SIDE**2
 
 
 class TokenTransformer(nn.Module):
-    """One-head attention from ``width`` to ``dim`` with V as its skip, then an mlp."""
+    """Single-head attention from ``width`` to ``dim`` with V as the skip connection, then an mlp."""
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"softmax": "softmax", "matmul": "product", "add": "residual"}
 
@@ -46,7 +46,7 @@ class TokenTransformer(nn.Module):
         super().__init__()
         self.attention_norm = layer_norm(width)
         self.qkv = with_role(nn.Linear(width, 3 * dim, bias=False), "projection")
-        # The released code scales by the width that goes in, not by the head dim.
+        # The released code scales by the input width, not by the head dim.
         self.scores = scaled_scores(width**-0.5, mask=mask, scales_query=True)
         self.out = with_role(nn.Linear(dim, dim), "projection")
         self.mlp_norm = layer_norm(dim)

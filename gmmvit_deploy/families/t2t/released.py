@@ -4,7 +4,7 @@ tokens_to_token.attention{1,2}   norm1, attn.{qkv,proj,mask}, norm2, mlp.{fc1,fc
 tokens_to_token.project          after the last unfold;  tokens_to_token.norm: stored, never applied
 pos_embed (stored, fixed), cls_token (stored, never read)
 blocks.{i}                       norm1, attn.{qkv,proj,mask}, norm2, mlp.{fc1,fc2}
-norm, head;  mask                the base mask once more, unused
+norm, head;  mask                a second copy of the base mask, unused
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TOKENS = "tokens_to_token"
 
 
 def released_names(spec: T2TSpec) -> dict[str, str]:
-    """Name in our model → name in the released file, for every tensor of the trained model."""
+    """Return name in the model → name in the released file, for every tensor of the trained model."""
     pairs = {"project": f"{_TOKENS}.project", "norm": "norm", "head": "head"}
     names = {
         "position_embedding": "pos_embed",
@@ -51,7 +51,7 @@ def released_names(spec: T2TSpec) -> dict[str, str]:
 
 
 def known_unused(spec: T2TSpec) -> dict[str, str]:
-    """Names a released file may hold that the network never reads → why not."""
+    """Return key that a released file may hold and the network never reads → reason."""
     unused = {"mask": "the base mask, stored once more at the root"}
     layers = [f"{_TOKENS}.attention{i + 1}" for i in range(spec.token_layers)]
     unused |= {f"{layer}.mask": "the token transformer's base mask, stored once more" for layer in layers}
@@ -59,7 +59,7 @@ def known_unused(spec: T2TSpec) -> dict[str, str]:
 
 
 def _channels(shapes: Shapes) -> int:
-    """Of the images: the first token transformer takes neighbourhoods of 3×3 pixels."""
+    """Return the image channels, from the 3×3 neighbourhoods that the first token transformer takes."""
     name = f"{_TOKENS}.attention1.attn.qkv.weight"
     values = shapes.of(name, rank=2)[1]
     if values % 9 or values // 9 not in CHANNELS:
@@ -70,7 +70,7 @@ def _channels(shapes: Shapes) -> int:
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> T2TSpec:
-    """Read the whole spec off names and shapes; only per-head masks tell the heads.  Errors: CheckpointError."""
+    """Infer the spec from names and shapes; the heads follow only from per-head masks.  Errors: CheckpointError."""
     source = shapes.source
     grid = shapes.grid(shapes.of("pos_embed", rank=3)[1], where="pos_embed")
     token_layers = shapes.count(rf"{_TOKENS}\.attention(\d+)\.") - 1

@@ -1,4 +1,4 @@
-"""What a T2T-ViT is, in numbers."""
+"""Spec of a T2T-ViT."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["T2TSpec"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class T2TSpec(ModelSpec):
-    """T2T-ViT: overlapping patches go through one-head token transformers, then through a ViT.
+    """T2T-ViT: overlapping patches go through single-head token transformers, then through a ViT.
 
     token_layers: token transformers before the last unfold.  token_mlp_dim: their mlp width.
     """
@@ -47,5 +47,5 @@ class T2TSpec(ModelSpec):
 
     @property
     def grids(self) -> tuple[int, ...]:
-        """Tokens along one side at each token transformer, and, last, in the ViT."""
+        """Tokens along one side in each token transformer, and last in the ViT."""
         return tuple(self.image_size >> step for step in range(1, self.token_layers + 2))

@@ -1,4 +1,4 @@
-"""The vision transformer that the mask goes into.
+"""ViT: vision transformer, plain or masked.
 
 x = patches(image)·W + b  [class token first]  + position
 x = x + attention(norm(x));  x = x + mlp(norm(x))          depth times, pre-norm

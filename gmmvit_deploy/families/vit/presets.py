@@ -1,4 +1,4 @@
-"""The ViTs that the paper's released code has a name for.  Kernels are not part of it: the mask says them."""
+"""ViT presets: architectures named in the paper's released code.  The mask, with its kernels, is a parameter."""
 
 from __future__ import annotations
 

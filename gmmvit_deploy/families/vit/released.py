@@ -1,11 +1,11 @@
-"""ViT checkpoints of the paper's released training code: names, shapes, what they tell.
+"""ViT checkpoints of the paper's released training code: names of the tensors, and the spec inferred from them.
 
 to_patch_embedding.1          linear over (row, column, channel) patches
 pos_embedding, cls_token      (1, N, D); the class token in plain models only
 transformer.layers.{i}.0      norm, fn.to_qkv, fn.to_out.0, fn.mask.{alpha,sigma,mask}
 transformer.layers.{i}.1      norm, fn.net.0, fn.net.3
 mlp_head.0, mlp_head.1        LayerNorm, linear
-mask                          the base mask once more, unused
+mask                          a second copy of the base mask, unused
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FIRST = f"{_LAYERS}.0.0.fn"
 
 
 def released_names(spec: ViTSpec) -> dict[str, str]:
-    """Name in our model → name in the released file, for every tensor of the trained model."""
+    """Return name in the model → name in the released file, for every tensor of the trained model."""
     names = {
         "patch_embedding.project.weight": "to_patch_embedding.1.weight",
         "patch_embedding.project.bias": "to_patch_embedding.1.bias",
@@ -50,15 +50,15 @@ def released_names(spec: ViTSpec) -> dict[str, str]:
 
 
 def known_unused(spec: ViTSpec) -> dict[str, str]:
-    """Names a released file may hold that the network never reads → why not."""
+    """Return key that a released file may hold and the network never reads → reason."""
     return {"mask": "the base mask, stored once more at the root"}
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> ViTSpec:
-    """Read the whole spec off names and shapes, asking ``hints`` only where they are silent.
+    """Infer the spec from names and shapes; ``hints`` supply only fields that do not follow from them.
 
-    Errors: CheckpointError when a tensor that tells the spec is missing or has an impossible
-    shape, when heads are needed and not given, or when hints contradict the file.
+    Errors: CheckpointError when a required tensor is missing or has an impossible shape, when the heads are needed and
+    not given, or when hints contradict the file.
     """
     source = shapes.source
     dim = shapes.of("to_patch_embedding.1.weight", rank=2)[0]
@@ -85,7 +85,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> ViTSpec:
         preset_heads=preset.heads if preset else None,
     )
     if heads == 1 and mask.shared:
-        mask = replace(mask, shared=False)  # one head shares its mask with nobody
+        mask = replace(mask, shared=False)  # a single head has no other head to share with
     return ViTSpec(
         image_size=grid * patch_size,
         patch_size=patch_size,

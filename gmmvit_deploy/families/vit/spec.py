@@ -1,4 +1,4 @@
-"""What a ViT is, in numbers."""
+"""Spec of a ViT."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ class ViTSpec(ModelSpec):
 
     @property
     def tokens(self) -> int:
-        """N: patches, and the class token where there is one."""
+        """N: the patches, and the class token if the model has it."""
         return self.grid**2 + int(self.class_token)
