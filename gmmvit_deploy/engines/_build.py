@@ -1,9 +1,8 @@
-"""Builds one plan.  Run as a program with the path of a request, in a process of its own.
+"""Build a plan.  Run as a separate program, with the path of a request file as its argument.
 
-Of its own, so that a builder that runs out of memory or crashes takes nobody with it, and so that
-it can be stopped. What it says goes to stdout, one JSON object a line: the builder's progress. The
-rest is files: the plan, what the builder logged, the layers of each target, and ``result.json``.
-SIGTERM asks the builder to stop at its next step.
+A separate process can be stopped, and does not end its parent when the builder crashes or runs out of memory. It
+prints the builder's progress to stdout, as a JSON object per line. The results are files: the plan, the builder's
+log, the layers of each target, and ``result.json``. SIGTERM stops the builder at its next step.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
 
 
 def main(request_path: Path) -> None:
-    """Build what the request asks for, and say in ``result.json`` how it went."""
+    """Build the plan of a request, and write the outcome to ``result.json``."""
     request: dict[str, Any] = json.loads(request_path.read_text())
     folder = request_path.parent
     with warnings.catch_warnings():
@@ -36,7 +35,7 @@ def main(request_path: Path) -> None:
 
 
 def _build_all(library: Any, request: dict[str, Any], folder: Path, log: Any) -> dict[str, Any]:
-    """The plan, and where it holds several targets, the layers of each from a build for it alone."""
+    """Build the plan and list its layers; for several targets, build for each target alone to list its layers."""
     logger = logger_class(library)(log)
     monitor = monitor_class(library)()
     signal.signal(signal.SIGTERM, lambda *_: monitor.stop())
@@ -60,7 +59,7 @@ def _build_one(
 ) -> tuple[bytes | None, str]:
     logger.layers = ""
     builder: trt.Builder = library.Builder(logger)
-    strongly = getattr(library.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)  # 11 knows no other network
+    strongly = getattr(library.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)  # 11: no flag, always typed
     network: trt.INetworkDefinition = builder.create_network(0 if strongly is None else 1 << int(strongly))
     parser: trt.OnnxParser = library.OnnxParser(network, logger)
     if not parser.parse(Path(request["onnx"]).read_bytes()):
@@ -80,9 +79,9 @@ def _build_one(
 
 
 def configured(library: Any, builder: trt.Builder, request: dict[str, Any], targets: list[str]) -> trt.IBuilderConfig:
-    """The builder's configuration: targets, profiles and flags of the request."""
+    """Make the builder's configuration from the targets, profiles and flags of the request."""
     config: trt.IBuilderConfig = builder.create_builder_config()
-    config.profiling_verbosity = library.ProfilingVerbosity.DETAILED  # or the layers would have no types
+    config.profiling_verbosity = library.ProfilingVerbosity.DETAILED  # otherwise the layers are listed without types
     if targets:
         config.num_compute_capabilities = len(targets)
         for index, target in enumerate(targets):
@@ -96,7 +95,7 @@ def configured(library: Any, builder: trt.Builder, request: dict[str, Any], targ
     if request["tf32"]:
         config.set_flag(library.BuilderFlag.TF32)
     else:
-        config.clear_flag(library.BuilderFlag.TF32)  # on by default: float32 products would drop 13 bits unasked
+        config.clear_flag(library.BuilderFlag.TF32)  # on by default, and drops 13 bits of float32 products' inputs
     if request["version_compatible"]:
         config.set_flag(library.BuilderFlag.VERSION_COMPATIBLE)
     levels = {"ampere+": "AMPERE_PLUS", "same-cc": "SAME_COMPUTE_CAPABILITY"}
@@ -115,7 +114,10 @@ def configured(library: Any, builder: trt.Builder, request: dict[str, Any], targ
 
 
 def inspected(library: Any, logger: Any, plan: bytes) -> str:
-    """The layers as the engine inspector tells them.  Needs the GPU that the plan is for."""
+    """Return the engine inspector's text of the layers, empty if the plan does not load.
+
+    Needs a GPU that can run the plan.
+    """
     runtime: trt.Runtime = library.Runtime(logger)
     engine: trt.ICudaEngine | None = runtime.deserialize_cuda_engine(plan)
     if engine is None:
@@ -125,7 +127,7 @@ def inspected(library: Any, logger: Any, plan: bytes) -> str:
 
 
 def logger_class(library: Any) -> Any:
-    """A logger that writes everything to a file, and keeps errors and the list of layers."""
+    """Return a logger class that writes all messages to a file, and keeps the errors and the list of layers."""
 
     class Logger(library.ILogger):  # type: ignore[misc]
         def __init__(self, file: Any) -> None:
@@ -145,7 +147,7 @@ def logger_class(library: Any) -> Any:
 
 
 def monitor_class(library: Any) -> Any:
-    """A progress monitor that prints each outermost step, and can be told to stop."""
+    """Return a progress monitor class that prints each phase and each outermost step, and can stop the build."""
 
     class Monitor(library.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -164,7 +166,7 @@ def monitor_class(library: Any) -> Any:
         def phase_finish(self, phase_name: str) -> None:
             steps = self.steps.pop(phase_name, None)
             if steps is not None:
-                _say(done=steps, of=steps)  # the builder may finish a phase without its last steps
+                _say(done=steps, of=steps)  # the builder may end a phase early, without its last steps
 
         def step_complete(self, phase_name: str, step: int) -> bool:
             if phase_name in self.steps:
@@ -180,5 +182,5 @@ def _say(**event: Any) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits; it says SIGTERM
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the waiting parent handles Ctrl-C and sends SIGTERM
     main(Path(sys.argv[1]))

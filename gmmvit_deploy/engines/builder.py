@@ -1,4 +1,4 @@
-"""ONNX → plan, in a process of its own: watched, stoppable, and nobody else's end when it dies."""
+"""ONNX → plan, built in a separate process that reports progress, can be stopped, and may crash without harm."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ _KILLED_FOR_MEMORY = (-signal.SIGKILL, -signal.SIGABRT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltPlan:
-    """path: the plan.  layers: target → the text of its layers.  log: all that the builder said."""
+    """A plan that was built.
+
+    path: the plan.  layers: target → TensorRT's text of its layers.  seconds: duration of the build.
+    log: the builder's log.
+    """
 
     path: Path
     layers: dict[str, str]
@@ -45,12 +49,12 @@ def build_plan(
     folder: Path,
     on_progress: OnProgress = ignore,
 ) -> BuiltPlan:
-    """Build into ``folder``, which must be empty.
+    """Build a plan into ``folder``, which must be empty.
 
     tensor, shape: of the graph's input, the shape without the batch.
     on_progress: called with the steps of the outermost phase.
-    Errors: EngineError when the builder refuses, fails, is killed, or is stopped. An interrupt
-    stops the builder first and then goes on.
+    Errors: EngineError when the builder refuses the graph, fails, is killed, or is stopped. On an interrupt, the
+    builder is stopped before KeyboardInterrupt is raised again.
     """
     request = {
         "flavor": flavor.name,
@@ -91,7 +95,7 @@ def _run(folder: Path, on_progress: OnProgress) -> int:
         str(folder / "request.json"),
     ]
     with (folder / "stderr.txt").open("wb") as errors:
-        # a session of its own: Ctrl-C reaches only this process, which then asks the builder to stop
+        # In a new session, Ctrl-C reaches only this process, which then asks the builder to stop.
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
         )
@@ -113,7 +117,7 @@ def _follow(child: subprocess.Popen[bytes], on_progress: OnProgress) -> None:
         try:
             event = json.loads(line)
         except ValueError:
-            continue  # the library itself may print
+            continue  # TensorRT itself may print to stdout
         phase = event.get("phase", phase)
         if event.get("outermost"):
             done, steps = 0, event["steps"]
@@ -136,6 +140,6 @@ def _how_it_died(status: int, folder: Path, flavor: Flavor) -> str:
 
 
 def _short(errors: list[str]) -> str:
-    """The builder's first two errors, without the paths of its own sources."""
+    """Join the builder's first two errors, without the paths of TensorRT's source files."""
     cut = [error.split(". In ")[0].split(" In ")[0].strip() for error in errors[:2]]
     return "; ".join(cut)

@@ -1,8 +1,8 @@
-"""An engine on disk: a folder with the plan, its card, and the evidence that the card was read from.
+"""An engine on disk: a folder with the plan, its card, and the list of layers from which the card was made.
 
-model.plan       what TensorRT loads
-card.json        `EngineCard`
-layers.txt       the layers as the builder listed them
+model.plan       the plan that TensorRT loads
+card.json        the `EngineCard`
+layers.txt       the layers, as the builder printed them
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ PLAN_FILE, CARD_FILE, LAYERS_FILE = "model.plan", "card.json", "layers.txt"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskCost:
-    """The engine beside its twin with M = 1, built the same way in the same run.
+    """Sizes and times of an engine and of its twin with M = 1, built with the same options in the same run.
 
-    layers, kernels: counts of each, shape arithmetic in the first and not in the second.  bytes: of the plan.
-    milliseconds: batch → median time on the GPU; None where no GPU could run it.
+    layers: number of layers, shape arithmetic included.  kernels: number of layers without shape arithmetic.
+    bytes: size of the plan.  milliseconds: batch → median time on the GPU; None if no GPU was visible.
     """
 
     layers: int
@@ -47,14 +47,17 @@ class MaskCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCard:
-    """What an engine is, and the proof.
+    """An engine's origin, options and checks.
 
-    sha256: of ``plan`` and ``onnx``, and of ``bundle`` and ``checkpoint`` where it came from a bundle.
-    masks: layer → SHA-256 of its mask's bytes, as they stand in the ONNX graph.
-    target: capabilities it was built for, or the GPU it was built on with its driver.
-    shares: target → type → share of the layers.  layers: target → how many, in each profile.
-    unjudged: why products could not be held to the precision; empty when they were.
-    unfolded: what the graph still computes that a folded one would not.
+    sha256: of ``plan`` and ``onnx``, and of ``bundle`` and ``checkpoint`` if it was built from a bundle.
+    masks: layer → SHA-256 of its mask's bytes in the ONNX graph.
+    target: compute capabilities that it was built for; or the GPU that it was built on, and its driver.
+    tensor: name, dtype and shape, without the batch, of the input.
+    attentions: how each attention is computed.  misses: products in another type than the precision promises.
+    shares: target → type → share of the layers.  layers: target → number of layers in each profile.
+    unjudged: why the types of the products could not be checked; empty when they were.
+    unfolded: parts of the graph that should have been folded and are computed at run time.
+    mask_cost: comparison with the twin without masks; None if it was not requested.
     """
 
     sha256: Mapping[str, str]
@@ -83,7 +86,10 @@ class EngineCard:
         return max(profile.most for profile in self.profiles)
 
     def profile_for(self, batch: int) -> int:
-        """Index of the first profile that holds ``batch``.  Errors: InputError."""
+        """Return the index of the first profile whose range contains ``batch``.
+
+        Errors: InputError when no profile contains it.
+        """
         for index, profile in enumerate(self.profiles):
             if profile.least <= batch <= profile.most:
                 return index
@@ -103,7 +109,10 @@ class EngineCard:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> EngineCard:
-        """Errors: KeyError, TypeError, ValueError or InputError when it is no such card."""
+        """Read a card from JSON data.
+
+        Errors: KeyError, TypeError, ValueError or InputError when the data is not a card of this format.
+        """
         if data["format"] != CARD_FORMAT:
             raise ValueError(f"format {data['format']!r}; this version reads {CARD_FORMAT!r}")
         fields = {name: value for name, value in data.items() if name != "format"}
@@ -119,7 +128,7 @@ class EngineCard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """An engine that was found whole: its plan is the one that its card describes."""
+    """An opened engine whose plan has the size and hash that its card states."""
 
     path: Path
     card: EngineCard
@@ -130,9 +139,10 @@ class Engine:
 
 
 def open_engine(path: Path) -> Engine:
-    """Open an engine's folder, or the plan in it, and check that the plan is whole.
+    """Open an engine and check that the plan matches its card.
 
-    Errors: EngineError when it is no engine, has no card, or when the plan is not the card's.
+    path: the engine's folder, or the plan in it.
+    Errors: EngineError when the folder has no readable card, or when the plan is missing or differs from its card.
     """
     folder = path.parent if path.name == PLAN_FILE else path
     card_path, plan_path = folder / CARD_FILE, folder / PLAN_FILE
@@ -160,7 +170,10 @@ def open_engine(path: Path) -> Engine:
 
 
 def require_bundle(bundle: Bundle, engine: Engine) -> None:
-    """Errors: EngineError when the engine was built from another bundle, or from none."""
+    """Check that the engine was built from this bundle.
+
+    Errors: EngineError when it was built from another bundle, or from an ONNX file without a bundle.
+    """
     made_from = engine.card.sha256.get("bundle")
     if made_from != bundle.sha256:
         origin = f"bundle {made_from[:12]}…" if made_from else "an ONNX file that belongs to no bundle"

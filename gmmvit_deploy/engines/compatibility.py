@@ -1,8 +1,7 @@
-"""Will this server load this plan?  And if not, what to build again.
+"""Check whether a server, or this machine, can load a plan, and say what to build if not.
 
-A plan is for the very TensorRT that built it, unless it was built version compatible, and then for
-that one and later ones of the same major version. Triton's tensorrt backend loads plans of
-TensorRT, never of TensorRT for RTX.
+Only the TensorRT version that built a plan loads it; a version compatible plan is also loaded by later versions with
+the same major version. Triton's tensorrt backend loads plans of TensorRT, never of TensorRT for RTX.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ServerTensorRT", "loads_in", "loads_on", "runs_on", "server_tensorrt"]
 
-# Release of NVIDIA's container → (Triton, TensorRT in it), from the release notes of each.
+# Release of NVIDIA's container → (its Triton version, its TensorRT version), from the release notes.
 _RELEASES = {
     "24.06": ("2.47.0", "10.1.0"),
     "24.07": ("2.48.0", "10.2.0"),
@@ -40,7 +39,10 @@ _FIND_OUT = "type --server-tensorrt VERSION; on the server, dpkg -l | grep libnv
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTensorRT:
-    """name: of the server, for messages.  version: of its TensorRT, as far as known: ``10.9.0``."""
+    """The TensorRT of a server.
+
+    name: of the server, for messages.  version: of its TensorRT, such as ``10.9.0``; trailing parts may be missing.
+    """
 
     name: str
     version: str
@@ -49,11 +51,12 @@ class ServerTensorRT:
 def server_tensorrt(
     *, release: str | None = None, triton: str | None = None, tensorrt: str | None = None, name: str = ""
 ) -> ServerTensorRT:
-    """The TensorRT of a server.
+    """Find the TensorRT version of a server.
 
-    release: of NVIDIA's container, ``25.04``.  triton: what a live server says of itself, ``2.57.0``.
-    tensorrt: the version itself, which ends all guessing.
-    Errors: InputError on a release that is not known here, or when nothing was said.
+    release: of NVIDIA's container, such as ``25.04``.  triton: the version that a live server reports, ``2.57.0``.
+    tensorrt: TensorRT's version itself, which overrides the other two.
+    Errors: InputError on a malformed version, on a release or Triton version that is not in the table, or when all
+    three are None.
     """
     if tensorrt is not None:
         if not re.fullmatch(r"\d+(\.\d+){1,3}", tensorrt):
@@ -79,7 +82,7 @@ def server_tensorrt(
 
 
 def loads_in(card: EngineCard, version: str) -> str:
-    """Why a TensorRT of ``version`` and the card's flavour would not load the plan; empty when it would."""
+    """Return why TensorRT ``version`` of the card's flavour cannot load the plan; empty if it can."""
     built, there = _numbers(card.tensorrt_version), _numbers(version)
     length = min(len(built), len(there))
     if built[:length] == there[:length]:
@@ -95,7 +98,7 @@ def loads_in(card: EngineCard, version: str) -> str:
 
 
 def runs_on(card: EngineCard, gpu: Gpu) -> str:
-    """Why a GPU would not run the engine; empty when it would."""
+    """Return why a GPU cannot run the engine; empty if it can."""
     if card.flags["hardware_compatible"] == "ampere+" and float(gpu.capability) >= 8.0:
         return ""
     capabilities = card.target["capabilities"]
@@ -105,7 +108,7 @@ def runs_on(card: EngineCard, gpu: Gpu) -> str:
 
 
 def loads_on(card: EngineCard, server: ServerTensorRT) -> str:
-    """Why the server would not load the plan, and what to do; empty when it would."""
+    """Return why the server cannot load the plan, and what to do; empty if it can."""
     if card.flavor != "tensorrt":
         return (
             f"it is a plan of {card.flavor}, which Triton's tensorrt backend does not load; "

@@ -1,4 +1,4 @@
-"""ONNX → engine: checked before, built aside, judged by its layers, written whole or not at all."""
+"""ONNX → engine: check the request, build in a temporary folder, judge the layers, write all files or no file."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def engine_from_bundle(
     force: bool = False,
     on_progress: OnProgress = ignore,
 ) -> Engine:
-    """Build an engine from a bundle's graph in one precision.
+    """Build an engine from a bundle's graph of the given variant.
 
-    out: None puts it into the bundle's ``engines/``.  The rest as `engine_from_onnx`.
-    Errors: as `engine_from_onnx`; ExportError when the graph still computes its mask.
+    out: folder to write; None writes into the bundle's ``engines/``.  Other arguments: see `engine_from_onnx`.
+    Errors: as `engine_from_onnx`; ExportError when the graph still computes a mask at run time.
     """
     source = source_from_onnx(variant.path)
     if source.unfolded:
@@ -66,19 +66,20 @@ def engine_from_onnx(
     force: bool = False,
     on_progress: OnProgress = ignore,
 ) -> Engine:
-    """Build an engine from any ONNX file with one input whose first dimension is the batch.
+    """Build an engine from any ONNX file with a single input whose first dimension is the batch.
 
-    mask_cost: build the twin with M = 1 as well, and record both.  log: keep what the builder said.
-    force: replace an engine that stands at ``out``.
-    Errors: InputError on what the flavour cannot do; EngineError when the build fails or misses what
-    ``require_*`` asks for; OutputError. Whatever the error, ``out`` is as it was.
+    mask_cost: also build the same graph with M = 1, and record the cost of the masks in the card.
+    log: file to write the builder's log to.  force: replace an engine that exists at ``out``.
+    Errors: InputError on options that the flavour cannot build; EngineError when the build fails, or when the engine
+    does not meet ``options.require_fused`` or ``options.require_precision``; OutputError when ``out`` cannot be
+    written. After any error, ``out`` is unchanged.
     """
     source = replace(source_from_onnx(onnx), hashes={"onnx": sha256_of_file(onnx)})
     return _build(source, options, flavor, out, mask_cost=mask_cost, log=log, force=force, on_progress=on_progress)
 
 
 def engine_name(options: BuildOptions, flavor: Flavor) -> str:
-    """``fp16-tensorrt-rtx-8.9``: precision, flavour, what it runs on."""
+    """Return the folder name of an engine, as ``fp16-tensorrt-rtx-8.9``: precision, flavour, capabilities or GPU."""
     gpu = visible_gpu()
     place = "+".join(options.capabilities) or (gpu.name.replace(" ", "-").lower() if gpu else "unknown")
     return f"{options.precision}-{flavor.name}-{place}"

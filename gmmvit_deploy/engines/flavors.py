@@ -1,7 +1,7 @@
-"""The two TensorRTs behind one interface, and what each cannot do.
+"""A single interface to TensorRT and TensorRT for RTX, and the options that each refuses.
 
-tensorrt       10 and 11; builds on the GPU that will run the engine
-tensorrt-rtx   builds anywhere for named compute capabilities; runs on GeForce and workstation GPUs
+tensorrt       versions 10 and 11; builds on the GPU that will run the engine
+tensorrt-rtx   builds on any machine, for named compute capabilities; runs on GeForce and workstation GPUs
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ FlavorName = Literal["tensorrt", "tensorrt-rtx"]
 FLAVORS: tuple[FlavorName, ...] = get_args(FlavorName)
 _MODULES: dict[FlavorName, str] = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
 
-# The least compute capability whose tensor cores have the type.
+# Precision → lowest compute capability that it can be built for.
 _LEAST: dict[str, float] = {"fp32": 7.5, "fp16": 7.5, "bf16": 8.0, "int8": 7.5, "fp8": 8.9}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """name: as the driver calls it.  capability: as ``8.9``.  driver: its version."""
+    """A GPU.  name: as the driver reports it.  capability: compute capability, as ``8.9``.  driver: driver version."""
 
     name: str
     capability: str
@@ -50,8 +50,8 @@ class Gpu:
 class Flavor:
     """An installed TensorRT.
 
-    capabilities: compute capabilities that it can be told to build for; empty when it builds for the
-    GPU that is there.
+    capabilities: compute capabilities that it accepts as build targets; empty when it builds only for the GPU of this
+    machine.
     """
 
     name: FlavorName
@@ -60,12 +60,12 @@ class Flavor:
 
 
 def tensorrt_library(name: FlavorName) -> Any:
-    """The module.  Errors: MissingDependencyError."""
+    """Import a flavour's Python module.  Errors: MissingDependencyError when it is not installed."""
     return require(_MODULES[name], package=name, extra=name)
 
 
 def visible_gpu() -> Gpu | None:
-    """The first GPU that nvidia-smi shows; None where there is none."""
+    """Return the first GPU that nvidia-smi lists; None without a GPU or without nvidia-smi."""
     try:
         query = ["nvidia-smi", "--query-gpu=name,compute_cap,driver_version", "--format=csv,noheader"]
         answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
@@ -76,7 +76,7 @@ def visible_gpu() -> Gpu | None:
 
 
 def require_flavor(name: str) -> FlavorName | Literal["auto"]:
-    """Errors: InputError when this is neither ``auto`` nor the name of a flavour."""
+    """Check and return a flavour's name.  Errors: InputError unless it is ``auto`` or the name of a flavour."""
     if name == "auto":
         return "auto"
     if name not in FLAVORS:
@@ -85,9 +85,10 @@ def require_flavor(name: str) -> FlavorName | Literal["auto"]:
 
 
 def find_flavor(name: str) -> Flavor:
-    """``tensorrt``, ``tensorrt-rtx``, or ``auto``: the first of the two that is installed and can build here.
+    """Return the installed flavour of this name; ``auto`` selects the first that can build on this machine.
 
-    Errors: InputError on another name; MissingDependencyError when it, or none, is installed.
+    name: ``tensorrt``, ``tensorrt-rtx`` or ``auto``; ``auto`` tries ``tensorrt`` only where a GPU is visible.
+    Errors: InputError on another name; MissingDependencyError when the flavour is not installed, or neither is.
     """
     flavor = require_flavor(name)
     if flavor == "auto":
@@ -112,9 +113,9 @@ def _capabilities(library: Any) -> tuple[str, ...]:
 
 
 def refuse(options: BuildOptions, flavor: Flavor) -> None:
-    """Say no, with the reason, to what the flavour cannot do: before a build starts, not at its end.
+    """Check, before a build starts, that the flavour can build with these options.
 
-    Errors: InputError.
+    Errors: InputError with the reason when it cannot.
     """
     _RULES[flavor.name](options, flavor)
 

@@ -1,4 +1,4 @@
-"""A graph to build an engine from, and what can be read off it before."""
+"""Read a graph to build an engine from: its input, attentions and roles, before the build begins."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ __all__ = ["GraphSource", "source_from_onnx"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GraphSource:
-    """A graph to build from.
+    """A graph to build an engine from.
 
     tensor, shape, dtype: of its input, the shape without the batch.
-    roles: empty when the graph has nodes that the policy has no word for; ``unjudged`` then names up to three.
-    unmatched: attention that is not known → why it does not have the form of an attention, in words.
-    hashes, masks: what the card shall say beside the plan's.
+    head_dims: attention → head dim, where it can be inferred.
+    unmatched: unknown attention → why its form does not match an attention.
+    roles: node → role; empty if a node's role is unknown, and ``unjudged`` then names up to three such nodes.
+    unfolded: parts of the graph that should have been folded.  max_batch: of the bundle; None without a bundle.
+    hashes: SHA-256 of the graph's sources, for the card.  masks: layer → SHA-256 of its mask, for the card.
     """
 
     path: Path
@@ -48,7 +50,8 @@ class GraphSource:
 def source_from_onnx(path: Path) -> GraphSource:
     """Read and check an ONNX file.
 
-    Errors: InputError when it is none, or not one input with a dynamic batch and other dimensions fixed.
+    Errors: InputError when the file is missing or not an ONNX model, or when the model does not have a single input
+    with a dynamic batch and other dimensions fixed.
     """
     import onnx
 
@@ -56,7 +59,7 @@ def source_from_onnx(path: Path) -> GraphSource:
         proto = onnx.load(path)
     except FileNotFoundError as exc:
         raise InputError(f"{path}: no such file") from exc
-    except Exception as exc:  # protobuf raises what it likes
+    except Exception as exc:  # protobuf's exception classes differ between its versions
         first = str(exc).strip().splitlines()[:1]
         raise InputError(f"{path}: not an ONNX model: {first[0] if first else exc}") from exc
     if not proto.graph.node:
@@ -86,7 +89,10 @@ def source_from_onnx(path: Path) -> GraphSource:
 
 
 def _without_role(operators: tuple[str, ...]) -> str:
-    """Why the engine's precision cannot be judged: up to three operators without a role, and how many more."""
+    """Explain why the engine's precision cannot be judged: up to three operators without a role, and the number left.
+
+    Empty if every operator has a role.
+    """
     if not operators:
         return ""
     more = f" and {len(operators) - 3} more" if len(operators) > 3 else ""
@@ -109,7 +115,7 @@ def _input(path: Path, proto: ModelProto) -> tuple[str, tuple[int, ...], str]:
 
 
 def _unmatched(proto: ModelProto, attentions: tuple[Attention, ...]) -> dict[str, str]:
-    """The reason of the matcher for each softmax that does not stand between two products."""
+    """Map each attention without products around its softmax to the matcher's reason."""
     unknown = {attention.name for attention in attentions if not attention.known}
     if not unknown:
         return {}
@@ -118,13 +124,13 @@ def _unmatched(proto: ModelProto, attentions: tuple[Attention, ...]) -> dict[str
 
 
 def _head_dims(proto: ModelProto, attentions: tuple[Attention, ...]) -> dict[str, int]:
-    """Attention → d, the last dimension of Q; nothing where shapes cannot be inferred."""
+    """Map each attention to d, the last dimension of Q; leave out attentions whose shapes cannot be inferred."""
     from onnx import shape_inference
 
     try:
         inferred = shape_inference.infer_shapes(proto)
     except shape_inference.InferenceError:
-        return {}  # a graph that converters left inconsistent; the builder judges it, this is for messages alone
+        return {}  # some converters write inconsistent shapes; head dims are only used in messages
     shapes = {one.name: [dim.dim_value for dim in one.type.tensor_type.shape.dim] for one in inferred.graph.value_info}
     first = {node.name: node.input[0] for node in proto.graph.node}
     dims = {attention.name: shapes.get(first[attention.nodes[0]], [0])[-1:] for attention in attentions}

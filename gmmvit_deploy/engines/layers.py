@@ -1,4 +1,4 @@
-"""What an engine is made of, read from the text that TensorRT prints of its layers.
+"""Read an engine's layers from the text that TensorRT prints.
 
 The builder's verbose log and the engine inspector print the same lines:
 
@@ -6,7 +6,7 @@ The builder's verbose log and the engine inspector print the same lines:
     Constants: [ … ], Outputs: [ … ], TacticName: …, StreamId: 0,
     Metadata: [ONNX Layer: blocks.0.attention/MatMul][ONNX Layer: blocks.0.attention/Softmax]…
 
-``_myl0_`` names the optimisation profile, and the metadata the ONNX nodes that the layer computes.
+The number in ``_myl0_`` is the optimisation profile; the metadata lists the ONNX nodes that the layer computes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TYPE = re.compile(r"Datatype: ([^,}\]]+)")
 _ONNX = re.compile(r"\[ONNX Layer: ([^\]]*)\]")
 _PROFILE = re.compile(r"_myl(\d+)_\d+$|\[profile (\d+)\]")
 _PRODUCTS = frozenset({"gemm", "gemv", "correlation", "convolution", "runtime_fusion"})
-# 11 and RTX say "Half", 10 says "Row major linear FP16 format" as well; first match wins.
+# TensorRT 11 and RTX print "Half", TensorRT 10 also "Row major linear FP16 format"; the first match counts.
 _NAMES = (
     (re.compile(r"bfloat16|bf16", re.IGNORECASE), "bf16"),
     (re.compile(r"half|fp16", re.IGNORECASE), "fp16"),
@@ -41,10 +41,11 @@ _NAMES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One kernel, or one step on the host.
+    """A kernel, or a step on the host.
 
-    reads, writes: element types of the tensors, constants left out, by our names (``fp16``); what is
-    only shape arithmetic has none.  nodes: ONNX nodes that it computes.  profile: counted from 0.
+    kind: TensorRT's type of the layer.  profile: index of the optimisation profile, from 0.
+    reads, writes: element types of its tensors without constants, by our names (``fp16``); empty for shape arithmetic.
+    nodes: ONNX nodes that it computes.
     """
 
     name: str
@@ -56,13 +57,13 @@ class Layer:
 
     @property
     def precision(self) -> str | None:
-        """The type of what it reads, narrowest first; None for shape arithmetic."""
+        """The narrowest element type that it reads, or writes if it reads no tensor; None for shape arithmetic."""
         types = self.reads or self.writes
         return min(types, key=_bits) if types else None
 
     @property
     def multiplies(self) -> bool:
-        """A matrix product or convolution, alone or with what is fused to it."""
+        """Whether it computes a matrix product or a convolution, alone or fused with other nodes."""
         return self.kind in _PRODUCTS or "mha" in self.name
 
 
@@ -71,9 +72,9 @@ def _bits(kind: str) -> int:
 
 
 def layers_from_text(text: str) -> tuple[Layer, ...]:
-    """All layers, in order.
+    """Read all layers, in order.
 
-    Errors: EngineError when there is none: the builder's verbosity was not detailed, or its text changed.
+    Errors: EngineError when the text has no layer: the builder's verbosity was not detailed, or its format changed.
     """
     found = tuple(_layer(match) for line in text.splitlines() if (match := _LINE.match(line)))
     if not found:
@@ -95,12 +96,12 @@ def _layer(match: re.Match[str]) -> Layer:
 
 
 def _types(text: str) -> tuple[str, ...]:
-    """Our names of the types; what is no type of ours, 64-bit integers say, has none and proves nothing."""
+    """Return our names of the element types; types without a name of ours, such as 64-bit integers, are left out."""
     named = (next((name for pattern, name in _NAMES if pattern.search(kind)), "") for kind in _TYPE.findall(text))
     return tuple(name for name in named if name)
 
 
 def shares_of(layers: Iterable[Layer]) -> dict[str, float]:
-    """Type → share of the layers that read it; shape arithmetic is left out."""
+    """Map each element type to the share of layers with this precision; shape arithmetic is left out."""
     counts = Counter(kind for layer in layers if (kind := layer.precision))
     return {kind: count / counts.total() for kind, count in counts.most_common()}

@@ -1,4 +1,4 @@
-"""What masks cost in an engine: the same graph with M = 1, built the same way in the same run."""
+"""Measure the cost of the masks in an engine: compare it with its twin, the same graph with M = 1."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ def mask_cost_of(
     build: Callable[[Path], BuiltPlan],
     onnx: Path,
 ) -> MaskCost:
-    """Build the twin with ``build``, from a graph written to ``onnx``, and compare; on a GPU the times too.
+    """Build the twin and compare layers, kernels and sizes, and on a GPU also the times.
 
+    plan: the engine's plan.  build: builds a plan from an ONNX file.  onnx: file to write the twin's graph to.
     Errors: EngineError when the twin does not build.
     """
     import onnx as onnx_library
@@ -54,7 +55,7 @@ def _kernels(layers: tuple[Layer, ...]) -> int:
 def _times(
     source: GraphSource, profiles: tuple[Profile, ...], flavor: Flavor, *plans: BuiltPlan
 ) -> tuple[dict[str, float], ...]:
-    """Batch → median milliseconds, of each plan, one after the other at each batch."""
+    """For each plan, map batch to median milliseconds; all plans run at a batch before the next batch."""
     import numpy as np
 
     from gmmvit_deploy.engines.session import PlanSession

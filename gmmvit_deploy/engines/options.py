@@ -1,4 +1,4 @@
-"""How an engine is to be built."""
+"""Options for building an engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HARDWARE_COMPATIBILITIES: tuple[HardwareCompatibility, ...] = get_args(HardwareC
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """Batches from ``least`` to ``most``, tuned for ``best``."""
+    """An optimisation profile: batches from ``least`` to ``most``, tuned for ``best``."""
 
     least: int
     best: int
@@ -42,7 +42,7 @@ class Profile:
 
 
 def profile_from(text: str) -> Profile:
-    """``1:8:64`` or ``8``.  Errors: InputError."""
+    """Parse a profile such as ``1:8:64``, or ``8`` for batches of exactly 8.  Errors: InputError on any other text."""
     if not re.fullmatch(r"\d+(:\d+:\d+)?", text):
         raise InputError(f"--batch: expected least:best:most, such as 1:8:64, or a single number, got {text!r}")
     numbers = [int(part) for part in text.split(":")]
@@ -52,15 +52,19 @@ def profile_from(text: str) -> Profile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
-    """profiles: batch ranges; the engine uses the first that holds a batch.
+    """Options for building an engine.
 
+    profiles: batch ranges; the engine uses the first that contains a batch; empty selects a default profile.
     capabilities: compute capabilities, such as ``8.9``, for flavours that build without the GPU.
-    optimization_level: 0 to 5, more is slower to build; None leaves the builder's own.
-    timing_cache: a file that is read if it is there and written afterwards.
-    tf32: let float32 products drop 13 bits of their inputs; off unless asked for.
-    workspace_mib: what kernels may use beside weights and activations; None leaves all of the GPU.
-    require_fused: fail unless every attention is one kernel.  require_precision: fail unless every
-    product runs in the type that the precision promises.
+    optimization_level: 0 to 5; a higher level takes longer to build; None uses the builder's default.
+    timing_cache: file that is read, if it exists, before the build and written after it.
+    version_compatible: let later versions of the same major version load the engine.
+    hardware_compatible: GPUs that can run the engine: ``none``, the GPU of the build; ``ampere+``, Ampere and later;
+    ``same-cc``, the same compute capability.
+    tf32: let float32 products drop 13 bits of their inputs.
+    workspace_mib: GPU memory for kernels beside weights and activations; None allows all of the GPU's memory.
+    require_fused: fail unless every attention is a single kernel.
+    require_precision: fail unless every product runs in the type that the precision promises.
     """
 
     precision: Precision = "fp16"
@@ -97,7 +101,7 @@ class BuildOptions:
             )
 
     def flags(self) -> dict[str, object]:
-        """What a card records of them."""
+        """Return the options that a card records."""
         return {
             "optimization_level": self.optimization_level,
             "timing_cache": str(self.timing_cache) if self.timing_cache else None,
@@ -114,7 +118,10 @@ _HARDWARE_FLAGS = {"ampere+": "ampere+", "same-cc": "sameComputeCapability"}
 def trtexec_line(
     options: BuildOptions, profiles: tuple[Profile, ...], *, onnx: str, tensor: str, shape: tuple[int, ...], rtx: bool
 ) -> str:
-    """The command of NVIDIA's that builds the same engine; to compare, or where this package is not."""
+    """Return the command of NVIDIA's own tool that builds the same engine, to compare or to build without this package.
+
+    rtx: for TensorRT for RTX.
+    """
     parts = ["tensorrt_rtx" if rtx else "trtexec", f"--onnx={onnx}", "--saveEngine=model.plan"]
     if not rtx:
         parts.append("--stronglyTyped")

@@ -1,4 +1,4 @@
-"""An engine's card as a self-contained page: is each attention a single kernel, and in which type does it run?"""
+"""Write an engine's card as a self-contained page: is each attention a single kernel, and in which type does it run?"""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["page_of", "write_page"]
 
 
 def write_page(engine: Engine, path: Path, *, force: bool = False) -> None:
-    """Errors: as `written_page`."""
+    """Write the page of an engine to ``path``.  Errors: as `written_page`."""
     written_page(page_of(engine), path, force=force)
 
 
 def page_of(engine: Engine) -> str:
-    """The HTML text.  Nothing in it is fetched from elsewhere."""
+    """Return the page as HTML text, which loads nothing from the network."""
     card = engine.card
     return page(
         kind="Engine report: did the builder keep what the graph promises?",
@@ -60,7 +60,7 @@ def _verdict(engine: Engine) -> Summary:
 
 
 def _shortcomings(card: EngineCard) -> Iterator[str]:
-    """What stands against the engine; equal reasons of several attentions are a single line."""
+    """Describe each shortcoming of the engine; attentions with the same reason share a line."""
     yield from (f"Not folded: {what}" for what in card.unfolded)
     missed: dict[tuple[str, str], list[str]] = defaultdict(list)
     for miss in card.misses:

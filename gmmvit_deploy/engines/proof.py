@@ -1,6 +1,6 @@
-"""Is each attention one kernel, and does each product run in the type it was promised?
+"""Check that each attention is a single kernel, and that each product runs in the type that the precision promises.
 
-Judged by the layers that TensorRT reports, never by the graph that went in.
+The checks read the layers that TensorRT reports for the engine, never the ONNX graph alone.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ __all__ = ["AttentionProof", "Miss", "prove_attentions", "unreached"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionProof:
-    """One attention in one profile, for one target.
+    """How an engine computes an attention, in a given optimisation profile on a given target.
 
-    target: compute capability or GPU.  fused: one kernel computes it from Q Kᵀ to P V, and no other
-    layer has a part in it.  kernels: the layers that have.  precision: what its products read.
-    reason: why it is not fused, as far as that is known; empty when it is.
+    target: compute capability or GPU.  masked: the attention has a mask.
+    fused: a single kernel computes it from Q Kᵀ to P V, and no other layer computes a part of it.
+    kernels: the layers that compute it or a part of it.  precision: the types that its products read.
+    reason: why it is not fused, as far as the cause is known; empty when it is fused.
     """
 
     name: str
@@ -39,7 +40,10 @@ class AttentionProof:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Miss:
-    """A product that does not run in the type that it was promised."""
+    """A matrix product or convolution whose type differs from the type that the precision promises.
+
+    wanted: the promised type.  found: the type that it runs in.
+    """
 
     node: str
     target: str
@@ -57,9 +61,10 @@ def prove_attentions(
     head_dims: Mapping[str, int],
     unmatched: Mapping[str, str] | None = None,
 ) -> tuple[AttentionProof, ...]:
-    """For each of as many profiles: one that ``layers`` say nothing of proves nothing.
+    """Judge every attention in every profile; an attention is not fused in a profile that has no layers.
 
-    unmatched: attention that is not known → why its form is not that of an attention; it ends the proof's reason.
+    profiles: number of optimisation profiles.  head_dims: attention → its head dim.
+    unmatched: unknown attention → why its form does not match an attention; appended to the proof's reason.
     """
     found = tuple(attentions)
     proofs = [
@@ -132,7 +137,7 @@ _PROMISED: dict[Precision, dict[str, str]] = {
 def unreached(
     layers: Sequence[Layer], roles: Mapping[str, Role], precision: Precision, *, target: str, profiles: int
 ) -> tuple[Miss, ...]:
-    """Every product that runs in another type than ``precision`` promises, in every profile."""
+    """Return every product, in every profile, that runs in another type than ``precision`` promises."""
     promised = {node: kind for node, role in roles.items() if (kind := _PROMISED[precision].get(role))}
     misses = []
     for profile in range(profiles):
@@ -146,7 +151,7 @@ def unreached(
 
 def _type_of(node: str, layers: Sequence[Layer]) -> str:
     holding = [layer for layer in layers if node in layer.nodes and layer.precision]
-    # A kernel that finishes a product (its bias, its scale) carries its name too; the product itself decides.
+    # A kernel that only adds the product's bias or scale carries the node's name too; only the product's type counts.
     fused = [layer for layer in holding if layer.multiplies and "mha" in layer.name]
     computing = [layer for layer in holding if layer.multiplies and layer not in fused] or fused or holding
     kinds = dict.fromkeys(str(layer.precision) for layer in computing)

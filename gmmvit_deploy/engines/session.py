@@ -1,8 +1,8 @@
-"""A plan on a GPU: device buffers that are torch tensors, pinned host memory, one CUDA graph a batch size.
+"""Run a plan on a GPU, with torch tensors as device buffers, pinned host memory and a CUDA graph per batch size.
 
-    host → device → execute_async_v3 (captured once a batch size, replayed afterwards) → host
+    host → device → execute_async_v3 (captured once per batch size, then replayed) → host
 
-all on one stream, so nothing waits but the caller.
+All steps use the same stream; the host waits only for the final copy.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = ["PlanSession"]
 
-_WARM_UPS = 3  # before a capture: the first executions allocate, and a capture may not
+_WARM_UPS = 3  # executions before a capture: the first executions allocate memory, which a capture must not do
 
 
 @dataclass(slots=True)
 class _Slot:
-    """Everything that one batch size needs, made when it is first seen."""
+    """Context, buffers and CUDA graph of a batch size, made at its first batch."""
 
     context: Any
     host_in: Any
@@ -37,11 +37,12 @@ class _Slot:
 
 
 class PlanSession:
-    """Runs a plan.
+    """Runs a plan on the GPU.
 
-    tensor, shape, dtype: of the input, the shape without the batch.  profile_of: batch → optimisation profile.
-    host_code: the plan is version compatible, and may bring code of its own.
-    Errors: MissingDependencyError; EngineError when no GPU is here or TensorRT does not load the plan.
+    tensor, dtype: of the input.  profile_of: batch → index of the optimisation profile.
+    host_code: allow code inside the plan to run on the host, which version compatible plans need.
+    cuda_graphs: capture a CUDA graph per batch size and replay it.
+    Errors: MissingDependencyError; EngineError when PyTorch sees no GPU, or TensorRT does not load the plan.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class PlanSession:
         self._slots: dict[int, _Slot] = {}
 
     def run(self, batch: NDArray[Any]) -> NDArray[Any]:
-        """Logits (B, C) float32.  Errors: EngineError when an execution is refused."""
+        """Compute float32 logits (B, C).  Errors: EngineError when TensorRT refuses the batch or the execution."""
         slot = self._slot(batch)
         slot.host_in.numpy()[...] = batch
         with self._torch.cuda.stream(self._stream):
@@ -90,7 +91,7 @@ class PlanSession:
         return logits
 
     def milliseconds(self, batch: NDArray[Any], *, repeats: int = 200) -> float:
-        """Median time of one execution on the GPU, copies left out, by CUDA events."""
+        """Measure the median time of an execution on the GPU with CUDA events, in milliseconds, without copies."""
         slot = self._slot(batch)
         events = [[self._torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
         with self._torch.cuda.stream(self._stream):
@@ -102,7 +103,7 @@ class PlanSession:
         return float(statistics.median(start.elapsed_time(end) for start, end in events))
 
     def close(self) -> None:
-        """Give back contexts before their engine, and the engine before its runtime."""
+        """Release contexts before their engine, and the engine before its runtime, as TensorRT requires."""
         self._slots.clear()
         self._engine = self._runtime = None
 
@@ -150,7 +151,7 @@ class PlanSession:
 
 
 def _output_of(library: Any, engine: trt.ICudaEngine) -> str:
-    """Name of the engine's one output.  Errors: EngineError when it is not one, or not float32."""
+    """Return the name of the engine's output.  Errors: EngineError unless it has a single output of type float32."""
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
     outputs: list[str] = [name for name in names if engine.get_tensor_mode(name) == library.TensorIOMode.OUTPUT]
     if len(outputs) != 1 or engine.get_tensor_dtype(outputs[0]) != library.DataType.FLOAT:

@@ -1,4 +1,4 @@
-"""Checkpoint → bundle: load, fold, export, prove; written whole or not at all."""
+"""Checkpoint → bundle: load, fold, export and check; write the whole bundle, or nothing."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ from gmmvit_deploy.writing import new_folder, require_free, sha256_of_file
 
 __all__ = ["ExportOptions", "bundle_from_checkpoint"]
 
-_STEPS = 5  # that `_Steps` counts
+_STEPS = 5  # number of calls of `_Steps.begin` in an export
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOptions:
-    """How the network is to be called.
+    """The exported network's input, and its labels.
 
     input_kind: ``pixels`` (uint8, normalised inside the graph) needs mean, std and labels;
-    ``tensor`` (float32, normalised outside) takes them too, so that a server can do that part.
-    mean, std: a number for each channel of the network, for values in [0, 1].  resize: as training did.
+    ``tensor`` (float32, normalised by the caller) accepts them too, so that a server can normalise.
+    max_batch: largest batch of the bundle.  mean, std: a number for each channel of the network, for values in [0, 1].
+    resize: as in training.  labels: in the order of the class index; None numbers the classes.
     """
 
     input_kind: InputKind = "pixels"
@@ -70,13 +71,14 @@ def bundle_from_checkpoint(
     force: bool = False,
     on_progress: OnProgress = ignore,
 ) -> Bundle:
-    """Export a checkpoint.
+    """Export a checkpoint to a bundle in the folder ``out``.
 
-    check: called with the images of the network before the export begins; an error that it raises ends the export.
-    also: what else to write into the finished bundle, before anybody can see it.
+    hints: how to read a checkpoint that does not describe its model.
+    check: called with the network's `ImageSpec` before the export begins; an error that it raises ends the export.
+    also: called with the finished bundle to write more files into it, before the bundle appears at ``out``.
     force: replace a folder that exists at ``out``.
-    Errors: CheckpointError, FoldError, ExportError, OutputError, and InputError when the labels do
-    not fit the model. Whatever the error, ``out`` is as it was.
+    Errors: CheckpointError; FoldError; ExportError; OutputError; InputError when the labels, or mean and std, do not
+    fit the model. After any error, ``out`` is unchanged.
     """
     require_free(out, force=force)
     steps = _Steps(on_progress)
@@ -90,7 +92,7 @@ def bundle_from_checkpoint(
     with new_folder(out, force=force) as folder:
         manifest, noise = _write(folder, loaded, folded, options, image, labels, steps)
         _write_manifest(folder, manifest)
-        # The proof runs on what lies on disk, through the door that every later step uses.
+        # The check opens the files from disk, as every later step does.
         steps.begin("compare the runtimes with PyTorch")
         differences, skipped = _prove_numerically(open_bundle(folder), loaded, noise)
         manifest.export_parity.update(differences)
@@ -101,7 +103,7 @@ def bundle_from_checkpoint(
 
 
 class _Steps:
-    """Counts the steps of an export for ``on_progress``."""
+    """Reports the steps of an export to ``on_progress``, with their number."""
 
     def __init__(self, on_progress: OnProgress) -> None:
         self._on_progress = on_progress
@@ -145,7 +147,7 @@ def _write(
     labels: Sequence[str],
     steps: _Steps,
 ) -> tuple[Manifest, Noise]:
-    """All files but the manifest; returns what it will say, and the model's float32 noise."""
+    """Write all files but the manifest.  Returns (the manifest, the model's float32 noise)."""
     inside = image if options.input_kind == "pixels" else None
     steps.begin("export to ONNX")
     proto = onnx_from_model(folded.model, preprocessing=inside, max_batch=options.max_batch)
@@ -197,15 +199,15 @@ def _write_manifest(folder: Path, manifest: Manifest) -> None:
 def _prove_numerically(
     bundle: Bundle, loaded: LoadedCheckpoint, noise: Noise
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """``model.onnx`` in ONNX Runtime and OpenVINO: their own operators, and our kernels where they can be had.
+    """Run ``model.onnx`` in ONNX Runtime and OpenVINO, plain and with our kernels, and compare with the golden logits.
 
-    The plain file is what every other runtime is given, a server's own backend among them; the programs with our
-    kernels are what this project serves on CPUs.
-    Returns (largest differences and their limit, runner → reason why it could not be had).
-    Errors: ExportError as `proven_programs`, and when no program at all could be had.
+    Other runtimes, such as the backends of a Triton server, load the plain file; the programs with our kernels are
+    those that this project serves on CPUs.
+    Returns (each runner's largest difference and the limit, runner → reason why it was skipped).
+    Errors: ExportError as `proven_programs`, and when every program was skipped.
     """
     inputs, expected = golden_rows(bundle)
-    # The stored logits are themselves one noise away from the truth that the limit counts from.
+    # The limit counts from exact logits; the stored logits may differ from these by the float32 noise.
     limit = limit_from_noise(noise).largest + noise.largest
     programs = proof_programs(bundle, open_variant(bundle, "fp32"))
     what = str(loaded.file.path)

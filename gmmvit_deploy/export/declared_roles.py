@@ -1,8 +1,8 @@
-"""Exported nodes → their names, their declared roles and the attention they are a part of.
+"""Name exported nodes after their modules, and declare their roles and attentions.
 
-The exporter notes of each node which module it came from, and which of PyTorch's operators. The module says what that
-operator is for (`gmmvit_deploy.layers.roles`), so nothing is guessed from the graph. What only moves values, whichever
-module asks for it, has the role ``shape``.
+The exporter records each node's module and PyTorch operator in the node's metadata. The module declares the role of
+that operator (`gmmvit_deploy.layers.roles`), so no role is inferred from the graph. A node that only moves values has
+the role ``shape``, whatever its module.
 """
 
 from __future__ import annotations
@@ -29,19 +29,22 @@ __all__ = ["declare_roles", "name_nodes"]
 
 _PIXELS = "model"  # `PixelInput` holds the network under this name
 _ATTENDING: tuple[Role, ...] = ("product", "softmax")
-"""Roles by which an operator of an attention module itself, beside its projections, is a part of its attention."""
+"""Roles of an attention module's own operators that belong to its attention; its projections do not."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """Where a node came from.  module: its dotted path in the exported module.  operator: ``add`` of ``aten.add``."""
+    """The origin of a node.
+
+    module: dotted path of its module in the exported module.  operator: name such as ``add``, of ``aten.add``.
+    """
 
     module: str
     operator: str
 
 
 def _origin(node: NodeProto) -> _Origin | None:
-    """None for a node that the exporter's optimiser made."""
+    """Read a node's origin from its metadata; None for a node that the exporter's optimiser added."""
     notes = {note.key: note.value for note in node.metadata_props}
     scopes = ast.literal_eval(notes.get("pkg.torch.onnx.name_scopes", "[]"))
     classes = ast.literal_eval(notes.get("pkg.torch.onnx.class_hierarchy", "[]"))
@@ -52,7 +55,7 @@ def _origin(node: NodeProto) -> _Origin | None:
 
 
 def name_nodes(proto: ModelProto) -> None:
-    """Call every node after its module: ``blocks.0.attention/Softmax``.  Engines report under these names."""
+    """Name every node after its module, as ``blocks.0.attention/Softmax``.  Engines report these names."""
     taken: Counter[str] = Counter()
     for node in proto.graph.node:
         origin = _origin(node)
@@ -62,16 +65,16 @@ def name_nodes(proto: ModelProto) -> None:
 
 
 def _in_network(path: str) -> str:
-    """A module's path in the network, with `PixelInput` around it or not; ``model`` for the network itself."""
+    """Return a module's path in the network, without the wrapper `PixelInput`; ``model`` for the network itself."""
     return path.removeprefix(_PIXELS).removeprefix(".") or "model"
 
 
 def declare_roles(proto: ModelProto, exported: nn.Module) -> None:
-    """Write role and attention into every node.
+    """Write its role, and the attention that it belongs to, into every node.
 
     exported: the module that the graph was exported from.
-    Errors: ExportError that names every module whose operator has no role, or every attention that has no product
-    before and behind its softmax.
+    Errors: ExportError that lists every node without a role, or every attention without a product before and a product
+    after its softmax.
     """
     attentions = _attentions(exported)
     missing = []
@@ -92,7 +95,10 @@ def declare_roles(proto: ModelProto, exported: nn.Module) -> None:
 
 
 def _require_products(proto: ModelProto) -> None:
-    """Errors: ExportError that names every declared attention without Q Kᵀ before, or P V behind, its softmax."""
+    """Check that each declared attention has a product before and a product after its softmax.
+
+    Errors: ExportError that lists the other attentions.
+    """
     broken = [attention for attention in declared_attentions(proto.graph) if not attention.known]
     if broken:
         raise ExportError(
@@ -111,7 +117,7 @@ def _role(node: NodeProto, origin: _Origin | None, exported: nn.Module) -> Role 
     role = layer_role(module)
     if role is None:
         return operator_role(module, origin.operator)
-    # What a linear map or a convolution adds; a step on the scores has one role for all that it computes.
+    # The Add of a linear map or a convolution is its bias; a step on the scores has the same role for all its nodes.
     return "bias" if node.op_type == "Add" and not isinstance(module, Step) else role
 
 
@@ -123,7 +129,7 @@ def _missing(origin: _Origin | None, exported: nn.Module) -> str:
 
 
 def _attentions(exported: nn.Module) -> dict[str, AttentionScores]:
-    """Path of the module that holds the scores → the scores."""
+    """Map the path of each module that contains scores to these scores."""
     return {
         path.rpartition(".")[0]: module
         for path, module in exported.named_modules()
@@ -132,7 +138,7 @@ def _attentions(exported: nn.Module) -> dict[str, AttentionScores]:
 
 
 def _attention(role: Role, origin: _Origin | None, attentions: dict[str, AttentionScores]) -> str | None:
-    """The attention that a node is a part of: from Q Kᵀ through all steps and softmax to P V."""
+    """Return the attention that a node belongs to: Q Kᵀ, the steps, softmax or P V; None for every other node."""
     if origin is None:
         return None
     for path, scores in attentions.items():

@@ -1,4 +1,4 @@
-"""What a bundle is held to for good: inputs and images, and the logits that the trained module gives for them."""
+"""Make a bundle's golden set: inputs, encoded images, and the trained module's logits for them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ _BATCH = 8
 
 
 def golden_from_model(model: Model, input_kind: InputKind, image: ImageSpec) -> tuple[GoldenSet, Noise]:
-    """The golden set of a trained model, before any folding, and its float32 noise on it."""
+    """Compute the golden set of a trained model before any folding.
+
+    Returns (the golden set, the noise: the errors of its float32 logits, measured against float64 logits).
+    """
     generator = np.random.default_rng(_SEED)
     normalised = image.normalisation is not None
     if input_kind == "pixels":
@@ -57,7 +60,7 @@ def golden_from_model(model: Model, input_kind: InputKind, image: ImageSpec) -> 
 
 
 def _pixels(generator: np.random.Generator, image: ImageSpec) -> NDArray[Any]:
-    """Noise, ramps, black and white: every value of a channel occurs, and both ends."""
+    """Make noise, ramps, a black and a white image, uint8 (B, height, width, channels): all values occur."""
     pixels = generator.integers(0, 256, (_BATCH, *image.pixels_shape), dtype=np.uint8)
     pixels[0] = np.linspace(0, 255, image.width).astype(np.uint8)[None, :, None]
     pixels[1] = np.linspace(0, 255, image.height).astype(np.uint8)[:, None, None]
@@ -66,14 +69,14 @@ def _pixels(generator: np.random.Generator, image: ImageSpec) -> NDArray[Any]:
 
 
 def _images(generator: np.random.Generator, *, width: int, height: int) -> tuple[bytes, ...]:
-    """Encoded images that take every way through the decoder: sizes, proportions, modes and formats.
+    """Encode images that exercise every path of the decoder: sizes, aspect ratios, colour modes and file formats.
 
-    width, height: of what the network takes.  The modes are the same whatever its channels: it must convert them.
+    width, height: of the network's input.  The modes do not depend on the network's channels: the decoder converts.
     """
     from PIL import Image
 
     def drawn(width: int, height: int) -> Image.Image:
-        """A coloured scene with edges: smooth where a photograph is, sharp where it is."""
+        """Draw a coloured scene with smooth areas and sharp edges, like a photograph."""
         coarse = generator.integers(0, 256, (4, 5, 3), dtype=np.uint8)
         scene = np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)).copy()
         scene[height // 3 : height // 2, width // 4 : width // 2] = generator.integers(0, 256, 3)

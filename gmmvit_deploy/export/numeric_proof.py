@@ -1,4 +1,4 @@
-"""Does a program give the golden logits?  Whole batches and row by row, on what lies on disk."""
+"""Compare the logits of each runner with the golden logits, in whole batches and row by row."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["golden_rows", "proven_difference", "proven_programs"]
 
 
 def golden_rows(bundle: Bundle) -> tuple[NDArray[Any], NDArray[Any]]:
-    """(inputs, logits) of the golden set, raw images included."""
+    """Return (inputs, logits) of the golden set, including its encoded images after preprocessing."""
     golden = bundle.golden_set()
     if not golden.images:
         return golden.inputs, golden.logits
@@ -42,11 +42,11 @@ def proven_programs(
     *,
     what: str,
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Prove every program that can be had here.
+    """Compare every program that is available on this machine with ``expected``.
 
-    programs: runner → opens it.  The other arguments as `proven_difference`.
-    Returns (runner → the largest difference, runner → reason why it cannot be had here).
-    Errors: as `proven_difference`; ExportError when a runtime cannot load the file of a precision that it takes.
+    programs: runner → function that opens it.  Other arguments: see `proven_difference`.
+    Returns (runner → its largest difference, runner → the reason why it is not available).
+    Errors: as `proven_difference`; ExportError when a runtime cannot load a file of a precision that it supports.
     """
     differences: dict[str, float] = {}
     skipped: dict[str, str] = {}
@@ -66,10 +66,11 @@ def proven_programs(
 def proven_difference(
     runner: Runner, inputs: NDArray[Any], expected: NDArray[Any], limit: float, *, what: str
 ) -> float:
-    """The largest difference between the runner's logits and ``expected`` (B, C).
+    """Return the largest absolute difference between the runner's logits and ``expected`` (B, C).
 
-    what: the file that errors name.
-    Errors: ExportError when it is beyond the limit or not a number, or the runtime cannot run its graph.
+    what: name of the file in errors.
+    Errors: ExportError when the difference exceeds the limit or is NaN, when the logits have another shape, or when
+    the runtime cannot run its graph.
     """
     size = runner.max_batch
     try:
@@ -77,7 +78,7 @@ def proven_difference(
         single = np.concatenate([runner.run(row[None]) for row in inputs])
     except GmmvitError:
         raise
-    # Each runtime raises classes of its own for a graph that it loads and cannot run.
+    # Each runtime raises its own exception classes for a graph that it loads but cannot run.
     except Exception as exc:
         raise ExportError(f"{what}: runner {runner.label} cannot run it: {str(exc).strip()}") from exc
     if batched.shape != expected.shape:

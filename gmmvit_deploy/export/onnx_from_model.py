@@ -1,4 +1,4 @@
-"""Folded model → ONNX graph."""
+"""Export a folded model to an ONNX graph."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ OUTPUT_NAME = "logits"
 
 
 class PixelInput(nn.Module):
-    """uint8 pixels (B, height, width, channels) → the model's logits; scaling and normalisation inside.
+    """Scale and normalise uint8 pixels (B, height, width, channels), and compute the model's logits (B, C).
 
-    x = (pixels / 255 − mean) / std, in this order: the bits that training's ToTensor and Normalize give.
+    x = (pixels / 255 − mean) / std, in this order, which gives the same bits as ToTensor and Normalize in training.
     """
 
     mean: Tensor
@@ -41,7 +41,7 @@ class PixelInput(nn.Module):
     operator_roles: ClassVar[Mapping[str, Role]] = dict.fromkeys(("_to_copy", "to", "div", "sub"), "input")
 
     def __init__(self, model: nn.Module, image: ImageSpec) -> None:
-        """Errors: InputError where the images have no mean and std."""
+        """Wrap a model.  Errors: InputError when ``image`` has no mean and std."""
         super().__init__()
         if image.normalisation is None:
             raise InputError("a graph that takes pixels normalises them, so the images need mean and std")
@@ -57,12 +57,13 @@ class PixelInput(nn.Module):
 
 
 def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch: int) -> ModelProto:
-    """Export a folded model.
+    """Export a folded model to an ONNX graph with the output ``logits`` (float32, B × C) and a dynamic batch B.
 
-    preprocessing: given, the graph takes ``pixels`` (uint8, B × height × width × channels) and
-    normalises them; None, it takes ``tensor`` (float32, B × channels × height × width). The output is
-    ``logits`` (float32, B×C); B is dynamic.
-    Errors: ExportError when the exporter fails, or when a module declares no role for an operator of its own.
+    preprocessing: with an `ImageSpec`, the input is ``pixels`` (uint8, B × height × width × channels), which the graph
+    normalises; with None, the input is ``tensor`` (float32, B × channels × height × width).
+    max_batch: largest batch.
+    Errors: ExportError when the exporter fails, or when a module declares no role for its own operator; InputError
+    when ``preprocessing`` has no mean and std.
     """
     if preprocessing is None:
         module: nn.Module = model
@@ -70,7 +71,7 @@ def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch:
     else:
         module = PixelInput(model, preprocessing).eval()
         name, example = "pixels", torch.zeros(2, *preprocessing.pixels_shape, dtype=torch.uint8)
-    # torch.export needs a range of more than one value to call a dimension dynamic.
+    # torch.export treats a dimension as dynamic only if its range has at least two values.
     batch = torch.export.Dim("batch", min=1, max=max(2, max_batch))
     try:
         with _quiet():
@@ -97,7 +98,7 @@ def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter tells of its own progress, deprecations and absent torchvision; none is ours."""
+    """Silence the exporter's messages about its progress, deprecations and missing torchvision."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -110,7 +111,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _strip_traces(proto: ModelProto) -> None:
-    """Drop the exporter's notes: they name paths on this machine and change from run to run."""
+    """Remove the exporter's metadata, which contains paths of this machine and differs between runs."""
     del proto.metadata_props[:]
     for part in (*proto.graph.value_info, *proto.graph.input, *proto.graph.output):
         del part.metadata_props[:]

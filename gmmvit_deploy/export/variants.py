@@ -1,4 +1,4 @@
-"""Bundle → the same network in another precision, in the forms that engines like; proven, recorded, written whole.
+"""Bundle → the same network in another precision, in forms that engines fuse; checked, recorded, written atomically.
 
 weights → model → folded → folded for engines → ONNX, float32 → (int8, fp8: Q/DQ) → cast → record
 """
@@ -54,7 +54,13 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PreparedGraph:
-    """proto: strongly typed.  folded: the model it was exported from.  calibration: as in `VariantRecord`."""
+    """A graph in a given precision, before it is written, with the facts that its record states.
+
+    proto: the strongly typed graph.  folded: the model that it was exported from.
+    constants: layer → name of its mask in the graph.  mask_sha256: layer → SHA-256 of its mask's bytes in the graph.
+    calibration: as in `VariantRecord`; None without calibration.
+    role_disagreements: see `graphs.roles.role_disagreements`.
+    """
 
     proto: ModelProto
     folded: FoldedModel
@@ -74,11 +80,11 @@ def variant_from_bundle(
 ) -> Variant:
     """Write ``model.<precision>.onnx`` and its record into the bundle.
 
-    calibration: real images, for int8 and fp8.  padded: pad head dims that engines dislike.
-    force: replace what is there.
-    Errors: InputError when calibration is missing, or given and not needed; FoldError, OutputError; ExportError when
-    the graph is not what it must be, or a runtime that takes it gives other answers. Whatever the error, the bundle is
-    as it was.
+    calibration: real images, required for int8 and fp8.  padded: pad head dims that engines do not fuse.
+    force: replace existing files.
+    Errors: InputError when calibration images are missing, or given but not needed; FoldError; OutputError;
+    ExportError when a check of the graph fails, when its logits are not finite, or when a runtime that loads it gives
+    logits beyond the limit. After any error, the bundle is unchanged.
     """
     if precision == "fp32":
         return open_variant(bundle, precision)
@@ -115,7 +121,10 @@ def prepared_graph(
     calibration: ImageBatches | None = None,
     padded: bool = True,
 ) -> PreparedGraph:
-    """The graph of a precision, in memory.  Errors: as `variant_from_bundle`."""
+    """Make the graph of a precision in memory, without writing it.
+
+    Errors: InputError when calibration images are missing, or given but not needed; as `graph_from_model`.
+    """
     if (precision in QUANTIZED) != (calibration is not None):
         raise InputError(
             f"{precision} {'needs' if precision in QUANTIZED else 'takes no'} calibration images",
@@ -148,10 +157,11 @@ def graph_from_model(
     calibration: Iterable[NDArray[Any]] | None = None,
     padded: bool = True,
 ) -> PreparedGraph:
-    """Trained model → folded, in the forms that engines like, strongly typed.
+    """Fold a trained model, bring it into forms that engines fuse, and export it as a strongly typed graph.
 
-    preprocessing: as `onnx_from_model`.  calibration: batches of what the graph takes, for int8 and fp8.
-    Errors: FoldError, ExportError, InputError.
+    preprocessing: as in `onnx_from_model`.  calibration: batches of the graph's input, for int8 and fp8.
+    Errors: FoldError; ExportError when a check of the graph fails; InputError when calibration has no image or a
+    value is not finite.
     """
     folded = _folded(model, precision, padded=padded)
     proto = onnx_from_model(folded.model, preprocessing=preprocessing, max_batch=max_batch)
@@ -176,7 +186,7 @@ def graph_from_model(
 
 
 def graph_before_quantization(bundle: Bundle, record: VariantRecord) -> ModelProto:
-    """The float32 graph that a quantised one of this bundle was made of: its tensors have the same names."""
+    """Export again the float32 graph from which a quantised variant was made; its tensors have the same names."""
     manifest = bundle.manifest
     model = model_from_bundle(manifest, bundle.weights_path)
     folded = _folded(model, record.precision, padded=pad_heads.__name__ in record.passes)
@@ -186,23 +196,24 @@ def graph_before_quantization(bundle: Bundle, record: VariantRecord) -> ModelPro
 
 def _folded(model: Model, precision: Precision, *, padded: bool) -> FoldedModel:
     folded = fold(model)
-    if precision == "fp32":  # nothing fuses in float32, so none of the engine forms would pay
+    if precision == "fp32":  # engines fuse no attention in float32, so the engine forms would only cost time
         return folded
     return fold_for_engines(folded, engine_passes(model.spec, padded=padded, quantized=precision in QUANTIZED))
 
 
 def _proven(bundle: Bundle, data: bytes, precision: Precision, recorded: float) -> dict[str, dict[str, Any]]:
-    """The very file in every runtime on a CPU that takes it, and with our kernels where they can be had.
+    """Run the graph's bytes in every CPU runtime that supports the precision, plain and with our kernels.
 
-    In bf16 OpenVINO computes ``model.onnx``, which is what a server with it runs.
-    recorded: the emulated graph's largest difference to the golden logits.
-    Errors: ExportError when a runtime that takes the precision cannot load the file, or gives answers beyond the
+    For bf16, OpenVINO runs ``model.onnx``, as it does on a server.
+    recorded: the emulated graph's largest absolute difference from the golden logits.
+    Returns runner → its largest absolute difference and the limit, or the reason why it was skipped.
+    Errors: ExportError when a runtime that supports the precision cannot load the graph, or gives logits beyond the
     precision's limit (`tolerances`).
     """
     inputs, expected = golden_rows(bundle)
     own = bundle.manifest.float32_noise
     noise = Noise(largest=own, rms=own, scale=float(np.abs(expected).max()))
-    # The stored logits are themselves one noise away from the truth that the limit counts from.
+    # The limit counts from exact logits; the stored logits may differ from these by the float32 noise.
     limit = limit_from_noise(noise, precision, recorded=recorded).largest + own
     with TemporaryDirectory(prefix="gmmvit-proof-") as folder:
         path = Path(folder) / onnx_file(precision)

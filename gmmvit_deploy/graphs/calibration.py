@@ -1,13 +1,13 @@
-"""How large the inputs of each projection are on real images, and where to cut them off.
+"""Choose the range of each projection's input from the magnitudes that it has on real images.
 
 `runtime/graph_calibration.py` runs the graph and fills the histograms.
 
-For fp8 the largest value seen is the bound: its steps grow with the value. For int8 all steps are
-equal, so one outlier would waste them; the bound c is the one with the least expected error
+For fp8 the bound is the largest magnitude: the steps of fp8 grow with the value. For int8 all steps are equal, so a
+single outlier would make every step coarser; the bound c is the cut-off with the smallest expected error
 
     E(c) = Σ_x  c² / (12·127²)  for |x| ≤ c,   (|x| − c)²  beyond
 
-over a histogram of |x|. For fp8 the first term is (x/8)² / 12: three bits behind the first.
+over a histogram of |x|. For fp8 the first term is (x/8)² / 12, because E4M3 has three mantissa bits.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ _BINS = 2048
 
 
 class Histograms:
-    """|x| of several tensors, batch after batch, in bounded memory.
+    """Histograms of |x| of several tensors, filled batch by batch in bounded memory.
 
-    A histogram covers 0 to ``top``; a value beyond doubles ``top`` and merges bins two by two.
+    images: number of images.  counts: tensor → count of each bin.  largest: tensor → largest |x|.
+    top: tensor → upper end of its histogram, which begins at 0; a larger |x| doubles it and merges bins in pairs.
     """
 
     def __init__(self) -> None:
@@ -41,7 +42,7 @@ class Histograms:
         self.largest: dict[str, float] = {}
 
     def add(self, name: str, values: NDArray[Any]) -> None:
-        """Errors: InputError when a value is not finite."""
+        """Count the magnitudes of a batch of a tensor.  Errors: InputError when a value is not finite."""
         import numpy as np
 
         magnitudes = np.abs(values).ravel()
@@ -59,16 +60,16 @@ class Histograms:
 
 
 def bounds_of(found: Histograms, precision: Precision) -> Mapping[str, float]:
-    """Tensor → the value that becomes the last on the grid."""
+    """Map each tensor to its bound: the magnitude that the largest quantised value stands for."""
     if precision == "fp8":
         return dict(found.largest)
     return {name: _least_error(counts, found.top[name], found.largest[name]) for name, counts in found.counts.items()}
 
 
 def excess_errors(found: Histograms, bounds: Mapping[str, float], precision: Precision) -> dict[str, float]:
-    """Tensor → rms error on ``found`` with the given bound, over that with the bound ``found`` itself would give.
+    """Map each tensor to its rms quantisation error with ``bounds``, divided by the error with the bounds of ``found``.
 
-    1 where the bounds were made of such images; many times that where they were made of others.
+    The ratio is about 1 if the bounds were calibrated on similar images, and several times larger if not.
     """
     own = bounds_of(found, precision)
     excess = {}
@@ -88,7 +89,7 @@ def _least_error(counts: NDArray[Any], top: float, largest: float) -> float:
 def _squared_errors(
     counts: NDArray[Any], top: float, cuts: NDArray[Any] | list[float], precision: Precision
 ) -> NDArray[Any]:
-    """E(c) of each cut."""
+    """Return the error E(c), times the number of values, of each cut-off c in ``cuts``."""
     import numpy as np
 
     values, bounds = (np.arange(_BINS) + 0.5) * (top / _BINS), np.asarray(cuts)[:, None]

@@ -1,7 +1,7 @@
-"""Float32 graph → the same graph, strongly typed: each node in the type that the policy gives its role.
+"""Cast a float32 graph to a strongly typed graph: each node computes in the type that the policy gives to its role.
 
-Constants are cast here, once; computed tensors through Cast nodes where two types meet. A node
-that only moves values takes the type it is handed.
+Constants are cast here, each once per type; computed tensors are cast by Cast nodes where the type changes. A node
+that only moves values keeps the type of its input.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FIRST_BF16_OPSET = 22
 
 
 def numpy_type(kind: ElementType) -> Any:
-    """The numpy (or ml_dtypes) type of that name."""
+    """Return the numpy or ml_dtypes type with this name."""
     import ml_dtypes
     import numpy as np
 
@@ -33,9 +33,10 @@ def numpy_type(kind: ElementType) -> Any:
 
 
 def cast_graph(proto: ModelProto, precision: Precision) -> ModelProto:
-    """A new graph; inputs and outputs keep their types.
+    """Return a new graph in this precision; inputs and outputs keep their types.
 
-    Errors: ExportError on a node without a role, or when a finite constant does not stay finite.
+    Errors: ExportError when a declared role is not a role of the policy, when a finite constant overflows, or when an
+    output would not be float32.
     """
     return _Cast(proto, {role: kinds[precision] for role, kinds in POLICY.items()}).run()
 
@@ -58,7 +59,7 @@ class _Cast:
             one.name: "float32" for one in proto.graph.input if one.type.tensor_type.elem_type == TensorProto.FLOAT
         }
         self._nodes: list[NodeProto] = []
-        self._image = {one.name for one in proto.graph.input}  # tensors that are the image, or the image moved about
+        self._image = {one.name for one in proto.graph.input}  # the image, also scaled or rearranged
         self._attentions = {name: declared_attention(node) for node in proto.graph.node for name in node.output}
 
     def run(self) -> ModelProto:
@@ -72,7 +73,7 @@ class _Cast:
         others = [one for one in out.graph.initializer if one.name not in self._floats]
         rewrite_graph(out.graph, self._nodes, [*others, *self._constants.values()])
         if "bfloat16" in self._types.values():
-            # 21 and 22 add bfloat16 to convolutions and change nothing else in the operators used here.
+            # Opsets 21 and 22 add bfloat16 to convolutions, and change no other operator that is used here.
             out.opset_import[0].version = max(_FIRST_BF16_OPSET, out.opset_import[0].version)
         return out
 
@@ -89,7 +90,7 @@ class _Cast:
             self._image.update(node.output)
 
     def _kind(self, node: NodeProto) -> ElementType | None:
-        """What the node computes in; None when it touches no floating-point number."""
+        """Return the type that the node computes in; None if it has no floating-point input."""
         role = self._roles[node.name]
         if role == "input" and node.op_type == "Cast":
             self._kinds[node.output[0]] = "float32"
@@ -101,13 +102,13 @@ class _Cast:
         handed = [self._kinds[name] for name in node.input if name in self._kinds]
         if handed:
             return handed[0]
-        # the class token, repeated for the batch, is the only constant that is moved about
+        # The class token, repeated for the batch, is the only constant that a shape node reads.
         return self._types["residual"] if any(name in self._floats for name in node.input) else None
 
     def _as(self, name: str, kind: ElementType, *, reader: NodeProto) -> str:
-        """The name of this tensor in that type; what is not floating point stays as it is.
+        """Return the name of this tensor in the type ``kind``; tensors that are not floating point are not cast.
 
-        reader: the node that takes it.  A cast between two nodes of one attention is a part of that attention.
+        reader: the node that reads it.  A cast between two nodes of the same attention belongs to that attention.
         """
         if name in self._floats:
             return self._constant(name, kind)
@@ -136,7 +137,7 @@ class _Cast:
             with np.errstate(over="ignore"):
                 rounded = values.astype(numpy_type(kind))
             held = rounded.astype(np.float32)
-            # −∞ in a constant is meant: it masks entries of the scores. A finite number must stay finite.
+            # −∞ in a constant is intended: it masks entries of the scores. A finite value must remain finite.
             if not (np.isfinite(held) | (np.isneginf(values) & np.isneginf(held))).all():
                 largest = np.abs(values[~np.isneginf(values)]).max()
                 raise ExportError(

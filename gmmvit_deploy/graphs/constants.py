@@ -1,7 +1,7 @@
-"""What the proofs of a graph ask of a folded model, its constants, layer by layer; and what they record.
+"""The constants of a folded model, as the proofs of a graph read them, and the records that the proofs make.
 
-`folding.fold.FoldedConstant` and `FoldedModel` have the shape of `LayerConstant` and `LayerConstants`; nothing here
-imports them, or torch.
+`folding.fold.FoldedConstant` and `FoldedModel` implement the protocols `LayerConstant` and `LayerConstants`; this
+module imports neither them nor torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ __all__ = ["ConstantRecord", "LayerConstant", "LayerConstants", "MaskChange", "a
 
 
 class LayerConstant(Protocol):
-    """layer: name of the attention.  trained, constant: whatever ``numpy.asarray`` takes."""
+    """A mask or bias of a layer.
+
+    layer: name of the attention.  trained: the matrix of the trained module.  constant: the matrix in the graph.
+    Both are values that ``numpy.asarray`` accepts.
+    """
 
     @property
     def layer(self) -> str: ...
@@ -41,11 +45,11 @@ class LayerConstants(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConstantRecord:
-    """What became of the mask, or of the bias on the scores, of one layer.
+    """The record of a layer's mask, or of its bias on the scores.
 
-    trained_sha256: of the little-endian float32 bytes of the matrix that the trained module
-    multiplies by, or adds; constant_sha256: likewise of the constant in the graph, for a mask M·d^(−1/2).
-    constant: name of that constant in ``model.onnx``.  shape: of both.
+    shape: of the matrix.  constant: its name in ``model.onnx``.
+    trained_sha256: of the little-endian float32 bytes of the matrix that the trained module multiplies by, or adds.
+    constant_sha256: likewise of the constant in the graph, which is M·d^(−1/2) for a mask.
     """
 
     layer: str
@@ -57,12 +61,13 @@ class ConstantRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskChange:
-    """What a precision did to the mask of one head.
+    """The effect of a precision on a head's mask.
 
-    head: index; in a shifted Swin block w·H + h.  entries: N².
-    largest_change: of an entry, absolute; relative_change: the largest |change| / |entry|, entries
-    that were flushed left out.  flushed: entries that became 0 and were not; subnormal: those that
-    kept fewer bits than the precision has; saturated: those that became infinite.
+    head: its index; in a shifted Swin block w·H + h.  entries: number of entries, N².
+    largest_change: largest absolute change of an entry.
+    relative_change: largest |change| / |entry|, without flushed and saturated entries.
+    flushed: number of entries that became 0.  subnormal: number that became subnormal, with fewer bits than the
+    precision has.  saturated: number that became infinite.
     """
 
     layer: str
@@ -76,7 +81,7 @@ class MaskChange:
 
 
 def array_of(values: Any) -> NDArray[Any]:
-    """A numpy array of an array or of a tensor on the CPU, one that records gradients included."""
+    """Return an array, or a tensor on the CPU, as a numpy array; the tensor may require gradients."""
     import numpy as np
 
     array: NDArray[Any] = np.asarray(values.detach() if hasattr(values, "detach") else values)
@@ -84,5 +89,5 @@ def array_of(values: Any) -> NDArray[Any]:
 
 
 def bytes_of_array(values: Any) -> bytes:
-    """The float32 values in C order, little-endian: what a mask's SHA-256 is taken of."""
+    """Return the values as little-endian float32 bytes in C order, the bytes of which a mask's SHA-256 is computed."""
     return array_of(values).astype("<f4", copy=False).tobytes()

@@ -1,9 +1,9 @@
-"""Roles and attentions as the exporter wrote them into a graph's nodes.
+"""Write and read the roles and attentions that a graph's nodes declare.
 
-    gmmvit.role         what the node is for, in the words of the precision policy
-    gmmvit.attention    the attention that the node is a part of, from Q Kᵀ to P V, by the name of its module
+    gmmvit.role         the node's role in the precision policy
+    gmmvit.attention    the attention that the node belongs to, from Q Kᵀ to P V, by the name of its module
 
-Both are node metadata: a runtime ignores them, and they survive saving, loading and our own rewriting.
+Both are node metadata: runtimes ignore them, and they are kept when a graph is saved, loaded or rewritten by us.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ SHAPE_OPERATORS = frozenset(
         "Unsqueeze",
     }
 )
-"""Operators that move values and compute nothing, whatever they are used for."""
+"""Operators that move values and compute nothing, wherever they occur."""
 ROLE_KEY = "gmmvit.role"
 ATTENTION_KEY = "gmmvit.attention"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """One attention in a graph, by the names of its nodes.
+    """An attention in a graph.
 
-    name: of the module, as ``blocks.0.attention``.  nodes: from Q Kᵀ to P V, both included.
-    mask: name of the constant that the scores are multiplied by; None where that is a scalar.
-    mixes_heads: products over heads stand before and after its softmax.
-    known: False when no products stand around the softmax, and ``nodes`` is that softmax alone.
+    name: of its module, as ``blocks.0.attention``.  nodes: names of its nodes, from Q Kᵀ to P V, both included.
+    mask: name of the constant that multiplies the scores; None if the constant is a scalar.
+    mixes_heads: it has products over heads around its softmax.
+    known: False if its softmax is not between two products; ``nodes`` is then the softmax alone.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Attention:
 
 
 def declare(node: NodeProto, role: Role, *, attention: str | None = None) -> NodeProto:
-    """Write a node's role, and the attention it is a part of, into its metadata; return the node."""
+    """Write a node's role, and the attention that it belongs to, into its metadata; return the node."""
     kept = [(note.key, note.value) for note in node.metadata_props if note.key not in (ROLE_KEY, ATTENTION_KEY)]
     del node.metadata_props[:]
     for key, value in [*kept, (ROLE_KEY, role), *([(ATTENTION_KEY, attention)] if attention else [])]:
@@ -74,7 +74,7 @@ def declare(node: NodeProto, role: Role, *, attention: str | None = None) -> Nod
 
 
 def declared_role(node: NodeProto) -> Role | None:
-    """The role in a node's metadata, or None.  Errors: ExportError when the policy has no such word."""
+    """Return the role in a node's metadata, or None.  Errors: ExportError when it is not a role of the policy."""
     role = _note(node, ROLE_KEY)
     for known in get_args(Role):
         if role == known:
@@ -85,7 +85,7 @@ def declared_role(node: NodeProto) -> Role | None:
 
 
 def declared_attention(node: NodeProto) -> str | None:
-    """The attention in a node's metadata, or None."""
+    """Return the attention in a node's metadata, or None."""
     return _note(node, ATTENTION_KEY)
 
 

@@ -1,6 +1,6 @@
-"""A graph with bfloat16 nodes → the same function in float32 nodes, each rounded to bfloat16.
+"""Rewrite bfloat16 nodes as float32 nodes whose results are rounded to bfloat16.
 
-For runtimes that have no bfloat16 kernels; `runtime/emulated_precision.py` runs it.
+For runtimes without bfloat16 kernels; `runtime/emulated_precision.py` runs the result.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ __all__ = ["without_bfloat16"]
 
 
 def without_bfloat16(proto: ModelProto) -> ModelProto:
-    """The same function, bfloat16 rounding included, in a graph whose nodes compute in float32."""
+    """Return a graph whose nodes compute in float32 and round each result that was bfloat16 to bfloat16.
+
+    A graph without bfloat16 constants is returned unchanged.
+    """
     import numpy as np
     from onnx import TensorProto, helper, numpy_helper, shape_inference
 

@@ -1,7 +1,7 @@
-"""What the nodes of a graph from elsewhere are for, as far as its operators and wiring tell.
+"""Infer the roles of nodes from operators and wiring, for graphs from other exporters.
 
-Our own graphs declare it (`declared`), and nothing of this is asked of them. Where the rules tell nothing the role is
-``unknown``: such a node computes in float32 in every precision.
+Our own graphs declare their roles (`declared`), which take precedence. A node that no rule matches has the role
+``unknown`` and computes in float32 in every precision.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BETWEEN = frozenset({"Add", "Cast", "Mul", "Reshape"})
 
 
 def guessed_attentions(graph: GraphProto) -> tuple[Attention, ...]:
-    """Every softmax with the products around it; unknown where it does not stand between two products."""
+    """Return an attention for every softmax, with ``known=False`` unless the softmax is between two products."""
     wiring = Wiring(graph)
     return tuple(_attention(node, wiring) for node in graph.node if node.op_type == "Softmax")
 
@@ -65,7 +65,7 @@ def _attention(softmax: NodeProto, wiring: Wiring) -> Attention:
 
 
 def _walk(node: NodeProto | None, wiring: Wiring, onwards: Callable[[NodeProto], NodeProto | None]) -> list[NodeProto]:
-    """The nodes from here to the next product, which is the last of them; none if no product comes."""
+    """Return the nodes from ``node`` to the next product, both included; empty if no product is reached."""
     passed: list[NodeProto] = []
     while node is not None:
         passed.append(node)
@@ -78,11 +78,11 @@ def _walk(node: NodeProto | None, wiring: Wiring, onwards: Callable[[NodeProto],
 
 
 def guessed_roles(graph: GraphProto) -> dict[str, Role]:
-    """Node name → role, ``unknown`` where no rule applies."""
+    """Map each node's name to its role, ``unknown`` if no rule applies."""
     wiring = Wiring(graph)
     logits = {one.name for one in graph.output}
     inside = {name for attention in guessed_attentions(graph) for name in attention.nodes}
-    image = {one.name for one in graph.input}  # tensors that are the image, or the image moved about
+    image = {one.name for one in graph.input}  # the image, also scaled, normalised or rearranged
     roles: dict[str, Role] = {}
     for node in graph.node:
         on_image = all(name in image for name in wiring.computed_inputs(node))

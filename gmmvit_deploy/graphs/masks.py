@@ -1,4 +1,4 @@
-"""What a precision does to masks, entry by entry, and the proof that they are in the graph as constants."""
+"""Measure how a precision changes each mask, and prove that the masks are constants of the graph."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EXPORT = "gmmvit export folds masks and proves it"
 
 
 def changes_of(masks: Sequence[LayerConstant], precision: Precision) -> Iterator[MaskChange]:
-    """One for each layer and head, float32 against what the precision makes of it."""
+    """Compare each layer's and head's float32 mask with the mask in this precision."""
     import numpy as np
 
     kind = numpy_type(POLICY["mask"][precision])
@@ -56,7 +56,10 @@ def _smallest_normal(kind: Any) -> float:
 
 
 def require_folded(proto: ModelProto) -> None:
-    """Errors: ExportError when a mask is still computed in the graph, or anything else that is constant."""
+    """Check that a graph is folded.
+
+    Errors: ExportError when the graph computes a mask, or any other constant, at run time.
+    """
     operators = {node.op_type for node in proto.graph.node}
     if left := sorted(FORBIDDEN & operators):
         raise ExportError(f"the graph still computes its mask: it has {', '.join(left)}", hint=_EXPORT)
@@ -70,11 +73,11 @@ def require_folded(proto: ModelProto) -> None:
 def prove_masks(
     proto: ModelProto, masks: Sequence[LayerConstant], records: Sequence[ConstantRecord], precision: Precision
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Find each mask, cast, in the graph, as a constant and nothing else.
+    """Check that each mask of a cast graph is a constant, equal bit for bit to the folded mask in the new type.
 
-    records: of the float32 graph that was cast.
-    Returns layer → its name there, and layer → SHA-256 of its bytes.
-    Errors: ExportError when one is absent or is not bit for bit the cast of the folded one, or as `require_folded`.
+    masks, records: of the float32 graph before the cast.
+    Returns (layer → name of its mask in the graph, layer → SHA-256 of its mask's bytes).
+    Errors: ExportError when a mask is absent or differs from the cast of the folded mask; as `require_folded`.
     """
     from onnx import numpy_helper
 

@@ -1,4 +1,4 @@
-"""Find where a graph's normalisation of pixels ends."""
+"""Find the end of a graph's normalisation of pixels."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _CHANNELS_FIRST = [0, 3, 1, 2]
 
 
 def end_of_normalisation(graph: GraphProto) -> str | None:
-    """Follow the single path of the input until channels come first: the tensor's name, or None."""
+    """Follow the input's only path to the Transpose that moves channels first; return its output's name, or None."""
     constants = {one.name for one in graph.initializer}
     name: str = graph.input[0].name
     for _ in range(len(graph.node)):
-        # The batch size may be read off the input as well; that is no step of the way.
+        # A Shape node that reads the batch size is not a step of the normalisation.
         users = [node for node in graph.node if name in node.input and node.op_type != "Shape"]
         if len(users) != 1 or any(other not in constants for other in users[0].input if other != name):
             return None

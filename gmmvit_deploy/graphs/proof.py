@@ -1,4 +1,4 @@
-"""Proof that an exported graph is folded: it holds each mask once, as a constant, and no arithmetic on it."""
+"""Prove that an exported graph is folded: each mask and bias is a constant, and nothing computes it at run time."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 __all__ = ["constant_nodes", "prove_folded"]
 
 FORBIDDEN = frozenset({"Einsum", "Exp", "Pow", "Reciprocal", "ScatterND", "Sqrt"})
-"""Operators that a folded graph has no use for: each is a piece of a mask that was left."""
+"""Operators that a folded graph does not contain: each is a remaining part of a mask's computation."""
 
 
 def constant_nodes(graph: GraphProto) -> list[str]:
-    """Names of nodes that compute from constants alone: work that should have been folded."""
+    """Return the nodes whose inputs are all constants: they should have been folded."""
     constants = {initializer.name for initializer in graph.initializer}
     found = []
     for node in graph.node:
@@ -37,11 +37,11 @@ def constant_nodes(graph: GraphProto) -> list[str]:
 def prove_folded(
     proto: ModelProto, folded: LayerConstants
 ) -> tuple[tuple[ConstantRecord, ...], tuple[ConstantRecord, ...]]:
-    """Check the whole graph and find the constant of every mask and of every bias in it.
+    """Check the whole graph, and find the constant of every mask and every bias.
 
-    Layers whose masks are equal share one constant.  Returns (masks, biases).
-    Errors: ExportError when an operator of `FORBIDDEN` is there, when a node computes from
-    constants alone, or when a constant is absent, doubled, or used other than once a layer.
+    Layers with equal masks may share a constant.  Returns (masks, biases).
+    Errors: ExportError when the graph has an operator of `FORBIDDEN`, when all inputs of a node are constants, or when
+    a mask or bias is absent, stored more often than layers use it, or not read exactly once by each of its layers.
     """
     graph = proto.graph
     operators = Counter(node.op_type for node in graph.node)
@@ -65,7 +65,7 @@ def _find_constants(
         data = bytes_of_array(one.constant)
         names = names_by_bytes.get(data, [])
         layers = layers_by_bytes[data]
-        # Layers with equal constants share one, or have a copy each: the exporter shares small ones only.
+        # The exporter merges equal constants only if they are small: equal layers share a constant or have a copy each.
         if not 1 <= len(names) <= layers:
             once = "once" if layers == 1 else f"1 to {layers} times"
             raise ExportError(f"{one.layer}: its {what} is in the graph {len(names)} times; expected {once}")
@@ -90,7 +90,7 @@ def _find_constants(
 
 
 def _float_constants(graph: GraphProto, shapes: set[tuple[int, ...]]) -> dict[bytes, list[str]]:
-    """Bytes → names of the float32 constants of the given shapes."""
+    """Map the bytes of every float32 constant of the given shapes to the names of the constants with these bytes."""
     from onnx import TensorProto, numpy_helper
 
     tensors = [(initializer.name, initializer) for initializer in graph.initializer]

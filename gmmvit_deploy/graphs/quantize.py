@@ -1,11 +1,10 @@
-"""int8 and fp8: Q/DQ pairs on both inputs of every projection, and nowhere else.
+"""Quantise a graph to int8 or fp8 with Q/DQ pairs on both inputs of every projection.
 
-    Q(x) = saturate(round(x / s)),  DQ(q) = q · s,  symmetric: no zero point but 0
+    Q(x) = saturate(round(x / s)),  DQ(q) = q · s,  symmetric: every zero point is 0
 
-Activations have one scale each, from calibration; weights one for each output channel. Left alone
-are the first linear map (on the image) and the head, which carry most of the accuracy and little
-of the work, depthwise convolutions, and the products of attention: Q/DQ on those breaks the fused
-kernel. Biases stay as they are.
+Each activation has a scale, from calibration; each weight has a scale per output channel. Not quantised are the first
+linear map (on the image) and the head, which matter most for accuracy and cost little; depthwise convolutions; biases;
+and the products of attention, where Q/DQ would prevent a fused kernel.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ if TYPE_CHECKING:
 __all__ = ["QUANTIZED", "Grid", "activations_of", "grid_of", "quantize_graph"]
 
 QUANTIZED: tuple[Precision, ...] = ("int8", "fp8")
-_SMALLEST_SCALE = 2.0**-24  # of float16, in which scales are stored
+_SMALLEST_SCALE = 2.0**-24  # the smallest positive float16; scales are stored as float16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """The values that a quantised number can take.  largest: of them, at scale 1."""
+    """The values of a quantised type.  name: ``int8`` or ``fp8``.  largest: the largest value at scale 1."""
 
     name: Precision
     largest: float
@@ -46,7 +45,7 @@ class Grid:
         return np.int8 if self.name == "int8" else ml_dtypes.float8_e4m3fn
 
     def quantized(self, values: NDArray[Any], scale: NDArray[Any]) -> NDArray[Any]:
-        """``values`` on the grid of ``scale``, which broadcasts over them."""
+        """Quantise ``values`` with ``scale``, which broadcasts over them; values out of range saturate."""
         import numpy as np
 
         scaled = np.clip(values / scale, -self.largest, self.largest)
@@ -54,9 +53,9 @@ class Grid:
         return result
 
     def scale(self, largest: NDArray[Any]) -> NDArray[Any]:
-        """The scale at which ``largest`` is the last value, as float16 can say it.
+        """Return the scale at which ``largest`` is the largest quantised value, rounded to float16.
 
-        Rounded before anything is quantised with it, so rounding it costs no accuracy.
+        The scale is rounded before it is used to quantise, so the rounding costs no accuracy.
         """
         import numpy as np
 
@@ -66,12 +65,12 @@ class Grid:
 
 
 def grid_of(precision: Precision) -> Grid:
-    """int8: −127 … 127; fp8: E4M3, up to ±448."""
+    """Return the grid of a precision: −127 … 127 for int8, E4M3 up to ±448 for fp8."""
     return Grid(name=precision, largest=127.0 if precision == "int8" else 448.0)
 
 
 def activations_of(graph: GraphProto) -> tuple[str, ...]:
-    """Tensors that need a scale: what goes into each projection, in the graph's order, each once."""
+    """Return the tensors that need a scale: the inputs of projections, in the graph's order, without repeats."""
     return tuple(dict.fromkeys(node.input[0] for node in _projections(graph)))
 
 
@@ -81,10 +80,10 @@ def _projections(graph: GraphProto) -> list[NodeProto]:
 
 
 def quantize_graph(proto: ModelProto, precision: Precision, largest: Mapping[str, float]) -> ModelProto:
-    """A new float32 graph with Q/DQ pairs.
+    """Return a new float32 graph with Q/DQ pairs.
 
-    largest: activation → the value that becomes the grid's last; see `calibration`.
-    Errors: ExportError when an activation has no calibrated value, or one that is not positive and finite.
+    largest: activation → the magnitude that becomes the grid's largest value; see `calibration`.
+    Errors: ExportError when an activation has no calibrated value, or a value that is not positive and finite.
     """
     import numpy as np
     from onnx import numpy_helper
@@ -113,7 +112,7 @@ def quantize_graph(proto: ModelProto, precision: Precision, largest: Mapping[str
 
 
 def _output_axis(node: NodeProto) -> int:
-    """Of the weight: which dimension counts output channels."""
+    """Return the index of the weight's dimension of output channels."""
     if node.op_type == "Conv":
         return 0
     transposed = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
@@ -121,7 +120,7 @@ def _output_axis(node: NodeProto) -> int:
 
 
 class _Pairs:
-    """Makes Q/DQ pairs and remembers those that exist."""
+    """Makes Q/DQ pairs, and reuses the dequantised weights that exist."""
 
     def __init__(self, grid: Grid) -> None:
         self.constants: list[TensorProto] = []
@@ -130,12 +129,12 @@ class _Pairs:
         self._nodes: list[NodeProto] = []
 
     def take(self) -> list[NodeProto]:
-        """The nodes made since last asked."""
+        """Return the nodes made since the previous call."""
         nodes, self._nodes = self._nodes, []
         return nodes
 
     def activation(self, reader: str, name: str, largest: float) -> str:
-        """X → DQ(Q(x)), for this reader alone: a pair of its own fuses into its product."""
+        """Make DQ(Q(x)) for a single reader, so that the pair fuses into that reader's product; return its name."""
         import numpy as np
         from onnx import helper
 
@@ -159,7 +158,7 @@ class _Pairs:
         return stem
 
     def weight(self, name: str, values: NDArray[Any], *, axis: int) -> str:
-        """A constant → its quantised values and DQ(…); shared by all who read it."""
+        """Replace a constant by its quantised values and a DQ node that all readers share; return the DQ's output."""
         import numpy as np
         from onnx import helper
 

@@ -1,4 +1,4 @@
-"""Other nodes and constants in the place of a graph's own."""
+"""Replace the nodes and constants of a graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["rewrite_graph"]
 
 
 def rewrite_graph(graph: GraphProto, nodes: Iterable[NodeProto], constants: Iterable[TensorProto]) -> None:
-    """In place.  Types that were inferred for the old nodes are dropped: they need not hold any more."""
+    """Replace a graph's nodes and constants in place, and drop inferred types, which may no longer hold."""
     new_nodes, new_constants = list(nodes), list(constants)  # before emptying: they may be the graph's own
     del graph.node[:], graph.initializer[:], graph.value_info[:]
     graph.node.extend(new_nodes)

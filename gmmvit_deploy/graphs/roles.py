@@ -1,27 +1,27 @@
-"""What each node of a graph is for: the words in which the precision policy speaks.
+"""Roles of a graph's nodes, by which the precision policy assigns types.
 
 input        scaling and normalisation of pixels
 embedding    the first linear map or convolution, on the image itself
 projection   any later linear map: QKV, output projection, mlp, merging
 depthwise    a convolution that mixes no channels: PiT's pooling, T2T's unfold
 product      Q Kᵀ and P V: no constant on either side
-scale        the scalar d^(−1/2), where there is no mask to hold it
+scale        the scalar d^(−1/2), where no mask contains it
 mask         M ∘ S
 score_bias   + B on the scores
 softmax      its sums and exponentials
-mixing       CaiT's products over heads, or what wide heads have in their place
+mixing       CaiT's products over heads, or the multiplications and sums that replace them
 norm         LayerNorm: mean, variance, scale and shift
 gelu         GELU
 bias         + a constant beside a linear map, or the position embedding
-residual     the sum of a branch and what it skipped
+residual     the sum of a branch and the input of the branch
 pooling      the mean over tokens
-head         what is linear behind the mean over tokens, one row an image; last, what gives the logits
+head         a linear map after the mean over tokens, with a row per image, and the node that outputs the logits
 quantize     QuantizeLinear and DequantizeLinear around a projection
 shape        moves values, computes nothing
-unknown      a node of a graph from elsewhere that no rule explains: float32 in every precision
+unknown      a node of a graph from another exporter that no rule matches: float32 in every precision
 
-Our exporter writes the role into each node (`declared`). A graph from elsewhere declares nothing, and gets what
-`guessed_roles` can tell.
+Our exporter writes the role into each node (`declared`). Graphs from other exporters declare no roles; `guessed_roles`
+infers them.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ __all__ = [
 
 
 def roles_of(graph: GraphProto) -> dict[str, Role]:
-    """Node name → role: what the node declares, else what the rules for graphs from elsewhere tell.
+    """Map each node's name to its declared role, or to the role that `guessed_roles` infers if it declares no role.
 
-    Errors: ExportError when a declared role is no word of the policy.
+    Errors: ExportError when a declared role is not a role of the policy.
     """
     declared = {node.name: declared_role(node) for node in graph.node}
     roles = {name: role for name, role in declared.items() if role is not None}
@@ -61,16 +61,16 @@ def roles_of(graph: GraphProto) -> dict[str, Role]:
 
 
 def attentions_of(graph: GraphProto) -> tuple[Attention, ...]:
-    """Every attention, in the order of the graph: as declared, or in a graph from elsewhere as its wiring shows."""
+    """Return every attention in the graph's order, as declared, or inferred if no node declares a role."""
     if not any(declared_role(node) for node in graph.node):
         return guessed_attentions(graph)
     return declared_attentions(graph)
 
 
 def declared_attentions(graph: GraphProto) -> tuple[Attention, ...]:
-    """Every attention that nodes of the graph declare, in the order of the graph.
+    """Return every attention that the graph's nodes declare, in the graph's order.
 
-    One without a product before and a product after its softmax is not known.
+    An attention without a product before and a product after its softmax has ``known=False``.
     """
     parts: dict[str, list[NodeProto]] = {}
     for node in graph.node:
@@ -103,10 +103,10 @@ def _declared(name: str, nodes: list[NodeProto], matrices: set[str]) -> Attentio
 
 
 def role_disagreements(graph: GraphProto) -> tuple[str, ...]:
-    """Nodes whose declared role is another than the graph's operators and wiring suggest; the declared role holds.
+    """Describe each node whose declared role differs from the inferred role; the declared role is used.
 
-    The rules are a second opinion: where they fail on a graph, the one line returned says so.
-    Errors: ExportError when a declared role is no word of the policy.
+    Inferred roles are only a cross-check: if the rules fail on a graph, a single line states the failure.
+    Errors: ExportError when a declared role is not a role of the policy.
     """
     declared = {node.name: role for node in graph.node if (role := declared_role(node)) is not None}
     try:
@@ -116,11 +116,11 @@ def role_disagreements(graph: GraphProto) -> tuple[str, ...]:
             for name, role in declared.items()
             if guessed[name] not in (role, "unknown")
         )
-    except Exception as exc:  # a second opinion must not end the export of a graph that declares its roles itself
+    except Exception as exc:  # a failed cross-check must not end the export of a graph that declares its roles
         return (f"every node: the rules for operators and wiring fail on this graph ({type(exc).__name__}: {exc})",)
 
 
 def unknown_operators(graph: GraphProto) -> tuple[str, ...]:
-    """``name: operator`` of every node without a known role."""
+    """List ``name: operator`` of every node whose role is unknown."""
     roles = roles_of(graph)
     return tuple(f"{node.name}: {node.op_type}" for node in graph.node if roles[node.name] == "unknown")

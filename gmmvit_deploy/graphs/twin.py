@@ -1,4 +1,4 @@
-"""The twin of a graph with M = 1: what the same network would cost without its masks."""
+"""Make the twin of a graph with M = 1, to measure the cost of the same network without its masks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["with_masks_of_one"]
 
 
 def with_masks_of_one(proto: ModelProto) -> ModelProto:
-    """Every mask becomes a scalar of its type, as 1/√d stands in a plain model; all else stays.
+    """Return a graph in which every mask is replaced by a scalar of the same type, like 1/√d in a plain model.
 
-    The scalar's value does not matter for what it costs. Not for answers.
+    Use it to measure cost only: the scalar's value is arbitrary, so the logits are meaningless.
     """
     import numpy as np
     from onnx import numpy_helper

@@ -1,10 +1,10 @@
-"""Compiled libraries, kept between processes: the most recently used few, and why one could not be compiled.
+"""Cache compiled libraries on disk, and record failed compilations.
 
     <folder>/<name>-<key>.so      a library           <name>-<key>.failed   the compiler's reason, as text
-    <folder>/<name>-<key>.lock    held exclusively while compiling or removing, shared by every process that uses it
+    <folder>/<name>-<key>.lock    locked exclusively to compile or remove the library, shared by each process using it
 
-The folder is ``$XDG_CACHE_HOME/gmmvit-deploy/kernels``, by default below ``~/.cache``. It holds at most
-`MOST_LIBRARIES` libraries and as many failures; a library that a living process uses is never removed.
+The folder is ``$XDG_CACHE_HOME/gmmvit-deploy/kernels``, below ``~/.cache`` by default. It keeps the `MOST_LIBRARIES`
+most recently used libraries, and as many failures. A library that a running process uses is never removed.
 """
 
 from __future__ import annotations
@@ -29,30 +29,34 @@ __all__ = [
 
 MOST_LIBRARIES = 8
 _IN_USE: dict[Path, IO[str]] = {}
-"""Library → its lock, held by this process for as long as it lives."""
+"""Library → its lock file, which this process keeps locked until it ends."""
 
 
 class CompileError(Exception):
-    """The library could not be compiled this time; the message is the reason."""
+    """The library could not be compiled; another attempt may succeed.  The message is the reason."""
 
 
 class SourceError(CompileError):
-    """The compiler reported an error in the sources.  Kept in the cache under the library's key."""
+    """The compiler reported an error in the sources.  The cache records it under the library's key."""
 
 
 def cache_folder() -> Path:
-    """Errors: RuntimeError when no home directory is known and XDG_CACHE_HOME is not set."""
+    """Return the cache's folder.
+
+    Errors: RuntimeError when no home directory is known and XDG_CACHE_HOME is not set.
+    """
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gmmvit-deploy" / "kernels"
 
 
 def compiled(stem: str, compile_to: Callable[[Path], None]) -> Path:
-    """The library ``<stem>.so`` of the cache, in use by this process from now on; compiled if it is not there.
+    """Return the path of the library ``<stem>.so``, compile it if it is not in the cache, and mark it as in use.
 
     stem: name and key.  compile_to: writes the library to a path, or raises `CompileError`; a `SourceError`
     is recorded.
-    Several processes may want it at once: one compiles, the others wait. Nothing half-written bears its name.
-    Errors: CompileError, also a SourceError recorded earlier, without another attempt; OSError when the folder cannot
-    be used.
+    If several processes ask for the same library, the first compiles it and the others wait. The file appears under
+    its name only when it is complete.
+    Errors: CompileError; SourceError, without another attempt, if an earlier failure is recorded; OSError when the
+    folder cannot be used; RuntimeError as `cache_folder`.
     """
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
@@ -71,7 +75,7 @@ def compiled(stem: str, compile_to: Callable[[Path], None]) -> Path:
 
 
 def _in_use(library: Path) -> IO[str] | None:
-    """The library's lock, shared with the other processes that use it; None where the library is not there."""
+    """Take a shared lock on a library and return the lock file; None if the library does not exist."""
     lock = _locked(library.with_suffix(".lock"), fcntl.LOCK_SH)
     try:
         os.utime(library)
@@ -82,14 +86,15 @@ def _in_use(library: Path) -> IO[str] | None:
 
 
 def recorded_failure(stem: str) -> Path | None:
-    """The file that records why this library could not be compiled, or None."""
+    """Return the file that records why this library could not be compiled, or None."""
     path = cache_folder() / f"{stem}.failed"
     return path if path.exists() else None
 
 
 def empty_cache() -> tuple[list[Path], list[Path]]:
-    """Remove all libraries and recorded failures: (what was removed, the libraries left because a process uses them).
+    """Remove all libraries and recorded failures.
 
+    Returns (removed files, libraries that remain because a running process uses them).
     Errors: RuntimeError as `cache_folder`; OSError when a file cannot be removed.
     """
     removed: list[Path] = []
@@ -122,7 +127,7 @@ def _remove_oldest(folder: Path) -> None:
 
 
 def _by_use(folder: Path, suffix: str) -> list[Path]:
-    """The most recently used first."""
+    """List the cache's files with this suffix, the most recently used first."""
     times: list[tuple[float, Path]] = []
     for path in folder.glob(f"*-*{suffix}"):
         with suppress(FileNotFoundError):
@@ -131,7 +136,7 @@ def _by_use(folder: Path, suffix: str) -> list[Path]:
 
 
 def _removed(path: Path) -> bool:
-    """Remove a file and its lock; False if a living process uses it."""
+    """Remove a file and, if no other file needs it, its lock.  Returns False if a running process uses the file."""
     lock_path = path.with_suffix(".lock")
     with lock_path.open("a") as lock:
         try:
@@ -145,10 +150,10 @@ def _removed(path: Path) -> bool:
 
 
 def _locked(path: Path, kind: int) -> IO[str]:
-    """The lock file, open and held; opened again if it was removed while waiting for it.
+    """Open and lock a lock file, and open it again if another process removed it during the wait.
 
-    kind: ``fcntl.LOCK_SH`` or ``LOCK_EX``.  A library that is there is only ever locked shared: every process that
-    uses it holds that lock for as long as it lives, so whoever asked for an exclusive one would wait as long.
+    kind: ``fcntl.LOCK_SH`` or ``LOCK_EX``.  Ask for an exclusive lock only while the library does not exist: each
+    process that uses a library holds a shared lock until it ends, and the exclusive lock would wait for all of them.
     """
     while True:
         lock = path.open("a")

@@ -1,13 +1,13 @@
-"""Our kernels as libraries for the runtimes that are installed: compiled on first use, then kept in a cache.
+"""Compile our kernels as libraries for the installed runtimes on first use, and keep them in a cache.
 
-An operation of OpenVINO is C++ and belongs to one version of it, so it cannot come ready-made with this package; nor
-can C, whose package would be another for every platform. OpenVINO's own package brings its headers, ONNX Runtime's
-interface needs none; what it takes is a C++ compiler, once, for some seconds.
+This package contains no compiled kernels: an OpenVINO operation is C++ that works with a single version of OpenVINO,
+and compiled C would need a separate package for each platform. OpenVINO's package includes its headers, and ONNX
+Runtime's interface needs none. Compiling needs a C++ compiler and takes some seconds.
 
-A library is kept under a key of the compiler (its arguments and what ``$CXX --version`` answers), the flags, the
-sources and the version of what it is compiled against. The place of this package is no part of the key. An
-error that the compiler reports in the sources is recorded under the same key, so no other process tries again
-(`cache.py`); a failure for want of memory or disk is not.
+The key of a library in the cache is a hash of the compiler (its arguments and the output of ``$CXX --version``), the
+flags, the sources and the version of the runtime that it is compiled against; the folder of this package is not part
+of it. If the compiler reports an error in the sources, the failure is recorded under the same key, so that no other
+process tries again (`cache.py`). A failure from lack of memory or disk space is not recorded.
 """
 
 from __future__ import annotations
@@ -34,18 +34,20 @@ _FOR_OPENVINO = ("openvino_operations.cpp", *_ATTENTION, "residual_norm.c", "res
 _FOR_ONNXRUNTIME = ("onnxruntime_operations.c", *_ATTENTION)
 _FLAGS = ("-O2", "-shared", "-fPIC")
 _SOURCE_ERROR = re.compile(r":\d+: (fatal )?error: ")
-"""A line and a number before the message, as g++ and clang++ report an error in a source."""
+"""Format in which g++ and clang++ report an error in a source: the line number before the message."""
 _SHORTAGE = re.compile(r"no space left|disk quota|out of memory|memory exhausted|cannot allocate|killed", re.IGNORECASE)
-"""What compilers report, some with a place in a source, where the machine ran out of something."""
+"""Messages of compilers, some with a line number, when the machine lacks memory or disk space."""
 _TRY_AGAIN = "gmmvit doctor --empty-kernel-cache"
 _LIBRARIES = ("libopenvino.so.*", "libtbb.so.*")
 
 
 @dataclass(frozen=True, slots=True)
 class _Recipe:
-    """What to compile.  flags: the same wherever things are installed.  include, linked: by place.
+    """A library to compile.
 
-    against: name and version of what include and linked belong to.
+    sources: file names in this folder.  flags: compiler flags without paths.
+    include: folders of headers.  linked: libraries to link with.
+    against: name and version of the package that ``include`` and ``linked`` belong to.
     """
 
     name: str
@@ -58,9 +60,11 @@ class _Recipe:
 
 @lru_cache
 def openvino_library() -> tuple[Path | None, str]:
-    """(the library, ""); or (None, why there is none).
+    """Return the library of our kernels for OpenVINO, compiled if it is not in the cache.
 
-    It is kept in ``$XDG_CACHE_HOME/gmmvit-deploy/kernels``, by default ~/.cache. $CXX is the compiler, by default c++.
+    Returns (path of the library, "") or (None, the reason why it is not available).
+    The cache is ``$XDG_CACHE_HOME/gmmvit-deploy/kernels``, below ``~/.cache`` if XDG_CACHE_HOME is not set. $CXX is
+    the compiler, ``c++`` by default.
     Errors: MissingDependencyError without OpenVINO.
     """
     recipe, why = _openvino_recipe()
@@ -69,14 +73,17 @@ def openvino_library() -> tuple[Path | None, str]:
 
 @lru_cache
 def onnxruntime_library() -> tuple[Path | None, str]:
-    """As `openvino_library`; for any ONNX Runtime, since its interface in C does not change."""
+    """Return the library of our kernels for ONNX Runtime; see `openvino_library`.
+
+    It works with every version of ONNX Runtime, because the C interface is stable.
+    """
     return _library(_ONNXRUNTIME)
 
 
 def why_recorded(name: str) -> str:
-    """The file that keeps every process from compiling the library ``onnxruntime`` or ``openvino`` again, or "".
+    """Return the file that records a failed compilation and prevents another attempt; empty if there is no such file.
 
-    Errors: as `openvino_library`.
+    name: ``onnxruntime`` or ``openvino``.  Errors: as `openvino_library`.
     """
     recipe = _ONNXRUNTIME if name == "onnxruntime" else _openvino_recipe()[0]
     try:
@@ -89,8 +96,9 @@ def why_recorded(name: str) -> str:
 def empty_kernel_cache() -> tuple[list[Path], list[Path]]:
     """Remove compiled libraries and recorded failures, so that the next use compiles again.
 
-    Returns (what was removed, the libraries left because a living process uses them).
-    Errors: RuntimeError when no home directory is known; OSError when a file cannot be removed.
+    Returns (removed files, libraries that remain because a running process uses them).
+    Errors: RuntimeError when neither a home directory nor XDG_CACHE_HOME is known; OSError when a file cannot be
+    removed.
     """
     emptied = empty_cache()
     for known in (openvino_library, onnxruntime_library):
@@ -123,18 +131,18 @@ def _library(recipe: _Recipe) -> tuple[Path | None, str]:
     try:
         compiler = _compiler()
         return compiled(_stem(recipe, compiler), lambda path: _compile(recipe, compiler, path)), ""
-    # `Path.home()` raises RuntimeError when HOME is unset; a lone quote in $CXX is a ValueError.
+    # `Path.home()` raises RuntimeError when HOME is unset, and shlex ValueError on an unbalanced quote in $CXX.
     except (OSError, RuntimeError, ValueError, CompileError) as exc:
         return None, _reason(exc)
 
 
 def _compiler() -> list[str]:
-    """$CXX, which may have arguments, or c++."""
+    """Return $CXX split into program and arguments, or ``c++``."""
     return shlex.split(os.environ.get("CXX") or "c++") or ["c++"]
 
 
 def _stem(recipe: _Recipe, compiler: list[str]) -> str:
-    """Name and key of a library.  Errors: OSError when the compiler cannot be started."""
+    """Return a library's name and key, joined.  Errors: OSError when the compiler cannot be started."""
     answer = subprocess.run([*compiler, "--version"], capture_output=True, text=True, errors="replace", check=False)
     sources = {name: hashlib.sha256((_HERE / name).read_bytes()).hexdigest() for name in recipe.sources}
     key = {
@@ -161,7 +169,7 @@ def _compile(recipe: _Recipe, compiler: list[str], path: Path) -> None:
 
 
 def _language(source: str) -> list[str]:
-    """The compiler's options for a source; empty for headers."""
+    """Return the compiler's options that state a source's language; empty for a header."""
     return {".cpp": ["-x", "c++"], ".c": ["-x", "c"]}.get(Path(source).suffix, [])
 
 

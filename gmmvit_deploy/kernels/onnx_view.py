@@ -1,4 +1,4 @@
-"""An ONNX graph as the matcher sees it.  Its kernel computes in float32 and looks through no conversion."""
+"""Show an ONNX graph to the matcher.  The ONNX Runtime kernel computes in float32 and does not skip conversions."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ class OnnxView:
         return self.wiring.inner_shape(value)
 
     def target(self, value: str) -> tuple[int, ...] | None:
-        """As its constant says it; a dimension that the constant leaves open is not known."""
+        """Return the shape in the Reshape's constant without the batch; None if a dimension is left open."""
         inputs = self.wiring.maker[value].input
-        constant = self.wiring.array(inputs[1]) if len(inputs) > 1 else None  # an attribute before opset 5
+        constant = self.wiring.array(inputs[1]) if len(inputs) > 1 else None  # before opset 5 the shape is an attribute
         inner = () if constant is None else tuple(int(one) for one in constant.reshape(-1)[1:])
         return inner if inner and min(inner) > 0 else None
 
@@ -79,7 +79,7 @@ class OnnxView:
         if split is None:
             return value, 0, 1
         source = split.input[0]
-        shape = self.wiring.inner_shape(source)  # the matcher refuses an unknown one
+        shape = self.wiring.inner_shape(source)  # the matcher refuses an unknown shape
         if len(split.input) > 1 or (shape is not None and _axis(split, 0) not in (len(shape), -1)):
             return None
         return source, list(split.output).index(value), len(split.output)

@@ -1,9 +1,9 @@
-"""Our fused masked attention inside ONNX Runtime.
+"""Run our fused masked attention inside ONNX Runtime.
 
     Split, Reshape, Transpose, MatMul, Mul by M, Add, Softmax, MatMul, Transpose, Reshape  →  one node
 
-which `masked_attention.c` computes in one pass over the cache, in float32. Which attentions are replaced `matcher.py`
-says, with the reason for each that is not; whatever else a graph has stays ONNX Runtime's own.
+`masked_attention.c` computes the node in a single pass over the cache, in float32. `matcher.py` decides which
+attentions are replaced, and gives the reason for each that is not. All other nodes remain ONNX Runtime's own.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ DOMAIN = "gmmvit"
 
 
 def attentions_of_kernel(proto: ModelProto) -> list[MatchedAttention | Refusal]:
-    """For every softmax of a graph: the attention that our kernel computes, or why it does not take it."""
+    """For every softmax of a graph, return the attention that our kernel computes, or the reason why it cannot."""
     return attentions_in(OnnxView(proto.graph))
 
 
 def with_fused_attention(proto: ModelProto) -> tuple[ModelProto, int]:
-    """(a new graph, how many of its attentions are one node now)."""
+    """Replace each attention that our kernel computes by a single node.  Returns (a new graph, attentions replaced)."""
     from onnx import helper, numpy_helper
 
     out = type(proto)()

@@ -1,4 +1,4 @@
-"""Image files → labels with probabilities, from a live server or from a bundle in this process."""
+"""Classify image files with a live server, or with a bundle in this process: labels with probabilities."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """One class with its softmax probability."""
+    """A class with its softmax probability."""
 
     label: str
     index: int
@@ -43,9 +43,10 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Classification:
-    """What became of one file: predictions, likeliest first, or the reason why there are none.
+    """The result for a file: predictions in order of decreasing probability, or an error.
 
-    runner: name of what answered.  notice: as `Classifier`.
+    runner: name of the runner that computed it.  error: why the file has no predictions; empty if it has.
+    notice: as in `Classifier`.
     """
 
     path: Path
@@ -56,10 +57,10 @@ class Classification:
 
 
 class Classifier:
-    """``logits(images)`` for encoded images.  Abstract; used as a context manager.
+    """Computes logits of encoded images.  Abstract; used as a context manager.
 
-    runner: name of what answers.  notice: why our CPU kernels, which would be faster, are not used; empty where
-    they are, or where nobody asked for them.
+    runner: name of the runner that computes.
+    notice: why our CPU kernels, which would be faster, are not used; empty if they are used or were not requested.
     """
 
     runner: str
@@ -68,11 +69,14 @@ class Classifier:
     max_batch: int
 
     def logits(self, images: Sequence[bytes]) -> NDArray[Any]:
-        """float32 (B, C).  Errors: RequestRejectedError or ImageError when one of them is no image."""
+        """Compute float32 logits (B, C).
+
+        Errors: RequestRejectedError or ImageError when at least one of the images cannot be decoded.
+        """
         raise NotImplementedError
 
     def close(self) -> None:
-        """Give back what the classifier holds."""
+        """Release the classifier's resources."""
 
     def __enter__(self) -> Classifier:
         return self
@@ -82,10 +86,13 @@ class Classifier:
 
 
 class TritonClassifier(Classifier):
-    """The ensemble of a served bundle: the server decodes, so it answers as it does for everybody."""
+    """Classifies with the ensemble of a served bundle; the server decodes the images, as for every client."""
 
     def __init__(self, url: str, *, model: str = DEFAULT_MODEL) -> None:
-        """Errors: ServerError when the server is not there, or has no such model that takes images."""
+        """Connect to a server.
+
+        Errors: ServerError when the server does not answer, or has no such model with encoded images as input.
+        """
         self._model = model
         self._connection = TritonConnection(url)
         self.runner = f"triton-{self._connection.protocol}"
@@ -112,12 +119,13 @@ class TritonClassifier(Classifier):
 
 
 class BundleClassifier(Classifier):
-    """A bundle in this process, through ONNX Runtime: no server."""
+    """Classifies with a bundle in this process, through ONNX Runtime, without a server."""
 
     def __init__(self, bundle: Bundle, *, cpu_kernels: bool = True) -> None:
-        """cpu_kernels: use ours where they can be had.
+        """Open a bundle.
 
-        Errors: InputError when the bundle does not say how images are normalised.
+        cpu_kernels: use our kernels if they are available.
+        Errors: InputError when the bundle does not state mean and std.
         """
         if bundle.manifest.image.normalisation is None:
             raise InputError(
@@ -153,11 +161,12 @@ def classify_files(
     concurrency: int = 4,
     on_progress: OnProgress = ignore,
 ) -> list[Classification]:
-    """Classify files, in batches, several at a time; answers come in the order of ``files``.
+    """Classify files in concurrent batches; the results have the order of ``files``.
 
-    A file that cannot be read or is no image gets an answer with ``error`` and spoils nobody
-    else's.
-    Errors: ServerError when the server fails or goes away.
+    top: number of predictions per file.  batch: largest number of files in a batch.
+    concurrency: number of batches that run at once.
+    A file that cannot be read or decoded gets a result with ``error``, and does not affect other files.
+    Errors: ServerError when the server fails or stops answering.
     """
     size = max(1, min(batch, classifier.max_batch))
     batches = (files[start : start + size] for start in range(0, len(files), size))
@@ -176,7 +185,7 @@ def _bounded(
     groups: Iterator[Sequence[Path]],
     limit: int,
 ) -> Iterator[list[Classification]]:
-    """Results as they come, never more than ``limit`` groups in the air: a folder may hold millions."""
+    """Yield results as they are ready, with at most ``limit`` groups pending: a folder may have millions of files."""
     running: set[Future[list[Classification]]] = {pool.submit(work, group) for group in islice(groups, limit)}
     try:
         while running:
@@ -222,7 +231,7 @@ def _ask(classifier: Classifier, images: dict[Path, bytes], top: int) -> dict[Pa
             (file,) = images
             error = str(exc).partition("image 0: ")[2] or str(exc)
             return {file: Classification(path=file, runner=classifier.runner, error=error)}
-        # One of them is bad and spoils the batch: ask for each alone, so that the others get their answer.
+        # A bad image makes the whole batch fail: send each image alone, so that the others get their result.
         alone = [_ask(classifier, {file: data}, top) for file, data in images.items()]
         return {file: answer for answers in alone for file, answer in answers.items()}
     return {
@@ -232,10 +241,10 @@ def _ask(classifier: Classifier, images: dict[Path, bytes], top: int) -> dict[Pa
 
 
 def likeliest(logits: NDArray[Any], labels: Sequence[str], top: int) -> tuple[Prediction, ...]:
-    """The ``top`` classes of one row of logits (C,), likeliest first, with their softmax probabilities."""
+    """Return the ``top`` most likely classes of a row of logits (C,), with their softmax probabilities."""
     import numpy as np
 
-    # In float64: probabilities are for reading, and should add up.
+    # In float64, so that the displayed probabilities add up to 1.
     exponentials = np.exp(logits.astype(np.float64) - logits.max())
     probabilities = exponentials / exponentials.sum()
     order = np.argsort(-logits, kind="stable")[:top]

@@ -1,4 +1,4 @@
-"""PyTorch: the trained module itself, rebuilt from the bundle alone; eager or compiled, on the CPU or a GPU."""
+"""Run the trained PyTorch module, rebuilt from the bundle, eager or compiled, on the CPU or a GPU."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ __all__ = ["CompiledRunner", "EagerRunner"]
 
 
 class EagerRunner(Runner):
-    """The reference. Nothing is folded and nothing exported: masks are computed as in training.
+    """The reference: runs the module without folding or export, and computes the masks as in training.
 
-    With ``pixels`` the normalisation is numpy's, so the one inside the exported graph is held to
-    an independent implementation. On a GPU, float32 is float32: TF32 is off.
+    For ``pixels``, numpy normalises, which checks the normalisation in the exported graph against an independent
+    implementation. On a GPU, TF32 is off.
     """
 
     name = "eager"
 
     def __init__(self, bundle: Bundle, *, device: Device = "cpu") -> None:
-        """Errors: BundleError when weights and manifest do not agree; InputError when PyTorch has no such device."""
+        """Rebuild the module.
+
+        Errors: BundleError when weights and manifest do not agree; InputError when PyTorch sees no GPU for ``gpu``.
+        """
         from gmmvit_deploy.checkpoints.weights import model_from_bundle
 
         super().__init__(bundle)
@@ -43,7 +46,7 @@ class EagerRunner(Runner):
         self._takes_pixels = bundle.manifest.input_kind == "pixels"
 
     def tensors(self, batch: NDArray[Any]) -> Tensor:
-        """What the graph takes → float32 (B, channels, height, width), normalised."""
+        """Convert a batch of the graph's input to a normalised float32 tensor (B, channels, height, width)."""
         import torch
 
         if self._takes_pixels:
@@ -84,15 +87,15 @@ def _require_gpu(name: str) -> None:
 
 
 class CompiledRunner(EagerRunner):
-    """The trained module through ``torch.compile``, which needs a C++ compiler on a CPU.
+    """Runs the trained module through ``torch.compile``, which needs a C++ compiler on a CPU.
 
-    One program for all batches: a program for each would be compiled whenever another batch comes.
+    The batch is dynamic, so that a batch of another size does not start another compilation.
     """
 
     name = "compile"
 
     def __init__(self, bundle: Bundle, *, device: Device = "cpu") -> None:
-        """Errors: as `EagerRunner`; InputError when it cannot be compiled here."""
+        """Compile the module.  Errors: as `EagerRunner`; InputError when torch.compile fails on this machine."""
         import torch
 
         super().__init__(bundle, device=device)
@@ -100,7 +103,7 @@ class CompiledRunner(EagerRunner):
         example = torch.zeros(min(2, self.max_batch), *self._image.tensor_shape, device=self._place)
         try:
             self._logits(self._compiled, example)
-        # torch.compile fails with classes of its own, of its compilers', and of the operating system.
+        # torch.compile raises its own exception classes, its compilers' and the operating system's.
         except Exception as exc:
             reason = str(exc).strip().splitlines()[0] if str(exc).strip() else type(exc).__name__
             raise InputError(

@@ -1,4 +1,4 @@
-"""An engine as a runner, so that parity and benchmarks take it like anything else."""
+"""Run a TensorRT engine as a runner, so that parity and benchmarks treat it like any other."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ __all__ = ["EngineRunner"]
 
 
 class EngineRunner(Runner):
-    """A TensorRT engine on the GPU that is here.
+    """Runs a TensorRT engine on this machine's GPU.
 
-    Errors: EngineError when the engine is another bundle's, another TensorRT's or another GPU's.
+    Errors: EngineError when the engine was built from another bundle, or cannot run with the installed TensorRT or on
+    this GPU; MissingDependencyError.
     """
 
     device = "gpu"
@@ -54,7 +55,7 @@ class EngineRunner(Runner):
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """Of each optimisation profile."""
+        """(smallest, largest) batch of each optimisation profile."""
         return tuple((profile.least, profile.most) for profile in self.card.profiles)
 
     @property
@@ -70,12 +71,12 @@ class EngineRunner(Runner):
         return stand_in(open_variant(self._bundle, self.precision), f"{self.name} cannot be looked into")
 
     def _check(self, batch: NDArray[Any]) -> None:
-        self.card.profile_for(len(batch))  # says which profiles there are
+        self.card.profile_for(len(batch))  # its error lists the profiles
         super()._check(batch)
 
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
         return self._session.run(batch)
 
     def close(self) -> None:
-        """Give the GPU's memory back."""
+        """Release the GPU's memory."""
         self._session.close()

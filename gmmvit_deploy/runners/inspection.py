@@ -1,4 +1,4 @@
-"""Inner values of a graph in ONNX Runtime: the tensors that are asked for become outputs of the graph."""
+"""Read inner values of a graph in ONNX Runtime, by adding the requested tensors to the graph's outputs."""
 
 from __future__ import annotations
 
@@ -26,12 +26,16 @@ _NAMED = "{}, with its blocks as outputs"
 def inspectable_in_onnxruntime(
     name: str, proto: ModelProto, open_session: Callable[[bytes, str], Any] = session_from_bytes
 ) -> InspectableGraph:
-    """open_session: (serialised graph, what errors call it) → a session that has all its operators."""
+    """Make a graph inspectable in ONNX Runtime.
+
+    name: for reports.  open_session: function of a serialised graph and its name in errors, that returns a session
+    with all operators of the graph.
+    """
     return InspectableGraph(name=name, proto=proto, values=partial(_values, proto, open_session, name))
 
 
 def stand_in(variant: Variant, why_not: str) -> Inspection:
-    """The bundle's graph as it lies on disk, in ONNX Runtime, for a runner whose own program cannot be read."""
+    """Return the bundle's unchanged graph in ONNX Runtime, for a runner whose own program cannot be inspected."""
     import onnx
 
     return Inspection(inspectable_in_onnxruntime(variant.path.name, onnx.load(variant.path)), why_not)
@@ -44,15 +48,18 @@ def _values(
     inputs: NDArray[Any],
     tensors: Sequence[str],
 ) -> dict[str, NDArray[Any]]:
-    """Errors: BundleError when ONNX Runtime cannot run the graph in this form."""
-    # bfloat16 has no operators in ONNX Runtime on a CPU.
+    """Run the graph and return the named tensors and the logits: name → value.
+
+    Errors: BundleError when ONNX Runtime cannot load or run the graph with the additional outputs.
+    """
+    # ONNX Runtime has no bfloat16 operators on a CPU.
     tapped = without_bfloat16(_with_outputs(proto, tensors))
     session = open_session(tapped.SerializeToString(), _NAMED.format(name))
     (image,) = (one.name for one in proto.graph.input)
     names = list(dict.fromkeys([*tensors, LOGITS]))
     try:
         return dict(zip(names, session.run(names, {image: inputs}), strict=True))
-    # ONNX Runtime raises classes of its own for whatever goes wrong inside.
+    # ONNX Runtime raises its own exception classes, which have no common base.
     except Exception as exc:
         raise BundleError(f"{_NAMED.format(name)}: ONNX Runtime cannot run it: {str(exc).strip()}") from exc
 
@@ -65,7 +72,7 @@ def _with_outputs(proto: ModelProto, tensors: Sequence[str]) -> ModelProto:
     present = {output.name for output in copy.graph.output}
     for tensor in sorted(set(tensors) - present):
         copy.graph.output.append(onnx.ValueInfoProto(name=tensor))
-    # Their types are the runtime's to infer; a checker would want them written.
+    # ONNX Runtime infers the types of outputs; the ONNX checker requires them in the graph.
     inferred = {one.name: one for one in onnx.shape_inference.infer_shapes(proto).graph.value_info}
     for output in copy.graph.output:
         if output.name in inferred:

@@ -1,4 +1,4 @@
-"""The names of the runners, for those who only list them: nothing is imported here that runs a model."""
+"""Names of the runners, importable without any package that runs a model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gmmvit_deploy.errors import InputError
 __all__ = ["DEFAULT_URLS", "KERNELS_SUFFIX", "RUNNERS", "require_runner"]
 
 KERNELS_SUFFIX = "+kernels"
-"""Behind the name of a runtime: the graph runs with the CPU kernels of this project."""
+"""Suffix of a runtime's name: the graph runs with the CPU kernels of this project."""
 
 RUNNERS = (
     "eager",
@@ -23,13 +23,13 @@ RUNNERS = (
     "triton-grpc",
     "triton-http",
 )
-"""From the trained module to the server: the order in which a waterfall shows them."""
+"""In the order of a waterfall: from the trained module to the server."""
 
 DEFAULT_URLS = {"triton-grpc": "grpc://localhost:8001", "triton-http": "http://localhost:8000"}
-"""Runner of a server → the address that it asks when none is given."""
+"""Runner of a server → its default address."""
 
 
 def require_runner(name: str) -> None:
-    """Errors: InputError when no runner has this name."""
+    """Check the name of a runner.  Errors: InputError when no runner has this name."""
     if name not in RUNNERS:
         raise InputError(f"runner {name!r} is not known", hint=f"known: {', '.join(RUNNERS)}")

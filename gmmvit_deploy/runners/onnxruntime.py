@@ -1,4 +1,4 @@
-"""ONNX Runtime on the CPU: a graph of the bundle as it lies on disk, or that graph with our attention kernel in it."""
+"""Run a graph of the bundle in ONNX Runtime on the CPU, unchanged or with our attention kernel."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ __all__ = ["OnnxRuntimeRunner"]
 
 
 class OnnxRuntimeRunner(Runner):
-    """``model.onnx`` of a bundle, or one of its other precisions.
+    """Runs ``model.onnx`` of a bundle, or its graph in another precision.
 
-    ``onnxruntime`` runs the file, in ONNX Runtime's own operators; ``onnxruntime+kernels`` a graph made from it,
-    whose attention is our own operator.
+    ``onnxruntime`` runs the file with ONNX Runtime's own operators; ``onnxruntime+kernels`` runs a graph made from the
+    file, whose attention is our own operator.
     """
 
     name = "onnxruntime"
@@ -41,8 +41,11 @@ class OnnxRuntimeRunner(Runner):
     def __init__(
         self, bundle: Bundle, *, variant: Variant | None = None, threads: int = 0, kernels: bool = False
     ) -> None:
-        """Errors: RunnerUnavailableError for a precision that ONNX Runtime does not take on a CPU, and when our kernels
-        are asked for and cannot be had; BundleError as `session_from_onnx`.
+        """Load a graph.
+
+        variant: the graph; None loads the float32 graph.  threads: 0 uses a thread per core.  kernels: use our kernels.
+        Errors: RunnerUnavailableError for a precision that ONNX Runtime does not support on a CPU, or when ``kernels``
+        is set and our kernels are not available; BundleError as `session_from_onnx`.
         """
         super().__init__(bundle)
         self.graph = variant or open_variant(bundle, "fp32")
@@ -86,7 +89,7 @@ class OnnxRuntimeRunner(Runner):
         }
 
     def inspectable(self) -> Inspection:
-        """The very graph that runs, our operators included."""
+        """Return the graph that runs, including our operators."""
         import onnx
 
         if self._fused is None:

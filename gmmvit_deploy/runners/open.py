@@ -1,8 +1,8 @@
-"""Every runner, by the name that the command line gives it.
+"""Open a runner by its name on the command line.
 
-``onnxruntime`` and ``openvino`` run a graph of the bundle as it lies on disk, in the runtime's own operators;
-``onnxruntime+kernels`` and ``openvino+kernels`` run it with our CPU kernels. A precision goes behind any of the four:
-``openvino+kernels:bf16``.
+``onnxruntime`` and ``openvino`` run a graph of the bundle unchanged, with the runtime's own operators;
+``onnxruntime+kernels`` and ``openvino+kernels`` run it with our CPU kernels. Each of these four names takes a
+precision after a colon: ``openvino+kernels:bf16``.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _GOES_WITH = "--precision, or a precision behind the name, goes with onnxruntime
 
 
 def default_runners(bundle: Bundle, precision: Precision = "fp32") -> tuple[list[str], list[str]]:
-    """Runners to check when the user names none: ONNX Runtime, and with our kernels where they can be had.
+    """Return the runners to check by default: ONNX Runtime, plain and, where available, with our kernels.
 
-    Returns (names, reasons why a runner is left out).
+    Returns (names, a reason for each runner that is left out).
     Errors: BundleError when the bundle has no graph in this precision.
     """
     fused, why = fused_graph(open_variant(bundle, precision).path)
@@ -49,10 +49,10 @@ def default_runners(bundle: Bundle, precision: Precision = "fp32") -> tuple[list
 
 
 def proof_programs(bundle: Bundle, variant: Variant) -> dict[str, Callable[[], Runner]]:
-    """Runner → opens it: every program on a CPU that computes this bundle in the precision of this graph.
+    """Map each CPU runner that computes this bundle in the variant's precision to a function that opens it.
 
-    variant: may lie outside the bundle, as a graph does that is not written yet. In bf16 OpenVINO is given the float32
-    graph, as everywhere.
+    variant: its graph may be outside the bundle, for example before it is written there. For bf16, OpenVINO runs the
+    bundle's float32 graph.
     """
 
     def onnxruntime(*, kernels: bool) -> Runner:
@@ -81,12 +81,13 @@ def open_runner(
     precision: Precision = "fp32",
     takes_other_bundle: bool = False,
 ) -> Runner:
-    """A runner by the name that the command line gives it.
+    """Open a runner by its name on the command line.
 
-    url: of a Triton server; its protocol must be the one the name says.  engine: for the two TensorRTs.
-    precision: of the graph that ONNX Runtime or OpenVINO runs; bf16 in OpenVINO needs no graph of its own.
-    Errors: InputError on an unknown name, on what does not go together, and for ``+kernels`` where our kernels cannot
-    be had, with the reason; whatever the runner raises.
+    url: of a Triton server; its protocol must match the runner's name.  model: the server's model.
+    engine: folder of an engine, for ``tensorrt`` and ``tensorrt-rtx``.
+    precision: of the graph that ONNX Runtime or OpenVINO runs; for bf16, OpenVINO runs the float32 graph.
+    Errors: InputError on an unknown name, on options that do not fit the runner, and on ``+kernels`` where our kernels
+    are not available, with the reason; every error that the runner raises when it opens.
     """
     require_runner(name)
     if name in DEFAULT_URLS:
@@ -127,12 +128,12 @@ def open_runners(
     precision: Precision = "fp32",
     takes_other_bundle: bool = False,
 ) -> Iterator[list[Runner]]:
-    """Several runners side by side, each given the options that are meant for it; all are closed at the end.
+    """Open several runners, give each the options that apply to it, and close all of them at the end.
 
-    names: of runners; those of graphs may have a precision of their own behind a colon, as in ``openvino:bf16``.
-    precision: of those that do not say theirs.  takes_other_bundle: as `TritonRunner`, so that parity can say it in
-    its report.
-    Errors: InputError when one is there twice, or an option is meant for none of them.
+    names: of runners; a runner of graphs may have its own precision after a colon, as in ``openvino:bf16``.
+    urls: of Triton servers, at most one per protocol.  precision: of the runners of graphs without their own.
+    takes_other_bundle: as in `TritonRunner`, so that parity can report the mismatch instead of failing.
+    Errors: InputError when a runner is named twice, or when an option applies to no runner.
     """
     wanted = [_with_precision(name, precision) for name in names]
     bare = [name for name, _ in wanted]
@@ -169,7 +170,7 @@ def open_runners(
 
 
 def _with_precision(name: str, usual: Precision) -> tuple[str, Precision]:
-    """``openvino:bf16`` → (openvino, bf16).  Errors: InputError."""
+    """Split ``openvino:bf16`` into (openvino, bf16).  Errors: InputError when the runner takes no precision."""
     bare, own = precision_behind(name)
     if own is not None and bare not in _OF_GRAPHS:
         raise InputError(f"runner {name!r}: {bare} has the precision it was made with; {_GOES_WITH}")

@@ -1,4 +1,4 @@
-"""OpenVINO on the CPU: a graph of the bundle as it lies on disk, or that graph with our kernels in it."""
+"""Run a graph of the bundle in OpenVINO on the CPU, unchanged or with our kernels."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ __all__ = ["OpenVinoRunner", "sha256_of_model"]
 
 
 class OpenVinoRunner(Runner):
-    """``model.onnx`` of a bundle in float32 or bf16, or its int8 graph.
+    """Runs ``model.onnx`` of a bundle in float32 or bf16, or its int8 graph.
 
-    ``openvino`` runs it in OpenVINO's own operations; ``openvino+kernels`` has our attention in it, and in int8 our
-    norms.
+    ``openvino`` uses OpenVINO's own operations; ``openvino+kernels`` uses our attention and, in int8, our norms.
     """
 
     name = "openvino"
@@ -44,10 +43,13 @@ class OpenVinoRunner(Runner):
         threads: int = 0,
         kernels: bool = False,
     ) -> None:
-        """variant: the graph: int8's own for int8, else fp32's.
+        """Load and compile a graph.
 
-        Errors: RunnerUnavailableError for a precision that it does not compute in, or this CPU has not, or when our
-        kernels are asked for and cannot be had; BundleError when it cannot load the graph; MissingDependencyError.
+        variant: the int8 graph for int8, the float32 graph for fp32 and bf16.  threads: 0 uses a thread per core.
+        kernels: use our kernels.
+        Errors: RunnerUnavailableError for a precision that OpenVINO or this CPU does not support, or when ``kernels``
+        is set and our kernels are not available; BundleError when OpenVINO cannot load the graph;
+        MissingDependencyError.
         """
         super().__init__(bundle)
         if precision not in OPENVINO_HINTS:
@@ -73,7 +75,7 @@ class OpenVinoRunner(Runner):
             self.program = OpenVinoProgram(
                 str(variant.path), hint=OPENVINO_HINTS[precision], threads=threads, kernels=ours
             )
-        # OpenVINO raises RuntimeError for a graph that it cannot take, and for a type that the CPU has not.
+        # OpenVINO raises RuntimeError for a graph that it cannot load, and `OpenVinoProgram` for a CPU without bf16.
         except RuntimeError as exc:
             if "no bf16" in str(exc):
                 raise RunnerUnavailableError(
@@ -112,12 +114,12 @@ class OpenVinoRunner(Runner):
         }
 
     def inspectable(self) -> Inspection:
-        """The model that chunks of a large batch run, our operations included; bf16 is rounded where OpenVINO does."""
+        """Return the model that runs the chunks of a large batch, including our operations and OpenVINO's rounding."""
         import onnx
 
         ours = " with our kernels" if self._arithmetic else ""
         name = f"{self.graph.path.name}{ours} in OpenVINO"
-        # Tensors keep the names that they have in the file, and nodes of the file say which module is whose.
+        # OpenVINO keeps the file's tensor names, and the file's nodes map each tensor to its module.
         return Inspection(InspectableGraph(name=name, proto=onnx.load(self.graph.path), values=self._values), "")
 
     def _values(self, inputs: NDArray[Any], tensors: Sequence[str]) -> dict[str, NDArray[Any]]:
@@ -140,9 +142,9 @@ class OpenVinoRunner(Runner):
 
 
 def sha256_of_model(*models: Any) -> str:
-    """Of OpenVINO's models: every operation's kind, attributes, types, shapes and inputs, and every constant's bytes.
+    """Return the SHA-256 of OpenVINO models: each operation's kind, attributes, types, shapes, inputs, constant bytes.
 
-    The same for the same models in every process: what OpenVINO calls its operations, which it counts, is left out.
+    Names of operations are left out because OpenVINO numbers them, so the hash is the same in every process.
     """
     import numpy as np
 

@@ -1,12 +1,13 @@
-"""One small interface for everything that can turn a batch into logits, and for what else it can do.
+"""The interface of every runner: compute logits for a batch, and describe the program that computes them.
 
-Whoever uses a runner asks it: never which class it is of, nor what it is called.
+Callers use these members, and never test a runner's class or name:
 
-    graph          which graph of the bundle it was made from            localize, preprocessing
+    member         content                                               used by
+    graph          the bundle's graph that its program was made from     localize, preprocessing
     inspectable    the graph that runs, with its inner values            localize
     server         the models of a server, and the connection to it      served, preprocessing, waterfall
-    provenance     what exactly runs: hashes, versions, settings         reports, run cards
-    callers        number of concurrent calls it can make use of         load
+    provenance     hashes, versions and settings of the program          reports, run cards
+    callers        number of concurrent calls that it can use            load
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ Device = Literal["cpu", "gpu"]
 class InspectableGraph:
     """A graph whose inner values can be read.
 
-    name: for reports.  proto: its nodes are named after the model's modules.
-    values: (inputs, names of tensors) → name → value, always with ``logits``. A tensor that the runtime did not keep
-    is left out. Without names the graph runs unchanged.
+    name: for reports.  proto: the graph; its nodes are named after the model's modules.
+    values: function of inputs and tensor names that returns name → value, always including ``logits``. Tensors that
+    the runtime optimised away are left out. Without names, the graph runs unchanged.
     """
 
     name: str
@@ -47,7 +48,10 @@ class InspectableGraph:
 
 
 class Inspection(NamedTuple):
-    """graph: the readable graph, or None.  why_not: reason why it is not the graph that runs; else empty."""
+    """A graph with readable inner values, for a runner.
+
+    graph: the graph, or None.  why_not: why it is not the graph that the runner runs; empty if it is.
+    """
 
     graph: InspectableGraph | None
     why_not: str
@@ -55,9 +59,11 @@ class Inspection(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """The models of a server.  network: what the runner calls; ensemble: from encoded images; preprocess: its first.
+    """The models of a bundle on a server.
 
-    other_bundle: what is wrong where the server serves another bundle; empty otherwise.
+    network: the model that the runner calls.  ensemble: the model that takes encoded images.
+    preprocess: the ensemble's first step.
+    other_bundle: message about the mismatch if the server serves another bundle; empty otherwise.
     """
 
     connection: TritonConnection
@@ -70,16 +76,16 @@ class Served:
 class Runner:
     """``run(batch) -> logits``.  Abstract; used as a context manager.
 
-    A batch is what the bundle's graph takes: uint8 (B, height, width, channels) for ``pixels``,
+    A batch is an input of the bundle's graph: uint8 (B, height, width, channels) for ``pixels``,
     float32 (B, channels, height, width) for ``tensor``. Logits are float32 (B, C).
 
-    precision: what it computes in, which says how near to float32 it can come.  device: where it does so.
+    precision: of the computation; the tolerance for its logits depends on it.  device: that computes.
     needs_own_thread: it must not be called from a callback of compiled code.
-    callers: number of concurrent calls that it can make use of.
-    graph: the bundle's file that its program was made from; None where there is no such file or it is not known.
+    callers: number of concurrent calls that it can use.
+    graph: the bundle's graph that its program was made from; None if there is no such file or it is unknown.
     server: the models of its server; None for a runner in this process.
-    runtime: the product that computes, for messages; empty where its name is enough.
-    own_kernels: whether our CPU kernels are in the graph that it runs.
+    runtime: the product that computes, for messages; empty if the runner's name is enough.
+    own_kernels: whether the graph that it runs contains our CPU kernels.
     """
 
     name: str
@@ -99,47 +105,47 @@ class Runner:
         self.classes = bundle.manifest.spec.classes
 
     def run(self, batch: NDArray[Any]) -> NDArray[Any]:
-        """Logits for a batch.
+        """Compute the float32 logits (B, C) of a batch.
 
-        Errors: InputError on a batch of another shape, type or size than the bundle states.
+        Errors: InputError on a batch whose shape, type or size the bundle does not allow.
         """
         self._check(batch)
         return self._run(batch)
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """(smallest, largest) batch of each range it runs: one, or one for each optimisation profile."""
+        """(smallest, largest) batch of each range that it runs; an engine has a range for each optimisation profile."""
         return ((1, self.max_batch),)
 
     def takes(self, batch: int) -> bool:
-        """Whether it runs a batch of this size."""
+        """Return whether it runs batches of this size."""
         return any(least <= batch <= most for least, most in self.ranges)
 
     @property
     def settings(self) -> dict[str, str]:
-        """What decides how fast it is beside the program itself: name → value."""
+        """Settings that affect its speed, such as the number of threads: name → value."""
         return {}
 
     @property
     def label(self) -> str:
-        """``openvino:bf16``; float32 goes without saying."""
+        """Name and precision, as ``openvino:bf16``; the name alone for float32."""
         return self.name if self.precision == "fp32" else f"{self.name}:{self.precision}"
 
     def provenance(self) -> dict[str, str]:
-        """Name → value: what runs, by hash, and the settings that it runs with."""
+        """Return the identity of the program, with hashes and versions, and its settings: name → value."""
         return {**self._program_provenance(), **self.settings}
 
     def _program_provenance(self) -> dict[str, str]:
         raise NotImplementedError
 
     def inspectable(self) -> Inspection:
-        """The graph that runs, or another of the bundle that stands in for it; or neither, with the reason."""
+        """Return the graph that runs, else another graph of the bundle that replaces it, else None; with the reason."""
         return Inspection(None, f"{self.name} has no graph that could be read")
 
     def rows(self, inputs: NDArray[Any]) -> NDArray[Any]:
-        """Logits for any number of inputs, in the largest batches it takes.
+        """Compute the logits of any number of inputs, in batches of ``max_batch``.
 
-        What is left over for the last batch is filled up with repeated rows where no smaller batch is taken.
+        If the runner accepts no batch as small as the last, its rows are repeated to fill the next larger batch.
         """
         import numpy as np
 
@@ -158,7 +164,7 @@ class Runner:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Give back what the runner holds."""
+        """Release the runner's resources."""
 
     def __enter__(self) -> Runner:
         return self

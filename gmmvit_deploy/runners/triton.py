@@ -1,4 +1,4 @@
-"""The network of a live Triton server, over gRPC or HTTP."""
+"""Run the network of a live Triton server over gRPC or HTTP."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["TritonRunner"]
 
 
 class TritonRunner(Runner):
-    """The network of a served bundle, as clients reach it."""
+    """Calls the network of a served bundle, as clients do."""
 
     callers = 16
     server: Served
@@ -28,15 +28,19 @@ class TritonRunner(Runner):
     def __init__(
         self, bundle: Bundle, url: str, *, model: str = DEFAULT_MODEL, takes_other_bundle: bool = False
     ) -> None:
-        """takes_other_bundle: keep what is wrong in ``server.other_bundle`` where the model can be called all the same.
+        """Connect to a server and check that it serves this bundle.
 
-        Errors: ServerError; BundleError when the server serves another bundle than this one.
+        url: of the server.  model: name of the ensemble.
+        takes_other_bundle: accept a network made from another bundle if its input and labels are the same, and store
+        the message in ``server.other_bundle``.
+        Errors: ServerError when the server does not answer or does not have the network; BundleError when the network
+        was made from another bundle.
         """
         super().__init__(bundle)
         self._bundle = bundle
         self._connection = TritonConnection(url)
         self.name = f"triton-{self._connection.protocol}"
-        # tritonclient's HTTP side runs on gevent, which moves stacks about, and crashes where C++ frames lie on them.
+        # tritonclient's HTTP client uses gevent, which moves stacks and crashes if a stack contains C++ frames.
         self.needs_own_thread = self._connection.protocol == "http"
         self._network = f"{model}_network"
         self._input = bundle.manifest.input_kind
@@ -71,7 +75,7 @@ class TritonRunner(Runner):
 
     @property
     def settings(self) -> dict[str, str]:
-        """As the server states them."""
+        """The network's settings, as the server reports them."""
         return self._settings
 
     def _program_provenance(self) -> dict[str, str]:

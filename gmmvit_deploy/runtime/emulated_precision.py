@@ -1,9 +1,8 @@
-"""Run a graph of any precision on the CPU with every rounding it asks for.
+"""Run a graph of any precision on the CPU with every rounding of the graph.
 
-ONNX Runtime computes float16 nodes in float32 and rounds their results; with its optimisations
-off it leaves no rounding out. It has no bfloat16 kernels, so those nodes are written in float32
-with a rounding to bfloat16 after each (`graphs/emulate.py`). The order of sums within a product is
-not imitated: every GPU kernel chooses its own.
+ONNX Runtime computes float16 nodes in float32 and rounds their results; with optimisation turned off, it omits no
+rounding. It has no bfloat16 kernels, so `graphs/emulate.py` rewrites these nodes in float32 and rounds each result to
+bfloat16. The order of the sums in a product is not emulated, because it differs between GPU kernels.
 """
 
 from __future__ import annotations
@@ -21,9 +20,10 @@ __all__ = ["emulated_logits"]
 
 
 def emulated_logits(proto: ModelProto, inputs: NDArray[Any], *, name: str, batch: int = 8) -> NDArray[Any]:
-    """Logits (B, C) float32.  name: what errors call the graph.
+    """Compute float32 logits (B, C) with every rounding of the graph.
 
-    Errors: BundleError when ONNX Runtime cannot load it.
+    name: of the graph in error messages.  batch: number of inputs that run at once.
+    Errors: BundleError when ONNX Runtime cannot load the graph.
     """
     import numpy as np
 

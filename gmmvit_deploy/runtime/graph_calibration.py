@@ -1,4 +1,4 @@
-"""Run a float32 graph on real images and collect the magnitudes of every projection's input."""
+"""Run a float32 graph on real images and collect histograms of every projection's input."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ __all__ = ["calibrate"]
 
 
 def calibrate(proto: ModelProto, batches: Iterable[NDArray[Any]]) -> Histograms:
-    """Run the float32 graph on ``batches`` and collect what goes into each projection.
+    """Run the float32 graph on ``batches`` and collect the magnitudes of each projection's input.
 
-    Errors: InputError when there is no batch; BundleError when ONNX Runtime cannot run the graph.
+    Errors: InputError when there is no image or a value is not finite; BundleError when ONNX Runtime cannot load the
+    graph.
     """
     from onnx import TensorProto, helper
 

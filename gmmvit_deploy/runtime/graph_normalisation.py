@@ -1,4 +1,4 @@
-"""Run the part of a graph that turns pixels into a normalised tensor."""
+"""Run only the part of a graph that normalises pixels."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ __all__ = ["normalised_in_graph"]
 
 
 def normalised_in_graph(path: Path, pixels: NDArray[Any]) -> NDArray[Any] | None:
-    """uint8 (B, height, width, channels) → float32 (B, channels, height, width) as the graph computes it.
+    """Normalise pixels with the graph's own nodes.
 
-    None when the graph has no such part.
+    pixels: uint8 (B, height, width, channels).
+    Returns float32 (B, channels, height, width), or None if the graph does not normalise.
+    Errors: BundleError when ONNX Runtime cannot load the graph.
     """
     import onnx
 

@@ -1,4 +1,4 @@
-"""Real images, from a folder or an array file, as batches of what a bundle's graph takes."""
+"""Read real images from files, named data or an array file, as batches of a bundle's input."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _ARRAY_SUFFIXES = (".npy", ".npz")
 
 @dataclass(slots=True, kw_only=True)
 class ImageBatches:
-    """Iterate over it: arrays (≤ batch, …) as the bundle's graph takes them.
+    """Iterable of batches (≤ batch, …) of the bundle's input.
 
-    source: as it was named.  count: of images.  ``sha256`` is of every image that was handed out,
-    in order, so it says which data a calibration saw.
+    source: as the user named it.  count: number of images.
+    sha256: of all batches of the latest iteration, in order; identifies the data of a calibration.
     """
 
     source: str
@@ -59,11 +59,12 @@ class ImageBatches:
 
 
 def open_images(bundle: Bundle, source: str, *, limit: int, batch: int = 32) -> ImageBatches:
-    """Named data (`data.open`), a folder, file or pattern of images, or an .npz or .npy of the graph's own input.
+    """Open real images as batches of a bundle's input.
 
-    limit: how many are taken, spread evenly over what is there.
-    Errors: InputError when there is nothing, when an array has another shape or type, or holds
-    numbers that are not finite.
+    source: named data (`data.open`); a folder, file or pattern of images; or an .npz or .npy file of the graph's input.
+    limit: largest number of images, taken evenly from the whole source.  batch: largest number of images in a batch.
+    Errors: InputError when there is no image, or when an array has another shape or type or holds values that are not
+    finite.
     """
     if _is_array(source):
         array = _array(Path(source), bundle.manifest.image, bundle.manifest.input_kind)
@@ -77,7 +78,7 @@ def open_images(bundle: Bundle, source: str, *, limit: int, batch: int = 32) -> 
 
 
 def require_source(source: str) -> None:
-    """Check that `open_images` has something to open, without reading it.  Errors: InputError."""
+    """Check that a source exists, without reading its images.  Errors: InputError when it does not."""
     if is_named(source):
         require_data(source)
     elif not _is_array(source):
@@ -87,7 +88,7 @@ def require_source(source: str) -> None:
 
 
 def require_images(source: str, image: ImageSpec, input_kind: InputKind) -> None:
-    """Check that a network can be given the images of ``source``, on the whole array or on the first image.
+    """Check that the images of ``source`` fit a network: reads the whole array, or only the first image.
 
     image, input_kind: of the network.
     Errors: InputError as `open_images`; ImageError when the first image is broken.

@@ -1,4 +1,4 @@
-"""ONNX Runtime on the CPU: sessions, programs, and graphs with our own attention."""
+"""ONNX Runtime on the CPU: open sessions and programs, and fuse attention into our own operator."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ __all__ = [
 ONNXRUNTIME_PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "int8")
 """Precisions whose graphs ONNX Runtime loads on a CPU.
 
-It has no matrix product in bfloat16 there, and does not quantise to float8.
+Its CPU provider has no matrix product in bfloat16, and does not quantise to float8.
 """
 
 
 class FusedGraph(NamedTuple):
-    """graph: serialised, its attention in our own operation.  library: that has it.
+    """A graph whose attention uses our own operator.
 
-    attentions: how many of the graph's attentions our kernel computes, and why it does not take the others.
+    graph: the serialised graph.  library: the shared library with the operator.
+    attentions: how many of the graph's attentions our kernel computes, and why it does not compute the others.
     """
 
     graph: bytes
@@ -43,8 +44,9 @@ class FusedGraph(NamedTuple):
 
 
 def fused_graph(path: Path) -> tuple[FusedGraph | None, str]:
-    """(the graph with our own attention, ""); or (None, why attention is left to ONNX Runtime).
+    """Load a graph and replace its attention by our own operator.
 
+    Returns (the graph, "") or (None, the reason why ONNX Runtime computes all of its attention).
     The first call on a machine compiles our kernel, which takes some seconds.
     """
     import onnx
@@ -57,7 +59,7 @@ def fused_graph(path: Path) -> tuple[FusedGraph | None, str]:
     try:
         plain = onnx.load(path)
         proto, replaced = with_fused_attention(plain)
-    except (OSError, DecodeError) as exc:  # ONNX Runtime will say what is wrong with it
+    except (OSError, DecodeError) as exc:  # ONNX Runtime reports a broken file itself when it loads it
         return None, str(exc)
     attentions = summary_of(attentions_of_kernel(plain))
     if not replaced:
@@ -66,9 +68,9 @@ def fused_graph(path: Path) -> tuple[FusedGraph | None, str]:
 
 
 def program_from_onnx(path: Path, *, threads: int = 0, fused: FusedGraph | None = None) -> OnnxRuntimeProgram:
-    """A network that runs its batches in chunks, one a core.
+    """Open a graph as a program that splits large batches into chunks and runs these in parallel, a thread per core.
 
-    threads: 0 is one a core.  fused: of the same network; None leaves attention to ONNX Runtime.
+    threads: 0 uses a thread per core.  fused: the same graph with our attention; None leaves attention to ONNX Runtime.
     Errors: as `session_from_onnx`.
     """
     if fused is None:
@@ -81,19 +83,19 @@ def program_from_onnx(path: Path, *, threads: int = 0, fused: FusedGraph | None 
 
 
 def session_from_onnx(path: Path, *, threads: int | None = None) -> Any:
-    """An ``onnxruntime.InferenceSession`` on the CPU provider.
+    """Open an ``onnxruntime.InferenceSession`` on the CPU provider.
 
-    threads: of one operator; None leaves it to ONNX Runtime (one a core).
+    threads: per operator; None leaves the choice to ONNX Runtime (a thread per core).
     Errors: MissingDependencyError; BundleError when ONNX Runtime cannot load the graph.
     """
     return _session(str(path), str(path), threads)
 
 
 def session_from_bytes(graph: bytes, name: str, *, exact: bool = False, library: Path | None = None) -> Any:
-    """As `session_from_onnx`, for a serialised graph that errors shall call ``name``.
+    """Open a session as `session_from_onnx` does, from a serialised graph.
 
-    exact: no optimisation, so that every rounding the graph asks for takes place.
-    library: that has our operators, where the graph has some.
+    name: of the graph in error messages.  exact: turn optimisation off, so that every rounding in the graph happens.
+    library: shared library with our operators, for a graph that uses them.
     """
     return _session(graph, name, None, exact=exact, library=library)
 
@@ -107,6 +109,6 @@ def _session(
         if exact:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-    # ONNX Runtime raises a dozen unrelated classes for a graph it cannot take.
+    # ONNX Runtime raises a dozen unrelated exception classes for a graph that it cannot load.
     except Exception as exc:
         raise BundleError(f"{name}: ONNX Runtime {onnxruntime.__version__} cannot load it: {exc}") from exc

@@ -1,4 +1,4 @@
-"""OpenVINO on the CPU, in a precision that is always said and never left to it."""
+"""Settings and kernels for OpenVINO on the CPU.  The precision is always explicit, never OpenVINO's default."""
 
 from __future__ import annotations
 
@@ -16,34 +16,35 @@ if TYPE_CHECKING:
 __all__ = ["FUSED_ATTENTION", "OPENVINO_HINTS", "graph_precision", "kernels_for_graph", "our_kernels"]
 
 OPENVINO_HINTS: dict[Precision, Hint] = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
-"""Precision → what OpenVINO computes in beside what the graph itself quantises.
+"""Precision → type in which OpenVINO computes everything that the graph does not quantise.
 
-bf16 is `model.onnx` computed in bf16: OpenVINO rounds where its kernels do, not where our own bf16 graph says.
+For bf16, OpenVINO computes `model.onnx` in bf16: it rounds where its kernels do, not where our own bf16 graph does.
 """
 
 FUSED_ATTENTION: dict[Precision, Arithmetic] = {"fp32": "f32", "bf16": "bf16", "int8": "bf16"}
-"""Precision → what our own attention kernel multiplies in. A Q/DQ graph quantises products with weights alone, and
-its attention is fp16 in an engine: bf16 where the CPU has it, float32 where not."""
+"""Precision → type in which our attention kernel multiplies. A Q/DQ graph quantises only products with weights; its
+attention, which is fp16 in an engine, is bf16 here if the CPU supports bf16, else float32."""
 
 
 def our_kernels(precision: Precision) -> tuple[Kernels | None, str]:
-    """(what to give to `OpenVinoProgram`, attention's arithmetic); or (None, why all is left to OpenVINO).
+    """Load our kernels for OpenVINO.
 
-    The first call on a machine compiles them, which takes some seconds.
+    Returns (kernels for `OpenVinoProgram`, the arithmetic of attention) or (None, the reason why they are unavailable).
+    The first call on a machine compiles the kernels, which takes some seconds.
     """
     library, why = openvino_library()
     return (None, why) if library is None else kernels_from(library, FUSED_ATTENTION[precision])
 
 
 def kernels_for_graph(path: Path, precision: Precision) -> tuple[Kernels | None, str]:
-    """As `our_kernels`; None, with the reason, also where nothing in this graph has a form that they take."""
+    """Load our kernels as `our_kernels` does; also return (None, the reason) if they compute no part of this graph."""
     kernels, why = our_kernels(precision)
     if kernels is None:
         return None, why
     openvino = require("openvino", package="openvino", extra="openvino")
     try:
         model = openvino.Core().read_model(str(path))
-    except RuntimeError as exc:  # what compiles the graph will say what is wrong with it
+    except RuntimeError as exc:  # compiling the graph reports the error again
         return None, f"{path.name}: OpenVINO {openvino.__version__} cannot read it: {exc}"
     attentions = kernels.describe_attention(model)
     if not kernels.fuse_attention(model) + kernels.fuse_norms(model):
@@ -52,5 +53,5 @@ def kernels_for_graph(path: Path, precision: Precision) -> tuple[Kernels | None,
 
 
 def graph_precision(precision: Precision) -> Precision:
-    """Which of a bundle's graphs OpenVINO is given to compute in this precision: float32's for bf16."""
+    """Return the precision of the bundle's graph that OpenVINO loads to compute in ``precision``: fp32 for bf16."""
     return "fp32" if precision == "bf16" else precision

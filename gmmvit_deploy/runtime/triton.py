@@ -1,4 +1,4 @@
-"""Requests to a live Triton server over gRPC or HTTP, and what it says of its models."""
+"""Send requests to a live Triton server over gRPC or HTTP, and read its models' configurations and statistics."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ _TRITON_TYPES = {"uint8": "UINT8", "float32": "FP32", "object": "BYTES"}
 _DEFAULT_PORTS = {"http": 8000, "grpc": 8001}
 _SERVER_PARTS = ("queue", "compute_input", "compute_infer", "compute_output")
 _STATED = ("runtime", "cpu_kernels", "threads", "intra_op_thread_count")
-"""Parameters of a network's configuration that decide how fast it is."""
+"""Parameters of a model's configuration that determine its speed."""
 _REJECTED = ("INVALID_ARGUMENT", "400")
 
 
 def parse_url(url: str) -> tuple[Literal["grpc", "http"], str]:
-    """``grpc://host:port`` or ``http://host:port`` → (protocol, ``host:port``).
+    """Split ``grpc://host:port`` or ``http://host:port`` into (protocol, ``host:port``).
 
-    Without a port, 8001 and 8000.  Errors: InputError on anything else.
+    The port defaults to 8001 for gRPC and to 8000 for HTTP.
+    Errors: InputError on any other address.
     """
     found = re.fullmatch(r"(grpc|http)://(\[[0-9a-fA-F:]+\]|[^:/\[\]]+)(?::(\d{1,5}))?/?", url)
     if found is None:
@@ -43,11 +44,14 @@ def parse_url(url: str) -> tuple[Literal["grpc", "http"], str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """What the server says of a model.  bundle_sha256: None when no bundle of ours made it.
+    """A model's configuration, as the server reports it.
 
-    precision: of the graph or engine behind it.  preprocessing: the `ImageSpec` as JSON, and
-    threads, of a model that makes pixels or tensors of images; None of others.  on_gpu: where the server runs it.
-    settings: what decides how fast: backend, instances, threads, queue delay.
+    max_batch: 0 when the model does not batch.  inputs: name → shape without the batch.
+    bundle_sha256: hash of the bundle that the model was made from; None for a model without a bundle.
+    precision: of the graph or engine that the model runs.
+    preprocessing: for a model that decodes images, its `ImageSpec` as JSON and its threads; None for other models.
+    on_gpu: the server runs an instance on a GPU.
+    settings: the settings that determine speed: backend, instances, threads, queue delay.
     """
 
     name: str
@@ -63,7 +67,11 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTimings:
-    """Sums over requests, in nanoseconds.  parts_ns: queue, and what the backend calls input, infer and output."""
+    """Times summed over a model's successful requests, in nanoseconds.
+
+    requests: number of requests.  executions: number of batches that the backend ran.
+    parts_ns: ``queue``, ``compute_input``, ``compute_infer`` and ``compute_output``, as Triton's statistics name them.
+    """
 
     requests: int
     executions: int
@@ -71,7 +79,7 @@ class ServerTimings:
     parts_ns: Mapping[str, int]
 
     def since(self, before: ServerTimings) -> ServerTimings:
-        """What was added since another look."""
+        """Return the difference to an earlier reading of the same model."""
         return ServerTimings(
             requests=self.requests - before.requests,
             executions=self.executions - before.executions,
@@ -81,10 +89,10 @@ class ServerTimings:
 
 
 class TritonConnection:
-    """Requests to one server, each thread with a client of its own.
+    """A connection to a Triton server.  Each thread uses its own client.
 
-    Errors of every method: ServerError when the server is not there, or not with that model;
-    RequestRejectedError when it refuses the request itself.
+    Errors of every method: ServerError when the server does not answer or does not have the model;
+    RequestRejectedError when the server rejects the request as invalid.
     """
 
     def __init__(self, url: str, *, timeout_s: float = 60.0) -> None:
@@ -93,7 +101,7 @@ class TritonConnection:
         self._timeout_s = timeout_s
         self._module = require(f"tritonclient.{self.protocol}", package="tritonclient", extra="client")
         self._error = require("tritonclient.utils", package="tritonclient", extra="client").InferenceServerException
-        # What the transport below the client raises by itself: gevent, sockets, the HTTP parser, JSON.
+        # The client does not translate the errors of its transport: gevent, sockets, the HTTP parser, JSON.
         self._transport_errors: tuple[type[Exception], ...] = (OSError, ValueError)
         if self.protocol == "http":
             parser = require("geventhttpclient.response", package="geventhttpclient", extra="client")
@@ -110,17 +118,20 @@ class TritonConnection:
         self.close()
 
     def close(self) -> None:
-        """Close every client: a server that is stopping waits for open connections."""
+        """Close every client: a server that shuts down waits for open connections."""
         clients, self._clients = self._clients, []
         for client in clients:
             client.close()
 
     def infer(self, model: str, name: str, values: NDArray[Any], *, output: str = "logits") -> NDArray[Any]:
-        """One output of the model for one input tensor: uint8, float32, or object (encoded bytes)."""
+        """Run the model on an input tensor and return the named output.
+
+        name, values: of the input, (B, …): uint8, float32, or object for encoded images as bytes.
+        """
         return self._infer(model, name, values, self._module.InferRequestedOutput(output), output)
 
     def best_classes(self, model: str, name: str, values: NDArray[Any]) -> list[tuple[int, str]]:
-        """(index, label) of each input's likeliest class, as the server's classification extension names it."""
+        """Return (index, label) of each input's most likely class, from the server's classification extension."""
         wanted = self._module.InferRequestedOutput("logits", class_count=1)
         answers = self._infer(model, name, values, wanted, "logits")
         texts = [bytes(answer).decode() for answer in answers.reshape(-1)]
@@ -138,7 +149,7 @@ class TritonConnection:
         return rows
 
     def model(self, name: str) -> ServedModel:
-        """What the server says of a model."""
+        """Read a model's configuration from the server."""
         options = {"as_json": True} if self.protocol == "grpc" else {}
         answer = self._call(name, "get_model_config", model_name=name, **options)
         try:
@@ -150,12 +161,15 @@ class TritonConnection:
             ) from exc
 
     def counts(self, name: str) -> tuple[int, int]:
-        """(inputs, executions) of a model since the server started: the batcher joins some into one execution."""
+        """Return (inputs, executions) of a model since the server started.
+
+        Dynamic batching combines several inputs into a single execution.
+        """
         stats = self._statistics(name)
         return int(stats.get("inference_count", 0)), int(stats.get("execution_count", 0))
 
     def timings(self, name: str) -> ServerTimings:
-        """Where the server itself says a model's requests spent their time, since it started."""
+        """Read the server's own timings of a model's requests, summed since the server started."""
         stats = self._statistics(name)
         spent = stats.get("inference_stats", {})
         parts = {part: int(spent.get(part, {}).get("ns", 0)) for part in (*_SERVER_PARTS, "success")}
@@ -173,7 +187,7 @@ class TritonConnection:
         return stats
 
     def version(self) -> str:
-        """Triton's own, such as ``2.57.0``."""
+        """Return Triton's version, such as ``2.57.0``."""
         options = {"as_json": True} if self.protocol == "grpc" else {}
         answer = self._call("the server", "get_server_metadata", **options)
         if not isinstance(answer, dict) or not answer.get("version"):
@@ -193,7 +207,7 @@ class TritonConnection:
         return client
 
     def _channel_arguments(self) -> list[tuple[str, int]]:
-        """Messages of any size; and no proxy of the environment between here and this machine itself."""
+        """Allow messages of any size, and ignore the environment's proxy for servers on this machine."""
         sizes = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
         here = re.match(r"(localhost|127\.[\d.]+|\[::1\]):", self._address)
         return [*sizes, ("grpc.enable_http_proxy", 0)] if here else sizes
