@@ -5,13 +5,13 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.10 python3 python; do \
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test frozen test-fast check docs format bench clean
+.PHONY: demo test frozen test-fast check docs format hooks release bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/gmmvit demo --output demo-output --force
 
-# One more than there are cores, four at most: some of the time a test waits for a server.
-WORKERS := $(shell cores=$$(nproc); echo $$((cores < 3 ? cores + 1 : 4)))
+# Two more than there are cores, four at most: some of the time a test waits for a server or a browser.
+WORKERS := $(shell cores=$$(nproc); echo $$((cores < 2 ? cores + 2 : 4)))
 
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -39,6 +39,15 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# Check format, lint and types of each commit from now on; undo: git config --unset core.hooksPath
+hooks: $(INSTALLED)
+	git config core.hooksPath .githooks
+
+# Build what a release uploads, check it, and use it with every supported Python of this machine. PyTorch is
+# installed for each of them. make release ARGS="--python 3.11 --rehearsal": with this Python, before the release.
+release: $(INSTALLED)
+	PYTHONPATH=.ci $(BIN)/python -m release $(ARGS)
+
 # In this order; fastest_gpu.py needs a GPU, before_after.py a second checkout.
 BENCHMARKS := reported/engines reported/parity_limits settings/cpu_settings reported/fastest_cpu reported/mask_cost \
   settings/spinning reported/served rejected/low_rank reported/where_time_goes rejected/shared_memory rejected/layouts
@@ -49,7 +58,7 @@ bench: $(INSTALLED)
 	else echo "no GPU here: fastest_gpu.py is left out"; fi
 
 clean:
-	rm -rf .venv demo-output docs/site docs/.cache
+	rm -rf .venv demo-output dist docs/site docs/.cache
 
 $(INSTALLED): pyproject.toml .ci/constraints.txt
 	@test -n "$(PYTHON)" || { echo "Error: no Python 3.10 to 3.12 found"; echo "hint: install one, or say make PYTHON=/path/to/python"; exit 1; }

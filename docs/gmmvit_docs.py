@@ -78,15 +78,16 @@ def command_reference() -> str:
     """Markdown: every command with its usage, its text, its arguments and its options."""
     from typer.main import get_command
 
+    from gmmvit_cli.commands import SUMMARIES
     from gmmvit_cli.main import app
 
     root: Any = get_command(app)
     parts = []
-    for name in root.list_commands(None):
+    for name, summary in SUMMARIES.items():
         command = root.get_command(None, name)
         context = command.make_context(f"gmmvit {name}", [], resilient_parsing=True)
         usage = " ".join(command.collect_usage_pieces(context))
-        parts += [f"## {name}", "", (command.help or "").strip(), "", "```text", f"gmmvit {name} {usage}", "```", ""]
+        parts += [f"## {name}", "", summary, "", "```text", f"gmmvit {name} {usage}", "```", ""]
         parts += _table(command, context)
         parts += ["For example:", "", "```text", command.example, "```", ""]
     return "\n".join(parts)

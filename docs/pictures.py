@@ -21,7 +21,7 @@ __all__ = ["FROM_PAGES", "PICTURES", "draw"]
 
 PICTURES = Path(__file__).parent / "pages" / "pictures"
 FROM_PAGES = {"parity.svg": ("parity.html", "Error by block"), "waterfall.svg": ("bench.html", "Where the time goes")}
-"""Picture → the page that it is taken from, and its title there."""
+"""Picture → the page that it is taken from, and how its title begins there."""
 
 _FIGURE = re.compile(r"<figure>(<svg.*?</svg>)\s*<figcaption><b>(.*?)</b>", re.DOTALL)
 
@@ -35,11 +35,15 @@ def draw(source: Path, out: Path) -> None:
     write_report(load_checkpoint(source / "checkpoint.pth"), out / "masks.png", force=True)
     for name, (page, title) in FROM_PAGES.items():
         figures = _FIGURE.findall((source / page).read_text(encoding="utf-8"))
-        svgs = [svg for svg, found in figures if unescape(found) == title]
+        svgs = [svg for svg, shown in figures if unescape(shown).startswith(title)]
         if not svgs:
-            titles = ", ".join(dict.fromkeys(found for _, found in figures))
-            raise ValueError(f"{source / page}: expected a figure titled {title!r}, got {titles or 'no figure'}")
-        (out / name).write_text(svgs[-1] + "\n", encoding="utf-8")
+            titles = ", ".join(dict.fromkeys(shown for _, shown in figures))
+            raise ValueError(
+                f"{source / page}: expected a figure whose title begins with {title!r}, got {titles or 'no figure'}"
+            )
+        # Outside its page a plot has no colours to follow, so it brings its paper along.
+        alone = svgs[-1].replace("<svg ", '<svg style="color: #000000; background: #ffffff" ', 1)
+        (out / name).write_text(alone + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import io
 import re
+from html import escape
 from typing import Any
 
 from gmmvit_deploy.extras import require
+from gmmvit_deploy.page_style import SERIES
 
-__all__ = ["COLOURS", "figure_and_axes", "svg"]
+__all__ = ["bar_style", "figure_and_axes", "line_style", "svg"]
 
-COLOURS = ("#2a6fbb", "#d1782c", "#3a8f5c", "#8a4f9e", "#b03a48", "#6b6b6b", "#1fa3a3", "#a38a1f")
+_DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)))
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_HATCHES = ("", "//", "--", "\\\\", "xx", "||", "++", "/")
+_PAPER, _INK = "#ffffff", "#000000"
 
 
 def figure_and_axes(*, height: float) -> tuple[Any, Any]:
@@ -19,19 +24,48 @@ def figure_and_axes(*, height: float) -> tuple[Any, Any]:
         figsize=(7.5, height), layout="constrained"
     )
     axes = figure.subplots()
-    axes.grid(visible=True, color="#e4e4e4", lw=0.6)
+    figure.patch.set_visible(False)
+    axes.patch.set_visible(False)
+    axes.grid(visible=True, color=_INK, alpha=0.15, lw=0.6)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     return figure, axes
 
 
-def svg(figure: Any) -> str:
-    """Without date and with names that follow from the content: the same report gives the same bytes."""
+def line_style(number: int, *, marker: bool = False) -> dict[str, Any]:
+    """Keyword arguments of a line: colour and dashes, and its markers if it has some."""
+    style = {"color": SERIES[number % len(SERIES)], "linestyle": _DASHES[number % len(_DASHES)]}
+    return {**style, "marker": _MARKERS[number % len(_MARKERS)]} if marker else style
+
+
+def bar_style(number: int) -> dict[str, Any]:
+    """Keyword arguments of a bar: colour, and hatching in the colour of the paper."""
+    style = {"color": SERIES[number % len(SERIES)], "edgecolor": _PAPER, "linewidth": 0.5}
+    return {**style, "hatch": _HATCHES[number % len(_HATCHES)]}
+
+
+def svg(figure: Any, description: str) -> str:
+    """SVG text without a date and with names that follow from the content: the same report gives the same bytes.
+
+    description: what the plot shows, in words, for those who cannot see it.  Its colours are the variables of
+    `page_style`, so that a plot follows its page into the dark.
+    """
     context = require("matplotlib", package="matplotlib", extra="report").rc_context
     file = io.StringIO()
     with context({"svg.fonttype": "none", "svg.hashsalt": "gmmvit", "font.family": "sans-serif"}):
         figure.savefig(file, format="svg", dpi=150, metadata={"Date": None})
     text = file.getvalue()
     text = text[text.index("<svg") :]
-    return re.sub(r'<svg ([^>]*?)width="[^"]*" height="[^"]*"', r"<svg \1", text, count=1)
+    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
+    text = re.sub(r'<svg ([^>]*?)width="[^"]*" height="[^"]*"', r"<svg \1", text, count=1)
+    text = text.replace(">", f'><desc id="description">{escape(description)}</desc>', 1)
+    for colour, variable in _variables().items():
+        text = re.sub(rf'(fill|stroke)(: |="){colour}\b', rf"\1\2{variable}", text)
+    return text
+
+
+def _variables() -> dict[str, str]:
+    """Colour, as matplotlib writes it → what CSS makes of it."""
+    series = {colour: f"var(--series-{number}, {colour})" for number, colour in enumerate(SERIES, start=1)}
+    return {_PAPER: f"var(--paper, {_PAPER})", _INK: "currentColor", **series}

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from gmmvit_cli.choices import complete, listed, one_of, read_by
-from gmmvit_cli.options import INPUT, OUTPUT, PRECISION, require_output
-from gmmvit_cli.output import JSON_OPTION, print_json, print_table
+from gmmvit_cli.options import INPUT, OUTPUT, PRECISION, require_output, require_output_file
+from gmmvit_cli.output import JSON_OPTION, note, print_json, print_table
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.engines.flavors import FLAVORS, require_flavor
 from gmmvit_deploy.engines.options import HARDWARE_COMPATIBILITIES
@@ -94,11 +94,17 @@ def build(
     log: Path | None = typer.Option(
         None, metavar="FILE", rich_help_panel=OUTPUT, help="Keep the whole log of the builder in this file."
     ),
-    force: bool = typer.Option(False, "--force", rich_help_panel=OUTPUT, help="Replace the engine if it exists."),
+    report: Path | None = typer.Option(
+        None, metavar="FILE.html", rich_help_panel=OUTPUT, help="Write the card as a self-contained page."
+    ),
+    force: bool = typer.Option(
+        False, "--force", rich_help_panel=OUTPUT, help="Replace the engine and the report if they exist."
+    ),
     as_json: bool = JSON_OPTION,
 ) -> None:
     """The card is read from the finished engine: which kernel computes each attention, and in which type."""
     require_output(out, force=force)
+    require_output_file(report, force=force)
     if source.suffix == ".onnx" and out is None:
         raise InputError(
             "an ONNX file has no place for engines", hint=f"type gmmvit build {source} -o ENGINE to choose a folder"
@@ -108,7 +114,12 @@ def build(
         from gmmvit_deploy.engines.engine_from_onnx import engine_from_bundle, engine_from_onnx
         from gmmvit_deploy.engines.flavors import find_flavor
         from gmmvit_deploy.engines.options import BuildOptions, profile_from
+        from gmmvit_deploy.engines.page import write_page
+        from gmmvit_deploy.pages import require_page
         from gmmvit_deploy.variants import open_variant
+
+        if report is not None:
+            require_page(report, force=force, plots=False)
 
         options = BuildOptions(
             precision=precision_from(precision),
@@ -148,11 +159,15 @@ def build(
                 force=force,
                 on_progress=on_progress,
             )
+        if report is not None:
+            write_page(engine, report, force=force)
     if as_json:
         print_json({"engine": str(engine.path), "card": engine.card.to_json()})
-        return
-    print_card(engine)
-    typer.echo(engine.path)
+    else:
+        print_card(engine)
+        typer.echo(engine.path)
+    if report is not None:
+        note(f"report: {report}")
 
 
 def print_card(engine: Engine) -> None:

@@ -1,4 +1,4 @@
-"""The pictures on a benchmark's page, as SVG; every one is made of the JSON result alone."""
+"""The pictures on a benchmark's page, as SVG; each is made of the JSON result alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gmmvit_deploy.plotting import COLOURS, figure_and_axes, svg
+from gmmvit_deploy.plotting import bar_style, figure_and_axes, line_style, svg
 
 __all__ = ["latency_plot", "load_plot", "roofline_plot", "throughput_plot", "waterfall_plot"]
 
@@ -15,52 +15,66 @@ Cells = Sequence[Mapping[str, Any]]
 
 
 def latency_plot(cells: Cells) -> str:
-    """Share of queries that took no longer than this, one curve a runner: the tail is to the right."""
+    """Share of queries that took longer than each latency, a curve for each runner: the tail is to the right."""
     figure, axes = figure_and_axes(height=3.8)
-    for colour, cell in zip(_colours(cells), cells, strict=True):
+    for number, cell in enumerate(cells):
         ordered = np.sort(np.asarray(cell["latencies_ms"]))
-        axes.step(ordered, 1 - np.arange(len(ordered)) / len(ordered), where="post", color=colour, label=cell["runner"])
+        longer = 1 - np.arange(len(ordered)) / len(ordered)
+        axes.step(ordered, longer, where="post", label=cell["runner"], **line_style(number))
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel("latency, ms")
     axes.set_ylabel("share of queries that took longer")
     axes.legend(frameon=False, fontsize=8)
-    return svg(figure)
+    slowest = [f"{cell['runner']}: median {cell['median_ms']:.3f} ms, {_slowest(cell)}" for cell in cells]
+    return svg(figure, f"Curves of the share of queries that took longer than a latency. {'; '.join(slowest)}.")
+
+
+def _slowest(cell: Mapping[str, Any]) -> str:
+    return f"slowest query {max(cell['latencies_ms']):.3f} ms" if cell["latencies_ms"] else "no latencies"
 
 
 def throughput_plot(cells: Cells) -> str:
     """Samples a second against batch."""
     figure, axes = figure_and_axes(height=3.6)
     runners = list(dict.fromkeys(cell["runner"] for cell in cells))
-    for colour, runner in zip(COLOURS, runners, strict=False):
+    lines = []
+    for number, runner in enumerate(runners):
         own = sorted((cell["batch"], cell["samples_per_second"]) for cell in cells if cell["runner"] == runner)
-        axes.plot([batch for batch, _ in own], [rate for _, rate in own], "o-", color=colour, label=runner)
+        batches, rates = [batch for batch, _ in own], [rate for _, rate in own]
+        axes.plot(batches, rates, label=runner, **line_style(number, marker=True))
+        points = ", ".join(f"{rate:,.0f} at batch {batch}" for batch, rate in own)
+        lines.append(f"{runner}: {points}")
     axes.set_xscale("log", base=2)
     axes.set_xticks(sorted({cell["batch"] for cell in cells}), [str(b) for b in sorted({c["batch"] for c in cells})])
     axes.set_ylim(bottom=0)
     axes.set_xlabel("batch")
     axes.set_ylabel("images a second")
     axes.legend(frameon=False, fontsize=8)
-    return svg(figure)
+    return svg(figure, f"Images a second. {'; '.join(lines)}.")
 
 
 def load_plot(loads: Sequence[Mapping[str, Any]]) -> str:
     """p99 against the rate of arrivals, and the bound."""
     figure, axes = figure_and_axes(height=3.6)
-    for colour, load in zip(COLOURS, loads, strict=False):
-        points = load["points"]
+    lines = []
+    for number, load in enumerate(loads):
+        points = sorted(load["points"], key=lambda point: point["rate"])
         rates, latencies = [point["rate"] for point in points], [point["p99_ms"] for point in points]
-        axes.plot(rates, latencies, "o-", color=colour, label=load["runner"])
-    axes.axhline(loads[0]["bound_ms"], ls="--", color="#555", label=f"bound, {loads[0]['bound_ms']:g} ms")
+        axes.plot(rates, latencies, label=load["runner"], **line_style(number, marker=True))
+        shown = ", ".join(f"{p99:.2f} ms at {rate:,.0f}" for rate, p99 in zip(rates, latencies, strict=True))
+        lines.append(f"{load['runner']}: {shown}")
+    bound = f"bound, {loads[0]['bound_ms']:g} ms"
+    axes.axhline(loads[0]["bound_ms"], ls=(0, (1, 3)), color="#000000", label=bound)
     axes.set_yscale("log")
     axes.set_xlabel("arrivals a second")
     axes.set_ylabel("p99, ms")
     axes.legend(frameon=False, fontsize=8)
-    return svg(figure)
+    return svg(figure, f"99th percentile of the latency at rates of arrivals a second; {bound}. {'; '.join(lines)}.")
 
 
 def waterfall_plot(steps: Sequence[Mapping[str, Any]]) -> str:
-    """One bar a step; a server's bar is cut into what it accounts for and the rest."""
+    """A bar for each step; a server's bar is cut into what it accounts for and the rest."""
     figure, axes = figure_and_axes(height=0.5 * len(steps) + 1)
     labels: set[str] = set()
     for row, step in enumerate(steps):
@@ -69,26 +83,28 @@ def waterfall_plot(steps: Sequence[Mapping[str, Any]]) -> str:
             parts[_part(name)] = parts.get(_part(name), 0.0) + ms
         left = 0.0
         for name, ms in parts.items():
-            colour = COLOURS[_PARTS.index(name) % len(COLOURS)]
-            axes.barh(row, ms, left=left, color=colour, label=None if name in labels else name)
+            label = None if name in labels else name
+            axes.barh(row, ms, left=left, label=label, **bar_style(_PARTS.index(name)))
             labels.add(name)
             left += ms
     axes.set_yticks(range(len(steps)), [step["name"] for step in steps])
     axes.invert_yaxis()
-    axes.set_xlabel("ms for one image")
-    axes.legend(frameon=False, fontsize=8)
-    return svg(figure)
+    axes.set_xlabel("ms for a single image")
+    axes.legend(frameon=False, fontsize=8, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
+    shown = "; ".join(f"{step['name']}: {step['ms']:.3f} ms" for step in steps)
+    return svg(figure, f"Bars of the time of a single image after each step. {shown}.")
 
 
 def roofline_plot(shares: Sequence[Mapping[str, Any]]) -> str:
     """Each runner and batch as a share of what this machine allows."""
     figure, axes = figure_and_axes(height=0.3 * len(shares) + 1)
-    names = [f"{one['runner']}, batch {one['batch']}" for one in shares]
-    axes.barh(names, [100 * one["share"] for one in shares], color=COLOURS[0])
+    names = [f"{share['runner']}, batch {share['batch']}" for share in shares]
+    axes.barh(names, [100 * share["share"] for share in shares], **bar_style(0))
     axes.invert_yaxis()
     axes.set_xlim(0, 100)
     axes.set_xlabel("share of the measured roofline, %")
-    return svg(figure)
+    shown = "; ".join(f"{name}: {share['share']:.0%}" for name, share in zip(names, shares, strict=True))
+    return svg(figure, f"Bars of the share of the measured roofline. {shown}.")
 
 
 _PARTS = ("in this process", "queue", "input", "infer", "output", "decoding", "unexplained")
@@ -97,7 +113,3 @@ _PARTS = ("in this process", "queue", "input", "infer", "output", "decoding", "u
 def _part(name: str) -> str:
     """``gmmvit_network infer`` → infer; all that happens in the preprocessing model is decoding."""
     return "decoding" if "_preprocess " in name else name.rpartition(" ")[2]
-
-
-def _colours(cells: Cells) -> list[str]:
-    return [COLOURS[index % len(COLOURS)] for index in range(len(cells))]

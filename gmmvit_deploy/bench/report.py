@@ -1,4 +1,4 @@
-"""Everything a benchmark found, with the run card that says whether it may be believed."""
+"""The result of a benchmark, with the run card that decides whether its numbers may be believed."""
 
 from __future__ import annotations
 
@@ -74,13 +74,15 @@ class BenchReport:
         """Of every latency whose precision has a roofline."""
         works = {work.batch: work for work in self.works}
         lines = {(line.precision, line.device): line for line in self.rooflines}
-        found = []
+        measured = []
         for cell in self.cells:
             line = lines.get((cell.precision, cell.device))
             if cell.scenario != "Offline" and cell.batch in works and line is not None:
                 least = line.least_ms(works[cell.batch])
-                found.append(Share(runner=cell.runner, batch=cell.batch, share=least / cell.median_ms, least_ms=least))
-        return found
+                measured.append(
+                    Share(runner=cell.runner, batch=cell.batch, share=least / cell.median_ms, least_ms=least)
+                )
+        return measured
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; numbers that are not finite become null."""
@@ -104,9 +106,9 @@ class BenchReport:
                     "over": first.runner,
                     "scenario": one.scenario,
                     "batch": one.batch,
-                    **asdict(found),
+                    **asdict(ratio),
                 }
-                for one, first, found in ratios(self.cells)
+                for one, first, ratio in ratios(self.cells)
             ],
             "work": [_work(work) for work in self.works],
             "rooflines": [_roofline(line) for line in self.rooflines],
@@ -124,22 +126,22 @@ def reasons_against(
     cells: Sequence[Cell], loads: Sequence[LoadSearch], before: MachineState, after: MachineState
 ) -> list[str]:
     """Every reason not to believe a run."""
-    found = []
+    reasons = []
     for name, outputs in [
         *((cell.name, cell.outputs) for cell in cells),
         *((one.runner, one.outputs) for one in loads),
     ]:
         if not outputs.right:
-            found.append(
+            reasons.append(
                 f"{name}: {_WRONG}: up to {outputs.largest:.3g} from the truth, {outputs.limit:.3g} is allowed"
             )
     for cell in cells:
         if cell.scenario != "Offline" and cell.queries < ENOUGH[0.9]:
-            found.append(f"{cell.name}: too few samples: {cell.queries} queries, {ENOUGH[0.9]} are needed for a p90")
+            reasons.append(f"{cell.name}: too few samples: {cell.queries} queries, {ENOUGH[0.9]} are needed for a p90")
         if cell.spread > MOST_SPREAD:
-            found.append(f"{cell.name}: unstable: its rounds are spread over {cell.spread:.0%} of their median")
-        found += [f"{cell.name}: LoadGen: {complaint}" for complaint in cell.complaints]
-    return found + machine_reasons(before, after)
+            reasons.append(f"{cell.name}: unstable: its rounds are spread over {cell.spread:.0%} of their median")
+        reasons += [f"{cell.name}: LoadGen: {complaint}" for complaint in cell.complaints]
+    return reasons + machine_reasons(before, after)
 
 
 def impossible(shares: Iterable[Share]) -> list[str]:
@@ -154,19 +156,19 @@ def impossible(shares: Iterable[Share]) -> list[str]:
 
 def machine_reasons(before: MachineState, after: MachineState) -> list[str]:
     """Why nothing that was measured in between may be believed."""
-    found = []
+    reasons = []
     for when, state in (("before", before), ("after", after)):
         if state.others > MOST_OTHERS:
-            found.append(f"machine busy: other programs took {state.others:.0%} of it {when} the run")
+            reasons.append(f"machine busy: other programs took {state.others:.0%} of it {when} the run")
         if state.stolen > MOST_STOLEN:
-            found.append(f"machine busy: its host took {state.stolen:.0%} of it {when} the run")
+            reasons.append(f"machine busy: its host took {state.stolen:.0%} of it {when} the run")
         used = max((gpu.used for gpu in state.gpus), default=0.0)
         if used > MOST_OTHERS:
-            found.append(f"machine busy: other programs used {used:.0%} of a GPU {when} the run")
+            reasons.append(f"machine busy: other programs used {used:.0%} of a GPU {when} the run")
     change = after.spin_ms / before.spin_ms - 1
     if abs(change) > MOST_CLOCK_CHANGE:
-        found.append(f"unstable: the same work on one core took {change:+.0%} of its time after the run")
-    return found
+        reasons.append(f"unstable: the same work on one core took {change:+.0%} time after the run")
+    return reasons
 
 
 def _cell(cell: Cell) -> dict[str, Any]:

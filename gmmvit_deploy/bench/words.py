@@ -12,10 +12,10 @@ __all__ = ["percentile_words", "ratio_words", "roofline_words"]
 
 def percentile_words(cell: Mapping[str, Any], name: str) -> str:
     """Of a cell of the result, such as p99: its milliseconds, or how many queries are missing."""
-    found = cell["percentiles"].get(name)
-    if found is None:
+    percentile = cell["percentiles"].get(name)
+    if percentile is None:
         return ""
-    return f"{found['ms']:.3f}" if found["ms"] is not None else f"{found['missing_queries']:,} too few"
+    return f"{percentile['ms']:.3f}" if percentile["ms"] is not None else f"{percentile['missing_queries']:,} too few"
 
 
 def roofline_words(line: Mapping[str, Any]) -> str:

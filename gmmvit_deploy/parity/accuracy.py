@@ -3,7 +3,7 @@
 gate g as in MLPerf:  runner's top-1 ≥ g · PyTorch's top-1;   0.999 for fp32, fp16, bf16;  0.99 for int8, fp8
 passed     the whole interval of the difference lies at or above (g − 1) · PyTorch's top-1
 failed     the whole interval lies below it
-undecided  it lies on both sides: too few images to tell
+undecided  it lies on both sides: too few images to decide
 """
 
 from __future__ import annotations
@@ -223,9 +223,9 @@ def _why(verdict: Verdict, pairs: Paired, allowed: float, needed: int | None) ->
         ]
     if verdict == "undecided":
         more = (
-            f"{needed:,} would do, were they like these"
+            f"{needed:,} images like these are enough"
             if needed
-            else "and the difference seen is itself beyond the gate"
+            else "the measured difference itself is beyond the gate"
         )
-        return [f"too few images to tell: {changed}; {more}"]
+        return [f"too few images to decide: {changed}; {more}"]
     return []

@@ -1,4 +1,4 @@
-"""A parity report as one self-contained page: for the person who signs, and for the one who looks it up later."""
+"""A parity report as a self-contained page: for the person who signs, and for whoever looks it up later."""
 
 from __future__ import annotations
 
@@ -7,26 +7,25 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from gmmvit_deploy.pages import definitions, figure, page, table, written_page
+from gmmvit_deploy.pages import (
+    definitions,
+    figure,
+    folded,
+    items,
+    page,
+    plots,
+    section,
+    table,
+    verdict_word,
+    written_page,
+)
 from gmmvit_deploy.parity.plots import block_plot, class_plot, margin_plot
 from gmmvit_deploy.parity.report import ParityReport, RunnerReport
+from gmmvit_deploy.parity.summary import summary_of
 from gmmvit_deploy.parity.verdict import Check
 
 __all__ = ["page_of", "write_page"]
 
-_STYLE = """
-td, th { text-align: left; vertical-align: top; white-space: nowrap; }
-td:last-child { white-space: normal; min-width: 20rem; }
-.verdict { font-weight: 600; } .passed { color: #1b6e2f; } .failed { color: #b00020; }
-.undecided { color: #8a5a00; } .skipped { color: #555; }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(30rem, 100%), 1fr)); gap: 1rem; }
-.plots svg { width: 100%; height: auto; }
-"""
-_WORDS = {
-    "passed": "Passed",
-    "failed": "Failed",
-    "undecided": "Nothing wrong was found, but not everything could be told",
-}
 _MOST_FLIPS = 200
 
 
@@ -38,99 +37,121 @@ def write_page(report: ParityReport, path: Path, *, force: bool = False) -> None
 def page_of(report: ParityReport) -> str:
     """The HTML text.  Nothing in it is fetched from elsewhere."""
     name = Path(str(report.bundle["path"])).name
-    body = [
-        f"<h1>Parity of {escape(name)}: {escape(report.bundle['model'])}</h1>",
-        f'<p class="verdict {report.verdict}">{_WORDS[report.verdict]}</p>',
-        _failures(report),
-        "<h2>Checks</h2>",
-        _checks_table(report),
-        *(_runner(runner) for runner in report.runners),
-        _skipped(report),
-        "<h2>What this speaks of</h2>",
-        definitions(_provenance(report)),
-        _broken(report.data),
-    ]
-    return page(f"Parity of {name}", "".join(body), style=_STYLE)
-
-
-def _failures(report: ParityReport) -> str:
-    lines = report.failures()
-    return "<ul>" + "".join(f'<li class="failed">{escape(line)}</li>' for line in lines) + "</ul>" if lines else ""
-
-
-def _checks_table(report: ParityReport) -> str:
-    rows = [("bundle", "", check) for check in report.checks]
-    rows += [(runner.runner, runner.precision, check) for runner in report.runners for check in runner.checks]
-    cells = [
-        (escape(who), escape(precision), escape(check.name), _verdict(check), escape(check.says))
-        for who, precision, check in rows
-    ]
-    return table(("runner", "precision", "check", "verdict", "what was seen"), cells)
-
-
-def _verdict(check: Check) -> str:
-    return f'<span class="verdict {check.verdict}">{check.verdict}</span>'
-
-
-def _runner(runner: RunnerReport) -> str:
-    checks = {check.name: check for check in runner.checks}
-    figures = [figure(margin_plot(*runner.points), "Margin against error", "One point an input, flips marked.")]
-    blocks = checks["localize"].details.get("blocks") if "localize" in checks else None
-    if blocks:
-        looked = checks["localize"].details["looking_changed_logits_by"]
-        what = f"{checks['localize'].says}. Looking inside changed the logits by {looked:.2g}."
-        figures.append(figure(block_plot(blocks), "Error by block", what))
-    accuracy = checks["accuracy"].details
-    if accuracy:
-        what = f"Top-1 on {accuracy['images']:,} images. {accuracy['classes']}"
-        figures.append(figure(class_plot(accuracy["per_class"]), "Accuracy by class", what))
-    return (
-        f"<h2>{escape(runner.runner)}, {escape(runner.precision)}</h2>{definitions(dict(runner.provenance))}"
-        f'<div class="plots">{"".join(figures)}</div>'
-        f"{_numbers(checks['numeric'].details['sets'])}{_accuracy(accuracy)}{_flips(checks['decisions'].details)}"
+    return page(
+        kind="Parity report: does the deployed model compute what PyTorch computes?",
+        title=f"Parity of {name}: {report.bundle['model']}",
+        summary=summary_of(report),
+        sections=(
+            section("Checks", _checks_table(report), _failures(report), _skipped(report)),
+            *(_runner(runner) for runner in report.runners),
+            section("Scope", definitions(_provenance(report))),
+            _broken(report.data),
+        ),
     )
 
 
-def _numbers(sets: Sequence[Mapping[str, Any]]) -> str:
+def _checks_table(report: ParityReport) -> str:
+    cells = [
+        (escape(who), escape(precision), escape(check.name), verdict_word(check.verdict), escape(check.says))
+        for who, precision, check in _checks(report)
+        if check.verdict != "skipped"
+    ]
+    return table("Checks that ran", ("runner", "precision", "check", "verdict", "result"), cells, row_head=2)
+
+
+def _failures(report: ParityReport) -> str:
+    failures = report.failures()
+    return folded("Reasons of all failed checks", len(failures), items(failures))
+
+
+def _skipped(report: ParityReport) -> str:
+    cells = [
+        (escape(who), escape(precision), escape(check.name), verdict_word("skipped"), escape(check.says))
+        for who, precision, check in _checks(report)
+        if check.verdict == "skipped"
+    ]
+    head = ("runner", "precision", "check", "verdict", "reason")
+    rows = table("Checks that did not run", head, cells, row_head=2) if cells else ""
+    return folded("Skipped", len(cells) + len(report.skipped), rows, items(report.skipped))
+
+
+def _checks(report: ParityReport) -> list[tuple[str, str, Check]]:
+    """(runner, precision, check), those of the bundle itself first."""
+    of_bundle = [("bundle", "", check) for check in report.checks]
+    return of_bundle + [
+        (runner.runner, runner.precision, check) for runner in report.runners for check in runner.checks
+    ]
+
+
+def _runner(runner: RunnerReport) -> str:
+    name = f"{runner.runner}, {runner.precision}"
+    checks = {check.name: check for check in runner.checks}
+    figures = []
+    if len(runner.points[0]):
+        what = "A point for each input; flipped decisions are crosses."
+        figures.append(figure(margin_plot(*runner.points), f"Margin against error: {name}", what))
+    blocks = checks["localize"].details.get("blocks") if "localize" in checks else None
+    if blocks:
+        changed = checks["localize"].details["looking_changed_logits_by"]
+        what = f"{checks['localize'].says}. Reading the blocks' outputs changed the logits by {changed:.2g}."
+        figures.append(figure(block_plot(blocks), f"Error by block: {name}", what))
+    accuracy = checks["accuracy"].details
+    if accuracy:
+        what = f"Top-1 on {accuracy['images']:,} images. {accuracy['classes']}"
+        figures.append(figure(class_plot(accuracy["per_class"]), f"Accuracy by class: {name}", what))
+    return section(
+        name,
+        definitions(dict(runner.provenance)),
+        plots(figures),
+        _distances(name, checks["numeric"].details["sets"]),
+        _accuracy(name, accuracy),
+        _flips(name, checks["decisions"].details),
+    )
+
+
+def _distances(name: str, sets: Sequence[Mapping[str, Any]]) -> str:
     rows = []
-    for one in sets:
-        for name, found in (("float64", one["from_exact"]), ("float32", one["from_trained"])):
-            numbers = [f"{found[key]:.2e}" for key in ("largest", "p99", "rms", "relative_l2")]
-            cosine = f"1 − {1 - found['cosine']:.1e}"
+    for numbers in sets:
+        for reference, key in (("float64", "from_exact"), ("float32", "from_trained")):
+            distances = numbers[key]
+            shown = [f"{distances[measure]:.2e}" for measure in ("largest", "p99", "rms", "relative_l2")]
+            cosine = f"1 − {1 - distances['cosine']:.1e}"
             limit, why = (
-                (f"{one['limit']['largest']:.2e}", one["limit"]["derivation"]) if name == "float64" else ("", "")
+                (f"{numbers['limit']['largest']:.2e}", numbers["limit"]["derivation"])
+                if key == "from_exact"
+                else ("", "")
             )
-            first = (escape(one["inputs"]), str(found["rows"]), name)
-            rows.append((*first, *numbers, cosine, limit, escape(why)))
-    head = ("inputs", "rows", "against", "largest", "99 %", "rms", "relative L2", "cosine", "limit", "derived as")
-    return table(head, rows)
+            first = (escape(numbers["inputs"]), str(distances["rows"]), reference)
+            rows.append((*first, *shown, cosine, limit, escape(why)))
+    head = ("inputs", "rows", "reference", "largest", "99 %", "rms", "relative L2", "cosine", "limit", "derivation")
+    return table(f"Distance of the logits from PyTorch's: {name}", head, rows)
 
 
-def _accuracy(details: Mapping[str, Any]) -> str:
+def _accuracy(name: str, details: Mapping[str, Any]) -> str:
     if not details:
         return ""
     rows = []
-    for name in ("top1", "top5"):
-        found = details[name]
-        if found is not None:
-            low, high = found["interval"]
+    for measure in ("top1", "top5"):
+        numbers = details[measure]
+        if numbers is not None:
+            low, high = numbers["interval"]
             rows.append(
                 (
-                    name.replace("top", "top-"),
-                    f"{found['pytorch']:.2%}",
-                    f"{found['runner']:.2%}",
-                    f"{found['difference']:+.2%}",
+                    measure.replace("top", "top-"),
+                    f"{numbers['pytorch']:.2%}",
+                    f"{numbers['runner']:.2%}",
+                    f"{numbers['difference']:+.2%}",
                     f"{low:+.2%} to {high:+.2%}",
-                    f"{found['lost']}, {found['gained']}",
-                    f"{found['mcnemar_p']:.2g}",
+                    f"{numbers['lost']}, {numbers['gained']}",
+                    f"{numbers['mcnemar_p']:.2g}",
                 )
             )
-    head = ("", "PyTorch", "runner", "difference", "interval, each end 95 %", "lost, gained", "McNemar p")
+    head = ("measure", "PyTorch", "runner", "difference", "interval, each end 95 %", "lost, gained", "McNemar p")
     gate = f"Gate: {details['gate']:g} of PyTorch's top-1, a difference of {details['lowest_difference_allowed']:+.3%}."
-    return f'<p class="quiet">{gate}</p>{table(head, rows)}'
+    return f'{table(f"Accuracy: {name}", head, rows)}<p class="quiet">{gate}</p>'
 
 
-def _flips(details: Mapping[str, Any]) -> str:
+def _flips(name: str, details: Mapping[str, Any]) -> str:
     flips = details["flips"]
     if not flips:
         return '<p class="quiet">No class flipped.</p>'
@@ -140,25 +161,13 @@ def _flips(details: Mapping[str, Any]) -> str:
             escape(flip["wanted"]),
             escape(flip["found"]),
             f"{flip['margin']:.3g}",
-            "within the noise" if flip["within_noise"] else '<span class="failed">wrong</span>',
+            verdict_word("passed", "within the noise") if flip["within_noise"] else verdict_word("failed", "wrong"),
         )
         for flip in flips[:_MOST_FLIPS]
     ]
     more = len(flips) + details["flips_not_listed"] - len(rows)
     note = f'<p class="quiet">And {more} more.</p>' if more else ""
-    return table(("image", "PyTorch", "runner", "margin", ""), rows) + note
-
-
-def _skipped(report: ParityReport) -> str:
-    lines = list(report.skipped)
-    lines += [
-        f"{runner.runner}: {check.name}: {check.says}"
-        for runner in report.runners
-        for check in runner.checks
-        if check.verdict == "skipped"
-    ]
-    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
-    return f"<h2>Skipped</h2><ul>{items}</ul>" if lines else ""
+    return table(f"Flipped decisions: {name}", ("image", "PyTorch", "runner", "margin", "cause"), rows) + note
 
 
 def _provenance(report: ParityReport) -> dict[str, str]:
@@ -167,7 +176,7 @@ def _provenance(report: ParityReport) -> dict[str, str]:
         "bundle": f"{bundle['path']}, SHA-256 {bundle['sha256']}",
         "model.onnx": f"SHA-256 {bundle['onnx_sha256']}",
         "checkpoint": f"{bundle['checkpoint']['name']}, SHA-256 {bundle['checkpoint']['sha256']}",
-        "data": "none",
+        "data": "no images (--data)",
         "versions": ", ".join(f"{name} {version}" for name, version in report.versions.items()),
     }
     if data is not None:
@@ -178,5 +187,5 @@ def _provenance(report: ParityReport) -> dict[str, str]:
 def _broken(data: Mapping[str, Any] | None) -> str:
     if data is None or not data["broken"]:
         return ""
-    items = "".join(f"<li>{escape(one['image'])}: {escape(one['why'])}</li>" for one in data["broken_images"])
-    return f"<h2>Broken images</h2><p>{data['broken']} were left out.</p><ul>{items}</ul>"
+    lines = [f"{image['image']}: {image['why']}" for image in data["broken_images"]]
+    return section("Broken images", f"<p>{data['broken']} images were left out.</p>", items(lines))

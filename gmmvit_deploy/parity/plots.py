@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gmmvit_deploy.plotting import figure_and_axes, svg
+from gmmvit_deploy.page_style import SERIES
+from gmmvit_deploy.plotting import bar_style, figure_and_axes, svg
 
 __all__ = ["block_plot", "class_plot", "margin_plot"]
 
-_FOUND, _LIMIT, _FLIP, _WANTED = "#1f4e9c", "#8a1c00", "#d9480f", "#8a8f98"
+_ERROR, _LIMIT = SERIES[:2]
 _MANY_CLASSES = 40
 
 
@@ -20,7 +21,7 @@ def block_plot(blocks: Sequence[Mapping[str, Any]]) -> str:
     """Largest error of every block's output, and what it may be, on a logarithmic scale."""
     figure, axes = figure_and_axes(height=3.6)
     names = [block["block"] for block in blocks]
-    axes.plot(names, [max(block["largest"], 1e-12) for block in blocks], "o-", color=_FOUND, label="largest error")
+    axes.plot(names, [max(block["largest"], 1e-12) for block in blocks], "o-", color=_ERROR, label="largest error")
     limits = [block["limit"] for block in blocks]
     if all(limit is not None for limit in limits):
         axes.plot(names, limits, "--", color=_LIMIT, label="limit")
@@ -28,18 +29,20 @@ def block_plot(blocks: Sequence[Mapping[str, Any]]) -> str:
     axes.set_ylabel("distance from float64")
     axes.tick_params(axis="x", rotation=60)
     axes.legend(frameon=False)
-    return svg(figure)
+    shown = "; ".join(f"{block['block']}: {block['largest']:.2g}" for block in blocks)
+    return svg(figure, f"Line of the largest distance from float64 after each block. {shown}.")
 
 
 def margin_plot(margins: NDArray[Any], errors: NDArray[Any], flipped: NDArray[Any]) -> str:
-    """One point an input: beyond the line, where the error is half the margin, a class may flip."""
+    """A point for each input: beyond the line, where the error is half the margin, a class may flip."""
     figure, axes = figure_and_axes(height=4.2)
     least = 1e-10
+    beyond = int((errors > margins / 2).sum())
     margins, errors = np.maximum(margins, least), np.maximum(errors, least)
-    # Points are drawn as one picture: ten thousand of them as shapes would make a page nobody can open.
-    axes.scatter(margins[~flipped], errors[~flipped], s=8, color=_FOUND, alpha=0.5, lw=0, rasterized=True)
+    # Points are drawn as a single picture: ten thousand shapes would make a page that no browser opens.
+    axes.scatter(margins[~flipped], errors[~flipped], s=8, color=_ERROR, alpha=0.5, lw=0, rasterized=True)
     if flipped.any():
-        axes.scatter(margins[flipped], errors[flipped], s=40, color=_FLIP, marker="x", label="flipped")
+        axes.scatter(margins[flipped], errors[flipped], s=40, color=_LIMIT, marker="x", label="flipped")
     low, high = float(margins.min()), float(margins.max())
     axes.plot([low, high], [low / 2, high / 2], "--", color=_LIMIT, label="error = margin / 2")
     axes.set_xscale("log")
@@ -47,20 +50,28 @@ def margin_plot(margins: NDArray[Any], errors: NDArray[Any], flipped: NDArray[An
     axes.set_xlabel("margin of the decision (logits)")
     axes.set_ylabel("largest error of a logit")
     axes.legend(frameon=False)
-    return svg(figure)
+    return svg(
+        figure,
+        f"Points of {len(margins):,} inputs: the largest error of a logit against the margin of the decision. "
+        f"{beyond:,} have an error above half their margin, where a class may flip; {int(flipped.sum()):,} flipped.",
+    )
 
 
 def class_plot(classes: Sequence[Mapping[str, Any]]) -> str:
     """Share of each class's images that PyTorch and the runner have right; the classes that differ most, if many."""
-    chosen = sorted(classes, key=lambda one: -abs(one["pytorch"] - one["runner"]) / one["images"])[:_MANY_CLASSES]
-    shown = [one for one in classes if one in chosen]
+    chosen = sorted(classes, key=lambda row: -abs(row["pytorch"] - row["runner"]) / row["images"])[:_MANY_CLASSES]
+    shown = [row for row in classes if row in chosen]
     figure, axes = figure_and_axes(height=3.4)
     places = np.arange(len(shown))
-    for shift, key, colour, name in ((-0.2, "pytorch", _WANTED, "PyTorch"), (0.2, "runner", _FOUND, "runner")):
-        shares = [100 * one[key] / one["images"] for one in shown]
-        axes.bar(places + shift, shares, 0.4, color=colour, label=name)
-    axes.set_xticks(places, [one["class"] for one in shown], rotation=60 if len(shown) > 12 else 0)
+    for number, (shift, key, name) in enumerate(((-0.2, "pytorch", "PyTorch"), (0.2, "runner", "runner"))):
+        shares = [100 * row[key] / row["images"] for row in shown]
+        axes.bar(places + shift, shares, 0.4, label=name, **bar_style(number))
+    axes.set_xticks(places, [row["class"] for row in shown], rotation=60 if len(shown) > 12 else 0)
     axes.set_ylabel("right, %")
     axes.set_ylim(0, 100)
     axes.legend(frameon=False, ncols=2, loc="lower left", bbox_to_anchor=(0, 1))
-    return svg(figure)
+    words = "; ".join(
+        f"{row['class']}: PyTorch {row['pytorch'] / row['images']:.0%}, runner {row['runner'] / row['images']:.0%}"
+        for row in shown
+    )
+    return svg(figure, f"Pairs of bars: the share of images that each has right, by class. {words}.")

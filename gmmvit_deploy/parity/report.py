@@ -1,4 +1,4 @@
-"""Everything a parity run found, as data: what `check_parity` returns, ``--json`` prints and the page shows."""
+"""The result of a parity run, as data: what `check_parity` returns, ``--json`` prints and the page shows."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""The masks of a checkpoint as one self-contained page: pictures and numbers, on a phone and in print."""
+"""The masks of a checkpoint as a self-contained page: pictures and numbers, on a phone and in print."""
 
 from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from PIL import Image
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint
 from gmmvit_deploy.checkpoints.report import describe_checkpoint
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.pages import definitions, page
+from gmmvit_deploy.pages import Outcome, Summary, definitions, folded, page, section, table, verdict_word
 from gmmvit_deploy.pictures.mask_images import colour_limit, matrix_image, position_maps_image, sheet
 from gmmvit_deploy.pictures.mask_numbers import NEAR, HeadNumbers, LayerMasks, masks_of
 from gmmvit_deploy.writing import new_file
@@ -21,15 +22,15 @@ from gmmvit_deploy.writing import new_file
 __all__ = ["page_of", "write_report"]
 
 _STYLE = """
-.heads { display: grid; grid-template-columns: repeat(auto-fill, minmax(17rem, 1fr)); gap: 1rem; }
+.heads { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(17rem, 100%), 1fr)); gap: 1rem; }
 .pair { display: grid; grid-template-columns: 1fr 1fr; gap: .5rem; }
-.pair img { width: 100%; image-rendering: pixelated; border: 1px solid #bbb; box-sizing: border-box; }
+.pair img { width: 100%; image-rendering: pixelated; border: 1px solid var(--line); background: #ffffff; }
 @media print { .heads { grid-template-columns: repeat(3, 1fr); } }
 """
 
 
 def write_report(loaded: LoadedCheckpoint, path: Path, *, force: bool = False) -> list[LayerMasks]:
-    """Write the report to ``path``: a page (.html) or one picture (.png).  Returns the masks it shows.
+    """Write the report to ``path``: a page (.html) or a picture (.png).  Returns the masks it shows.
 
     Errors: InputError on another suffix, or a model without masks as a picture; OutputError.
     """
@@ -55,17 +56,48 @@ def write_report(loaded: LoadedCheckpoint, path: Path, *, force: bool = False) -
 def page_of(loaded: LoadedCheckpoint, layers: list[LayerMasks]) -> str:
     """The HTML text.  Nothing in it is fetched from elsewhere."""
     described = describe_checkpoint(loaded)
-    body = [
-        f"<h1>{escape(loaded.file.path.name)}: masks of a {escape(loaded.spec.family)}</h1>",
-        _summary(described),
-        _audit(described["audit"]),
-        _legend(layers),
-        *(_layer(layer) for layer in layers),
-    ]
-    return page(f"Masks of {loaded.file.path.name}", "".join(body), style=_STYLE)
+    unused = described["unused_keys"]
+    return page(
+        kind="Checkpoint report: what is in the file, and is anything odd about it?",
+        title=f"{loaded.file.path.name}: masks of a {loaded.spec.family}",
+        summary=_verdict(described),
+        sections=(
+            section("Model", _model(described)),
+            section("Audit", _audit(described["audit"])),
+            folded("Keys of the file that the model does not use", len(unused), _unused(unused)),
+            section("Masks", _legend(layers)),
+            *(_layer(layer) for layer in layers),
+        ),
+        style=_STYLE,
+    )
 
 
-def _summary(described: dict[str, Any]) -> str:
+def _verdict(described: Mapping[str, Any]) -> Summary:
+    findings = described["audit"]
+    errors = [finding for finding in findings if finding["severity"] == "error"]
+    warnings = [finding for finding in findings if finding["severity"] == "warning"]
+    outcome: Outcome = "failed" if errors else "undecided" if warnings else "passed"
+    words = {"failed": "UNUSABLE", "undecided": "WARNINGS", "passed": "NO WARNINGS", "skipped": ""}
+    count = len(errors) + len(warnings)
+    model = f"a model of the family {described['family']} (mask: {described['mask_description']})"
+    if outcome == "passed":
+        sentence = f"The file holds {model}. Every key is accounted for, and the audit has no warnings."
+    else:
+        sentence = f"The file holds {model}. Look at {count} finding{'s' * (count > 1)} of the audit before its export."
+    return Summary(
+        outcome=outcome,
+        word=words[outcome],
+        sentence=sentence,
+        changes=(
+            *(f"{finding['where']}: {finding['what']}" for finding in (*errors, *warnings)),
+            "Other hints (--heads, --preset, --mask-form): sizes that the tensors do not show are read from them",
+            "An export: whether the deployed model gives right answers is proven by gmmvit export and gmmvit parity",
+            f"Another file: this page covers the file with SHA-256 {described['checkpoint']['sha256']}, no other",
+        ),
+    )
+
+
+def _model(described: Mapping[str, Any]) -> str:
     sizes = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in described["spec"].items() if k not in ("family", "mask"))
     rows = {
         "mask": described["mask_description"],
@@ -77,22 +109,34 @@ def _summary(described: dict[str, Any]) -> str:
     return definitions(rows)
 
 
+_SEVERITIES: Mapping[str, Outcome] = {"error": "failed", "warning": "undecided", "note": "skipped"}
+
+
 def _audit(findings: list[dict[str, str]]) -> str:
     if not findings:
-        return "<p>Audit: nothing odd.</p>"
-    items = "".join(
-        f'<li><span class="{f["severity"]}">{f["severity"]}</span> {escape(f["where"])}: {escape(f["what"])}</li>'
-        for f in findings
-    )
-    return f"<h2>Audit</h2><ul>{items}</ul>"
+        return "<p>Nothing odd.</p>"
+    rows = [
+        (
+            verdict_word(_SEVERITIES[finding["severity"]], finding["severity"]),
+            escape(finding["where"]),
+            escape(finding["what"]),
+        )
+        for finding in findings
+    ]
+    return table("Findings of the audit", ("severity", "where", "finding"), rows, row_head=1)
+
+
+def _unused(keys: Mapping[str, str]) -> str:
+    rows = [(escape(key), escape(why)) for key, why in keys.items()]
+    return table("Unused keys", ("key", "reason"), rows)
 
 
 def _legend(layers: list[LayerMasks]) -> str:
     if not layers:
         return "<p>A plain model: its attention has no mask.</p>"
     return (
-        '<p class="quiet">Left: the mask as a matrix, a row for each token that asks. Right: one small map for each '
-        "token position, showing what that token may look at. White is 0, blue above, red below, on one scale for all "
+        '<p class="quiet">Left: the mask as a matrix, with a row for each query token. Right: a small map for each '
+        "query token: how much it may look at each place. White is 0, blue above, red below, on the same scale for all "
         "heads of a layer. Masses are shares of the absolute mask.</p>"
     )
 
@@ -103,11 +147,11 @@ def _layer(layer: LayerMasks) -> str:
         f", {layer.underflowed} of {layer.grid**4} base entries underflowed to zero" if layer.underflowed else ""
     )
     figures = "".join(_head(layer, head) for head in range(len(layer.heads)))
-    kernels = _kernel_table(layer) if layer.heads[0].alpha else ""
-    return (
-        f"<h2>{escape(layer.layer)}</h2>"
-        f'<p class="quiet">{layer.grid}×{layer.grid} tokens; full colour at ±{limit:.3g}{underflow}</p>'
-        f'<div class="heads">{figures}</div>{kernels}'
+    return section(
+        layer.layer,
+        f'<p class="quiet">{layer.grid}×{layer.grid} tokens; full colour at ±{limit:.3g}{underflow}</p>',
+        f'<div class="heads">{figures}</div>',
+        _kernel_table(layer) if layer.heads[0].alpha else "",
     )
 
 
@@ -118,7 +162,7 @@ def _head(layer: LayerMasks, head: int) -> str:
         f'<img alt="{escape(layer.layer)} {name}: {what}" src="data:image/png;base64,{_encoded(image)}">'
         for what, image in (
             ("mask matrix", matrix_image(layer, head)),
-            ("one map a token", position_maps_image(layer, head)),
+            ("a map for each token", position_maps_image(layer, head)),
         )
     )
     return (
@@ -131,19 +175,20 @@ def _caption(numbers: HeadNumbers) -> str:
     far = 1 - numbers.within[-1]
     dead = f"; dead kernels {', '.join(map(str, numbers.dead))}" if numbers.dead else ""
     return (
-        f"mass at distance {near}, farther: {far:.0%}<br>gives itself {numbers.itself:.2g}× the mean; "
+        f"mass at distance {near}, farther: {far:.0%}<br>own token: {numbers.itself:.2g}× the mean of its row; "
         f"{numbers.negative:.0%} negative; {numbers.smallest:.3g} to {numbers.largest:.3g}{dead}"
     )
 
 
 def _kernel_table(layer: LayerMasks) -> str:
-    count = len(layer.heads[0].alpha)
-    head = "<tr><th>kernel</th>" + "".join(f"<th>α, σ of head {h}</th>" for h in range(len(layer.heads))) + "</tr>"
-    rows = "".join(
-        f"<tr><td>{k}</td>" + "".join(f"<td>{h.alpha[k]:.3g}, {h.sigma[k]:.3g}</td>" for h in layer.heads) + "</tr>"
-        for k in range(count)
-    )
-    return f'<div class="scroll"><table>{head}{rows}</table></div>'
+    names = [f"α, σ of head {head}" for head in range(len(layer.heads))]
+    if len(layer.heads) == 1:
+        names = ["α, σ of all heads"]
+    rows = [
+        (str(kernel), *(f"{head.alpha[kernel]:.3g}, {head.sigma[kernel]:.3g}" for head in layer.heads))
+        for kernel in range(len(layer.heads[0].alpha))
+    ]
+    return table(f"Gaussians of {layer.layer}", ("kernel", *names), rows)
 
 
 def _png(image: Image.Image) -> bytes:

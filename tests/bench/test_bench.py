@@ -26,6 +26,7 @@ from gmmvit_deploy.bench.report import BenchReport, machine_reasons, reasons_aga
 from gmmvit_deploy.bench.roofline import measured_roofline, network_work
 from gmmvit_deploy.bench.run import BenchOptions, bench
 from gmmvit_deploy.bench.served_load import LoadPoint, _held, search_rate
+from gmmvit_deploy.bench.summary import summary_of
 from gmmvit_deploy.data.images import ArrayImages
 from gmmvit_deploy.engines.flavors import visible_gpu
 from gmmvit_deploy.errors import InputError
@@ -35,6 +36,8 @@ from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runners.open import open_runners
 from gmmvit_deploy.runtime.onnxruntime_program import ROWS_A_CORE
 from gmmvit_deploy.serving.server import TritonServer
+from tests.browser import accessibility_problems
+from tests.pages import require_readable_page
 
 QUICK = Plan(batches=(1, 4), rounds=3, seconds=0.1)
 
@@ -131,7 +134,7 @@ def test_every_reason_not_to_believe_a_run(report: BenchReport) -> None:
     assert reasons_against(cells, (), calm, calm) == []
     assert "other programs took 30%" in reasons_against(cells, (), replace(calm, others=0.3), calm)[0]
     assert "its host took 20%" in reasons_against(cells, (), calm, replace(calm, stolen=0.2))[0]
-    assert "took +50% of its time" in reasons_against(cells, (), calm, replace(calm, spin_ms=1.5))[0]
+    assert "took +50% time" in reasons_against(cells, (), calm, replace(calm, spin_ms=1.5))[0]
     cells[0].rounds = [np.full(30, value) for value in (1.0, 2.0, 3.0)]
     assert "unstable: its rounds are spread over 50%" in reasons_against(cells, (), calm, calm)[0]
     cells[0].rounds = [np.ones(5)] * 3
@@ -292,6 +295,35 @@ def test_the_page_holds_everything_and_fetches_nothing(report: BenchReport, tmp_
         assert fetched not in text.replace("url(#", "")
     assert report.bundle["sha256"] in text
     assert text == page_of(json.loads(json.dumps(report.to_json())))
+    tree = require_readable_page(text)
+    assert tree.all("h2")[0].text == f"Verdict: {'✓' if report.verdict == 'VALID' else '✗'} {report.verdict}"
+    shown = [line.text for line in tree.all("main")[0].children[1].all("li")]
+    assert set(report.reasons) <= set(shown)
+
+
+@pytest.mark.browser
+def test_an_accessibility_checker_has_no_complaint(report: BenchReport, tmp_path: Path) -> None:
+    write_page(report.to_json(), tmp_path / "bench.html")
+    assert accessibility_problems(tmp_path / "bench.html") == []
+
+
+def test_the_verdict_stands_first_and_then_what_would_change_it(report: BenchReport) -> None:
+    result = json.loads(json.dumps(report.to_json())) | {"verdict": "VALID", "reasons": []}
+    for cell in result["cells"]:
+        cell["median_ms"], cell["spread"] = 1.5, 0.125
+        cell["outputs"]["right"] = True
+    result["cells"][0]["median_ms"], result["cells"][-1]["spread"] = 1.25, 0.2
+    for ratio, low in zip(result["ratios"], (0.9, 1.1, 1.1), strict=True):
+        ratio["low"], ratio["high"] = low, 1.2
+    valid = summary_of(result)
+    assert (valid.outcome, valid.word) == ("passed", "VALID")
+    assert f"at batch 1: {result['cells'][0]['runner']}, 1.250 ms" in valid.sentence
+    assert "spread over 20% of their median, the widest here; above 25%" in valid.changes[0]
+    assert sum("are not shown to differ" in line for line in valid.changes) == 1
+    result["cells"][0]["outputs"]["right"] = False
+    invalid = summary_of(result | {"verdict": "INVALID", "reasons": ["machine busy", "answers were wrong"]})
+    assert (invalid.outcome, invalid.changes[:2]) == ("failed", ("machine busy", "answers were wrong"))
+    assert invalid.sentence == "Do not quote these numbers: 2 reasons against the run; some answers were wrong."
 
 
 class TestCompare:

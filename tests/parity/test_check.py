@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,14 @@ from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.inputs import ImageStream, fresh_inputs, open_images_of
 from gmmvit_deploy.parity.invariance import batch_sizes, mixed_up
 from gmmvit_deploy.parity.page import page_of, write_page
-from gmmvit_deploy.parity.report import SCHEMA_PATH, ParityReport
+from gmmvit_deploy.parity.report import SCHEMA_PATH, ParityReport, RunnerReport
+from gmmvit_deploy.parity.summary import summary_of
+from gmmvit_deploy.parity.verdict import Check
 from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runners.open import RUNNERS, open_runner, open_runners
+from tests.browser import accessibility_problems
 from tests.conftest import NAMES
+from tests.pages import require_readable_page
 from tests.parity.test_faults import labelled_by
 
 SCHEMA = json.loads(SCHEMA_PATH.read_text())
@@ -97,6 +102,58 @@ def test_the_page_shows_everything_and_fetches_nothing(report: ParityReport, tmp
     for check in (*report.checks, *report.runners[0].checks):
         assert f">{check.name}<" in page
     assert page_of(report) == page  # the same report gives the same bytes
+    tree = require_readable_page(page)
+    assert tree.all("h2")[0].text == "Verdict: ✓ PASSED"
+    assert "can stand in for the trained PyTorch model" in tree.all("main")[0].text
+    (fold,) = tree.all("details")
+    for runner in report.runners:
+        for check in runner.checks:
+            assert (check.says in fold.text) == (check.verdict == "skipped")
+
+
+@pytest.mark.browser
+def test_an_accessibility_checker_has_no_complaint(report: ParityReport, tmp_path: Path) -> None:
+    write_page(report, tmp_path / "report.html")
+    assert accessibility_problems(tmp_path / "report.html") == []
+
+
+def _changed(report: ParityReport, name: str, **changes: Any) -> ParityReport:
+    """The report with the last runner's check of this name replaced."""
+    *others, last = report.runners
+    checks = tuple(replace(check, **changes) if check.name == name else check for check in last.checks)
+    return replace(report, runners=(*others, replace(last, checks=checks)))
+
+
+def undecided_checks(runner: RunnerReport) -> tuple[Check, ...]:
+    undecided = Check(name="accuracy", verdict="undecided", says="", reasons=("too few images",))
+    return tuple(undecided if check.name == "accuracy" else check for check in runner.checks)
+
+
+def test_the_verdict_stands_first_and_then_what_would_change_it(report: ParityReport) -> None:
+    passed = summary_of(report)
+    assert passed.outcome == "passed"
+    assert passed.sentence.startswith("onnxruntime in fp32 and onnxruntime in int8 can stand in for")
+    assert any("% of this limit is used" in line for line in passed.changes)
+    assert any("% of what may flip its decision, on 87 inputs" in line for line in passed.changes)
+    assert any("times what may flip its decision; 1 of 87 decisions flipped" in line for line in passed.changes)
+    assert any("the check fails below" in line for line in passed.changes)
+    assert any(line.startswith("What was skipped (") for line in passed.changes)
+    failed = summary_of(_changed(report, "numeric", verdict="failed", reasons=("too far",)))
+    assert failed.outcome == "failed"
+    assert failed.sentence.startswith("Do not deploy onnxruntime in int8: 1 of ")
+    assert failed.changes[0] == "onnxruntime in int8: numeric: too far"
+    many = _changed(report, "numeric", verdict="failed", reasons=tuple(f"reason {n}" for n in range(1010)))
+    assert summary_of(many).changes[8] == "onnxruntime in int8: numeric: and 1,002 more reasons, listed below"
+    assert "reason 1009" in require_readable_page(page_of(many)).all("details")[0].text
+    undecided = summary_of(_changed(report, "accuracy", verdict="undecided", reasons=("too few images",)))
+    assert undecided.outcome == "undecided"
+    assert "saw too little to decide" in undecided.sentence
+    assert undecided.changes[0] == "onnxruntime in int8: accuracy: too few images"
+    first = replace(report.runners[0], checks=undecided_checks(report.runners[0]))
+    both = replace(report, runners=(first, replace(first, precision="int8")))
+    assert summary_of(both).changes[0] == "onnxruntime in fp32 and onnxruntime in int8: accuracy: too few images"
+    empty = summary_of(replace(report, checks=(), runners=()))
+    assert (empty.outcome, empty.sentence) == ("failed", "Do not deploy anything: no check ran.")
 
 
 def test_pages_are_refused_before_the_work(tmp_path: Path, report: ParityReport) -> None:

@@ -144,7 +144,7 @@ def test_gates_are_judged_on_the_interval(numbers: Paired, gate: float, verdict:
     assert check.verdict == verdict, check.says
     assert check.details["top1"]["lost"] == numbers.lost
     assert check.details["top1"]["gained"] == numbers.gained
-    assert (verdict == "undecided") == any("too few images to tell" in why for why in check.reasons)
+    assert (verdict == "undecided") == any("too few images to decide" in why for why in check.reasons)
     assert (verdict == "failed") == any("accuracy is lost" in why for why in check.reasons)
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from gmmvit_deploy.checkpoints.audit import Finding
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import InputError, OutputError
 from gmmvit_deploy.families import model_from_spec
@@ -20,7 +23,9 @@ from gmmvit_deploy.pictures.mask_numbers import masks_of
 from gmmvit_deploy.pictures.mask_report import page_of, write_report
 from gmmvit_deploy.scores.masks import ElementwiseMask, GaussianMixtureMask, stored_base
 from gmmvit_deploy.specs import MaskSpec
+from tests.browser import accessibility_problems
 from tests.conftest import GOLDEN, NAMES, golden
+from tests.pages import require_readable_page
 
 GRID = 4
 
@@ -116,6 +121,7 @@ def test_reports_of_every_golden_checkpoint(name: str, tmp_path: Path) -> None:
     loaded = load_checkpoint(case.path, case.hints)
     write_report(loaded, tmp_path / "masks.html")
     page = (tmp_path / "masks.html").read_text()
+    require_readable_page(page)
     layers = masks_of(loaded.model)
     assert page.count("<img ") == 2 * sum(len(layer.heads) for layer in layers)
     assert all(f"<h2>{layer.layer}</h2>" in page for layer in layers)
@@ -128,6 +134,27 @@ def test_reports_of_every_golden_checkpoint(name: str, tmp_path: Path) -> None:
         assert "no mask" in page
         with pytest.raises(InputError, match="no masks to draw"):
             write_report(loaded, tmp_path / "masks.png")
+
+
+@pytest.mark.browser
+def test_an_accessibility_checker_has_no_complaint(tmp_path: Path) -> None:
+    write_report(load_checkpoint(GOLDEN / "vit_gmm.pth"), tmp_path / "masks.html")
+    assert accessibility_problems(tmp_path / "masks.html") == []
+
+
+@pytest.mark.parametrize(
+    ("severity", "outcome", "word"),
+    [("error", "failed", "UNUSABLE"), ("warning", "undecided", "WARNINGS"), ("note", "passed", "NO WARNINGS")],
+)
+def test_the_verdict_is_that_of_the_audit(severity: Any, outcome: str, word: str) -> None:
+    loaded = load_checkpoint(GOLDEN / "vit_gmm.pth")
+    odd = Finding(severity=severity, where="layer <0>", what="it is odd")
+    tree = require_readable_page(page_of(replace(loaded, findings=(odd,)), masks_of(loaded.model)))
+    verdict, changes = tree.all("main")[0].children[:2]
+    assert verdict.attributes["class"] == f"verdict {outcome}"
+    assert verdict.all("h2")[0].text.endswith(f" {word}")
+    assert ("layer <0>: it is odd" in changes.text) == (outcome != "passed")
+    assert "layer <0>" in tree.all("tbody")[0].text
 
 
 def test_names_in_the_page_are_escaped(tmp_path: Path) -> None:

@@ -1,0 +1,90 @@
+"""Build the sdist and the wheel, and compare their files with those under version control.
+
+The comparison has no list of its own: a package file that is no Python (py.typed, the kernels' C sources, JSON schemas)
+is missed as surely as a module, and a new file needs no entry here.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from release.steps import ReleaseError, run
+from release.versions import tracked_files
+
+__all__ = ["Archives", "build", "check_metadata", "check_sdist", "check_wheel"]
+
+_PACKAGES = {"gmmvit_deploy/": "gmmvit_deploy/", "cli/gmmvit_cli/": "gmmvit_cli/"}
+"""Folder in the repository → folder in the wheel."""
+_WRITTEN_BY_BUILD = ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")
+_LISTED = 5  # names in a message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archives:
+    sdist: Path
+    wheel: Path
+
+
+def build(root: Path, out: Path) -> Archives:
+    """Build the sdist from a copy of the tracked files, and the wheel from the sdist, into ``out``.
+
+    Only a copy keeps files that merely lie in the working tree out of the sdist.  The wheel shows that the sdist is
+    complete.  Errors: ReleaseError.
+    """
+    with tempfile.TemporaryDirectory(prefix="gmmvit-release-") as folder:
+        sources, built = Path(folder) / "sources", Path(folder) / "dist"
+        for name in tracked_files(root):
+            target = sources / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(root / name, target)
+        command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(built), str(sources)]
+        run(command, "build the archives", cwd=Path(folder), environment=os.environ)
+        out.mkdir(parents=True, exist_ok=True)
+        (sdist,), (wheel,) = built.glob("*.tar.gz"), built.glob("*.whl")
+        return Archives(sdist=Path(shutil.copy2(sdist, out)), wheel=Path(shutil.copy2(wheel, out)))
+
+
+def check_metadata(archives: Archives) -> None:
+    """Run ``twine check --strict``.  Errors: ReleaseError."""
+    files = [str(archives.sdist), str(archives.wheel)]
+    run([sys.executable, "-m", "twine", "check", "--strict", *files], "check the metadata", environment=os.environ)
+
+
+def check_wheel(wheel: Path, tracked: Sequence[str], version: str) -> None:
+    """Compare the files of the wheel with the tracked files of both packages.
+
+    Errors: ReleaseError with the files that are missing and those that do not belong.
+    """
+    expected = {f"gmmvit_deploy-{version}.dist-info/{name}" for name in _WRITTEN_BY_BUILD}
+    for folder, installed in _PACKAGES.items():
+        expected |= {installed + name.removeprefix(folder) for name in tracked if name.startswith(folder)}
+    with zipfile.ZipFile(wheel) as archive:
+        _compare(wheel, expected, {name for name in archive.namelist() if not name.endswith("/")})
+
+
+def check_sdist(sdist: Path, tracked: Sequence[str], version: str) -> None:
+    """Compare the files of the sdist with all tracked files.  Errors: as `check_wheel`."""
+    expected = {f"gmmvit_deploy-{version}/{name}" for name in [*tracked, "PKG-INFO"]}
+    with tarfile.open(sdist) as archive:
+        _compare(sdist, expected, {member.name for member in archive if not member.isdir()})
+
+
+def _compare(archive: Path, expected: set[str], files: set[str]) -> None:
+    problems = []
+    for label, names in (("missing", expected - files), ("does not belong", files - expected)):
+        if names:
+            rest = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+            problems.append(f"{label}: {', '.join(sorted(names)[:_LISTED])}{rest}")
+    if problems:
+        raise ReleaseError(
+            f"{archive.name}: {'; '.join(problems)}",
+            hint="[tool.hatch.build.targets] in pyproject.toml and .gitignore decide what the archives hold",
+        )

@@ -1,0 +1,109 @@
+"""A parity report in a sentence for whoever signs, and what would change its verdict."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from gmmvit_deploy.pages import Summary
+from gmmvit_deploy.parity.report import ParityReport, RunnerReport
+from gmmvit_deploy.parity.verdict import Check
+
+__all__ = ["summary_of"]
+
+_MOST_REASONS = 8
+"""Reasons of a single check in the summary; the page lists all of them below."""
+
+
+def summary_of(report: ParityReport) -> Summary:
+    """The verdict, and for each outcome what would change it: failures, open questions, or the nearest limits."""
+    ran = [check for _, check in _checks(report) if check.verdict != "skipped"]
+    failed = [(who, check) for who, check in _checks(report) if check.verdict == "failed"]
+    undecided = [(who, check) for who, check in _checks(report) if check.verdict == "undecided"]
+    if report.verdict == "failed":
+        culprits = _joined(list(dict.fromkeys(who for who, _ in failed)))
+        sentence = f"Do not deploy {culprits}: {len(failed)} of {len(ran)} checks failed."
+        if not failed:
+            sentence = "Do not deploy anything: no check ran."
+        changes = (*_reasons(failed), *_scope(report))
+        return Summary(outcome="failed", word="FAILED", sentence=sentence, changes=changes)
+    runners = _joined([_name(runner) for runner in report.runners])
+    if report.verdict == "undecided":
+        sentence = (
+            f"No check failed for {runners}, but {len(undecided)} of {len(ran)} saw too little to decide: "
+            "sign only if the reasons below are acceptable."
+        )
+        changes = (*_reasons(undecided), *_scope(report))
+        return Summary(outcome="undecided", word="UNDECIDED", sentence=sentence, changes=changes)
+    sentence = f"{runners} can stand in for the trained PyTorch model: all {len(ran)} checks that ran passed."
+    near = tuple(line for runner in report.runners for line in _nearest_limits(runner))
+    return Summary(outcome="passed", word="PASSED", sentence=sentence, changes=(*near, *_scope(report)))
+
+
+def _checks(report: ParityReport) -> Iterator[tuple[str, Check]]:
+    """(name of the runner, check); checks of the bundle itself stand under "bundle"."""
+    yield from (("bundle", check) for check in report.checks)
+    yield from ((_name(runner), check) for runner in report.runners for check in runner.checks)
+
+
+def _reasons(checks: Sequence[tuple[str, Check]]) -> Iterator[str]:
+    """``runners: check: reason``, the same reason of several runners in a single line."""
+    shared: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for who, check in checks:
+        reasons = check.reasons or (check.says,)
+        for why in reasons[:_MOST_REASONS]:
+            shared[check.name, why].append(who)
+        if len(reasons) > _MOST_REASONS:
+            shared[check.name, f"and {len(reasons) - _MOST_REASONS:,} more reasons, listed below"].append(who)
+    for (name, why), runners in shared.items():
+        yield f"{_joined(runners)}: {name}: {why}"
+
+
+def _name(runner: RunnerReport) -> str:
+    return f"{runner.runner} in {runner.precision}"
+
+
+def _nearest_limits(runner: RunnerReport) -> Iterator[str]:
+    """How far a runner that passed is from failing."""
+    checks = {check.name: check for check in runner.checks}
+    sets = checks["numeric"].details["sets"] if "numeric" in checks else []
+    if sets:
+        worst = max(sets, key=lambda numbers: numbers["from_exact"]["largest"] / numbers["limit"]["largest"])
+        largest, limit = worst["from_exact"]["largest"], worst["limit"]["largest"]
+        yield (
+            f"{_name(runner)}: its logits are at most {largest:.2g} from float64 (inputs: {worst['inputs']}); the "
+            f"check fails above {limit:.2g}, {largest / limit:.0%} of this limit is used"
+        )
+    details = checks["decisions"].details if "decisions" in checks else {}
+    if details.get("nearest_to_flipping") is not None:
+        yield f"{_name(runner)}: {_flip_words(details)}"
+    accuracy = checks["accuracy"].details if "accuracy" in checks else {}
+    if accuracy:
+        low = accuracy["top1"]["interval"][0]
+        yield (
+            f"{_name(runner)}: top-1 accuracy is at least {low:+.2%} from PyTorch's (lower end of the interval); "
+            f"the check fails below {accuracy['lowest_difference_allowed']:+.3%}"
+        )
+
+
+def _flip_words(details: Mapping[str, Any]) -> str:
+    share = details["nearest_to_flipping"]
+    if share > 1:
+        return (
+            f"an error is {share:.1f} times what may flip its decision; {details['flips_within_noise']} of "
+            f"{details['inputs']:,} decisions flipped, all within the noise"
+        )
+    return f"the largest error is {100 * share:.2g} % of what may flip its decision, on {details['inputs']:,} inputs"
+
+
+def _scope(report: ParityReport) -> Iterator[str]:
+    skipped = len(report.skipped) + sum(check.verdict == "skipped" for _, check in _checks(report))
+    if skipped:
+        yield f"What was skipped ({skipped}, listed below with the reasons): it may fail once it runs"
+    yield "Another bundle, engine, server, machine or version: the verdict covers what “Scope” lists, nothing else"
+
+
+def _joined(names: list[str]) -> str:
+    """Names with commas, and an "and" before the last."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

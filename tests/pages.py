@@ -1,0 +1,172 @@
+"""What holds for every page: its structure for a screen reader, and its colours as its stylesheet states them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+
+__all__ = ["Element", "contrast", "parsed", "require_readable_page", "stylesheet_colours"]
+
+_VOID = {"meta", "img", "br", "link"}
+_LEAST_FOR_TEXT, _LEAST_FOR_PLOTS = 4.5, 3.0
+
+
+@dataclass
+class Element:
+    tag: str
+    attributes: dict[str, str]
+    pieces: list[Element | str] = field(default_factory=list)
+
+    @property
+    def children(self) -> list[Element]:
+        return [piece for piece in self.pieces if isinstance(piece, Element)]
+
+    def all(self, *tags: str) -> list[Element]:
+        """Every element below this with such a tag, in the order of the page."""
+        below: list[Element] = []
+        for child in self.children:
+            below += ([child] if child.tag in tags else []) + child.all(*tags)
+        return below
+
+    @property
+    def text(self) -> str:
+        return "".join(piece if isinstance(piece, str) else piece.text for piece in self.pieces)
+
+    @property
+    def own_text(self) -> str:
+        """Without the text of the elements in it."""
+        return "".join(piece for piece in self.pieces if isinstance(piece, str))
+
+
+class _Reader(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = Element("", {})
+        self._open = [self.root]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        element = Element(tag, {name: value or "" for name, value in attrs})
+        self._open[-1].pieces.append(element)
+        if tag not in _VOID:
+            self._open.append(element)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._open[-1].pieces.append(Element(tag, {name: value or "" for name, value in attrs}))
+
+    def handle_endtag(self, tag: str) -> None:
+        closed = self._open.pop()
+        assert closed.tag == tag, f"</{tag}> ends <{closed.tag}>"
+
+    def handle_data(self, data: str) -> None:
+        self._open[-1].pieces.append(data)
+
+
+def parsed(html: str) -> Element:
+    """The tree of a page, each of whose elements is closed where it must be."""
+    reader = _Reader()
+    reader.feed(html)
+    reader.close()
+    return reader.root
+
+
+def require_readable_page(html: str) -> Element:
+    """Return the tree of a page that a screen reader can read; assert it, and its contrasts."""
+    tree = parsed(html)
+    (root,) = tree.all("html")
+    assert root.attributes["lang"] == "en"
+    for landmark in ("header", "main", "h1", "title"):
+        assert len([e for e in tree.all(landmark) if landmark != "title" or "id" not in e.attributes]) == 1, landmark
+    _require_order(tree)
+    _require_tables(tree)
+    _require_pictures(tree)
+    names = [element.attributes["id"] for element in _everything(tree) if "id" in element.attributes]
+    assert len(names) == len(set(names))
+    assert not tree.all("script", "link", "iframe")
+    assert not re.search(r"""(?:src|href)=["'](?!data:|#)|url\((?!#)|@import""", html)
+    for fold in tree.all("details"):
+        assert fold.children[0].tag == "summary"
+        assert "open" not in fold.attributes
+    _require_contrast(tree.all("style")[0].text)
+    return tree
+
+
+def _everything(element: Element) -> list[Element]:
+    return [element, *(below for child in element.children for below in _everything(child))]
+
+
+def _require_order(tree: Element) -> None:
+    """The verdict, with a sign and a word, then what would change it; no heading skips a level."""
+    (main,) = tree.all("main")
+    first, second = main.all("h2")[:2]
+    assert first.text.startswith("Verdict: ")
+    assert second.text == "What would change it"
+    assert main.children[0].attributes["class"].startswith("verdict ")
+    assert main.children[0].all("p")[0].text.endswith(".")
+    assert main.children[1].all("li")
+    levels = [int(heading.tag[1]) for heading in tree.all("h1", "h2", "h3", "h4")]
+    assert levels[0] == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+    for word in _everything(tree):
+        if word.attributes.get("class", "").startswith("word "):
+            assert word.children[0].attributes["aria-hidden"] == "true"
+            assert re.search(r"\w", word.own_text), "a verdict needs a word beside its sign"
+
+
+def _require_tables(tree: Element) -> None:
+    for table in tree.all("table"):
+        (caption,) = table.all("caption")
+        assert caption.text
+        (head,), (body,) = table.all("thead"), table.all("tbody")
+        assert all(cell.text and cell.attributes["scope"] == "col" for cell in head.all("th"))
+        for row in body.all("tr"):
+            (name,) = row.all("th")
+            assert name.attributes["scope"] == "row"
+            assert len(row.children) == len(head.all("th"))
+
+
+def _require_pictures(tree: Element) -> None:
+    assert all(len(image.attributes["alt"]) > 5 for image in tree.all("img"))
+    for svg in tree.all("svg"):
+        texts = {element.attributes.get("id"): element.text for element in svg.all("title", "desc")}
+        assert svg.attributes["role"] == "img"
+        assert texts[svg.attributes["aria-labelledby"]]
+        assert len(texts[svg.attributes["aria-describedby"]]) > 20
+
+
+def stylesheet_colours(style: str) -> tuple[dict[str, str], dict[str, str]]:
+    """(light, dark): name of a variable → colour."""
+    light, dark = (
+        dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", block))
+        for block in re.findall(r":root \{[^}]*--paper[^}]*\}", style)
+    )
+    return light, dark
+
+
+def contrast(a: str, b: str) -> float:
+    """(L₁ + 0.05) / (L₂ + 0.05) of two colours ``#rrggbb``.  Source: WCAG 2.2, relative luminance."""
+    lighter, darker = sorted((_luminance(a), _luminance(b)), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    channels = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def _require_contrast(style: str) -> None:
+    """Every colour that a rule gives to text, on both backgrounds, in the light and in the dark."""
+    used = re.findall(r"(?<![\w-])color: ([^;}]+)", style)
+    texts = {value[len("var(--") : -1] for value in used if value.startswith("var(")}
+    assert {"ink", "quiet", "passed", "failed", "undecided", "skipped"} <= texts
+    assert all(value.startswith("var(") for value in used), "a text colour without a variable cannot turn dark"
+    assert set(re.findall(r"(?<![\w-])background: ([^;}]+)", style)) <= {"var(--paper)", "var(--panel)", "#ffffff"}
+    for colours in stylesheet_colours(style):
+        for background in (colours["paper"], colours["panel"]):
+            for name in texts:
+                assert contrast(colours[name], background) >= _LEAST_FOR_TEXT, name
+        for name, colour in colours.items():
+            if name.startswith("series-"):
+                assert contrast(colour, colours["paper"]) >= _LEAST_FOR_PLOTS, name

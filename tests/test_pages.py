@@ -1,0 +1,188 @@
+"""The parts of our pages: escaped, named for screen readers, and distinct for everybody."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from gmmvit_deploy.errors import InputError, OutputError
+from gmmvit_deploy.page_style import DARK, DARK_SERIES, LIGHT, SERIES, STYLE
+from gmmvit_deploy.pages import (
+    Outcome,
+    Summary,
+    figure,
+    folded,
+    items,
+    page,
+    plots,
+    require_page,
+    section,
+    table,
+    verdict_word,
+    written_page,
+)
+from gmmvit_deploy.plotting import bar_style, figure_and_axes, line_style, svg
+from tests.browser import accessibility_problems
+from tests.pages import contrast, parsed, require_readable_page, stylesheet_colours
+
+LEAST_APART = 20.0
+"""CIE 1976 colour difference of two series; 2.3 is just noticeable."""
+
+# What people see who lack a kind of cone, in linear sRGB.  Source: Machado, Oliveira, Fernandes 2009, severity 1.
+DEFICIENCIES = {
+    "normal": np.eye(3),
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
+
+
+def a_plot(description: str = "A line from 1 to 2, and a bar of 3.") -> str:
+    drawing, axes = figure_and_axes(height=2)
+    axes.plot([0, 1], [1, 2], **line_style(0, marker=True))
+    axes.bar([0], [3], **bar_style(1))
+    return svg(drawing, description)
+
+
+def a_page(outcome: Outcome = "passed", sentence: str = "It works.") -> str:
+    summary = Summary(outcome=outcome, word="PASSED", sentence=sentence, changes=("Another <file>",))
+    rows = [("a & b", "1.5", "yes"), ("c", "−2e-7", "no")]
+    cells = [(name.replace("&", "&amp;"), number, word) for name, number, word in rows]
+    return page(
+        kind="Test report",
+        title="A <title>",
+        summary=summary,
+        sections=(
+            section("Pictures", plots([figure(a_plot(), f"Plot {n}", "Of <nothing>.") for n in (1, 2)])),
+            section("Numbers", table("Some <numbers>", ("name", "number", "word"), cells)),
+            section("Empty"),
+            folded("Skipped", 2, items(["this: reason", "that: reason"])),
+            folded("Never", 0, "text"),
+        ),
+    )
+
+
+def test_a_page_is_readable() -> None:
+    tree = require_readable_page(a_page())
+    assert [heading.text for heading in tree.all("h2")] == [
+        "Verdict: ✓ PASSED",
+        "What would change it",
+        "Pictures",
+        "Numbers",
+    ]
+    assert tree.all("h1")[0].text == "A <title>"
+    assert tree.all("summary")[0].text == "Skipped (2)"
+    assert [cell.attributes.get("class") for cell in tree.all("thead")[0].all("th")] == [None, "number", None]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("<main>", "<main><h4>deep</h4>"),
+        ('scope="row"', ""),
+        (' lang="en"', ""),
+        ('aria-describedby="plot-1-description"', ""),
+        ('id="plot-2-', 'id="plot-1-'),
+        ("--quiet: #505862", "--quiet: #888888"),
+        ("--series-1: #56b4e9", "--series-1: #303030"),
+        ("</main>", "<script></script></main>"),
+        ("</main>", '<img alt="picture" src="https://example.org/x.png"></main>'),
+        ("<details>", "<details open>"),
+        ("</span> PASSED</span>", "</span></span>"),
+    ],
+)
+def test_what_is_unreadable_is_noticed(before: str, after: str) -> None:
+    html = a_page()
+    assert before in html
+    with pytest.raises((AssertionError, KeyError, ValueError)):
+        require_readable_page(html.replace(before, after))
+
+
+@pytest.mark.parametrize("outcome", ["passed", "failed", "undecided", "skipped"])
+def test_a_verdict_has_a_sign_and_a_word(outcome: Outcome) -> None:
+    (word,) = parsed(verdict_word(outcome)).all("span")[:1]
+    sign = word.children[0]
+    assert (sign.attributes["aria-hidden"], word.own_text) == ("true", f" {outcome}")
+    assert len({verdict_word(kind, "same") for kind in ("passed", "failed", "undecided", "skipped")}) == 4
+
+
+def test_the_stylesheet_holds_the_colours() -> None:
+    light, dark = stylesheet_colours(STYLE)
+    numbered = [f"series-{number}" for number in range(1, len(SERIES) + 1)]
+    assert light == {**LIGHT, **dict(zip(numbered, SERIES, strict=True))}
+    assert dark == {**DARK, **dict(zip(numbered, DARK_SERIES, strict=True))}
+    assert contrast("#ffffff", "#000000") == pytest.approx(21)
+    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.005)
+
+
+@pytest.mark.parametrize("deficiency", DEFICIENCIES)
+@pytest.mark.parametrize("series", [SERIES, DARK_SERIES], ids=["light", "dark"])
+def test_series_are_distinct_with_every_deficiency(series: tuple[str, ...], deficiency: str) -> None:
+    seen = [_lab(colour, np.asarray(DEFICIENCIES[deficiency])) for colour in series]
+    assert min(float(np.linalg.norm(a - b)) for a, b in itertools.combinations(seen, 2)) >= LEAST_APART
+
+
+def _lab(colour: str, deficiency: NDArray[np.float64]) -> NDArray[np.float64]:
+    """CIELAB of a colour ``#rrggbb`` after a deficiency.  Source: IEC 61966-2-1, CIE 15, white D65."""
+    rgb = np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    matrix = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    xyz = matrix @ (deficiency @ linear).clip(0, 1) / np.array([0.95047, 1, 1.08883])
+    x, y, z = np.where(xyz > 216 / 24389, np.cbrt(xyz), (24389 / 27 * xyz + 16) / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def test_series_differ_in_more_than_colour() -> None:
+    numbers = range(len(SERIES))
+    assert len({str(line_style(number)["linestyle"]) for number in numbers}) == len(SERIES)
+    assert len({line_style(number, marker=True)["marker"] for number in numbers}) == len(SERIES)
+    assert len({bar_style(number)["hatch"] for number in numbers}) == len(SERIES)
+
+
+def test_a_plot_takes_the_colours_of_its_page() -> None:
+    plot = a_plot('A "line" & <a bar>.')
+    assert plot == a_plot('A "line" & <a bar>.')
+    assert "var(--series-1, #0072b2)" in plot
+    assert "var(--series-2, #d55e00)" in plot
+    assert "stroke: currentColor" in plot
+    assert "#000000" not in plot
+    assert "&lt;a bar&gt;" in plot
+    assert "purl.org" not in plot
+    drawn = figure(plot, "Größe: a+b", "Caption")
+    (picture,) = parsed(drawn).all("svg")
+    assert picture.attributes["aria-labelledby"] == "gr-e-a-b-title"
+    references = {part.split(")")[0] for part in drawn.split("url(#")[1:]}
+    assert references
+    assert all(f'id="{name}"' in drawn for name in references)
+
+
+def test_a_page_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"a report is a \.html page") as refused:
+        require_page(tmp_path / "report.pdf", force=False)
+    assert refused.value.hint == f"type {tmp_path / 'report.html'}"
+    written_page("text", tmp_path / "report.html", force=False)
+    with pytest.raises(OutputError, match="exists"):
+        written_page("other", tmp_path / "report.html", force=False)
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("report.html", "text")]
+
+
+@pytest.mark.browser
+def test_an_accessibility_checker_has_no_complaint_and_can_have(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.html", tmp_path / "bad.html"
+    good.write_text(a_page())
+    assert accessibility_problems(good) == []
+    faint = a_page().replace(' role="img"', "").replace(f"--ink: {LIGHT['ink']}", "--ink: #cccccc")
+    wide = '<img src="https://gmmvit.invalid/x.png"><div style="width: 5000px">wide</div></main>'
+    bad.write_text(faint.replace("</main>", wide))
+    problems = " ".join(accessibility_problems(bad))
+    for problem in (
+        "light: serious: color-contrast",
+        "phone: critical: image-alt",
+        "dark: request: https://gmmvit.invalid/x.png",
+        "pixels wider than its window",
+    ):
+        assert problem in problems
