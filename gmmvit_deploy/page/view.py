@@ -1,7 +1,7 @@
 """The page: three ways to give an image, and what the bundle makes of it.  Drawn with NiceGUI.
 
-Each visitor has a `Visit` with pictures and choices of his own; all share one trial and one thread, so that images are
-answered one after the other and neither memory nor times depend on how many visitors there are.
+Each visitor has a `Visit` with its own pictures and choices. All share a trial and a thread: images are answered in
+turn, so neither memory nor times depend on the number of visitors.
 """
 
 from __future__ import annotations

@@ -41,6 +41,11 @@ CONTRAST = 4.5  # WCAG 2, level AA, for text
 SEVEN = [(60, 40), (220, 40), (110, 245)]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _browser_first(chromium: Browser) -> None:
+    """Without a browser nothing is trained, exported or served."""
+
+
 @pytest.fixture(scope="module")
 def trial(digits_bundle: Bundle) -> Iterator[Trial]:
     with Trial(digits_bundle) as opened:
@@ -51,7 +56,7 @@ def trial(digits_bundle: Bundle) -> Iterator[Trial]:
 def page_of_bundle(
     chromium: Browser, digits_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
-    """Without a server.  The browser comes first: without one, nothing is served."""
+    """Without a server."""
     with served(digits_bundle, tmp_path_factory.mktemp("page")) as running:
         yield running
 
