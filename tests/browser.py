@@ -24,8 +24,10 @@ LOOKS: dict[str, dict[str, Any]] = {
 
 
 @contextmanager
-def open_chromium() -> Iterator[Any]:
+def open_chromium(*arguments: str) -> Iterator[Any]:
     """A browser of Playwright's, which is Debian's Chromium; skips the test without either.
+
+    arguments: of the browser's command line.
 
     Close it before the test ends: Playwright's event loop would stand in the way of every other.
     """
@@ -34,7 +36,7 @@ def open_chromium() -> Iterator[Any]:
     if program is None:
         pytest.skip("no browser: apt-get install chromium")
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=program)
+        browser = driver.chromium.launch(executable_path=program, args=[*arguments])
         try:
             yield browser
         finally:

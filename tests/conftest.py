@@ -115,6 +115,7 @@ _LONGEST = (
     "tests/engines/test_build.py",
     "tests/serving/test_server.py",
     "tests/cli/test_cli.py",
+    "tests/page/test_browser.py",
     "tests/families/test_contract.py",
     "tests/parity/test_faults.py",
     "tests/runtime/test_openvino.py",

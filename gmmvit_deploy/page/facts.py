@@ -31,7 +31,7 @@ class ExportParity:
 
     @property
     def passed(self) -> bool:
-        """Whether at least one program was compared, and every difference is within the limit."""
+        """Whether any program was compared, and every difference is within the limit."""
         return bool(self.differences) and all(largest <= self.limit for largest in self.differences.values())
 
     def sentence(self) -> str:

@@ -36,7 +36,7 @@ _SHOWN_SIDE = 280  # pixels; small images are enlarged by a whole factor
 
 
 def message_html(text: str, *, kind: str = "note") -> str:
-    """kind: ``note`` or ``error``; an error is named as one, not by its colour alone."""
+    """kind: ``note`` or ``error``; an error begins with the word, so that it is not known by its colour alone."""
     label = "<b>Error:</b> " if kind == "error" else ""
     return f'<p class="{kind}">{label}{escape(text)}</p>'
 

@@ -30,7 +30,7 @@ def is_loopback(host: str) -> bool:
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens.  port: 0 takes a free one.  Errors: InputError when the address cannot be used."""
+    """A socket that listens.  port: 0 takes a free port.  Errors: InputError when the address cannot be used."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -58,7 +58,7 @@ def url_of(listener: socket.socket) -> str:
 def page_app(trial: Trial, *, host: str) -> Any:
     """The ASGI application of the page.  host: the address it listens on; on loopback only names of this machine pass.
 
-    One for each process: the library keeps a single application.
+    Call it once in a process: the library keeps a single application.
     Errors: MissingDependencyError.
     """
     ui = require_page_library().ui

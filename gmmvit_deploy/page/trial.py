@@ -4,7 +4,7 @@ bytes → decode and resize → pixels → normalise → tensor → network → 
 
 A program agrees when its logits lie within parity's limit of PyTorch's float64 logits and its class is PyTorch's, or
 the two classes lie so close that rounding within that limit exchanges them. The noise that the limit follows from is
-that of this image or that of the golden inputs, whichever is larger: a single image can have next to none by chance.
+that of this image or that of the golden inputs, whichever is larger: a single image can have almost no noise by chance.
 """
 
 from __future__ import annotations

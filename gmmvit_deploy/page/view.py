@@ -1,7 +1,7 @@
 """The page: three ways to give an image, and what the bundle makes of it.  Drawn with NiceGUI.
 
-Each visitor has a `Visit` with pictures and choices of his own; all share one trial and one thread, so that images are
-answered one after the other and neither memory nor times depend on how many visitors there are.
+Each visitor has a `Visit` with its own pictures and choices. All share a trial and a thread: images are answered in
+turn, so neither memory nor times depend on the number of visitors.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class Visit:
         resources = files("gmmvit_deploy.page")
         ui.colors(primary=_PRIMARY)
         ui.add_css((resources / "page.css").read_text(encoding="utf-8"))
-        ui.add_body_html(f"<script>{(resources / 'sketch.js').read_text(encoding='utf-8')}</script>")
+        for script in ("sketch.js", "upload.js"):
+            ui.add_body_html(f"<script>{(resources / script).read_text(encoding='utf-8')}</script>")
         with ui.element("div").classes("try"):
             self._html(f"<h1>Try {escape(trial.bundle.path.name)}</h1>{html.parity_html(export_parity(trial.bundle))}")
             if trial.notice:
@@ -104,32 +105,36 @@ class Visit:
 
     def _build_inputs(self) -> None:
         ui, trial = self._ui, self._trial
+        self._build_uploader()
         with ui.tabs().props('align="left" no-caps inline-label') as tabs:
             upload, draw = ui.tab("Upload"), ui.tab("Draw")
             example = ui.tab("Examples") if trial.examples else None
         with ui.tab_panels(tabs, value=upload).classes("inputs"):
             with ui.tab_panel(upload):
-                self._build_upload()
+                self._build_choice()
             with ui.tab_panel(draw):
                 self._build_sketch()
             if example is not None:
                 with ui.tab_panel(example):
                     self._build_examples()
 
-    def _build_upload(self) -> None:
-        self._upload = (
-            self._ui.upload(
-                label="Drop an image here, or press + to choose one",
-                auto_upload=True,
-                max_files=1,
-                max_file_size=MAX_IMAGE_BYTES,
-                on_upload=self._on_upload,
-                on_rejected=self._on_rejected,
-            )
-            .props(f'accept="{_SUFFIXES}" flat bordered')
-            .on("failed", self._on_failed, args=[])
+    def _build_uploader(self) -> None:
+        """Hidden: `upload.js` gives it files from elements that a keyboard and a screen reader can use."""
+        self._upload = self._ui.upload(
+            auto_upload=True,
+            max_files=1,
+            max_file_size=MAX_IMAGE_BYTES,
+            on_upload=self._on_upload,
+            on_rejected=self._on_rejected,
         )
-        self._html(f'<p class="quiet">{_TAKEN} and {MAX_IMAGE_PIXELS // 10**6} million pixels.</p>')
+        self._upload.props(f'accept="{_SUFFIXES}"').classes("upload").on("failed", self._on_failed, args=[])
+
+    def _build_choice(self) -> None:
+        self._html(
+            '<label class="drop"><span>Drop or paste an image, or choose a file:</span>'
+            f'<input type="file" class="choose" accept="{_SUFFIXES}"></label>'
+            f'<p class="quiet">{_TAKEN} and {MAX_IMAGE_PIXELS // 10**6} million pixels.</p>'
+        )
 
     def _build_sketch(self) -> None:
         ui = self._ui
@@ -142,7 +147,8 @@ class Visit:
         self._html(f'<p class="quiet" id="sketch-keys">{_KEYS}</p>')
         with ui.element("div").classes("controls"):
             ui.button("Classify the drawing", on_click=self._on_sketch).props("no-caps")
-            ui.button("Clear", on_click=lambda: ui.run_javascript("gmmvitSketch.clear()")).props("no-caps outline")
+            clear = ui.button("Clear", color=None, on_click=lambda: ui.run_javascript("gmmvitSketch.clear()"))
+            clear.props("no-caps outline")
 
     def _build_examples(self) -> None:
         ui, image = self._ui, self._trial.bundle.manifest.image

@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,12 +23,12 @@ from gmmvit_deploy.datasets import dataset
 from gmmvit_deploy.demo.digits import load_digit_images, save_checkpoint, train
 from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
 from gmmvit_deploy.page.guard import LOOPBACK
+from tests.browser import open_chromium
 from tests.conftest import cifar_options, once
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SCREENSHOTS = os.environ.get("GMMVIT_SCREENSHOTS")
 """Folder that the tests write their screenshots to: GMMVIT_SCREENSHOTS=docs/pages/screenshots renews those of the
 documentation."""
@@ -90,7 +89,7 @@ def served(bundle: Bundle, folder: Path, *options: str) -> Iterator[Served]:
             process.wait()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def digits_bundle(shared: Path) -> Bundle:
     """The demo's model, trained for a few seconds."""
 
@@ -104,17 +103,13 @@ def digits_bundle(shared: Path) -> Bundle:
     return once(shared / "digits_for_the_page", make)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("no Chromium here: apt-get install chromium")
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with sync_api.sync_playwright() as playwright:
-        # Root has no sandbox in a container. No name but this machine's resolves, whatever a page asks for.
-        arguments = ["--no-sandbox", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+    """Not for longer than a module: as long as it is open, nothing else can use asyncio.  No name but this machine's
+    resolves, whatever a page asks for.
+    """
+    with open_chromium("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1") as browser:
         yield browser
-        browser.close()
 
 
 class Visitor:
@@ -133,7 +128,7 @@ class Visitor:
         self.page.wait_for_selector(".try h1")
 
     def foreign(self) -> list[str]:
-        """Requests that left this machine; pictures that are part of the page are none."""
+        """Requests that left this machine; pictures embedded in the page do not count."""
         return [
             url
             for url in self.requests

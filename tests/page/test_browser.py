@@ -41,6 +41,11 @@ CONTRAST = 4.5  # WCAG 2, level AA, for text
 SEVEN = [(60, 40), (220, 40), (110, 245)]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _browser_first(chromium: Browser) -> None:
+    """Without a browser nothing is trained, exported or served."""
+
+
 @pytest.fixture(scope="module")
 def trial(digits_bundle: Bundle) -> Iterator[Trial]:
     with Trial(digits_bundle) as opened:
@@ -51,7 +56,7 @@ def trial(digits_bundle: Bundle) -> Iterator[Trial]:
 def page_of_bundle(
     chromium: Browser, digits_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
-    """Without a server.  The browser comes first: without one, nothing is served."""
+    """Without a server."""
     with served(digits_bundle, tmp_path_factory.mktemp("page")) as running:
         yield running
 
@@ -75,7 +80,7 @@ def visit(chromium: Browser, page_of_bundle: Served) -> Iterator[Callable[..., V
 
 def upload(visitor: Visitor, data: bytes, name: str = "photo.png") -> None:
     file = {"name": name, "mimeType": "image/png", "buffer": data}
-    visitor.page.locator("input[type=file]").set_input_files([file])  # type: ignore[list-item]  # a dict of this form
+    visitor.page.locator("input.choose").set_input_files([file])  # type: ignore[list-item]  # a dict of this form
 
 
 def draw(visitor: Visitor, points: list[tuple[int, int]]) -> None:
@@ -192,7 +197,7 @@ class TestImages:
         (tmp_path / "heavy.png").write_bytes(bytes(MAX_IMAGE_BYTES + 1))
         visitor = visit()
         before = len(visitor.requests)
-        visitor.page.locator("input[type=file]").set_input_files(tmp_path / "heavy.png")
+        visitor.page.locator("input.choose").set_input_files(tmp_path / "heavy.png")
         refused(visitor, "the file was not uploaded: expected JPEG, PNG, WEBP or BMP, at most 32 MiB")
         assert not [url for url in visitor.requests[before:] if "upload" in url]
 
@@ -306,6 +311,47 @@ class TestEveryone:
         assert faint == []
         if scheme == "dark":
             visitor.screenshot("dark")
+
+    @pytest.mark.parametrize("scheme", ["light", "dark"])
+    def test_an_accessibility_checker_finds_nothing_serious(self, visit: Callable[..., Visitor], scheme: str) -> None:
+        axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-core is not installed").Axe()
+        visitor = visit(color_scheme=scheme)
+        found = []
+        for tab in ("Upload", "Draw", "Examples"):
+            visitor.page.get_by_role("tab", name=tab).click()
+            visitor.page.wait_for_timeout(500)  # tabs slide
+            if tab == "Examples":
+                visitor.page.get_by_role("button", name="Example 1").click()
+                answered(visitor, "example 1")
+                visitor.page.evaluate("document.querySelectorAll('details').forEach((part) => { part.open = true })")
+            response = axe.run(visitor.page).response
+            assert len(response["passes"]) > 20, "axe-core checked nothing"
+            found += [(tab, rule["impact"], rule["id"], rule["nodes"][0]["html"]) for rule in response["violations"]]
+        assert [rule for rule in found if rule[1] in ("serious", "critical")] == []
+
+    def test_a_file_is_chosen_with_a_keyboard_dropped_and_pasted(
+        self, visit: Callable[..., Visitor], trial: Trial
+    ) -> None:
+        visitor, data = visit(), encoded(photo(24, 24), "PNG")
+        visitor.page.locator("input.choose").focus()
+        with visitor.page.expect_file_chooser() as chosen:
+            visitor.page.keyboard.press("Enter")
+        chosen.value.set_files([{"name": "chosen.png", "mimeType": "image/png", "buffer": data}])
+        answered(visitor, "chosen.png")
+        for number, (event, property_name) in enumerate((("drop", "dataTransfer"), ("paste", "clipboardData"))):
+            other = encoded(photo(24, 24, seed=number + 1), "PNG")
+            visitor.page.evaluate(
+                """([kind, name, bytes]) => {
+                  const carried = new DataTransfer();
+                  carried.items.add(new File([new Uint8Array(bytes)], `${kind}.png`, { type: "image/png" }));
+                  const event = new Event(kind, { bubbles: true, cancelable: true });
+                  Object.defineProperty(event, name, { value: carried });
+                  document.querySelector(".try").dispatchEvent(event);
+                }""",
+                [event, property_name, list(other)],
+            )
+            answered(visitor, f"{event}.png")
+            shows_answer_of(visitor, trial, other)
 
     def test_structure_for_a_screen_reader(self, visit: Callable[..., Visitor]) -> None:
         visitor = visit()
