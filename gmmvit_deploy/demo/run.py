@@ -1,4 +1,4 @@
-"""The main job from end to end on real parts: train, export, prove, serve, classify, measure."""
+"""Run the whole workflow with its real parts: train, export, build, serve, prove parity, measure."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _PARITY = "gmmvit parity bundle --runner {} --data digits --localize --report pa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoStep:
-    """What a step did, in words, how long it took, and the command that does the same by hand."""
+    """A finished step: its result in words, its duration, and the command that does the same by hand."""
 
     name: str
     result: str
@@ -65,7 +65,10 @@ class DemoStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoResult:
-    """path: the folder that holds everything.  top1: share of held-out digits, by who answered."""
+    """The result of the demo.
+
+    path: folder of all output.  top1: accuracy on the held-out digits by program, as a share.
+    """
 
     path: Path
     steps: tuple[DemoStep, ...]
@@ -79,13 +82,13 @@ def run_demo(
     tritonserver: Path | None = None,
     on_progress: OnProgress = ignore,
 ) -> DemoResult:
-    """Run the demo; everything it made lies in ``out`` afterwards, or nothing does.
+    """Run the demo and write all output to ``out``; after an error ``out`` is not written.
 
     on_progress: called as each step begins, and after every epoch of the training.
-    Errors: GmmvitError when any step does not give what it must, parity and accuracy included.
+    Errors: GmmvitError when a step fails or its result is wrong, parity and accuracy included.
     """
     require_free(out, force=force)
-    install = find_server(tritonserver)  # a missing server should not be found out after a minute of training
+    install = find_server(tritonserver)  # fail before the training if the server is missing
     demo = _Demo(on_progress)
     with new_folder(out, force=force) as folder:
         checkpoint, images = folder / "checkpoint.pth", folder / "images"
@@ -111,7 +114,7 @@ def run_demo(
             with BundleClassifier(bundle) as classifier:
                 top1["ONNX Runtime"] = _top1(classify_files(classifier, sorted(images.glob("*/*.png")), top=1))
             demo.note(f"top-1 {top1['ONNX Runtime']:.1%} in process")
-        _judge(top1)  # what learned nothing need not be served
+        _judge(top1)  # fail before serving if the training failed
         with demo.step("repository", "gmmvit repository bundle -o model_repository"):
             options = RepositoryOptions(backend=install.best_backend)
             repository = repository_from_bundle(bundle, folder / "model_repository", options)
