@@ -1,4 +1,4 @@
-"""Options that take one of a few names: checked before any work, completed by the shell, listed in the help.
+"""Options whose value is a name from a list: checked before any work, completed by the shell, listed in the help.
 
 The names come from modules of the library that import nothing heavy.
 """

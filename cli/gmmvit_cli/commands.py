@@ -1,4 +1,4 @@
-"""Commands that are imported when they are called for, and help that groups commands by job and options by subject."""
+"""Commands that are imported only when needed, and help that groups commands by job and options by subject."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what their text means."""
+"""Options that several commands share, and the functions that read their text."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def _numbers(option: str, text: str) -> tuple[float, ...]:
 
 
 def labels_from(text: str | None) -> tuple[str, ...] | None:
-    """A file with one label on each line, or labels with commas between them."""
+    """Read labels from a file with a label on each line, or from text with commas between labels."""
     if text is None:
         return None
     path = Path(text)
@@ -242,7 +242,7 @@ def require_calibration(precisions: tuple[Precision, ...], calibration: str | No
 
 
 def server_from(release: str | None, url: str | None, tensorrt: str | None) -> ServerTensorRT | None:
-    """The server whose TensorRT is to load an engine; None when no option names a server."""
+    """Return the server whose TensorRT must load an engine; None if no option names a server."""
     from gmmvit_deploy.engines.compatibility import server_tensorrt
     from gmmvit_deploy.runtime.triton import TritonConnection
 

@@ -148,7 +148,7 @@ def run_demo(
 
 
 class _Demo:
-    """Collects the steps: ``with demo.step(...): … demo.note(...)``."""
+    """Collect the steps: ``with demo.step(...): … demo.note(...)``."""
 
     def __init__(self, on_progress: OnProgress) -> None:
         self.steps: list[DemoStep] = []
@@ -174,7 +174,7 @@ class _Demo:
 
 
 def _built(bundle: Bundle) -> str:
-    """An engine for a GPU that need not be here; without a TensorRT that can do so, the reason."""
+    """Build an engine for a GPU that may be absent here; return its summary, or why TensorRT cannot build it."""
     try:
         flavor = find_flavor("tensorrt-rtx")
     except MissingDependencyError as exc:
@@ -192,7 +192,7 @@ def _export_options() -> ExportOptions:
 
 
 def _save_images(folder: Path, pixels: NDArray[Any], classes: NDArray[Any]) -> None:
-    """``images/<class>/<number>.png``: the true class is the folder's name."""
+    """Write ``images/<class>/<number>.png``: the true class is the folder's name."""
     from PIL import Image
 
     for number, (image, label) in enumerate(zip(pixels, classes, strict=True)):
@@ -214,7 +214,7 @@ def _parity(
 
 
 def _benched(bundle: Bundle, names: Sequence[str], server: TritonServer, page: Path) -> str:
-    """Speed side by side, on digits; without LoadGen or matplotlib, the reason why not."""
+    """Measure the runners side by side on digits; return a summary, or why LoadGen or matplotlib is missing."""
     options = BenchOptions(plan=_BENCH_PLAN, data=open_data("digits"))
     try:
         with open_runners(names, bundle, urls=(server.grpc_url, server.http_url)) as runners:
@@ -230,7 +230,7 @@ def _benched(bundle: Bundle, names: Sequence[str], server: TritonServer, page: P
 
 
 def _accuracies(report: ParityReport) -> dict[str, float]:
-    """Top-1 of the held-out digits, of PyTorch and of every runner."""
+    """Return the top-1 accuracy on the held-out digits, of PyTorch and of every runner."""
     found = {runner.runner: runner.check("accuracy").details["top1"] for runner in report.runners}
     return {f"{name}, by parity": numbers["runner"] for name, numbers in found.items()}
 
