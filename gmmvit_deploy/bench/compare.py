@@ -1,4 +1,4 @@
-"""Compare two benchmark results A and B: what became faster or slower.  Results that are not comparable are refused."""
+"""Compare two benchmark results A and B: what became faster or slower; incomparable results raise an error."""
 
 from __future__ import annotations
 

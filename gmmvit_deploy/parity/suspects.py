@@ -73,7 +73,10 @@ def _are_halves(found: NDArray[Any], trained: NDArray[Any], limit: float) -> boo
 
 @torch.inference_mode()
 def suspects(bundle: Bundle, reference: Reference, inputs: NDArray[Any]) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Yield (name of the mistake, its float32 logits (B, C)) for every mistake that applies to this model."""
+    """Yield (name of the mistake, its float32 logits (B, C)) for every mistake that applies to this model.
+
+    inputs: (B, …) as the bundle's graph takes them.
+    """
     tensors = reference.tensors(inputs)
     for name, changed in _other_inputs(bundle, inputs):
         yield name, reference.model(torch.from_numpy(changed)).numpy()
