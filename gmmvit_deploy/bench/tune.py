@@ -50,8 +50,9 @@ class TuneOptions:
 
     bound_ms: bound of the p99 latency, measured at the client.
     runtimes: (name, precision) of the allowed runtimes; the suffix ``+kernels`` adds our CPU kernels, as in
-    ``onnxruntime+kernels``. None allows ONNX Runtime in float32 only, with our kernels as ``cpu_kernels`` states
-    (None: auto).  The caller chooses precisions: tuning measures speed, `gmmvit parity` with data measures accuracy.
+    ``onnxruntime+kernels``.  None allows ONNX Runtime in float32 only, where ``cpu_kernels`` decides about our kernels.
+    cpu_kernels: only without ``runtimes``; None is ``auto``.
+    Tuning measures speed only; `gmmvit parity` with data measures the accuracy of a precision.
     name: of the served model.
     """
 

@@ -68,7 +68,7 @@ def train(
     batch: int = 64,
     on_progress: OnProgress = ignore,
 ) -> Model:
-    """Train `DIGITS_SPEC` from scratch: AdamW, one cycle, shifts by up to two pixels.
+    """Train `DIGITS_SPEC` from scratch: AdamW, a one-cycle schedule, shifts by up to two pixels.
 
     on_progress: called after each epoch, with its mean loss as the detail.
     """
