@@ -10,8 +10,8 @@ INSTALLED := .venv/.installed
 demo: $(INSTALLED)
 	$(BIN)/gmmvit demo --output demo-output --force
 
-# Two more than there are cores, four at most: some of the time a test waits for a server or a browser.
-WORKERS := $(shell cores=$$(nproc); echo $$((cores < 2 ? cores + 2 : 4)))
+# One more than there are cores, four at most: some of the time a test waits for a server or a browser.
+WORKERS := $(shell cores=$$(nproc); echo $$((cores < 3 ? cores + 1 : 4)))
 
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder

@@ -1,1 +1,1 @@
-"""Scripts that measure, by what their results are for; README.md lists them."""
+"""Benchmark scripts, grouped by the use of their results; README.md lists them."""

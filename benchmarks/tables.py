@@ -1,4 +1,4 @@
-"""The tables of README and documentation and the pages of results, from the results beside the scripts.
+"""Write the tables of README and documentation and the pages of results, from the scripts' results.
 
 python benchmarks/tables.py          prints the tables
 python benchmarks/tables.py --write  puts them between their markers, and writes both pages of results again
@@ -28,7 +28,7 @@ _SHOWN = {"reported": tables_reported.SHOWN, "settings": tables_settings.SHOWN, 
 
 
 def tables() -> dict[str, str]:
-    """Marker in the documentation → its table."""
+    """Return marker in the documentation → its table."""
     return {
         **tables_reported.documented_tables(),
         **tables_settings.documented_tables(),
@@ -37,7 +37,7 @@ def tables() -> dict[str, str]:
 
 
 def overview() -> str:
-    """A page, by kind: the question that each script answers, what it gave here, and its run card."""
+    """Return a page, by kind: the question of each script, its results, and its run card."""
     by_marker = {**tables(), **tables_reported.page_tables(), **tables_rejected.page_tables()}
     lines = [
         "# Results",
@@ -57,13 +57,13 @@ def overview() -> str:
 
 
 def question(kind: str, script: str) -> str:
-    """The first line of a script's docstring."""
+    """Return the first line of a script's docstring."""
     source = (BENCHMARKS / kind / f"{script}.py").read_text(encoding="utf-8")
     return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
 
 
 def _cards(script: str) -> list[str]:
-    """The run card of a script; of a script with several runs, one for each family for example, the card of each."""
+    """Return the run card of a script; of a script with several runs, such as a run for each family, all cards."""
     if not (RESULTS / script).is_dir():
         return card_lines(result(script)["card"])
     lines = []
@@ -74,17 +74,17 @@ def _cards(script: str) -> list[str]:
 
 
 def _position(run: str) -> int:
-    """Families in the paper's order, then other runs in the order of their names."""
+    """Return the sort key of a run: families in the paper's order come before other runs."""
     return FAMILIES.index(run) if run in FAMILIES else len(FAMILIES)
 
 
 def engines_page() -> str:
-    """A page with a row for each engine."""
+    """Return a page with a row for each engine."""
     return every_engine(result("reported/engines"))
 
 
 def written(text: str) -> str:
-    """``text`` with every table between its markers."""
+    """Return ``text`` with every table replaced between its markers."""
     for marker, table in tables().items():
         text = re.sub(
             rf"<!-- {marker} -->.*?<!-- /{marker} -->",

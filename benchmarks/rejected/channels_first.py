@@ -1,11 +1,11 @@
 """The attention of an exported graph with channels first: the same products, nothing copied between.
 
     as exported      [Q K V] = x [W_q W_k W_v]       split, cut into heads, and each transposed in memory
-    channels first   Qᵀ = W_qᵀ xᵀ, Kᵀ = …, Vᵀ = …    (head, d, token) already: cutting into heads is a reshape
+    channels first   Qᵀ = W_qᵀ xᵀ, Kᵀ = …, Vᵀ = …    already (head, d, token): splitting into heads is a reshape
                      S = (Qᵀ)ᵀ Kᵀ    Oᵀ = Vᵀ Pᵀ    out = (Oᵀ)ᵀ W
 
-The transposes that are left are inputs of products, and ONNX Runtime takes those into the product. Exact
-algebra: every sum has the same terms. OpenVINO and TensorRT do not find their fused attention in this form.
+The remaining transposes are inputs of products, and ONNX Runtime fuses these into the product. The algebra is exact:
+every sum has the same terms. OpenVINO and TensorRT do not match their fused attention to this form.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ __all__ = ["channels_first"]
 
 
 def channels_first(proto: ModelProto) -> int:
-    """Change the graph in place; what is not in the form that our export gives it is left as it is.
+    """Change the graph in place; parts that do not have the form of our export stay unchanged.
 
-    Returns how many cuts into heads were changed: three an attention.
+    Returns how many splits into heads were changed: three for each attention layer.
     """
     graph = _Graph(proto)
     transposes = [node for node in proto.graph.node if node.op_type == "Transpose"]
@@ -39,18 +39,21 @@ def channels_first(proto: ModelProto) -> int:
 
 
 class _Graph:
-    """A graph under change, and its wiring before the change."""
+    """A graph being changed, and its wiring before the change."""
 
     def __init__(self, proto: ModelProto) -> None:
         self._graph = proto.graph
         self._wiring = Wiring(proto.graph)
         self._turned: dict[str, str] = {}
-        """Value → the same with its last two dimensions swapped, made once for all that take it."""
+        """Value → its copy with the last two dimensions swapped, shared by all nodes that read it."""
         self._uncopied: dict[str, str] = {}
-        """Heads (…, H, N, d) that are a transpose → what they are the transpose of, (…, H, d, N)."""
+        """Heads (…, H, N, d) that are the output of a transpose → the transpose's input (…, H, d, N)."""
 
     def cut_into_heads(self, transpose: NodeProto) -> bool:
-        """Projection → (split) → reshape → this transpose, in place of which the product gives transposed heads."""
+        """Replace projection → (split) → reshape → this transpose by a product that gives transposed heads.
+
+        Returns whether the graph had this form and was changed.
+        """
         order = list(transpose.attribute[0].ints)
         rank = len(order)
         keys = [*range(rank - 3), rank - 2, rank - 1, rank - 3]
@@ -80,7 +83,7 @@ class _Graph:
         return True
 
     def mix_transposed(self, product: NodeProto) -> None:
-        """Weights V → transpose → reshape, in place of which Vᵀ weightsᵀ is reshaped and transposed as a whole."""
+        """Replace (weights V) → transpose → reshape by Vᵀ weightsᵀ, reshaped and then transposed once."""
         values = self._uncopied.get(product.input[1])
         transpose = self._wiring.only_reader(product.output[0], "Transpose")
         if values is None or transpose is None:
@@ -100,7 +103,7 @@ class _Graph:
         self._add("Transpose", [flat], output=self._forget(reshape), perm=_swapped(rank - 1))
 
     def finish(self) -> None:
-        """Keep what the outputs need, each node behind what it takes."""
+        """Keep the nodes that the outputs need, in topological order."""
         made = Wiring(self._graph).maker
         ordered: list[NodeProto] = []
         seen: set[str] = set()
@@ -120,7 +123,10 @@ class _Graph:
         rewrite_graph(self._graph, ordered, (tensor for tensor in self._graph.initializer if tensor.name in taken))
 
     def _projection(self, name: str) -> tuple[str, NDArray[Any], NDArray[Any] | None] | None:
-        """Value → (what is projected, weight (D, H·d), bias or None), seen through a split into equal parts."""
+        """Return (input, weight (D, H·d), bias or None) of the projection behind a value, or None without a projection.
+
+        A split into equal parts in between is resolved: weight and bias are those of the value's part.
+        """
         node = self._wiring.maker.get(name)
         part, parts = 0, 1
         if node is not None and node.op_type == "Split":
@@ -138,7 +144,7 @@ class _Graph:
         return node.input[0], weight[:, columns], None if bias is None else bias[columns]
 
     def _only_from(self, name: str, kind: str) -> NodeProto | None:
-        """The node that makes a value which nothing else takes."""
+        """Return the node of this kind that makes a value with a single reader, else None."""
         return self._wiring.made_by(name, kind) if self._wiring.only_reader(name) is not None else None
 
     def _new_constant(self, values: NDArray[Any]) -> str:
@@ -157,14 +163,14 @@ class _Graph:
         return output
 
     def _forget(self, node: NodeProto) -> str:
-        """Free the name of what a node gives, for another node to give it."""
+        """Rename a node's output and return its old name, so that another node can use it."""
         name = node.output[0]
         node.output[0] = f"{name}.before"
         return name
 
 
 def _heads_first(rank: int) -> list[int]:
-    """(…, N, H, d) → (…, H, N, d), and back."""
+    """Return the permutation (…, N, H, d) → (…, H, N, d), which is its own inverse."""
     return [*range(rank - 3), rank - 2, rank - 3, rank - 1]
 
 

@@ -1,9 +1,9 @@
 """Would another layout of the projections pay?  Nothing copied around attention, over our export, in ONNX Runtime.
 
-The profiles (`where_time_goes.py`) show transposes and splits around attention. Computed as Qᵀ = Wᵀ xᵀ the
-projections come out in heads (`channels_first.py`), and no copy is left: here, what that does to the whole time of
-the models of the paper, with a mask and without, batches in the chunks of our runner. The answers are held to those
-of the exported graph.
+The profiles (`where_time_goes.py`) show transposes and splits around attention. Projections computed as Qᵀ = Wᵀ xᵀ are
+already divided into heads (`channels_first.py`), and no copy remains. This script measures the effect on the total
+time of the paper's models, with a mask and without, for batches in the chunks of our runner. The answers are compared
+with those of the exported graph.
 
     python benchmarks/rejected/layouts.py [--rounds 15] [--family vit]
 """

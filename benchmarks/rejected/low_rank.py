@@ -2,11 +2,11 @@
 
     M = Σ_r u_r v_rᵀ, r = 1 … R      (Q Kᵀ) ∘ M = Q̃ K̃ᵀ,   Q̃ = [diag(u_1) Q, …],  K̃ = [diag(v_1) K, …]   width R · d
 
-Exact algebra where M has rank R. Fused attention on CPUs takes no multiplied mask, so a mask of low rank could be
-run by it. Two questions: what are the ranks (singular values above 2⁻²⁴ of the largest; and above 1e-3, which would
-change answers), of freshly made masks of every family; and up to which R is ONNX Runtime's fused
-MultiHeadAttention on R · d wide heads faster than the product, mask, softmax and product that it would replace.
-The fused side is favoured: making Q̃ and K̃ is not counted.
+The algebra is exact if M has rank R. Fused attention on CPUs takes no multiplied mask, but could run a mask of low
+rank this way. The script answers two questions. Which ranks do freshly initialised masks of every family have
+(singular values above 2⁻²⁴ of the largest, and above 1e-3, which would change answers)? Up to which R is ONNX
+Runtime's fused MultiHeadAttention on heads of width R · d faster than the product, mask, softmax and product that it
+would replace? The comparison favours fused attention: the time to compute Q̃ and K̃ is not counted.
 
     python benchmarks/rejected/low_rank.py [--rounds 120] [--output RESULT]
 """
@@ -37,7 +37,7 @@ EXACT, COARSE = 2.0**-24, 1e-3
 
 
 def ranks_of(family: str) -> dict[str, Any]:
-    """Least, median and largest rank of any head's mask, exact and coarse, and the tokens they are over."""
+    """Return least, median and largest rank of the heads' masks, exact and coarse, and the masks' token counts."""
     found: dict[str, list[int]] = {"exact": [], "coarse": []}
     tokens = []
     for one in fold(pair(family)["gmm"]).masks:
@@ -54,7 +54,7 @@ def ranks_of(family: str) -> dict[str, Any]:
 
 
 def masked() -> onnxruntime.InferenceSession:
-    """Heads (B, H, N, d) in, the mixed values out."""
+    """Return a session of product, mask, softmax, product: heads (B, H, N, d) to mixed values."""
     value = helper.make_tensor_value_info
     shape = [BATCH, HEADS, TOKENS, HEAD_DIM]
     mask = np.random.default_rng(0).uniform(0.1, 1, (HEADS, TOKENS, TOKENS)).astype(np.float32)
@@ -71,7 +71,7 @@ def masked() -> onnxruntime.InferenceSession:
 
 
 def fused(rank: int) -> onnxruntime.InferenceSession:
-    """Wide heads (B, N, H·R·d) in, the mixed values out."""
+    """Return a session of fused attention: wide heads (B, N, H·R·d) to mixed values."""
     value = helper.make_tensor_value_info
     wide, plain = [BATCH, TOKENS, HEADS * rank * HEAD_DIM], [BATCH, TOKENS, HEADS * HEAD_DIM]
     node = helper.make_node(
@@ -88,7 +88,7 @@ def _session(graph: Any) -> onnxruntime.InferenceSession:
 
 
 def timed(rounds: int) -> dict[str, Ratio]:
-    """Rank → time of the fused form over the masked form."""
+    """Return rank → time of the fused form / time of the masked form."""
     generator = np.random.default_rng(1)
     sessions = {"masked": masked(), **{str(rank): fused(rank) for rank in RANKS}}
     feeds = {

@@ -1,8 +1,8 @@
 """Would shared memory between client and server pay?  Pixels and logits through it, over pixels and logits in messages.
 
-The paper's ViT d9 with a Gaussian mixture mask (32×32, uint8 pixels) behind a real Triton server, in OpenVINO: the
-fastest that we serve on CPUs, so that the messages weigh most. Either way through NVIDIA's client, one request after
-another, in turns; the time of filling the shared region and of reading it is counted. The answers must be the same.
+The paper's ViT d9 with a Gaussian mixture mask (32×32, uint8 pixels) on a real Triton server, in OpenVINO, our fastest
+served runtime on CPUs, so that messages take the largest share. Both ways use NVIDIA's client with requests in
+sequence, and take turns; the time to fill and to read the shared region is counted. The answers must be the same.
 
     python benchmarks/rejected/shared_memory.py [--rounds 60]
 """
@@ -78,7 +78,7 @@ def in_shared_memory(client: Any, module: Any, pixels: np.ndarray, name: str) ->
 
 
 def timed(ways: dict[str, Ask], rounds: int, queries: int) -> dict[str, np.ndarray]:
-    """Way → median ms of each round's queries."""
+    """Return way → median ms of each round's queries."""
     generator = np.random.default_rng(0)
     medians: dict[str, list[float]] = {way: [] for way in ways}
     for way, counts in turns(list(ways), rounds, generator, warm_ups=_WARM_UP_ROUNDS):

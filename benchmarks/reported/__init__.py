@@ -1,1 +1,1 @@
-"""What is reported: the tables of README and documentation, and the speed of a change."""
+"""Measurements for the tables of README and documentation, and for the speed of a change."""

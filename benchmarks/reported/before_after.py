@@ -1,15 +1,15 @@
 """Is every family's program as fast after a change as before it?
 
-Two checkouts of the project, each in processes of its own: *before*, a second process of before as an A/A control, and
-*after*, this checkout. Before writes a checkpoint of each model of the paper as its released code names it (32×32, 10
-classes, GMM with K = 5 a head, random weights); both checkouts export it and run it in ONNX Runtime and OpenVINO with
-our kernels, float32, as they serve it. A process computes only in its turn, and turns are interleaved round by round;
-programs are loaded anew several times, because where weights lie in memory makes one load up to 2 % faster than
-another. Ratios are taken within rounds, with bootstrap intervals:
+Two checkouts of the project run in three processes: *before*; *control*, a second process of before, for an A/A
+comparison; and *after*, this checkout. Before writes a checkpoint of each model of the paper as its released code names
+it (32×32, 10 classes, GMM with K = 5 a head, random weights); both checkouts export it and run it in ONNX Runtime and
+OpenVINO with our kernels, float32, as they serve it. A process computes only in its turn, and turns are interleaved
+round by round; programs are loaded anew several times, because the place of the weights in memory makes loads differ by
+up to 2 % in speed. Ratios are taken within rounds, with bootstrap intervals:
 
-    as fast    after / before is no further from 1 than 2 %, or than control / before where that is further
+    as fast    after / before differs from 1 by at most 2 %, or by at most as much as control / before if that is more
 
-The logits of both must agree within 1e-4 of the largest, or the script stops. Exits with 1 where a program is slower.
+The logits of both must agree within 1e-4 of the largest, or the script stops. Exit status 1 if a program is slower.
 
     python benchmarks/reported/before_after.py --before CHECKOUT [--family vit] [--rounds 20] [--output RESULT]
 """
@@ -42,7 +42,7 @@ _MOST_OFF = 1e-4
 
 
 def exported(family: str, checkouts: Mapping[str, Checkout], folder: Path) -> dict[str, Path]:
-    """Checkout → its bundle of the same checkpoint; processes of the same checkout share a bundle."""
+    """Export the same checkpoint with each checkout; return checkout → bundle.  Processes of a checkout share it."""
     checkpoint = folder / f"{family}.pth"
     checkouts[BEFORE].ask("checkpoint", family=family, path=str(checkpoint))
     bundles = {name: folder / f"{family}-{name}" for name in (BEFORE, AFTER)}
@@ -63,7 +63,7 @@ def timed(
     rounds: int,
     loads: int,
 ) -> dict[int, dict[str, list[float]]]:
-    """Batch → checkout → ms of each round of every load."""
+    """Return batch → checkout → ms of each round of every load."""
     generator = np.random.default_rng(0)
     times: dict[int, dict[str, list[float]]] = {batch: {name: [] for name in checkouts} for batch in batches}
     for load in range(loads):
@@ -83,7 +83,7 @@ def timed(
 
 
 def checked(logits: Mapping[str, np.ndarray], where: str) -> None:
-    """Stop where a program's logits are not those of before."""
+    """Compare the logits of all programs with those of before.  Errors: SystemExit when they differ."""
     reference = logits[BEFORE]
     for name, answers in logits.items():
         if answers.shape != reference.shape:
@@ -94,7 +94,7 @@ def checked(logits: Mapping[str, np.ndarray], where: str) -> None:
 
 
 def changes(times: Mapping[int, Mapping[str, list[float]]]) -> dict[str, dict[str, Any]]:
-    """Batch → a row of the result."""
+    """Return batch → a row of the result."""
     rows = {}
     for batch, by_name in times.items():
         change = Change(ratio=ratio(by_name[AFTER], by_name[BEFORE]), control=ratio(by_name[CONTROL], by_name[BEFORE]))

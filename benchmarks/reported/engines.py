@@ -1,16 +1,15 @@
 """What is in the engines: for each family, precision and mask, and what the mask and its folding change.
 
 The models of the paper as its released code names them (32×32, 10 classes, K = 5 a head, random
-weights), built by tensorrt-rtx for compute capability 8.9, no GPU needed. Everything is read from
-the builds. Per engine: layers, kernels (layers that are no
-shape arithmetic), attentions that are one kernel, products that missed the precision's
-type, plan size, build time. For masked models in fp16 besides:
+weights), built by tensorrt-rtx for compute capability 8.9, without a GPU. All numbers are read from the builds. For
+each engine: layers, kernels (layers except shape arithmetic), attention layers fused to a single kernel, products
+that do not run in the precision's type, plan size, build time. For masked models in fp16 also:
 
     twin      the same graph with M = 1
-    unfolded  the trained module exported in half precision, as people do without this project, and
-              how far its logits are from PyTorch's float32 beside those of the folded graph
+    unfolded  the trained module exported in half precision, as users do without this project, and the distances of
+              its logits and of the folded graph's from PyTorch's float32
 
-and for each head dim d, a small ViT with and without zeros that pad it.
+and for each head dim d a small ViT, unpadded and with the head dim padded with zeros.
 
     python benchmarks/reported/engines.py [--family vit …] [--output RESULT]
 """
@@ -83,7 +82,7 @@ def summary(card: EngineCard, folder: Path) -> dict[str, Any]:
 
 
 def engine(model: Model, precision: Precision, folder: Path, *, masked: bool) -> dict[str, Any]:
-    """One row of the table."""
+    """Build an engine and return its row of the table."""
     calibration = [images(model)] if precision in QUANTIZED else None
     prepared = graph_from_model(model, precision, preprocessing=None, max_batch=64, calibration=calibration)
     with_more = masked and precision == "fp16"
@@ -101,7 +100,7 @@ def engine(model: Model, precision: Precision, folder: Path, *, masked: bool) ->
 
 
 def unfolded(model: Model, folded: onnx.ModelProto, folder: Path) -> dict[str, Any]:
-    """The straight export in half precision: its engine, and its answers beside the folded graph's."""
+    """Return the engine of the unfolded export in half precision, and the errors of both graphs' logits."""
     proto = unfolded_half(model, folder / "unfolded.onnx")
     row = summary(built(proto, "fp16", folder), folder)
     with torch.inference_mode():
@@ -113,7 +112,7 @@ def unfolded(model: Model, folded: onnx.ModelProto, folder: Path) -> dict[str, A
 
 
 def head_dims(folder: Path) -> dict[str, dict[str, Any]]:
-    """Head dim → with and without padding: layers, and attentions that are one kernel and nothing beside it."""
+    """Return head dim → form (unpadded, padded) → layers, and attention layers that are exactly a single kernel."""
     vit = preset_spec("vit", classes=10, image_size=32, mask=MASKS["gmm"])
     rows = {}
     for head_dim in HEAD_DIMS:

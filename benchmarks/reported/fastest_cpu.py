@@ -4,17 +4,17 @@ The five models of the paper as its released code names them (32×32, 10 classes
 weights. Side by side in one process:
 
     eager                      PyTorch, attention written as the released code of the family writes it
-    straight export            the same module exported unfolded, in ONNX Runtime's own operators: what users have
+    straight export            the same module exported unfolded, in ONNX Runtime's own operators, as users do
                                without this project
     onnxruntime+kernels        our export in ONNX Runtime with our own attention kernel
     openvino+kernels[:type]    our export in OpenVINO with our own kernels, float32 or bf16; :int8 the Q/DQ graph
                                that `gmmvit convert` writes
 
-Our programs are there three times each, and every round takes one of them: by where its weights lie in memory one copy
-is up to 2 % faster than another. Ratios are medians of the rounds' own ratios, with bootstrap intervals. Answers of
-every program are held to the limits of parity (`gmmvit_deploy/tolerances.py`) in the same run; a wrong one stops the
-script. The roofline is measured before and after each family: the best library on the model's own matrix products. What
-the mask costs is measured by `mask_cost.py`, alone, for it is less than what these ratios are wide.
+Each of our programs is loaded three times, and every round runs a random copy: the place of the weights in memory makes
+copies differ by up to 2 % in speed. Ratios are medians of the rounds' own ratios, with bootstrap intervals. Answers of
+every program are compared with the limits of parity (`gmmvit_deploy/tolerances.py`) in the same run; a wrong answer
+stops the script. The roofline, the best library on the model's own matrix products, is measured before and after each
+family. `mask_cost.py` measures the mask's cost separately, because it is smaller than the intervals of these ratios.
 
     python benchmarks/reported/fastest_cpu.py [--rounds 15] [--family vit] [--output RESULT]
 """

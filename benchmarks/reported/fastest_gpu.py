@@ -1,13 +1,13 @@
 """How much faster than PyTorch can each family be served on a GPU, how near to the hardware, and is a mask free?
 
-As `fastest_cpu.py`, with the same models, inputs, checks and limits, on the first GPU that is here:
+As `fastest_cpu.py`, with the same models, inputs, checks and limits, on the first GPU of this machine:
 
     eager               PyTorch on the GPU, float32 without TF32, attention written as the released code writes it
     compile             the same through torch.compile
     tensorrt[:type]     engines built here from our graphs in float32, fp16 and int8, replayed as CUDA graphs
-    … plain             the twin of the same, for what the mask costs
+    … plain             the plain twin of each program, to measure the mask's cost
 
-Times are those of a caller with images in this machine's memory: copies to and from the GPU are in them. The
+Times are those of a caller with images in this machine's memory: they include copies to and from the GPU. The
 roofline is PyTorch's best rate on the GPU for the model's own matrix products.
 
     python benchmarks/reported/fastest_gpu.py [--rounds 15] [--output RESULT]
@@ -31,7 +31,7 @@ PROFILES = tuple(Profile(least=batch, best=batch, most=batch) for batch in BATCH
 
 
 def with_tensorrt(family: Family, graph: str, precision: Precision) -> Program:
-    """An engine of the flavour that is here, built on this GPU, one optimisation profile for each batch."""
+    """Build an engine of the installed flavour on this GPU, with an optimisation profile for each batch."""
     flavor = find_flavor("auto")
     options = BuildOptions(precision=precision, profiles=PROFILES)
     engine = engine_from_onnx(family.saved(graph), options, flavor, out=family.folder / f"{graph}-engine")

@@ -1,14 +1,14 @@
 """Is a mask free?  Every family with its GMM over its plain twin, in each runtime of a CPU with our kernels.
 
 The five models of the paper as its released code names them (32×32, 10 classes, GMM with K = 5 a head), random
-weights, and their plain twins: the same weights, no mask. One runner and one batch at a time, both models are loaded
-and run in short turns, a model and its twin one right after the other; then both are loaded anew, in another order, as
-often as --loads says: by where its weights come to lie in memory one and the same program is some percent faster or
-slower, and that is more than the mask takes. A load's ratio is the median of its turns' ratios; the result is the
-median of the loads' ratios, with a bootstrap interval over the loads.
+weights, and their plain twins: the same weights, no mask. For each runner and batch both models are loaded and run in
+short turns, a model right before or after its twin; then both are loaded anew, in another order, --loads times in all.
+Loads are repeated because the place of the weights in memory changes the speed of the same program by some percent,
+which is more than the cost of the mask. A load's ratio is the median of its turns' ratios; the result is the median of
+the loads' ratios, with a bootstrap interval over the loads.
 
-Answers of every program of every load are held to the limits of parity (`gmmvit_deploy/tolerances.py`); a wrong one
-stops the script.
+Answers of every program of every load are compared with the limits of parity (`gmmvit_deploy/tolerances.py`); a wrong
+answer stops the script.
 
     python benchmarks/reported/mask_cost.py [--loads 6] [--output RESULT]
 """
@@ -33,11 +33,11 @@ from gmmvit_deploy.bench.statistics import ratio
 from gmmvit_deploy.bench.words import ratio_words
 
 _TURNS = {1: (40, 4), 64: (6, 1)}
-"""By batch, of a load: how many of each model, and timed runs in each."""
+"""Batch → turns of each model in a load, and timed runs in a turn."""
 
 
 def measured(family: Family, runner: str, batch: int, loads: int, generator: np.random.Generator) -> dict[str, Any]:
-    """over_plain: the ratio and its interval.  off, limit: of the worst of all answers."""
+    """Return over_plain, the ratio with its interval; off and limit, those of the worst answer; and times."""
     precision = RUNNERS[runner]
     twins = {runner: "gmm", f"{runner} plain": "plain"}
     images = generator.standard_normal((batch, *family.image_shape), dtype=np.float32)

@@ -2,11 +2,11 @@
 
 For every golden model, on golden and random inputs, distances from PyTorch's float64 logits:
 
-    noise      of its float32 logits: the unit
+    noise      of PyTorch's float32 logits: the unit
     runner     ONNX Runtime, float32
-    fp16 bf16  every rounding of the type made on the CPU; in units of noise × ratio of the unit roundoffs
-    mistakes   every mistake that `parity.suspects` can make in that model; the one that shows least,
-               over the limit: beyond 1 it is caught
+    fp16 bf16  every rounding of the type emulated on the CPU; in units of noise × ratio of the unit roundoffs
+    mistakes   every mistake that `parity.suspects` can make in the model; the smallest distance of a mistake,
+               divided by the limit: above 1 it is detected
 
     python benchmarks/reported/parity_limits.py [--model vit_gmm] [--output RESULT]
 """

@@ -1,10 +1,10 @@
 """What does the server cost at saturation?  Triton over gRPC and HTTP against the same runner in this process.
 
-The paper's ViT d9 with a Gaussian mixture mask (32×32, 10 classes, K = 5), random weights, pixels in, served by
-the runtime and precision that the runner in this process has, with our kernels in both. LoadGen's Offline scenario:
-everything is there at once; in process in batches of 64, to the server in requests of 64 images (uint8), four under
-way. Turns are interleaved round by round; every answer is held to the limits of parity, or the script stops. Then,
-per protocol, the highest rate of single-image Poisson arrivals whose p99 stays below the bound.
+The paper's ViT d9 with a Gaussian mixture mask (32×32, 10 classes, K = 5), random weights, pixels as input, served
+with the same runtime and precision as the runner in this process, with our kernels in both. LoadGen's Offline
+scenario, with all samples available at once: in process in batches of 64, to the server in requests of 64 images
+(uint8), four of them concurrent. Turns are interleaved round by round; an answer beyond the limits of parity stops the
+script. Then, for each protocol, the highest rate of single-image Poisson arrivals whose p99 stays within the bound.
 
     python benchmarks/reported/served.py [--rounds 10] [--output RESULT]
 """
@@ -40,7 +40,7 @@ BOUND_MS = 100.0
 
 
 def name_of(runtime: Runtime, precision: Precision) -> str:
-    """The runner in this process that computes what the server does."""
+    """Return the name of the runner in this process with the server's runtime and precision."""
     return f"{runtime}+kernels:{precision}"
 
 

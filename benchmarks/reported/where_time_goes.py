@@ -1,22 +1,22 @@
 """Where does the time go inside a runtime, and what would it take to be faster still?
 
-Each runtime's own profiler, by operator, on the models of the paper as its released code names them: the float32
-graph in ONNX Runtime and OpenVINO, the same in OpenVINO's bf16, and the Q/DQ graph in OpenVINO, all with our kernels,
-as the runners `onnxruntime+kernels` and `openvino+kernels` run them. One image, and the chunks that these runners cut
-a batch into; one thread, so that no operator waits for another core. Of every operator the median over the runs;
-joined to
+Each runtime's own profiler measures operators on the models of the paper as its released code names them: the float32
+graph in ONNX Runtime and OpenVINO, the same graph in OpenVINO's bf16, and the Q/DQ graph in OpenVINO, all with our
+kernels, as the runners `onnxruntime+kernels` and `openvino+kernels` run them. Inputs are a single image, and a chunk of
+the size into which these runners divide a batch; a single thread, so that no operator waits for another core. The
+median of each operator over the runs is summed by kind:
 
-    products    with weights, and what was fused into them: bias, GELU, quantising
-    attention   Q Kᵀ, softmax and P V, with the mask where one kernel does it all: our own, or OpenVINO's
-    mask        the multiplication by it where it is an operator of its own
+    products    with weights, and the operators fused into them: bias, GELU, quantising
+    attention   Q Kᵀ, softmax and P V; with the mask if a single kernel computes all of it: our own, or OpenVINO's
+    mask        the multiplication by the mask if it is a separate operator
     layout      transposes, splits, copies
-    norms       LayerNorm; where it is ours, with the residual before it and the quantising behind it
-    rest        residuals, GELU and quantising that stand alone, pooling
+    norms       LayerNorm; our own kernel includes the residual before it and the quantising after it
+    rest        separate residuals, GELU and quantising, pooling
 
-The same of the plain twin tells what the mask costs: attention and mask here, less attention there.
+The cost of the mask is the time of attention and mask, less the plain twin's time of attention.
 
-Products are held to the best rate on the model's own shapes, of all cores at once, a core's part of it. From that
-follows what a target would take: with products at that best rate, the time that is left for all else.
+Products are compared with the best rate on the model's own shapes, measured on all cores and divided by their number.
+From it follows what a target would require: the time left for all other operators if products reached that rate.
 
     python benchmarks/reported/where_time_goes.py [--family vit] [--runs 40]
 """
@@ -55,7 +55,7 @@ from gmmvit_deploy.specs import input_shape
 
 KINDS = ("products", "attention", "mask", "layout", "norms", "rest")
 TARGET = 5.0
-"""Times faster than eager PyTorch at a batch of 64."""
+"""Target speed-up over eager PyTorch at a batch of 64."""
 _BATCH = 64
 _CORES = len(os.sched_getaffinity(0))
 _WITH_WEIGHTS = {"MatMul", "Gemm", "Conv", "FullyConnected", "FullyConnectedQuantizedLegacy", "Convolution"}
@@ -72,7 +72,7 @@ def kind_of(node: str, operator: str) -> str:
         return "attention"
     if operator in _LAYOUT:
         return "layout"
-    if operator in _NORMS or node.endswith("/LayerNormalization"):  # one of ours: Reference, in OpenVINO's words
+    if operator in _NORMS or node.endswith("/LayerNormalization"):  # our kernel: OpenVINO calls it Reference
         return "norms"
     if operator == "Mul" and ".mask/" in node:
         return "mask"
@@ -127,7 +127,7 @@ def in_openvino(path: Path, images: np.ndarray, runs: int, precision: Precision)
 
 
 def joined(operators: Operators) -> dict[str, float]:
-    """Kind → ms of one run; the first runs, which fill caches, do not move a median."""
+    """Return kind → ms of a run, by medians, on which the first runs, which fill caches, have no effect."""
     spent = dict.fromkeys(KINDS, 0.0)
     for (node, operator), times in operators.items():
         spent[kind_of(node, operator)] += float(np.median(times))
@@ -135,14 +135,14 @@ def joined(operators: Operators) -> dict[str, float]:
 
 
 def product_operations(proto: onnx.ModelProto, rows: int) -> int:
-    """Of products with weights alone."""
+    """Return the operations of products with weights, for a batch of ``rows``."""
     products = work_of_graph(copy.deepcopy(proto), rows).products
     return sum(2 * int(np.prod(shape)) * times for shape, times in products.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """chunk: rows that our runner gives it at once.  profile: (graph, images, runs) → its operators."""
+    """A runtime and precision.  chunk: rows of a call in our runner.  profile: (graph, images, runs) → operators."""
 
     name: str
     precision: Precision
@@ -203,7 +203,10 @@ def family(name: str, wanted: Sequence[str] | None, runs: int, folder: Path) -> 
 def chunk_of(
     program: Program, folder: Path, proto: onnx.ModelProto, images: np.ndarray, runs: int, gflops: float
 ) -> dict[str, Any]:
-    """mask_ms: attention and mask, less the attention of the plain twin; not told of int8, which has no twin here."""
+    """Return the times of a chunk.
+
+    mask_ms: attention and mask, less the attention of the plain twin; absent for int8, which has no twin here.
+    """
     spent = joined(program.profile(folder / f"{program.graph}.onnx", images, runs))
     least = product_operations(proto, len(images)) / gflops / 1e6
     found = {"ms": sum(spent.values()), "spent_ms": spent, "products_at_best_ms": least}
@@ -214,7 +217,7 @@ def chunk_of(
 
 
 def target_of(chunk: dict[str, Any], ms: float, rows: int) -> dict[str, float]:
-    """What a batch of 64 in ``ms`` would take of each chunk, as all cores work side by side."""
+    """Return the time of a chunk if all cores together took ``ms`` for a batch of 64, and what products leave of it."""
     budget = ms * rows * _CORES / _BATCH
     others = chunk["ms"] - chunk["spent_ms"]["products"]
     return {

@@ -1,1 +1,1 @@
-"""What settings of the runners were read off."""
+"""Measurements that determined settings of the runners."""

@@ -1,7 +1,7 @@
 """How large should a chunk be?  A batch of 64 in chunks, in ONNX Runtime and OpenVINO, with one or two side by side.
 
 The paper's ViT d9 with a Gaussian mixture mask (32×32, 10 classes), random weights. `ROWS_A_CORE` in
-gmmvit_deploy/runtime/onnxruntime_program.py and `CHUNK` in openvino_program.py were read off this, on two cores.
+gmmvit_deploy/runtime/onnxruntime_program.py and `CHUNK` in openvino_program.py follow from these results on two cores.
 
     python benchmarks/settings/cpu_settings.py [--rounds 12] [--output RESULT]
 """
@@ -36,7 +36,7 @@ Program = Callable[[np.ndarray], np.ndarray]
 
 
 def with_onnxruntime(path: Path, chunk: int, workers: int) -> Program:
-    """Chunks one after the other on all cores, or ``workers`` at once on one core each."""
+    """Return a program that runs chunks in sequence on all cores, or ``workers`` chunks at once on a core each."""
     session = session_from_onnx(path, threads=1 if workers > 1 else None)
     pool = ThreadPoolExecutor(workers)
 

@@ -1,10 +1,10 @@
 """How long should ONNX Runtime's threads look for more work after an image, before they sleep?
 
-The paper's ViT d9 with a Gaussian mixture mask (32×32, 10 classes), random weights, one image at a time on two cores,
-as our runner runs it but for the setting: by default, for so many µs, or not at all. *alone*: the same session again
-and again. *beside another*: two sessions take turns of one image each, as two models of one server would; what one
-keeps a core busy with after its answer is taken from the other. *spent after*: processor time of the session's threads
-within 200 ms after its last answer. `_SESSION_ENTRIES` in onnxruntime_program.py was read off this.
+The paper's ViT d9 with a Gaussian mixture mask (32×32, 10 classes), random weights, a single image at a time on two
+cores, as our runner runs it, with three kinds of setting: the default, a number of µs, or no spinning. *alone*: a
+session runs again and again. *beside another*: two sessions alternate image by image, as two models of a server do;
+threads that spin after an answer slow the other session down. *spent after*: processor time of the session's threads
+within 200 ms after its last answer. `_SESSION_ENTRIES` in onnxruntime_program.py follows from these results.
 
     python benchmarks/settings/spinning.py [--rounds 25] [--output RESULT]
 """
@@ -56,7 +56,7 @@ def opened(fused: FusedGraph, entries: dict[str, str], image: np.ndarray) -> Run
 
 
 def ms_an_image(*sessions: Run) -> float:
-    """Sessions take turns."""
+    """Return ms per image, with the sessions taking turns image by image."""
     for run in sessions:
         run()
     start = time.perf_counter()
@@ -66,7 +66,7 @@ def ms_an_image(*sessions: Run) -> float:
 
 
 def spent_after_ms() -> float:
-    """Processor time that this process takes while it has nothing to do; asleep afterwards."""
+    """Return the processor time that this process spends while its main thread sleeps; its threads sleep afterwards."""
     start = time.process_time()
     time.sleep(_ASLEEP_S)
     return (time.process_time() - start) * 1e3

@@ -1,1 +1,1 @@
-"""What several scripts use: the paper's models, programs of a CPU, folders of results, tables."""
+"""Code that several scripts share: the paper's models, CPU programs, folders of results, tables."""

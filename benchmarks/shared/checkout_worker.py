@@ -1,8 +1,8 @@
-"""One checkout of the project in a process of its own: exports and runs programs when its parent asks for it.
+"""A worker process for a checkout of the project: exports and runs programs at its parent's requests.
 
 Started by `benchmarks.shared.checkouts` with the checkout at the front of PYTHONPATH. A request is a line of JSON on
-stdin, its answer a line of JSON on stdout. Everything is imported from the checkout, at whichever of the places in
-`_PLACES` its layout has it: a checkout of another layout takes another place there, and no other change.
+stdin, its answer a line of JSON on stdout. Every name is imported from the checkout, from the first module in
+`_PLACES` that has it; to support a checkout with another layout, add its module there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Python put this file's folder first; the checkout's modules alone shall be seen.
+# Python puts this file's folder first; remove it so that modules are imported from the checkout only.
 sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parent]
 
 import numpy as np  # noqa: E402 - the path comes first
@@ -36,11 +36,11 @@ _PLACES: dict[str, tuple[str, ...]] = {
         "gmmvit_deploy.parity.runners",
     ),
 }
-"""Name → modules that may have it, those of newer layouts before those of older ones where both could exist."""
+"""Name → modules that may define it; modules of newer layouts come first."""
 
 
 def imported(name: str) -> Any:
-    """Import what a checkout has under this name.  Errors: ImportError, with every module that was tried."""
+    """Import a name from the checkout.  Errors: ImportError, with every module that was tried."""
     for module in _PLACES[name]:
         try:
             return getattr(importlib.import_module(module), name)
@@ -50,7 +50,7 @@ def imported(name: str) -> Any:
 
 
 def opened(bundle: Any, runtime: str) -> Any:
-    """A float32 runner with our kernels: ``<runtime>+kernels``, or in older checkouts the runtime's own name."""
+    """Open a float32 runner with our kernels: ``<runtime>+kernels``, in older checkouts ``<runtime>``."""
     try:
         return imported("open_runner")(f"{runtime}+kernels", bundle)
     except Exception as exc:
@@ -64,7 +64,7 @@ def opened(bundle: Any, runtime: str) -> Any:
 
 
 class Worker:
-    """The checkout's answers: each method takes a request's fields and returns the answer's."""
+    """Answer requests: each method takes the fields of a request and returns the fields of its answer."""
 
     def __init__(self) -> None:
         self._runner: Any = None
@@ -72,11 +72,11 @@ class Worker:
         self._inputs: dict[tuple[int, int], np.ndarray] = {}
 
     def where(self) -> dict[str, Any]:
-        """path: of the package that is imported."""
+        """Return the path of the imported package."""
         return {"path": importlib.import_module("gmmvit_deploy").__file__}
 
     def checkpoint(self, family: str, path: str) -> dict[str, Any]:
-        """Write a checkpoint as the released training code would, K = 5, 32×32, 10 classes, random weights."""
+        """Write a checkpoint as the released training code does: K = 5, 32×32, 10 classes, random weights."""
         import torch
 
         torch.manual_seed(0)
@@ -91,7 +91,7 @@ class Worker:
         return {}
 
     def load(self, bundle: str, runtime: str) -> dict[str, Any]:
-        """Load the program anew: its weights come to lie elsewhere in memory."""
+        """Load the program anew, so that its weights lie elsewhere in memory."""
         if self._runner is not None:
             self._runner.close()
         found = imported("open_bundle")(Path(bundle))
@@ -100,7 +100,7 @@ class Worker:
         return {"settings": {name: str(value) for name, value in self._runner.settings.items()}}
 
     def run(self, batch: int, seed: int, repeats: int, untimed_s: float) -> dict[str, Any]:
-        """ms: of one run, the mean of ``repeats`` after ``untimed_s`` seconds of untimed runs.  logits: of the last."""
+        """Return ms, the mean of ``repeats`` runs after ``untimed_s`` seconds of untimed runs, and the last logits."""
         images = self._images(batch, seed)
         until = time.perf_counter() + untimed_s
         logits = self._runner.run(images)
@@ -120,7 +120,7 @@ class Worker:
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # libraries may print to stdout, which carries the answers
     worker = Worker()
     for line in sys.stdin:
         request = json.loads(line)

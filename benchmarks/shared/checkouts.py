@@ -1,4 +1,4 @@
-"""Checkouts of the project side by side, each in a process of its own that computes only when it is asked."""
+"""Run checkouts of the project side by side, each in its own process that computes only on request."""
 
 from __future__ import annotations
 
@@ -25,10 +25,13 @@ class Checkout:
         self._name = name
 
     def ask(self, what: str, **fields: Any) -> dict[str, Any]:
-        """The answer of a method of `checkout_worker.Worker`.  Errors: SystemExit, with the worker's error."""
+        """Call a method of `checkout_worker.Worker` and return its answer.
+
+        Errors: SystemExit with the worker's error.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        with suppress(BrokenPipeError):  # the lines below say how it ended
+        with suppress(BrokenPipeError):  # the code below reports how the worker ended
             print(json.dumps({"ask": what, **fields}), file=self._process.stdin, flush=True)
         line = self._process.stdout.readline()
         if not line:
@@ -43,7 +46,8 @@ class Checkout:
 def opened_checkout(path: Path, name: str) -> Iterator[Checkout]:
     """Start a worker that imports ``gmmvit_deploy`` from the checkout at ``path``, and end it.
 
-    name: what errors call it.  Errors: SystemExit where there is no checkout, or another package is imported.
+    name: of the checkout in errors.  Errors: SystemExit when ``path`` holds no checkout, or the worker imports
+    another package.
     """
     root = path.resolve()
     if not (root / "gmmvit_deploy" / "__init__.py").is_file():
@@ -62,7 +66,7 @@ def opened_checkout(path: Path, name: str) -> Iterator[Checkout]:
 
 
 def commit_of(path: Path) -> str:
-    """The commit of a checkout, with ``+`` behind it where files differ from it; "unknown" without git."""
+    """Return the commit of a checkout, with the suffix ``+`` if files differ from it; "unknown" without git."""
     try:
         command = ["git", "-C", str(path), "describe", "--always", "--abbrev=12", "--dirty=+"]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()

@@ -1,7 +1,7 @@
-"""A graph in each runtime that serves it on a CPU, with our kernels in it, as our runners run it.
+"""Run a graph in each CPU runtime with our kernels, as our runners do.
 
-Without our kernels these programs do not exist, and the script ends with the reason: a plain program is never timed
-under their names.
+If our kernels are not available the script ends with the reason, so that a program without them is never timed
+under these names.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from gmmvit_deploy.runtime.openvino_program import OpenVinoProgram
 __all__ = ["RUNNERS", "cpu_program", "required_fused_graph", "required_kernels"]
 
 RUNNERS: dict[str, Precision] = {"onnxruntime+kernels": "fp32", "openvino+kernels": "fp32"}
-"""Runners of a float32 graph, by the names that `open_runner` knows, and what their products compute in."""
+"""Runners of a float32 graph, by `open_runner`'s names → precision of their matrix products."""
 if "avx512_bf16" in cpu_features():
     RUNNERS["openvino+kernels:bf16"] = "bf16"
 
 
 def cpu_program(path: Path, runner: str, precision: Precision) -> Program:
-    """With our own attention kernel; each call makes another, whose weights lie elsewhere in memory.
+    """Load a graph with our kernels; each call loads a new copy, whose weights lie elsewhere in memory.
 
     Errors: as `required_fused_graph` and `required_kernels`.
     """
@@ -36,9 +36,9 @@ def cpu_program(path: Path, runner: str, precision: Precision) -> Program:
     return OpenVinoProgram(str(path), hint=OPENVINO_HINTS[precision], kernels=kernels).run
 
 
-@lru_cache(maxsize=2)  # of a model and its twin, each of which is loaded again and again
+@lru_cache(maxsize=2)  # for a model and its twin, each loaded many times
 def required_fused_graph(path: Path) -> FusedGraph:
-    """The graph with our attention in it, for ONNX Runtime.  Errors: SystemExit with the reason why there is none."""
+    """Return the graph with our attention kernel for ONNX Runtime.  Errors: SystemExit with the reason if missing."""
     fused, why = fused_graph(path)
     if fused is None:
         raise SystemExit(f"{path.name} in onnxruntime+kernels cannot be measured: {why}")
@@ -46,7 +46,7 @@ def required_fused_graph(path: Path) -> FusedGraph:
 
 
 def required_kernels(path: Path, precision: Precision) -> Kernels:
-    """Our kernels for a graph in OpenVINO.  Errors: SystemExit with the reason why there are none for it."""
+    """Return our kernels for a graph in OpenVINO.  Errors: SystemExit with the reason if missing."""
     kernels, why = kernels_for_graph(path, precision)
     if kernels is None:
         raise SystemExit(f"{path.name} in openvino+kernels:{precision} cannot be measured: {why}")

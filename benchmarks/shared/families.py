@@ -1,4 +1,4 @@
-"""The five models of the paper as its released code names them, with a mask and without, and as that code computes."""
+"""The paper's five models, named as in its released code: with masks, without, and in the released formulation."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ _CALIBRATION_BATCHES = 4
 
 
 def pair(family: str) -> dict[str, Model]:
-    """A GMM model with random weights, and the same without its masks."""
+    """Return a GMM model with random weights, and its plain twin: the same weights without masks."""
     torch.manual_seed(0)
     spec = preset_spec(family, classes=10, image_size=32, mask=MaskSpec(kind="gmm", kernels=5))
     plain = replace(spec, mask=MaskSpec())
     if hasattr(plain, "class_token"):
-        plain = replace(plain, class_token=False)  # the twin of a masked model, which has none
+        plain = replace(plain, class_token=False)  # masked models have no class token
     masked, twin = model_from_spec(spec).eval(), model_from_spec(plain).eval()
     twin.load_state_dict({name: t for name, t in masked.state_dict().items() if ".mask." not in name})
     return {"gmm": masked, "plain": twin}
 
 
 class EinsumAttention(nn.Module):
-    """`MaskedAttention` with both of its products written as Einsum; everything else is the original's."""
+    """`MaskedAttention` with both products written as Einsum; everything else is taken from the original."""
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"einsum": "product", "softmax": "softmax"}
 
@@ -101,18 +101,18 @@ _AS_EINSUM: dict[str, dict[type[nn.Module], Callable[[Any], nn.Module]]] = {
     "swin": {},
     "t2t": {},
 }
-"""Family → which of our modules the released code writes with Einsum, and their form with it."""
+"""Family → our modules that the released code writes with Einsum → their Einsum form."""
 
 
 def as_released(model: Model) -> Model:
-    """Copy a trained model, with the products inside its attention written as the released code writes them.
+    """Copy a trained model, with the products inside its attention written as in the released code.
 
     vit, pit     Q Kᵀ and P V are Einsums over (batch, head, token, head dim)
     cait         as vit, and both mixings of heads are Einsums over the heads; our module mixes by a matrix product
-    swin, t2t    both products are ``@``, which is what our modules have: the copy is the module as it is
+    swin, t2t    both products are ``@``, as in our modules: the copy is unchanged
 
-    The logits are the released implementation's bit for bit in either form, so it is only the time that differs.
-    Errors: KeyError for a family that no released code exists for.
+    Both forms give the released implementation's logits bit for bit; only the time differs.
+    Errors: KeyError for a family without released code.
     """
     copied = copy.deepcopy(model)
     forms = _AS_EINSUM[copied.spec.family]
@@ -124,7 +124,7 @@ def as_released(model: Model) -> Model:
 
 
 def eager(model: nn.Module, device: Device = "cpu") -> Callable[[np.ndarray], np.ndarray]:
-    """On a GPU in float32 without TF32, and with the copies to it and back."""
+    """Return a program that runs the model in eager PyTorch; on a GPU without TF32, copies to and from it included."""
     place = "cuda" if device == "gpu" else "cpu"
     model = model.to(place)
 
@@ -136,8 +136,10 @@ def eager(model: nn.Module, device: Device = "cpu") -> Callable[[np.ndarray], np
 
 
 def graphs_of(family: str, wanted: Iterable[str], *, max_batch: int) -> dict[str, onnx.ModelProto]:
-    """Of the models of `pair`, to be read only: straight, the module unfolded; gmm and plain, our exports, and
-    gmm_fp16 and plain_fp16; int8, gmm's Q/DQ graph.
+    """Return the named graphs of the models of `pair`; they are shared, so do not change them.
+
+    wanted: names of graphs: straight, the unfolded module; gmm and plain, our exports; gmm_fp16 and plain_fp16;
+    int8, the Q/DQ graph of gmm.
     """
     return {name: _graph(family, name, max_batch) for name in wanted}
 

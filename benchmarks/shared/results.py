@@ -1,4 +1,4 @@
-"""What the scripts wrote, read again for the tables."""
+"""Read the scripts' results for the tables."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ __all__ = ["by_family", "by_run", "card_lines", "interval", "result"]
 
 
 def result(script: str) -> dict[str, Any]:
-    """The result of a script such as ``settings/spinning``."""
+    """Read the result of a script such as ``settings/spinning``."""
     found: dict[str, Any] = json.loads((RESULTS / f"{script}.json").read_text(encoding="utf-8"))
     return found
 
 
 def by_family(script: str) -> dict[str, dict[str, Any]]:
-    """The results of a script that measures families separately, in the paper's order; empty where there is none."""
+    """Read the results of a script that measures families separately, in the paper's order; empty without results."""
     written = {path.stem for path in (RESULTS / script).glob("*.json")}
     return {family: result(f"{script}/{family}") for family in FAMILIES if family in written}
 
 
 def by_run(script: str) -> dict[str, dict[str, Any]]:
-    """File name without its ending → result, of a script whose runs are kept side by side in one folder."""
+    """Read file name without suffix → result, of a script with several runs in the same folder."""
     return {path.stem: result(f"{script}/{path.stem}") for path in sorted((RESULTS / script).glob("*.json"))}
 
 
 def interval(ratio: dict[str, float], digits: int = 2) -> str:
-    """A ratio of a result: its median and its interval."""
+    """Format a ratio of a result: its median and its interval."""
     return f"{ratio['median']:.{digits}f} ({ratio['low']:.{digits}f}–{ratio['high']:.{digits}f})"
 
 
 def card_lines(card: dict[str, Any]) -> list[str]:
-    """A run card in words."""
-    # Older cards hold Python's version beside the others.
+    """Return a run card as lines of Markdown."""
+    # Older cards keep Python's version outside ``versions``.
     tools = {"python": card["python"], **card["versions"]} if "python" in card else card["versions"]
     versions = ", ".join(f"{name} {version}" for name, version in tools.items() if version != "not installed")
     settings = ", ".join(f"{name} {value}" for name, value in card["settings"].items())
     lines = []
-    if "verdict" in card:  # older results have none
+    if "verdict" in card:  # missing in older results
         lines += [f"**{card['verdict']}**", "", *(f"- {reason}" for reason in card["reasons"]), ""]
     lines.append(
         f"{settings}. {card['cores']} cores of {card['cpu']}, load {card['load_before']:.1f} before and "

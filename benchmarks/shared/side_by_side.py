@@ -1,6 +1,6 @@
-"""Programs of one family side by side, their answers checked, their times as ratios and shares of a roofline.
+"""Time the programs of a family side by side, check their answers, and report ratios and shares of a roofline.
 
-What the two scripts `fastest_cpu.py` and `fastest_gpu.py` have in common: they differ in the programs.
+Shared by `fastest_cpu.py` and `fastest_gpu.py`, which differ in their programs.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from gmmvit_deploy.tolerances import Limit, limit_from_noise
 __all__ = ["BATCHES", "Family", "main"]
 
 BATCHES = (1, 64)
-_ROUNDS = {1: 4, 64: 1}  # times as many: a round of single images takes a tenth of the time, and varies more
+_ROUNDS = {1: 4, 64: 1}  # factor on the rounds by batch: single images take a tenth of the time and vary more
 
 
 class Family:
-    """The programs of one family, and what their answers are held to.
+    """The programs of a family, and the limits of their answers.
 
-    models: gmm and plain, each with itself in float64.  graphs: `graphs_of` what was asked for.
+    models: gmm and plain, each with its float64 copy.  graphs: the requested graphs of `graphs_of`.
     image_shape: (channels, height, width).
     """
 
@@ -54,7 +54,7 @@ class Family:
         self.add("eager", [eager(as_released(models["gmm"]), device)], "fp32")
 
     def add(self, name: str, copies: Sequence[Program], precision: str) -> None:
-        """name: with `` plain`` behind it, of the model without masks.  copies: for `time_rounds`."""
+        """Add a program.  name: with the suffix `` plain`` for the model without masks.  copies: for `time_rounds`."""
         self.programs[name] = copies
         self.precision[name] = precision
 
@@ -65,7 +65,7 @@ class Family:
         return path
 
     def limits(self, name: str, images: np.ndarray) -> tuple[np.ndarray, Limit]:
-        """(float64 logits, how far from them this program may be) on these images."""
+        """Return (float64 logits, limit of this program's distance from them) on these images."""
         key = (name, images.tobytes())
         if key not in self._limits:
             self._limits[key] = self._found_limits(name, images)
@@ -85,7 +85,10 @@ class Family:
 
 
 def checked(family: Family, logits: dict[str, np.ndarray], images: np.ndarray) -> dict[str, dict[str, float]]:
-    """Distance of the last timed answers, and of every copy's, from the truth, and the limit; stops where beyond it."""
+    """Return the largest distance of the last timed answers and of every copy's from float64, and the limit.
+
+    Errors: SystemExit when a distance exceeds its limit.
+    """
     found = {}
     for name, answers in logits.items():
         truth, limit = family.limits(name, images)
@@ -119,9 +122,9 @@ def rows_of(family: Family, timed: Timed, batch: int, lines: dict[str, Roofline]
 
 
 def cores_near(ms: np.ndarray, apart_ns: np.ndarray, least_ns: float) -> dict[str, Any]:
-    """far: the share of rounds in which the cores were far apart.  near: the other rounds, if enough for a median.
+    """Split rounds by the distance of the cores; empty if the distance could not be measured (NaN).
 
-    Neither where the cores' distance could not be measured (nan).
+    far: share of the rounds with cores far apart.  near: median of the other rounds, if they suffice for a median.
     """
     if not np.isfinite(least_ns):
         return {}
@@ -148,9 +151,9 @@ def said(family: str, batch: int, rows: dict[str, Any]) -> None:
 
 
 def measured(family: Family, name: str, batches: Sequence[int], rounds: int, device: Device) -> dict[str, Any]:
-    """Everything that is found of one family; a roofline for every precision that a program has.
+    """Return all results of a family, with a roofline for every precision of its programs.
 
-    core_to_core_ns: by batch, quartiles of what was read around every turn.
+    core_to_core_ns: by batch, quartiles of the round trips measured around every turn.
     """
     works = [work_of_graph(copy.deepcopy(family.graphs["gmm"]), batch) for batch in batches]
     precisions: list[tuple[str, Device]] = [(one, device) for one in dict.fromkeys(family.precision.values())]
@@ -185,9 +188,9 @@ def measured(family: Family, name: str, batches: Sequence[int], rounds: int, dev
 def main(
     script: str, description: str, *, graphs: Sequence[str], add_programs: Callable[[Family], None], device: Device
 ) -> None:
-    """The command line of a script.
+    """Run the command line of a script.
 
-    graphs: of `graphs_of`, for ``add_programs``, which adds its own to a family that has eager PyTorch.
+    graphs: names for `graphs_of`.  add_programs: adds the script's programs to a family, beside eager PyTorch.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15, help="of 64 images; four times as many of one")
@@ -196,7 +199,7 @@ def main(
     result = result_of(script, suffix="")
     parser.add_argument("--output", type=Path, default=result, help="a folder, of a file for each family")
     arguments = parser.parse_args()
-    for name in arguments.family or FAMILIES:  # nothing of one is compared with another: each has a run card of its own
+    for name in arguments.family or FAMILIES:  # families are not compared, so each has its own run card
         output = arguments.output / f"{name}.json"
         with (
             tempfile.TemporaryDirectory() as folder,

@@ -1,4 +1,4 @@
-"""Tables of what is in the engines."""
+"""Tables of the engines' contents."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["engines_table", "every_engine", "head_dims_table"]
 
 
 def engines_table(results: dict[str, Any]) -> str:
-    """Family and mask: attentions that are one kernel, kernels by precision, and what the mask changes in fp16."""
+    """Return a table by family and mask: fused attentions, kernels by precision, effect of the mask in fp16."""
     lines = [
         "| model | one kernel, fp16 | kernels fp32 / fp16 / bf16 / int8 / fp8 | fp16 MiB "
         "| kernels more than with M = 1 | logits off: folded / unfolded |",
@@ -28,7 +28,7 @@ def engines_table(results: dict[str, Any]) -> str:
 
 
 def every_engine(results: dict[str, Any]) -> str:
-    """A page: one row an engine."""
+    """Return a page with a row for each engine."""
     card = results["card"]
     lines = [
         "# What is in the engines",
@@ -74,7 +74,7 @@ def _forms(start: str, row: dict[str, Any]) -> list[str]:
 
 
 def head_dims_table(results: dict[str, Any]) -> str:
-    """Head dim: kernels and fused attentions of a ViT of two blocks, as it is and padded."""
+    """Return a table by head dim: kernels and fused attentions of a ViT of two blocks, unpadded and padded."""
     lines = [
         "| head dim | as it is: one kernel, kernels in all | padded: one kernel, kernels in all |",
         "|---|---|---|",

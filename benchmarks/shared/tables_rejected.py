@@ -9,16 +9,16 @@ from benchmarks.shared.results import interval, result
 __all__ = ["SHOWN", "documented_tables", "page_tables"]
 
 SHOWN = {"low_rank": ("low_rank",), "layouts": ("layouts",), "shared_memory": ("shared_memory",)}
-"""Script → the markers of its tables on the page of results."""
+"""Script → markers of its tables on the page of results."""
 
 
 def documented_tables() -> dict[str, str]:
-    """Marker in the documentation → its table."""
+    """Return marker in the documentation → its table."""
     return {"low_rank": ranks_table(result("rejected/low_rank"))}
 
 
 def page_tables() -> dict[str, str]:
-    """Tables that stand on the page of results alone."""
+    """Return marker → table for the tables that only the page of results shows."""
     return {
         "layouts": layouts_table(result("rejected/layouts")),
         "shared_memory": shared_memory_table(result("rejected/shared_memory")),
@@ -26,7 +26,7 @@ def page_tables() -> dict[str, str]:
 
 
 def ranks_table(results: dict[str, Any]) -> str:
-    """Family: ranks of its masks; and below, what fused attention on wider heads would cost."""
+    """Return two tables: ranks of the masks by family, and the cost of fused attention on wider heads by rank."""
     lines = ["| family | tokens | rank: least, median, most | the same at 1e-3 |", "|---|---|---|---|"]
     for family, found in results["ranks"].items():
         tokens, exact, coarse = (", ".join(map(str, found[key])) for key in ("tokens", "exact", "coarse"))
@@ -37,7 +37,7 @@ def ranks_table(results: dict[str, Any]) -> str:
 
 
 def layouts_table(results: dict[str, Any]) -> str:
-    """Family and batch: time with channels first over the time of the exported graph."""
+    """Return a table by family and batch: time with channels first / time of the exported graph."""
     lines = ["| family, batch | with a mask | without |", "|---|---|---|"]
     for family, found in results["families"].items():
         for batch in (key for key in ("1", "64") if key in found):
@@ -47,7 +47,7 @@ def layouts_table(results: dict[str, Any]) -> str:
 
 
 def shared_memory_table(results: dict[str, Any]) -> str:
-    """Protocol and batch: time with shared memory over time with messages."""
+    """Return a table by protocol and batch: time with shared memory / time with messages."""
     lines = ["| protocol, batch | messages, ms | shared memory over messages |", "|---|---|---|"]
     for protocol in ("grpc", "http"):
         for batch, row in results[protocol].items():

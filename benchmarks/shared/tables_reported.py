@@ -1,4 +1,4 @@
-"""Tables of what is reported."""
+"""Tables of the reported results."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ SHOWN = {
     "engines": ("engines", "head_dims"),
     "before_after": ("before_after",),
 }
-"""Script → the markers of its tables on the page of results; fastest_gpu's exist where a GPU was measured."""
+"""Script → markers of its tables on the page of results; those of fastest_gpu exist only with results from a GPU."""
 
 
 def documented_tables() -> dict[str, str]:
-    """Marker in the documentation → its table."""
+    """Return marker in the documentation → its table."""
     engines, fastest, where = result("reported/engines"), by_family("reported/fastest_cpu"), _where()
     return {
         "headline": headline_table(fastest, result("reported/mask_cost")),
@@ -40,7 +40,7 @@ def documented_tables() -> dict[str, str]:
 
 
 def page_tables() -> dict[str, str]:
-    """Tables that stand on the page of results alone."""
+    """Return marker → table for the tables that only the page of results shows."""
     tables = {
         "where_all": where_table(_where()),
         "before_after": before_after_table(by_run("reported/before_after")),
@@ -53,7 +53,7 @@ def page_tables() -> dict[str, str]:
 
 
 def before_after_table(runs: dict[str, dict[str, Any]]) -> str:
-    """A row for each program of each run: its time after the change over its time before, and the A/A control."""
+    """Return a table with a row for each program of each run: time after / time before, and the A/A control."""
     lines = [
         "| run, commits | family, runner, batch | before, ms | after / before | control / before | allowed | verdict |",
         "|---|---|---|---|---|---|---|",
@@ -75,11 +75,11 @@ def _where() -> dict[str, Any]:
 
 
 NO_MISTAKE_HERE = "the closed-form Gaussian mask in place of the stored base's"
-"""Where no base has underflowed the closed form is the same mask, and shows as such: within the noise."""
+"""Without underflow in the base the closed form gives the same mask, so this mistake stays within the noise."""
 
 
 def limits_table(results: dict[str, Any]) -> str:
-    """Family: right runners in units of the noise, and the mistake that shows least over the limit."""
+    """Return a table by family: correct runners in units of the noise, and the least visible mistake / limit."""
     lines = [
         "| family | ONNX Runtime, over the noise: largest, rms | fp16, bf16, over the scaled noise "
         "| least mistake, over the limit |",
@@ -121,7 +121,7 @@ HEADLINE = {
 
 
 def headline_table(results: dict[str, Any], costs: dict[str, Any]) -> str:
-    """Family: a single image, times faster than eager PyTorch; and what the mask adds in float32."""
+    """Return a table by family: speed-up over eager PyTorch for a single image, and the mask's cost in float32."""
     lines = [f"| family | eager PyTorch | {' | '.join(HEADLINE)} | the mask adds |", "|---" * (len(HEADLINE) + 3) + "|"]
     for family, by_batch in results.items():
         rows = by_batch["1"]
@@ -132,7 +132,7 @@ def headline_table(results: dict[str, Any], costs: dict[str, Any]) -> str:
 
 
 def fastest_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNERS) -> str:
-    """Family and batch: how many times faster than eager PyTorch each runner is."""
+    """Return a table by family and batch: speed-up of each runner over eager PyTorch."""
     lines = [
         f"| family, batch | eager ms | {' | '.join(runners)} | cores far apart |",
         "|---" * (len(runners) + 3) + "|",
@@ -148,10 +148,10 @@ def fastest_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNER
 
 
 def mask_free_table(results: dict[str, Any], costs: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNERS[1:]) -> str:
-    """Family and batch: time with a mask over time without, by runner; and shares of the roofline.
+    """Return a table by family and batch: time with a mask / time without, by runner; and shares of the roofline.
 
-    costs: what has the former; for a GPU the same results.  runners: the last of them has no twin without a mask.
-    In brackets the share while a CPU's cores were near each other, where they were not always.
+    costs: results with the mask's cost; for a GPU the same as ``results``.  runners: the last has no plain twin.
+    If the CPU's cores were far apart in some rounds, the share of the other rounds stands in brackets.
     """
     masked, shares = runners[:-1], runners
     lines = [
@@ -175,7 +175,7 @@ def _share(row: dict[str, Any]) -> str:
 
 
 def served_table(results: dict[str, Any]) -> str:
-    """Runtime: images a second in process and served, and single-image arrivals below the bound."""
+    """Return a table by runtime: images a second in process and served, single-image arrivals within the bound."""
     lines = [
         "| runtime | images/s in process | share over gRPC | share over HTTP | arrivals/s, gRPC | arrivals/s, HTTP |",
         "|---|---|---|---|---|---|",
@@ -190,7 +190,7 @@ def served_table(results: dict[str, Any]) -> str:
 
 
 def where_table(results: dict[str, Any], *families: str) -> str:
-    """Runner and rows at once: what an image's time goes to, and how near products come to the best rate."""
+    """Return a table by runner and chunk size: time by kind of operator, and products' share of their best rate."""
     lines = [
         "| family, runner, rows | ms | products | attention | mask | layout | norms | rest "
         "| of products' best rate | the mask costs |",
@@ -208,7 +208,7 @@ def where_table(results: dict[str, Any], *families: str) -> str:
 
 
 def target_sentence(results: dict[str, Any]) -> str:
-    """The time that five times the speed of eager PyTorch allows the fastest runner for ViT, and where it goes now."""
+    """State the time that 5 × the speed of eager PyTorch leaves the fastest ViT runner, and its present parts."""
     found = results["families"]["vit"]["programs"]["openvino+kernels:int8"]["rows"]
     rows, chunk = next((rows, chunk) for rows, chunk in found.items() if "target" in chunk)
     target, spent = chunk["target"], chunk["spent_ms"]
@@ -222,7 +222,7 @@ def target_sentence(results: dict[str, Any]) -> str:
 
 
 def policy_table() -> str:
-    """The precision policy."""
+    """Return the precision policy as a table by role."""
     from gmmvit_deploy.precision import POLICY, PRECISIONS
 
     lines = [f"| role | {' | '.join(PRECISIONS)} |", "|---" * (len(PRECISIONS) + 1) + "|"]

@@ -1,4 +1,4 @@
-"""Tables of what settings were read off."""
+"""Tables of the measurements that determined settings."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from benchmarks.shared.results import interval, result
 __all__ = ["SHOWN", "documented_tables"]
 
 SHOWN = {"cpu_settings": ("cpu_settings",), "spinning": ("spinning",)}
-"""Script → the markers of its tables on the page of results."""
+"""Script → markers of its tables on the page of results."""
 
 
 def documented_tables() -> dict[str, str]:
-    """Marker in the documentation → its table."""
+    """Return marker in the documentation → its table."""
     return {
         "cpu_settings": chunks_table(result("settings/cpu_settings")),
         "spinning": spinning_table(result("settings/spinning")),
@@ -21,7 +21,7 @@ def documented_tables() -> dict[str, str]:
 
 
 def chunks_table(results: dict[str, Any]) -> str:
-    """Rows at once: time over ONNX Runtime with the whole batch at once."""
+    """Return a table by chunk size: time / time of ONNX Runtime with the whole batch at once."""
     programs = results["programs"]
     sizes = dict.fromkeys(name.split(", ")[1] for name in programs if name != "onnxruntime, whole")
     columns = [(runtime, at_once) for runtime in ("onnxruntime", "openvino") for at_once in (1, 2)]
@@ -33,7 +33,7 @@ def chunks_table(results: dict[str, Any]) -> str:
 
 
 def spinning_table(results: dict[str, Any]) -> str:
-    """How long threads look for more work: an image's time over the default's, alone and in turn with another."""
+    """Return a table by spinning time: an image's time / the default's, alone and beside another session."""
     lines = ["| spins | alone, ms | alone | beside another | spent after, ms |", "|---" * 5 + "|"]
     for name, row in results["settings"].items():
         over = [interval(row[f"{column}_over_default"]) for column in ("alone", "beside")]

@@ -1,1 +1,1 @@
-"""The ``gmmvit`` command: one thin file a command, each parses, calls the library once and prints."""
+"""The ``gmmvit`` command: a file for each command, which parses options, calls the library once and prints."""

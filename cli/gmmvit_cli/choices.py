@@ -1,4 +1,4 @@
-"""Options that take one of a few names: checked before any work, completed by the shell, listed in the help.
+"""Options whose value is a name from a list: checked before any work, completed by the shell, listed in the help.
 
 The names come from modules of the library that import nothing heavy.
 """
@@ -16,12 +16,12 @@ Names = Callable[[], Sequence[str]]
 
 
 def listed(names: Sequence[str]) -> str:
-    """``a, b or c``."""
+    """Join names as ``a, b or c``."""
     return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def one_of(option: str, names: Names) -> Callable[[str | None], str | None]:
-    """The callback of an option that takes a single name.  Errors: InputError on any other text."""
+    """Return the callback of an option that takes a single name.  It raises InputError on any other text."""
 
     def check(value: str | None) -> str | None:
         if value is not None and value not in names():
@@ -34,7 +34,7 @@ def one_of(option: str, names: Names) -> Callable[[str | None], str | None]:
 
 
 def read_by(read: Callable[[str], object]) -> Callable[[str | None], str | None]:
-    """The callback of an option whose text ``read`` takes or refuses.  Errors: as ``read``."""
+    """Return the callback of an option whose text ``read`` checks.  It raises the errors of ``read``."""
 
     def check(value: str | None) -> str | None:
         if value is not None:
@@ -45,7 +45,7 @@ def read_by(read: Callable[[str], object]) -> Callable[[str | None], str | None]
 
 
 def complete(names: Names) -> Callable[[str], list[str]]:
-    """Shell completion of a single name."""
+    """Return the shell completion of a single name."""
 
     def completions(incomplete: str) -> list[str]:
         return [name for name in names() if name.startswith(incomplete)]
@@ -54,7 +54,7 @@ def complete(names: Names) -> Callable[[str], list[str]]:
 
 
 def complete_list(names: Names) -> Callable[[str], list[str]]:
-    """Shell completion of the last of several names with commas between."""
+    """Return the shell completion of the last of several names with commas between them."""
 
     def completions(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")

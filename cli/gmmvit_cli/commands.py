@@ -1,4 +1,4 @@
-"""Commands that are imported when they are called for, and help that groups commands by job and options by subject."""
+"""Commands that are imported only when needed, and help that groups commands by job and options by subject."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ JOBS: Mapping[str, Mapping[str, str]] = {
     "This machine": {"doctor": "Show what works on this machine, and how to add the rest."},
 }
 """Job → its commands, each with its summary. The command ``NAME`` is the function ``NAME`` of the module
-``gmmvit_cli.NAME``; its docstring says the rest, and ``EXAMPLE`` of the module shows its use."""
+``gmmvit_cli.NAME``; its docstring continues the summary, and ``EXAMPLE`` of the module shows its use."""
 
 SUMMARIES: Mapping[str, str] = {name: summary for names in JOBS.values() for name, summary in names.items()}
 

@@ -168,6 +168,6 @@ def _proven(bundle: Bundle) -> list[tuple[str, str]]:
 
 
 def _not_proven(bundle: Bundle) -> list[str]:
-    """Runners that were not available when the bundle was made, each with the reason."""
+    """Return the runners that were not available at export, each with the reason."""
     skipped = bundle.manifest.export_skipped
     return [reason if name in reason else f"{name}: {reason}" for name, reason in skipped.items()]

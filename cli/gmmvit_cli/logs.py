@@ -1,4 +1,4 @@
-"""The log records of libraries, as ``--verbose`` shows them."""
+"""Show the log records of libraries with ``--verbose``."""
 
 from __future__ import annotations
 

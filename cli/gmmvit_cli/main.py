@@ -1,4 +1,4 @@
-"""Entry point: runs a command, and turns every error into two lines and an exit status.
+"""Entry point: run a command, and convert every error to two lines and an exit status.
 
 0    done
 1    an error, or a check that failed: ``Error:`` and ``hint:`` on stderr
@@ -66,7 +66,7 @@ def _root(
 
 
 def _terminated(number: int, frame: FrameType | None) -> NoReturn:
-    # As an exception, so that half-written folders are removed and servers stopped on the way out.
+    # Raise an exception, so that partly written folders are removed and servers are stopped on the way out.
     raise SystemExit(128 + number)
 
 
@@ -74,17 +74,17 @@ def main() -> None:
     """Run the command line."""
     signal.signal(signal.SIGTERM, _terminated)
     try:
-        # Typer would print usage errors in a form of its own.
+        # Typer would print usage errors in its own form.
         status = app(prog_name="gmmvit", standalone_mode=False)
     except GmmvitError as exc:
         _fail(str(exc), exc.hint)
     except BrokenPipeError:
-        # The reader of our output went away; Python would complain once more while it shuts down.
+        # The reader of our output closed the pipe; Python would print another error while it shuts down.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
-    # The last line of defence: no traceback reaches a user who did not ask for it.
+    # Last resort: users see no traceback unless they ask for it.
     except Exception as exc:
         if hasattr(exc, "format_message"):  # a usage error; its class lies in another module in each release of typer
             _fail(*_usage_error(exc), status=2)
@@ -96,7 +96,7 @@ def main() -> None:
 
 
 def _usage_error(exc: Any) -> tuple[str, str]:
-    """(message, hint) of typer's error about a command line that it cannot read."""
+    """Return (message, hint) for typer's error about a command line that it cannot read."""
     message = re.sub(r"\s+", " ", str(exc.format_message())).strip().rstrip(".")
     command = getattr(getattr(exc, "ctx", None), "info_name", None)
     if command not in SUMMARIES:  # some errors carry no context
@@ -113,7 +113,7 @@ _REASONS = (  # of several releases of typer
 
 
 def _expected(message: str, param: Any) -> str:
-    """Typer's ``Invalid value for '--batch': Input should be ...`` as ``--batch: expected ..., got 'x'``."""
+    """Rewrite typer's ``Invalid value for '--batch': Input should be ...`` as ``--batch: expected ..., got 'x'``."""
     match = next(filter(None, (reason.fullmatch(message) for reason in _REASONS)), None)
     if match is None or param is None:
         return message
@@ -122,7 +122,7 @@ def _expected(message: str, param: Any) -> str:
 
 
 def _typed(options: Sequence[str]) -> str:
-    """``, got 'x'``: what stands behind the last of these options on the command line, or nothing."""
+    """Return ``, got 'x'`` with the argument after the last of these options, or "" without such an argument."""
     words = sys.argv[1:]
     for number, word in reversed([*enumerate(words)]):
         option, equals, value = word.partition("=")

@@ -1,4 +1,4 @@
-"""The options that state what the tensors of a checkpoint do not, for the commands that read checkpoints."""
+"""The options for facts that the tensors of a checkpoint do not show, for the commands that read checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what their text means."""
+"""Options that several commands share, and the functions that read their text."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def require_output_file(path: Path | None, *, force: bool) -> None:
 
 
 def existing(option: str) -> Callable[[Path | None], Path | None]:
-    """The callback of an option that names an input file or folder.  Errors: InputError when nothing is there."""
+    """Return the callback of an option that names an input file or folder.  It raises InputError if it is missing."""
 
     def check(path: Path | None) -> Path | None:
         if path is not None and not path.exists():
@@ -161,13 +161,13 @@ FORCE = typer.Option(False, "--force", rich_help_panel=OUTPUT, help="Replace the
 
 
 def cpu_kernels_from(text: str | None) -> CpuKernels | None:
-    """The value of ``--cpu-kernels``, which its callback has checked; None where it is not given."""
+    """Return the value of ``--cpu-kernels``, which its callback has checked; None if it is not given."""
     return text  # type: ignore[return-value]  # checked by the callback
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Normalisation:
-    """mean, std: a number for each channel, or None.  labels: of the data set, None where no data set is named."""
+    """mean, std: a number for each channel, or None.  labels: of the data set; None without a data set."""
 
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
@@ -201,7 +201,7 @@ def _numbers(option: str, text: str) -> tuple[float, ...]:
 
 
 def labels_from(text: str | None) -> tuple[str, ...] | None:
-    """A file with one label on each line, or labels with commas between them."""
+    """Read labels from a file with a label on each line, or from text with commas between labels."""
     if text is None:
         return None
     path = Path(text)
@@ -242,7 +242,7 @@ def require_calibration(precisions: tuple[Precision, ...], calibration: str | No
 
 
 def server_from(release: str | None, url: str | None, tensorrt: str | None) -> ServerTensorRT | None:
-    """The server whose TensorRT is to load an engine; None when no option names a server."""
+    """Return the server whose TensorRT must load an engine; None if no option names a server."""
     from gmmvit_deploy.engines.compatibility import server_tensorrt
     from gmmvit_deploy.runtime.triton import TritonConnection
 

@@ -1,4 +1,4 @@
-"""What commands print with: data on stdout; notes and errors on stderr, as ``--quiet`` and ``--verbose`` ask."""
+"""Print for commands: data on stdout; notes and errors on stderr, subject to ``--quiet`` and ``--verbose``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def verbosity() -> Verbosity:
 
 
 def set_verbosity(value: Verbosity) -> None:
-    """Called once for each command, before it runs.  ``verbose`` shows the log records of libraries as well."""
+    """Set the verbosity once, before a command runs.  ``verbose`` also shows the log records of libraries."""
     global _verbosity
     if value == "verbose":
         from gmmvit_cli.logs import show_logs
@@ -66,7 +66,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title:
         show_header=any(columns),
     )
     for column in columns:
-        table.add_column(column, overflow="fold")  # nothing is cut off: hashes and paths are for copying
+        table.add_column(column, overflow="fold")  # fold instead of cutting off: users copy hashes and paths
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     console = Console()

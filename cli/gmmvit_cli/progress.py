@@ -67,7 +67,7 @@ def _bar(work: str, console: Console, clock: Callable[[], float] = time.monotoni
         def on_progress(event: Progress) -> None:
             nonlocal last
             if event.total != last.total or event.done < last.done:
-                # Another count begins: its speed says nothing about the count before.
+                # A new count begins: the speed of the count before does not apply to it.
                 bars.reset(task, total=event.total)
             bars.update(task, description=_words(work, event), completed=event.done)
             last = event

@@ -28,7 +28,7 @@ def _require_runners(text: str) -> None:
 
 
 def runner_option(default: str | None, shown: str | None, purpose: str) -> Any:
-    """``--runner`` with the names of all runners.  shown: the default in words, None where it is ``default``."""
+    """Return the option ``--runner``.  shown: the default as text in the help; None shows ``default`` itself."""
     return typer.Option(
         default,
         "--runner",

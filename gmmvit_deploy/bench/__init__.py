@@ -1,1 +1,1 @@
-"""Latency and throughput of every runner, side by side, by the rules of MLPerf LoadGen."""
+"""Measure latency and throughput of every runner side by side, by the rules of MLPerf LoadGen."""

@@ -1,4 +1,4 @@
-"""Two results, A and B: what became faster or slower; refused where the numbers would not mean the same."""
+"""Compare two benchmark results A and B: what became faster or slower; incomparable results raise an error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _DRAWS = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """change: B's time over A's, with its 95 % bootstrap interval; certain when 1 is outside of that."""
+    """A runner, scenario and batch of both results.
+
+    change: B's time / A's time.  low, high: its 95 % bootstrap interval; the change is certain if 1 lies outside.
+    """
 
     runner: str
     scenario: str
@@ -38,14 +41,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """differing: what is not the same in the two and may be the reason, such as versions."""
+    """The comparison of two results.  differing: differences that may be the cause, such as versions: name → (A, B)."""
 
     rows: tuple[Row, ...]
     differing: dict[str, tuple[Any, Any]]
 
 
 def open_result(path: Path) -> dict[str, Any]:
-    """What ``gmmvit bench --output`` wrote.  Errors: InputError."""
+    """Read a result that ``gmmvit bench --output`` wrote.  Errors: InputError."""
     hint = "type gmmvit bench BUNDLE --output FILE.json to write a result"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -60,8 +63,9 @@ def open_result(path: Path) -> dict[str, Any]:
 
 
 def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> Comparison:
-    """A and B were not measured side by side: only what both runs' rounds tell apart is called certain.
+    """Compare A and B, which did not run side by side: a change is certain only if the rounds of both separate it.
 
+    a, b: as `open_result` returns them.
     Errors: InputError that lists every reason why the two cannot be compared.
     """
     if against := _reasons_against(a, b):

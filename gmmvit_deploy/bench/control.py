@@ -1,6 +1,6 @@
-"""Is a program as fast after a change as before it?  Judged against an A/A control of the same run.
+"""Compare a program's speed before and after a change, against an A/A control of the same run.
 
-change  = time after / time before        both within one round
+change  = time after / time before        both within the same round
 control = time before / time before       two processes of the same program, in the same rounds
 allowed = max(2 %, |control − 1|)         as fast: |change − 1| ≤ allowed
 """
@@ -19,19 +19,19 @@ LEAST_ALLOWED = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """ratio: time after over time before.  control: time of a second process of before over time before."""
+    """ratio: time after / time before.  control: time of a second process of the old program / time before."""
 
     ratio: Ratio
     control: Ratio
 
     @property
     def allowed(self) -> float:
-        """How far from 1 the ratio may be."""
+        """Largest |ratio − 1| that counts as equally fast."""
         return max(LEAST_ALLOWED, abs(self.control.median - 1))
 
     @property
     def verdict(self) -> Literal["as fast", "slower", "faster"]:
-        """By the medians; the intervals say how far to trust it."""
+        """Verdict by the medians; the intervals show its uncertainty."""
         deviation = self.ratio.median - 1
         if abs(deviation) <= self.allowed:
             return "as fast"

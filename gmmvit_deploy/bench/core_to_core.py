@@ -1,7 +1,7 @@
-"""How far apart are two cores?  The round trip of one cache line between them, in ns.
+"""Measure the distance between two cores: the round trip of a cache line between them, in ns.
 
-A virtual machine's cores may share a cache now and lie on two chips a second later. Then whatever they share takes
-longer, and nothing else that a program can read tells of it.
+A virtual machine's cores may share a cache and a second later lie on two chips. Data that they share then takes
+longer to move, and no other reading available to a program shows it.
 
     python -m gmmvit_deploy.bench.core_to_core
 """
@@ -22,17 +22,17 @@ from pathlib import Path
 __all__ = ["FAR", "round_trip_ns"]
 
 FAR = 2.0
-"""Cores are far apart where the round trip takes this many times the shortest of a run: on the machine of the results
-it takes 50 to 65 ns or 320 to 350, and hardly ever anything between."""
+"""Cores are far apart if the round trip takes more than this many times the shortest of a run. On the machine of the
+results it takes 50 to 65 ns or 320 to 350 ns, and rarely a time between."""
 
 _SOURCE = Path(__file__).with_suffix(".c")
 _ROUND_TRIPS = 10_000  # 1 to 4 ms
 
 
 def round_trip_ns() -> float | None:
-    """The shortest of three measurements between the first two cores that this process may run on.
+    """Return the shortest of three round trips between the first two cores that this process may use, in ns.
 
-    None with a single core, or without a C compiler (``$CXX``, by default c++).
+    Returns None with a single core, or without a C compiler (``$CXX``, by default c++).
     """
     cores = sorted(os.sched_getaffinity(0))
     measure = _measure()

@@ -1,7 +1,7 @@
-"""Programs timed side by side in one process: rounds interleaved, so that ratios can be taken within rounds.
+"""Time programs side by side in a single process: interleaved rounds, so that ratios can be taken within rounds.
 
-A machine that slows down, slows down for every program of a round. `statistics.ratio` makes of the rounds' times a
-ratio with its interval.
+A machine that slows down affects every program of a round alike. `statistics.ratio` computes a ratio with its
+interval from the rounds' times.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ Program = Callable[[NDArray[Any]], NDArray[Any]]
 """Images (B, channels, height, width) → logits (B, classes)."""
 
 UNTIMED_S = 0.03
-"""How long a program runs untimed at the beginning of its turn, until the threads of the program before, which spin
-for some milliseconds, have gone to sleep."""
+"""Seconds that a program runs untimed at the start of its turn: threads of the previous program spin for some
+milliseconds before they sleep."""
 _WARM_UP_ROUNDS = 3  # they fill caches and start threads
 _IMAGES_A_TURN = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Timed:
-    """What `time_rounds` measured; by program, except ``images``.
+    """The measurements of `time_rounds`, by program name, except ``images``.
 
-    ms: of each round.  core_to_core_ns: of each round, the larger of just before and just after its turn; nan where it
-    cannot be measured.  logits: of the last timed round.  images: the inputs of that round.
+    ms: time of each round.  core_to_core_ns: for each round the larger of the round trips measured before and after
+    the turn; NaN if it cannot be measured.  logits: of the last timed round.  images: the inputs of that round.
     """
 
     ms: dict[str, NDArray[Any]]
@@ -45,10 +45,10 @@ class Timed:
 def turns(
     names: Sequence[str], rounds: int, generator: np.random.Generator, *, warm_ups: int = 0
 ) -> Iterator[tuple[str, bool]]:
-    """Yield (name, whether its time counts): every name once in each round, in an order that is drawn anew.
+    """Yield (name, whether its time counts): every name once in each round, in a newly shuffled order.
 
-    Twins, a name and the same name with `` plain`` behind it, come one right after the other.
-    warm_ups: rounds before the timed ones, whose times do not count.
+    A name and the same name with the suffix `` plain`` are adjacent.
+    warm_ups: additional rounds at the start, whose times do not count.
     """
     for number in range(warm_ups + rounds):
         groups: dict[str, list[str]] = {}
@@ -60,7 +60,7 @@ def turns(
 
 
 def repeats_of(batch: int) -> int:
-    """How many runs a turn times: 32 images' worth, at least one run."""
+    """Return how many runs a turn times: as many as 32 images need, at least 1."""
     return max(1, _IMAGES_A_TURN // batch)
 
 
@@ -74,8 +74,8 @@ def time_rounds(
     """Run every program in every round, all programs of a round on the same random images.
 
     image_shape: (channels, height, width), as `specs.input_shape` gives it.
-    Of several copies of a program each round runs one: where its weights happen to lie in memory makes one copy up to
-    2 % faster than another.
+    If a program is given as several copies, each turn runs a random copy: the place of the weights in memory makes
+    copies differ by up to 2 % in speed.
     """
     generator = np.random.default_rng(batch)
     times: dict[str, list[float]] = {name: [] for name in programs}
@@ -87,8 +87,8 @@ def time_rounds(
     for number, (name, timed) in enumerate(turns(list(programs), rounds, generator, warm_ups=_WARM_UP_ROUNDS)):
         if number % len(programs) == 0:
             images = generator.standard_normal((batch, *image_shape), dtype=np.float32)
-        # A pause would let the other threads go to sleep too, but cores that idle may be elsewhere when they wake,
-        # further from each other.
+        # Run instead of pausing: a pause would also let the other threads sleep, but idle cores may be rescheduled
+        # onto cores further apart.
         program = _one_of(programs[name], generator)
         before = after
         until = time.perf_counter() + UNTIMED_S
@@ -114,9 +114,9 @@ def time_rounds(
 def time_in_turn(
     first: Program, second: Program, images: NDArray[Any], count: int, repeats: int
 ) -> tuple[NDArray[Any], list[NDArray[Any]]]:
-    """Time two programs on the same images in ``count`` short turns, each of them leading in every other turn.
+    """Time two programs on the same images in ``count`` short turns; the programs alternate in starting a turn.
 
-    A turn is one untimed run, so that the caches hold what this program reads, and ``repeats`` timed runs.
+    In a turn each program makes an untimed run, which fills the caches with its data, and ``repeats`` timed runs.
     Returns (milliseconds (2, count), the logits of both).
     """
     programs = (first, second)

@@ -1,12 +1,12 @@
-"""MLPerf LoadGen drives a runner: it schedules the queries, and its trace says how long each took.
+"""Drive a runner with MLPerf LoadGen: it schedules the queries, and its trace holds the latency of each.
 
-SingleStream   one sample a query, the next when the last is answered
-MultiStream    n samples a query, likewise: the latency of a batch of n
+SingleStream   a query is a single sample; the next query starts after the answer to the last
+MultiStream    a query is n samples, sent likewise: the latency of a batch of n
 Offline        all samples at once: throughput
-Server         one sample a query, arriving at random (Poisson), at a rate that does not wait for us
+Server         a query is a single sample; queries arrive at random (Poisson) at a fixed rate, answered or not
 
-A latency counts from the time at which the query was scheduled, not from when it was sent: what a
-query waits for an overloaded system is part of it.
+A latency counts from the scheduled time of the query, not from when it was sent, so that it includes the time that
+the query waits for an overloaded system.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ _LATENCY_BOUND_UNUSED_NS = 10**12
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Work:
-    """What one LoadGen run asks of a program.
+    """The settings of a LoadGen run.
 
-    inputs (N, …): the samples it draws from.  queries: how many it sends (Offline: samples).
-    batch: samples of a MultiStream query; the most that Offline and Server put into one call.
-    callers: calls that may be under way at once, in Offline and Server.
-    rate: queries a second, and bound_ms: of the latency's p99, for Server.
+    inputs: (N, …), from which samples are drawn.  queries: how many are sent (Offline: samples).
+    batch: samples of a MultiStream query; in Offline and Server the most samples of a call.
+    callers: most concurrent calls, in Offline and Server.
+    rate: queries a second, in Server.  bound_ms: bound of the p99 latency, in Server.
+    seed: of the choice of samples and of arrival times.
     in_thread: call the program from a thread of its own in every scenario (`Runner.needs_own_thread`).
     """
 
@@ -60,10 +61,12 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LoadRun:
-    """latencies_ms: of each query (Offline: of each sample), from its scheduled time.
+    """The result of a LoadGen run.
 
-    seconds: from the first scheduled query to the last answer.  indices (n,): of the samples, in the order in which
-    they were scheduled; outputs (n, C): what was answered to each in the timed run.  complaints: LoadGen's own.
+    latencies_ms: of each query (Offline: of each sample), from its scheduled time.
+    seconds: from the first scheduled query to the last answer.
+    indices: (n,) of the samples, in the order in which they were scheduled.  outputs: (n, C) logits of each.
+    complaints: LoadGen's errors and warnings about the run.
     """
 
     work: Work
@@ -79,15 +82,15 @@ class LoadRun:
 
     @property
     def outputs_sha256(self) -> str:
-        """Of every logit that was answered, in the order of the samples."""
+        """SHA-256 of all logits, ordered by sample index."""
         order = np.argsort(self.indices, kind="stable")
         return hashlib.sha256(np.ascontiguousarray(self.outputs[order], dtype="<f4").tobytes()).hexdigest()
 
 
 def drive(program: Program, work: Work) -> LoadRun:
-    """One run of LoadGen in performance mode.
+    """Run LoadGen once in performance mode.
 
-    Errors: whatever the program raises, after LoadGen has come to its end; GmmvitError when an answer is missing;
+    Errors: whatever the program raises, after LoadGen has ended; GmmvitError when an answer is missing;
     MissingDependencyError.
     """
     loadgen = require("mlperf_loadgen", package="mlcommons-loadgen", extra="bench")
@@ -97,7 +100,7 @@ def drive(program: Program, work: Work) -> LoadRun:
         logs.enable_trace = True
         logs.log_output.outdir = folder
         logs.log_output.copy_summary_to_stdout = False
-        # LoadGen would read an audit.config that happens to lie in the working directory.
+        # Without this path LoadGen would read any audit.config of the working directory.
         audit = str(Path(folder) / "no-audit.config")
         loadgen.StartTestWithLogSettings(system, library, _settings(loadgen, work), logs, audit)
         answers.finish()
@@ -114,7 +117,7 @@ def _settings(loadgen: Any, work: Work) -> Any:
     settings.min_query_count = settings.max_query_count = work.queries if work.scenario != "Offline" else 1
     settings.multi_stream_samples_per_query = work.batch
     settings.single_stream_expected_latency_ns = settings.multi_stream_expected_latency_ns = 10**6
-    # LoadGen plans for offline_expected_qps * (duration + 10 %) samples, and not less than min_query_count.
+    # LoadGen plans offline_expected_qps * (duration + 10 %) samples, at least min_query_count.
     settings.offline_expected_qps = 1
     if work.scenario == "Offline":
         settings.min_query_count = work.queries
@@ -126,7 +129,7 @@ def _settings(loadgen: Any, work: Work) -> Any:
 
 
 class _Answers:
-    """The system under test: takes queries, runs the program, keeps what it answered."""
+    """The system under test: takes queries, runs the program, keeps its answers."""
 
     def __init__(self, loadgen: Any, program: Program, work: Work) -> None:
         self._loadgen = loadgen
@@ -134,7 +137,7 @@ class _Answers:
         self._work = work
         self._lock = threading.Lock()
         self._rows: dict[int, tuple[int, NDArray[Any]]] = {}
-        self._kept: list[NDArray[Any]] = []  # LoadGen reads the answers where they lie
+        self._kept: list[NDArray[Any]] = []  # LoadGen reads the answers from this memory
         self._failure: BaseException | None = None
         self._workers: Workers | None = None
 
@@ -159,7 +162,7 @@ class _Answers:
         try:
             indices = [sample.index for sample in samples]
             logits = np.ascontiguousarray(self._program(self._work.inputs[indices]), dtype=np.float32)
-        # A program that fails must not leave LoadGen waiting for ever: it is answered, and the run is void.
+        # Without an answer LoadGen would wait for ever: answer with zeros; `finish` raises the error later.
         except BaseException as exc:
             self._failure = self._failure or exc
             logits = np.zeros((len(samples), 1), dtype=np.float32)
@@ -169,7 +172,7 @@ class _Answers:
         self._loadgen.QuerySamplesComplete(
             [response(sample.id, start + row * width, width) for row, sample in enumerate(samples)]
         )
-        # Behind the clock: what was answered is looked at when the run is over.
+        # The latency clock has stopped; the answers are checked after the run.
         with self._lock:
             self._kept.append(logits)
             for row, sample in enumerate(samples):
@@ -182,7 +185,7 @@ class _Answers:
             raise self._failure
 
     def result(self, spans: dict[int, tuple[int, float, float]], complaints: tuple[str, ...]) -> LoadRun:
-        """spans: sample → (query, scheduled at, answered at), in nanoseconds from the start."""
+        """Combine answers and trace.  spans: sample → (query, scheduled at, answered at), in ns from the start."""
         if len(spans) != len(self._rows):
             raise GmmvitError(f"LoadGen sent {len(self._rows)} samples and tells of {len(spans)}")
         ordered = [self._rows[identity] for identity in sorted(self._rows)]
@@ -204,21 +207,21 @@ class _Answers:
 
 
 def _spans(trace: Path) -> dict[int, tuple[int, float, float]]:
-    """Sample → (query, scheduled at, answered at) in nanoseconds, out of LoadGen's trace."""
+    """Read sample → (query, scheduled at, answered at), in nanoseconds, from LoadGen's trace."""
     found: dict[int, tuple[int, float, float]] = {}
     for line in trace.read_text(encoding="utf-8").splitlines():
         if not line.startswith('{"name":"Sample",') or '"ph":"b"' not in line:
             continue
         event = json.loads(line.rstrip(","))
         notes = event["args"]
-        # ts is when the query was scheduled, in microseconds; complete_ns counts from there.
+        # ts is the query's scheduled time in microseconds; complete_ns counts from that time.
         scheduled = float(event["ts"]) * 1e3
         found[int(notes["sample_seq"])] = (int(notes["query_seq"]), scheduled, scheduled + float(notes["complete_ns"]))
     return found
 
 
 def _complaints(detail: Path) -> tuple[str, ...]:
-    """What LoadGen calls an error or a warning of its own run; that it stopped when told to is none."""
+    """Read LoadGen's errors and warnings about the run; stopping at the requested query count is not an error."""
     found = []
     for line in detail.read_text(encoding="utf-8").splitlines():
         note = json.loads(line.removeprefix(":::MLLOG "))

@@ -1,4 +1,4 @@
-"""The machine that a run had, and whether it had it to itself."""
+"""Describe the machine of a run, and measure whether other programs used it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ _BLOCK = b"\0" * 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuState:
-    """megahertz: of its multiprocessors.  used: share of the last moments in which a kernel ran.  celsius: its heat."""
+    """The state of a GPU.
+
+    megahertz: clock of its multiprocessors.  used: share of the last second in which a kernel ran.
+    celsius: temperature.
+    """
 
     megahertz: float
     used: float
@@ -31,11 +35,12 @@ class GpuState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineState:
-    """A look at the machine while nothing of ours runs.
+    """The state of the machine while this process is idle.
 
-    others: share of all cores that other programs took.  stolen: share that the hypervisor kept.
-    spin_ms: a fixed piece of work on one core, the best of several: what the clock really is.
-    megahertz: what the processor says of its cores, where it says so.  gpus: each one's clock, load and heat.
+    load: load average of the last minute.  others: share of all cores used by other programs.
+    stolen: share of all cores kept by the hypervisor.
+    spin_ms: fastest of several runs of a fixed computation on a single core; it shows the actual clock rate.
+    megahertz: reported clock of each core; empty if the processor reports none.  gpus: state of each GPU.
     """
 
     load: float
@@ -50,7 +55,10 @@ class MachineState:
 
 
 def machine_state() -> MachineState:
-    """Look for half a second; for more where there is a GPU, whose use of itself is that of the last second."""
+    """Measure for half a second.
+
+    With a GPU it first waits a second: a GPU reports its utilisation over the last second.
+    """
     if shutil.which("nvidia-smi") is not None:
         time.sleep(_GPU_FORGETS_S)
     before = _processor_times()
@@ -70,7 +78,7 @@ def machine_state() -> MachineState:
 
 
 def describe_machine() -> dict[str, Any]:
-    """What does not change while a run lasts."""
+    """Return the facts about the machine that do not change during a run."""
     return {
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
@@ -93,7 +101,7 @@ def cpu_name() -> str:
 
 
 def gpu_names() -> list[str]:
-    """Name, driver and clock limits of each NVIDIA GPU; none without nvidia-smi."""
+    """Return name, driver, clock limit and power limit of each NVIDIA GPU; empty without nvidia-smi."""
     return _asked_of_gpus("name,driver_version,clocks.max.sm,power.limit", "csv,noheader")
 
 
@@ -101,7 +109,7 @@ def _gpu_states() -> tuple[GpuState, ...]:
     lines = _asked_of_gpus("clocks.sm,utilization.gpu,temperature.gpu", "csv,noheader,nounits")
     try:
         rows = [[float(part) for part in line.split(",")] for line in lines]
-    except ValueError:  # a GPU that does not tell says so in words
+    except ValueError:  # nvidia-smi prints words such as "N/A" for a value that a GPU does not report
         return ()
     return tuple(GpuState(megahertz=clock, used=used / 100, celsius=heat) for clock, used, heat in rows)
 
@@ -118,7 +126,7 @@ def _asked_of_gpus(what: str, form: str) -> list[str]:
 
 
 def cpu_features() -> list[str]:
-    """The vector and matrix extensions that decide how fast a product can be."""
+    """Return the processor's vector and matrix extensions, which limit the speed of matrix products."""
     flags = next((_value(line).split() for line in _lines(Path("/proc/cpuinfo")) if line.startswith("flags")), [])
     wanted = ("fma", "avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx_vnni", "amx_tile", "amx_bf16")
     return [flag for flag in wanted if flag in flags]

@@ -1,6 +1,6 @@
-"""Several runners side by side: each round gives every runner its turn, in an order that is drawn anew.
+"""Measure several runners side by side: every round runs each runner's turns, in a newly shuffled order.
 
-A machine that slows down, slows down for all. Ratios are taken within rounds.
+A machine that slows down affects all runners of a round alike, so ratios are taken within rounds.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ __all__ = ["REST_S", "Cell", "Plan", "measure", "ratios"]
 
 _WARM_UPS = 3
 REST_S = 0.03
-"""Between the turns of two runners."""
+"""Pause between two turns, in seconds."""
 _LEAST = ENOUGH[0.9]  # no cell ends with fewer queries than a p90 needs
 _MOST_CALLERS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """batches: of latencies; offline: throughput with everything known at once, besides.
+    """What to measure.
 
-    rounds: turns that each runner gets.  seconds: about how long each cell is measured in all.
+    batches: batch sizes for latencies.  offline: also measure throughput with all samples available at once.
+    rounds: how often each cell is measured.  seconds: approximate total time of each cell.
     """
 
     batches: tuple[int, ...] = (1, 8, 64)
@@ -45,9 +46,10 @@ class Plan:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Cell:
-    """One runner in one scenario at one batch.
+    """The measurements of a runner in a scenario at a batch size.
 
-    rounds: latencies in ms of each round's queries.  seconds, samples: of each round.
+    rounds: latencies of each round's queries, in ms.  seconds, samples: duration and sample count of each round.
+    complaints: LoadGen's errors and warnings.
     """
 
     runner: str
@@ -67,7 +69,7 @@ class Cell:
 
     @property
     def times(self) -> list[float]:
-        """What rounds are compared by: the median latency, or in Offline the time a sample took, in ms."""
+        """Return each round's median latency in ms; in Offline the round's time divided by its samples."""
         if self.scenario == "Offline":
             return [1e3 * took / count for took, count in zip(self.seconds, self.samples, strict=True)]
         return [float(np.median(latencies)) for latencies in self.rounds]
@@ -82,7 +84,7 @@ class Cell:
 
     @property
     def samples_per_second(self) -> float:
-        """Of the median round."""
+        """Throughput of the median round."""
         return (1 if self.scenario == "Offline" else self.batch) * 1e3 / self.median_ms
 
     @property
@@ -91,7 +93,7 @@ class Cell:
 
     @property
     def percentiles(self) -> tuple[Percentile, ...]:
-        """Of all rounds together; of Offline there are none, whose latencies are places in a queue."""
+        """Percentiles over all rounds; empty in Offline, where a latency only reflects the place in the queue."""
         return () if self.scenario == "Offline" else percentiles(np.concatenate(self.rounds))
 
 
@@ -103,10 +105,10 @@ def measure(
     *,
     on_progress: OnProgress = ignore,
 ) -> list[Cell]:
-    """Every runner at every batch that it takes.
+    """Measure every runner at every batch size that it takes.
 
-    inputs (N, …): what samples are drawn from; N at least the largest batch.
-    Errors: whatever a runner raises; wrong answers are no error but an `OutputCheck` that is not right.
+    inputs: (N, …), from which samples are drawn.  Batch sizes above N are left out.
+    Errors: whatever a runner raises. Wrong answers raise no error; they make `OutputCheck.right` false.
     """
     turns = [_Turn(runner, work, expected) for runner in runners for work in _works(runner, inputs, plan)]
     generator = np.random.default_rng(0)
@@ -119,7 +121,7 @@ def measure(
 
 
 def ratios(cells: Sequence[Cell]) -> list[tuple[Cell, Cell, Ratio]]:
-    """(one, the first runner in the same scenario and batch, time of the one over the first's)."""
+    """Return (cell, first cell of the same scenario and batch, ratio of the cell's time to the first cell's)."""
     found = []
     for cell in cells:
         first = next(one for one in cells if (one.scenario, one.batch) == (cell.scenario, cell.batch))
@@ -129,7 +131,7 @@ def ratios(cells: Sequence[Cell]) -> list[tuple[Cell, Cell, Ratio]]:
 
 
 def _works(runner: Runner, inputs: NDArray[Any], plan: Plan) -> list[Work]:
-    """What a runner does in each round, at the batches that it takes."""
+    """Return the runner's work for each round: a `Work` per batch size that it takes, and Offline if planned."""
     works: list[Work] = []
     for batch in plan.batches:
         if not runner.takes(batch) or batch > len(inputs):
@@ -150,7 +152,7 @@ def _works(runner: Runner, inputs: NDArray[Any], plan: Plan) -> list[Work]:
 
 
 def _warmed_up(runner: Runner, batch: NDArray[Any]) -> float:
-    """Seconds that a batch takes once everything is in place; compiling and the first touch are not measured."""
+    """Return the fewest seconds that a warm-up run took; the first runs may compile and touch memory first."""
     times = []
     for _ in range(_WARM_UPS):
         start = time.perf_counter()
@@ -160,7 +162,7 @@ def _warmed_up(runner: Runner, batch: NDArray[Any]) -> float:
 
 
 class _Turn:
-    """Collects one cell, a round at a time."""
+    """Measure a cell, round by round."""
 
     def __init__(self, runner: Runner, work: Work, expected: Expected) -> None:
         self._runner, self._work, self._expected = runner, work, expected
@@ -176,11 +178,11 @@ class _Turn:
 
     def take(self, number: int) -> None:
         work = self._work
-        # The threads of whoever ran before still spin for some milliseconds, and would be measured with this one:
-        # seen as up to half of a batch of 1. Then one run that is not timed, for caches and threads of its own.
+        # Threads of the previous runner spin for some milliseconds and would disturb this turn, by up to half the
+        # time of a batch of 1. The untimed run that follows fills caches and wakes this runner's threads.
         time.sleep(REST_S)
         self._runner.run(work.inputs[: work.batch])
-        # Other samples in every round, the same ones for every runner.
+        # Samples differ between rounds and are the same for every runner of a round.
         run = drive(self._runner.run, replace(work, seed=work.seed + number))
         self._note(run)
 

@@ -1,4 +1,4 @@
-"""Were the answers right while the clock ran?  Every logit of every timed run, held to PyTorch's."""
+"""Check the answers of timed runs: every logit of every run is compared with PyTorch's."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ _BATCH = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputCheck:
-    """largest: distance of any logit from the truth, over all rounds; NaN where one was not finite.
+    """The check of a runner's answers.
 
+    answers: how many were compared.  largest: largest distance of any logit from PyTorch's float64 logits over all
+    rounds; NaN if a logit was not finite.  limit: the largest distance allowed.  derivation: of the limit, in words.
     sha256: of every answer of every round.
     """
 
@@ -39,10 +41,10 @@ class OutputCheck:
 
 
 class Expected:
-    """The truth for the inputs of a run: PyTorch in float64, and the limits that follow (`tolerances`)."""
+    """PyTorch's float64 logits for the inputs of a run, and the limits derived from them (`tolerances`)."""
 
     def __init__(self, bundle: Bundle, inputs: NDArray[Any]) -> None:
-        from gmmvit_deploy.parity.reference import Reference  # imports torch, which reports and comparisons do not need
+        from gmmvit_deploy.parity.reference import Reference  # imports torch: reports and comparisons do without it
 
         reference = Reference(bundle)
         parts = [reference.logits(inputs[start : start + _BATCH]) for start in range(0, len(inputs), _BATCH)]
@@ -53,11 +55,11 @@ class Expected:
         self._bundle = bundle
 
     def largest(self, indices: NDArray[Any], outputs: NDArray[Any]) -> float:
-        """Distance of the answers to these samples from the truth."""
+        """Return the largest distance of logits ``outputs`` (n, C) from PyTorch's for the samples ``indices`` (n,)."""
         return distance(outputs, self._exact[indices])
 
     def judged(self, precision: Precision, *, answers: int, largest: float, sha256: str) -> OutputCheck:
-        """What was collected over the rounds, with the limit of the precision."""
+        """Judge the values collected over the rounds against the limit of the precision."""
         record = open_variant(self._bundle, precision).record if precision in QUANTIZED else None
         limit = limit_from_noise(self._noise, precision, recorded=record.golden["largest_abs"] if record else None)
         return OutputCheck(

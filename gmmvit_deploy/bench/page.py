@@ -1,4 +1,4 @@
-"""A benchmark as a self-contained page, made of its JSON result alone."""
+"""Write a benchmark as a self-contained page, from its JSON result only."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ Result = Mapping[str, Any]
 
 
 def write_page(result: Result, path: Path, *, force: bool = False) -> None:
-    """Errors: as `written_page`."""
+    """Write the page of a result to ``path``.  Errors: as `written_page`."""
     written_page(page_of(result), path, force=force)
 
 
 def page_of(result: Result) -> str:
-    """result: as `BenchReport.to_json` gives it.  Nothing on the page is fetched from elsewhere."""
+    """Return the page as HTML that fetches nothing from elsewhere.  result: as `BenchReport.to_json` returns it."""
     name = Path(str(result["bundle"]["path"])).name
     return page(
         kind="Benchmark: how fast does each runner answer on this machine?",

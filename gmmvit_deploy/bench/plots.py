@@ -1,4 +1,4 @@
-"""The pictures on a benchmark's page, as SVG; each is made of the JSON result alone."""
+"""Draw the plots of a benchmark's page as SVG, each from the JSON result only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Cells = Sequence[Mapping[str, Any]]
 
 
 def latency_plot(cells: Cells) -> str:
-    """Share of queries that took longer than each latency, a curve for each runner: the tail is to the right."""
+    """Plot the share of queries slower than each latency, a curve for each runner."""
     figure, axes = figure_and_axes(height=3.8)
     for number, cell in enumerate(cells):
         ordered = np.sort(np.asarray(cell["latencies_ms"]))
@@ -35,7 +35,7 @@ def _slowest(cell: Mapping[str, Any]) -> str:
 
 
 def throughput_plot(cells: Cells) -> str:
-    """Samples a second against batch."""
+    """Plot samples a second against batch size."""
     figure, axes = figure_and_axes(height=3.6)
     runners = list(dict.fromkeys(cell["runner"] for cell in cells))
     lines = []
@@ -55,7 +55,7 @@ def throughput_plot(cells: Cells) -> str:
 
 
 def load_plot(loads: Sequence[Mapping[str, Any]]) -> str:
-    """p99 against the rate of arrivals, and the bound."""
+    """Plot p99 latency against arrival rate, and the bound."""
     figure, axes = figure_and_axes(height=3.6)
     lines = []
     for number, load in enumerate(loads):
@@ -74,7 +74,7 @@ def load_plot(loads: Sequence[Mapping[str, Any]]) -> str:
 
 
 def waterfall_plot(steps: Sequence[Mapping[str, Any]]) -> str:
-    """A bar for each step; a server's bar is cut into what it accounts for and the rest."""
+    """Plot a bar for each step; a server's bar is divided into its parts and the unexplained rest."""
     figure, axes = figure_and_axes(height=0.5 * len(steps) + 1)
     labels: set[str] = set()
     for row, step in enumerate(steps):
@@ -96,7 +96,7 @@ def waterfall_plot(steps: Sequence[Mapping[str, Any]]) -> str:
 
 
 def roofline_plot(shares: Sequence[Mapping[str, Any]]) -> str:
-    """Each runner and batch as a share of what this machine allows."""
+    """Plot each runner and batch as a share of the measured roofline."""
     figure, axes = figure_and_axes(height=0.3 * len(shares) + 1)
     names = [f"{share['runner']}, batch {share['batch']}" for share in shares]
     axes.barh(names, [100 * share["share"] for share in shares], **bar_style(0))
@@ -111,5 +111,5 @@ _PARTS = ("in this process", "queue", "input", "infer", "output", "decoding", "u
 
 
 def _part(name: str) -> str:
-    """``gmmvit_network infer`` → infer; all that happens in the preprocessing model is decoding."""
+    """Return the label of a part: ``gmmvit_network infer`` → infer; every part of the preprocessing is decoding."""
     return "decoding" if "_preprocess " in name else name.rpartition(" ")[2]

@@ -1,4 +1,4 @@
-"""The rate of one matrix product, in every library that is here and on the device that is asked for."""
+"""Measure the rate of a matrix product in every installed library, on the CPU or GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Shape = tuple[int, int, int]
 Program = Callable[[], object]
 _SECONDS_A_PRODUCT = 0.15
 _COPIED_BYTES = 2**27
-_AT_ONCE_ON_GPU = 20  # products between two looks at a GPU's clock: it must not wait for the next to be asked for
+_AT_ONCE_ON_GPU = 20  # products between two readings of the GPU's clock, so that launches never delay it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,14 +30,14 @@ class ProductRate:
 
 
 def libraries(precision: str, device: Device) -> Mapping[str, Callable[[Shape], Program]]:
-    """Library → what makes a program that multiplies once, in this precision; it raises where that cannot be."""
+    """Return library → maker of a program that multiplies once in this precision; a maker raises if it cannot."""
     if device == "gpu":
         return {"torch": _torch(precision, "cuda")}
     return _ON_CPU.get(precision, {})
 
 
 def rate(program: Program, shape: Shape, device: Device) -> float:
-    """Operations a second, in 1e9, of the median call."""
+    """Return the rate of the median call, in GFLOP/s."""
     rows, inner, columns = shape
     timed = _gpu_seconds if device == "gpu" else _cpu_seconds
     for _ in range(3):
@@ -50,7 +50,7 @@ def rate(program: Program, shape: Shape, device: Device) -> float:
 
 
 def bandwidth(device: Device) -> float:
-    """Bytes a second, read and written, of a copy that no cache holds."""
+    """Return the bandwidth of a copy larger than the caches, in bytes read and written a second."""
     import torch
 
     source = torch.ones(_COPIED_BYTES // 4, device="cuda" if device == "gpu" else "cpu")
@@ -66,7 +66,7 @@ def _cpu_seconds(program: Program) -> float:
 
 
 def _gpu_seconds(program: Program) -> float:
-    """Of one call, between two events on the GPU's own clock."""
+    """Return the seconds of a call, averaged between two events of the GPU's clock."""
     import torch
 
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -102,7 +102,7 @@ def _torch(precision: str, device: str) -> Callable[[Shape], Program]:
 
 
 def _called(program: Program) -> Program:
-    """The same, once it was seen to run here: a product that a device does not have is told by calling it."""
+    """Call the program once and return it: only a call shows whether the device supports the product."""
     program()
     return program
 

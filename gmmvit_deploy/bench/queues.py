@@ -1,4 +1,4 @@
-"""Samples that wait to be answered, and the threads that answer them in batches."""
+"""A queue of samples, and worker threads that answer them in batches."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["Workers"]
 
 
 class Workers:
-    """``callers`` threads; each takes what is waiting, at most ``most`` samples, and answers them in one call.
+    """``callers`` threads; each takes the waiting samples, at most ``most``, and answers them in a single call.
 
-    Nothing waits for a batch to fill: that is the batching of a server with no delay.
+    No sample waits for a batch to fill, as in a server with a queue delay of 0.
     """
 
     def __init__(self, answer: Callable[[Sequence[Any]], None], *, most: int, callers: int) -> None:
@@ -27,13 +27,13 @@ class Workers:
             thread.start()
 
     def put(self, samples: Sequence[Any]) -> None:
-        """Returns at once."""
+        """Append samples to the queue; returns at once."""
         with self._changed:
             self._waiting.extend(samples)
             self._changed.notify(len(samples))
 
     def close(self) -> None:
-        """Wait until everything is answered, then end the threads."""
+        """Wait until every sample is answered, then end the threads."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

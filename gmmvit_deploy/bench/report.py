@@ -1,4 +1,4 @@
-"""The result of a benchmark, with the run card that decides whether its numbers may be believed."""
+"""The result of a benchmark, with the run card that decides whether its numbers are valid."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_CLOCK_CHANGE = 0.10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """Of the roofline: the least time that this machine allows over the time that was taken."""
+    """A runner's share of the roofline: least time that this machine allows / measured time."""
 
     runner: str
     batch: int
@@ -35,10 +35,11 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BenchReport:
-    """bundle, data, settings, machine, versions: what was measured, on what, how.
+    """The result of a benchmark.
 
-    runners: label → what exactly ran.  before, after: the machine at rest, on both sides of the run.
-    skipped: what was not measured, and why.
+    bundle, data, settings, machine, versions: what was measured, on which inputs and machine, and how.
+    runners: label → provenance of what ran.  before, after: state of the idle machine before and after the run.
+    skipped: what was not measured, each with the reason.
     """
 
     bundle: Mapping[str, Any]
@@ -58,7 +59,7 @@ class BenchReport:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why the numbers may not be believed; empty for a valid run."""
+        """Reasons why the run is invalid; empty for a valid run."""
         return (*reasons_against(self.cells, self.loads, self.before, self.after), *impossible(self.shares()))
 
     @property
@@ -67,11 +68,11 @@ class BenchReport:
 
     @property
     def wrong(self) -> list[str]:
-        """Runners whose answers were wrong while the clock ran."""
+        """Return the reasons that report wrong answers."""
         return [reason for reason in self.reasons if _WRONG in reason]
 
     def shares(self) -> list[Share]:
-        """Of every latency whose precision has a roofline."""
+        """Return the share of every latency whose precision has a roofline."""
         works = {work.batch: work for work in self.works}
         lines = {(line.precision, line.device): line for line in self.rooflines}
         measured = []
@@ -85,7 +86,7 @@ class BenchReport:
         return measured
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; numbers that are not finite become null."""
+        """Return plain JSON values; numbers that are not finite become null."""
         data = {
             "format": FORMAT,
             "verdict": self.verdict,
@@ -125,7 +126,7 @@ _WRONG = "answers were wrong"
 def reasons_against(
     cells: Sequence[Cell], loads: Sequence[LoadSearch], before: MachineState, after: MachineState
 ) -> list[str]:
-    """Every reason not to believe a run."""
+    """Return every reason why a run is invalid."""
     reasons = []
     for name, outputs in [
         *((cell.name, cell.outputs) for cell in cells),
@@ -145,7 +146,7 @@ def reasons_against(
 
 
 def impossible(shares: Iterable[Share]) -> list[str]:
-    """Nothing is faster than the hardware: then it was slower while that was measured."""
+    """Return a reason for every share above 1: the machine was slower while the roofline was measured."""
     return [
         f"unstable: {one.runner}, batch {one.batch}: {one.share:.0%} of the roofline: the machine was slower while "
         "that was measured"
@@ -155,7 +156,7 @@ def impossible(shares: Iterable[Share]) -> list[str]:
 
 
 def machine_reasons(before: MachineState, after: MachineState) -> list[str]:
-    """Why nothing that was measured in between may be believed."""
+    """Return the reasons why measurements between two states of the machine are invalid."""
     reasons = []
     for when, state in (("before", before), ("after", after)):
         if state.others > MOST_OTHERS:

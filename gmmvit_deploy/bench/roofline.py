@@ -1,11 +1,11 @@
-"""How fast could it be here?  The model's own work over the best rates that this machine was seen to reach.
+"""Estimate the least time on this machine: the model's work divided by the best rates measured here.
 
     least time = max(operations / rate of matrix products, bytes / bandwidth)        share = least time / time
 
-operations: 2 a multiply-add, of matrix products and convolutions alone, as the exported graph has them.
-rate: the best that any installed library reaches on any product of the model's own shapes, in the
-precision in question, in the same run, before or after: a machine may be slower for a while.
-bytes: what has to be moved even if everything else stays in cache: weights, input and logits, each once.
+operations: 2 per multiply-add, of the exported graph's matrix products and convolutions only.
+rate: the best of any installed library on any product of the model's shapes in the same precision, measured before
+and after the runners of the same run, since a machine may be slower for a while.
+bytes: weights, input and logits, each moved once; everything else is assumed to stay in cache.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ _ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1, "fp8": 1}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkWork:
-    """One batch.  products: (rows, inner, columns) of products with a weight → how often each is there.
+    """The work of a batch.
 
+    operations: as defined above.  products: (rows, inner, columns) of each product with a weight → its count.
     weight_values, input_bytes, output_bytes: what must be moved.
     """
 
@@ -51,7 +52,11 @@ class NetworkWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roofline:
-    """bandwidth: of copying, bytes read and written a second.  absent: libraries that were not there."""
+    """The measured limits of this machine.
+
+    rates: of every library on every shape.  bandwidth: of a copy, in bytes read and written a second.
+    absent: libraries that are missing or cannot multiply in this precision.
+    """
 
     precision: str
     device: Device
@@ -69,14 +74,17 @@ class Roofline:
 
 
 def network_work(bundle: Bundle, batch: int) -> NetworkWork:
-    """Counted in ``model.onnx``."""
+    """Count the work of a batch in the bundle's ``model.onnx``."""
     import onnx
 
     return work_of_graph(onnx.load(bundle.onnx_path), batch)
 
 
 def work_of_graph(proto: ModelProto, batch: int) -> NetworkWork:
-    """proto: of a float32 export; it is changed: its shapes are inferred for this batch."""
+    """Count the work of a batch.  proto: a float32 export, changed in place: its batch size is set to ``batch``.
+
+    Errors: ValueError when a product's shape cannot be inferred.
+    """
     from onnx import helper, numpy_helper
 
     entry = proto.graph.input[0]
@@ -96,7 +104,7 @@ def work_of_graph(proto: ModelProto, batch: int) -> NetworkWork:
         left, right, out = (shapes.get(name) or weights.get(name) for name in (*node.input[:2], node.output[0]))
         if left is None or right is None or out is None:
             raise ValueError(f"{node.name}: its shapes are not known")
-        # Of a convolution every output value is a sum over the kernel's window of one group's channels.
+        # In a convolution each output value is a sum over the kernel's window and the channels of a group.
         inner = int(np.prod(right[1:])) if node.op_type == "Conv" else left[-1]
         operations += 2 * int(np.prod(out)) * inner
         if node.op_type != "Conv" and node.input[1] in weights:
@@ -117,8 +125,8 @@ def measured_roofline(
 ) -> Roofline | None:
     """Time each library on each product of each batch.
 
-    seen: the same, measured before; of both the better rates count.
-    None for a precision in which no library multiplies on this device here.
+    seen: an earlier measurement; the result takes the better rate of both.
+    Returns None if no library multiplies in this precision on this device.
     """
     makers = libraries(precision, device)
     rates = {(one.library, one.shape): one for one in (seen.rates if seen else ())}
@@ -127,7 +135,7 @@ def measured_roofline(
         for library, make in makers.items():
             try:
                 program = make(shape)
-            except Exception:  # a library that is not there, or has no such product on this machine
+            except Exception:  # the library is missing, or lacks this product on this machine
                 absent.add(library)
                 continue
             found = ProductRate(library=library, shape=shape, gflops=rate(program, shape, device))
@@ -150,7 +158,7 @@ def measured_rooflines(
     seen: Mapping[tuple[str, Device], Roofline] | None = None,
     on_progress: OnProgress = ignore,
 ) -> dict[tuple[str, Device], Roofline]:
-    """`measured_roofline` of every (precision, device) in which a library multiplies here."""
+    """Return `measured_roofline` for every (precision, device) of ``wanted`` in which a library multiplies here."""
     found = {}
     for precision, device in wanted:
         on_progress(Progress(f"roofline of the {device} in {precision}"))

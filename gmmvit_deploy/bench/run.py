@@ -1,4 +1,4 @@
-"""A whole benchmark: inputs, truth, side by side, roofline, waterfall, load; and the card around it."""
+"""Run a whole benchmark: inputs, expected logits, runners side by side, roofline, waterfall, load, run card."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ __all__ = ["BenchOptions", "bench"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """data: real images; None makes some up, and the card says so.  samples: how many are kept in memory.
+    """Options of a benchmark.
 
-    bound_ms: search the rate at which p99 stays below it; None leaves the search out.
+    data: real images; None generates random inputs, which the card states.  samples: how many are kept in memory.
+    bound_ms: search the highest rate whose p99 latency stays within this bound; None leaves the search out.
     roofline, waterfall: measure these as well.
     """
 
@@ -65,10 +66,10 @@ def bench(
     *,
     on_progress: OnProgress = ignore,
 ) -> BenchReport:
-    """Measure every runner.  The first one is what ratios are over.
+    """Measure every runner; ratios are relative to the first runner.
 
     Errors: InputError on options or data that do not fit; MissingDependencyError without LoadGen; whatever a
-    runner raises. Wrong answers, a busy machine and the like make a report that says INVALID.
+    runner raises. Wrong answers, a busy machine and the like raise no error; they make the report INVALID.
     """
     if not runners:
         raise InputError("no runner was named")
@@ -156,7 +157,7 @@ def _require_batches(runners: Sequence[Runner], plan: Plan) -> None:
 
 
 def _inputs(bundle: Bundle, options: BenchOptions) -> tuple[NDArray[Any], NDArray[Any] | None, dict[str, Any]]:
-    """(what the graph takes, the same as pixels where there are any, what they are)."""
+    """Return (inputs as the graph takes them, the same as pixels or None, description for the card)."""
     if options.data is None:
         inputs = fresh_inputs(bundle, options.samples)
         pixels = inputs if bundle.manifest.input_kind == "pixels" else None

@@ -1,7 +1,7 @@
-"""What a script of ``benchmarks/`` ran on, and whether its result may be believed: written beside every result.
+"""Write the results of a script of ``benchmarks/`` with a run card: the machine, the settings, and a verdict.
 
-INVALID, with every reason: the machine was busy before or after, its clock changed, a ratio's interval is so wide
-that the ratio says nothing, or a program was faster than the roofline.
+The verdict is INVALID, with every reason, if the machine was busy before or after, its clock changed, a ratio's
+interval is too wide, or a program was faster than the roofline.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def written(output: Path, script: str, *, timed: bool = True, **settings: Any) -
 def unsteady(results: Any, place: str = "") -> list[str]:
     """Name every `Ratio` whose interval is wider than `MOST_SPREAD` of it, and every share of a roofline above 1.
 
-    Both say that the machine was slower while that was measured. Dicts are searched through; ``place`` is the path
-    of keys so far.
+    Both show that the machine's speed changed during the measurement. Nested dicts are searched; ``place`` is the
+    path of keys so far.
     """
     if isinstance(results, Ratio):
         width = (results.high - results.low) / results.median

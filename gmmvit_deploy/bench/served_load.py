@@ -1,4 +1,4 @@
-"""The Server scenario: requests arrive at random; which rate does it take before the slow ones are too slow?"""
+"""The Server scenario: search the highest rate of random arrivals whose p99 latency stays within a bound."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ _BATCH = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPoint:
-    """rate: arrivals a second that were asked for.  p50_ms, p99_ms: from the scheduled time, on ``queries``."""
+    """A trial of an arrival rate.
+
+    rate: requested arrivals a second.  p50_ms, p99_ms: latencies from the scheduled time, over ``queries`` queries.
+    holds: whether p99 stayed within the bound.
+    """
 
     rate: float
     queries: int
@@ -38,7 +42,10 @@ class LoadPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSearch:
-    """best: the point with the highest rate whose p99 stayed within the bound, or None.  points: every try."""
+    """The result of a search.
+
+    best: the point with the highest rate whose p99 stayed within the bound, or None.  points: every trial, by rate.
+    """
 
     runner: str
     bound_ms: float
@@ -56,18 +63,19 @@ def search_rate(
     most: float,
     on_progress: OnProgress = ignore,
 ) -> LoadSearch:
-    """Halve the distance between a rate that holds and one that does not, six times.
+    """Bisect between a rate within the bound and a rate beyond it, in six steps.
 
-    A rate at which p99 is beyond the bound is tried again, and two of three tries decide: one pause of the machine is
-    enough to spoil a p99, and all higher rates with it.
+    A rate whose p99 exceeds the bound is tried again, and two of three trials decide: a single pause of the machine
+    can spoil a p99, and would exclude all higher rates.
 
-    most: samples a second that the runner reaches when everything is there at once; no arrival rate can be higher.
-    Every rate is tried on as many queries as a p99 needs.
+    inputs: (N, …), from which samples are drawn.  bound_ms: bound of the p99 latency.
+    most: samples a second with all samples available at once, an upper limit of any arrival rate.
+    Every trial sends as many queries as a p99 needs.
     """
-    # A server makes its batches itself.
+    # A server forms batches itself.
     batch = 1 if runner.server is not None else min(_BATCH, runner.max_batch, len(inputs))
     for size in {1, batch // 2 - 1, batch - 1, batch} & set(range(1, batch + 1)):
-        runner.run(inputs[:size])  # what is compiled for a size must not be compiled while the clock runs
+        runner.run(inputs[:size])  # some runners compile at the first run of a batch size, which must not be timed
     points: list[LoadPoint] = []
     largest, answers, digest = 0.0, 0, hashlib.sha256()
     low, high = 0.0, most
@@ -113,7 +121,10 @@ def search_rate(
 
 
 def _held(tried: Callable[[], LoadPoint]) -> LoadPoint | None:
-    """Return the slower of the two deciding trials, or None where the rate does not hold."""
+    """Return the slower of the two deciding trials, or None if the rate exceeds the bound.
+
+    A first trial within the bound decides alone.
+    """
     first = tried()
     if first.holds:
         return first

@@ -1,11 +1,11 @@
-"""What may be said of latencies: percentiles that refuse to be quoted on too few, medians, spreads and ratios.
+"""Statistics of latencies: percentiles that require enough queries, medians, spreads and ratios.
 
     a percentile p is quoted on at least n queries      p90: 64   p99: 662   p99.9: 6,636
     spread = (75 % − 25 % of the rounds' medians) / their median
-    ratio  = median over rounds of (median of the one / median of the other), rounds run side by side
+    ratio  = median over rounds of (median of the runner / median of the baseline), rounds run side by side
 
-The smallest n are those of MLPerf's early stopping (MLPerf Inference rules, "Early stopping"): below
-them no number of slow queries could be told from chance at 99 % confidence.
+The minimum n follow from MLPerf's early stopping (MLPerf Inference rules, "Early stopping"): with fewer queries no
+number of slow queries differs from chance at 99 % confidence.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 __all__ = ["ENOUGH", "Percentile", "Ratio", "percentiles", "ratio", "spread"]
 
 ENOUGH: dict[float, int] = {0.5: 8, 0.9: 64, 0.99: 662, 0.999: 6636}
-"""Percentile → the fewest queries on which it may be quoted."""
+"""Percentile, as a share → minimum number of queries to quote it."""
 _DRAWS = 2000
 _INTERVAL = (2.5, 97.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Percentile:
-    """value: None on too few queries; then ``missing`` says how many more it would take."""
+    """A percentile.  value: None with too few queries.  missing: how many more queries are needed."""
 
     share: float
     value: float | None
@@ -35,13 +35,13 @@ class Percentile:
 
     @property
     def name(self) -> str:
-        """Such as ``p99.9``."""
+        """Name of the percentile, such as ``p99.9``."""
         return f"p{self.share * 100:g}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """A 95 % bootstrap interval around the median of the rounds' ratios."""
+    """The median of the rounds' ratios with its 95 % bootstrap interval."""
 
     median: float
     low: float
@@ -49,7 +49,7 @@ class Ratio:
 
 
 def percentiles(latencies: NDArray[Any]) -> tuple[Percentile, ...]:
-    """Of every query of a run; the nearest rank, so that each is a latency that was seen."""
+    """Return the percentiles of a run's latencies by nearest rank, so that each value is a measured latency."""
     ordered = np.sort(latencies)
     found = []
     for share, enough in ENOUGH.items():
@@ -60,13 +60,16 @@ def percentiles(latencies: NDArray[Any]) -> tuple[Percentile, ...]:
 
 
 def spread(medians: Sequence[float]) -> float:
-    """How far the rounds lie apart: their interquartile range over their median."""
+    """Return the interquartile range of the rounds' medians, divided by their median."""
     low, middle, high = np.percentile(medians, [25, 50, 75])
     return float((high - low) / middle)
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> Ratio:
-    """above, below: the medians of the same rounds.  Errors: ValueError on rounds that do not match."""
+    """Return the ratio ``above`` / ``below`` with its interval.
+
+    above, below: medians of the same rounds.  Errors: ValueError on different numbers of rounds, or no round.
+    """
     if len(above) != len(below) or not len(above):
         raise ValueError(f"{len(above)} rounds over {len(below)}: expected rounds in pairs")
     ratios = np.asarray(above) / np.asarray(below)

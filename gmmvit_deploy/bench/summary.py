@@ -1,4 +1,4 @@
-"""A benchmark in a sentence for whoever quotes it, and what would change its verdict."""
+"""Summarise a benchmark in a sentence for readers who quote it, and list what would change its verdict."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Result = Mapping[str, Any]
 
 
 def summary_of(result: Result) -> Summary:
-    """result: as `BenchReport.to_json` gives it."""
+    """Return the summary of a result.  result: as `BenchReport.to_json` returns it."""
     if result["reasons"]:
         count = len(result["reasons"])
         wrong = [cell for cell in result["cells"] if not cell["outputs"]["right"]]
@@ -48,7 +48,7 @@ def _fastest(result: Result) -> str:
 
 
 def _nearest_limits(result: Result) -> Iterator[str]:
-    """How far a valid run is from an invalid one."""
+    """Yield how close a valid run is to the limits of validity."""
     if result["cells"]:
         widest = max(result["cells"], key=lambda cell: cell["spread"])
         yield (
@@ -60,7 +60,7 @@ def _nearest_limits(result: Result) -> Iterator[str]:
 
 
 def _open_comparisons(result: Result) -> Iterator[str]:
-    """Ratios whose interval holds 1: neither runner is shown to be faster."""
+    """Yield a sentence for each ratio whose interval contains 1: neither runner is shown to be faster."""
     for ratio in result["ratios"]:
         if ratio["low"] <= 1 <= ratio["high"]:
             yield (

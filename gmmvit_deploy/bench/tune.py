@@ -1,9 +1,9 @@
-"""Which settings of the server take the most arrivals below a latency bound?  Each is tried on a real server.
+"""Search the server settings that sustain the highest arrival rate within a latency bound, on a real server.
 
-A setting is a repository: runtime and precision, instances with their threads, and how long the batcher
-waits. Runtimes come first, on the plainest settings; then, for the best of them, instances; then delays.
-Every trial starts a server, checks that it gives the model's answers, and searches the highest rate of
-Poisson arrivals whose p99 stays below the bound.
+A setting is a repository: runtime and precision, instances with their threads, and the batcher's maximum queue
+delay. The search tries runtimes first, with default settings; then, for the best runtime, instances; then delays.
+Every trial starts a server, checks its answers, and searches the highest rate of Poisson arrivals whose p99 latency
+stays within the bound.
 """
 
 from __future__ import annotations
@@ -46,11 +46,14 @@ _CLIENT_BATCH = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneOptions:
-    """bound_ms: of p99, as the client sees it.
+    """Options of a tuning run.
 
-    runtimes: (name, precision) of those that may be used; a name says whether our CPU kernels are in it, as in
-    ``onnxruntime+kernels``. None is ONNX Runtime in float32, with or without as ``cpu_kernels`` says (None: auto).
-    A precision is the caller's choice: tuning finds speed, `gmmvit parity` with data says what a precision costs.
+    bound_ms: bound of the p99 latency, measured at the client.
+    runtimes: (name, precision) of the allowed runtimes; the suffix ``+kernels`` adds our CPU kernels, as in
+    ``onnxruntime+kernels``.  None allows ONNX Runtime in float32 only, where ``cpu_kernels`` decides about our kernels.
+    cpu_kernels: only without ``runtimes``; None is ``auto``.
+    Tuning measures speed only; `gmmvit parity` with data measures the accuracy of a precision.
+    name: of the served model.
     """
 
     bound_ms: float
@@ -72,7 +75,7 @@ class TuneOptions:
             runtime_from(name)
 
     def settings(self) -> list[RepositoryOptions]:
-        """The plainest settings of every runtime that may be used."""
+        """Return the default settings of every allowed runtime."""
         if self.runtimes is None:
             return [RepositoryOptions(name=self.name, cpu_kernels=self.cpu_kernels or "auto")]
         found = []
@@ -84,7 +87,10 @@ class TuneOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """full_rate: samples a second with everything there at once.  cpu_kernels: whether ours were used."""
+    """The result of a setting.
+
+    full_rate: samples a second with all samples available at once.  cpu_kernels: whether our kernels were used.
+    """
 
     settings: RepositoryOptions
     cpu_kernels: CpuKernelsUse
@@ -93,13 +99,16 @@ class Trial:
 
     @property
     def rate(self) -> float:
-        """The highest that held the bound; 0 when none did, or answers were wrong."""
+        """Highest arrival rate within the bound, in requests a second; 0 without such a rate or with wrong answers."""
         return self.load.best.rate if self.load.best is not None and self.load.outputs.right else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """trials: in the order in which they were made; best: one of them, or None when none held the bound."""
+    """The result of a tuning run.
+
+    before, after: state of the machine around the run.  trials: in the order in which they ran.
+    """
 
     options: TuneOptions
     bundle: dict[str, Any]
@@ -110,6 +119,7 @@ class Tuning:
 
     @property
     def best(self) -> Trial | None:
+        """Return the trial with the highest rate within the bound, or None if no trial stayed within it."""
         found = max(self.trials, key=lambda trial: trial.rate)
         return found if found.rate > 0 else None
 
@@ -149,8 +159,8 @@ def tune(
 ) -> Tuning:
     """Search, then write the best repository to ``out``, with `TUNING_FILE` beside its models.
 
-    Errors: OutputError when ``out`` is taken; InputError when no setting holds the bound, or a precision's graph is
-    not in the bundle; MissingDependencyError; ServerError. Nothing is written then.
+    Errors: OutputError when ``out`` exists already; InputError when no setting stays within the bound, or the bundle
+    lacks the graph of a precision; MissingDependencyError; ServerError. After an error nothing is written.
     """
     require_free(out, force=force)
     inputs = fresh_inputs(bundle, _INPUTS)
@@ -159,7 +169,7 @@ def tune(
     trials: list[Trial] = []
 
     def tried(candidates: Iterable[RepositoryOptions], *, later: int = 0) -> Trial:
-        """later: trials of the stages that follow, for the time left."""
+        """Try the new candidates and return the best trial so far.  later: trials still to come, for progress."""
         untried = [settings for settings in candidates if all(settings != trial.settings for trial in trials)]
         total = len(trials) + len(untried) + later
         for settings in untried:
@@ -168,7 +178,7 @@ def tune(
             trials.append(_trial(bundle, inputs, expected, settings, options, on_progress=detailed(step, on_progress)))
         return max(trials, key=lambda trial: trial.rate)
 
-    delays = len(_DELAYS_US) - 1  # the first delay is that of every trial before
+    delays = len(_DELAYS_US) - 1  # the earlier trials already used the first delay
     plain_settings = options.settings()
     best = tried(plain_settings, later=len(_instances(plain_settings[0])) + delays)
     best = tried(_instances(best.settings), later=delays)
@@ -193,7 +203,7 @@ def tune(
 
 
 def _instances(settings: RepositoryOptions) -> list[RepositoryOptions]:
-    """The cores in one instance, or shared out among several."""
+    """Return the settings with 2 and 4 instances, as far as there are cores; each instance gets an equal share."""
     cores = len(os.sched_getaffinity(0))
     counts = [count for count in (2, 4) if count <= cores]
     return [replace(settings, instances=count, threads=cores // count) for count in counts]
@@ -237,7 +247,7 @@ def _words(settings: RepositoryOptions) -> str:
 
 
 def settings_table(trials: Sequence[Trial]) -> list[tuple[str, ...]]:
-    """Rows for people: settings, rate that holds, p99 there, rate with everything at once."""
+    """Return table rows: settings, highest rate within the bound, its p99, rate with all samples at once, remark."""
     best = max(trials, key=lambda trial: trial.rate)
     rows: list[tuple[str, ...]] = []
     for trial in trials:

@@ -1,10 +1,10 @@
-"""Where the time of one image goes, from PyTorch to an HTTP answer, each step on the same inputs.
+"""Measure where the time of a single image goes, from PyTorch to an HTTP answer, each step on the same inputs.
 
     trained module → exported graph → engine → server → gRPC → HTTP → with the image decoded by the server
 
-Runners of this process are steps by themselves. A request to a server is taken apart by the server's
-own statistics: waiting in its queue, its backend, and what is left of the time that the client saw:
-the transport, the client, and whatever nobody accounts for. That rest is shown, not shared out.
+A runner of this process is a single step. A request to a server is split by the server's own statistics into queue
+and backend; the rest of the client's time (transport, client, unaccounted time) is shown as ``unexplained`` and not
+distributed over the other parts.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ _QUERIES = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """ms: median of what a caller sees.  parts: of a server's mean request, in ms; ``unexplained`` is the rest.
+    """A step of the waterfall.
 
-    over_before: ms more than the step before.
+    ms: median time at the caller.  over_before: additional ms compared with the step before.
+    parts: name → ms of a server's mean request; ``unexplained`` is the rest.  Empty for a runner of this process.
     """
 
     name: str
@@ -48,10 +49,10 @@ class Step:
 def waterfall(
     bundle: Bundle, runners: Sequence[Runner], inputs: NDArray[Any], pixels: NDArray[Any] | None
 ) -> list[Step]:
-    """One image at a time, the steps in turns.
+    """Measure every step with a single image per query; the steps take turns in each round.
 
-    inputs (N, …): as the graph takes them; pixels (N, height, width, channels): the same images for the
-    step that decodes, or None.
+    inputs: (N, …) as the graph takes them.  pixels: (N, height, width, channels), the same images for the decoding
+    step; None leaves that step out.
     """
     ordered = sorted(runners, key=lambda one: (RUNNERS.index(one.name), one.precision))
     programs = {one.label: _Program(one, inputs) for one in ordered}
@@ -71,9 +72,9 @@ def waterfall(
 def server_parts(
     models: Sequence[str], before: Sequence[ServerTimings], after: Sequence[ServerTimings]
 ) -> dict[str, float]:
-    """``MODEL queue``, ``MODEL infer`` and so on → ms of a mean request between two readings of a server's statistics.
+    """Return ``MODEL queue``, ``MODEL infer`` and so on → ms of the mean request between two readings of statistics.
 
-    before, after: a reading of each model.
+    before, after: the readings, with an entry for each of ``models``.
     """
     parts: dict[str, float] = {}
     for model, earlier, later in zip(models, before, after, strict=True):
@@ -84,7 +85,7 @@ def server_parts(
 
 
 class _Program:
-    """A runner's turns, one sample a query, and what its server says of them."""
+    """Collect a runner's turns with a single sample per query, and its server's statistics about them."""
 
     def __init__(self, runner: Runner, inputs: NDArray[Any]) -> None:
         self.runner = runner
@@ -98,7 +99,7 @@ class _Program:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Models on the server that have a hand in it."""
+        """Names of the server's models that take part in a request."""
         return (self.runner.server.network,) if self.runner.server is not None else ()
 
     def turn(self, number: int) -> None:
@@ -131,7 +132,7 @@ class _Program:
 
 
 class _Decoding(_Program):
-    """The whole of a request as clients send it: an encoded image in, logits out."""
+    """A complete request as clients send it: encoded image to logits."""
 
     def __init__(self, runner: Runner, server: Served, pixels: NDArray[Any]) -> None:
         encoded = np.empty((len(pixels), 1), dtype=object)

@@ -1,4 +1,4 @@
-"""How a result's parts are put into words, on the page as in the terminal."""
+"""Format the parts of a result as text, for the page and the terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["percentile_words", "ratio_words", "roofline_words"]
 
 
 def percentile_words(cell: Mapping[str, Any], name: str) -> str:
-    """Of a cell of the result, such as p99: its milliseconds, or how many queries are missing."""
+    """Format a percentile of a cell: its milliseconds, or how many queries are missing.  name: such as ``p99``."""
     percentile = cell["percentiles"].get(name)
     if percentile is None:
         return ""
@@ -19,7 +19,7 @@ def percentile_words(cell: Mapping[str, Any], name: str) -> str:
 
 
 def roofline_words(line: Mapping[str, Any]) -> str:
-    """Precision and device, the best rate with who reached it on what shape, and the bandwidth."""
+    """Format precision and device, the best rate with its library and shape, and the bandwidth."""
     shape = "×".join(map(str, line["shape"]))
     return (
         f"{line['precision']} on the {line['device']}: {line['gflops']:.0f} GFLOP/s ({line['library']}, {shape}), "
@@ -28,5 +28,5 @@ def roofline_words(line: Mapping[str, Any]) -> str:
 
 
 def ratio_words(ratio: Ratio, digits: int = 3) -> str:
-    """Such as ``1.012 (1.004–1.019)``: the median with its interval."""
+    """Format the median with its interval, such as ``1.012 (1.004–1.019)``."""
     return f"{ratio.median:.{digits}f} ({ratio.low:.{digits}f}–{ratio.high:.{digits}f})"

@@ -1,4 +1,4 @@
-"""Files of a data set, in a folder or still packed."""
+"""Read the files of a data set from a folder or a tar archive."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from gmmvit_deploy.errors import InputError
 __all__ = ["member", "members"]
 
 _BROKEN = (OSError, EOFError, tarfile.TarError, zlib.error)
-"""What reading a damaged archive raises."""
+"""Exceptions that reading a damaged archive raises."""
 
 
 def members(path: Path) -> set[str]:
-    """Names of the files below a folder or in a tar archive, without their folders.
+    """Return the names of the files below a folder or in a tar archive, without their folders.
 
-    Errors: InputError when it is neither.
+    Errors: InputError when the path is neither a folder nor a tar archive.
     """
     if path.is_dir():
         return {file.name for file in path.rglob("*") if file.is_file()}
@@ -26,9 +26,9 @@ def members(path: Path) -> set[str]:
 
 
 def member(path: Path, name: str) -> bytes:
-    """The file called ``name`` below a folder or in a tar archive; one that ends in .gz is unpacked.
+    """Read the file called ``name`` below a folder or in a tar archive; a name in .gz is decompressed.
 
-    Errors: InputError when it is not there, there more than once, or cannot be read.
+    Errors: InputError when the file is missing, occurs more than once, or cannot be read.
     """
     try:
         if path.is_dir():

@@ -1,4 +1,4 @@
-"""The formats that data sets come in → `Images`.  None of them can make anything run."""
+"""Read the file formats of data sets as `Images`, without executing code from the files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SIDE = 32  # of CIFAR's images
 
 
 def cifar(path: Path, split: str, *, classes: int) -> Images:
-    """CIFAR-10 or -100, the python or the binary version, a folder or the archive as downloaded.
+    """Read CIFAR-10 or -100: the python or the binary version, a folder or the archive as downloaded.
 
     split: ``test`` or ``train``.  Errors: InputError.
     """
@@ -73,7 +73,7 @@ def _cifar_binary(data: bytes, name: str, classes: int) -> tuple[NDArray[Any], N
 
 
 def _planes(rows: NDArray[Any], name: str) -> NDArray[Any]:
-    """(N, 3072), red plane, green, blue  →  (N, 32, 32, 3)."""
+    """Reshape rows (N, 3072) of a red, a green and a blue plane to images (N, 32, 32, 3)."""
     if rows.shape[1] != 3 * _SIDE**2:
         raise InputError(f"{name}: expected rows of {3 * _SIDE**2} values, got {rows.shape[1]}")
     images: NDArray[Any] = rows.reshape(-1, 3, _SIDE, _SIDE).transpose(0, 2, 3, 1)
@@ -81,7 +81,10 @@ def _planes(rows: NDArray[Any], name: str) -> NDArray[Any]:
 
 
 def svhn(path: Path, split: str) -> Images:
-    """SVHN's cropped digits: ``test_32x32.mat``, itself or in its folder.  The class 10 is the digit 0."""
+    """Read SVHN's cropped digits: ``test_32x32.mat`` or its folder.  Its class 10, the digit 0, becomes class 0.
+
+    Errors: InputError.
+    """
     loadmat = require("scipy.io", package="scipy", extra="demo").loadmat
     file = path / f"{split}_32x32.mat" if path.is_dir() else path
     try:
@@ -89,14 +92,17 @@ def svhn(path: Path, split: str) -> Images:
         images, labels = found["X"].transpose(3, 0, 1, 2), found["y"].reshape(-1) % 10
     except FileNotFoundError as exc:
         raise InputError(f"{file}: no such file") from exc
-    # scipy's reader raises what the bytes lead it to.
+    # scipy's reader raises various exceptions on damaged files.
     except Exception as exc:
         raise InputError(f"{file}: not SVHN's cropped digits: {exc}") from exc
     return ArrayImages(f"svhn {split}", images, labels, DATASETS["svhn"].labels)
 
 
 def idx(path: Path, split: str) -> Images:
-    """MNIST and its kin: ``t10k-images-idx3-ubyte`` and labels, packed with gzip or not."""
+    """Read MNIST and data sets of its format: ``t10k-images-idx3-ubyte`` and labels, compressed with gzip or not.
+
+    Errors: InputError.
+    """
     stem = "t10k" if split == "test" else "train"
     present = members(path)
     arrays = []
@@ -120,7 +126,10 @@ def _idx(data: bytes, name: str, dims: int) -> NDArray[Any]:
 
 
 def tiny_imagenet(path: Path, split: str) -> Images:
-    """Tiny-ImageNet's folder: class indices are the sorted WordNet IDs of ``wnids.txt``."""
+    """Read Tiny-ImageNet's folder; a class index is the place of its WordNet ID in sorted ``wnids.txt``.
+
+    Errors: InputError.
+    """
     try:
         order = {name: index for index, name in enumerate(sorted((path / "wnids.txt").read_text().split()))}
         if split == "train":
@@ -137,9 +146,9 @@ def tiny_imagenet(path: Path, split: str) -> Images:
 
 
 def class_folders(path: Path, split: str) -> Images:
-    """A folder of class folders, classes in sorted order; or images without classes, if there is none.
+    """Read a folder of class folders, classes in sorted order; without class folders, images without classes.
 
-    split: a folder of that name is taken, if there is one.
+    split: read the subfolder of this name if it exists.  Errors: InputError.
     """
     root = path / split if (path / split).is_dir() else path
     if not root.is_dir():
@@ -155,9 +164,9 @@ def class_folders(path: Path, split: str) -> Images:
 
 
 def arrays_in(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of an .npz by their names; the one of an .npy as ``images``.
+    """Read the arrays of an .npz by their names, or the array of an .npy as ``images``.
 
-    Errors: InputError when it is neither, or holds objects that would have to be unpickled.
+    Errors: InputError when the file is neither, or holds objects that would have to be unpickled.
     """
     import numpy as np
 
@@ -171,7 +180,7 @@ def arrays_in(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def array_file(path: Path) -> Images:
-    """An .npz with ``images`` (and ``labels``), or an .npy of images."""
+    """Read an .npz with ``images`` (and ``labels``), or an .npy of images.  Errors: InputError."""
     found = arrays_in(path)
     if "images" not in found:
         raise InputError(f"{path}: expected an array called images, got {', '.join(found) or 'no array'}")
@@ -179,7 +188,7 @@ def array_file(path: Path) -> Images:
 
 
 def digits(split: str) -> Images:
-    """scikit-learn's bundled digits, enlarged to 32×32; ``test`` are the 360 that the demo holds out."""
+    """Read scikit-learn's bundled digits (N, 8, 8); ``test`` is the 360 digits that the demo holds out."""
     import numpy as np
 
     bunch = require("sklearn.datasets", package="scikit-learn", extra="demo").load_digits()

@@ -1,4 +1,4 @@
-"""Labelled images, whatever they are stored as: one at a time, decoded when they are asked for."""
+"""Labelled images from any storage, decoded singly and on demand."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ __all__ = ["ArrayImages", "FileImages", "Images"]
 
 
 class Images:
-    """Abstract.  name: of the data set.  classes: their names, by index; empty when they have none.
+    """Abstract: labelled images, addressed by index; ``len(images)`` is their number.
 
-    ``len(images)`` counts them. Indices that cannot be decoded raise; nothing is skipped here.
+    name: of the data set.  classes: class names by index; empty if the data names no classes.
+    An image that cannot be decoded raises ImageError; callers decide whether to skip it.
     """
 
     name: str
@@ -30,30 +31,30 @@ class Images:
         raise NotImplementedError
 
     def pixels(self, index: int, image: ImageSpec) -> NDArray[Any]:
-        """uint8 (height, width, channels), converted and resized as a server does.
+        """Return uint8 (height, width, channels), converted and resized as on a server.
 
         Errors: ImageError on a broken file.
         """
         raise NotImplementedError
 
     def encoded(self, index: int) -> bytes:
-        """The image as a client would send it: the file's bytes, or a PNG of the array.
+        """Return the image as a client would send it: the file's bytes, or a PNG of the array.
 
         Errors: ImageError when the file cannot be read.
         """
         raise NotImplementedError
 
     def label(self, index: int) -> int | None:
-        """Index of the true class; None when nobody said."""
+        """Return the index of the true class, or None if the image has no label."""
         raise NotImplementedError
 
     def where(self, index: int) -> str:
-        """Words that find the image again: a path, or ``test_batch[17]``."""
+        """Return a text that identifies the image: a path, or ``test_batch[17]``."""
         raise NotImplementedError
 
 
 class ArrayImages(Images):
-    """Images of one size in an array, uint8 (N, h, w) grey or (N, h, w, channels) with 1 to 4 channels."""
+    """Images of equal size in an array: uint8 (N, h, w) in grey, or (N, h, w, channels) with 1 to 4 channels."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class ArrayImages(Images):
         labels: Sequence[int] | NDArray[Any] | None,
         classes: tuple[str, ...] = (),
     ) -> None:
-        """Errors: InputError when the array is no images, or labels do not fit it."""
+        """Errors: InputError when the array does not hold images, or the labels do not fit it."""
         import numpy as np
 
         shape = images.shape
@@ -98,12 +99,12 @@ class ArrayImages(Images):
 
 
 class FileImages(Images):
-    """Encoded images, a file each."""
+    """Encoded images, each in its own file."""
 
     def __init__(
         self, name: str, files: Sequence[Path], labels: Sequence[int] | None, classes: tuple[str, ...] = ()
     ) -> None:
-        """Errors: InputError when there is no file."""
+        """Errors: InputError when ``files`` is empty."""
         if not files:
             raise InputError(f"{name}: it holds no image")
         self.name, self.classes = name, classes

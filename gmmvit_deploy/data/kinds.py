@@ -1,4 +1,4 @@
-"""The kinds of data that ``--data`` and ``--calibration`` name, for those who only list them."""
+"""List the kinds of data for ``--data`` and ``--calibration``, without importing their readers."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""``--data`` and ``--calibration``: what their text means.
+"""Open the data that ``--data`` and ``--calibration`` name.
 
     cifar10:PATH   cifar100:PATH   svhn:PATH   mnist:PATH   tiny-imagenet:PATH
     folder:PATH    class folders, or a folder of images
     array:PATH     an .npz or .npy of images
-    digits         scikit-learn's, which come with it
+    digits         scikit-learn's bundled digits
 
-``#train`` or ``#test`` behind it names the split; ``test`` is taken otherwise.
+The suffix ``#train`` or ``#test`` names the split; without it the split is ``test``.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _READERS: dict[str, Callable[[Path, str], Images]] = {
 
 
 def is_named(text: str) -> bool:
-    """Whether the text names a kind of data, rather than a path alone."""
+    """Return True if the text names a kind of data, rather than only a path."""
     return text.partition("#")[0].partition(":")[0] in KINDS
 
 
 def open_data(text: str) -> Images:
     """Open ``kind:path#split``.
 
-    Errors: InputError on a kind, split or path that does not exist, or data that is not of that kind.
+    Errors: InputError on an unknown kind or split, a path that does not exist, or data of another kind.
     """
     kind, path, split = _parts(text)
     return _READERS[kind](path, split)
@@ -56,7 +56,7 @@ def require_data(text: str) -> None:
 
 
 def _parts(text: str) -> tuple[str, Path, str]:
-    """(kind, path, split) of ``kind:path#split``.  Errors: InputError."""
+    """Split ``kind:path#split`` into (kind, path, split).  Errors: InputError."""
     described, _, split = text.partition("#")
     kind, _, path = described.partition(":")
     if kind not in _READERS:

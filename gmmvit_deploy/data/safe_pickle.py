@@ -1,4 +1,4 @@
-"""Pickles of the CIFAR archives, without executing anything: arrays, numbers, text and containers, no more."""
+"""Read the pickles of the CIFAR archives without executing code: only arrays, numbers, text and containers."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ _ADMITTED = {
     ("numpy", "ndarray"),
     ("numpy", "dtype"),
 }
-"""What a pickled array asks for; each only makes an array. Anything else could run code."""
+"""Globals that a pickled array imports; they only create arrays. Any other global could run code."""
 
 
 class _ArraysOnly(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """Errors: InputError on anything but the parts of an array."""
+        """Import a global that an array needs.  Errors: InputError on any other global."""
         if (module, name) not in _ADMITTED:
             raise InputError(f"it asks for {module}.{name}, which no array needs: refused, nothing was executed")
         return super().find_class(module, name)
 
 
 def arrays_from_pickle(data: bytes, name: str) -> dict[str, Any]:
-    """A pickled dictionary, keys as text.
+    """Read a pickled dictionary, with its keys as text.
 
-    Errors: InputError when it asks for anything but arrays, is damaged, or is no dictionary.
+    Errors: InputError when the pickle needs more than arrays, is damaged, or is not a dictionary.
     """
     try:
         loaded = _ArraysOnly(io.BytesIO(data), encoding="bytes").load()
     except InputError as exc:
         raise InputError(f"{name}: {exc}") from exc
-    # A damaged pickle fails in whatever way its bytes happen to say.
+    # A damaged pickle can raise almost any exception.
     except Exception as exc:
         raise InputError(f"{name}: not a pickle of arrays: {exc}") from exc
     if not isinstance(loaded, dict):

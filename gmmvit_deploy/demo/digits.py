@@ -42,7 +42,7 @@ DIGITS_SPEC: ModelSpec = family_named("vit").spec(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digits:
-    """Pixels uint8 (B, 32, 32, 3) and class indices (B,), for training and held out."""
+    """Pixels uint8 (B, 32, 32, 3) and class indices (B,), for training and for the held-out test."""
 
     train_pixels: NDArray[Any]
     train_classes: NDArray[Any]
@@ -51,7 +51,7 @@ class Digits:
 
 
 def load_digit_images() -> Digits:
-    """The 1,797 digits, 8×8 grey, enlarged to 32×32 RGB; 360 of them held out, the same every time."""
+    """Load the 1,797 digits, 8×8 grey, enlarged to 32×32 RGB; the same 360 are held out in every run."""
     image = ImageSpec(height=_IMAGE_SIZE, width=_IMAGE_SIZE, channels=DIGITS_SPEC.channels)
     parts = [digits(split) for split in ("train", "test")]
     pixels = [np.stack([part.pixels(index, image) for index in range(len(part))]) for part in parts]
@@ -68,7 +68,7 @@ def train(
     batch: int = 64,
     on_progress: OnProgress = ignore,
 ) -> Model:
-    """Train `DIGITS_SPEC` from scratch: AdamW, one cycle, shifts by up to two pixels.
+    """Train `DIGITS_SPEC` from scratch: AdamW, a one-cycle schedule, shifts by up to two pixels.
 
     on_progress: called after each epoch, with its mean loss as the detail.
     """
@@ -97,9 +97,9 @@ def train(
 
 
 def save_checkpoint(model: Model, path: Path, *, epoch: int) -> None:
-    """Write what the released training code would write: weights under ``model_state_dict``."""
+    """Write a checkpoint as the released training code does: weights under ``model_state_dict``."""
     state = released_state_dict(model)
-    # The released code keeps the base mask once more at the root, unused.
+    # The released code stores an additional, unused copy of the base mask at the root.
     bases = [tensor for name, tensor in state.items() if name.endswith(".mask.mask")]
     state = {"mask": bases[0], **state}
     torch.save({"model_state_dict": state, "epoch": epoch}, path)

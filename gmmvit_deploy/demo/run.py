@@ -1,4 +1,4 @@
-"""The main job from end to end on real parts: train, export, prove, serve, classify, measure."""
+"""Run the whole workflow with its real parts: train, export, build, serve, prove parity, measure."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _PARITY = "gmmvit parity bundle --runner {} --data digits --localize --report pa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoStep:
-    """What a step did, in words, how long it took, and the command that does the same by hand."""
+    """A finished step: its result in words, its duration, and the command that does the same by hand."""
 
     name: str
     result: str
@@ -65,7 +65,10 @@ class DemoStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoResult:
-    """path: the folder that holds everything.  top1: share of held-out digits, by who answered."""
+    """The result of the demo.
+
+    path: folder of all output.  top1: accuracy on the held-out digits by program, as a share.
+    """
 
     path: Path
     steps: tuple[DemoStep, ...]
@@ -79,13 +82,13 @@ def run_demo(
     tritonserver: Path | None = None,
     on_progress: OnProgress = ignore,
 ) -> DemoResult:
-    """Run the demo; everything it made lies in ``out`` afterwards, or nothing does.
+    """Run the demo and write all output to ``out``; after an error ``out`` is not written.
 
     on_progress: called as each step begins, and after every epoch of the training.
-    Errors: GmmvitError when any step does not give what it must, parity and accuracy included.
+    Errors: GmmvitError when a step fails or its result is wrong, parity and accuracy included.
     """
     require_free(out, force=force)
-    install = find_server(tritonserver)  # a missing server should not be found out after a minute of training
+    install = find_server(tritonserver)  # fail before the training if the server is missing
     demo = _Demo(on_progress)
     with new_folder(out, force=force) as folder:
         checkpoint, images = folder / "checkpoint.pth", folder / "images"
@@ -111,7 +114,7 @@ def run_demo(
             with BundleClassifier(bundle) as classifier:
                 top1["ONNX Runtime"] = _top1(classify_files(classifier, sorted(images.glob("*/*.png")), top=1))
             demo.note(f"top-1 {top1['ONNX Runtime']:.1%} in process")
-        _judge(top1)  # what learned nothing need not be served
+        _judge(top1)  # fail before serving if the training failed
         with demo.step("repository", "gmmvit repository bundle -o model_repository"):
             options = RepositoryOptions(backend=install.best_backend)
             repository = repository_from_bundle(bundle, folder / "model_repository", options)
@@ -145,7 +148,7 @@ def run_demo(
 
 
 class _Demo:
-    """Collects the steps: ``with demo.step(...): … demo.note(...)``."""
+    """Collect the steps: ``with demo.step(...): … demo.note(...)``."""
 
     def __init__(self, on_progress: OnProgress) -> None:
         self.steps: list[DemoStep] = []
@@ -171,7 +174,7 @@ class _Demo:
 
 
 def _built(bundle: Bundle) -> str:
-    """An engine for a GPU that need not be here; without a TensorRT that can do so, the reason."""
+    """Build an engine for a GPU that may be absent here; return its summary, or why TensorRT cannot build it."""
     try:
         flavor = find_flavor("tensorrt-rtx")
     except MissingDependencyError as exc:
@@ -189,7 +192,7 @@ def _export_options() -> ExportOptions:
 
 
 def _save_images(folder: Path, pixels: NDArray[Any], classes: NDArray[Any]) -> None:
-    """``images/<class>/<number>.png``: the true class is the folder's name."""
+    """Write ``images/<class>/<number>.png``: the true class is the folder's name."""
     from PIL import Image
 
     for number, (image, label) in enumerate(zip(pixels, classes, strict=True)):
@@ -211,7 +214,7 @@ def _parity(
 
 
 def _benched(bundle: Bundle, names: Sequence[str], server: TritonServer, page: Path) -> str:
-    """Speed side by side, on digits; without LoadGen or matplotlib, the reason why not."""
+    """Measure the runners side by side on digits; return a summary, or why LoadGen or matplotlib is missing."""
     options = BenchOptions(plan=_BENCH_PLAN, data=open_data("digits"))
     try:
         with open_runners(names, bundle, urls=(server.grpc_url, server.http_url)) as runners:
@@ -227,7 +230,7 @@ def _benched(bundle: Bundle, names: Sequence[str], server: TritonServer, page: P
 
 
 def _accuracies(report: ParityReport) -> dict[str, float]:
-    """Top-1 of the held-out digits, of PyTorch and of every runner."""
+    """Return the top-1 accuracy on the held-out digits, of PyTorch and of every runner."""
     found = {runner.runner: runner.check("accuracy").details["top1"] for runner in report.runners}
     return {f"{name}, by parity": numbers["runner"] for name, numbers in found.items()}
 

@@ -1,8 +1,9 @@
-"""A page in the browser to try a bundle: what it answers, what it sees, where it looks, and whether a server agrees.
+"""Serve a page in the browser to try a bundle: labels, the network's input, masks, times, agreement with a server.
 
-trial     an encoded image → an answer with its proof and its times: no browser and no web library
-facts     what a bundle states of itself, as rows of text
+trial     an encoded image → an answer with its agreement and its times, without a browser or web library
+facts     what a bundle states about itself, as rows of text
 html      answers and facts as HTML
 view      the page itself, built with NiceGUI
-server    the address it is served at, and what no visitor may do
+server    the page's address and application
+guard     bounds on requests
 """

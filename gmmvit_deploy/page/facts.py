@@ -1,4 +1,4 @@
-"""What a bundle states of itself, as rows of text: its parity when it was made, and its card."""
+"""Read what a bundle states about itself: its parity at export, and its card as rows of text."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class ExportParity:
 
     @property
     def passed(self) -> bool:
-        """Whether any program was compared, and every difference is within the limit."""
+        """True if at least a single program was compared and every difference is within the limit."""
         return bool(self.differences) and all(largest <= self.limit for largest in self.differences.values())
 
     def sentence(self) -> str:
-        """The verdict for whoever signs."""
+        """Return the verdict as a sentence."""
         if not self.differences:
             return "Parity at export: not proven; the manifest states no comparison with PyTorch."
         program, largest = max(self.differences.items(), key=lambda item: item[1])
@@ -57,7 +57,7 @@ def export_parity(bundle: Bundle) -> ExportParity:
 
 
 def bundle_card(bundle: Bundle) -> dict[str, str]:
-    """Name → value: hash, model, input, labels, precisions and versions."""
+    """Return name → value: hash, model, input, labels, precisions and versions."""
     manifest, image = bundle.manifest, bundle.manifest.image
     sizes = {name: value for name, value in asdict(manifest.spec).items() if name not in ("family", "mask")}
     normalisation = ""

@@ -1,8 +1,8 @@
-"""What stands before the page: bounds on what a visitor sends, and rules for what a browser may load.
+"""Protect the page: bounds on requests, and rules for what a browser may load.
 
-host      on loopback, a request for another host name is refused: a foreign page cannot reach us by renaming itself
-origin    a request that a page of another origin makes is refused
-size      a body beyond the bound is refused before it is kept
+host      on loopback, a request with a foreign Host header is refused (DNS rebinding)
+origin    a request from a page of another origin is refused
+size      a body beyond the bound is refused before it is stored
 loads     the browser loads nothing from any other address (Content-Security-Policy)
 """
 
@@ -16,7 +16,7 @@ __all__ = ["LOOPBACK", "POLICY", "Guard"]
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 POLICY = (
     "default-src 'self'; img-src 'self' data: blob:; font-src 'self' data:; style-src 'self' 'unsafe-inline'; "
-    # The library compiles the templates of its elements in the browser.
+    # NiceGUI compiles the templates of its elements in the browser, which needs 'unsafe-eval'.
     "script-src 'self' 'unsafe-inline' 'unsafe-eval'; connect-src 'self'; object-src 'none'; base-uri 'none'; "
     "form-action 'self'; frame-ancestors 'none'"
 )
@@ -33,7 +33,7 @@ Application = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
 class Guard:
-    """ASGI middleware.  most_bytes: of a request's body.  hosts: names that requests may be for; empty allows all."""
+    """ASGI middleware.  most_bytes: largest body of a request.  hosts: allowed Host headers; empty allows all."""
 
     def __init__(self, app: Application, *, most_bytes: int, hosts: tuple[str, ...]) -> None:
         self._app, self._most_bytes, self._hosts = app, most_bytes, hosts
@@ -52,7 +52,7 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
 
     def _refusal(self, headers: dict[str, str]) -> tuple[int, str]:
-        """(status, reason), with an empty reason where there is nothing to refuse."""
+        """Return (status, reason) of a refusal; an empty reason accepts the request."""
         host = headers.get("host", "")
         if self._hosts and _name(host) not in self._hosts:
             return 421, f"this page is served as {' or '.join(self._hosts)}, not as {_name(host)!r}\n"
@@ -65,7 +65,7 @@ class Guard:
         return 200, ""
 
     def _bounded(self, receive: Receive) -> Receive:
-        """``receive`` that counts: a body need not state its length."""
+        """Wrap ``receive`` to count the bytes of the body, whose length may be unstated or wrong."""
         received = 0
 
         async def bounded() -> Message:
@@ -83,7 +83,7 @@ class Guard:
 
 
 def _name(host: str) -> str:
-    """``localhost:8080`` → localhost;  ``[::1]:8080`` → ::1."""
+    """Remove the port: ``localhost:8080`` → localhost;  ``[::1]:8080`` → ::1."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.rpartition(":")[0] if ":" in host else host

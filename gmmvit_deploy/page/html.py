@@ -1,4 +1,4 @@
-"""Answers and facts as HTML.  All text is escaped; pictures are part of the HTML, so nothing is fetched."""
+"""Convert answers and facts to HTML.  All text is escaped; pictures are embedded, so nothing is fetched."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ __all__ = [
     "thumbnail",
 ]
 
-_SHOWN_SIDE = 280  # pixels; small images are enlarged by a whole factor
+_SHOWN_SIDE = 280  # pixels; small images are enlarged by an integer factor
 
 
 def message_html(text: str, *, kind: str = "note") -> str:
-    """kind: ``note`` or ``error``; an error begins with the word, so that it is not known by its colour alone."""
+    """Return a paragraph.  kind: ``note`` or ``error``; an error begins with the word Error, besides its colour."""
     label = "<b>Error:</b> " if kind == "error" else ""
     return f'<p class="{kind}">{label}{escape(text)}</p>'
 
 
 def predictions_html(answer: Answer) -> str:
-    """A table: label, probability, and the same as a bar."""
+    """Return a table with label, probability and a bar of the probability."""
     rows = "".join(
         f'<tr><th scope="row">{escape(p.label)}</th><td>{p.probability:.1%}</td>'
         f'<td class="track"><div class="bar" style="width:{100 * p.probability:.2f}%"></div></td></tr>'
@@ -58,7 +58,7 @@ def predictions_html(answer: Answer) -> str:
 
 
 def agreement_html(answer: Answer, *, url: str | None) -> str:
-    """Whether each program agrees with PyTorch on this image, a sentence first; then the numbers."""
+    """Return whether each program agrees with PyTorch on this image: first in a sentence, then in numbers."""
     sentences = []
     if url is not None:
         sentences.append(_server_sentence(answer, url))
@@ -100,14 +100,14 @@ def _agreement_row(agreement: Agreement) -> str:
 
 
 def seen_html(answer: Answer) -> str:
-    """The picture after preprocessing, enlarged by a whole factor, with its size in words."""
+    """Return the picture after preprocessing, enlarged by an integer factor, with its size as alternative text."""
     height, width, channels = answer.pixels.shape
     alt = f"The image as the network sees it: {width}×{height} pixels, {channels} channels"
     return picture_html(shown_picture(answer.pixels), alt)
 
 
 def shown_picture(pixels: NDArray[Any]) -> Image.Image:
-    """uint8 (height, width, channels) → a picture large enough to look at."""
+    """Convert uint8 (height, width, channels) to a picture, enlarged by an integer factor if it is small."""
     picture = image_from_pixels(pixels)
     factor = max(1, _SHOWN_SIDE // max(picture.size))
     enlarged: Image.Image = picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
@@ -115,7 +115,7 @@ def shown_picture(pixels: NDArray[Any]) -> Image.Image:
 
 
 def steps_html(steps: tuple[Step, ...]) -> str:
-    """A row for each step: its time, a bar, and what a server's time consists of."""
+    """Return a table with a row for each step: its time, a bar, and the parts of a server's time."""
     longest = max(step.ms for step in steps) or 1.0
     rows = "".join(_step_row(step, longest) for step in steps)
     head = (
@@ -145,7 +145,7 @@ def _step_row(step: Step, longest: float) -> str:
 
 
 def _by_model(parts: Mapping[str, float]) -> list[tuple[str, list[str]]]:
-    """``gmmvit_network infer`` → ms  to  gmmvit_network → ``infer 1.41`` and so on; no model for the rest."""
+    """Group ``gmmvit_network infer`` → ms into gmmvit_network → ``infer 1.41`` and so on; the rest has no model."""
     models: dict[str, list[str]] = {}
     for name, ms in parts.items():
         model, _, part = name.rpartition(" ")
@@ -154,7 +154,7 @@ def _by_model(parts: Mapping[str, float]) -> list[tuple[str, list[str]]]:
 
 
 def parity_html(parity: ExportParity) -> str:
-    """The verdict, then the numbers folded away."""
+    """Return the verdict, with the numbers in a folded table."""
     rows = "".join(
         f'<tr><th scope="row">{escape(name)}</th><td>{largest:.2g}</td><td>{parity.limit:.2g}</td>'
         f"<td>{'yes' if largest <= parity.limit else 'NO'}</td></tr>"
@@ -171,7 +171,7 @@ def parity_html(parity: ExportParity) -> str:
 
 
 def facts_html(rows: Mapping[str, str]) -> str:
-    """Names and values."""
+    """Return names and values as a description list."""
     return "<dl>" + "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in rows.items()) + "</dl>"
 
 
@@ -180,7 +180,7 @@ def picture_html(picture: Image.Image, alt: str) -> str:
 
 
 def thumbnail(pixels: NDArray[Any], alt: str) -> str:
-    """A small picture of an example, for its button."""
+    """Return a small picture of an example, for its button."""
     return f'<img class="thumbnail" alt="{escape(alt)}" src="{_data_url(image_from_pixels(pixels))}">'
 
 

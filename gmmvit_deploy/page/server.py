@@ -1,4 +1,4 @@
-"""Serve the page of a trial until it is interrupted."""
+"""Serve the page of a trial until SIGINT or SIGTERM."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def require_page_library() -> Any:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Return True if only this machine can reach the address."""
     return host in LOOPBACK or host.startswith("127.")
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens.  port: 0 takes a free port.  Errors: InputError when the address cannot be used."""
+    """Return a listening socket.  port: 0 takes a free port.  Errors: InputError when the address cannot be used."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -50,15 +50,15 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 def url_of(listener: socket.socket) -> str:
-    """``http://127.0.0.1:8080``."""
+    """Return the URL of a listening socket, such as ``http://127.0.0.1:8080``."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def page_app(trial: Trial, *, host: str) -> Any:
-    """The ASGI application of the page.  host: the address it listens on; on loopback only names of this machine pass.
+    """Return the ASGI application of the page; create it once per process, since NiceGUI keeps a single application.
 
-    Call it once in a process: the library keeps a single application.
+    host: the address to listen on; on loopback only requests with a Host header of this machine pass.
     Errors: MissingDependencyError.
     """
     ui = require_page_library().ui
@@ -99,11 +99,11 @@ def serve_page(trial: Trial, listener: socket.socket, *, on_ready: Callable[[str
 
     async def startup(sockets: list[socket.socket] | None = None) -> None:
         await start(sockets)
-        # Not earlier: a signal is heard from now on.
+        # Signal handlers are installed only now.
         on_ready(url_of(listener))
 
     server.startup = startup
     with warnings.catch_warnings():
-        # As it starts, the library looks at every object of the process, and some of PyTorch's warn when looked at.
+        # At its start NiceGUI inspects every object of the process, and some of PyTorch's objects warn when inspected.
         warnings.filterwarnings("ignore", category=FutureWarning, message=r".*torch\.distributed")
         server.run(sockets=[listener])

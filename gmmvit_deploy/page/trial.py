@@ -1,10 +1,10 @@
-"""One encoded image → labels, the pixels that the network sees, the time of each step, and whether programs agree.
+"""Try an encoded image: labels, the pixels that the network sees, the time of each step, agreement of programs.
 
 bytes → decode and resize → pixels → normalise → tensor → network → logits → softmax → probabilities
 
-A program agrees when its logits lie within parity's limit of PyTorch's float64 logits and its class is PyTorch's, or
-the two classes lie so close that rounding within that limit exchanges them. The noise that the limit follows from is
-that of this image or that of the golden inputs, whichever is larger: a single image can have almost no noise by chance.
+A program agrees if its logits lie within parity's limit of PyTorch's float64 logits and it chooses PyTorch's class,
+or a class so close that rounding within that limit exchanges both. The limit is derived from the float32 noise of
+this image or of the golden inputs, whichever is larger, because a single image can have very little noise by chance.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """A program held against PyTorch on one image.
+    """A program compared with PyTorch on an image.
 
-    prediction: its likeliest class.  distance: largest distance of its logits from PyTorch's float64 logits, NaN where
+    prediction: its likeliest class.  distance: largest distance of its logits from PyTorch's float64 logits, NaN if
     they cannot be compared.  limit: the largest distance allowed.  derivation: of the limit, in words and numbers.
-    same_class: whether its class is PyTorch's.  close: whether it is another class, but within rounding.
+    same_class: whether it chooses PyTorch's class.  close: whether it chooses another class, but within rounding.
     """
 
     program: str
@@ -71,12 +71,12 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Answer:
-    """What the bundle makes of one image.
+    """The result for an image.
 
     predictions: likeliest first.  pixels: uint8 (height, width, channels), after decoding and resizing.
-    steps: as in the waterfall of ``gmmvit bench``.  agreements: of the local program, then of those of the server.
-    server_error: why the server gave no answer, with what to do; empty where it did, or where no server is asked.
-    other_bundle: what is wrong where the server serves another bundle; empty otherwise.
+    steps: as in the waterfall of ``gmmvit bench``.  agreements: of the local program, then of the server's programs.
+    server_error: why the server gave no answer, with a hint; empty if it answered or no server is asked.
+    other_bundle: a description of the mismatch if the server serves another bundle; else empty.
     """
 
     predictions: tuple[Prediction, ...]
@@ -90,14 +90,14 @@ class Answer:
 class Trial:
     """A bundle in this process, its PyTorch reference, and a server if an address is given.  A context manager.
 
-    masks: of every attention that has masks.  windows: name of an attention → how it divides the tokens.
-    notice: why our CPU kernels are not used; empty where they are, or are not asked for.
+    masks: of every attention layer with masks.  windows: name of an attention layer → how it divides the tokens.
+    notice: why our CPU kernels are not used; empty if they are used, or not requested.
     """
 
     def __init__(
         self, bundle: Bundle, *, url: str | None = None, model: str = DEFAULT_MODEL, cpu_kernels: bool = True
     ) -> None:
-        """url: of a Triton server, which need not run yet.
+        """url: of a Triton server, which may start later.
 
         Errors: InputError when the bundle does not state how images are normalised, or the address cannot be read;
         BundleError when its weights or graph cannot be loaded.
@@ -126,12 +126,12 @@ class Trial:
         self.close()
 
     def close(self) -> None:
-        """Give back the programs and the connection."""
+        """Release the programs and close the connection."""
         self.runner.close()
         self._forget_server()
 
     def answer(self, data: bytes) -> Answer:
-        """Answer for one encoded image.  Errors: ImageError when it cannot be used; whatever the runner raises."""
+        """Classify an encoded image.  Errors: ImageError when it cannot be used; whatever the runner raises."""
         image = self.bundle.manifest.image
         try:
             pixels, decode_ms = _timed(lambda: image.pixels_from_bytes(data))
@@ -155,7 +155,7 @@ class Trial:
                     times.append((program, ms, parts))
                     agreements.append(self._agreement(program, rows, exact, noise, server.precision))
             except GmmvitError as exc:
-                # The next image asks again: the server may be back by then.
+                # Reconnect for the next image: the server may be back by then.
                 self._forget_server()
                 server_error = f"{exc} ({exc.hint})"
         return Answer(
@@ -206,7 +206,7 @@ class Trial:
 def _asked(
     runner: TritonRunner, inputs: NDArray[Any], data: bytes
 ) -> Iterator[tuple[str, NDArray[Any], float, dict[str, float]]]:
-    """(program, logits, median ms, parts of the time) of the server's network, and of its ensemble, which decodes."""
+    """Yield (program, logits, median ms, parts of the time) for the server's network and for its decoding ensemble."""
     server = runner.server
     encoded = np.array([[data]], dtype=np.object_)
     requests: tuple[tuple[str, tuple[str, ...], Callable[[], NDArray[Any]]], ...] = (
@@ -223,19 +223,19 @@ def _asked(
         logits, times_ms = _repeated(request)
         after = [server.connection.timings(model) for model in models]
         parts = server_parts(models, before, after)
-        # The server states means, so what it does not account for is the rest of the mean.
+        # The server reports mean times, so the unexplained rest is also a part of the mean.
         unexplained = max(0.0, float(np.mean(times_ms)) - sum(parts.values()))
         yield program, logits, float(np.median(times_ms)), {**parts, "unexplained": unexplained}
 
 
 def _timed(work: Callable[[], _Result]) -> tuple[_Result, float]:
-    """(result, median time in ms)."""
+    """Return (result, median time in ms)."""
     result, times_ms = _repeated(work)
     return result, float(np.median(times_ms))
 
 
 def _repeated(work: Callable[[], _Result]) -> tuple[_Result, list[float]]:
-    """(result, time in ms of each repeat): a few repeats, as many as fit into a moment."""
+    """Return (result, time in ms of each repeat): up to 5 repeats, fewer if they take longer than 300 ms in all."""
     times_ms: list[float] = []
     while True:
         start = time.perf_counter()

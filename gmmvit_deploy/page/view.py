@@ -1,7 +1,7 @@
-"""The page: three ways to give an image, and what the bundle makes of it.  Drawn with NiceGUI.
+"""The page, drawn with NiceGUI: three ways to give an image, and the bundle's answer.
 
-Each visitor has a `Visit` with its own pictures and choices. All share a trial and a thread: images are answered in
-turn, so neither memory nor times depend on the number of visitors.
+Each visitor has a `Visit` with their own pictures and choices. All visitors share a trial and a single worker thread:
+images are answered in sequence, so that neither memory nor times depend on the number of visitors.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Visit:
     def __init__(self, trial: Trial, answer: Callable[[bytes], Any]) -> None:
         self._trial, self._answer = trial, answer
         self._ui = require_page_library().ui
-        # Until an image is given, masks lie over the middle of nothing: a grey field.
+        # Until an image is given, masks are drawn over a grey field.
         self._picture: Image.Image | None = None
         self._layer = self._head = 0
         self._token = [self._grid() // 2] * 2 if trial.masks else []
@@ -202,7 +202,7 @@ class Visit:
         self._steps = self._html(html.message_html("No image yet.")).classes("steps-table")
 
     async def _show(self, data: bytes, source: str) -> None:
-        """Answer for an image; what cannot be answered is reported in its place."""
+        """Show the answer for an image, or the error in its place."""
         self._status.set_content(html.message_html(f"Working on {source}."))
         try:
             answer = await self._answer(data)
@@ -210,7 +210,7 @@ class Visit:
             self._fail(f"{source}: {exc}", hint=exc.hint)
             return
         except Exception as exc:
-            # The last line of defence: a visitor gets no traceback, whoever runs the page does.
+            # Last resort: the traceback goes to the log of whoever runs the page, not to the visitor.
             _log.exception("no answer for %s", source)
             self._fail(f"{source}: unexpected {type(exc).__name__}; the program that serves this page logged it")
             return
@@ -223,7 +223,7 @@ class Visit:
         self._draw_mask()
 
     def _fail(self, message: str, *, hint: str = "") -> None:
-        """An error in place of the answer; nothing of an earlier image stays beside it."""
+        """Show an error in place of the answer, and remove the results of the image before."""
         self._status.set_content(html.message_html(f"{message}{f' ({hint})' if hint else ''}", kind="error"))
         for element in (self._predictions, self._agreement, self._seen):
             element.set_content("")
@@ -253,7 +253,7 @@ class Visit:
         self._draw_mask()
 
     def _slider(self, label: str, axis: int) -> Any:
-        """The browser's own slider: a press of a key is never lost to an answer that is still on its way."""
+        """Add the browser's own slider, which loses no key press while an earlier update is under way."""
         ui, last = self._ui, self._grid() - 1
         with ui.element("label").classes("slider"):
             self._html(f'<span class="quiet">{label}</span>')
@@ -302,7 +302,7 @@ class Visit:
 
 
 def data_from_url(url: object) -> bytes:
-    """The bytes of a PNG as a data URL, which a browser sends.  Errors: InputError on anything else."""
+    """Decode the PNG data URL that a browser sends.  Errors: InputError on anything else."""
     prefix = "data:image/png;base64,"
     if not isinstance(url, str) or not url.startswith(prefix):
         raise InputError("the drawing: expected a PNG as a data URL")

@@ -1,9 +1,10 @@
-"""Is the runner right as often as PyTorch is?  Judged on an interval, not on the number alone.
+"""Compare the runner's accuracy with PyTorch's, by the confidence interval of the difference.
 
 gate g as in MLPerf:  runner's top-1 ≥ g · PyTorch's top-1;   0.999 for fp32, fp16, bf16;  0.99 for int8, fp8
-passed     the whole interval of the difference lies at or above (g − 1) · PyTorch's top-1
-failed     the whole interval lies below it
-undecided  it lies on both sides: too few images to decide
+bound      (g − 1) · PyTorch's top-1: the lowest difference that passes
+passed     the whole interval of the difference lies at or above the bound
+failed     the whole interval lies below the bound
+undecided  the interval contains the bound: too few images to decide
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ _TOLD_APART = 0.5
 
 
 def gate_of(precision: Precision, asked: float | None) -> float:
-    """Errors: InputError on a gate that is no share."""
+    """Return the requested gate, or MLPerf's gate for the precision.
+
+    Errors: InputError when the gate lies outside (0, 1].
+    """
     if asked is not None and not 0 < asked <= 1:
         raise InputError(f"--gate: expected a share of PyTorch's accuracy, such as 0.999, got {asked}")
     return asked if asked is not None else GATES[precision]
@@ -37,9 +41,10 @@ def gate_of(precision: Precision, asked: float | None) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Classes:
-    """From the data's class index to the index of the bundle's logit.
+    """Map the data's class index to the index of the bundle's logit.
 
-    to_logit: None where the data's classes are the bundle's, in order.  note: what was done, or is not known.
+    to_logit: None if the data has the bundle's classes in the same order, or names no classes.
+    note: how the classes were matched, in words.
     """
 
     to_logit: tuple[int, ...] | None
@@ -47,9 +52,9 @@ class Classes:
 
 
 def classes_of(data: Sequence[str], labels: Sequence[str], source: str) -> Classes:
-    """Bring the classes of the data and the labels of the bundle together, by name.
+    """Match the data's classes with the bundle's labels, by name.
 
-    Errors: InputError when they are not the same classes.
+    Errors: InputError when the data has classes that the bundle lacks.
     """
     if not data:
         return Classes(to_logit=None, note="the data names no classes; its labels are taken as indices of the logits")
@@ -74,7 +79,7 @@ def classes_of(data: Sequence[str], labels: Sequence[str], source: str) -> Class
 
 
 class Accuracy:
-    """Collects right and wrong, image after image, of PyTorch and one runner."""
+    """Count correct and wrong answers of PyTorch and of a runner, batch by batch."""
 
     def __init__(self, labels: Sequence[str], classes: Classes) -> None:
         count = len(labels)
@@ -85,9 +90,11 @@ class Accuracy:
         self._unlabelled = 0
 
     def add(self, labels: Sequence[int | None], trained: NDArray[Any], found: NDArray[Any]) -> None:
-        """labels: the data's; trained, found: logits (B, C).  A row that is not finite is wrong.
+        """Add a batch; a row with a value that is not finite counts as wrong.
 
-        Errors: InputError when a label is none of the model's classes.
+        labels: the data's class indices; None marks an unlabelled image, which is counted and left out.
+        trained, found: logits (B, C) of PyTorch and of the runner.
+        Errors: InputError when a label lies outside the model's classes.
         """
         known = np.array([label is not None for label in labels], bool)
         self._unlabelled += int((~known).sum())
@@ -109,7 +116,7 @@ class Accuracy:
         return _paired(self._top1.sum(0))
 
     def per_class(self) -> list[dict[str, Any]]:
-        """For every class that occurs: images, right by PyTorch, right by the runner."""
+        """Return for every class that occurs: its images, and how many PyTorch and the runner classify correctly."""
         return [
             {
                 "class": self._labels[index],
@@ -122,7 +129,7 @@ class Accuracy:
         ]
 
     def check(self, gate: float) -> Check:
-        """Judge top-1 against the gate; top-5 is told and not gated."""
+        """Judge top-1 against the gate; top-5 is reported without a gate."""
         if not self._top1.sum():
             why = f"none of the {self._unlabelled} images has a true class"
             return Check(name="accuracy", verdict="skipped", says=why, reasons=(why,))
@@ -158,9 +165,9 @@ class Accuracy:
         )
 
     def _order_problem(self, pairs: Paired) -> str:
-        """PyTorch tells the classes apart, under other names: the labels are permuted.
+        """Return a reason if the labels are permuted: PyTorch separates the classes, but under other names.
 
-        Some permutation fits any few answers, so several images of each class are asked for.
+        With few images some permutation always fits, so at least `_IMAGES_A_CLASS` images per class are required.
         """
         if pairs.images < _IMAGES_A_CLASS * np.count_nonzero(self._answers.sum(1)):
             return ""
@@ -176,7 +183,10 @@ class Accuracy:
 
 
 def _best_renaming(answers: NDArray[Any]) -> dict[int, int]:
-    """True class → the class it is called, one to one, the most frequent first.  answers: (C, C) counts."""
+    """Map each true class to the class PyTorch chose for it; greedy and injective, most frequent pairs first.
+
+    answers: (C, C) counts of (true class, class chosen by PyTorch).
+    """
     rows, columns = np.unravel_index(np.argsort(-answers, axis=None, kind="stable"), answers.shape)
     renamed: dict[int, int] = {}
     taken: set[int] = set()
@@ -190,7 +200,7 @@ def _best_renaming(answers: NDArray[Any]) -> dict[int, int]:
 
 
 def _right(logits: NDArray[Any], true: NDArray[Any], top: int) -> NDArray[Any]:
-    """Whether fewer than ``top`` classes come before the true one; of equal logits the first comes first."""
+    """Return (B,) bool: the true class is among the ``top`` largest logits; ties go to the lower class index."""
     own = logits[np.arange(len(true)), true][:, None]
     classes = np.arange(logits.shape[1])
     before = (logits > own) | ((logits == own) & (classes < true[:, None]))

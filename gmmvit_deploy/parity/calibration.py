@@ -1,9 +1,9 @@
-"""Was a quantised graph calibrated on images like these?
+"""Check that a quantised graph was calibrated on images like the data's.
 
-For every activation that is quantised: the error that its calibrated bound gives on this data, over
-the error of the bound that this data itself would give. Bounds from other images of the same kind come
-near 1 (eight digits: 1.9 at worst, five hundred: 1.0); bounds from noise do not (5 to 11, on the
-demo's model). Accuracy may not show it: a robust model stays right for a while.
+For every quantised activation: the error that its calibrated bound gives on this data, divided by the error of the
+bound that this data itself would give. Bounds from other images of the same kind give a ratio near 1 (from eight
+digits at most 1.9, from five hundred 1.0); bounds from noise give 5 to 11 (on the demo's model). Accuracy alone may
+not show a wrong calibration, because a robust model tolerates some error.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ from gmmvit_deploy.variants import open_variant
 __all__ = ["check_calibration"]
 
 MOST_EXCESS = 3.0
-"""Between 1.9, the worst of a right calibration, and 5, the best of a wrong one."""
+"""Largest ratio allowed: between 1.9, the worst of a correct calibration, and 5, the best of a wrong calibration."""
 _MOST_NAMED = 3
 
 
 def check_calibration(bundle: Bundle, precision: Precision, batches: Iterable[NDArray[Any]]) -> Check:
-    """batches: of real images, as the graph takes them.  Errors: InputError when there is none."""
+    """Compare the calibrated bounds with those of the data.
+
+    batches: of real images (B, …) as the graph takes them.  Errors: InputError when there are no batches.
+    """
     record = open_variant(bundle, precision).record
     calibration = record.calibration if record else None
     if record is None or calibration is None:

@@ -1,17 +1,17 @@
-"""Is what runs the model that was trained?  All checks of any number of runners, in one pass over the inputs.
+"""Compare any number of runners with PyTorch: all parity checks in a single pass over the inputs.
 
     constants         masks and biases in the graph, bit for bit                       (bundle)
     reference         PyTorch here against PyTorch at export                           (bundle)
-    numeric           logits against float64, within what float32 itself is off by
-    decisions         the class, and the margin of every flip
+    numeric           logits against float64, with a limit derived from float32's error
+    decisions         the chosen class, and the margin of every flip
     accuracy          top-1 and top-5 on labelled images, with a gate on the interval
-    batch invariance  an answer does not depend on what it is batched with
+    batch invariance  logits do not depend on the other images of the batch
     calibration       the bounds of a quantised graph fit the data                     (int8, fp8)
     preprocessing     raw bytes → tensor → logits
-    served            every answer goes back to the request that asked                 (Triton)
-    localize          the first block that drifts                                      (when asked)
+    served            every answer goes back to its own request                        (Triton)
+    localize          the first block whose error exceeds the tolerance                (--localize)
 
-Every input goes through PyTorch once and through each runner once, and only numbers are kept.
+Every input goes through PyTorch once and through each runner once; statistics are kept, images are not.
 """
 
 from __future__ import annotations
@@ -55,10 +55,12 @@ _SAMPLES = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParityOptions:
-    """data: labelled images; limit: how many of them, spread evenly.
+    """Options of a parity run.
 
-    on_broken: what a broken image does, ``fail`` or ``skip``.  gate: share of PyTorch's top-1 that is
-    wanted; None is MLPerf's for the runner's precision.  localize: error by block.
+    data: labelled images.  limit: number of images to use, spread evenly over the data; None uses all.
+    on_broken: ``fail`` ends the run at a broken image, ``skip`` leaves it out.
+    gate: required share of PyTorch's top-1; None takes MLPerf's gate for the runner's precision.
+    localize: also measure the error block by block.
     """
 
     data: Images | None = None
@@ -85,9 +87,9 @@ def check_parity(
 ) -> ParityReport:
     """Run every check on every runner.
 
-    skipped: runners that were left out, each with the reason, for the report. .
+    skipped: runners that were left out, each with the reason, for the report.
     Errors: InputError on data that does not fit the bundle; ImageError on a broken image; whatever a
-    runner raises. A difference is no error but a report that did not pass.
+    runner raises. A difference raises no error; it makes the report's verdict ``failed``.
     """
     if not runners:
         raise InputError("no runner was named")
@@ -125,7 +127,7 @@ def check_parity(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Known:
-    """A batch with what PyTorch says of it."""
+    """A batch with PyTorch's logits: ``trained`` in float32, ``exact`` in float64, both (B, C)."""
 
     batch: Batch
     trained: NDArray[Any]
@@ -133,7 +135,7 @@ class _Known:
 
 
 class _Tally:
-    """What is collected of one runner."""
+    """Collect a runner's results over all inputs."""
 
     def __init__(self, bundle: Bundle, runner: Runner, options: ParityOptions) -> None:
         self._bundle, self._runner, self._options = bundle, runner, options
@@ -148,7 +150,7 @@ class _Tally:
         self._found: dict[str, NDArray[Any]] = {}
 
     def add(self, inputs: str, known: _Known, *, keep: bool = False) -> None:
-        """Run a batch of the set called ``inputs``, and note how far off it is."""
+        """Run a batch of the input set ``inputs`` and record its distances; ``keep`` stores the logits too."""
         found = self._runner.rows(known.batch.inputs)
         if keep:
             self._found[inputs] = found
@@ -167,7 +169,7 @@ class _Tally:
     def report(
         self, reference: Reference, kept: dict[str, _Known], samples: Sequence[Sample], on_progress: OnProgress
     ) -> RunnerReport:
-        """Judge what was collected, and run the checks that need inputs of their own."""
+        """Judge the collected results, and run the checks that need their own inputs."""
         runner, bundle, sets = self._runner, self._bundle, self.sets()
         random = kept["random"]
         limit = next(one.limit for one in sets if one.inputs == "random")
@@ -258,7 +260,7 @@ def _known(reference: Reference, stream: ImageStream, on_progress: OnProgress) -
 
 
 def _samples(bundle: Bundle, reference: Reference, stream: ImageStream) -> list[Sample]:
-    """Some images of the data as a client would send them, with what PyTorch says of them."""
+    """Return up to `_SAMPLES` images of the data as a client would send them, with PyTorch's float64 logits."""
     usable = [index for index in map(int, stream.indices()) if index not in stream.broken_indices]
     chosen = usable[:: max(1, len(usable) // _SAMPLES)][:_SAMPLES]
     pixels = np.stack([stream.images.pixels(index, bundle.manifest.image) for index in chosen])

@@ -1,4 +1,4 @@
-"""Are the masks and biases in ``model.onnx`` those that folding the bundle's own weights gives, bit for bit?"""
+"""Check that the masks and biases in ``model.onnx`` are, bit for bit, the result of folding the bundle's weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["check_constants"]
 
 
 def check_constants(bundle: Bundle, model: Model) -> Check:
-    """model: rebuilt from the bundle's weights.  Says which layers differ, in the graph and in the manifest."""
+    """Name the layers whose constants differ, in the graph or in the manifest.  model: rebuilt from the weights."""
     folded = fold(model)
     reasons = []
     for kind, constants, records in (

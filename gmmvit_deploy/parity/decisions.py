@@ -1,8 +1,8 @@
-"""Does the runner choose the class that PyTorch chooses, and how near was it where it does not?
+"""Compare the class that the runner chooses with PyTorch's; a flip is an input with different classes.
 
-margin of a flip = t[PyTorch's class] − t[the runner's class], t the float64 logits. Two logits that
-may each be off by the limit can change places when they lie within twice the limit: such a flip is
-within the noise. A flip at a larger margin is a wrong answer.
+margin of a flip = t[PyTorch's class] − t[the runner's class], t the float64 logits. Each logit may be off by the
+limit, so two logits within twice the limit can change places: such a flip is within the noise. A flip at a larger
+margin is a wrong answer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _MOST_LISTED = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flip:
-    """wanted: label of PyTorch's class; found: of the runner's."""
+    """An input that the runner and PyTorch classify differently.
+
+    wanted: label of PyTorch's class.  found: label of the runner's class.
+    """
 
     where: str
     wanted: str
@@ -34,7 +37,7 @@ class Flip:
 
 
 class Decisions:
-    """Collects one image after the other; numbers for each are kept, images are not."""
+    """Accumulate decisions batch by batch; margin and error of each image are kept, images are not."""
 
     def __init__(self, labels: Sequence[str]) -> None:
         self._labels = labels
@@ -45,7 +48,7 @@ class Decisions:
         self._flips: list[tuple[str, int, int, float]] = []
 
     def add(self, where: Sequence[str], found: NDArray[Any], trained: NDArray[Any], exact: NDArray[Any]) -> None:
-        """found: the runner's logits (B, C), finite; trained: PyTorch's; exact: the same in float64."""
+        """Add a batch.  found: the runner's logits (B, C), finite; trained: PyTorch's; exact: PyTorch's in float64."""
         wanted_class, found_class = trained.argmax(1), found.argmax(1)
         rows = np.arange(len(found))
         runner_up = np.partition(exact, -2, axis=1)[:, -2] if exact.shape[1] > 1 else exact[:, 0]
@@ -59,13 +62,13 @@ class Decisions:
             self._flips.append((where[row], int(wanted_class[row]), int(found_class[row]), float(margins[row])))
 
     def points(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """(margin, largest error, flipped) of every image, for the plot."""
+        """Return (margin, largest error, flipped) of every image, (N,) each, for the plot."""
         if not self._margins:
             return np.zeros(0, np.float32), np.zeros(0, np.float32), np.zeros(0, bool)
         return np.concatenate(self._margins), np.concatenate(self._errors), np.concatenate(self._flipped)
 
     def check(self, limit: Limit) -> Check:
-        """Fails on a flip that the noise does not explain."""
+        """Fail if any flip has a margin beyond the noise, or if no logits were comparable."""
         margins, errors, flipped = self.points()
         threshold = 2 * limit.largest
         total = int(flipped.sum())
@@ -113,6 +116,6 @@ class Decisions:
 
 
 def _nearest(margins: NDArray[Any], errors: NDArray[Any], flipped: NDArray[Any]) -> float | None:
-    """The largest share of its margin that any unflipped input's error took up, 1 being a possible flip."""
+    """Return the largest 2 · error / margin of any input that did not flip; from 1 on a flip is possible."""
     steady = ~flipped & (margins > 0)
     return float((2 * errors[steady] / margins[steady]).max()) if steady.any() else None

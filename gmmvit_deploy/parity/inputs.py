@@ -1,7 +1,7 @@
-"""What runners are held to parity on: golden inputs, fresh random ones, and real images in a stream.
+"""The inputs of a parity run: golden inputs, fresh random inputs, and a stream of real images.
 
-Three sets, each a stream of batches of what the bundle's graph takes; nothing holds more than one
-batch of them.
+Golden and random inputs are a single batch each; real images are read batch by batch, so that memory holds no more
+than a batch of them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ _NAMED_BROKEN = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Batch:
-    """inputs (B, …) as the graph takes them.  where: words that find each again.  labels: true classes or None."""
+    """A batch of inputs.
+
+    inputs: (B, …) as the graph takes them.  where: a text that identifies each input.  labels: true classes or None.
+    """
 
     inputs: NDArray[Any]
     where: tuple[str, ...]
@@ -38,7 +41,7 @@ class Batch:
 
 
 def golden_batch(bundle: Bundle) -> tuple[Batch, NDArray[Any]]:
-    """The golden inputs, raw images behind them, and the logits that were stored for all of them."""
+    """Return the golden inputs followed by the golden images, and the logits stored for all of them."""
     golden = bundle.golden_set()
     inputs, logits = golden.inputs, golden.logits
     where = [f"golden input {index}" for index in range(len(inputs))]
@@ -50,16 +53,16 @@ def golden_batch(bundle: Bundle) -> tuple[Batch, NDArray[Any]]:
 
 
 def random_batch(bundle: Bundle) -> Batch:
-    """Inputs that are the same in every run and that no bundle has stored."""
+    """Return 32 random inputs: the same in every run, and stored in no bundle."""
     where = tuple(f"random input {index}" for index in range(_RANDOM))
     return Batch(inputs=fresh_inputs(bundle, _RANDOM), where=where, labels=(None,) * _RANDOM)
 
 
 def fresh_inputs(bundle: Bundle, count: int, *, seed: int = _SEED) -> NDArray[Any]:
-    """Patches of one colour with some noise on them, of all contrasts.
+    """Return ``count`` random images as the graph takes them: noisy patches of colour, of varying contrast.
 
-    White noise alone would not do: all of it looks alike to a vision transformer, and a row that
-    got its neighbour's answer would not be noticed.
+    Not white noise: a vision transformer gives nearly the same logits for every white-noise image, so a row with
+    its neighbour's answer would go unnoticed.
     """
     generator = np.random.default_rng(seed)
     height, width, channels = bundle.manifest.image.pixels_shape
@@ -78,7 +81,10 @@ def fresh_inputs(bundle: Bundle, count: int, *, seed: int = _SEED) -> NDArray[An
 
 
 def open_images_of(source: str) -> Images:
-    """``--data``: named data, or a path alone: a folder of class folders, or an array file."""
+    """Open the value of ``--data``: named data, a folder of class folders, or an array file (.npz, .npy).
+
+    Errors: InputError on any other value.
+    """
     if is_named(source):
         return open_data(source)
     path = Path(source)
@@ -94,9 +100,9 @@ def open_images_of(source: str) -> Images:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ImageStream:
-    """Iterate over it once: batches of a data set's images, spread evenly where not all are taken.
+    """Batches of a data set's images, spread evenly if ``limit`` leaves some out.  Iterate over it once only.
 
-    broken: (where, why) of the first of those that could not be decoded; broken_indices are all of them.
+    broken: (where, why) of the first 100 images that could not be decoded.  broken_indices: indices of all of these.
     sha256: of the pixels of every image that was handed out, in order.
     """
 
@@ -116,7 +122,7 @@ class ImageStream:
 
     @property
     def count(self) -> int:
-        """How many images will be tried."""
+        """How many images are read, broken images included."""
         return len(self.images) if self.limit is None else min(self.limit, len(self.images))
 
     @property
@@ -124,11 +130,14 @@ class ImageStream:
         return str(self._digest.hexdigest())
 
     def indices(self) -> NDArray[Any]:
-        """Of the images that are taken, ascending and distinct."""
+        """Return the indices of the images to read, ascending and distinct."""
         return (np.arange(self.count) * len(self.images)) // self.count
 
     def __iter__(self) -> Iterator[Batch]:
-        """Errors: ImageError on a broken image, unless they are to be skipped."""
+        """Yield batches.
+
+        Errors: ImageError on a broken image with ``on_broken="fail"``; InputError when no image can be decoded.
+        """
         image = self.bundle.manifest.image
         pixels: list[NDArray[Any]] = []
         taken: list[int] = []

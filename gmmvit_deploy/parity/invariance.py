@@ -1,14 +1,15 @@
-"""An image's answer must not depend on what it is batched with.
+"""Check that an image's logits do not depend on the other images of its batch.
 
-For every batch size (1, 2, 3, an odd one, the largest; of every optimisation profile):
+For every batch size (1, 2, 3, an odd size in the middle, the largest; of every optimisation profile):
 
-    alone         row k in a batch by itself, or in the smallest there is
-    duplicates    one image in every row: all rows alike
-    permutations  rows in another order: answers in that order
+    alone         row k in a batch by itself, or in the smallest batch that the runner takes
+    duplicates    the same image in every row: all rows equal
+    permutations  rows in another order: logits in that order
     neighbours    row k stays, every other row is another image
 
-Two runs of one row may be rounded differently, so they may be as far apart as one may be from the
-truth. Which row an answer belongs to needs no tolerance: the one whose reference is by far the nearest.
+Two runs of the same row may be rounded differently, so their difference is held to the limit that applies to the
+distance from float64. Assigning an answer to a row needs no tolerance: it belongs to the row with the nearest
+reference, if that reference is nearer by far.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ _SEED = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One way of batching at one size.  largest: difference of a row's logits between the two ways."""
+    """A row's logits compared between two ways of batching.
+
+    way: as listed in the module's head.  largest: largest absolute difference of a row's logits between both ways.
+    """
 
     way: str
     batch: int
@@ -44,7 +48,7 @@ class Trial:
 
 
 def batch_sizes(ranges: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
-    """Of each range the smallest and the next two, an odd one in the middle, and the largest."""
+    """Return for each (smallest, largest) range: the three smallest sizes, an odd size in the middle, the largest."""
     sizes = set()
     for least, most in ranges:
         middle = (least + most) // 2
@@ -54,9 +58,10 @@ def batch_sizes(ranges: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
 
 
 def mixed_up(found: NDArray[Any], wanted: NDArray[Any]) -> list[tuple[int, int]]:
-    """(row, whose answer it got) of every row that is far nearer to another row's reference than to its own.
+    """Return (row, row whose answer it got) for every row far nearer to another row's reference than to its own.
 
-    Four times nearer: what a coarse precision does to an answer is not mistaken for a neighbour's.
+    found, wanted: logits (B, C) of the runner and of the reference.  "Far nearer" is a factor of four in Euclidean
+    distance, so that the rounding of a coarse precision is not taken for a neighbour's answer.
     """
     if found.shape != wanted.shape:
         return []
@@ -77,7 +82,10 @@ def check_invariance(
     *,
     on_progress: OnProgress = ignore,
 ) -> Check:
-    """inputs: (≥ 2, …) images that differ; exact: their float64 logits.  Errors: whatever the runner raises."""
+    """Batch the same images in the ways listed above and compare their logits.
+
+    inputs: at least 2 distinct images (N, …).  exact: their float64 logits (N, C).  Errors: whatever the runner raises.
+    """
     sizes = batch_sizes(runner.ranges)
     trials: list[Trial] = []
     reasons: list[str] = []
@@ -114,7 +122,7 @@ def check_invariance(
 def _ways(
     runner: Runner, inputs: NDArray[Any], rows: NDArray[Any], answers: NDArray[Any], generator: np.random.Generator
 ) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
-    """(way, logits one way, logits the other way) of the same rows."""
+    """Yield (way, logits of this way, logits of the ordinary batch) for the same rows."""
     size = len(rows)
     smallest = min(least for least, _ in runner.ranges)
     watched = generator.permutation(size)[:_ROWS_ALONE]

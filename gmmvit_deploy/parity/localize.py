@@ -1,9 +1,8 @@
-"""Where does it drift?  The output of every block, against the same block of float64 PyTorch.
+"""Localise an error: compare the output of every block with the same block of float64 PyTorch.
 
-The graph that the runner runs, our kernels included where it has them, is run once more with the
-blocks' outputs made outputs of the graph. That can keep a runtime from fusing across them, so the
-logits of this second run are compared with those of the graph as it is, and the difference is told:
-what was looked at is not more changed than that.
+The runner's graph, with our kernels if it uses them, is run a second time with the blocks' outputs added to the
+graph's outputs. Additional outputs can keep a runtime from fusing operators across them, so the logits of this
+second run are compared with those of the unchanged graph, and their difference is reported.
 """
 
 from __future__ import annotations
@@ -36,7 +35,11 @@ NAME = "localize"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockError:
-    """limit: None where the precision gives none.  growth: relative L2 over that of the block before."""
+    """The error of a block's output.
+
+    limit: largest absolute error allowed; None if the precision has no tolerance by block.
+    growth: relative L2 error divided by that of the block before.
+    """
 
     block: str
     largest: float
@@ -49,8 +52,8 @@ class BlockError:
 def localize(reference: Reference, runner: Runner, inputs: NDArray[Any]) -> Check:
     """Name the first block of the runner's graph whose output leaves the tolerance.
 
-    For a runner whose own program cannot be read, an engine or a server, this is the bundle's graph of
-    its precision in ONNX Runtime, and the check says so.
+    An engine's or a server's program cannot be read; for these the bundle's graph of the same precision runs in
+    ONNX Runtime instead, and the check's result states this.
     Errors: BundleError when the runtime cannot run the graph.
     """
     graph, why_not = runner.inspectable()
@@ -92,12 +95,12 @@ def localize(reference: Reference, runner: Runner, inputs: NDArray[Any]) -> Chec
 
 
 def blocks_of(model: Model) -> tuple[str, ...]:
-    """Names of the modules between which a drift is looked for, in the order in which they run."""
+    """Return the names of the modules whose outputs are compared, in the order in which they run."""
     return family_of(model.spec).blocks(model.spec)
 
 
 def last_tensors(proto: ModelProto, names: Iterable[str]) -> dict[str, str]:
-    """Block → the last tensor that a node of it makes."""
+    """Map each block to the output of its last node in the graph."""
     last: dict[str, str] = {}
     for node in proto.graph.node:
         module = node.name.partition("/")[0]
@@ -108,7 +111,7 @@ def last_tensors(proto: ModelProto, names: Iterable[str]) -> dict[str, str]:
 
 
 def _outputs(model: Model, names: Iterable[str], tensors: torch.Tensor) -> dict[str, NDArray[Any]]:
-    """Output of each named module, and the logits."""
+    """Return the output of each named module, and the logits."""
     caught: dict[str, NDArray[Any]] = {}
 
     def catch(name: str) -> Any:
@@ -135,7 +138,7 @@ def _errors(
     before = 0.0
     for name, tensor in tensors.items():
         if tensor not in found or found[tensor].size != exact[name].size:
-            continue  # a graph in another form may have no tensor that is this block's output
+            continue  # an optimised graph may have no tensor that equals this block's output
         noise, error = ErrorMeasure(), ErrorMeasure()
         noise.add(trained[name], exact[name])
         error.add(found[tensor].reshape(exact[name].shape), exact[name])

@@ -1,7 +1,7 @@
-"""Distances between logits, collected batch by batch in memory that does not grow.
+"""Measure distances between logits f and reference logits w, batch by batch in constant memory.
 
-largest = max |f − w|      p99: 99 % of all |f − w| are at most this      rms = √(mean (f − w)²)
-relative L2 = ‖f − w‖ / ‖w‖      cosine = the smallest of any row,  f·w / (‖f‖ ‖w‖)
+largest = max |f − w|      p99 = 99th percentile of all |f − w|      rms = √(mean (f − w)²)
+relative L2 = ‖f − w‖ / ‖w‖      cosine = smallest  f·w / (‖f‖ ‖w‖)  of any row
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from gmmvit_deploy.tolerances import Noise
 __all__ = ["ErrorMeasure", "Errors", "distance"]
 
 _DECADES = (-18, 6)
-_BINS_A_DECADE = 100  # a 99th percentile is told to 2.3 %, from above
+_BINS_A_DECADE = 100  # the 99th percentile is rounded up by at most 2.3 %
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errors:
-    """rows: of logits.  broken: rows that hold something not finite; no distance includes them."""
+    """Distances as defined above.
+
+    rows: number of rows of logits.  broken: rows with a value that is not finite, left out of every distance.
+    """
 
     rows: int
     broken: int
@@ -35,14 +38,14 @@ class Errors:
 
 
 def distance(found: NDArray[Any], wanted: NDArray[Any]) -> float:
-    """Largest |found − wanted|; NaN when they are of different shapes or something is not finite."""
+    """Return the largest |found − wanted|; NaN if the shapes differ or a value of ``found`` is not finite."""
     if found.shape != wanted.shape or not np.isfinite(found).all():
         return math.nan
     return float(np.abs(found - wanted).max())
 
 
 class ErrorMeasure:
-    """``add(found, wanted)`` as often as there are batches, then ``errors()``."""
+    """Accumulate distances: call ``add(found, wanted)`` for each batch, then ``errors()``."""
 
     def __init__(self) -> None:
         low, high = _DECADES
@@ -53,7 +56,7 @@ class ErrorMeasure:
         self._cosine = 1.0
 
     def add(self, found: NDArray[Any], wanted: NDArray[Any]) -> None:
-        """found, wanted: (B, C), or (B, …) of anything else that has rows."""
+        """Add a batch; found, wanted: (B, C) logits, or any other arrays (B, …), flattened to rows."""
         found, wanted = (np.asarray(a, np.float64).reshape(len(a), -1) for a in (found, wanted))
         self._rows += len(found)
         whole = np.isfinite(found).all(1)
@@ -85,16 +88,16 @@ class ErrorMeasure:
         )
 
     def noise(self) -> Noise:
-        """The same, as what a limit is derived from: found is float32, wanted float64."""
+        """Return the distances as the noise that a limit is derived from: ``found`` float32, ``wanted`` float64."""
         errors = self.errors()
         return Noise(largest=errors.largest, rms=errors.rms, scale=self._scale)
 
     def _percentile(self, share: float) -> float:
         reached = int(np.searchsorted(np.cumsum(self._counts), math.ceil(share * self._values)))
         if reached == 0:
-            return 0.0  # the first bin is that of exact zeros
+            return 0.0  # the first bin counts exact zeros
         upper = 10 ** (_DECADES[0] + reached / _BINS_A_DECADE)
-        return min(float(upper) * (1 + 1e-9), self._largest)  # an edge is itself rounded
+        return min(float(upper) * (1 + 1e-9), self._largest)  # the bin's edge itself is rounded
 
 
 def _bins(errors: NDArray[Any]) -> NDArray[Any]:

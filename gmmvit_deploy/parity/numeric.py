@@ -1,8 +1,8 @@
-"""How far are a runner's logits from the truth, and how far may they be?
+"""Measure the distance of a runner's logits from PyTorch's and compare it with a limit.
 
-For each set of inputs: the distance from PyTorch's float64 logits, which the limit is for, and from
-its float32 logits, which are what was trained. The limit follows from the distance of the two
-(`tolerances`). On the golden inputs, PyTorch here is held to what PyTorch gave at export as well.
+For each set of inputs: the distance from PyTorch's float64 logits, to which the limit applies, and from the
+float32 logits of the trained model. The limit is derived from the distance between PyTorch's own float32 and
+float64 logits (`tolerances`). On the golden inputs, PyTorch here is also compared with PyTorch at export.
 """
 
 from __future__ import annotations
@@ -22,13 +22,18 @@ __all__ = ["Distances", "SetNumbers", "check_numeric", "check_stored", "comparab
 
 
 def comparable(found: NDArray[Any], wanted: NDArray[Any]) -> bool:
-    """Whether the logits are of the right shape at all."""
+    """Return True if the logits have the expected shape."""
     return found.shape == wanted.shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetNumbers:
-    """One set of inputs.  from_exact, from_trained: distances from PyTorch's float64 and float32 logits."""
+    """The numbers of a set of inputs.
+
+    inputs: name of the set.  noise: distance of PyTorch's float32 logits from float64.  limit: derived from it.
+    from_exact, from_trained: distances of the runner from PyTorch's float64 and float32 logits.
+    misshapen: expected and actual shape if they differ, else empty.
+    """
 
     inputs: str
     noise: Noise
@@ -38,7 +43,7 @@ class SetNumbers:
     misshapen: str
 
     def problems(self) -> list[str]:
-        """Why this set does not pass."""
+        """Return the reasons why this set does not pass; empty if it passes."""
         if self.misshapen:
             return [f"{self.inputs}: {self.misshapen}"]
         found = self.from_exact
@@ -64,7 +69,7 @@ class SetNumbers:
 
 
 class Distances:
-    """Collects one set of inputs for one runner, batch by batch."""
+    """Accumulate a runner's distances on a set of inputs, batch by batch."""
 
     def __init__(self, inputs: str) -> None:
         self.inputs = inputs
@@ -72,7 +77,7 @@ class Distances:
         self._misshapen = ""
 
     def add(self, found: NDArray[Any], trained: NDArray[Any], exact: NDArray[Any]) -> None:
-        """All (B, C); what is of another shape is noted and fails."""
+        """Add a batch of logits, all (B, C); logits ``found`` of another shape make the check fail."""
         self._noise.add(trained, exact)
         if not comparable(found, exact):
             self._misshapen = f"expected logits {exact.shape}, got {found.shape}"
@@ -93,7 +98,7 @@ class Distances:
 
 
 def check_numeric(sets: list[SetNumbers]) -> Check:
-    """Fails when any set does."""
+    """Fail if any set of inputs has a problem, or if there are no sets."""
     reasons = [problem for numbers in sets for problem in numbers.problems()]
     whole = [numbers for numbers in sets if not np.isnan(numbers.from_exact.largest)]
     says = "no logits that could be compared"
@@ -114,7 +119,10 @@ def check_numeric(sets: list[SetNumbers]) -> Check:
 
 
 def check_stored(stored: NDArray[Any], trained: NDArray[Any], exact: NDArray[Any]) -> Check:
-    """PyTorch here against the golden logits of the bundle: the reference itself, held to what was trained."""
+    """Compare PyTorch here with the bundle's golden logits: this checks the reference itself.
+
+    stored: golden logits (B, C) from the export; trained, exact: PyTorch's float32 and float64 logits here.
+    """
     noise = ErrorMeasure()
     noise.add(trained, exact)
     largest = distance(stored, trained)

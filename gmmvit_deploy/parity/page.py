@@ -1,4 +1,4 @@
-"""A parity report as a self-contained page: for the person who signs, and for whoever looks it up later."""
+"""Write a parity report as a self-contained page, for the person who approves a deployment and for later reference."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _MOST_FLIPS = 200
 
 
 def write_page(report: ParityReport, path: Path, *, force: bool = False) -> None:
-    """Errors: as `written_page`."""
+    """Write the page of a report to ``path``.  Errors: as `written_page`."""
     written_page(page_of(report), path, force=force)
 
 
 def page_of(report: ParityReport) -> str:
-    """The HTML text.  Nothing in it is fetched from elsewhere."""
+    """Return the page as HTML that fetches nothing from elsewhere."""
     name = Path(str(report.bundle["path"])).name
     return page(
         kind="Parity report: does the deployed model compute what PyTorch computes?",
@@ -76,7 +76,7 @@ def _skipped(report: ParityReport) -> str:
 
 
 def _checks(report: ParityReport) -> list[tuple[str, str, Check]]:
-    """(runner, precision, check), those of the bundle itself first."""
+    """Return (runner, precision, check) of all checks, with the bundle's own checks first."""
     of_bundle = [("bundle", "", check) for check in report.checks]
     return of_bundle + [
         (runner.runner, runner.precision, check) for runner in report.runners for check in runner.checks

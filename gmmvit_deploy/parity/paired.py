@@ -1,12 +1,12 @@
-"""Two classifiers on the same images: how far apart are they, and how sure can one be?
+"""Compare two classifiers on the same images: difference of accuracy, its interval, and a significance test.
 
     b = images that only PyTorch has right      c = images that only the runner has right
     difference = (c − b) / n
     interval: Tango's score interval for paired proportions (Statistics in Medicine 17, 1998)
-    McNemar's exact test: b and c are drawn alike, so min(b, c) of b + c is a coin's
+    McNemar's exact test: under equal accuracy, min(b, c) of b + c follows a binomial distribution with p = 1/2
 
-The score interval is never of zero width: where nothing changed on n images it still says how much
-could have gone unseen, z² / (n + z²).
+The score interval never has zero width: if no answer changed on n images, its width z² / (n + z²) bounds the
+change that n images cannot exclude.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOST_IMAGES = 10**9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paired:
-    """Counts of images: both right, only PyTorch (lost), only the runner (gained), neither."""
+    """Count images that both classify correctly, only PyTorch (lost), only the runner (gained), neither."""
 
     both: int
     lost: int
@@ -37,12 +37,12 @@ class Paired:
 
     @property
     def wanted(self) -> float:
-        """Share that PyTorch has right."""
+        """Accuracy of PyTorch, as a share of the images."""
         return (self.both + self.lost) / self.images
 
     @property
     def found(self) -> float:
-        """Share that the runner has right."""
+        """Accuracy of the runner, as a share of the images."""
         return (self.both + self.gained) / self.images
 
     @property
@@ -50,12 +50,12 @@ class Paired:
         return (self.gained - self.lost) / self.images
 
     def interval(self, z: float = Z95_ONE_SIDED) -> tuple[float, float]:
-        """Each end holds with 95 % confidence by itself, unless ``z`` says otherwise."""
+        """Return both ends of the interval of `difference`; by default each end is a one-sided 95 % bound."""
         return score_interval(self.images, self.lost, self.gained, z=z)
 
 
 def score_interval(images: float, lost: float, gained: float, *, z: float = Z95_ONE_SIDED) -> tuple[float, float]:
-    """Ends of the interval of (gained − lost) / images."""
+    """Return both ends of Tango's score interval of (gained − lost) / images; z: standard normal quantile."""
     point = (gained - lost) / images
 
     def statistic(difference: float) -> float:
@@ -74,7 +74,7 @@ def score_interval(images: float, lost: float, gained: float, *, z: float = Z95_
 
 
 def _crossing(above: Callable[[float], bool], low: float, high: float) -> float:
-    """Where ``above`` turns from true, at ``low``, to false, at ``high``."""
+    """Bisect for the point where ``above`` changes from True, at ``low``, to False, at ``high``."""
     for _ in range(_STEPS):
         middle = (low + high) / 2
         low, high = (middle, high) if above(middle) else (low, middle)
@@ -82,17 +82,17 @@ def _crossing(above: Callable[[float], bool], low: float, high: float) -> float:
 
 
 def mcnemar(lost: int, gained: int) -> float:
-    """Two-sided exact p-value; 1 where nothing changed."""
+    """Return the two-sided exact p-value; 1 if no answer changed."""
     total, least = lost + gained, min(lost, gained)
     tail = sum(math.comb(total, k) for k in range(least + 1))
     return min(1.0, 2 * tail / float(2**total))
 
 
 def images_needed(pairs: Paired, gate_difference: float) -> int | None:
-    """How many images would tell, were what changed as frequent among them as among these.
+    """Return how many images would decide the gate if lost and gained answers kept their present shares.
 
-    gate_difference: the lowest difference that passes, below 0.  None when no number would let it
-    pass, because the difference seen here is itself at or below the gate.
+    gate_difference: the lowest difference that passes, below 0.  Returns None if no number of images would pass,
+    because the measured difference itself is at or below the gate.
     """
     if pairs.difference <= gate_difference:
         return None

@@ -1,4 +1,4 @@
-"""The pictures of a parity report, as SVG text: error by block, margin against error, accuracy by class."""
+"""Draw the plots of a parity report as SVG text: error by block, margin against error, accuracy by class."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MANY_CLASSES = 40
 
 
 def block_plot(blocks: Sequence[Mapping[str, Any]]) -> str:
-    """Largest error of every block's output, and what it may be, on a logarithmic scale."""
+    """Plot the largest error of every block's output and its limit, on a logarithmic scale."""
     figure, axes = figure_and_axes(height=3.6)
     names = [block["block"] for block in blocks]
     axes.plot(names, [max(block["largest"], 1e-12) for block in blocks], "o-", color=_ERROR, label="largest error")
@@ -34,12 +34,12 @@ def block_plot(blocks: Sequence[Mapping[str, Any]]) -> str:
 
 
 def margin_plot(margins: NDArray[Any], errors: NDArray[Any], flipped: NDArray[Any]) -> str:
-    """A point for each input: beyond the line, where the error is half the margin, a class may flip."""
+    """Plot a point for each input; above the line error = margin / 2 a class may flip."""
     figure, axes = figure_and_axes(height=4.2)
     least = 1e-10
     beyond = int((errors > margins / 2).sum())
     margins, errors = np.maximum(margins, least), np.maximum(errors, least)
-    # Points are drawn as a single picture: ten thousand shapes would make a page that no browser opens.
+    # Points are drawn as a single bitmap: browsers fail on a page with ten thousand SVG shapes.
     axes.scatter(margins[~flipped], errors[~flipped], s=8, color=_ERROR, alpha=0.5, lw=0, rasterized=True)
     if flipped.any():
         axes.scatter(margins[flipped], errors[flipped], s=40, color=_LIMIT, marker="x", label="flipped")
@@ -58,7 +58,7 @@ def margin_plot(margins: NDArray[Any], errors: NDArray[Any], flipped: NDArray[An
 
 
 def class_plot(classes: Sequence[Mapping[str, Any]]) -> str:
-    """Share of each class's images that PyTorch and the runner have right; the classes that differ most, if many."""
+    """Plot the accuracy of PyTorch and the runner by class; of many classes those with the largest difference."""
     chosen = sorted(classes, key=lambda row: -abs(row["pytorch"] - row["runner"]) / row["images"])[:_MANY_CLASSES]
     shown = [row for row in classes if row in chosen]
     figure, axes = figure_and_axes(height=3.4)

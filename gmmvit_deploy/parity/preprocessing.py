@@ -1,10 +1,10 @@
-"""The preprocessing contract: raw bytes → pixels → tensor → logits, wherever that happens.
+"""Check the preprocessing contract: raw bytes → pixels → tensor → logits, in every place that preprocesses.
 
-    here            bytes → pixels → tensor: what they were at export (checked whenever a bundle is opened, too)
-    in the graph    pixels → tensor: the tensor inside ``model.onnx``, where the graph normalises
+    here            bytes → pixels → tensor: the same as at export (also checked whenever a bundle is opened)
+    in the graph    pixels → tensor: the tensor inside ``model.onnx``, if the graph normalises
     on the server   bytes → pixels or tensor of its preprocessing model, bytes → logits of its ensemble
 
-Where something differs, the usual mistakes are tried, and the one that gives the same is named.
+If a result differs, the usual mistakes are tried, and the mistake that gives the same result is named.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["Sample", "bgr", "check_preprocessing", "normalisations"]
 NAME = "preprocessing"
 _MOST_SENT = 16
 _TENSOR_ROUNDING = 4 * 2.0**-23
-"""Over the largest value: two programs may round a subtraction and a division once each."""
+"""Relative to the largest value: two programs may each round the subtraction and the division differently."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -50,7 +50,10 @@ class Sample:
 
 
 def check_preprocessing(bundle: Bundle, runner: Runner, limit: Limit, *, samples: Sequence[Sample] = ()) -> Check:
-    """limit: of the runner's logits.  samples: real images, for a server.  Errors: whatever the server raises."""
+    """Check preprocessing here, in the runner's graph and on its server.
+
+    limit: of the runner's logits.  samples: real images to send to a server.  Errors: whatever the server raises.
+    """
     spec = bundle.manifest.image
     if spec.normalisation is None:
         why = "the bundle does not say how images become its input"
@@ -78,12 +81,12 @@ def check_preprocessing(bundle: Bundle, runner: Runner, limit: Limit, *, samples
 
 
 def bgr(channels: int) -> list[int] | None:
-    """Order of channels with red and blue exchanged; None where there are no colours."""
+    """Return the channel order with red and blue exchanged; None for fewer than 3 channels."""
     return [2, 1, 0, *range(3, channels)] if channels >= 3 else None
 
 
 def normalisations(spec: ImageSpec) -> Iterator[tuple[str, ImageSpec]]:
-    """(words, the spec with the mean and std) that a model is easily given in place of its own."""
+    """Yield (name, spec with another mean and std): normalisations often used in place of the model's own."""
     known = {name: (data.mean, data.std) for name, data in DATASETS.items() if len(data.mean) == spec.channels}
     if spec.channels == 3:
         known["ImageNet"] = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -139,7 +142,7 @@ def _server_problems(
 
 
 def _sample_problems(server: Served, samples: Sequence[Sample], limit: Limit) -> list[str]:
-    """One request an image: JPEGs of any size, which the golden images leave out."""
+    """Send each sample in its own request: these may be JPEGs of any size, which the golden images do not cover."""
     reasons = []
     samples = samples[:_MOST_SENT]
     for sample in samples:
@@ -166,7 +169,7 @@ def _pixel_problem(found: NDArray[Any], golden: GoldenSet, spec: ImageSpec) -> l
 
 
 def _other_pixels(golden: GoldenSet, spec: ImageSpec) -> Iterator[tuple[str, NDArray[Any]]]:
-    """What the usual mistakes make of the golden images."""
+    """Yield (mistake, pixels): the golden images decoded with each of the usual mistakes."""
     import io
 
     from PIL import Image

@@ -1,4 +1,4 @@
-"""The two references: eager PyTorch in float32, which was trained, and in float64, which is the truth."""
+"""The two references: eager PyTorch in float32, as trained, and in float64, as the exact result."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ __all__ = ["Reference"]
 
 
 class Reference:
-    """The trained module of a bundle, nothing folded, in both precisions on the same inputs.
+    """The trained module of a bundle, unfolded, in both precisions on the same inputs.
 
-    model: float32; exact: the same in float64.  They start from the same float32 tensor: how
-    pixels are normalised belongs to the input and is not what float64 is the truth of.
+    model: float32.  exact: the same in float64.  Both start from the same normalised float32 tensor, so float64
+    covers the network but not the normalisation of pixels.
     """
 
     def __init__(self, bundle: Bundle) -> None:
-        """Errors: BundleError, CheckpointError when its weights are not its manifest's."""
+        """Errors: BundleError, CheckpointError when the bundle's weights do not match its manifest."""
         self._eager = EagerRunner(bundle)
         self.model: Model = self._eager.model
         self.exact: Model = copy.deepcopy(self.model).double()
 
     def tensors(self, inputs: NDArray[Any]) -> torch.Tensor:
-        """What the bundle's graph takes → float32 (B, channels, height, width), normalised."""
+        """Convert inputs of the bundle's graph to normalised float32 (B, channels, height, width)."""
         return self._eager.tensors(inputs)
 
     def logits(self, inputs: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """(float32 logits, float64 logits), both (B, C)."""
+        """Return (float32 logits, float64 logits), both (B, C)."""
         tensors = self.tensors(inputs)
         with torch.inference_mode():
             trained, exact = self.model(tensors), self.exact(tensors.double())

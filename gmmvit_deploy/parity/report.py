@@ -1,4 +1,4 @@
-"""The result of a parity run, as data: what `check_parity` returns, ``--json`` prints and the page shows."""
+"""The result of a parity run as data: `check_parity` returns it, ``--json`` prints it, the HTML page shows it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ SCHEMA_PATH = Path(__file__).with_name("report_schema.json")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunnerReport:
-    """One runner.  provenance: what exactly ran: a graph, a plan, a server.
+    """The checks of a runner.
 
-    points: (margin, largest error, flipped) of every input, for the plot alone.
+    provenance: identifies what ran: a graph, a plan or a server.
+    points: (margin, largest error, flipped) of every input, for the plot only.
     """
 
     runner: str
@@ -36,15 +37,16 @@ class RunnerReport:
         return overall(self.checks)
 
     def check(self, name: str) -> Check:
-        """Errors: KeyError when there was no such check."""
+        """Return the check of this name.  Errors: KeyError when the report has no such check."""
         return {check.name: check for check in self.checks}[name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ParityReport:
-    """bundle: hashes and what the model is.  data: of real images, None when there were none.
+    """The checks of a bundle and of its runners.
 
-    checks: of the bundle itself, whatever runs it.  skipped: runners that were left out, each with the reason.
+    bundle: hashes and a description of the model.  data: describes the real images; None without images.
+    checks: of the bundle itself, independent of any runner.  skipped: runners that were left out, each with the reason.
     """
 
     bundle: Mapping[str, Any]
@@ -60,7 +62,7 @@ class ParityReport:
 
     @property
     def passed(self) -> bool:
-        """Nothing failed, and nothing was too little to tell."""
+        """True if no check failed or is undecided."""
         return self.verdict == "passed"
 
     @property
@@ -68,12 +70,12 @@ class ParityReport:
         return self.verdict == "failed"
 
     def undecided(self, *names: str) -> list[Check]:
-        """Those of the named checks that did not come to a verdict, or were skipped."""
+        """Return the runners' checks of these names that are undecided or skipped."""
         every = [check for runner in self.runners for check in runner.checks]
         return [check for check in every if check.name in names and check.verdict in ("undecided", "skipped")]
 
     def failures(self) -> list[str]:
-        """``runner: check: reason`` for every reason of every failed check."""
+        """Return ``runner: check: reason`` for every reason of every failed check."""
         of_bundle = [f"bundle: {check.name}: {why}" for check in self.checks for why in _reasons(check)]
         return of_bundle + [
             f"{runner.runner}: {check.name}: {why}"
@@ -83,7 +85,7 @@ class ParityReport:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values after ``report_schema.json``; numbers that are not finite become null."""
+        """Return plain JSON values that follow ``report_schema.json``; numbers that are not finite become null."""
         data = {
             "format": FORMAT,
             "verdict": self.verdict,

@@ -1,12 +1,12 @@
-"""The served model: does every answer go back to the request that asked, however requests are batched?
+"""Check a served model: every answer goes back to its own request, however the server batches requests.
 
-single      one image a request, one request after the other
-batches     several images a request
-mixed       many clients at once, requests of different sizes, so that the server's batcher joins
-            them: its own count of executions says that it did
-images      the same with encoded images through the ensemble
-labels      what the server calls its classes
-bundle      which bundle the server says that it serves
+single      requests of a single image, sent in sequence
+batches     several images in a request
+mixed       concurrent clients with requests of different sizes, so that the server's batcher joins
+            them; the server's execution count shows whether it did
+images      concurrent requests with an encoded image each, through the ensemble
+labels      the server's class names are the bundle's
+bundle      the server serves this bundle, by its own statement
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ def check_served(
     *,
     on_progress: OnProgress = ignore,
 ) -> Check:
-    """server: the runner's.  inputs: images that differ; exact: their float64 logits.
+    """Send requests in every way listed above and compare the answers with PyTorch's.
 
+    server: the runner's server.  inputs: distinct images (N, …).  exact: their float64 logits (N, C).
     Errors: ServerError when the server fails.
     """
     judged = _Judged(limit)
@@ -87,7 +88,7 @@ def check_served(
 
 
 class _Judged:
-    """Answers of the server against what they must be; one reason for each kind of failure."""
+    """Compare the server's answers with the expected logits; keep a single reason for each kind of request."""
 
     def __init__(self, limit: Limit) -> None:
         self._limit = limit
@@ -97,7 +98,11 @@ class _Judged:
         self.largest = 0.0
 
     def add(self, kind: str, found: NDArray[Any], exact: NDArray[Any], among: NDArray[Any] | None = None) -> None:
-        """among: the answers to everything that was in the air, to find whose answer this is."""
+        """Judge the answers of a request.
+
+        found, exact: logits (B, C) of the server and of PyTorch.  among: expected logits of all concurrent requests,
+        to identify the request that a wrong answer belongs to.
+        """
         self.answers += len(found)
         largest = distance(found, exact)
         self.largest = float(np.fmax(self.largest, largest))
@@ -128,7 +133,7 @@ def _mix(
     generator: np.random.Generator,
     judged: _Judged,
 ) -> dict[str, Any]:
-    """Many clients at once, until the server has joined some of their requests, or has not in several rounds."""
+    """Send concurrent requests, at most `_ROUNDS` rounds, until the server has joined some of them in a batch."""
     most = min(_MOST_IN_A_REQUEST, runner.max_batch)
     requests = executions = 0
     for _ in range(_ROUNDS):

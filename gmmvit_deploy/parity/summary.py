@@ -1,4 +1,4 @@
-"""A parity report in a sentence for whoever signs, and what would change its verdict."""
+"""Summarise a parity report in a sentence for whoever approves it, and list what would change its verdict."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gmmvit_deploy.parity.verdict import Check
 __all__ = ["summary_of"]
 
 _MOST_REASONS = 8
-"""Reasons of a single check in the summary; the page lists all of them below."""
+"""Most reasons of a check in the summary; the page lists all reasons below."""
 
 
 def summary_of(report: ParityReport) -> Summary:
-    """The verdict, and for each outcome what would change it: failures, open questions, or the nearest limits."""
+    """Return the verdict and what would change it: failures, undecided checks, or the nearest limits."""
     ran = [check for _, check in _checks(report) if check.verdict != "skipped"]
     failed = [(who, check) for who, check in _checks(report) if check.verdict == "failed"]
     undecided = [(who, check) for who, check in _checks(report) if check.verdict == "undecided"]
@@ -42,13 +42,13 @@ def summary_of(report: ParityReport) -> Summary:
 
 
 def _checks(report: ParityReport) -> Iterator[tuple[str, Check]]:
-    """(name of the runner, check); checks of the bundle itself stand under "bundle"."""
+    """Yield (name of the runner, check); for checks of the bundle itself the name is "bundle"."""
     yield from (("bundle", check) for check in report.checks)
     yield from ((_name(runner), check) for runner in report.runners for check in runner.checks)
 
 
 def _reasons(checks: Sequence[tuple[str, Check]]) -> Iterator[str]:
-    """``runners: check: reason``, the same reason of several runners in a single line."""
+    """Yield ``runners: check: reason``; runners with the same reason share a line."""
     shared: dict[tuple[str, str], list[str]] = defaultdict(list)
     for who, check in checks:
         reasons = check.reasons or (check.says,)
@@ -65,7 +65,7 @@ def _name(runner: RunnerReport) -> str:
 
 
 def _nearest_limits(runner: RunnerReport) -> Iterator[str]:
-    """How far a runner that passed is from failing."""
+    """Yield how close a runner that passed is to its limits."""
     checks = {check.name: check for check in runner.checks}
     sets = checks["numeric"].details["sets"] if "numeric" in checks else []
     if sets:
@@ -105,5 +105,5 @@ def _scope(report: ParityReport) -> Iterator[str]:
 
 
 def _joined(names: list[str]) -> str:
-    """Names with commas, and an "and" before the last."""
+    """Join names with commas, and with "and" before the last."""
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

@@ -1,7 +1,7 @@
-"""What went wrong?  The usual mistakes, made on purpose, until one gives the runner's very answers.
+"""Explain a failed runner: make the usual mistakes on purpose and compare their logits with the runner's.
 
-Each suspect is the trained model with one mistake in it, or its input prepared with one. Only tried
-where a runner has failed; naming one is help, not part of the verdict.
+A suspect is the trained model with a single mistake in it, or with an input prepared wrongly. Suspects are
+tried only after a runner has failed. The named mistake is a hint and does not change the verdict.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gmmvit_deploy.scores.attention import attention_scores
 __all__ = ["explain", "suspects"]
 
 _EXPLAINED = 0.1
-"""Share of the unexplained distance below which a suspect is believed."""
+"""A suspect explains the runner's logits if its distance from them is below this share of the trained model's."""
 
 
 @torch.inference_mode()
@@ -39,10 +39,10 @@ def explain(
     *,
     mistakes: Iterable[tuple[str, NDArray[Any]]] | None = None,
 ) -> str:
-    """Return in words the mistake that explains ``found``, or an empty string if no mistake does.
+    """Return the name of the mistake that explains the logits ``found``, or an empty string if no mistake does.
 
-    inputs (B, …) as the graph takes them; found (B, C), what the runner gave; limit: as for a right runner; mistakes:
-    what `suspects` gives for these inputs, where it was computed before.
+    inputs: (B, …) as the graph takes them.  found: the runner's logits (B, C).  limit: largest absolute difference
+    allowed for a correct runner.  mistakes: the output of `suspects` for these inputs, to reuse it.
     """
     trained, _ = reference.logits(inputs)
     if found.shape != trained.shape or not np.isfinite(found).all():
@@ -53,17 +53,17 @@ def explain(
     best, nearest = "", max(limit, _EXPLAINED * unexplained)
     for name, logits in suspects(bundle, reference, inputs) if mistakes is None else mistakes:
         distance = float(np.abs(found - logits).max())
-        # A mistake that changes less than is left over explains nothing.
+        # The mistake must change the logits by much more than the difference that remains.
         if distance < nearest and distance < _EXPLAINED * float(np.abs(logits - trained).max()):
             best, nearest = name, distance
     return best
 
 
 def _are_halves(found: NDArray[Any], trained: NDArray[Any], limit: float) -> bool:
-    """Every one a float16, and not farther away than rounding to it, and a right runner, can take it.
+    """Return True if every logit is a float16 value within one float16 step plus ``limit`` of the trained logit.
 
-    Rounding the trained logits and comparing would not do: where one is near the middle of two float16 the runner's
-    may be rounded to the other.
+    Comparing with the rounded trained logits would miss ties: near the middle of two float16 values the runner's
+    logit may be rounded to the other value.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         halves = found.astype(np.float16)
@@ -73,7 +73,10 @@ def _are_halves(found: NDArray[Any], trained: NDArray[Any], limit: float) -> boo
 
 @torch.inference_mode()
 def suspects(bundle: Bundle, reference: Reference, inputs: NDArray[Any]) -> Iterator[tuple[str, NDArray[Any]]]:
-    """(mistake in words, the float32 logits it gives) of every mistake that this model can be given."""
+    """Yield (name of the mistake, its float32 logits (B, C)) for every mistake that applies to this model.
+
+    inputs: (B, …) as the bundle's graph takes them.
+    """
     tensors = reference.tensors(inputs)
     for name, changed in _other_inputs(bundle, inputs):
         yield name, reference.model(torch.from_numpy(changed)).numpy()
@@ -101,11 +104,11 @@ def _other_inputs(bundle: Bundle, inputs: NDArray[Any]) -> Iterator[tuple[str, N
 
 
 _TRIED_FIRST: tuple[Role, ...] = ("mask", "scale", "score_bias", "mixing", "norm")
-"""Of two mistakes with the same logits the first is named, so the likelier one comes first."""
+"""Order in which the steps' mistakes are tried: of two with the same logits the first is named, so likely ones lead."""
 
 
 def _step_mistakes(model: Model) -> Iterator[tuple[str, Model]]:
-    """Every mistake that a step of the scores knows of, made in all attentions at once."""
+    """Yield (name, model) for every mistake that a score step lists, made in all attention layers at once."""
     steps = [step for _, scores in attention_scores(model) for _, step in scores.steps()]
     steps.sort(key=lambda step: _TRIED_FIRST.index(step.role) if step.role in _TRIED_FIRST else len(_TRIED_FIRST))
     names = dict.fromkeys(name for step in steps for name, _ in step.mistakes())
@@ -116,7 +119,7 @@ def _step_mistakes(model: Model) -> Iterator[tuple[str, Model]]:
 
 
 def _make(mistake: str, model: Model) -> bool:
-    """Replace every step that can be so mistaken; False where that changes nothing."""
+    """Make the named mistake in every step that lists it; return False if the model stays unchanged."""
     changed = False
     for _, scores in attention_scores(model):
         for step_name, step in list(scores.steps()):
@@ -151,4 +154,4 @@ _MODULE_MISTAKES: tuple[tuple[str, Callable[[Model], bool]], ...] = (
     ("LayerNorm with an epsilon of 1e-12", _layer_norm_eps(1e-12)),
     ("the tanh approximation of GELU", _tanh_gelu),
 )
-"""Mistakes that belong to modules and not to a step of the scores."""
+"""Mistakes in modules outside the attention scores: (name, function that changes the model in place)."""

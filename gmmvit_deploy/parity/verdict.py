@@ -1,8 +1,8 @@
-"""What a check found, and what all of them come to.
+"""The result of a check, and the overall verdict of several checks.
 
-failed     something is wrong; the process ends with 1
-undecided  nothing was found wrong, and too little was seen to call it right
-skipped    it could not be run here, or was not asked for; the reason is given
+failed     the check detected an error; the process ends with status 1
+undecided  the check detected no error, but had too little data to pass
+skipped    the check could not run here or was not requested; the reason is given
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ Verdict = Literal["passed", "failed", "undecided", "skipped"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """name: of the check, as in `CHECKS`.  says: what was seen, in one line.
+    """The result of a check.
 
-    reasons: why it did not pass, one line each.  details: the numbers, as plain JSON values.
+    name: as listed at the head of ``parity/check.py``.  says: the result in a single line.
+    reasons: why the check did not pass, a line each.  details: the numbers, as plain JSON values.
     """
 
     name: str
@@ -31,7 +32,10 @@ class Check:
 
 
 def overall(checks: Iterable[Check]) -> Verdict:
-    """Failed if any failed, else undecided if any was, else passed; nothing at all is a failure."""
+    """Return ``failed`` if any check failed, else ``undecided`` if any is, else ``passed``.
+
+    Returns ``failed`` too if no check passed or is undecided: skipped checks alone prove nothing.
+    """
     verdicts = {check.verdict for check in checks}
     if "failed" in verdicts or not verdicts & {"passed", "undecided"}:
         return "failed"

@@ -1,7 +1,7 @@
-"""Masks as pictures: each as a matrix, and as one small map for each token position.
+"""Draw masks: each as a matrix, and as a small map for each token position.
 
-Colours: white is 0, blue is above, red below, on one scale for all heads of a layer, so that heads
-can be compared. The scale's end is the 99.5th percentile: one extreme entry must not bleach the rest.
+Colours: white is 0, blue is above, red below. All heads of a layer share a scale, so that heads can be compared.
+The scale ends at the 99.5th percentile of |M|, so that a few extreme entries do not bleach the others.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _MARGIN, _LINE, _SMALLEST_CELL = 12, 18, 160  # of a sheet, in pixels
 
 
 def colour_limit(layer: LayerMasks) -> float:
-    """|value| that gets the full colour."""
+    """Return the |value| that gets the full colour."""
     limit = float(np.percentile(np.abs(layer.matrices), 99.5))
     return limit or float(np.abs(layer.matrices).max()) or 1.0
 
 
 def coloured(values: NDArray[Any], limit: float) -> NDArray[np.uint8]:
-    """(…,) → (…, 3): white at 0, blue at +limit, red at −limit."""
+    """Colour values (…,) as RGB (…, 3): white at 0, blue at +limit, red at −limit."""
     share = np.clip(np.abs(values) / limit, 0, 1)[..., None]
     end = np.where(values[..., None] >= 0, _POSITIVE, _NEGATIVE)
     mixed: NDArray[np.uint8] = (255 + (end - 255) * share).round().astype(np.uint8)
@@ -36,12 +36,12 @@ def coloured(values: NDArray[Any], limit: float) -> NDArray[np.uint8]:
 
 
 def matrix_image(layer: LayerMasks, head: int) -> Image.Image:
-    """M[i, j]: row i is the token that asks, column j the one it looks at."""
+    """Draw M[i, j] of a head: row i is the query token, column j the key token."""
     return Image.fromarray(coloured(layer.matrices[head], colour_limit(layer)))
 
 
 def position_maps_image(layer: LayerMasks, head: int) -> Image.Image:
-    """A grid of grids: at the place of token i, row i of M laid out over the image (the paper's figure 3)."""
+    """Draw a grid of grids: at the position of token i, row i of M as a map over the image (the paper's figure 3)."""
     grid, step = layer.grid, layer.grid + _GAP
     canvas = np.full((grid * step - _GAP, grid * step - _GAP, 3), 200, np.uint8)
     maps = coloured(layer.matrices[head].reshape(grid, grid, grid, grid), colour_limit(layer))
@@ -53,7 +53,7 @@ def position_maps_image(layer: LayerMasks, head: int) -> Image.Image:
 
 
 def sheet(layers: list[LayerMasks], *, title: str) -> Image.Image:
-    """One picture: a row a layer; for each head its matrix and, to the right of it, its position maps."""
+    """Draw all layers in a single picture: a row for each layer, in it each head's matrix and position maps."""
     pairs = [[(matrix_image(x, h), position_maps_image(x, h)) for h in range(len(x.heads))] for x in layers]
     cell = max(_SMALLEST_CELL, *(image.width for row in pairs for pair in row for image in pair))
     head_width = 2 * cell + 3 * _MARGIN
@@ -69,7 +69,7 @@ def sheet(layers: list[LayerMasks], *, title: str) -> Image.Image:
             left = _MARGIN + head * head_width
             draw.text((left, top + _LINE), f"head {head}", fill="dimgrey")
             for side, image in enumerate(pair):
-                # Whole factors only: an uneven one would draw some tokens wider than others.
+                # Integer factors only: a fractional factor would draw some tokens wider than others.
                 factor = cell // image.width
                 enlarged = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
                 canvas.paste(enlarged, (left + side * (cell + _MARGIN), top + 2 * _LINE))

@@ -1,4 +1,4 @@
-"""Masks in numbers: how local, how extrovert, where negative, which kernels are dead, what underflowed."""
+"""Measure masks: locality, weight of the own token, negative entries, dead kernels, underflowed base entries."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ __all__ = ["HeadNumbers", "LayerMasks", "masks_of"]
 
 _DEAD_SHARE = 1e-6
 NEAR = (1, 2, 3)
-"""Distances, in tokens of the grid, within which a head's mass is counted."""
+"""Distances, in tokens of the grid, for which `HeadNumbers.within` states the mask's mass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadNumbers:
-    """One head of one layer.
+    """The numbers of a head of a layer.
 
-    within: share of the mask's absolute mass at distance ≤ 1, ≤ 2 and ≤ 3; the rest is far away.
-    itself: mean of M[i,i], what a token gives of itself, over the mean of the row it stands in.
-    negative: share of entries below zero.  dead: kernels that add less than a millionth.
+    within: share of Σ|M| at distance ≤ 1, ≤ 2 and ≤ 3 tokens.
+    itself: mean of the diagonal M[i, i] divided by the mean of all entries.
+    negative: share of entries below zero.  smallest, largest: entries of M.
+    dead: kernels whose |alpha| is below a millionth of the head's largest.  alpha, sigma: of each kernel.
     """
 
     within: tuple[float, ...]
@@ -48,9 +49,9 @@ class HeadNumbers:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerMasks:
-    """The masks of one attention.  matrices: (H, N, N) over the patch grid, grid × grid tokens.
+    """The masks of an attention layer.  matrices: (H, N, N) over the patch grid of grid × grid tokens.
 
-    underflowed: entries of the stored base that are zero; None where there is no stored base.
+    underflowed: entries of the stored base that are zero; None without a stored base.
     """
 
     layer: str
@@ -69,7 +70,7 @@ class LayerMasks:
 
 
 def masks_of(model: nn.Module) -> list[LayerMasks]:
-    """Every mask of a trained model, in the order in which the network applies them."""
+    """Return the masks of a trained model, in the order in which the network applies them."""
     drawn = []
     for name, scores in attention_scores(model):
         for _, step in scores.steps():

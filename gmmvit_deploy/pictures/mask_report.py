@@ -1,4 +1,4 @@
-"""The masks of a checkpoint as a self-contained page: pictures and numbers, on a phone and in print."""
+"""Write the masks of a checkpoint as a self-contained page with pictures and numbers, for phones and print too."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def write_report(loaded: LoadedCheckpoint, path: Path, *, force: bool = False) -
 
 
 def page_of(loaded: LoadedCheckpoint, layers: list[LayerMasks]) -> str:
-    """The HTML text.  Nothing in it is fetched from elsewhere."""
+    """Return the page as HTML that fetches nothing from elsewhere."""
     described = describe_checkpoint(loaded)
     unused = described["unused_keys"]
     return page(
@@ -198,5 +198,5 @@ def _png(image: Image.Image) -> bytes:
 
 
 def _encoded(image: Image.Image) -> str:
-    # Few colours are enough for the eye, and a page of hundreds of pictures stays light.
+    # 64 colours look the same to the eye and keep a page with hundreds of pictures small.
     return base64.b64encode(_png(image.quantize(64))).decode()

@@ -1,6 +1,6 @@
-"""One row of a mask, laid over the image that the network sees.
+"""Lay a row of a mask over the image that the network sees.
 
-map[r, c] = M[i, j] for the token i that asks and the token j at row r, column c;  NaN where i sees no token
+map[r, c] = M[i, j] for the query token i and the key token j at row r, column c;  NaN if i does not attend to j
 
 White is 0, blue above, red below, as in `mask_images`; the strength of the colour is |M[i, j]| over the layer's limit.
 """
@@ -22,17 +22,17 @@ _MARK = (255, 170, 0)  # apart from blue and red for every kind of colour vision
 
 
 def token_grid(layer: LayerMasks, windows: Windows | None) -> int:
-    """Tokens along one side of the image."""
+    """Return the number of tokens along a side of the image."""
     return layer.grid if windows is None else windows.grid
 
 
 def token_map(
     layer: LayerMasks, head: int, *, row: int, column: int, windows: Windows | None = None
 ) -> NDArray[np.float32]:
-    """The row of the mask of ``head`` that belongs to the token at ``row``, ``column``, as a map over all tokens.
+    """Return the mask row of ``head`` for the query token at ``row``, ``column``, as a map over all tokens.
 
-    windows: how the attention divides the tokens, None where each token sees all.  Returns float32 (grid, grid), NaN
-    at tokens that the asking token does not see.
+    windows: how the attention divides the tokens; None for global attention.  Returns float32 (grid, grid), NaN
+    at tokens that the query token does not attend to.
     Errors: IndexError outside the grid or the heads.
     """
     grid = token_grid(layer, windows)
@@ -47,7 +47,7 @@ def token_map(
     token = (rolled_row - top) * windows.window + rolled_column - left
     bottom, right = top + windows.window, left + windows.window
     rolled[top:bottom, left:right] = layer.matrices[head][token].reshape(windows.window, windows.window)
-    # The shift mask parts what the roll has brought together from opposite sides of the image.
+    # The shift mask separates tokens that the roll brought together from opposite sides of the image.
     bands = _bands(windows)
     apart = (bands[:, None] != bands[rolled_row]) | (bands[None, :] != bands[rolled_column])
     rolled[apart] = np.nan
@@ -55,7 +55,7 @@ def token_map(
 
 
 def _bands(windows: Windows) -> NDArray[np.int64]:
-    """Band of each rolled row or column: untouched windows, the rest of the last window, what was rolled over."""
+    """Return the band of each rolled row or column: 0 in full windows, 1 in the last window, 2 where rolled over."""
     places = np.arange(windows.grid)
     bands = (places >= windows.grid - windows.window).astype(np.int64)
     return bands + (places >= windows.grid - windows.shift) if windows.shift else np.zeros_like(bands)
@@ -64,10 +64,10 @@ def _bands(windows: Windows) -> NDArray[np.int64]:
 def overlay_image(
     picture: Image.Image, layer: LayerMasks, values: NDArray[np.float32], *, row: int, column: int, side: int = 384
 ) -> Image.Image:
-    """The map of `token_map` over the picture in grey; tokens that are not seen are darkened, the asking token framed.
+    """Draw the map of `token_map` over the picture in grey; NaN tokens are darkened, the query token is framed.
 
-    values: (grid, grid).  side: least side of the result in pixels.  Returns an RGB image, the same number of pixels
-    for every token.
+    values: (grid, grid).  row, column: of the query token.  side: minimum side of the result in pixels.  Returns an
+    RGB image with the same number of pixels for every token.
     """
     grid = len(values)
     cell = -(-side // grid)

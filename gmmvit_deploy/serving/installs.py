@@ -1,8 +1,8 @@
-"""Which Triton server this machine has, and what it takes to start it.
+"""Locate the Triton server of this machine, and provide what is needed to start it.
 
-A server on PATH, or named by the user, brings its backends in its own folder. The one inside the
-nvidia-pytriton wheel has only the Python backend, and needs a backend folder staged for it: the
-stub that fits the running interpreter must lie beside the backend, and the wheel stays untouched.
+A server on PATH, or named by the user, has its backends in its own folder. The server of the nvidia-pytriton wheel
+has only the Python backend and needs a separate backend folder: the stub for the running interpreter must lie beside
+the backend, and the wheel itself stays unchanged.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ _SYSTEM_BACKENDS = Path("/opt/tritonserver/backends")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerInstall:
-    """binary: ``tritonserver``.  backends: folder of the backends it may load.
+    """An installed Triton server.
 
-    environment: variables it needs beside the ones of this process.
+    kind: ``wheel`` for the server of nvidia-pytriton, else ``system``.  binary: path of ``tritonserver``.
+    backends: folder of the backends that it may load.  environment: variables to add to those of this process.
     """
 
     kind: Literal["system", "wheel"]
@@ -45,15 +46,15 @@ class ServerInstall:
 
     @property
     def best_backend(self) -> Literal["onnxruntime", "python"]:
-        """The backend to run an ONNX network with: the C++ one where there is one."""
+        """The backend that runs an ONNX network: ``onnxruntime`` (C++) if available, else ``python``."""
         return "onnxruntime" if "onnxruntime" in self.backend_names else "python"
 
 
 def find_server(given: Path | None = None) -> ServerInstall:
-    """The server that was named, else the one on PATH, else the one of the nvidia-pytriton wheel.
+    """Return the server at ``given``, else the server on PATH, else the server of the nvidia-pytriton wheel.
 
-    Errors: ServerError when the named one is no program, or the wheel's cannot work here;
-    MissingDependencyError when there is none at all.
+    Errors: ServerError when ``given`` is not an executable file, or the wheel's server cannot work here;
+    MissingDependencyError when no server is installed.
     """
     if given is not None:
         return system_server(given)
@@ -62,7 +63,10 @@ def find_server(given: Path | None = None) -> ServerInstall:
 
 
 def system_server(binary: Path) -> ServerInstall:
-    """A server with its backends beside it, as in NVIDIA's containers.  Errors: ServerError."""
+    """Return a server with its backends beside it, as in NVIDIA's containers.
+
+    Errors: ServerError when ``binary`` is not an executable file.
+    """
     if not binary.is_file() or not os.access(binary, os.X_OK):
         raise ServerError(f"{binary}: expected a tritonserver program; nothing there can be run")
     beside = binary.resolve().parent.parent / "backends"
@@ -70,7 +74,7 @@ def system_server(binary: Path) -> ServerInstall:
 
 
 def wheel_server() -> ServerInstall:
-    """The server of the nvidia-pytriton wheel.
+    """Return the server of the nvidia-pytriton wheel.
 
     Errors: MissingDependencyError when the wheel is absent; ServerError when this interpreter or
     numpy cannot work with it.
@@ -102,7 +106,7 @@ def wheel_server() -> ServerInstall:
 
 
 def stage_backends(install: ServerInstall, folder: Path) -> Path:
-    """A backend folder that the server can use, below ``folder`` where one must be made."""
+    """Return a backend folder for the server; for the wheel's server it is created below ``folder``."""
     if install.kind != "wheel":
         return install.backends
     staged = folder / "backends" / "python"
@@ -135,7 +139,7 @@ def _require_old_numpy() -> None:
     except PackageNotFoundError as exc:
         raise MissingDependencyError("numpy", extra="serve") from exc
     if int(found.split(".")[0]) >= 2:
-        # Seen: right shapes, zero bytes, no error from anybody.
+        # With numpy 2 the outputs had the right shapes and no bytes, without any error.
         raise ServerError(
             f"the server of nvidia-pytriton returns empty outputs under numpy {found}",
             hint="pip install 'gmmvit-deploy[serve]', which takes numpy 1.26",

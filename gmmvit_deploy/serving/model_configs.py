@@ -1,7 +1,7 @@
-"""The three ``config.pbtxt`` of a repository, built as protobufs and parsed back.
+"""Build the three ``config.pbtxt`` of a repository as protobufs; each text is parsed back and compared.
 
 <name>             ensemble: IMAGE (encoded bytes) → logits
-<name>_preprocess  IMAGE → what the network takes
+<name>_preprocess  IMAGE → the network's input: pixels or tensor
 <name>_network     pixels or tensor → logits
 """
 
@@ -35,22 +35,23 @@ __all__ = [
 
 LABELS_FILE = "labels.txt"
 WARMUP_FILE = "image"
-"""In ``<preprocess>/warmup/``: one encoded image, each with its length before it, as Triton reads it."""
+"""File in ``<preprocess>/warmup/``: an encoded image with its length before it, Triton's format of byte strings."""
 IMAGE_INPUT = "IMAGE"
 _TRT_MODES: dict[Precision, str] = {"fp32": "FP32", "fp16": "FP16", "bf16": "FP16", "int8": "INT8", "fp8": "FP16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepositoryOptions:
-    """name: of the ensemble; the others are named after it.
+    """Options of a repository.
 
+    name: of the ensemble; the names of the other models begin with it.
     max_queue_delay_us: how long the batcher may hold a request to fill a batch.
     instances: copies of the network that run side by side.
-    threads: of the runtime in one instance; 0 is one a core.
-    runtime: of the python backend.  precision: what the network computes in, for the backends that take a graph.
-    cpu_kernels: our own in the python backend: ``auto`` where they can be had; ``on`` fails where they cannot;
+    threads: of the runtime in an instance; 0 is a thread for each core.
+    runtime: of the python backend.  precision: of the network, for the backends that run a graph.
+    cpu_kernels: our kernels in the python backend: ``auto`` uses them if available; ``on`` fails if they are not;
     ``off`` leaves the graph to the runtime's own operators.
-    accelerator: ``tensorrt`` has the server's ONNX Runtime build an engine when it loads the model.
+    accelerator: with ``tensorrt`` the server's ONNX Runtime builds an engine when it loads the model.
     """
 
     backend: Backend = "python"
@@ -108,9 +109,9 @@ class RepositoryOptions:
 def model_configs(
     bundle: Bundle, options: RepositoryOptions, card: EngineCard | None = None, *, kernels: bool = False
 ) -> dict[str, Any]:
-    """Model name → ``ModelConfig`` protobuf; the ensemble and its preprocessing only where it is known.
+    """Return model name → ``ModelConfig`` protobuf; without a known normalisation only the network's.
 
-    card: of the engine, for the tensorrt backend.  kernels: ours lie beside the network, for the python backend.
+    card: of the engine, for the tensorrt backend.  kernels: our kernels lie beside the network, in the python backend.
     """
     configs = {options.network: _network(bundle, options, card, kernels=kernels)}
     if bundle.manifest.image.normalisation is not None:
@@ -120,7 +121,7 @@ def model_configs(
 
 
 def config_text(config: Any) -> str:
-    """Protobuf → text format, after a round trip that must change nothing.  Errors: RepositoryError."""
+    """Convert a protobuf to text.  Errors: RepositoryError when parsing the text gives another protobuf."""
     text_format = require("google.protobuf.text_format", package="protobuf", extra="client")
     text: str = text_format.MessageToString(config)
     parsed = type(config)()
@@ -176,10 +177,10 @@ def _network(bundle: Bundle, options: RepositoryOptions, card: EngineCard | None
     kind = pb.ModelInstanceGroup.KIND_GPU if on_gpu else pb.ModelInstanceGroup.KIND_CPU
     group = config.instance_group.add(count=options.instances, kind=kind)
     if card is not None and len(card.profiles) > 1:
-        group.profile.extend(str(index) for index in range(len(card.profiles)))  # else only the first is used
+        group.profile.extend(str(index) for index in range(len(card.profiles)))  # the default is the first profile only
     if options.accelerator == "tensorrt":
         accelerator = config.optimization.execution_accelerators.gpu_execution_accelerator.add(name="tensorrt")
-        # The graph is strongly typed; this only allows the types that stand in it.
+        # The graph is strongly typed; this setting only permits the types that the graph already has.
         accelerator.parameters["precision_mode"] = _TRT_MODES[options.precision]
     config.dynamic_batching.max_queue_delay_microseconds = options.max_queue_delay_us
     if options.backend == "onnxruntime":

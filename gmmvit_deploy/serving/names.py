@@ -1,4 +1,4 @@
-"""The backends and runtimes of a Triton repository by name, for those who only list them."""
+"""List the backends and runtimes of a Triton repository by name, without importing what implements them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ CpuKernels = Literal["auto", "on", "off"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 ACCELERATORS = ("none", "tensorrt")
 RUNTIMES = tuple(f"{runtime}{kernels}" for runtime in get_args(Runtime) for kernels in ("", "+kernels"))
-"""Of the python backend: each runtime in its own operators, and with the CPU kernels of this project."""
+"""Runtimes of the python backend: each with its own operators, and with the CPU kernels of this project."""
 
 
 def runtime_from(name: str) -> tuple[Runtime, CpuKernels]:
-    """``openvino+kernels`` → (openvino, on); ``openvino`` → (openvino, off): the name states the kernels.
+    """Split a name: ``openvino+kernels`` → (openvino, on); ``openvino`` → (openvino, off).
 
-    Errors: InputError on a name that is not known.
+    Errors: InputError on an unknown name.
     """
     if name not in RUNTIMES:
         raise InputError(f"runtime {name!r} is not known", hint=f"known: {', '.join(RUNTIMES)}")

@@ -1,4 +1,4 @@
-"""Bundle → Triton model repository."""
+"""Write a Triton model repository from a bundle."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ _OPENVINO = "gmmvit_openvino"  # a package in the network's folder, whose files 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuKernelsUse:
-    """used: our CPU kernels lie beside the network, which runs with them.  why_not: the reason where not."""
+    """Whether a network uses our CPU kernels.
+
+    used: the kernels lie beside the network, which runs with them.  why_not: the reason if not used.
+    """
 
     used: bool
     why_not: str = ""
@@ -51,7 +54,11 @@ class CpuKernelsUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repository:
-    """path: what ``tritonserver --model-repository`` takes.  models: names, the callable one first."""
+    """A written repository.
+
+    path: the value for ``tritonserver --model-repository``.  models: names; the first is the model that clients call.
+    skipped: models that were left out, each with the reason.  cpu_kernels: whether the network uses our kernels.
+    """
 
     path: Path
     models: tuple[str, ...]
@@ -69,13 +76,13 @@ def repository_from_bundle(
     notes: Mapping[str, str] | None = None,
     force: bool = False,
 ) -> Repository:
-    """Write the network, its preprocessing and the ensemble of the two.
+    """Write the network, its preprocessing and the ensemble of both.
 
-    engine: built from this bundle, for the tensorrt backend.  server: whose TensorRT is to load it.
-    notes: file name → text, put beside the models; Triton does not look at files there.
-    Errors: RepositoryError when the tensorrt backend is asked for without an engine, or with one that
-    the server would not load; EngineError when the engine is another bundle's; InputError when our kernels must be
-    in it and cannot be had; OutputError.
+    engine: built from this bundle, for the tensorrt backend.  server: the server whose TensorRT must load the engine.
+    notes: file name → text, written beside the models; Triton ignores files there.
+    Errors: RepositoryError when the tensorrt backend has no engine, or an engine that the server would not load;
+    EngineError when the engine was built from another bundle; InputError when our kernels are required but not
+    available; OutputError.
     """
     options = options or RepositoryOptions()
     source, target = _network_file(bundle, options, engine, server)
@@ -107,9 +114,9 @@ def repository_from_bundle(
 
 
 def stated_cpu_kernels(repository: Path) -> CpuKernelsUse | None:
-    """What the networks of a repository state about our CPU kernels; a network that states "on" loads with them only.
+    """Return what the networks of a repository state about our CPU kernels; a network with "on" loads only with them.
 
-    None where no network states it, or two disagree.
+    Returns None if no network states it, or networks disagree.
     """
     configs = (path.read_text(encoding="utf-8", errors="replace") for path in repository.glob("*/config.pbtxt"))
     stated = {state for config in configs for state in _STATED.findall(config)}
@@ -156,7 +163,7 @@ def _network_file(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kernels:
-    """library: to be put beside the network; None where it runs without.  fused: for ONNX Runtime."""
+    """library: to copy beside the network; None without kernels.  fused: graph with our kernels, for ONNX Runtime."""
 
     use: CpuKernelsUse
     library: Path | None = None
@@ -164,7 +171,7 @@ class _Kernels:
 
 
 def _kernels(network: Path, options: RepositoryOptions) -> _Kernels:
-    """Our kernels for this network, where they are asked for and can be had."""
+    """Return our kernels for this network, or the reason why it runs without them."""
     if options.backend != "python":
         why = f"the {options.backend} backend runs the network by itself"
         return _Kernels(use=CpuKernelsUse(used=False, why_not=why))
@@ -183,7 +190,7 @@ def _kernels(network: Path, options: RepositoryOptions) -> _Kernels:
 
 
 def _copy_programs(options: RepositoryOptions, folder: Path, network: Path, kernels: _Kernels) -> None:
-    """The very files that our runners are made of: one implementation, in process and served."""
+    """Copy the source files of our runners, so that the same implementation runs in process and on the server."""
     if options.runtime == "onnxruntime":
         copies = {str(onnxruntime_program.__file__): "gmmvit_onnxruntime.py"}
         if kernels.fused is not None:
@@ -203,7 +210,7 @@ def _write_preprocess(model: Path, bundle: Bundle) -> None:
     import numpy as np
 
     shutil.copyfile(_TEMPLATES / "preprocess_model.py", model / "1" / "model.py")
-    # The very file that export and parity use: one implementation, wherever an image is decoded.
+    # The file that export and parity use too, so that images are decoded the same way everywhere.
     shutil.copyfile(str(gmmvit_deploy.preprocess.__file__), model / "1" / "gmmvit_preprocess.py")
     encoded = io.BytesIO()
     image_from_pixels(np.full(bundle.manifest.image.pixels_shape, 128, np.uint8)).save(encoded, "PNG")

@@ -1,4 +1,4 @@
-"""A real Triton server as a child of this process: started, watched, stopped, nothing left behind."""
+"""Run a Triton server as a child process: start it, watch it, stop it, and remove all its traces."""
 
 from __future__ import annotations
 
@@ -34,10 +34,12 @@ _LINES_KEPT = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """host: address to listen on; anything but loopback lets strangers in.
+    """Options of a server.
 
-    Ports: 0 takes a free one.  exit_timeout_s: how long requests in flight may take once it is
-    told to stop.  log_path: where the server's own log goes; None keeps none.
+    host: address to listen on; any address but loopback admits other machines.  Ports: 0 takes a free port.
+    start_timeout_s: how long to wait until every model is ready.
+    exit_timeout_s: how long requests in flight may take after the server is asked to stop.
+    log_path: file that the server's log is appended to; None keeps no log.
     """
 
     host: str = "127.0.0.1"
@@ -50,9 +52,9 @@ class ServerOptions:
 
 
 class TritonServer:
-    """``with TritonServer(repository) as server:`` is ready inside the block and gone after it.
+    """A Triton server: ``with TritonServer(repository) as server:`` has every model ready inside the block.
 
-    Start it from the main thread: the server is told to stop when the thread that started it ends.
+    Start it from the main thread: the server is asked to stop when the thread that started it ends.
     """
 
     def __init__(
@@ -87,7 +89,7 @@ class TritonServer:
 
     @property
     def pid(self) -> int:
-        """Process ID of ``tritonserver``; 0 when none runs."""
+        """Process ID of ``tritonserver``; 0 if it does not run."""
         return self._process.pid if self._process is not None else 0
 
     def __enter__(self) -> TritonServer:
@@ -100,11 +102,11 @@ class TritonServer:
         self.stop()
 
     def start(self, *, cancelled: Callable[[], bool] = lambda: False) -> None:
-        """Start the server and wait until every model is ready, or until ``cancelled`` says so.
+        """Start the server and wait until every model is ready, or until ``cancelled`` returns True.
 
-        Errors: RepositoryError when the repository is none, or asks for a backend that this server
-        lacks; ServerError when a port is taken, a model fails to load, or time runs out. Nothing
-        is left running then.
+        Errors: RepositoryError when the folder is not a model repository, or needs a backend that this server
+        lacks; ServerError when a port is taken, a model fails to load, or time runs out. After an error no process
+        is left running.
         """
         _check_backends(self.repository, self.install)
         self.http_port, self.grpc_port, self.metrics_port = self._free_ports()
@@ -117,14 +119,14 @@ class TritonServer:
             raise
 
     def wait(self, poll: Callable[[], bool] = lambda: False) -> None:
-        """Return when ``poll`` says so.  Errors: ServerError when the server ends by itself."""
+        """Return when ``poll`` returns True.  Errors: ServerError when the server ends by itself."""
         while not poll():
             if self._process is None or self._process.poll() is not None:
                 raise self._ended("ended by itself")
             time.sleep(_POLL_S)
 
     def stop(self) -> None:
-        """Ask it to stop, let requests in flight finish, then make sure that all of it is gone."""
+        """Ask the server to stop, let requests in flight finish, then remove its processes and files."""
         process = self._process
         if process is not None:
             process.terminate()
@@ -133,7 +135,7 @@ class TritonServer:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-            # Stubs of the Python backend are in the server's group, and outlive it when it is killed.
+            # The Python backend's stub processes are in the server's process group and outlive a killed server.
             _kill_group(process.pid)
             self._process = None
         if self._reader is not None:
@@ -146,7 +148,7 @@ class TritonServer:
             self._runtime = None
 
     def kill_now(self) -> None:
-        """End it at once, whatever it is doing.  Safe in a signal handler; `stop` still clears up."""
+        """Kill the server at once.  Safe in a signal handler; `stop` must still be called to clean up."""
         if self._process is not None:
             _kill_group(self._process.pid)
 
@@ -265,7 +267,7 @@ def _line_writer(log: TextIO | None) -> Callable[[str], None] | None:
     return write
 
 
-# The server is on this machine: a proxy that the environment names has no part in asking it.
+# The server runs on this machine, so requests to it must bypass any proxy of the environment.
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -317,7 +319,7 @@ def _check_backends(repository: Path, install: ServerInstall) -> None:
 
 
 def _causes(lines: deque[str]) -> list[str]:
-    """What Triton's log gives as the reason of its end: model by model, without its decoration."""
+    """Return up to five causes of the server's end from Triton's log, without prefixes and line breaks."""
     text = "\n".join(lines)
     failed = re.findall(r"failed to load '([^']+)' version \d+: (.*?)(?=\n[A-Z]\d{4} |\n\+|\Z)", text, re.DOTALL)
     causes = [f"{model}: {_one_line(why)}" for model, why in failed]
@@ -331,5 +333,5 @@ def _one_line(text: str) -> str:
 
 
 def _kill_group(leader: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # all of it may be gone already
+    with contextlib.suppress(ProcessLookupError):  # the group may have ended already
         os.killpg(leader, signal.SIGKILL)

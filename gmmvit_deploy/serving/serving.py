@@ -1,4 +1,4 @@
-"""Serve until told to stop: what ``gmmvit serve`` does."""
+"""Serve a bundle or a repository until a signal, as ``gmmvit serve`` does."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ def serve_path(
 ) -> None:
     """Serve a bundle or a repository from the main thread until SIGINT or SIGTERM.
 
-    A bundle is served from a repository made for it, with the best backend the server has.
-    cpu_kernels: of that repository; None is ``auto``.  on_kernels: called with what became of it, or with what the
-    repository that was given states.
-    A second signal ends the server at once instead of waiting for requests in flight.
+    A bundle is served from a temporary repository, with the best backend of the server.
+    cpu_kernels: of the temporary repository; None is ``auto``.
+    on_kernels: called with whether the kernels are used: as decided for a bundle, as stated by a repository.
+    on_ready: called when every model is ready.  on_log_line: called with each line of the server's log.
+    A second signal kills the server at once instead of waiting for requests in flight.
     Errors: as `TritonServer.start`; ServerError when the server ends by itself; InputError when ``cpu_kernels`` is
-    given for a repository, which was written with or without.
+    given for a repository, because its writing has already decided it.
     """
     install = find_server(tritonserver)
     with tempfile.TemporaryDirectory(prefix="gmmvit-repository-") as folder:
@@ -70,7 +71,7 @@ def serve_path(
 
 
 class _Signals:
-    """Counts SIGINT and SIGTERM; from the second one on, the server is killed."""
+    """Count SIGINT and SIGTERM; the second signal kills the server."""
 
     def __init__(self, server: TritonServer) -> None:
         self.seen = 0

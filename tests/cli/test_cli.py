@@ -256,9 +256,10 @@ def test_bad_checkpoints(make: Callable[[Path], Path], message: str, gmmvit: Gmm
 def test_bad_options_of_export(arguments: tuple[str, ...], message: str, gmmvit: Gmmvit, tmp_path: Path) -> None:
     answer = gmmvit("export", GOLDEN / "vit_gmm.pth", "-o", tmp_path / "bundle", *arguments)
     assert answer.returncode == 1, answer.stdout
-    assert answer.stderr.startswith("Error: ")
+    lines = [line for line in answer.stderr.splitlines() if not line.startswith("· ")]  # progress, on a slow machine
+    assert lines[0].startswith("Error: ")
     assert message in answer.stderr
-    assert "\nhint: " in answer.stderr
+    assert any(line.startswith("hint: ") for line in lines[1:])
     assert "Traceback" not in answer.stderr
     assert list(tmp_path.iterdir()) == []
 

@@ -167,6 +167,7 @@ class TestImages:
         visitor = visit()
         visitor.page.get_by_role("tab", name="Examples").click()
         buttons = visitor.page.locator(".example")
+        buttons.last.wait_for()
         assert buttons.count() == len(trial.examples)
         visitor.page.get_by_role("button", name="Example 3").click()
         answered(visitor, "example 3")
