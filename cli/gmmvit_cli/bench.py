@@ -27,60 +27,76 @@ def bench(
         None,
         metavar="BUNDLE",
         rich_help_panel=INPUT,
-        help="A bundle that gmmvit export wrote; left out with --compare.",
+        help="The bundle to measure. Leave it out with --compare.",
     ),
     data: str | None = DATA,
     synthetic: bool = typer.Option(
         False,
         "--synthetic",
         rich_help_panel=INPUT,
-        help="Measure on made-up inputs instead of --data; the run card states it.",
+        help="Measure on generated random inputs instead of --data. The result records this choice.",
     ),
     samples: int = typer.Option(
-        256, metavar="N", rich_help_panel=INPUT, help="Inputs to keep in memory and draw from."
+        256, metavar="N", rich_help_panel=INPUT, help="Number of inputs that the queries are drawn from."
     ),
     compare: tuple[Path, Path] | None = typer.Option(
         None,
         metavar="A.json B.json",
         rich_help_panel=INPUT,
-        help="Compare two results instead: what became faster or slower from A to B.",
+        help="Measure nothing; compare two files that --output wrote, and list what is faster or slower in B.",
     ),
-    runner: str = runner_option(
-        "eager,onnxruntime", None, "Runners to measure; all times are given as a ratio to the first"
-    ),
+    runner: str = runner_option("eager,onnxruntime", None, "Runners to measure"),
     precision: str = runner_precision_option(),
     engine: Path | None = ENGINE,
     url: list[str] = URLS,
     model: str = MODEL_NAME,
-    batch: str = typer.Option("1,8,64", metavar="LIST", rich_help_panel=_MEASUREMENT, help="Batches, with commas."),
-    rounds: int = typer.Option(10, metavar="N", rich_help_panel=_MEASUREMENT, help="Turns that every runner gets."),
+    batch: str = typer.Option(
+        "1,8,64", metavar="LIST", rich_help_panel=_MEASUREMENT, help="Batch sizes to measure, separated by commas."
+    ),
+    rounds: int = typer.Option(
+        10, metavar="N", rich_help_panel=_MEASUREMENT, help="Number of rounds; each round measures every runner."
+    ),
     seconds: float = typer.Option(
-        4.0, metavar="S", rich_help_panel=_MEASUREMENT, help="Time of every runner at every batch, in all rounds."
+        4.0,
+        metavar="S",
+        rich_help_panel=_MEASUREMENT,
+        help="Approximate measuring time for each runner and batch size, over all rounds.",
     ),
     bound_ms: float | None = typer.Option(
         None,
         metavar="MS",
         rich_help_panel=_MEASUREMENT,
-        help="Search the highest rate of Poisson arrivals whose p99 latency stays below this bound.",
+        help="Also search the highest rate of randomly timed (Poisson) requests at which the p99 latency (99% of "
+        "requests are faster) stays within this limit.",
     ),
     roofline: bool = typer.Option(
-        True, rich_help_panel=_MEASUREMENT, help="Measure what this machine can reach, and each runner's share of it."
+        True,
+        rich_help_panel=_MEASUREMENT,
+        help="Also measure the machine's peak compute and memory rates, and report how close each runner comes.",
     ),
     waterfall: bool = typer.Option(
-        True, rich_help_panel=_MEASUREMENT, help="Measure the time of a single image step by step."
+        True,
+        rich_help_panel=_MEASUREMENT,
+        help="Also time a single image with each runner, and split the time of a server into parts.",
     ),
     output: Path | None = typer.Option(
-        None, metavar="FILE.json", rich_help_panel=OUTPUT, help="Write the result with its run card."
+        None,
+        metavar="FILE.json",
+        rich_help_panel=OUTPUT,
+        help="Write the result with a run card: machine, versions, settings.",
     ),
     report: Path | None = typer.Option(
-        None, metavar="FILE.html", rich_help_panel=OUTPUT, help="Write a self-contained page with plots."
+        None, metavar="FILE.html", rich_help_panel=OUTPUT, help="Write a self-contained HTML page with plots."
     ),
     force: bool = typer.Option(
-        False, "--force", rich_help_panel=OUTPUT, help="Replace output and report if they exist."
+        False, "--force", rich_help_panel=OUTPUT, help="Replace the result and the report if they exist."
     ),
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """Follows the rules of MLPerf LoadGen; runners take turns. The exit status is 1 if a runner gives wrong answers."""
+    """A bundle is the folder that gmmvit export writes. A runner is a program that computes the logits, such as
+    PyTorch, ONNX Runtime, an engine or a server. The runners take turns; MLPerf LoadGen sends the queries. Ratios are
+    relative to the first runner. The exit status is 1 if the logits of a runner are wrong.
+    """
     if compare is not None:
         _compare(*compare, bundle=bundle, as_json=as_json)
         return
@@ -90,8 +106,8 @@ def bench(
         raise InputError("expected a bundle, or --compare A.json B.json", hint=f"type {EXAMPLE.splitlines()[0]}")
     if (data is None) != synthetic:
         raise InputError(
-            "expected either real images with --data, or --synthetic for made-up inputs",
-            hint="type --data digits, --data cifar10:PATH or --data folder:PATH",
+            "expected either --data with real images, or --synthetic for generated inputs",
+            hint="type --data digits, --data cifar10:PATH, --data folder:PATH or --synthetic",
         )
     with progress("bench") as on_progress:
         from gmmvit_deploy.artifacts import open_bundle
@@ -141,7 +157,7 @@ def _batches(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError as exc:
         raise InputError(
-            f"--batch: expected numbers with commas between them, got {text!r}", hint="type --batch 1,8,64"
+            f"--batch: expected numbers separated by commas, got {text!r}", hint="type --batch 1,8,64"
         ) from exc
 
 
@@ -168,22 +184,22 @@ def _print(result: dict[str, Any]) -> None:
                 "right" if cell["outputs"]["right"] else "WRONG",
             )
         )
-    over_name = result["cells"][0]["runner"]
+    first_name = result["cells"][0]["runner"]
     head = (
         "runner",
         "scenario",
         "batch",
         "median ms",
-        "p90",
-        "p99",
+        "p90 ms",
+        "p99 ms",
         "images/s",
-        f"time over {over_name}",
-        "roofline",
-        "",
+        f"time / {first_name}",
+        "of peak",
+        "logits",
     )
     print_table(head, rows, title=str(result["bundle"]["path"]))
     for line in result["rooflines"]:
-        typer.echo(f"roofline {roofline_words(line)}")
+        typer.echo(f"peak rates: {roofline_words(line)}")
     for index, step in enumerate(result["waterfall"]):
         parts = ", ".join(f"{name} {ms:.3f}" for name, ms in step["parts"].items())
         more = f" ({step['over_before']:+.3f})" if index else ""
@@ -191,9 +207,11 @@ def _print(result: dict[str, Any]) -> None:
     for load in result["loads"]:
         best = load["best"]
         reached = (
-            f"{best['rate']:,.0f} a second, p99 {best['p99_ms']:.2f} ms" if best else "no tried rate holds the bound"
+            f"{best['rate']:,.0f} requests/s, p99 {best['p99_ms']:.2f} ms"
+            if best
+            else "no tested rate stays within the limit"
         )
-        typer.echo(f"p99 below {load['bound_ms']:g} ms: {load['runner']}: {reached}")
+        typer.echo(f"p99 within {load['bound_ms']:g} ms: {load['runner']}: {reached}")
     for skipped in result["skipped"]:
         typer.echo(f"skipped: {skipped}")
     for reason in result["reasons"]:
@@ -205,7 +223,10 @@ def _compare(first: Path, second: Path, *, bundle: Path | None, as_json: bool) -
     from gmmvit_deploy.bench.compare import compare, open_result
 
     if bundle is not None:
-        raise InputError("--compare takes two results and no bundle", hint="type gmmvit bench --compare A.json B.json")
+        raise InputError(
+            f"--compare takes two result files and no bundle, got {bundle}",
+            hint="type gmmvit bench --compare A.json B.json",
+        )
     comparison = compare(open_result(first), open_result(second))
     if as_json:
         from dataclasses import asdict
@@ -224,11 +245,11 @@ def _print_comparison(comparison: Comparison) -> None:
             f"{row.a_ms:.3f}",
             f"{row.b_ms:.3f}",
             f"{row.change:.3f} ({row.low:.3f}–{row.high:.3f})",
-            ("slower" if row.change > 1 else "faster") if row.certain else "no certain difference",
+            ("slower" if row.change > 1 else "faster") if row.certain else "not clearly different",
         )
         for row in comparison.rows
     ]
-    print_table(("runner", "scenario", "batch", "A ms", "B ms", "B over A", ""), rows)
+    print_table(("runner", "scenario", "batch", "A ms", "B ms", "B / A", "B is"), rows)
     for name, (a, b) in comparison.differing.items():
         typer.echo(f"differs: {name}: {a} in A, {b} in B")
-    typer.echo("A and B were not measured side by side: the change includes what the machine did in between")
+    typer.echo("A and B were measured at different times: the change includes any change of the machine")

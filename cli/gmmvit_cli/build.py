@@ -26,61 +26,99 @@ _FLAVORS = ("auto", *FLAVORS)
 
 def build(
     source: Path = typer.Argument(
-        metavar="BUNDLE", rich_help_panel=INPUT, help="A bundle that gmmvit export wrote, or an ONNX file."
+        metavar="BUNDLE",
+        rich_help_panel=INPUT,
+        help="A bundle (the folder that gmmvit export writes), or an ONNX file.",
     ),
     timing_cache: Path | None = typer.Option(
-        None, metavar="FILE", rich_help_panel=INPUT, help="Timings of kernels: read if the file exists, then written."
+        None,
+        metavar="FILE",
+        rich_help_panel=INPUT,
+        help="TensorRT's timing cache, which shortens later builds: read if it exists, written after the build. "
+        "Only with flavor tensorrt.",
     ),
     precision: str = typer.Option(
         "fp16",
         metavar="NAME",
         rich_help_panel=PRECISION,
-        help=f"{listed(PRECISIONS)}; the graph must be in the bundle (gmmvit convert).",
+        help=f"Precision of the engine: {listed(PRECISIONS)}. Except for fp32, first write the bundle's graph in this "
+        "precision with gmmvit convert.",
         callback=read_by(precision_from),
         autocompletion=complete(lambda: PRECISIONS),
     ),
     tf32: bool = typer.Option(
-        False, rich_help_panel=PRECISION, help="Let float32 products drop 13 bits of their inputs."
+        False,
+        rich_help_panel=PRECISION,
+        help="Let matrix products round float32 inputs to TF32 (10 instead of 23 mantissa bits). Only with fp32.",
     ),
     flavor: str = typer.Option(
         "auto",
         metavar="NAME",
         rich_help_panel=_ENGINE,
-        help="tensorrt (builds on the GPU of this machine), tensorrt-rtx (builds anywhere) or auto.",
+        help="TensorRT package. tensorrt: builds on the GPU that will run the engine. tensorrt-rtx: builds on any "
+        "machine, also without a GPU. auto: tensorrt if it is installed and a GPU is present, else tensorrt-rtx.",
         callback=read_by(require_flavor),
         autocompletion=complete(lambda: _FLAVORS),
     ),
     batch: list[str] = typer.Option(
-        [], metavar="LEAST:BEST:MOST", rich_help_panel=_ENGINE, help="A profile, such as 1:8:64; may be repeated."
+        [],
+        metavar="MIN:OPT:MAX",
+        rich_help_panel=_ENGINE,
+        show_default="1:8:N, N being the largest batch of the bundle",
+        help="Batch sizes that the engine accepts (an optimisation profile): the smallest, the size to optimise for, "
+        "and the largest, such as 1:8:64. A single number fixes the batch size. May be repeated.",
     ),
     compute_capability: list[str] = typer.Option(
-        [], metavar="X.Y", rich_help_panel=_ENGINE, help="GPU to build for, such as 8.9; may be repeated."
+        [],
+        metavar="X.Y",
+        rich_help_panel=_ENGINE,
+        show_default="of this machine's GPU",
+        help="Compute capability (NVIDIA's version number of a GPU architecture) to build for, such as 8.9. May "
+        "be repeated with tensorrt-rtx.",
     ),
     optimization_level: int | None = typer.Option(
-        None, min=0, max=5, metavar="N", rich_help_panel=_ENGINE, help="0 builds fastest, 5 searches longest."
+        None,
+        min=0,
+        max=5,
+        metavar="N",
+        rich_help_panel=_ENGINE,
+        help="How long TensorRT searches for fast kernels: 0 is the fastest build, 5 the longest search.",
     ),
     version_compatible: bool = typer.Option(
-        False, rich_help_panel=_ENGINE, help="Let later versions of TensorRT load the engine too."
+        False,
+        rich_help_panel=_ENGINE,
+        help="Let later TensorRT releases of the same major version load the engine. Only with flavor tensorrt.",
     ),
     hardware_compatible: str = typer.Option(
         "none",
         metavar="MODE",
         rich_help_panel=_ENGINE,
-        help=f"Other GPUs that may load the engine: {listed(HARDWARE_COMPATIBILITIES)}.",
+        help=f"Other GPUs that can run the engine: {listed(HARDWARE_COMPATIBILITIES)}. ampere+ is Ampere and later; "
+        "same-cc is GPUs of the same compute capability. Only with flavor tensorrt.",
         callback=one_of("--hardware-compatible", lambda: HARDWARE_COMPATIBILITIES),
         autocompletion=complete(lambda: HARDWARE_COMPATIBILITIES),
     ),
     workspace_mib: int | None = typer.Option(
-        None, min=1, metavar="MIB", rich_help_panel=_ENGINE, help="Memory for kernels besides the weights, in MiB."
+        None,
+        min=1,
+        metavar="MIB",
+        rich_help_panel=_ENGINE,
+        show_default="all memory of the GPU",
+        help="Maximum GPU memory for kernels, in MiB, not counting weights and activations.",
     ),
     require_fused: bool = typer.Option(
-        False, rich_help_panel=_CHECKS, help="Fail unless every attention is a single kernel."
+        False, rich_help_panel=_CHECKS, help="Fail unless a single GPU kernel computes each attention."
     ),
     require_precision: bool = typer.Option(
-        False, rich_help_panel=_CHECKS, help="Fail unless every product runs in the precision's type."
+        False,
+        rich_help_panel=_CHECKS,
+        help="Fail unless every matrix product and convolution runs in the data type that the precision prescribes.",
     ),
     mask_cost: bool = typer.Option(
-        False, rich_help_panel=_CHECKS, help="Build a twin whose masks are all ones as well, and compare."
+        False,
+        rich_help_panel=_CHECKS,
+        help="Report what the masks cost: build the same engine with every mask entry 1, and compare the number of GPU "
+        "kernels, the size and, if a GPU is present, the time.",
     ),
     out: Path | None = typer.Option(
         None,
@@ -89,25 +127,27 @@ def build(
         metavar="ENGINE",
         rich_help_panel=OUTPUT,
         show_default="BUNDLE/engines/NAME",
-        help="The engine to write.",
+        help="Folder to write the engine to. Required for an ONNX file.",
     ),
     log: Path | None = typer.Option(
-        None, metavar="FILE", rich_help_panel=OUTPUT, help="Keep the whole log of the builder in this file."
+        None, metavar="FILE", rich_help_panel=OUTPUT, help="Write TensorRT's complete build log to this file."
     ),
     report: Path | None = typer.Option(
-        None, metavar="FILE.html", rich_help_panel=OUTPUT, help="Write the card as a self-contained page."
+        None, metavar="FILE.html", rich_help_panel=OUTPUT, help="Write the report as a self-contained HTML page."
     ),
     force: bool = typer.Option(
         False, "--force", rich_help_panel=OUTPUT, help="Replace the engine and the report if they exist."
     ),
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """The card is read from the finished engine: which kernel computes each attention, and in which type."""
+    """The report is read from the finished engine and lists the GPU kernels and data types of each attention. The
+    command prints the report and stores it as card.json in the folder of the engine.
+    """
     require_output(out, force=force)
     require_output_file(report, force=force)
     if source.suffix == ".onnx" and out is None:
         raise InputError(
-            "an ONNX file has no place for engines", hint=f"type gmmvit build {source} -o ENGINE to choose a folder"
+            "an ONNX file requires --output, the folder of the engine", hint=f"type gmmvit build {source} -o ENGINE"
         )
     with progress("build") as on_progress:
         from gmmvit_deploy.artifacts import open_bundle
@@ -182,7 +222,7 @@ def print_card(engine: Engine) -> None:
         ("profiles", ", ".join(map(str, card.profiles))),
         ("input", f"{card.tensor['name']}: {card.tensor['dtype']} (B, {', '.join(map(str, card.tensor['shape']))})"),
         ("size", f"{card.size_bytes / 2**20:.2f} MiB, built in {card.build_seconds:.1f} s"),
-        ("flags", ", ".join(flags) or "none; TF32 off"),
+        ("options", ", ".join(flags) or "defaults; TF32 off"),
         *_proof_rows(card),
         ("masks", f"{len(card.masks)} constants; the SHA-256 of each is in card.json"),
         *((f"{name} SHA-256", digest) for name, digest in card.sha256.items()),
@@ -190,7 +230,7 @@ def print_card(engine: Engine) -> None:
     ]
     print_table(("", ""), rows)
     print_table(
-        ("attention", "on", "profile", "one kernel", "products", "kernel, or reason"),
+        ("attention", "target", "profile", "single kernel", "data types", "kernel, or why not a single kernel"),
         [
             (
                 proof.name,
@@ -207,25 +247,25 @@ def print_card(engine: Engine) -> None:
 
 def _proof_rows(card: EngineCard) -> list[tuple[str, str]]:
     fused = sum(proof.fused for proof in card.attentions)
-    rows = [("attention", f"{fused} of {len(card.attentions)} are one kernel each")]
+    rows = [("attention", f"{fused} of {len(card.attentions)} attentions run as a single kernel")]
     if card.unjudged:
-        rows.append(("precision", f"NOT judged: {card.unjudged}"))
+        rows.append(("precision", f"NOT checked: {card.unjudged}"))
     elif card.misses:
         first = card.misses[0]
         rows.append(("precision", f"NOT reached by {len(card.misses)} products: {first.node} runs in {first.found}"))
     else:
-        rows.append(("precision", "reached by every product"))
+        rows.append(("precision", "every matrix product and convolution runs in the prescribed data type"))
     for target, shares in card.shares.items():
         text = ", ".join(f"{share:.0%} {kind}" for kind, share in shares.items())
-        rows.append((f"layers, {target}", f"{'+'.join(map(str, card.layers[target]))}: {text}"))
+        rows.append((f"layers, {target}", f"{' + '.join(map(str, card.layers[target]))} layers: {text}"))
     if card.mask_cost:
         cost = card.mask_cost
         rows.append(
             (
-                "mask costs",
+                "mask cost",
                 f"{cost.kernels - cost.twin_kernels} kernels and {cost.bytes - cost.twin_bytes:,} bytes "
-                f"(M = 1: {cost.twin_kernels} kernels, {cost.twin_bytes:,} bytes)",
+                f"more than with every mask entry 1 ({cost.twin_kernels} kernels, {cost.twin_bytes:,} bytes)",
             )
         )
-    rows += [("unfolded", what) for what in card.unfolded]
+    rows += [("not folded", what) for what in card.unfolded]
     return rows

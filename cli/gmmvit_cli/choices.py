@@ -26,7 +26,7 @@ def one_of(option: str, names: Names) -> Callable[[str | None], str | None]:
     def check(value: str | None) -> str | None:
         if value is not None and value not in names():
             raise InputError(
-                f"{option}: expected {listed(names())}, got {value!r}", hint=f"type {option} {names()[0]}, for example"
+                f"{option}: expected {listed(names())}, got {value!r}", hint=f"for example, type {option} {names()[0]}"
             )
         return value
 

@@ -19,13 +19,15 @@ _BUNDLE = typer.Option(
     metavar="BUNDLE",
     rich_help_panel=INPUT,
     callback=existing("--bundle"),
-    help="Run this bundle in this process instead of asking a server.",
+    help="Classify with this bundle (the folder that gmmvit export writes), without a server.",
 )
 
 
 def classify(
     images: list[str] = typer.Argument(
-        metavar="IMAGE|FOLDER|GLOB", rich_help_panel=INPUT, help="JPEG, PNG, WebP or BMP files."
+        metavar="IMAGE|FOLDER|GLOB",
+        rich_help_panel=INPUT,
+        help="JPEG, PNG, WebP or BMP files, folders, or patterns such as 'photos/*.png'.",
     ),
     bundle: Path | None = _BUNDLE,
     url: str | None = typer.Option(
@@ -33,26 +35,31 @@ def classify(
         metavar="URL",
         rich_help_panel=TARGET,
         show_default="grpc://localhost:8001",
-        help="A Triton server: grpc://host:port or http://host:port.",
+        help="Triton server that classifies: grpc://HOST:PORT or http://HOST:PORT.",
     ),
     model: str = MODEL_NAME,
-    batch: int = typer.Option(16, min=1, metavar="N", rich_help_panel=TARGET, help="Images in a request."),
+    batch: int = typer.Option(16, min=1, metavar="N", rich_help_panel=TARGET, help="Maximum images per request."),
     concurrency: int = typer.Option(
-        4, min=1, max=64, metavar="N", rich_help_panel=TARGET, help="Requests at the same time."
+        4, min=1, max=64, metavar="N", rich_help_panel=TARGET, help="Maximum number of concurrent requests."
     ),
     cpu_kernels: str | None = CPU_KERNELS,
-    top: int = typer.Option(5, min=1, metavar="N", rich_help_panel=OUTPUT, help="Classes to list for each image."),
+    top: int = typer.Option(
+        5, min=1, metavar="N", rich_help_panel=OUTPUT, help="Number of classes to print per image."
+    ),
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """Prints labels with probabilities. The exit status is 1 if a file cannot be classified."""
+    """Prints the most likely labels of each image with their probabilities. The exit status is 1 if a file cannot be
+    classified.
+    """
     if bundle is not None and url is not None:
         raise InputError(
-            "--bundle answers in this process and --url asks a server", hint="type --bundle or --url, not both"
+            "--bundle (classify locally) and --url (ask a server) exclude each other",
+            hint="type --bundle or --url, not both",
         )
     kernels = cpu_kernels_from(cpu_kernels)
     if bundle is None and kernels is not None:
         raise InputError(
-            "--cpu-kernels goes with --bundle; a server keeps the kernels that it was started with",
+            "--cpu-kernels goes with --bundle; a running server keeps the kernels that it was started with",
             hint=f"type gmmvit serve BUNDLE --cpu-kernels {kernels} to start a server with this choice",
         )
     from gmmvit_deploy.artifacts import open_bundle
@@ -83,5 +90,7 @@ def classify(
     for answer in failed:
         complain(f"Error: {answer.path}: {answer.error}")
     if failed:
-        complain(f"hint: {len(failed)} of {len(answers)} files got no answer; the others did")
+        complain(
+            f"hint: {len(failed)} of {len(answers)} files were not classified; repair or remove the files named above"
+        )
         raise typer.Exit(1)

@@ -19,26 +19,26 @@ __all__ = ["JOBS", "SUMMARIES", "Command", "Commands", "typing_hint"]
 
 JOBS: Mapping[str, Mapping[str, str]] = {
     "Start here": {"demo": "Train, export, serve and measure a small model in a single run."},
-    "Look": {
-        "inspect": "Describe a checkpoint: family, sizes, masks, and what is odd.",
-        "page": "Try a bundle in the browser: upload, draw, look at its masks.",
+    "Inspect and try": {
+        "inspect": "Describe a checkpoint: architecture, sizes, masks and problems.",
+        "page": "Try a bundle in the browser: upload or draw images, view masks.",
     },
-    "Make": {
-        "export": "Export a checkpoint to ONNX, masks folded, answers proven.",
-        "convert": "Write a bundle's network in other precisions, and compare.",
-        "build": "Build a TensorRT engine, and a card that proves its contents.",
+    "Export and build": {
+        "export": "Export a checkpoint to ONNX, and compare the graph with PyTorch.",
+        "convert": "Add fp16, bf16, int8 or fp8 graphs to a bundle.",
+        "build": "Build a TensorRT engine, and report how it runs each attention.",
     },
-    "Prove and measure": {
-        "parity": "Compare any runner with PyTorch: logits, decisions, accuracy.",
-        "bench": "Measure latency and throughput of runners side by side.",
+    "Check and measure": {
+        "parity": "Compare runners with PyTorch: logits, classes and accuracy.",
+        "bench": "Measure the latency and throughput of runners.",
     },
     "Serve": {
         "repository": "Write a Triton model repository from a bundle.",
-        "serve": "Run a Triton server until Ctrl-C or SIGTERM.",
-        "classify": "Classify images with a server, or with a bundle in this process.",
-        "tune": "Find the server settings with the highest rate below a latency.",
+        "serve": "Serve a bundle with Triton until Ctrl-C or SIGTERM.",
+        "classify": "Classify images with a Triton server, or locally with a bundle.",
+        "tune": "Find the fastest server settings within a latency limit.",
     },
-    "This machine": {"doctor": "Show what works on this machine, and how to add the rest."},
+    "Check this machine": {"doctor": "Show what works on this machine, and how to install the rest."},
 }
 """Job → its commands, each with its summary. The command ``NAME`` is the function ``NAME`` of the module
 ``gmmvit_cli.NAME``; its docstring continues the summary, and ``EXAMPLE`` of the module shows its use."""
@@ -47,6 +47,12 @@ SUMMARIES: Mapping[str, str] = {name: summary for names in JOBS.values() for nam
 
 _LEFT_COLUMN = 28  # wider names of options stand on a line of their own
 _SHOWN_DEFAULT = re.compile(r"\[default: \((.*)\)")  # typer puts a default in words into parentheses
+_COMPLETION_HELP = {
+    "--install-completion": "Install completion of commands and options in the current shell.",
+    "--show-completion": "Print the completion script instead of installing it.",
+}
+_SHOWN_RANGE = re.compile(r"(\[|; )(\d+)<=x<=(\d+)\]")
+_SHOWN_MINIMUM = re.compile(r"(\[|; )x>=(\d+)\]")
 
 
 def _module_of(name: str) -> Any:
@@ -58,6 +64,7 @@ def _write_definitions(formatter: Any, rows: Sequence[tuple[str, str]]) -> None:
     indent = " " * (formatter.current_indent + _LEFT_COLUMN)
     for name, text in rows:
         text = _SHOWN_DEFAULT.sub(r"[default: \1", text.replace("\\[", "["))  # early typer escapes brackets for rich
+        text = _SHOWN_MINIMUM.sub(r"\1minimum \2]", _SHOWN_RANGE.sub(r"\1\2 to \3]", text))
         lines = textwrap.wrap(text, formatter.width - len(indent), break_on_hyphens=False) or [""]
         left = f"{'':>{formatter.current_indent}}{name}"
         if len(left) + 2 > len(indent):
@@ -100,7 +107,7 @@ class Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         quiet, verbose = (ctx.params.pop(name) for name in ("quiet", "verbose"))
         if quiet and verbose:
-            raise InputError("--quiet and --verbose exclude each other", hint="give one of the two")
+            raise InputError("--quiet and --verbose exclude each other", hint="type --quiet or --verbose, not both")
         set_verbosity("quiet" if quiet else "verbose" if verbose else "normal")
         return super().invoke(ctx)
 
@@ -108,7 +115,7 @@ class Command(TyperCommand):
 def _every_command(
     quiet: bool = typer.Option(False, "-q", "--quiet", help="Print data and errors only.", rich_help_panel=MESSAGES),
     verbose: bool = typer.Option(
-        False, "-v", "--verbose", help="Print every step, and the logs of libraries.", rich_help_panel=MESSAGES
+        False, "-v", "--verbose", help="Print every step, and log messages of libraries.", rich_help_panel=MESSAGES
     ),
 ) -> None:
     """The options that every command has; `Command.invoke` reads them."""
@@ -167,6 +174,7 @@ class Commands(TyperGroup):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         self.format_commands(ctx, formatter)
         records = [record for param in self.get_params(ctx) if (record := param.get_help_record(ctx))]
+        records = [(option, _COMPLETION_HELP.get(option.split()[0], text)) for option, text in records]
         with formatter.section("Options"):
             _write_definitions(formatter, records)
 
@@ -175,4 +183,4 @@ def _nearest(name: str) -> str:
     from difflib import get_close_matches
 
     nearest = get_close_matches(name, SUMMARIES, n=1)
-    return f"; the nearest is {nearest[0]}" if nearest else ""
+    return f"; did you mean {nearest[0]}?" if nearest else ""

@@ -23,12 +23,12 @@ gmmvit convert bundle --precision int8 --calibration digits#train"""
 
 
 def convert(
-    bundle: Path = typer.Argument(metavar="BUNDLE", rich_help_panel=INPUT, help="A bundle that gmmvit export wrote."),
+    bundle: Path = typer.Argument(metavar="BUNDLE", rich_help_panel=INPUT, help="The bundle to add graphs to."),
     precision: str = typer.Option(
         ...,
         metavar="LIST",
         rich_help_panel=PRECISION,
-        help=f"{listed(PRECISIONS[1:])}, or several with commas between them.",
+        help=f"Precisions to write, separated by commas: {listed(PRECISIONS[1:])}.",
         callback=read_by(precisions_from),
         autocompletion=complete_list(lambda: PRECISIONS),
     ),
@@ -37,14 +37,17 @@ def convert(
     pad_heads: bool = typer.Option(
         True,
         rich_help_panel=PRECISION,
-        help="Pad head dims with zeros where engines would need copies. The answers stay exactly the same.",
+        help="Pad the head dim (features of an attention head) with zeros where a TensorRT engine would otherwise copy "
+        "tensors. The padding does not change the result.",
     ),
     force: bool = typer.Option(
-        False, "--force", rich_help_panel=OUTPUT, help="Replace the graphs of these precisions if they exist."
+        False, "--force", rich_help_panel=OUTPUT, help="Replace existing graphs of these precisions."
     ),
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """Each graph stands beside model.onnx; tables show what the precision does to the masks and to the answers."""
+    """A bundle is the folder that gmmvit export writes. Each graph is written into the bundle as model.PRECISION.onnx.
+    Printed tables compare the logits and masks of each graph with those in fp32.
+    """
     precisions = precisions_from(precision)
     require_calibration(precisions, calibration)
     with progress("convert") as on_progress:
@@ -109,7 +112,7 @@ def _program_words(program: Mapping[str, Any]) -> str:
 def note_disagreements(graph: str, disagreements: Sequence[str]) -> None:
     """Report nodes whose declared role is doubtful: a wrong role computes in a wrong type."""
     for line in disagreements:
-        note(f"{graph}: check this role: {line}")
+        note(f"{graph}: check the role, which decides the data type: {line}")
 
 
 def print_variants(variants: list[Variant]) -> None:
@@ -118,7 +121,7 @@ def print_variants(variants: list[Variant]) -> None:
     for variant in variants:
         record = variant.record
         if record is None:
-            rows.append(("fp32", "model.onnx itself", "", "", ""))
+            rows.append(("fp32", "unchanged: model.onnx", "", "", ""))
             continue
         calibration = f"{record.calibration['images']} images" if record.calibration else ""
         rows.append(
@@ -145,8 +148,10 @@ def print_variants(variants: list[Variant]) -> None:
                 )
             )
         note_disagreements(variant.path.name, record.role_disagreements)
-    print_table(("precision", "logits differ by", "of the largest", "same class", "calibrated on"), rows)
+    head = ("precision", "largest error of a logit", "relative to the largest logit", "same class", "calibrated on")
+    print_table(head, rows)
     if programs:
-        print_table(("precision", "the file in", "logits differ by"), programs)
+        print_table(("precision", "runner", "largest error of a logit"), programs)
     if masks:
-        print_table(("precision", "mask of", "largest change", "relative", "flushed to 0", "saturated"), masks)
+        mask_head = ("precision", "masks of", "largest change", "largest relative change", "rounded to 0", "saturated")
+        print_table(mask_head, masks)

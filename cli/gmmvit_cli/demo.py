@@ -19,13 +19,15 @@ def demo(
         "--output",
         metavar="FOLDER",
         rich_help_panel=OUTPUT,
-        help="Folder for everything that the demo makes.",
+        help="Folder for all files of the demo.",
     ),
     force: bool = FORCE,
     tritonserver: Path | None = TRITONSERVER,
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """Trains a GMM-ViT on handwritten digits for about a minute on two cores, then runs every other step on it."""
+    """The model is a GMM-ViT (a vision transformer with Gaussian mixture masks on the attention scores), trained on
+    handwritten digits for about a minute on two cores.
+    """
     require_output(out, force=force)
     note("demo: training takes about a minute on two cores")
     with progress("demo") as on_progress:
@@ -36,11 +38,13 @@ def demo(
         print_json(asdict(result))
         return
     rows = [(step.name, step.result, f"{step.seconds:.1f} s") for step in result.steps]
-    print_table(("step", "result", "took"), rows)
-    print_table(("top-1 on held-out digits", ""), [(who, f"{share:.2%}") for who, share in result.top1.items()])
+    print_table(("step", "result", "time"), rows)
+    print_table(
+        ("runner", "top-1 accuracy on held-out digits"), [(who, f"{share:.2%}") for who, share in result.top1.items()]
+    )
     typer.echo(
-        f"Everything is in {result.path}: checkpoint.pth, bundle, parity.html, bench.html, model_repository, "
+        f"All files are in {result.path}: checkpoint.pth, bundle, parity.html, bench.html, model_repository, "
         "images, tritonserver.log"
     )
-    typer.echo(f"Serve it again:  gmmvit serve {result.path / 'model_repository'}")
-    typer.echo(f"and ask it:      gmmvit classify {result.path / 'images'} --url grpc://localhost:8001")
+    typer.echo(f"Serve the model again:  gmmvit serve {result.path / 'model_repository'}")
+    typer.echo(f"Classify with it:       gmmvit classify {result.path / 'images'} --url grpc://localhost:8001")

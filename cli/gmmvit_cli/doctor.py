@@ -17,20 +17,22 @@ gmmvit doctor bundle --server-version 25.04"""
 
 def doctor(
     bundle: Path | None = typer.Argument(
-        None, metavar="BUNDLE", rich_help_panel=INPUT, help="A bundle, to check its graphs and engines instead."
+        None, metavar="BUNDLE", rich_help_panel=INPUT, help="Check the graphs and engines of this bundle instead."
     ),
     server_version: str | None = SERVER_VERSION,
     server: str | None = SERVER,
     server_tensorrt: str | None = SERVER_TENSORRT,
     empty_kernel_cache: bool = typer.Option(
         False,
-        rich_help_panel="Kernels",
-        help="First remove compiled CPU kernels and recorded failures, so that they are compiled again.",
+        rich_help_panel="CPU kernels",
+        help="First delete the compiled CPU kernels (this project's code for attention) and the record of compilations "
+        "that failed. The kernels are then compiled again.",
     ),
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """With a bundle, shows whether a server will load its engines; with a server as well, the exit status is 1 unless
-    it will load at least one engine.
+    """Tries every package, runner, CPU kernel, engine builder and server. A runner is a program that computes logits,
+    such as ONNX Runtime. A bundle is the folder that gmmvit export writes. If a bundle and a server option are given,
+    the exit status is 1 unless the server can load an engine of the bundle.
     """
     with progress("doctor") as on_progress:
         from gmmvit_deploy.artifacts import open_bundle
@@ -41,7 +43,8 @@ def doctor(
         there = server_from(server_version, server, server_tensorrt)
         if bundle is None and there is not None:
             raise InputError(
-                "which bundle is the server to load engines of?", hint="type gmmvit doctor BUNDLE --server URL"
+                "expected a bundle, whose engines the server must load",
+                hint="type gmmvit doctor BUNDLE and the options of the server",
             )
         on_progress(Progress("try every runner" if bundle is None else "check the graphs and engines"))
         checks = examine() if bundle is None else examine_bundle(open_bundle(bundle), there)
@@ -49,11 +52,11 @@ def doctor(
     if as_json:
         print_json([asdict(check) for check in checks])
         raise typer.Exit(int(failed))
-    rows = [(c.kind, c.name, "works" if c.works else "no", c.detail) for c in checks]
-    print_table(("kind", "what", "", "detail"), rows)
+    rows = [(c.kind, c.name, "yes" if c.works else "NO", c.detail) for c in checks]
+    print_table(("kind", "name", "works", "detail"), rows)
     fixes = {check.fix: check.name for check in reversed(checks) if check.fix and not check.works}
     for fix, name in fixes.items():
-        typer.echo(f"for {name}:  {fix}")
+        typer.echo(f"to fix {name}:  {fix}")
     raise typer.Exit(int(failed))
 
 
@@ -66,5 +69,5 @@ def _empty_kernel_cache() -> None:
         raise OutputError(
             f"the kernel cache cannot be emptied: {exc}", hint="type XDG_CACHE_HOME=FOLDER gmmvit doctor"
         ) from exc
-    in_use = f"; {len(left)} left, in use by a living process" if left else ""
+    in_use = f"; {len(left)} files are in use by a running process and were kept" if left else ""
     note(f"removed {len(removed)} files from the kernel cache{in_use}")

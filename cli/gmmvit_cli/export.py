@@ -40,33 +40,40 @@ _LARGEST = "_largest_abs"  # of each proven runner in a manifest's export_parity
 
 def export(
     checkpoint: Path = typer.Argument(
-        metavar="CHECKPOINT", rich_help_panel=INPUT, help="A .pth checkpoint or a safetensors file."
+        metavar="CHECKPOINT", rich_help_panel=INPUT, help="A PyTorch checkpoint (.pth) or a safetensors file."
     ),
     dataset: str | None = DATASET,
     mean: str | None = typer.Option(
-        None, metavar="NUMBERS", rich_help_panel=INPUT, help="Mean of each channel in [0, 1]: 0.49,0.48,0.45"
+        None,
+        metavar="NUMBERS",
+        rich_help_panel=INPUT,
+        help="Mean of each channel in training, with pixels scaled to 0..1, such as 0.49,0.48,0.45.",
     ),
     std: str | None = typer.Option(
-        None, metavar="NUMBERS", rich_help_panel=INPUT, help="Standard deviation of each channel in [0, 1]."
+        None,
+        metavar="NUMBERS",
+        rich_help_panel=INPUT,
+        help="Standard deviation of each channel in training, with pixels scaled to 0..1.",
     ),
     labels: str | None = typer.Option(
         None,
         metavar="FILE|LIST",
         rich_help_panel=INPUT,
-        help="A file with one label on each line, or labels with commas between them.",
+        help="Class labels: a text file with a label on each line, or labels separated by commas.",
     ),
     resize: str = typer.Option(
         "stretch-bilinear",
-        metavar="RULE",
+        metavar="METHOD",
         rich_help_panel=INPUT,
-        help="How training resized images: stretch-bilinear or stretch-bicubic, both antialiased.",
+        help="Resize method of the training: stretch-bilinear or stretch-bicubic. Both are antialiased and do not keep "
+        "the aspect ratio.",
     ),
     input_kind: str = typer.Option(
         "pixels",
         "--input",
         metavar="KIND",
         rich_help_panel=INPUT,
-        help="pixels: uint8, normalised inside the graph. tensor: float32, normalised outside.",
+        help="Input of the graph. pixels: uint8, which the graph normalises. tensor: float32, already normalised.",
         callback=one_of("--input", lambda: _INPUT_KINDS),
         autocompletion=complete(lambda: _INPUT_KINDS),
     ),
@@ -79,20 +86,25 @@ def export(
         "fp32",
         metavar="LIST",
         rich_help_panel=PRECISION,
-        help=f"fp32, and with commas between them {listed(PRECISIONS[1:])} besides.",
+        help=f"Precisions to write, separated by commas: {listed(PRECISIONS)}. fp32 is always written.",
         callback=read_by(precisions_from),
         autocompletion=complete_list(lambda: PRECISIONS),
     ),
     calibration: str | None = CALIBRATION,
     calibration_images: int = CALIBRATION_IMAGES,
     out: Path = typer.Option(
-        ..., "-o", "--output", metavar="BUNDLE", rich_help_panel=OUTPUT, help="The bundle to write."
+        ..., "-o", "--output", metavar="BUNDLE", rich_help_panel=OUTPUT, help="Folder to write the bundle to."
     ),
-    max_batch: int = typer.Option(64, metavar="N", rich_help_panel=OUTPUT, help="Largest batch."),
+    max_batch: int = typer.Option(
+        64, metavar="N", rich_help_panel=OUTPUT, help="Largest batch size that the graph accepts."
+    ),
     force: bool = FORCE,
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """Writes a bundle: the folder that all later commands read. Whatever fails, nothing is left behind."""
+    """The result is a bundle: the folder that most other commands read. It holds the ONNX graph, the weights, and
+    recorded inputs with PyTorch's logits for comparison. The attention masks are computed once and stored in the graph
+    as constants. If a step fails, no files are left behind.
+    """
     require_output(out, force=force)
     hints = hints_from(heads, preset, mask_form, image_size=image_size, channels=channels)
     normalisation = normalisation_from(dataset, mean, std)
@@ -145,10 +157,10 @@ def export(
         ("output", f"logits: float32 (1..{manifest.max_batch}, {manifest.spec.classes})"),
         (
             "folded",
-            f"{len(manifest.masks)} masks, one constant each ({', '.join(manifest.folding) or 'nothing to fold'})",
+            f"{len(manifest.masks)} masks stored as constants ({', '.join(manifest.folding) or 'nothing to fold'})",
         ),
         *_proven(bundle),
-        ("bundle", bundle.sha256),
+        ("SHA-256", bundle.sha256),
     ]
     print_table(("", ""), rows)
     if any(variant.record for variant in variants):
@@ -161,7 +173,7 @@ def _proven(bundle: Bundle) -> list[tuple[str, str]]:
     parity = bundle.manifest.export_parity
     programs = {key.removesuffix(_LARGEST): value for key, value in parity.items() if key.endswith(_LARGEST)}
     rows = [
-        ("proven", f"{name} differs from PyTorch by at most {largest:.1e} (limit {parity['limit']:.1e})")
+        ("checked", f"{name} differs from PyTorch by at most {largest:.1e} (limit {parity['limit']:.1e})")
         for name, largest in programs.items()
     ]
     return [*rows, *(("skipped", reason) for reason in _not_proven(bundle))]

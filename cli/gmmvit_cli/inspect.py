@@ -28,35 +28,37 @@ def inspect(
         None,
         metavar="CHECKPOINT",
         rich_help_panel=INPUT,
-        help="A .pth checkpoint or a safetensors file; left out to describe a preset.",
+        help="A PyTorch checkpoint (.pth) or a safetensors file. Leave it out to describe a preset.",
     ),
     heads: int | None = HEADS,
     preset: str | None = PRESET,
     mask_form: str = MASK_FORM,
     image_size: int | None = IMAGE_SIZE,
     channels: int | None = CHANNELS,
-    classes: int | None = typer.Option(
-        None, metavar="N", rich_help_panel=_WITHOUT_FILE, help="Classes of the preset's model."
-    ),
+    classes: int | None = typer.Option(None, metavar="N", rich_help_panel=_WITHOUT_FILE, help="Number of classes."),
     mask: str = typer.Option(
         "plain",
         metavar="KIND",
         rich_help_panel=_WITHOUT_FILE,
-        help=f"Mask of the preset's model: {listed(_MASKS)}.",
+        help=f"Mask on the attention scores: {listed(_MASKS)}. plain is no mask, gmm a Gaussian mixture mask, elm a "
+        "learned matrix.",
         callback=one_of("--mask", lambda: _MASKS),
         autocompletion=complete(lambda: _MASKS),
     ),
     kernels: int = typer.Option(
-        5, metavar="K", rich_help_panel=_WITHOUT_FILE, help="Gaussians in each mixture of a gmm mask."
+        5, metavar="K", rich_help_panel=_WITHOUT_FILE, help="Number of Gaussians in a gmm mask."
     ),
-    shared: bool = typer.Option(False, rich_help_panel=_WITHOUT_FILE, help="Let all heads share their gmm mask."),
+    shared: bool = typer.Option(False, rich_help_panel=_WITHOUT_FILE, help="Use the same gmm mask in all heads."),
     report: Path | None = typer.Option(
-        None, metavar="FILE", rich_help_panel=OUTPUT, help="Write the masks as a page (.html) or a picture (.png)."
+        None, metavar="FILE", rich_help_panel=OUTPUT, help="Draw the masks to an HTML page (.html) or a picture (.png)."
     ),
     force: bool = typer.Option(False, rich_help_panel=OUTPUT, help="Replace the report if it exists."),
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """Accounts for every key of the file. Without a checkpoint, describes the model that a preset would be."""
+    """Lists the tensors that the model does not use, and values that point to a problem, such as underflow in a mask.
+    Without a checkpoint, describes the model that --preset, --classes and --image-size define, with 3 channels unless
+    --channels is given.
+    """
     require_output_file(report, force=force)
     if checkpoint is None:
         described = _preset(preset, classes, image_size, channels, mask, kernels, shared)
@@ -95,8 +97,8 @@ def _preset(
 ) -> dict[str, Any]:
     if preset is None or classes is None or image_size is None:
         raise InputError(
-            "nothing to inspect",
-            hint="type gmmvit inspect CHECKPOINT, or all of --preset NAME --classes N --image-size S",
+            "expected a checkpoint, or all of --preset, --classes and --image-size",
+            hint="type gmmvit inspect CHECKPOINT, or gmmvit inspect --preset vit --classes 10 --image-size 32",
         )
     from gmmvit_deploy.checkpoints.report import describe_spec
     from gmmvit_deploy.families import preset_spec
@@ -120,12 +122,12 @@ def _print(described: dict[str, Any]) -> None:
         ("mask", described["mask_description"]),
         *((name.replace("_", " "), str(value)) for name, value in spec.items()),
         ("trainable parameters", f"{described['trainable_parameters']:,}"),
-        ("multiply-accumulates", f"{described['macs']:,} an image"),
+        ("multiply-accumulates", f"{described['macs']:,} per image"),
         *((f"unused key {key}", why) for key, why in described.get("unused_keys", {}).items()),
     ]
     print_table(("", ""), rows)
     if described.get("audit"):
         findings = [(entry["severity"], entry["where"], entry["what"]) for entry in described["audit"]]
-        print_table(("audit", "where", "what"), findings)
+        print_table(("severity", "location", "observation"), findings)
     elif file:
-        typer.echo("audit: nothing odd")
+        typer.echo("audit: no problem detected")

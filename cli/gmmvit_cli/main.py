@@ -28,20 +28,26 @@ __all__ = ["app", "main"]
 
 DEBUG_VARIABLE = "GMMVIT_DEBUG"
 _START = """Start here:
-  gmmvit demo                                train, export, serve and check a small model
+  gmmvit demo                                train, export, check and serve a small model
 
 With a checkpoint of your own:
   gmmvit export checkpoint.pth -o bundle --dataset cifar10
   gmmvit parity bundle                       compare the export with PyTorch
-  gmmvit serve bundle                        answer requests on gRPC and HTTP
-  gmmvit classify image.png
+  gmmvit serve bundle                        answer requests over gRPC and HTTP
+  gmmvit classify image.png                  ask the server that is running
 
-All commands: gmmvit --help     This machine: gmmvit doctor"""
+All commands:               gmmvit --help
+What this machine can run:  gmmvit doctor"""
+
+_HELP = """Export, check, build and serve trained vision transformers, with or without masks on the attention scores.
+
+A bundle is the folder that 'gmmvit export' writes; most other commands read it. A runner is any program that computes
+the logits of a bundle: PyTorch, ONNX Runtime, OpenVINO, a TensorRT engine or a Triton server."""
 
 app = typer.Typer(
     name="gmmvit",
     cls=Commands,
-    help="Take a trained vision transformer with a mask on its attention to production.",
+    help=_HELP,
     invoke_without_command=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -90,7 +96,7 @@ def main() -> None:
             _fail(*_usage_error(exc), status=2)
         _fail(
             f"unexpected {type(exc).__name__}: {exc}",
-            f"this is a defect of gmmvit-deploy; set {DEBUG_VARIABLE}=1 to see where it happened",
+            f"this is a defect of gmmvit-deploy; type {DEBUG_VARIABLE}=1 before the command to print the traceback",
         )
     sys.exit(status if isinstance(status, int) else 0)
 
@@ -102,7 +108,7 @@ def _usage_error(exc: Any) -> tuple[str, str]:
     if command not in SUMMARIES:  # some errors carry no context
         command = next((word for word in sys.argv[1:] if word in SUMMARIES), None)
     if command is None or message.startswith("there is no command"):
-        return message, "gmmvit --help lists the commands"
+        return message, "type gmmvit --help to list the commands"
     return f"gmmvit {command}: {_expected(message, getattr(exc, 'param', None))}", typing_hint(command)
 
 

@@ -18,15 +18,15 @@ HEADS = typer.Option(
     "--heads",
     metavar="N",
     rich_help_panel=MODEL,
-    help="Attention heads, of the first stage where there are several; for files that do not state them: plain, ELM, "
-    "or a mask shared by all heads.",
+    help="Number of attention heads; for a model with stages, of its first stage. Required where the tensors of the "
+    "checkpoint do not show it and no --preset is given, for example in a ViT without masks.",
 )
 PRESET = typer.Option(
     None,
     "--preset",
     metavar="NAME",
     rich_help_panel=MODEL,
-    help=f"Name of a known model: {', '.join(PRESETS)}.",
+    help=f"Named configuration that supplies the number of heads: {', '.join(PRESETS)}. It must match the checkpoint.",
     callback=read_by(family_of_preset),
     autocompletion=complete(lambda: tuple(PRESETS)),
 )
@@ -35,8 +35,9 @@ MASK_FORM = typer.Option(
     "--mask-form",
     metavar="FORM",
     rich_help_panel=MODEL,
-    help="stored: the mask raises the stored base to a power, as the released code does. "
-    "closed: the model was trained with the paper's formula from distances.",
+    help="Form of Gaussian mixture masks in training. stored: powers of a base matrix that the checkpoint stores, as "
+    "in the paper authors' code. closed: the paper's formula, computed from token distances. A wrong form gives wrong "
+    "logits.",
     callback=one_of("--mask-form", lambda: _MASK_FORMS),
     autocompletion=complete(lambda: _MASK_FORMS),
 )
@@ -45,15 +46,16 @@ IMAGE_SIZE = typer.Option(
     "--image-size",
     metavar="PIXELS",
     rich_help_panel=MODEL,
-    help="Side of the images in pixels, for files whose tensors do not state it.",
+    help="Width and height of the images, which are square. Required where the tensors of the checkpoint do not show "
+    "it.",
 )
 CHANNELS = typer.Option(
     None,
     "--channels",
     metavar="N",
     rich_help_panel=MODEL,
-    show_default="read from the tensors, else 3",
-    help="Channels of the images: 1 grey, 2 grey and alpha, 3 RGB, 4 RGB and alpha.",
+    help="Channels of the images: 1 grey, 2 grey and alpha, 3 RGB, 4 RGB and alpha. Required where the tensors of the "
+    "checkpoint do not show it.",
 )
 
 

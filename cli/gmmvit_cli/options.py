@@ -60,7 +60,7 @@ DATASET = typer.Option(
     "--dataset",
     metavar="NAME",
     rich_help_panel=INPUT,
-    help=f"Take mean, std and labels from a data set: {listed(tuple(DATASETS))}.",
+    help=f"Use the mean, standard deviation and labels of a data set: {listed(tuple(DATASETS))}.",
     callback=read_by(dataset),
     autocompletion=complete(lambda: tuple(DATASETS)),
 )
@@ -69,8 +69,9 @@ DATA = typer.Option(
     "--data",
     metavar="KIND:PATH",
     rich_help_panel=INPUT,
-    help=f"Images: KIND:PATH with {listed(KINDS[:-1])} as KIND, or {KINDS[-1]} alone; "
-    f"{' or '.join(f'#{split}' for split in SPLITS)} after it names the split.",
+    help=f"Images, as KIND:PATH, where KIND is {listed(KINDS[:-1])}; or {KINDS[-1]} (scikit-learn's handwritten "
+    f"digits), without a path. Append {' or '.join(f'#{split}' for split in SPLITS)} to choose the split "
+    f"(default: {SPLITS[0]}).",
     autocompletion=complete(lambda: _DATA_KINDS),
 )
 CALIBRATION = typer.Option(
@@ -78,26 +79,35 @@ CALIBRATION = typer.Option(
     "--calibration",
     metavar="DATA",
     rich_help_panel=PRECISION,
-    help="Real images for int8 and fp8: a folder, an .npz, or KIND:PATH#train as in --data of gmmvit parity.",
+    help="Images to measure value ranges with; int8 and fp8 require them. A folder, an .npz file, or KIND:PATH as in "
+    "gmmvit parity --data, such as cifar10:PATH#train.",
     autocompletion=complete(lambda: _DATA_KINDS),
 )
 CALIBRATION_IMAGES = typer.Option(
-    512, "--calibration-images", min=1, metavar="N", rich_help_panel=PRECISION, help="Images to calibrate on, at most."
+    512,
+    "--calibration-images",
+    min=1,
+    metavar="N",
+    rich_help_panel=PRECISION,
+    help="Maximum number of calibration images.",
 )
 SERVER_VERSION = typer.Option(
     None,
     metavar="RELEASE",
     rich_help_panel=TARGET,
-    help="Release of NVIDIA's Triton container that will serve, such as 25.04.",
+    help="Release of NVIDIA's Triton container that will load the engine, such as 25.04.",
 )
 SERVER = typer.Option(
-    None, metavar="URL", rich_help_panel=TARGET, help="A live Triton server: grpc://host:port or http://host:port."
+    None,
+    metavar="URL",
+    rich_help_panel=TARGET,
+    help="Running Triton server that will load the engine: grpc://HOST:PORT or http://HOST:PORT.",
 )
 SERVER_TENSORRT = typer.Option(
     None,
     metavar="VERSION",
     rich_help_panel=TARGET,
-    help="TensorRT of the server, such as 10.9.0, where its release does not state it.",
+    help="TensorRT version of the server, such as 10.9.0. Required if gmmvit does not know the server's release.",
 )
 MODEL_NAME = typer.Option("gmmvit", metavar="NAME", rich_help_panel=TARGET, help="Name of the model on the server.")
 CPU_KERNELS = typer.Option(
@@ -106,8 +116,8 @@ CPU_KERNELS = typer.Option(
     metavar="MODE",
     rich_help_panel=MODEL,
     show_default="auto",
-    help="This project's CPU kernels: auto uses them where they work here, off leaves the graph to the runtime's own "
-    "operators.",
+    help="CPU kernels (this project's compiled code for attention). auto: use them where they are available. off: use "
+    "only the runtime's built-in operators.",
     callback=one_of("--cpu-kernels", lambda: _CPU_KERNELS),
     autocompletion=complete(lambda: _CPU_KERNELS),
 )
@@ -147,7 +157,7 @@ TRITONSERVER = typer.Option(
     rich_help_panel=TARGET,
     show_default="from PATH, else from the nvidia-pytriton wheel",
     callback=existing("--tritonserver"),
-    help="The Triton server to run.",
+    help="Path of the tritonserver program to run.",
 )
 ENGINE = typer.Option(
     None,
@@ -155,7 +165,7 @@ ENGINE = typer.Option(
     metavar="ENGINE",
     rich_help_panel=INPUT,
     callback=existing("--engine"),
-    help="An engine that gmmvit build wrote, for TensorRT.",
+    help="Engine folder that gmmvit build wrote. Required to run TensorRT.",
 )
 FORCE = typer.Option(False, "--force", rich_help_panel=OUTPUT, help="Replace the output if it exists.")
 
@@ -179,8 +189,8 @@ def normalisation_from(name: str | None, mean: str | None, std: str | None) -> N
     if name is not None:
         if mean is not None or std is not None:
             raise InputError(
-                "--dataset already says mean and std",
-                hint=f"type --dataset {name} alone, or --mean and --std without it",
+                "--dataset already sets the mean and the standard deviation",
+                hint=f"type --dataset {name} without --mean and --std, or --mean and --std without --dataset",
             )
         data = dataset(name)
         return Normalisation(mean=data.mean, std=data.std, labels=data.labels)
@@ -212,7 +222,7 @@ def labels_from(text: str | None) -> tuple[str, ...] | None:
     except (OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8 text"
         raise InputError(
-            f"--labels {text}: expected a file with one label on each line: {reason}",
+            f"--labels {text}: expected a file with a label on each line: {reason}",
             hint="type --labels FILE, or the labels themselves: --labels cat,dog",
         ) from exc
 
@@ -230,12 +240,12 @@ def require_calibration(precisions: tuple[Precision, ...], calibration: str | No
         if quantized:
             raise InputError(
                 f"{quantized[0]} needs calibration images",
-                hint="type --calibration FOLDER_OR_NPZ, with images as the model will see them",
+                hint="type --calibration FOLDER, with images like those that the model will classify",
             )
         return
     if not quantized:
         raise InputError(
-            f"--calibration is for {' and '.join(QUANTIZED)}; {', '.join(precisions)} needs none",
+            f"--calibration is for {' and '.join(QUANTIZED)}; {', '.join(precisions)} needs no calibration",
             hint=f"leave --calibration out, or type --precision {QUANTIZED[0]}",
         )
     require_source(calibration)
@@ -248,8 +258,8 @@ def server_from(release: str | None, url: str | None, tensorrt: str | None) -> S
 
     if release is not None and url is not None:
         raise InputError(
-            "--server-version and --server both say which server",
-            hint=f"type --server {url} alone, or --server-version",
+            "--server-version and --server exclude each other",
+            hint=f"type --server {url} or --server-version {release}, not both",
         )
     if url is not None:
         with TritonConnection(url) as connection:

@@ -11,7 +11,7 @@ import typer
 __all__ = ["JSON_OPTION", "MESSAGES", "complain", "note", "print_json", "print_table", "set_verbosity", "verbosity"]
 
 Verbosity = Literal["quiet", "normal", "verbose"]
-MESSAGES = "Messages"
+MESSAGES = "General"
 """Heading in help of the options that every command has."""
 JSON_OPTION = typer.Option(False, "--json", help="Print JSON on stdout.", rich_help_panel=MESSAGES)
 

@@ -22,29 +22,31 @@ def _require_url(text: str) -> None:
 
 
 def page(
-    bundle: Path = typer.Argument(metavar="BUNDLE", rich_help_panel=INPUT, help="A bundle that gmmvit export wrote."),
+    bundle: Path = typer.Argument(metavar="BUNDLE", rich_help_panel=INPUT, help="The bundle to try."),
     host: str = typer.Option(
         "127.0.0.1",
         metavar="ADDRESS",
         rich_help_panel=_PAGE,
-        help="Address to listen on. Any address but loopback is reachable by others, without a password.",
+        help="Address to listen on. Other machines can open the page, without a password, unless the address is "
+        "loopback (127.0.0.1).",
     ),
     port: int = typer.Option(
-        8080, min=0, max=65535, metavar="PORT", rich_help_panel=_PAGE, help="0 takes a free port."
+        8080, min=0, max=65535, metavar="PORT", rich_help_panel=_PAGE, help="Port to listen on; 0 chooses a free port."
     ),
     url: str | None = typer.Option(
         None,
         metavar="URL",
         rich_help_panel=TARGET,
         callback=read_by(_require_url),
-        help="Also ask this Triton server, and show whether its answers agree: grpc://host:port or http://host:port.",
+        help="Also classify with this Triton server, and show whether it agrees: grpc://HOST:PORT or http://HOST:PORT.",
     ),
     model: str = MODEL_NAME,
     cpu_kernels: str | None = CPU_KERNELS,
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """Serves a page until Ctrl-C or SIGTERM: upload an image, choose an example or draw; see labels, what the network
-    sees, its masks and the time of each step. Prints the address. The page needs no internet.
+    """A bundle is the folder that gmmvit export writes. The page shows the labels of an image with their probabilities,
+    the image after preprocessing, the attention masks, and the time of each step. The command prints the address of
+    the page and serves it until Ctrl-C or SIGTERM. The page needs no internet connection.
     """
     kernels = cpu_kernels_from(cpu_kernels)
     with progress("page") as on_progress:
@@ -70,6 +72,6 @@ def page(
             typer.echo(f"ready: {address}")
 
     if not is_loopback(host):
-        note(f"{host} is reachable by others: whoever reaches it can use this page")
+        note(f"warning: every machine that can reach {host} can use this page")
     with trial:
         serve_page(trial, listener, on_ready=ready)

@@ -31,25 +31,25 @@ def _print_schema(requested: bool) -> None:
 
 
 def parity(
-    bundle: Path = typer.Argument(metavar="BUNDLE", rich_help_panel=INPUT, help="A bundle that gmmvit export wrote."),
+    bundle: Path = typer.Argument(metavar="BUNDLE", rich_help_panel=INPUT, help="The bundle to check."),
     data: str | None = DATA,
     limit: int | None = typer.Option(
         None,
         metavar="N",
         rich_help_panel=INPUT,
         show_default="all",
-        help="Images to take, spread evenly over the data.",
+        help="Maximum number of images, spread evenly over the data.",
     ),
     on_broken: str = typer.Option(
         "fail",
         metavar="ACTION",
         rich_help_panel=INPUT,
-        help="A broken image in the data: fail, or skip it and count it.",
+        help="Action if an image of the data cannot be read: fail, or skip the image and report it.",
         callback=one_of("--on-broken", lambda: _ON_BROKEN),
         autocompletion=complete(lambda: _ON_BROKEN),
     ),
     runner: str | None = runner_option(
-        None, "onnxruntime, and onnxruntime+kernels where they work", "Runners to compare with PyTorch"
+        None, "onnxruntime, and onnxruntime+kernels if available", "Runners to compare with PyTorch"
     ),
     precision: str = runner_precision_option(),
     engine: Path | None = ENGINE,
@@ -57,25 +57,26 @@ def parity(
     model: str = MODEL_NAME,
     gate: float | None = typer.Option(
         None,
-        metavar="SHARE",
+        metavar="FRACTION",
         rich_help_panel=_CHECKS,
-        show_default="0.999, and 0.99 for int8 and fp8",
-        help="Least top-1 accuracy, as a share of PyTorch's.",
+        show_default="0.999, but 0.99 for int8 and fp8",
+        help="Minimum top-1 accuracy to pass, as a fraction of PyTorch's top-1 accuracy.",
     ),
     require_accuracy: bool = typer.Option(
         False,
         "--require-accuracy",
         rich_help_panel=_CHECKS,
-        help="Fail also when there are no images, or too few to decide.",
+        help="Also fail if accuracy cannot be decided: no labelled images, or too few.",
     ),
     localize: bool = typer.Option(
         False,
         "--localize",
         rich_help_panel=_CHECKS,
-        help="Measure the error after each block, and name the first block that drifts.",
+        help="Compare the output of every transformer block with PyTorch, and name the first block outside the "
+        "tolerance.",
     ),
     report: Path | None = typer.Option(
-        None, metavar="FILE.html", rich_help_panel=OUTPUT, help="Write a self-contained page with plots."
+        None, metavar="FILE.html", rich_help_panel=OUTPUT, help="Write a self-contained HTML page with plots."
     ),
     force: bool = typer.Option(False, "--force", rich_help_panel=OUTPUT, help="Replace the report if it exists."),
     as_json: bool = JSON_OPTION,
@@ -85,10 +86,13 @@ def parity(
         callback=_print_schema,
         is_eager=True,
         rich_help_panel=MESSAGES,
-        help="Print the JSON schema of --json.",
+        help="Print the JSON schema of the --json output, and exit.",
     ),
 ) -> None:
-    """Runs the bundle's golden and random inputs, and the images of --data. The exit status is 1 if a check fails."""
+    """A bundle is the folder that gmmvit export writes. A runner is a program that computes the logits, such as ONNX
+    Runtime, an engine or a server. All runners and PyTorch get the inputs recorded at export, random inputs, and the
+    images of --data. The exit status is 1 if a check fails.
+    """
     require_output_file(report, force=force)
     with progress("parity") as on_progress:
         from gmmvit_deploy.artifacts import open_bundle
@@ -147,7 +151,7 @@ def _print(report: ParityReport) -> None:
         (who, precision, check.name, check.verdict.upper() if check.verdict == "failed" else check.verdict, check.says)
         for who, precision, check in of_bundle + of_runners
     ]
-    print_table(("runner", "", "check", "", "result"), rows, title=str(report.bundle["path"]))
+    print_table(("runner", "precision", "check", "verdict", "result"), rows, title=str(report.bundle["path"]))
     for reason in report.skipped:
         typer.echo(f"skipped: {reason}")
     for line in dict.fromkeys(_limits(report)):
@@ -156,14 +160,15 @@ def _print(report: ParityReport) -> None:
         _print_flips(runner.check("decisions").details)
     if report.data is not None and report.data["broken"]:
         shown = "".join(f"\n  {image['image']}: {image['why']}" for image in report.data["broken_images"])
-        typer.echo(f"skipped {report.data['broken']} broken images of {report.data['of']:,}:{shown}")
+        typer.echo(f"skipped {report.data['broken']} of {report.data['of']:,} images, which cannot be read:{shown}")
     for who, _, check in of_bundle + of_runners:
         if check.verdict in ("failed", "undecided"):
             for why in check.reasons[:_MOST_REASONS]:
                 typer.echo(f"{check.verdict}: {who}: {check.name}: {why}")
             if len(check.reasons) > _MOST_REASONS:
                 typer.echo(
-                    f"{check.verdict}: {who}: {check.name}: and {len(check.reasons) - _MOST_REASONS} more (--json)"
+                    f"{check.verdict}: {who}: {check.name}: {len(check.reasons) - _MOST_REASONS} more reasons; "
+                    "--json lists all"
                 )
     failed = {check.name for *_, check in of_bundle + of_runners if check.verdict == "failed"}
     words = {
@@ -190,4 +195,4 @@ def _print_flips(decisions: Mapping[str, Any]) -> None:
         )
     more = len(decisions["flips"]) + decisions["flips_not_listed"] - _MOST_REASONS
     if more > 0:
-        typer.echo(f"and {more} flips more")
+        typer.echo(f"{more} more flips")

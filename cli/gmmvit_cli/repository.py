@@ -33,14 +33,14 @@ _BACKEND, _BATCHING = "Backend", "Batching and instances"
 
 
 def repository(
-    bundle: Path = typer.Argument(metavar="BUNDLE", rich_help_panel=INPUT, help="A bundle that gmmvit export wrote."),
+    bundle: Path = typer.Argument(metavar="BUNDLE", rich_help_panel=INPUT, help="The bundle to serve."),
     engine: Path | None = ENGINE,
     backend: str = typer.Option(
         "python",
         metavar="NAME",
         rich_help_panel=_BACKEND,
-        help="python: ONNX Runtime or OpenVINO in Triton's Python backend, which every server has. "
-        "onnxruntime: Triton's own. tensorrt: an engine.",
+        help="Triton backend that runs the network. python: ONNX Runtime or OpenVINO in Triton's Python backend, which "
+        "every server has. onnxruntime: Triton's ONNX Runtime backend. tensorrt: the engine of --engine.",
         callback=one_of("--backend", lambda: BACKENDS),
         autocompletion=complete(lambda: BACKENDS),
     ),
@@ -48,8 +48,8 @@ def repository(
         None,
         metavar="NAME",
         rich_help_panel=_BACKEND,
-        show_default="onnxruntime, with CPU kernels as --cpu-kernels states",
-        help=f"Runtime of --backend python: {listed(RUNTIMES)}.",
+        show_default="onnxruntime, plus kernels if --cpu-kernels allows",
+        help=f"Runtime of --backend python: {listed(RUNTIMES)}. The suffix +kernels adds this project's CPU kernels.",
         callback=read_by(runtime_from),
         autocompletion=complete(lambda: RUNTIMES),
     ),
@@ -58,7 +58,7 @@ def repository(
         "fp32",
         metavar="NAME",
         rich_help_panel=PRECISION,
-        help=f"Precision of the network in --backend python and onnxruntime: {listed(PRECISIONS)}.",
+        help=f"Precision of the network with --backend python or onnxruntime: {listed(PRECISIONS)}.",
         callback=read_by(precision_from),
         autocompletion=complete(lambda: PRECISIONS),
     ),
@@ -66,18 +66,22 @@ def repository(
         "none",
         metavar="NAME",
         rich_help_panel=_BACKEND,
-        help="tensorrt: the server's ONNX Runtime builds an engine when it loads the model.",
+        help="none or tensorrt. With tensorrt and --backend onnxruntime, the server builds a TensorRT engine when it "
+        "loads the model.",
         callback=one_of("--accelerator", lambda: ACCELERATORS),
         autocompletion=complete(lambda: ACCELERATORS),
     ),
     max_queue_delay_us: int = typer.Option(
-        0, metavar="US", rich_help_panel=_BATCHING, help="Longest wait of a request for others to fill its batch."
+        0,
+        metavar="US",
+        rich_help_panel=_BATCHING,
+        help="Longest time, in microseconds, that a request waits for more requests to fill the batch.",
     ),
     instances: int = typer.Option(
-        1, metavar="N", rich_help_panel=_BATCHING, help="Copies of the network that run side by side."
+        1, metavar="N", rich_help_panel=_BATCHING, help="Number of copies of the network that run in parallel."
     ),
     threads: int = typer.Option(
-        0, metavar="N", rich_help_panel=_BATCHING, help="Threads of an instance; 0 is a thread for each core."
+        0, metavar="N", rich_help_panel=_BATCHING, help="CPU threads of each copy; 0 means a thread for each core."
     ),
     name: str = MODEL_NAME,
     server_version: str | None = SERVER_VERSION,
@@ -89,18 +93,20 @@ def repository(
         "--output",
         metavar="REPOSITORY",
         rich_help_panel=OUTPUT,
-        help="The repository to write.",
+        help="Folder to write the repository to.",
     ),
     force: bool = FORCE,
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """It holds the network, its preprocessing, and the ensemble of both, which takes encoded images."""
+    """A bundle is the folder that gmmvit export writes. The repository holds three models: the network, its
+    preprocessing, and an ensemble that runs both on encoded images such as JPEG files.
+    """
     require_output(out, force=force)
     kernels = cpu_kernels_from(cpu_kernels)
     if runtime is not None and kernels is not None:
         raise InputError(
-            f"--runtime {runtime} already says whether our kernels are in it; --cpu-kernels goes without --runtime",
-            hint=f"type --runtime {runtime} alone, or --cpu-kernels {kernels} alone",
+            f"--runtime {runtime} already states whether CPU kernels are used; it excludes --cpu-kernels",
+            hint=f"type --runtime {runtime} or --cpu-kernels {kernels}, not both",
         )
     from gmmvit_deploy.artifacts import open_bundle
     from gmmvit_deploy.engines.card import open_engine

@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from gmmvit_cli.choices import complete, complete_list, read_by
+from gmmvit_cli.choices import complete, complete_list, listed, read_by
 from gmmvit_deploy.precision import PRECISIONS, precision_behind, precision_from
 from gmmvit_deploy.runners.names import RUNNERS, require_runner
 
@@ -18,7 +18,9 @@ URLS = typer.Option(
     [],
     metavar="URL",
     rich_help_panel=RUNNERS_PANEL,
-    help="A Triton server: grpc://host:port or http://host:port; may be repeated, once for each protocol.",
+    show_default="grpc://localhost:8001, http://localhost:8000",
+    help="Address of the Triton server for triton-grpc (grpc://HOST:PORT) or triton-http (http://HOST:PORT). May be "
+    "repeated, once for each protocol.",
 )
 
 
@@ -35,8 +37,9 @@ def runner_option(default: str | None, shown: str | None, purpose: str) -> Any:
         metavar="LIST",
         rich_help_panel=RUNNERS_PANEL,
         show_default=shown if shown is not None else True,
-        help=f"{purpose}, with commas between them: {', '.join(RUNNERS)}; a precision after a colon, "
-        "as in openvino:bf16.",
+        help=f"{purpose}, separated by commas: {', '.join(RUNNERS)}. eager and compile run PyTorch; +kernels adds "
+        "this project's CPU kernels (compiled code for attention). The names of onnxruntime and openvino may end with "
+        "a colon and a precision: openvino:bf16.",
         callback=read_by(_require_runners),
         autocompletion=complete_list(lambda: RUNNERS),
     )
@@ -48,7 +51,7 @@ def runner_precision_option() -> Any:
         "--precision",
         metavar="NAME",
         rich_help_panel=RUNNERS_PANEL,
-        help="Precision of onnxruntime and openvino, where the name of the runner does not state it.",
+        help=f"Precision of onnxruntime and openvino if --runner names no precision: {listed(PRECISIONS)}.",
         callback=read_by(precision_from),
         autocompletion=complete(lambda: PRECISIONS),
     )

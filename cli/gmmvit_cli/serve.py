@@ -14,28 +14,36 @@ gmmvit serve model_repository --http-port 0 --grpc-port 0 --log server.log"""
 
 def serve(
     path: Path = typer.Argument(
-        metavar="BUNDLE_OR_REPOSITORY", rich_help_panel=INPUT, help="A bundle, or a Triton model repository."
+        metavar="BUNDLE_OR_REPOSITORY", rich_help_panel=INPUT, help="The bundle or Triton model repository to serve."
     ),
     host: str = typer.Option(
         "127.0.0.1",
         metavar="ADDRESS",
         rich_help_panel=TARGET,
-        help="Address to listen on. Any address but loopback is reachable by others.",
+        help="Address to listen on. Other machines can reach the server unless the address is loopback (127.0.0.1).",
     ),
-    http_port: int = typer.Option(8000, metavar="PORT", rich_help_panel=TARGET, help="0 takes a free port."),
-    grpc_port: int = typer.Option(8001, metavar="PORT", rich_help_panel=TARGET, help="0 takes a free port."),
-    metrics_port: int = typer.Option(8002, metavar="PORT", rich_help_panel=TARGET, help="0 takes a free port."),
+    http_port: int = typer.Option(
+        8000, metavar="PORT", rich_help_panel=TARGET, help="Port for HTTP; 0 chooses a free port."
+    ),
+    grpc_port: int = typer.Option(
+        8001, metavar="PORT", rich_help_panel=TARGET, help="Port for gRPC; 0 chooses a free port."
+    ),
+    metrics_port: int = typer.Option(
+        8002, metavar="PORT", rich_help_panel=TARGET, help="Port for metrics; 0 chooses a free port."
+    ),
     tritonserver: Path | None = TRITONSERVER,
     start_timeout: float = typer.Option(
-        120.0, metavar="S", rich_help_panel=TARGET, help="Seconds until every model must be ready."
+        120.0, metavar="S", rich_help_panel=TARGET, help="Maximum time in seconds until all models are ready."
     ),
     cpu_kernels: str | None = CPU_KERNELS,
     log: Path | None = typer.Option(
-        None, metavar="FILE", rich_help_panel=OUTPUT, show_default="stderr", help="File for the server's log."
+        None, metavar="FILE", rich_help_panel=OUTPUT, show_default="stderr", help="File to write the server's log to."
     ),
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """Prints the addresses when every model is ready, and leaves no process behind."""
+    """A bundle is the folder that gmmvit export writes; gmmvit repository writes a Triton model repository. The command
+    prints the addresses of the server when all models are ready. When the command ends, it stops the server.
+    """
     from gmmvit_deploy.serving.repository import CpuKernelsUse
     from gmmvit_deploy.serving.server import ServerOptions, TritonServer
     from gmmvit_deploy.serving.serving import serve_path

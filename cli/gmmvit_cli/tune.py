@@ -28,17 +28,20 @@ def _runtimes(text: str) -> tuple[tuple[str, Precision], ...]:
 
 
 def tune(
-    bundle: Path = typer.Argument(metavar="BUNDLE", rich_help_panel=INPUT, help="A bundle that gmmvit export wrote."),
+    bundle: Path = typer.Argument(metavar="BUNDLE", rich_help_panel=INPUT, help="The bundle to serve."),
     bound_ms: float = typer.Option(
-        ..., metavar="MS", rich_help_panel=_SEARCH, help="Bound on the p99 latency, as the client measures it."
+        ...,
+        metavar="MS",
+        rich_help_panel=_SEARCH,
+        help="Limit of the p99 latency (99% of requests are faster), measured by the client.",
     ),
     runtime: str | None = typer.Option(
         None,
         metavar="LIST",
         rich_help_panel=_SEARCH,
-        show_default="onnxruntime, with CPU kernels as --cpu-kernels states",
-        help=f"Runtimes to try, with commas between them: {listed(RUNTIMES)}; a precision after a colon, as in "
-        "openvino+kernels:bf16.",
+        show_default="onnxruntime, plus kernels if --cpu-kernels allows",
+        help=f"Runtimes to try, separated by commas: {listed(RUNTIMES)}. The suffix +kernels adds this project's CPU "
+        "kernels. A name may end with a colon and a precision: openvino+kernels:bf16.",
         callback=read_by(_runtimes),
         autocompletion=complete_list(lambda: RUNTIMES),
     ),
@@ -47,7 +50,7 @@ def tune(
         "grpc",
         metavar="NAME",
         rich_help_panel=_SEARCH,
-        help=f"Protocol of the clients: {listed(_PROTOCOLS)}.",
+        help=f"Protocol of the measured requests: {listed(_PROTOCOLS)}.",
         callback=one_of("--protocol", lambda: _PROTOCOLS),
         autocompletion=complete(lambda: _PROTOCOLS),
     ),
@@ -58,12 +61,15 @@ def tune(
         "--output",
         metavar="REPOSITORY",
         rich_help_panel=OUTPUT,
-        help="The repository to write.",
+        help="Folder to write the repository to.",
     ),
     force: bool = FORCE,
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """Starts a real server for each setting, and writes the best as a repository, with all measurements beside it."""
+    """A bundle is the folder that gmmvit export writes. For each setting, the command starts a Triton server and
+    measures the highest request rate within the latency limit. The setting with the highest rate is written as a
+    Triton model repository that also contains all measurements.
+    """
     require_output(out, force=force)
     with progress("tune") as on_progress:
         from gmmvit_deploy.artifacts import open_bundle
@@ -80,9 +86,9 @@ def tune(
     if as_json:
         print_json(result.to_json())
         return
-    head = ("settings", "arrivals a second", "p99 there", "all at once", "")
-    print_table(head, settings_table(result.trials), title=f"p99 below {bound_ms:g} ms, {protocol}")
+    head = ("settings", "requests/s within the limit", "p99 at this rate", "images/s without the limit", "remark")
+    print_table(head, settings_table(result.trials), title=f"p99 within {bound_ms:g} ms, {protocol}")
     for reason in dict.fromkeys(trial.cpu_kernels.why_not for trial in result.trials if not trial.cpu_kernels.used):
         note(f"cpu kernels: off: {reason}")
-    note(f"measured: {out / TUNING_FILE}")
+    note(f"measurements: {out / TUNING_FILE}")
     typer.echo(out)

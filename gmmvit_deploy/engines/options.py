@@ -34,7 +34,8 @@ class Profile:
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.best <= self.most:
             raise InputError(
-                f"profile {self}: expected 1 ≤ least ≤ best ≤ most", hint="--batch 1:8:64, or --batch 8 for exactly 8"
+                f"profile {self}: expected 1 ≤ MIN ≤ OPT ≤ MAX",
+                hint="type --batch 1:8:64, or --batch 8 for a fixed batch size of 8",
             )
 
     def __str__(self) -> str:
@@ -44,7 +45,7 @@ class Profile:
 def profile_from(text: str) -> Profile:
     """Parse a profile such as ``1:8:64``, or ``8`` for batches of exactly 8.  Errors: InputError on any other text."""
     if not re.fullmatch(r"\d+(:\d+:\d+)?", text):
-        raise InputError(f"--batch: expected least:best:most, such as 1:8:64, or a single number, got {text!r}")
+        raise InputError(f"--batch: expected MIN:OPT:MAX, such as 1:8:64, or a single number, got {text!r}")
     numbers = [int(part) for part in text.split(":")]
     least, best, most = numbers if len(numbers) == 3 else numbers * 3
     return Profile(least=least, best=best, most=most)

@@ -71,8 +71,8 @@ def test_inspect_a_preset_without_a_file(gmmvit: Gmmvit) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "nothing to inspect"),
-        (("--preset", "vit"), "nothing to inspect"),
+        ((), "expected a checkpoint, or all of"),
+        (("--preset", "vit"), "expected a checkpoint, or all of"),
         (("--preset", "alexnet", "--classes", "10", "--image-size", "32"), "is not known"),
         (("--preset", "vit", "--classes", "10", "--image-size", "33"), "do not tile"),
         (("--preset", "swin", "--classes", "10", "--image-size", "32", "--mask", "elm"), "no ELM-Swin"),
@@ -244,7 +244,7 @@ def test_bad_checkpoints(make: Callable[[Path], Path], message: str, gmmvit: Gmm
         (("--mean", "0,0,0", "--std", "0,1,1", "--labels", "0,1,2,3,4,5,6,7,8,9"), "above 0"),
         (("--mean", "nan,0,0", "--std", "1,1,1", "--labels", "0,1,2,3,4,5,6,7,8,9"), "finite"),
         (("--mean", "0.5,0.5,0.5", "--std", "1,1,1", "--labels", "nowhere.txt"), "nowhere.txt"),
-        ((*CIFAR, "--mean", "0,0,0"), "already says mean and std"),
+        ((*CIFAR, "--mean", "0,0,0"), "already sets the mean and the standard deviation"),
         ((*CIFAR, "--input", "sound"), "pixels or tensor"),
         ((*CIFAR, "--max-batch", "0"), "at least 1"),
         ((*CIFAR, "--mask-form", "open"), "stored or closed"),

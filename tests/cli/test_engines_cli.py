@@ -54,7 +54,7 @@ def test_export_convert_build(gmmvit: Gmmvit, calibration_images: Path, tmp_path
     build = ("build", bundle, "--compute-capability", "8.9", "--require-fused", "--require-precision")
     text = gmmvit(*build, "--mask-cost", "--batch", "1", "--batch", "2:4:8")
     assert text.returncode == 0, text.stderr
-    assert "6 of 6 are one kernel each" in text.stdout
+    assert "6 of 6 attentions run as a single kernel" in text.stdout
     assert "0 kernels and" in text.stdout
     assert text.stdout.splitlines()[-1] == str(bundle / "engines" / "fp16-tensorrt-rtx-8.9")
     assert open_engine(bundle / "engines" / "fp16-tensorrt-rtx-8.9").card.max_batch == 8
@@ -85,7 +85,7 @@ def test_an_export_whose_precision_fails_leaves_nothing(gmmvit: Gmmvit, tmp_path
     [
         (("--precision", "fp4"), "'fp4' is not known"),
         (("--precision", "int8"), "int8 needs calibration images"),
-        (("--precision", "fp16", "--calibration", "x"), "fp16 needs none"),
+        (("--precision", "fp16", "--calibration", "x"), "fp16 needs no calibration"),
         (("--precision", "int8", "--calibration", "nowhere"), "nowhere: no such file, folder or match"),
     ],
 )
@@ -108,7 +108,7 @@ def test_calibration_images_of_the_wrong_size(gmmvit: Gmmvit, copied: Path, tmp_
         (("--flavor", "tensorrt"), "tensorrt is not installed"),
         ((), "no compute capability was named"),
         (("--compute-capability", "9.0"), "does not build for compute capability 9.0"),
-        (("--compute-capability", "8.9", "--batch", "8:4:2"), "expected 1 ≤ least ≤ best ≤ most"),
+        (("--compute-capability", "8.9", "--batch", "8:4:2"), "expected 1 ≤ MIN ≤ OPT ≤ MAX"),
         (("--compute-capability", "8.9", "--batch", "1:8:64"), "beyond this bundle's batch of 8"),
         (("--compute-capability", "8.6", "--precision", "fp8"), "fp8 needs compute capability 8.9 or more"),
         (("--compute-capability", "8.9", "--timing-cache", "x"), "cannot do --timing-cache"),
@@ -126,7 +126,7 @@ def test_build_of_what_is_not_there(gmmvit: Gmmvit, bundle: Bundle, tmp_path: Pa
     named = ("--compute-capability", "8.9")
     assert "gmmvit convert" in refused(gmmvit("build", bundle.path, *named), "has no model.fp16.onnx")
     refused(gmmvit("build", tmp_path / "nothing", *named), "expected a bundle, but it does not exist")
-    refused(gmmvit("build", bundle.onnx_path, *named), "an ONNX file has no place for engines")
+    refused(gmmvit("build", bundle.onnx_path, *named), "an ONNX file requires --output")
 
 
 def test_doctor_of_a_bundle(
@@ -156,10 +156,10 @@ def test_doctor_of_a_bundle(
 
 
 def test_doctor_wants_to_know_which_bundle_and_which_server(gmmvit: Gmmvit, bundle: Bundle) -> None:
-    refused(gmmvit("doctor", "--server-version", "25.04"), "which bundle is the server to load engines of?")
+    refused(gmmvit("doctor", "--server-version", "25.04"), "expected a bundle, whose engines the server must load")
     refused(gmmvit("doctor", bundle.path, "--server-version", "26.09"), "release 26.09 is not in the table")
     both = ("--server-version", "25.04", "--server", "grpc://localhost:1")
-    refused(gmmvit("doctor", bundle.path, *both), "both say which server")
+    refused(gmmvit("doctor", bundle.path, *both), "--server-version and --server exclude each other")
 
 
 def test_repository_takes_an_engine(gmmvit: Gmmvit, precise_bundle: Bundle, engine: object, tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_a_runtimes_name_decides(gmmvit, bundle: Bundle, tmp_path: Path) -> None
     off = gmmvit("repository", bundle.path, "-o", tmp_path / "off", "--cpu-kernels", "off")
     assert "cpu kernels: off: not asked for" in off.stderr
     for arguments, says in (
-        (("--runtime", "onnxruntime+kernels", "--cpu-kernels", "auto"), "already says whether our kernels are in it"),
+        (("--runtime", "onnxruntime+kernels", "--cpu-kernels", "auto"), "already states whether CPU kernels are used"),
         (("--cpu-kernels", "on"), "--cpu-kernels: expected auto or off, got 'on'"),
         (("--runtime", "onnxruntime+", "--json"), "runtime 'onnxruntime+' is not known"),
     ):
