@@ -27,7 +27,7 @@ def classify(
     images: list[str] = typer.Argument(
         metavar="IMAGE|FOLDER|GLOB",
         rich_help_panel=INPUT,
-        help="JPEG, PNG, WebP or BMP files, folders, or patterns such as 'photos/*.png'.",
+        help="JPEG, PNG, WebP or BMP files, folders, or glob patterns.",
     ),
     bundle: Path | None = _BUNDLE,
     url: str | None = typer.Option(
