@@ -112,7 +112,7 @@ GPU_RUNNERS = ("compile", "tensorrt", "tensorrt:fp16", "tensorrt:int8")
 
 
 HEADLINE = {
-    "plain ONNX": "straight export",
+    "unfolded ONNX": "straight export",
     "folded, fp32": "openvino+kernels",
     "folded, bf16": "openvino+kernels:bf16",
     "folded, int8": "openvino+kernels:int8",
@@ -122,7 +122,7 @@ HEADLINE = {
 
 def headline_table(results: dict[str, Any], costs: dict[str, Any]) -> str:
     """Return a table by family: speed-up over eager PyTorch for a single image, and the mask's cost in float32."""
-    lines = [f"| family | eager PyTorch | {' | '.join(HEADLINE)} | the mask adds |", "|---" * (len(HEADLINE) + 3) + "|"]
+    lines = [f"| family | eager PyTorch | {' | '.join(HEADLINE)} | mask cost |", "|---" * (len(HEADLINE) + 3) + "|"]
     for family, by_batch in results.items():
         rows = by_batch["1"]
         times = [f"{rows[name]['times_faster_than_eager']['median']:.1f}×" for name in HEADLINE.values()]
