@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -23,6 +23,7 @@ from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.kernels.libraries import onnxruntime_library, openvino_library, why_recorded
 from gmmvit_deploy.precision import PRECISIONS, Precision
+from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtime.onnxruntime_program import why_not
 from gmmvit_deploy.runtime.openvino import our_kernels
 from gmmvit_deploy.serving.installs import ServerInstall, find_server
@@ -64,39 +65,57 @@ _PACKAGES = {
 }
 
 
-def examine() -> list[Check]:
+def examine(*, on_progress: OnProgress = ignore) -> list[Check]:
     """Check every part of the toolkit on this machine.  Never raises: a failure is reported with its reason."""
+    return _examined(_parts(), on_progress)
+
+
+def _examined(parts: Sequence[tuple[str, Callable[[], Check]]], on_progress: OnProgress) -> list[Check]:
+    checks = []
+    for number, (name, check) in enumerate(parts):
+        on_progress(Progress(f"check {name}", number, len(parts)))
+        checks.append(check())
+    return checks
+
+
+def _parts() -> list[tuple[str, Callable[[], Check]]]:
+    """Return (name, check) of every part; a check takes up to a minute."""
+    python = f"{platform.python_version()} on {platform.platform()}"
+    cpu = f"{os.cpu_count()} cores, {platform.machine()}"
     return [
-        Check(
-            kind="hardware", name="python", works=True, detail=f"{platform.python_version()} on {platform.platform()}"
-        ),
-        Check(kind="hardware", name="cpu", works=True, detail=f"{os.cpu_count()} cores, {platform.machine()}"),
-        _tried("hardware", "nvidia gpu", _gpu, fix=""),
-        *(_package(name, extra) for name, extra in _PACKAGES.items()),
-        _tried("runner", "eager", _eager, fix="pip install gmmvit-deploy"),
-        _tried("runner", "onnxruntime", _onnxruntime, fix=_install("cpu")),
-        _kernels("onnxruntime", onnxruntime_library, lambda: "attention in f32"),
-        _tried("runner", "openvino", _openvino, fix=_install("openvino")),
-        _kernels("openvino", openvino_library, _openvino_arithmetic),
-        _tried("runner", "triton-grpc", lambda: _client("grpc"), fix=_install("client")),
-        _tried("runner", "triton-http", lambda: _client("http"), fix=_install("client")),
-        *(_tried("engine", name, partial(_builds, name), fix=_install(name)) for name in FLAVORS),
-        _tried("server", "tritonserver", _server, fix=_install("serve")),
+        ("python", lambda: Check(kind="hardware", name="python", works=True, detail=python)),
+        ("cpu", lambda: Check(kind="hardware", name="cpu", works=True, detail=cpu)),
+        _part("hardware", "nvidia gpu", _gpu, fix=""),
+        *((name, partial(_package, name, extra)) for name, extra in _PACKAGES.items()),
+        _part("runner", "eager", _eager, fix="pip install gmmvit-deploy"),
+        _part("runner", "onnxruntime", _onnxruntime, fix=_install("cpu")),
+        ("onnxruntime+kernels", lambda: _kernels("onnxruntime", onnxruntime_library, lambda: "attention in f32")),
+        _part("runner", "openvino", _openvino, fix=_install("openvino")),
+        ("openvino+kernels", lambda: _kernels("openvino", openvino_library, _openvino_arithmetic)),
+        _part("runner", "triton-grpc", lambda: _client("grpc"), fix=_install("client")),
+        _part("runner", "triton-http", lambda: _client("http"), fix=_install("client")),
+        *(_part("engine", name, partial(_builds, name), fix=_install(name)) for name in FLAVORS),
+        _part("server", "tritonserver", _server, fix=_install("serve")),
     ]
 
 
-def examine_bundle(bundle: Bundle, server: ServerTensorRT | None) -> list[Check]:
+def _part(kind: Kind, name: str, attempt: Callable[[], str], *, fix: str) -> tuple[str, Callable[[], Check]]:
+    return name, partial(_tried, kind, name, attempt, fix=fix)
+
+
+def examine_bundle(bundle: Bundle, server: ServerTensorRT | None, *, on_progress: OnProgress = ignore) -> list[Check]:
     """Check each graph and engine of a bundle: its files, whether it runs here, and whether the server can load it.
 
     server: TensorRT of the server; None skips the checks for a server.
     """
-    present = [one for one in PRECISIONS if (bundle.path / onnx_file(one)).exists()]
-    checks = [_tried("graph", onnx_file(one), partial(_graph, bundle, one), fix="") for one in present]
+    present = [precision for precision in PRECISIONS if (bundle.path / onnx_file(precision)).exists()]
+    parts = [_part("graph", onnx_file(precision), partial(_graph, bundle, precision), fix="") for precision in present]
     folders = sorted(path.parent for path in (bundle.path / "engines").glob(f"*/{CARD_FILE}"))
     for folder in folders:
-        checks.append(_tried("engine", folder.name, partial(_engine_here, bundle, folder), fix=""))
+        parts.append(_part("engine", folder.name, partial(_engine_here, bundle, folder), fix=""))
         if server is not None:
-            checks.append(_tried("server", folder.name, partial(_engine_there, folder, server), fix=""))
+            parts.append(_part("server", folder.name, partial(_engine_there, folder, server), fix=""))
+    checks = _examined(parts, on_progress)
     if server is not None and not folders:
         hint = f"gmmvit build {bundle.path} --flavor tensorrt, with TensorRT {server.version}"
         checks.append(Check(kind="server", name=server.name, works=False, detail="the bundle has no engine", fix=hint))

@@ -18,6 +18,7 @@ SHOWN = {
     "parity_limits": ("parity_limits",),
     "engines": ("engines", "head_dims"),
     "before_after": ("before_after",),
+    "startup": ("startup",),
 }
 """Script → markers of its tables on the page of results; those of fastest_gpu exist only with results from a GPU."""
 
@@ -44,12 +45,21 @@ def page_tables() -> dict[str, str]:
     tables = {
         "where_all": where_table(_where()),
         "before_after": before_after_table(by_run("reported/before_after")),
+        "startup": startup_table(result("reported/startup")),
     }
     gpu = by_family("reported/fastest_gpu")
     if gpu:
         tables["fastest_gpu"] = fastest_table(gpu, GPU_RUNNERS)
         tables["mask_free_gpu"] = mask_free_table(gpu, {"families": gpu}, GPU_RUNNERS[1:])
     return tables
+
+
+def startup_table(results: dict[str, Any]) -> str:
+    """Return a table by process: its time, and its time / that of the bare import of typer and rich."""
+    lines = ["| process | ms | over the bare import |", "|---|---|---|"]
+    for name, row in results["programs"].items():
+        lines.append(f"| `{name}` | {row['ms']:.0f} | {interval(row['over_bare'])} |")
+    return "\n".join(lines)
 
 
 def before_after_table(runs: dict[str, dict[str, Any]]) -> str:
@@ -112,7 +122,7 @@ GPU_RUNNERS = ("compile", "tensorrt", "tensorrt:fp16", "tensorrt:int8")
 
 
 HEADLINE = {
-    "plain ONNX": "straight export",
+    "unfolded ONNX": "straight export",
     "folded, fp32": "openvino+kernels",
     "folded, bf16": "openvino+kernels:bf16",
     "folded, int8": "openvino+kernels:int8",
@@ -122,7 +132,7 @@ HEADLINE = {
 
 def headline_table(results: dict[str, Any], costs: dict[str, Any]) -> str:
     """Return a table by family: speed-up over eager PyTorch for a single image, and the mask's cost in float32."""
-    lines = [f"| family | eager PyTorch | {' | '.join(HEADLINE)} | the mask adds |", "|---" * (len(HEADLINE) + 3) + "|"]
+    lines = [f"| family | eager PyTorch | {' | '.join(HEADLINE)} | mask cost |", "|---" * (len(HEADLINE) + 3) + "|"]
     for family, by_batch in results.items():
         rows = by_batch["1"]
         times = [f"{rows[name]['times_faster_than_eager']['median']:.1f}×" for name in HEADLINE.values()]

@@ -9,7 +9,6 @@ from gmmvit_cli.options import INPUT, SERVER, SERVER_TENSORRT, SERVER_VERSION, s
 from gmmvit_cli.output import JSON_OPTION, note, print_json, print_table
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.errors import InputError, OutputError
-from gmmvit_deploy.progress import Progress
 
 EXAMPLE = """gmmvit doctor
 gmmvit doctor bundle --server-version 25.04"""
@@ -46,8 +45,10 @@ def doctor(
                 "expected a bundle, whose engines the server must load",
                 hint="type gmmvit doctor BUNDLE and the options of the server",
             )
-        on_progress(Progress("try every runner" if bundle is None else "check the graphs and engines"))
-        checks = examine() if bundle is None else examine_bundle(open_bundle(bundle), there)
+        if bundle is None:
+            checks = examine(on_progress=on_progress)
+        else:
+            checks = examine_bundle(open_bundle(bundle), there, on_progress=on_progress)
     failed = there is not None and not any(check.kind == "server" and check.works for check in checks)
     if as_json:
         print_json([asdict(check) for check in checks])

@@ -22,6 +22,7 @@ from gmmvit_cli.options import (
     server_from,
 )
 from gmmvit_cli.output import JSON_OPTION, note, print_json
+from gmmvit_cli.progress import progress
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.precision import PRECISIONS, precision_from
 from gmmvit_deploy.serving.names import ACCELERATORS, BACKENDS, RUNTIMES, runtime_from
@@ -125,14 +126,16 @@ def repository(
         precision=precision_from(precision),
         accelerator=accelerator,
     )
-    written = repository_from_bundle(
-        open_bundle(bundle),
-        out,
-        options,
-        engine=open_engine(engine) if engine else None,
-        server=server_from(server_version, server, server_tensorrt),
-        force=force,
-    )
+    with progress("repository") as on_progress:
+        written = repository_from_bundle(
+            open_bundle(bundle),
+            out,
+            options,
+            engine=open_engine(engine) if engine else None,
+            server=server_from(server_version, server, server_tensorrt),
+            force=force,
+            on_progress=on_progress,
+        )
     if as_json:
         print_json(
             {

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import typer
 
 from gmmvit_cli.options import CPU_KERNELS, INPUT, OUTPUT, TARGET, TRITONSERVER, cpu_kernels_from
 from gmmvit_cli.output import JSON_OPTION, note, print_json
+from gmmvit_cli.progress import progress
 
 EXAMPLE = """gmmvit serve bundle
 gmmvit serve model_repository --http-port 0 --grpc-port 0 --log server.log"""
@@ -63,7 +65,10 @@ def serve(
         used.append(use)
         note(f"cpu kernels: {use}")
 
+    shown = ExitStack()
+
     def ready(server: TritonServer) -> None:
+        shown.close()
         where = {
             "grpc": server.grpc_url,
             "http": server.http_url,
@@ -77,12 +82,14 @@ def serve(
         else:
             typer.echo(f"ready: {server.grpc_url}  {server.http_url}  metrics {server.metrics_url}")
 
-    serve_path(
-        path,
-        options,
-        cpu_kernels=cpu_kernels_from(cpu_kernels),
-        tritonserver=tritonserver,
-        on_kernels=on_kernels,
-        on_ready=ready,
-        on_log_line=note if log is None else None,
-    )
+    with shown:
+        serve_path(
+            path,
+            options,
+            cpu_kernels=cpu_kernels_from(cpu_kernels),
+            tritonserver=tritonserver,
+            on_kernels=on_kernels,
+            on_ready=ready,
+            on_log_line=note if log is None else None,
+            on_progress=shown.enter_context(progress("serve")),
+        )

@@ -43,6 +43,7 @@ __all__ = ["TOP", "Agreement", "Answer", "Trial"]
 TOP = 5
 """Classes that an answer lists."""
 _REPEATS = 5
+_SERVER_TIMEOUT_S = 10.0  # somebody waits at the page, and a server that hangs must not hold its worker
 _LONGEST_MS = 300  # no further repeats of a step after this time: an image of 50 million pixels decodes for a second
 _Result = TypeVar("_Result")
 
@@ -194,7 +195,9 @@ class Trial:
 
     def _connected(self, url: str) -> TritonRunner:
         if self._server is None:
-            self._server = TritonRunner(self.bundle, url, model=self.model, takes_other_bundle=True)
+            self._server = TritonRunner(
+                self.bundle, url, model=self.model, takes_other_bundle=True, timeout_s=_SERVER_TIMEOUT_S
+            )
         return self._server
 
     def _forget_server(self) -> None:

@@ -26,19 +26,25 @@ class TritonRunner(Runner):
     server: Served
 
     def __init__(
-        self, bundle: Bundle, url: str, *, model: str = DEFAULT_MODEL, takes_other_bundle: bool = False
+        self,
+        bundle: Bundle,
+        url: str,
+        *,
+        model: str = DEFAULT_MODEL,
+        takes_other_bundle: bool = False,
+        timeout_s: float = 60.0,
     ) -> None:
         """Connect to a server and check that it serves this bundle.
 
         url: of the server.  model: name of the ensemble.
         takes_other_bundle: accept a network made from another bundle if its input and labels are the same, and store
-        the message in ``server.other_bundle``.
+        the message in ``server.other_bundle``.  timeout_s: longest wait for each answer of the server.
         Errors: ServerError when the server does not answer or does not have the network; BundleError when the network
         was made from another bundle.
         """
         super().__init__(bundle)
         self._bundle = bundle
-        self._connection = TritonConnection(url)
+        self._connection = TritonConnection(url, timeout_s=timeout_s)
         self.name = f"triton-{self._connection.protocol}"
         # tritonclient's HTTP client uses gevent, which moves stacks and crashes if a stack contains C++ frames.
         self.needs_own_thread = self._connection.protocol == "http"

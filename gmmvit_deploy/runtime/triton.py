@@ -96,6 +96,7 @@ class TritonConnection:
     """
 
     def __init__(self, url: str, *, timeout_s: float = 60.0) -> None:
+        """timeout_s: longest wait for each answer, of the configuration and the statistics too."""
         self.url = url
         self.protocol, self._address = parse_url(url)
         self._timeout_s = timeout_s
@@ -140,8 +141,7 @@ class TritonConnection:
     def _infer(self, model: str, name: str, values: NDArray[Any], wanted: Any, output: str) -> NDArray[Any]:
         tensor = self._module.InferInput(name, list(values.shape), _TRITON_TYPES[str(values.dtype)])
         tensor.set_data_from_numpy(values)
-        options = {"client_timeout": self._timeout_s} if self.protocol == "grpc" else {}
-        answer = self._call(model, "infer", model_name=model, inputs=[tensor], outputs=[wanted], **options)
+        answer = self._call(model, "infer", model_name=model, inputs=[tensor], outputs=[wanted])
         rows: NDArray[Any] | None = answer.as_numpy(output)
         if rows is None or rows.shape[0] != values.shape[0]:
             found = "nothing" if rows is None else f"shape {rows.shape}"
@@ -150,8 +150,7 @@ class TritonConnection:
 
     def model(self, name: str) -> ServedModel:
         """Read a model's configuration from the server."""
-        options = {"as_json": True} if self.protocol == "grpc" else {}
-        answer = self._call(name, "get_model_config", model_name=name, **options)
+        answer = self._call(name, "get_model_config", model_name=name, **self._as_json)
         try:
             return _served_model(name, answer)
         except (AttributeError, KeyError, TypeError, ValueError) as exc:
@@ -181,15 +180,13 @@ class TritonConnection:
         )
 
     def _statistics(self, name: str) -> Mapping[str, Any]:
-        options = {"as_json": True} if self.protocol == "grpc" else {}
-        answer = self._call(name, "get_inference_statistics", model_name=name, **options)
+        answer = self._call(name, "get_inference_statistics", model_name=name, **self._as_json)
         stats: Mapping[str, Any] = answer["model_stats"][0]
         return stats
 
     def version(self) -> str:
         """Return Triton's version, such as ``2.57.0``."""
-        options = {"as_json": True} if self.protocol == "grpc" else {}
-        answer = self._call("the server", "get_server_metadata", **options)
+        answer = self._call("the server", "get_server_metadata", **self._as_json)
         if not isinstance(answer, dict) or not answer.get("version"):
             raise ServerError(f"something answers at {self.url}, but not as Triton does: no version")
         return str(answer["version"])
@@ -212,7 +209,14 @@ class TritonConnection:
         here = re.match(r"(localhost|127\.[\d.]+|\[::1\]):", self._address)
         return [*sizes, ("grpc.enable_http_proxy", 0)] if here else sizes
 
+    @property
+    def _as_json(self) -> dict[str, bool]:
+        """Arguments that make a client return JSON; the HTTP client always does."""
+        return {"as_json": True} if self.protocol == "grpc" else {}
+
     def _call(self, model: str, method: str, **arguments: Any) -> Any:
+        if self.protocol == "grpc":  # the HTTP client takes its time limits when it is created
+            arguments["client_timeout"] = self._timeout_s
         try:
             return getattr(self._client(), method)(**arguments)
         except self._error as exc:

@@ -19,6 +19,7 @@ from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.images import image_from_pixels
 from gmmvit_deploy.kernels import matcher, openvino_kernels, openvino_view, prepared_masks
 from gmmvit_deploy.kernels.libraries import openvino_library
+from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtime import onnxruntime_program, openvino_program
 from gmmvit_deploy.runtime.onnxruntime import FusedGraph, fused_graph
 from gmmvit_deploy.runtime.openvino import graph_precision, kernels_for_graph
@@ -75,6 +76,7 @@ def repository_from_bundle(
     server: ServerTensorRT | None = None,
     notes: Mapping[str, str] | None = None,
     force: bool = False,
+    on_progress: OnProgress = ignore,
 ) -> Repository:
     """Write the network, its preprocessing and the ensemble of both.
 
@@ -85,13 +87,16 @@ def repository_from_bundle(
     available; OutputError.
     """
     options = options or RepositoryOptions()
+    on_progress(Progress("check the graph"))
     source, target = _network_file(bundle, options, engine, server)
+    on_progress(Progress("find the attentions that the CPU kernels compute"))
     kernels = _kernels(source, options)
     if options.cpu_kernels == "on" and not kernels.use.used:
         raise InputError(
             f"runtime {options.runtime}+kernels cannot be had: {kernels.use.why_not}",
             hint=f"--runtime {options.runtime} runs the same graph in the runtime's own operators",
         )
+    on_progress(Progress("write the models"))
     configs = model_configs(bundle, options, engine.card if engine else None, kernels=kernels.use.used)
     with new_folder(out, force=force) as folder:
         for name, config in configs.items():

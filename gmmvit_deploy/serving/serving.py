@@ -10,6 +10,7 @@ from types import FrameType
 
 from gmmvit_deploy.artifacts import MANIFEST_FILE, open_bundle
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.progress import OnProgress, Progress, ignore, prefixed
 from gmmvit_deploy.serving.installs import find_server
 from gmmvit_deploy.serving.model_configs import CpuKernels, RepositoryOptions
 from gmmvit_deploy.serving.repository import CpuKernelsUse, repository_from_bundle, stated_cpu_kernels
@@ -27,6 +28,7 @@ def serve_path(
     on_kernels: Callable[[CpuKernelsUse], None] = lambda use: None,
     on_ready: Callable[[TritonServer], None] = lambda server: None,
     on_log_line: Callable[[str], None] | None = None,
+    on_progress: OnProgress = ignore,
 ) -> None:
     """Serve a bundle or a repository from the main thread until SIGINT or SIGTERM.
 
@@ -34,6 +36,7 @@ def serve_path(
     cpu_kernels: of the temporary repository; None is ``auto``.
     on_kernels: called with whether the kernels are used: as decided for a bundle, as stated by a repository.
     on_ready: called when every model is ready.  on_log_line: called with each line of the server's log.
+    on_progress: called with the steps until every model is ready.
     A second signal kills the server at once instead of waiting for requests in flight.
     Errors: as `TritonServer.start`; ServerError when the server ends by itself; InputError when ``cpu_kernels`` is
     given for a repository, because its writing has already decided it.
@@ -43,7 +46,9 @@ def serve_path(
         repository = path
         if (path / MANIFEST_FILE).is_file():
             written = RepositoryOptions(backend=install.best_backend, cpu_kernels=cpu_kernels or "auto")
-            made = repository_from_bundle(open_bundle(path), Path(folder) / "models", written)
+            made = repository_from_bundle(
+                open_bundle(path), Path(folder) / "models", written, on_progress=prefixed("repository", on_progress)
+            )
             repository = made.path
             on_kernels(made.cpu_kernels)
         elif cpu_kernels is not None:
@@ -59,6 +64,7 @@ def serve_path(
         signals = _Signals(server)
         with signals:
             try:
+                on_progress(Progress("start the server and load the models"))
                 server.start(cancelled=signals.any_seen)
                 if not signals.any_seen():
                     on_ready(server)

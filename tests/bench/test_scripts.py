@@ -20,6 +20,7 @@ from benchmarks.shared.checkouts import opened_checkout
 from benchmarks.shared.families import as_released, eager
 from benchmarks.shared.places import KINDS, scripts
 from benchmarks.tables import question
+from gmmvit_cli.commands import SUMMARIES
 from gmmvit_deploy.bench.core_to_core import round_trip_ns
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.engines.flavors import visible_gpu
@@ -233,6 +234,15 @@ def test_fastest_gpu_runs_and_checks_its_answers(tmp_path: Path) -> None:
     rows = json.loads((out / "vit.json").read_text())["1"]
     assert {"eager", "compile", "tensorrt", "tensorrt:fp16", "tensorrt:fp16 plain", "tensorrt:int8"} <= rows.keys()
     assert all(0 < row["off"] <= row["limit"] for row in rows.values())
+
+
+@pytest.mark.process
+def test_startup_measures_the_help_of_every_command(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    run("reported/startup", "--rounds", "1", "--output", str(out))
+    rows = json.loads(out.read_text())["programs"]
+    assert rows.keys() == {"import typer, rich", "gmmvit --help", *(f"gmmvit {name} --help" for name in SUMMARIES)}
+    assert all(row["ms"] > 0 and row["over_bare"]["low"] > 0 for row in rows.values())
 
 
 def test_low_rank_runs(run: Run, tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from gmmvit_cli import output
 from gmmvit_cli import progress as module
 from gmmvit_cli.output import note, set_verbosity
 from gmmvit_cli.progress import LINE_MARK, Lines, progress
+from gmmvit_deploy import doctor
+from gmmvit_deploy.doctor import Check
 from gmmvit_deploy.progress import Progress, ignore, prefixed
 
 
@@ -109,3 +111,11 @@ def test_prefixed() -> None:
     events: list[Progress] = []
     prefixed("eager", events.append)(Progress("batch 1", 1, 2))
     assert events == [Progress("eager: batch 1", 1, 2)]
+
+
+def test_doctor_reports_each_part_it_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = Check(kind="hardware", name="part", works=True, detail="")
+    monkeypatch.setattr(doctor, "_parts", lambda: [("cpu", lambda: check), ("gpu", lambda: check)])
+    events: list[Progress] = []
+    assert doctor.examine(on_progress=events.append) == [check, check]
+    assert [(event.step, event.done, event.total) for event in events] == [("check cpu", 0, 2), ("check gpu", 1, 2)]

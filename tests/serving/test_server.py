@@ -375,12 +375,13 @@ class TestStopping:
     def test_signals_end_it_cleanly(
         self, number: signal.Signals, serve: Callable[..., Serve], repository: Repository
     ) -> None:
-        running = serve()
+        running = serve("--verbose")
         assert running.ready()["cpu_kernels"]["used"] == repository.cpu_kernels.used  # as its configuration states
         assert len(processes_naming(str(running.path))) >= 4  # gmmvit, tritonserver and two stubs
         running.process.send_signal(number)
         status, errors = running.end()
         assert status == 0, errors
+        assert "· serve: start the server and load the models" in errors
         assert "Traceback" not in errors
         assert wait_gone(str(running.path)) == {}
 
