@@ -37,7 +37,7 @@ def bench(
         help="Measure on generated random inputs instead of --data. The result records this choice.",
     ),
     samples: int = typer.Option(
-        256, metavar="N", rich_help_panel=INPUT, help="Number of inputs that the queries are drawn from."
+        256, metavar="N", rich_help_panel=INPUT, help="Number of different inputs to measure with."
     ),
     compare: tuple[Path, Path] | None = typer.Option(
         None,
@@ -106,7 +106,7 @@ def bench(
         raise InputError("expected a bundle, or --compare A.json B.json", hint=f"type {EXAMPLE.splitlines()[0]}")
     if (data is None) != synthetic:
         raise InputError(
-            "expected either --data with real images, or --synthetic for generated inputs",
+            "expected either real images with --data, or --synthetic for generated inputs",
             hint="type --data digits, --data cifar10:PATH, --data folder:PATH or --synthetic",
         )
     with progress("bench") as on_progress:

@@ -79,8 +79,8 @@ CALIBRATION = typer.Option(
     "--calibration",
     metavar="DATA",
     rich_help_panel=PRECISION,
-    help="Images to measure value ranges with; int8 and fp8 require them. A folder, an .npz file, or KIND:PATH as in "
-    "gmmvit parity --data, such as cifar10:PATH#train.",
+    help="Calibration images, required for int8 and fp8: a folder, an .npz file, or KIND:PATH as in gmmvit parity "
+    "--data, such as cifar10:PATH#train.",
     autocompletion=complete(lambda: _DATA_KINDS),
 )
 CALIBRATION_IMAGES = typer.Option(

@@ -455,8 +455,8 @@ def test_bench_of_a_live_server_from_the_command_line(
         ((), "expected a bundle, or --compare"),
         ((bundle.path,), "expected either real images with --data, or --synthetic"),
         ((bundle.path, "--data", "digits", "--synthetic"), "expected either real images with --data, or --synthetic"),
-        ((bundle.path, "--synthetic", "--batch", "one"), "expected numbers with commas between them, got 'one'"),
-        ((bundle.path, "--compare", out, out), "takes two results and no bundle"),
+        ((bundle.path, "--synthetic", "--batch", "one"), "expected numbers separated by commas, got 'one'"),
+        ((bundle.path, "--compare", out, out), "takes two result files and no bundle"),
     ):
         refused = gmmvit("bench", *arguments)
         assert refused.returncode == 1
