@@ -20,9 +20,9 @@ __all__ = ["ENGINES", "OVERVIEW", "engines_page", "overview", "tables"]
 ENGINES = RESULTS / "reported" / "engines.md"
 OVERVIEW = RESULTS / "README.md"
 _HEADINGS = {
-    "reported": "What is reported",
-    "settings": "What settings were read off",
-    "rejected": "Ideas measured and rejected",
+    "reported": "Reported results",
+    "settings": "Measurements that determined settings",
+    "rejected": "Ideas that were measured and rejected",
 }
 _SHOWN = {"reported": tables_reported.SHOWN, "settings": tables_settings.SHOWN, "rejected": tables_rejected.SHOWN}
 
@@ -42,9 +42,11 @@ def overview() -> str:
     lines = [
         "# Results",
         "",
-        "Written by `python benchmarks/tables.py --write`; `make bench` measures again. A run of times is INVALID when "
-        "the machine was busy before or after it, its clock changed, a ratio's interval is wider than a quarter of "
-        "the ratio, or a program was faster than its roofline.",
+        "`python benchmarks/tables.py --write` writes this page from the result files beside it. `make bench` runs the "
+        "measurements again. Below each table stands the run card of its measurement: the machine, the versions, the "
+        "settings, and for times a verdict. The verdict is INVALID if the machine was busy before or after the run, if "
+        "its clock rate changed, if the interval of a ratio is wider than a quarter of the ratio, or if a program "
+        "was faster than its roofline, the estimated shortest possible time.",
     ]
     for kind in KINDS:
         lines += ["", f"## {_HEADINGS[kind]}"]

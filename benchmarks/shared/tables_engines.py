@@ -10,18 +10,18 @@ __all__ = ["engines_table", "every_engine", "head_dims_table"]
 def engines_table(results: dict[str, Any]) -> str:
     """Return a table by family and mask: fused attentions, kernels by precision, effect of the mask in fp16."""
     lines = [
-        "| model | one kernel, fp16 | kernels fp32 / fp16 / bf16 / int8 / fp8 | fp16 MiB "
-        "| kernels more than with M = 1 | logits off: folded / unfolded |",
-        "|---|---|---|---|---|---|",
+        "| model | fused attentions, fp16 | kernels, fp32 | kernels, fp16 | kernels, bf16 | kernels, int8 "
+        "| kernels, fp8 | fp16, MiB | kernels for the masks, fp16 | error, folded | error, unfolded |",
+        "|---" * 11 + "|",
     ]
     for family, masks in results["families"].items():
         for mask, rows in masks.items():
             half = rows["fp16"]
-            kernels = " / ".join(str(row["kernels"]) for row in rows.values())
+            kernels = " | ".join(str(row["kernels"]) for row in rows.values())
             twin = str(half["twin"]["kernels_more"]) if "twin" in half else ""
-            errors = ""
+            errors = "|"
             if "unfolded" in half:
-                errors = f"{half['unfolded']['folded_error']:.1e} / {half['unfolded']['error']:.1e}"
+                errors = f"{half['unfolded']['folded_error']:.1e} | {half['unfolded']['error']:.1e}"
             fused = f"{half['fused']} of {half['attentions']}"
             lines.append(f"| {family} {mask} | {fused} | {kernels} | {half['bytes'] / 2**20:.1f} | {twin} | {errors} |")
     return "\n".join(lines)
@@ -33,17 +33,32 @@ def every_engine(results: dict[str, Any]) -> str:
     lines = [
         "# What is in the engines",
         "",
-        f"`python benchmarks/reported/engines.py`, with {card['settings']['flavor']} for compute capability "
-        f"{card['settings']['capability']}; models, columns and method are explained at the top of the script. "
-        f"Build times on {card['cores']} cores of {card['cpu']}, load {card['load_before']:.1f} before and "
-        f"{card['load_after']:.1f} after; they say no more than that builds take seconds.",
+        f"`python benchmarks/reported/engines.py` built these engines with {card['settings']['flavor']} for compute "
+        f"capability {card['settings']['capability']}. The top of the script describes the models and the method.",
         "",
-        "| family | mask | precision | layers | kernels | one kernel | missed type | MiB | build s |",
+        "- *Layers* includes shape arithmetic, *kernels* does not.",
+        "- *Fused attentions*: the number of attentions that a single kernel computes.",
+        "- *Other type*: the number of matrix products and convolutions that run in another type than the precision "
+        "prescribes.",
+        f"- *Build, s*: the build time in seconds, on {card['cores']} cores of {card['cpu']} with a load of "
+        f"{card['load_before']:.1f} before and {card['load_after']:.1f} after. The load makes these times imprecise.",
+        "",
+        "| family | mask | precision | layers | kernels | fused attentions | other type | MiB | build, s |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    against = ["", "fp16, masked: the engine against its twin with M = 1 and against the unfolded export.", ""]
+    against = [
+        "",
+        (
+            "The second table compares fp16 engines of models with a mask, in three forms: *folded* is the engine of "
+            "the first table; *M = 1* is built from the same graph with every mask entry set to 1; *unfolded* is built "
+            "from the PyTorch model, cast to half precision and exported without folding. *Error* is the largest "
+            "difference from PyTorch's float32 logits, divided by the largest logit, with all fp16 roundings emulated "
+            "on the CPU."
+        ),
+        "",
+    ]
     against += [
-        "| family | mask | form | layers | kernels | one kernel | MiB | logits off |",
+        "| family | mask | form | layers | kernels | fused attentions | MiB | error |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for family, masks in results["families"].items():
@@ -76,10 +91,11 @@ def _forms(start: str, row: dict[str, Any]) -> list[str]:
 def head_dims_table(results: dict[str, Any]) -> str:
     """Return a table by head dim: kernels and fused attentions of a ViT of two blocks, unpadded and padded."""
     lines = [
-        "| head dim | as it is: one kernel, kernels in all | padded: one kernel, kernels in all |",
-        "|---|---|---|",
+        "| head dim | fused attentions, not padded | kernels, not padded "
+        "| fused attentions, padded | kernels, padded |",
+        "|---|---|---|---|---|",
     ]
     for head_dim, forms in results["head_dims"].items():
-        cells = [f"{form['fused']} of {form['attentions']}, {form['kernels']}" for form in forms.values()]
+        cells = [f"{form['fused']} of {form['attentions']} | {form['kernels']}" for form in forms.values()]
         lines.append(f"| {head_dim} | {cells[0]} | {cells[1]} |")
     return "\n".join(lines)

@@ -27,18 +27,21 @@ def page_tables() -> dict[str, str]:
 
 def ranks_table(results: dict[str, Any]) -> str:
     """Return two tables: ranks of the masks by family, and the cost of fused attention on wider heads by rank."""
-    lines = ["| family | tokens | rank: least, median, most | the same at 1e-3 |", "|---|---|---|---|"]
+    lines = [
+        "| family | tokens | rank: minimum, median, maximum | rank with cut-off 1e-3: minimum, median, maximum |",
+        "|---|---|---|---|",
+    ]
     for family, found in results["ranks"].items():
         tokens, exact, coarse = (", ".join(map(str, found[key])) for key in ("tokens", "exact", "coarse"))
         lines.append(f"| {family} | {tokens.replace(', ', ' to ')} | {exact} | {coarse} |")
-    lines += ["", "| rank | fused attention on wide heads, over product, mask, softmax, product |", "|---|---|"]
+    lines += ["", "| rank R | time of fused attention / time of separate operators |", "|---|---|"]
     lines += [f"| {rank} | {interval(found)} |" for rank, found in results["fused_over_masked"].items()]
     return "\n".join(lines)
 
 
 def layouts_table(results: dict[str, Any]) -> str:
     """Return a table by family and batch: time with channels first / time of the exported graph."""
-    lines = ["| family, batch | with a mask | without |", "|---|---|---|"]
+    lines = ["| family, batch | with a mask: other layout / export | plain: other layout / export |", "|---|---|---|"]
     for family, found in results["families"].items():
         for batch in (key for key in ("1", "64") if key in found):
             cells = [interval(found[batch][key]) for key in ("gmm", "plain")]
@@ -48,7 +51,7 @@ def layouts_table(results: dict[str, Any]) -> str:
 
 def shared_memory_table(results: dict[str, Any]) -> str:
     """Return a table by protocol and batch: time with shared memory / time with messages."""
-    lines = ["| protocol, batch | messages, ms | shared memory over messages |", "|---|---|---|"]
+    lines = ["| protocol, batch | messages, ms | shared memory / messages |", "|---|---|---|"]
     for protocol in ("grpc", "http"):
         for batch, row in results[protocol].items():
             ratio = interval(row["shared_over_messages"], 3)

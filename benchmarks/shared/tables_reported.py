@@ -65,7 +65,8 @@ def startup_table(results: dict[str, Any]) -> str:
 def before_after_table(runs: dict[str, dict[str, Any]]) -> str:
     """Return a table with a row for each program of each run: time after / time before, and the A/A control."""
     lines = [
-        "| run, commits | family, runner, batch | before, ms | after / before | control / before | allowed | verdict |",
+        "| run, commits before and after | family, runner, batch | before, ms | after / before | control / before "
+        "| allowed difference | verdict |",
         "|---|---|---|---|---|---|---|",
     ]
     for run, results in runs.items():
@@ -91,15 +92,15 @@ NO_MISTAKE_HERE = "the closed-form Gaussian mask in place of the stored base's"
 def limits_table(results: dict[str, Any]) -> str:
     """Return a table by family: correct runners in units of the noise, and the least visible mistake / limit."""
     lines = [
-        "| family | ONNX Runtime, over the noise: largest, rms | fp16, bf16, over the scaled noise "
-        "| least mistake, over the limit |",
-        "|---|---|---|---|",
+        "| family | ONNX Runtime: largest / e | ONNX Runtime: rms / e_rms | fp16: largest / (2¹³ e) "
+        "| bf16: largest / (2¹⁶ e) | mistake with the smallest effect | its effect / limit |",
+        "|---|---|---|---|---|---|---|",
     ]
     models = results["models"]
     for family in dict.fromkeys(name.partition("_")[0] for name in models):
         rows = [row for name, row in models.items() if name.partition("_")[0] == family]
-        runner = ", ".join(f"{max(row['runner'][key] for row in rows):.1f}" for key in ("largest", "rms"))
-        halves = ", ".join(f"{max(row[one]['largest'] for row in rows):.1f}" for one in ("fp16", "bf16"))
+        runner = " | ".join(f"{max(row['runner'][key] for row in rows):.1f}" for key in ("largest", "rms"))
+        halves = " | ".join(f"{max(row[one]['largest'] for row in rows):.1f}" for one in ("fp16", "bf16"))
         mistakes = [
             (ratio, name)
             for row in rows
@@ -107,7 +108,7 @@ def limits_table(results: dict[str, Any]) -> str:
             if name != NO_MISTAKE_HERE or ratio > 0.5
         ]
         ratio, name = min(mistakes)
-        lines.append(f"| {family} | {runner} | {halves} | {ratio:.1f}: {name} |")
+        lines.append(f"| {family} | {runner} | {halves} | {name} | {ratio:.1f} |")
     return "\n".join(lines)
 
 
@@ -144,7 +145,7 @@ def headline_table(results: dict[str, Any], costs: dict[str, Any]) -> str:
 def fastest_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNERS) -> str:
     """Return a table by family and batch: speed-up of each runner over eager PyTorch."""
     lines = [
-        f"| family, batch | eager ms | {' | '.join(runners)} | cores far apart |",
+        f"| family, batch | eager, ms | {' | '.join(f'{name}, ×' for name in runners)} | cores far apart, rounds |",
         "|---" * (len(runners) + 3) + "|",
     ]
     for family, found in results.items():
@@ -152,7 +153,7 @@ def fastest_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNER
             rows = found[batch]
             cells = [interval(rows[name]["times_faster_than_eager"]) if name in rows else "" for name in runners]
             far = [row["far"] for row in rows.values() if "far" in row]
-            apart = f"{sum(far) / len(far):.0%} of the time" if far else "?"
+            apart = f"{sum(far) / len(far):.0%}" if far else "not measured"
             lines.append(f"| {family}, {batch} | {rows['eager']['median_ms']:.1f} | {' | '.join(cells)} | {apart} |")
     return "\n".join(lines)
 
@@ -165,8 +166,8 @@ def mask_free_table(results: dict[str, Any], costs: dict[str, Any], runners: tup
     """
     masked, shares = runners[:-1], runners
     lines = [
-        f"| family, batch | {' | '.join(f'over plain: {name}' for name in masked)} "
-        f"| {' | '.join(f'roofline: {name}' for name in shares)} |",
+        f"| family, batch | {' | '.join(f'masked / plain: {name}' for name in masked)} "
+        f"| {' | '.join(f'share of the roofline: {name}' for name in shares)} |",
         "|---" * (len(masked) + len(shares) + 1) + "|",
     ]
     for family, found in results.items():
@@ -187,13 +188,15 @@ def _share(row: dict[str, Any]) -> str:
 def served_table(results: dict[str, Any]) -> str:
     """Return a table by runtime: images a second in process and served, single-image arrivals within the bound."""
     lines = [
-        "| runtime | images/s in process | share over gRPC | share over HTTP | arrivals/s, gRPC | arrivals/s, HTTP |",
+        "| runner | images/s, in process | gRPC: share | HTTP: share | gRPC: arrivals/s, p99 | HTTP: arrivals/s, p99 |",
         "|---|---|---|---|---|---|",
     ]
     for name, row in results["runtimes"].items():
         shares = [interval(row["share_of_in_process"][protocol]) for protocol in ("grpc", "http")]
         bests = [load["best"] for load in row.get("arrivals", [])]
-        rates = [f"{best['rate']:,.0f}, p99 {best['p99_ms']:.0f} ms" if best else "none" for best in bests]
+        rates = [
+            f"{best['rate']:,.0f}, {best['p99_ms']:.0f} ms" if best else "no rate within the bound" for best in bests
+        ]
         cells = [f"{row['cells'][0]['images_per_second']:,.0f}", *shares, *(rates or ["", ""])]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -202,8 +205,8 @@ def served_table(results: dict[str, Any]) -> str:
 def where_table(results: dict[str, Any], *families: str) -> str:
     """Return a table by runner and chunk size: time by kind of operator, and products' share of their best rate."""
     lines = [
-        "| family, runner, rows | ms | products | attention | mask | layout | norms | rest "
-        "| of products' best rate | the mask costs |",
+        "| family, runner, images | ms | linear maps | attention | mask | layout | norms | rest "
+        "| linear maps: share of the best rate | cost of the mask |",
         "|---" * 10 + "|",
     ]
     for family in families or results["families"]:
@@ -223,11 +226,13 @@ def target_sentence(results: dict[str, Any]) -> str:
     rows, chunk = next((rows, chunk) for rows, chunk in found.items() if "target" in chunk)
     target, spent = chunk["target"], chunk["spent_ms"]
     return (
-        f"Five times the speed of eager PyTorch at batch 64 means {target['chunk_ms']:.1f} ms for a chunk of {rows} "
-        f"images on one core. int8 takes {chunk['ms']:.1f} ms: {spent['products']:.1f} in products, "
-        f"{spent['attention']:.1f} in attention, {target['others_ms'] - spent['attention']:.1f} in the rest. At the "
-        f"best int8 rate the products would take {chunk['products_at_best_ms']:.1f} ms, which would leave "
-        f"{target['left_for_others_ms']:.1f} ms for attention and the rest; they take {target['others_ms']:.1f} ms."
+        f"To be five times as fast as eager PyTorch at batch 64, a runner must compute {rows} images on one core in "
+        f"{target['chunk_ms']:.1f} ms. The runner `openvino+kernels:int8` takes {chunk['ms']:.1f} ms: "
+        f"{spent['products']:.1f} ms in linear maps, {spent['attention']:.1f} ms in attention and "
+        f"{target['others_ms'] - spent['attention']:.1f} ms in all other operators. At the best int8 rate, the linear "
+        f"maps would take {chunk['products_at_best_ms']:.1f} ms. Of the {target['chunk_ms']:.1f} ms, "
+        f"{target['left_for_others_ms']:.1f} ms would then remain for attention and the other operators, which take "
+        f"{target['others_ms']:.1f} ms."
     )
 
 

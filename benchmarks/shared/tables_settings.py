@@ -25,17 +25,23 @@ def chunks_table(results: dict[str, Any]) -> str:
     programs = results["programs"]
     sizes = dict.fromkeys(name.split(", ")[1] for name in programs if name != "onnxruntime, whole")
     columns = [(runtime, at_once) for runtime in ("onnxruntime", "openvino") for at_once in (1, 2)]
-    lines = [f"| {' | '.join(['', *(f'{a}, {b} at once' for a, b in columns)])} |", "|---" * (len(columns) + 1) + "|"]
+    names = ["images in a chunk", *(f"{a}, {b} chunk{'s' * (b > 1)} at once" for a, b in columns)]
+    lines = [f"| {' | '.join(names)} |", "|---" * (len(columns) + 1) + "|"]
     for size in sizes:
         cells = [interval(programs[f"{a}, {size}, {b} at once"]["over_whole"]) for a, b in columns]
-        lines.append(f"| {size} | {' | '.join(cells)} |")
+        lines.append(f"| {size.removesuffix(' rows')} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def spinning_table(results: dict[str, Any]) -> str:
     """Return a table by spinning time: an image's time / the default's, alone and beside another session."""
-    lines = ["| spins | alone, ms | alone | beside another | spent after, ms |", "|---" * 5 + "|"]
+    lines = [
+        "| spinning time | one model, ms | one model / default | two models in turn / default "
+        "| processor time after, ms |",
+        "|---" * 5 + "|",
+    ]
     for name, row in results["settings"].items():
         over = [interval(row[f"{column}_over_default"]) for column in ("alone", "beside")]
-        lines.append(f"| {name} | {row['alone_ms']:.2f} | {' | '.join(over)} | {row['spent_after_ms']:.0f} |")
+        spinning = "no spinning" if name == "none" else name
+        lines.append(f"| {spinning} | {row['alone_ms']:.2f} | {' | '.join(over)} | {row['spent_after_ms']:.0f} |")
     return "\n".join(lines)
