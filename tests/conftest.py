@@ -251,9 +251,9 @@ class _Exported(dict[str, Bundle]):
         self._folder = folder
 
     def __missing__(self, name: str) -> Bundle:
-        options, one = ExportOptions(input_kind="tensor", max_batch=8), golden(name)
+        options, case = ExportOptions(input_kind="tensor", max_batch=8), golden(name)
         self[name] = once(
-            self._folder / name, lambda out: bundle_from_checkpoint(one.path, out, options, hints=one.hints)
+            self._folder / name, lambda out: bundle_from_checkpoint(case.path, out, options, hints=case.hints)
         )
         return self[name]
 

@@ -99,21 +99,21 @@ def blocks(page: Path, text: str) -> Iterator[Block]:
 
 def commands(block: Block) -> list[Command]:
     """The commands of a console block; a line that ends with a backslash goes on in the next."""
-    found: list[tuple[list[str], list[str]]] = []
+    entries: list[tuple[list[str], list[str]]] = []
     for line in block.text.splitlines():
         if line.startswith("$ "):
-            found.append(([line], []))
-        elif found[-1][0][-1].endswith("\\") and not found[-1][1]:
-            found[-1][0].append(line)
+            entries.append(([line], []))
+        elif entries[-1][0][-1].endswith("\\") and not entries[-1][1]:
+            entries[-1][0].append(line)
         else:
-            found[-1][1].append(line)
+            entries[-1][1].append(line)
     return [
         Command(
             text=" ".join(line.removesuffix("\\").strip() for line in typed)[2:],
             typed=tuple(typed),
             output=tuple(output),
         )
-        for typed, output in found
+        for typed, output in entries
     ]
 
 

@@ -39,8 +39,8 @@ def command_line(arguments: list[str], *, timeout_s: float) -> subprocess.Comple
         if process.exitcode is None:
             process.kill()
             raise subprocess.TimeoutExpired(["gmmvit", *arguments], timeout_s)
-        said, complained = (path.read_text() for path in outputs)
-    return subprocess.CompletedProcess(["gmmvit", *arguments], process.exitcode, said, complained)
+        output, errors = (path.read_text() for path in outputs)
+    return subprocess.CompletedProcess(["gmmvit", *arguments], process.exitcode, output, errors)
 
 
 def _run(arguments: list[str], outputs: tuple[Path, Path], settings: dict[str, str], cwd: Path) -> None:

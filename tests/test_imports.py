@@ -55,7 +55,7 @@ def test_public_names_are_sorted_and_there(name: str) -> None:
     module = importlib.import_module(name)
     public = getattr(module, "__all__", [])
     assert public == sorted(public, key=lambda x: (not x.isupper(), not x[0].isupper(), x)), name
-    assert all(hasattr(module, one) for one in public), name
+    assert all(hasattr(module, attribute) for attribute in public), name
 
 
 def test_every_error_is_in_the_tree_that_its_file_draws() -> None:

@@ -44,8 +44,8 @@ SPEC = ViTSpec(
 )
 
 
-def same_tensors(one: Model, other: Model) -> bool:
-    ours, theirs = one.state_dict(), other.state_dict()
+def same_tensors(first: Model, second: Model) -> bool:
+    ours, theirs = first.state_dict(), second.state_dict()
     return ours.keys() == theirs.keys() and all(ours[name].equal(theirs[name]) for name in ours)
 
 
@@ -56,7 +56,7 @@ def released(path: Path, spec: ViTSpec) -> Path:
 
 
 @pytest.mark.parametrize("name", RELEASED)
-def test_the_model_of_a_bundle_is_the_trained_one(name: str, tensor_bundles: dict[str, Bundle]) -> None:
+def test_the_model_of_a_bundle_equals_the_trained_model(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     bundle, case = tensor_bundles[name], golden(name)
     trained = load_checkpoint(case.path, case.hints)
     model = model_from_bundle(bundle.manifest, bundle.weights_path)
@@ -164,7 +164,9 @@ def test_weights_of_other_heads_are_not_the_manifests(bundle: Bundle, tmp_path: 
         model_from_bundle(broken.manifest, broken.weights_path)
 
 
-def test_a_bundle_of_the_previous_format_says_what_to_type(bundle: Bundle, tmp_path: Path, gmmvit: Any) -> None:
+def test_the_error_for_a_bundle_of_the_previous_format_gives_the_command(
+    bundle: Bundle, tmp_path: Path, gmmvit: Any
+) -> None:
     """Its weights have the released names; the command that the hint gives makes a bundle of this format of it."""
     old = tmp_path / "old bundle"
     shutil.copytree(bundle.path, old)
@@ -199,7 +201,7 @@ def test_a_bundle_of_the_previous_format_says_what_to_type(bundle: Bundle, tmp_p
 
 
 class TestImagesOfReleasedCheckpoints:
-    def test_are_rgb_unless_the_user_says_otherwise(self, tmp_path: Path) -> None:
+    def test_are_rgb_unless_the_user_gives_the_channels(self, tmp_path: Path) -> None:
         assert load_checkpoint(released(tmp_path / "rgb.pth", SPEC)).spec.channels == 3
         grey = released(tmp_path / "grey.pth", replace(SPEC, channels=1))
         with pytest.raises(CheckpointError, match=r"takes patches of 16 values.*expected 3·p·p") as caught:
@@ -220,7 +222,7 @@ class TestImagesOfReleasedCheckpoints:
             load_checkpoint(released(tmp_path / "model.pth", SPEC), LoadHints(**hints))
 
     @pytest.mark.parametrize("name", ["swin_plain", "pit_gmm", "t2t_gmm"])
-    def test_are_told_by_convolutions_and_unfolds(self, name: str) -> None:
+    def test_channels_are_read_off_convolutions_and_unfolds(self, name: str) -> None:
         case = golden(name)
         with pytest.raises(CheckpointError, match=r"--channels 1 contradicts the file: its tensors tell 3"):
             load_checkpoint(case.path, replace(case.hints, channels=1))
@@ -251,7 +253,7 @@ T2T = T2TSpec(
 class TestAskedImage:
     """For sources whose tensors tell neither side nor channels."""
 
-    def test_is_what_the_user_says(self) -> None:
+    def test_is_taken_from_the_hints(self) -> None:
         assert asked_image("mnist.pt", LoadHints(image_size=28, channels=1)) == (28, 1)
 
     @pytest.mark.parametrize(

@@ -222,7 +222,7 @@ def test_an_input_that_is_missing_is_refused_without_loading_pytorch(tmp_path: P
     assert answer.stdout.splitlines() == [words.split()[0] for words in commands]
 
 
-def test_functions_of_commands_say_more_than_their_summary() -> None:
+def test_docstrings_of_commands_do_not_repeat_the_summary() -> None:
     for name in SUMMARIES:
         details = inspect.getdoc(getattr(import_module(f"gmmvit_cli.{name}"), name))
         assert details

@@ -215,7 +215,7 @@ def test_the_lists_are_not_empty() -> None:
     assert GROUP.list_commands(None) == list(SUMMARIES)
 
 
-def test_hints_say_what_to_type() -> None:
+def test_hints_give_a_command_to_type() -> None:
     assert "gmmvit" in InputError("x").hint
 
 

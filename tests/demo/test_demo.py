@@ -62,8 +62,8 @@ def test_demo_from_training_to_served_answers(demo: Demo) -> None:
     assert list(dict.fromkeys(demo.seen)) == [step.name for step in demo.result.steps]
     (engine,) = (path / "bundle" / "engines").iterdir()
     assert [proof.fused for proof in open_engine(engine).card.attentions] == [True] * DIGITS_SPEC.depth
-    wanted = {"train", "export", "convert", "build", "parity", "serve", "classify grpc", "classify http", "bench"}
-    assert wanted <= set(demo.seen)
+    expected = {"train", "export", "convert", "build", "parity", "serve", "classify grpc", "classify http", "bench"}
+    assert expected <= set(demo.seen)
     assert load_checkpoint(path / "checkpoint.pth").spec == DIGITS_SPEC
     assert len(demo.bundle.manifest.masks) == DIGITS_SPEC.depth
     assert len(list((path / "images").glob("*/*.png"))) == 360
@@ -73,7 +73,7 @@ def test_demo_from_training_to_served_answers(demo: Demo) -> None:
         assert re.search(rf"\b{re.escape(runner)} [\d,]+", bench.result)
     assert "VALID" in bench.result
     assert "triton-grpc + decoding" in (path / "bench.html").read_text()
-    assert [one.name for one in path.parent.iterdir()] == ["out"]
+    assert [entry.name for entry in path.parent.iterdir()] == ["out"]
 
 
 def test_accuracy_is_the_same_number_from_pytorch_to_the_live_server(demo: Demo) -> None:

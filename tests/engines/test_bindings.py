@@ -73,22 +73,22 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     shutil.copytree(package_folder("tensorrt_bindings"), copied)
     for library in LIBRARIES:
         write_stub_library(copied / library, EXPORTED)
-    found = {
+    stubs = {
         "tensorrt": written_down("tensorrt.tensorrt", root / "t", root / "bindings") / "tensorrt" / "tensorrt.pyi",
         "tensorrt-rtx": written_down("tensorrt_rtx_bindings.tensorrt_rtx", root / "r")
         / "tensorrt_rtx_bindings"
         / "tensorrt_rtx.pyi",
     }
-    for flavor, stub in found.items():
+    for flavor, stub in stubs.items():
         folder = root / "stubs" / flavor
         folder.mkdir(parents=True)
         text = "\n".join(map(repaired, stub.read_text().splitlines()))
-        for said, meant in CONVERSIONS:
-            assert said in text, said
-            text = text.replace(said, meant)
+        for original, replacement in CONVERSIONS:
+            assert original in text, original
+            text = text.replace(original, replacement)
         (folder / "trt_names.pyi").write_text(text)
-        found[flavor] = folder
-    return found
+        stubs[flavor] = folder
+    return stubs
 
 
 def repaired(line: str) -> str:
@@ -131,9 +131,9 @@ def problems(stubs: Path, folder: Path, edit: tuple[str, str] | None = None) -> 
 def test_every_name_and_signature_is_that_of_tensorrt_11(names: dict[str, Path], tmp_path: Path) -> None:
     stub = (names["tensorrt"] / "trt_names.pyi").read_text()
     assert "def build_serialized_network(self, network: INetworkDefinition, config: IBuilderConfig)" in stub
-    found = problems(names["tensorrt"], tmp_path / "code")
-    unknown = {re.search(r'(?:attribute|has no attribute) "(\w+)"', line)[1] for line in found}  # type: ignore[index]
-    assert unknown == RTX_ALONE, found
+    complaints = problems(names["tensorrt"], tmp_path / "code")
+    unknown = {re.search(r'(?:attribute|has no attribute) "(\w+)"', line)[1] for line in complaints}  # type: ignore[index]
+    assert unknown == RTX_ALONE, complaints
 
 
 def test_every_name_and_signature_is_that_of_tensorrt_rtx(names: dict[str, Path], tmp_path: Path) -> None:
@@ -151,5 +151,5 @@ def test_every_name_and_signature_is_that_of_tensorrt_rtx(names: dict[str, Path]
     ],
 )
 def test_the_check_bites(right: str, wrong: str, message: str, names: dict[str, Path], tmp_path: Path) -> None:
-    found = problems(names["tensorrt"], tmp_path / "code", (right, wrong))
-    assert any(message in line for line in found), found
+    complaints = problems(names["tensorrt"], tmp_path / "code", (right, wrong))
+    assert any(message in line for line in complaints), complaints

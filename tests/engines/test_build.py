@@ -118,7 +118,7 @@ def test_other_precisions_are_reached(precision: str, precise_bundle: Bundle, rt
     assert card.misses == ()
 
 
-def test_a_card_says_what_the_engine_is(engine: Engine, precise_bundle: Bundle, rtx: Flavor) -> None:
+def test_a_card_describes_the_engine(engine: Engine, precise_bundle: Bundle, rtx: Flavor) -> None:
     card = engine.card
     assert card.sha256 == {
         "plan": sha256_of_file(engine.plan_path),

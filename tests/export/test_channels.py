@@ -109,7 +109,7 @@ def logits_of_files(bundle: Bundle, files: list[Path]) -> np.ndarray:
         return eager.model(torch.stack(tensors)).numpy()
 
 
-def test_bundle_says_what_its_images_are(small: Bundle) -> None:
+def test_bundle_states_the_form_of_its_images(small: Bundle) -> None:
     channels = small.manifest.spec.channels
     assert small.input_shape == (20, 20, channels)
     assert small.manifest.image.mean == MEAN[:channels]

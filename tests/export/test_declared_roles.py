@@ -28,7 +28,7 @@ from gmmvit_deploy.runtime.graph_calibration import calibrate
 from gmmvit_deploy.scores.attention import AttentionScores
 from gmmvit_deploy.specs import MaskSpec
 from tests.conftest import golden
-from tests.frozen.test_frozen import FROZEN, ONE_A_FAMILY
+from tests.frozen.test_frozen import FAMILY_EXAMPLES, FROZEN
 from tests.frozen.values import graph_hashes
 
 pytestmark = pytest.mark.export
@@ -54,7 +54,7 @@ def exported(model: Model) -> onnx.ModelProto:
     return onnx_from_model(fold(model).model, preprocessing=None, max_batch=4)
 
 
-@pytest.mark.parametrize("name", ONE_A_FAMILY)
+@pytest.mark.parametrize("name", FAMILY_EXAMPLES)
 def test_no_rule_is_asked_of_our_own_graphs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the rules made to raise, every family exports with the roles that were frozen."""
 

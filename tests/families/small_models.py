@@ -60,7 +60,7 @@ class Small:
 
 
 SMALL = tuple(Small(family, kind) for family in FAMILIES for kind in family.mask_kinds)
-ONE_A_FAMILY = tuple(Small(family, family.mask_kinds[-1]) for family in FAMILIES)
+FAMILY_EXAMPLES = tuple(Small(family, family.mask_kinds[-1]) for family in FAMILIES)
 """With the last kind of mask that the family names."""
 
 

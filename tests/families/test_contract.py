@@ -38,9 +38,9 @@ from gmmvit_deploy.scores.attention import attention_scores
 from gmmvit_deploy.specs import MaskKind, MaskSpec, input_shape, spec_to_json
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from tests.conftest import MANIFEST, NAMES, Golden, golden
-from tests.families.small_models import MAX_BATCH, ONE_A_FAMILY, SMALL, Small, SmallExports, failing_rules
+from tests.families.small_models import FAMILY_EXAMPLES, MAX_BATCH, SMALL, Small, SmallExports, failing_rules
 
-OTHER_PRECISIONS: tuple[Precision, ...] = tuple(one for one in PRECISIONS if one != "fp32")
+OTHER_PRECISIONS: tuple[Precision, ...] = tuple(precision for precision in PRECISIONS if precision != "fp32")
 each_small = pytest.mark.parametrize("small", SMALL, ids=str)
 each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 
@@ -137,8 +137,8 @@ def test_folding_keeps_logits(small: Small) -> None:
     assert all(step.is_constant for _, scores in attention_scores(folded.model) for _, step in scores.steps())
     with torch.inference_mode():
         trained = model(torch.from_numpy(images)).numpy()
-        found = folded.model(torch.from_numpy(images)).numpy()
-    np.testing.assert_allclose(found, trained, rtol=0, atol=2e-5 * max(1.0, float(np.abs(trained).max())))
+        logits = folded.model(torch.from_numpy(images)).numpy()
+    np.testing.assert_allclose(logits, trained, rtol=0, atol=2e-5 * max(1.0, float(np.abs(trained).max())))
     assert (small.family.last_block(small.spec) is not None) == bool(folded.passes["narrow_last_block"])
     for quantized in (False, True):
         engine = fold_for_engines(folded, engine_passes(small.spec, quantized=quantized))
@@ -180,7 +180,7 @@ def test_kernel_takes_each_attention_or_gives_a_reason(small: Small, small_expor
 
 
 @pytest.mark.parametrize("precision", OTHER_PRECISIONS)
-@pytest.mark.parametrize("small", ONE_A_FAMILY, ids=str)
+@pytest.mark.parametrize("small", FAMILY_EXAMPLES, ids=str)
 def test_each_precision_exports(
     small: Small, precision: Precision, small_exports: SmallExports, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,8 +198,8 @@ def test_each_precision_exports(
     roles = {declared_role(node) for node in prepared.proto.graph.node}
     assert roles <= {*POLICY, "shape"}
     trained = exact(model, images).numpy()
-    found = emulated_logits(prepared.proto, images, name=str(small))
-    largest = float(np.abs(found - trained).max())
+    logits = emulated_logits(prepared.proto, images, name=str(small))
+    largest = float(np.abs(logits - trained).max())
     scale = float(np.abs(trained).max())
     noise = float(np.abs(model(torch.from_numpy(images)).detach().numpy() - trained).max())
     if precision in QUANTIZED:  # no tolerance from rounding alone; but not the answers of another network
@@ -231,9 +231,7 @@ def test_usual_mistakes_are_caught_by_name(small: Small, small_exports: SmallExp
 
 
 @each_small
-def test_blocks_are_found_in_the_graph_and_in_the_order_in_which_they_run(
-    small: Small, small_exports: SmallExports
-) -> None:
+def test_blocks_are_listed_in_the_order_in_which_the_graph_runs_them(small: Small, small_exports: SmallExports) -> None:
     model = small.model()
     blocks = blocks_of(model)
     ran: list[str] = []

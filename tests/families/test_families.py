@@ -100,12 +100,12 @@ def check(spec: ModelSpec, seed: int) -> None:
                 buffer.normal_()
     image = torch.randn(1, 3, spec.image_size, spec.image_size)
     state = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
-    wanted = logits_of(spec, state, image[0].numpy())
+    expected = logits_of(spec, state, image[0].numpy())
     with torch.inference_mode():
         trained, folded = model(image)[0].numpy(), fold(model).model(image)[0].numpy()
-    scale = max(1.0, float(np.abs(wanted).max()))
-    np.testing.assert_allclose(trained, wanted, rtol=0, atol=2e-5 * scale)
-    np.testing.assert_allclose(folded, wanted, rtol=0, atol=2e-5 * scale)
+    scale = max(1.0, float(np.abs(expected).max()))
+    np.testing.assert_allclose(trained, expected, rtol=0, atol=2e-5 * scale)
+    np.testing.assert_allclose(folded, expected, rtol=0, atol=2e-5 * scale)
 
 
 FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -154,5 +154,5 @@ def test_t2t(spec: T2TSpec, seed: int) -> None:
         ),
     ],
 )
-def test_larger_ones(spec: ModelSpec) -> None:
+def test_larger_models(spec: ModelSpec) -> None:
     check(spec, 0)

@@ -30,10 +30,10 @@ def main() -> int:
     count = 0
     for name in sys.argv[1:] or RELEASED:
         for part, value in frozen_parts(name):
-            found = list(differences(f"{name}/{part}", stored[name][part], json.loads(json.dumps(value))))
-            print(f"{name} {part}: {'as frozen' if not found else f'{len(found)} differences'}", flush=True)
-            print("".join(f"  {line}\n" for line in found), end="", flush=True)
-            count += len(found)
+            changed = list(differences(f"{name}/{part}", stored[name][part], json.loads(json.dumps(value))))
+            print(f"{name} {part}: {'as frozen' if not changed else f'{len(changed)} differences'}", flush=True)
+            print("".join(f"  {line}\n" for line in changed), end="", flush=True)
+            count += len(changed)
     print(f"{count} differences")
     return 1 if count else 0
 

@@ -110,8 +110,8 @@ class MerkleHashes:
 
     def __init__(self, proto: onnx.ModelProto, *, weights: bool) -> None:
         self._weights = weights
-        self._known = {one.name: _digest(["input", str(one.type)]) for one in proto.graph.input}
-        self._known |= {one.name: self._constant(one) for one in proto.graph.initializer}
+        self._known = {value.name: _digest(["input", str(value.type)]) for value in proto.graph.input}
+        self._known |= {value.name: self._constant(value) for value in proto.graph.initializer}
         for node in proto.graph.node:  # an ONNX graph is in topological order
             whole = self.of_node(node)
             self._known |= {name: _digest([whole, str(index)]) for index, name in enumerate(node.output)}
@@ -120,7 +120,7 @@ class MerkleHashes:
         return self._known[name] if name else ""
 
     def of_node(self, node: onnx.NodeProto) -> str:
-        attributes = sorted(self._attribute(one) for one in node.attribute)
+        attributes = sorted(self._attribute(attribute) for attribute in node.attribute)
         return _digest([node.domain, node.op_type, *attributes, *(self[name] for name in node.input)])
 
     def _attribute(self, attribute: onnx.AttributeProto) -> str:
@@ -146,10 +146,10 @@ def graph_hashes(proto: onnx.ModelProto) -> dict[str, Any]:
     roles = roles_of(proto.graph)
     by_node = sorted(f"{structure.of_node(node)} {roles[node.name]}" for node in proto.graph.node)
     return {
-        "opset": {one.domain: one.version for one in proto.opset_import if one.domain == ""}[""],
+        "opset": {entry.domain: entry.version for entry in proto.opset_import if entry.domain == ""}[""],
         "nodes": len(proto.graph.node),
-        "structure": _digest([structure[one.name] for one in proto.graph.output]),
-        "whole": _digest([whole[one.name] for one in proto.graph.output]),
+        "structure": _digest([structure[entry.name] for entry in proto.graph.output]),
+        "whole": _digest([whole[entry.name] for entry in proto.graph.output]),
         "roles": dict(sorted(Counter(roles.values()).items())),
         "roles_by_node": _digest(by_node),
     }
@@ -209,8 +209,8 @@ def engine_of(proto: onnx.ModelProto, precision: Precision, folder: Path) -> dic
         "layers": len(layers),
         "listing": _digest([_described(layer) for layer in layers]),
         "attentions": [
-            {"name": one.name, "fused": one.fused, "precision": one.precision, "kernels": len(one.kernels)}
-            for one in engine.card.attentions
+            {"name": proof.name, "fused": proof.fused, "precision": proof.precision, "kernels": len(proof.kernels)}
+            for proof in engine.card.attentions
         ],
         "misses": len(engine.card.misses),
     }

@@ -100,7 +100,7 @@ def test_layers_with_equal_masks_may_have_a_copy_each(graph: onnx.ModelProto, fo
     names = [record.constant for record in prove_folded(graph, folded)[0]]
     equal, same = copy.deepcopy(graph), copy.deepcopy(folded)
     same.masks[1].constant.copy_(same.masks[0].constant)
-    first, second = (next(one for one in equal.graph.initializer if one.name == name) for name in names)
+    first, second = (next(tensor for tensor in equal.graph.initializer if tensor.name == name) for name in names)
     second.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(first), second.name))
     assert [record.constant for record in prove_folded(equal, same)[0]] == names
     for node in equal.graph.node:  # both layers read the first: its copy is of no use

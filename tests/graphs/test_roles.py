@@ -29,14 +29,14 @@ def test_every_node_of_every_family_has_a_role_in_the_policy(name: str, tensor_b
 
 
 @pytest.mark.parametrize("name", RELEASED)
-def test_attentions_are_found_under_the_names_of_their_modules(name: str, tensor_bundles: dict[str, Bundle]) -> None:
+def test_attentions_have_the_names_of_their_modules(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     bundle = tensor_bundles[name]
-    found = attentions_of(onnx.load(bundle.onnx_path).graph)
-    masks = {attention.name: attention.mask for attention in found if attention.mask}
+    attentions = attentions_of(onnx.load(bundle.onnx_path).graph)
+    masks = {attention.name: attention.mask for attention in attentions if attention.mask}
     assert masks == {record.layer: record.constant for record in bundle.manifest.masks}
-    assert all(attention.known for attention in found)
-    assert {attention.mixes_heads for attention in found} == {name.startswith("cait")}
-    for attention in found:
+    assert all(attention.known for attention in attentions)
+    assert {attention.mixes_heads for attention in attentions} == {name.startswith("cait")}
+    for attention in attentions:
         assert attention.nodes[0].endswith("scores/MatMul")
         assert attention.nodes[-1].startswith(f"{attention.name}/MatMul")
 

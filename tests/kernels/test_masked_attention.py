@@ -199,28 +199,28 @@ WINDOWS = next(case for case in CASES if case.windows)
 
 def _id(case: Case) -> str:
     kinds = [kind for kind in ("masked", "mixed", "on_grid", "windows") if getattr(case, kind)]
-    return "-".join([*(str(one) for one in (case.batch, case.heads, case.n, case.d)), *kinds])
+    return "-".join([*(str(size) for size in (case.batch, case.heads, case.n, case.d)), *kinds])
 
 
 @needs_kernel
 @pytest.mark.parametrize("case", CASES, ids=_id)
 def test_float32_is_the_formula(case: Case) -> None:
-    failed, found = case.computed(F32)
+    failed, output = case.computed(F32)
     truth, most = case.formula()
     assert failed == 0
-    np.testing.assert_allclose(found, truth, atol=2e-6 * max(1.0, most))
+    np.testing.assert_allclose(output, truth, atol=2e-6 * max(1.0, most))
 
 
 @needs_kernel
 @needs_bf16
 @pytest.mark.parametrize("case", CASES, ids=_id)
 def test_bf16_is_the_formula_of_rounded_numbers(case: Case) -> None:
-    failed, found = case.computed(BF16)
+    failed, output = case.computed(BF16)
     truth, most = case.formula(bfloat16)
     assert failed == 0
     # 2^x is 8e-5 off, so a weight beside a rounding boundary may fall to its other side: 2⁻⁸ of it.
-    np.testing.assert_allclose(found, truth, atol=2**-8 * most)
-    off = [float(np.sqrt(np.mean((found - one) ** 2))) for one in (truth, case.formula()[0])]
+    np.testing.assert_allclose(output, truth, atol=2**-8 * most)
+    off = [float(np.sqrt(np.mean((output - reference) ** 2))) for reference in (truth, case.formula()[0])]
     if case.n > 2:
         assert off[0] < off[1] / 3  # what is left is not the rounding, which is there
 
@@ -239,23 +239,23 @@ def test_pieces_are_the_whole(case: Case) -> None:
 def test_quantised_on_its_way_out(case: Case, arithmetic: int) -> None:
     plain = case.computed(arithmetic)[1]
     step = float(np.abs(plain).max()) / 100  # a few beyond 127 below
-    for one in (step, step / 2):
-        failed, found = case.computed(arithmetic, step=one)
-        steps = plain * (1 / np.float32(one))
+    for spacing in (step, step / 2):
+        failed, output = case.computed(arithmetic, step=spacing)
+        steps = plain * (1 / np.float32(spacing))
         assert failed == 0
         near_a_half = np.abs(steps - np.floor(steps) - 0.5) < 1e-4
-        assert (found == np.clip(np.rint(steps), -128, 127))[~near_a_half].all()
-    assert (np.abs(found) >= 127).any()
+        assert (output == np.clip(np.rint(steps), -128, 127))[~near_a_half].all()
+    assert (np.abs(output) >= 127).any()
 
 
 @needs_kernel
 def test_scores_that_overflow_a_plain_exponential() -> None:
     case = Case(1, 1, 40, 16)
     case.stacked *= 30
-    failed, found = case.computed(F32)
+    failed, output = case.computed(F32)
     assert failed == 0
     truth, most = case.formula()
-    np.testing.assert_allclose(found, truth, atol=2e-4 * most)
+    np.testing.assert_allclose(output, truth, atol=2e-4 * most)
 
 
 @needs_kernel
@@ -263,13 +263,13 @@ def test_scores_that_overflow_a_plain_exponential() -> None:
     "case", [Case(1, 1, 4, 8), Case(1, 17, 4, 16, mixed=True), Case(1, 2, 4, 16, mixed=True, windows=1)], ids=_id
 )
 def test_what_it_does_not_take(case: Case) -> None:
-    failed, found = case.computed(F32)
+    failed, output = case.computed(F32)
     assert failed == 1
-    assert np.isnan(found).all()  # nothing was written
+    assert np.isnan(output).all()  # nothing was written
 
 
 @needs_kernel
-def test_an_arithmetic_that_is_none() -> None:
+def test_an_unknown_arithmetic_is_refused() -> None:
     assert Case(1, 1, 4, 16).computed(3)[0] == 1
 
 
@@ -350,11 +350,11 @@ def _graph(**other: Any) -> openvino.Model:
     mixed = turned(ops.matmul(weights, value, False, False), [2, 1, 3])
     last = ops.reshape(mixed, ops.constant([0, *windows, n, heads * d]), special_zero=True)
     for step in other.get("quantised", ()):
-        ends = [ops.constant(np.float32(one)) for one in (-128 * step, 127 * step, -128, 127)]
+        ends = [ops.constant(np.float32(bound)) for bound in (-128 * step, 127 * step, -128, 127)]
         grid = ops.convert(ops.fake_quantize(last, *ends, 256), "i8")
         last = ops.multiply(ops.convert(grid, "f32"), ops.constant(np.float32(step)))
     outputs = [last, ops.relu(weights)] if other.get("weights_are_used") else [last]
-    return openvino.Model([one.output(0) for one in outputs], [stacked], "attention")
+    return openvino.Model([node.output(0) for node in outputs], [stacked], "attention")
 
 
 @needs_kernel
@@ -403,7 +403,8 @@ def test_only_masked_attention_is_replaced(other: dict[str, Any], replaced: int)
     batch = np.random.default_rng(2).standard_normal((3, *plain.inputs[0].get_partial_shape().get_max_shape()[1:]))
     settings = {"INFERENCE_PRECISION_HINT": "f32"}
     answers = [
-        openvino.compile_model(one, "CPU", settings)(batch.astype(np.float32))[0].copy() for one in (plain, model)
+        openvino.compile_model(network, "CPU", settings)(batch.astype(np.float32))[0].copy()
+        for network in (plain, model)
     ]
     # A value near the middle of two steps may fall to the other.
     off = np.abs(answers[1] - answers[0])
@@ -426,7 +427,7 @@ def test_a_mask_beyond_float16_is_kept_in_float32() -> None:
     batch = np.random.default_rng(2).standard_normal((3, 20, 96), dtype=np.float32) / 100
     settings = {"INFERENCE_PRECISION_HINT": "f32"}
     answer, truth = (
-        openvino.compile_model(one, "CPU", settings)(batch)[0].copy() for one in (model, _graph(times=2e4))
+        openvino.compile_model(network, "CPU", settings)(batch)[0].copy() for network in (model, _graph(times=2e4))
     )
     np.testing.assert_allclose(answer, truth, atol=1e-5 * np.abs(batch).max())
 
@@ -435,14 +436,14 @@ def test_a_mask_beyond_float16_is_kept_in_float32() -> None:
 def test_bf16_falls_back_to_what_the_processor_has(monkeypatch: pytest.MonkeyPatch) -> None:
     library, _ = openvino_library()
     assert library is not None
-    for support, found in ((2, "bf16"), (1, "f32"), (0, "this processor has no AVX-512")):
+    for support, outcome in ((2, "bf16"), (1, "f32"), (0, "this processor has no AVX-512")):
 
         class Library:
             def masked_attention_support(self, support: int = support) -> int:
                 return support
 
         monkeypatch.setattr(ctypes, "CDLL", lambda path, made=Library: made())
-        assert kernels_from(library, "bf16")[1] == found
+        assert kernels_from(library, "bf16")[1] == outcome
 
 
 # ---- where it cannot be had --------------------------------------------------------------------------------------

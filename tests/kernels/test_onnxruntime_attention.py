@@ -56,9 +56,11 @@ def test_the_fused_graph_gives_the_same_answers(
     assert attentions(proto.graph) == left
     # Each of their masks is there once, as the kernel wants it, and no longer as it was.
     before = onnx.load(bundle.onnx_path).graph.initializer
-    constants = {one.name for one in proto.graph.initializer}
+    constants = {tensor.name for tensor in proto.graph.initializer}
     assert constants.isdisjoint(record.constant for record in bundle.manifest.masks[-ours:])
-    assert sum(len(one.raw_data) for one in proto.graph.initializer) <= 1.05 * sum(len(one.raw_data) for one in before)
+    assert sum(len(tensor.raw_data) for tensor in proto.graph.initializer) <= 1.05 * sum(
+        len(tensor.raw_data) for tensor in before
+    )
     own, plain = program_from_onnx(bundle.onnx_path, fused=fused), program_from_onnx(bundle.onnx_path)
     for batch in (1, 5, 37):
         inputs = fresh_inputs(bundle, batch)
@@ -80,7 +82,7 @@ def test_windows_that_shift(kind: MaskKind, tmp_path: Path) -> None:
 
 
 @needs_kernel
-def test_the_runner_says_which_attention_it_has(
+def test_the_runner_states_which_attention_it_has(
     tensor_bundles: dict[str, Bundle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = tensor_bundles["vit_gmm"]
@@ -150,7 +152,7 @@ def graph(**other: Any) -> onnx.ModelProto:
         "attention",
         [helper.make_tensor_value_info("pixels", kind, ["batch", *windows, N, 3 * HEADS * d])],
         outputs,
-        [numpy_helper.from_array(np.asarray(one), name) for name, one in constants.items()],
+        [numpy_helper.from_array(np.asarray(constant), name) for name, constant in constants.items()],
         value_info=[] if other.get("no_shapes") else values,
     )
     return helper.make_model(made, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
@@ -200,8 +202,8 @@ def test_only_masked_attention_is_replaced(other: dict[str, Any], replaced: int)
     options = onnxruntime.SessionOptions()
     options.register_custom_ops_library(str(onnxruntime_library()[0]))
     answers = [
-        onnxruntime.InferenceSession(one.SerializeToString(), options).run(None, {"pixels": batch})[0]
-        for one in (plain, model)
+        onnxruntime.InferenceSession(network.SerializeToString(), options).run(None, {"pixels": batch})[0]
+        for network in (plain, model)
     ]
     np.testing.assert_allclose(answers[1], answers[0], atol=1e-5 if replaced else 0)
     if other.get("bias", ())[:1] != (3,):  # which no rows cannot be added to
@@ -212,7 +214,7 @@ def test_only_masked_attention_is_replaced(other: dict[str, Any], replaced: int)
 @needs_kernel
 def test_another_shape_than_the_node_was_made_for_is_an_error() -> None:
     model, _ = with_fused_attention(graph())
-    (node,) = [one for one in model.graph.node if one.op_type == "MaskedAttention"]
+    (node,) = [node for node in model.graph.node if node.op_type == "MaskedAttention"]
     for attribute in node.attribute:
         if attribute.name == "n":
             attribute.i = N + 1

@@ -317,7 +317,7 @@ class TestEveryone:
     def test_an_accessibility_checker_finds_nothing_serious(self, visit: Callable[..., Visitor], scheme: str) -> None:
         axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-core is not installed").Axe()
         visitor = visit(color_scheme=scheme)
-        found = []
+        violations = []
         for tab in ("Upload", "Draw", "Examples"):
             visitor.page.get_by_role("tab", name=tab).click()
             visitor.page.wait_for_timeout(500)  # tabs slide
@@ -327,8 +327,10 @@ class TestEveryone:
                 visitor.page.evaluate("document.querySelectorAll('details').forEach((part) => { part.open = true })")
             response = axe.run(visitor.page).response
             assert len(response["passes"]) > 20, "axe-core checked nothing"
-            found += [(tab, rule["impact"], rule["id"], rule["nodes"][0]["html"]) for rule in response["violations"]]
-        assert [rule for rule in found if rule[1] in ("serious", "critical")] == []
+            violations += [
+                (tab, rule["impact"], rule["id"], rule["nodes"][0]["html"]) for rule in response["violations"]
+            ]
+        assert [rule for rule in violations if rule[1] in ("serious", "critical")] == []
 
     def test_a_file_is_chosen_with_a_keyboard_dropped_and_pasted(
         self, visit: Callable[..., Visitor], trial: Trial

@@ -83,14 +83,14 @@ IN_THE_GRAPH = {
 def test_wrong_constants(fault: str, tensor_bundles: dict[str, Bundle], tmp_path: Path) -> None:
     name, change, reason, first = IN_THE_GRAPH[fault]
     broken = rebuilt(tensor_bundles[name], tmp_path / "bundle", change)
-    found = judged(broken, "--localize")
-    assert found.status == 1
-    assert {"constants", "numeric", "localize"} <= found.failed
-    assert "preprocessing" not in found.failed
-    explained = found.checks["numeric"]["reasons"][-1]
+    judgement = judged(broken, "--localize")
+    assert judgement.status == 1
+    assert {"constants", "numeric", "localize"} <= judgement.failed
+    assert "preprocessing" not in judgement.failed
+    explained = judgement.checks["numeric"]["reasons"][-1]
     assert any(words in explained for words in reason.split("|")), explained
     # the first block with the fault in it, and not the embedding before
-    assert found.checks["localize"]["details"]["first"] == first
+    assert judgement.checks["localize"]["details"]["first"] == first
 
 
 IN_THE_OPERATORS = {
@@ -103,10 +103,10 @@ IN_THE_OPERATORS = {
 @pytest.mark.parametrize("name", ["vit_gmm", "swin_plain"])
 def test_wrong_operators(fault: str, name: str, tensor_bundles: dict[str, Bundle], tmp_path: Path) -> None:
     change, reason = IN_THE_OPERATORS[fault]
-    found = judged(rebuilt(tensor_bundles[name], tmp_path / "bundle", change), "--localize")
-    assert found.status == 1
-    assert found.failed == {"numeric", "localize"}
-    assert reason in found.checks["numeric"]["reasons"][-1]
+    judgement = judged(rebuilt(tensor_bundles[name], tmp_path / "bundle", change), "--localize")
+    assert judgement.status == 1
+    assert judgement.failed == {"numeric", "localize"}
+    assert reason in judgement.checks["numeric"]["reasons"][-1]
 
 
 @pytest.mark.parametrize(
@@ -119,12 +119,12 @@ def test_wrong_normalisation_in_the_graph(fault: str, reason: str, bundle: Bundl
         other = dataset("svhn")
         how = replace(bundle.manifest.image, mean=other.mean, std=other.std)
         broken = rebuilt(bundle, tmp_path / "bundle", lambda model: None, preprocessing=how)
-    found = judged(broken)
-    assert found.status == 1
-    assert {"preprocessing", "numeric"} <= found.failed
-    assert "constants" not in found.failed
-    assert reason in found.checks["preprocessing"]["reasons"][0]
-    assert reason in found.checks["numeric"]["reasons"][-1]
+    judgement = judged(broken)
+    assert judgement.status == 1
+    assert {"preprocessing", "numeric"} <= judgement.failed
+    assert "constants" not in judgement.failed
+    assert reason in judgement.checks["preprocessing"]["reasons"][0]
+    assert reason in judgement.checks["numeric"]["reasons"][-1]
 
 
 def _resized_otherwise(image: Any, *, height: int, width: int, **_: object) -> np.ndarray:
@@ -170,10 +170,10 @@ def test_labels_permuted(bundle: Bundle, tmp_path: Path) -> None:
     right = judged(bundle, "--data", data)
     assert (right.status, right.checks["accuracy"]["details"]["top1"]["runner"]) == (0, 1.0)
     permuted = faults.with_labels(bundle, tmp_path / "bundle", [*bundle.manifest.labels[1:], bundle.manifest.labels[0]])
-    found = judged(permuted, "--data", data)
-    assert found.status == 1
-    assert found.failed == {"accuracy"}
-    assert "by the same labels in another order" in found.checks["accuracy"]["reasons"][-1]
+    judgement = judged(permuted, "--data", data)
+    assert judgement.status == 1
+    assert judgement.failed == {"accuracy"}
+    assert "by the same labels in another order" in judgement.checks["accuracy"]["reasons"][-1]
 
 
 def test_labels_file_that_is_not_the_manifests(bundle: Bundle, tmp_path: Path) -> None:

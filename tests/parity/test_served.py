@@ -82,8 +82,8 @@ def broken_server(
     models = tmp_path_factory.mktemp("broken") / "models"
     models.mkdir()
     for name in (*FAULTS, "right"):
-        one = tensor_bundle if name == "mean" else bundle
-        written = repository_from_bundle(one, models.parent / name, RepositoryOptions(name=name, threads=1))
+        source = tensor_bundle if name == "mean" else bundle
+        written = repository_from_bundle(source, models.parent / name, RepositoryOptions(name=name, threads=1))
         if name in FAULTS:
             FAULTS[name][0](written, name)
         for model in written.path.iterdir():

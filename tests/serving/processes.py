@@ -8,7 +8,7 @@ from pathlib import Path
 
 def processes_naming(text: str) -> dict[int, str]:
     """PID → command line of every live process that has ``text`` in its command line."""
-    found = {}
+    processes = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -16,8 +16,8 @@ def processes_naming(text: str) -> dict[int, str]:
         except OSError:
             continue  # it ended while we looked
         if text in command and state != "Z":
-            found[int(folder.name)] = command
-    return found
+            processes[int(folder.name)] = command
+    return processes
 
 
 def wait_gone(text: str, *, timeout_s: float = 10.0) -> dict[int, str]:

@@ -125,8 +125,8 @@ class TestAnswers:
         with TritonRunner(tensor_bundles[name], url_of(golden_server, protocol), model=name) as runner:
             np.testing.assert_allclose(runner.run(case.inputs), case.logits, rtol=0, atol=case.atol)
             np.testing.assert_allclose(runner.run(case.inputs[::-1]), case.logits[::-1], rtol=0, atol=case.atol)
-            for row, wanted in zip(case.inputs, case.logits, strict=True):
-                np.testing.assert_allclose(runner.run(row[None]), wanted[None], rtol=0, atol=case.atol)
+            for row, logits in zip(case.inputs, case.logits, strict=True):
+                np.testing.assert_allclose(runner.run(row[None]), logits[None], rtol=0, atol=case.atol)
 
     @pytest.mark.parametrize("protocol", PROTOCOLS)
     def test_parity(self, protocol: str, server: TritonServer, bundle: Bundle) -> None:
@@ -138,8 +138,8 @@ class TestAnswers:
     def test_encoded_images(self, connection: TritonConnection, bundle: Bundle) -> None:
         pixels, logits = bundle.golden()
         images = as_bytes(*(encoded(Image.fromarray(image), "PNG") for image in pixels))
-        found = connection.infer("gmmvit", "IMAGE", images)
-        assert float(np.abs(found - logits).max()) < 1e-5
+        answers = connection.infer("gmmvit", "IMAGE", images)
+        assert float(np.abs(answers - logits).max()) < 1e-5
 
     @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP"])
     def test_formats(self, kind: str, connection: TritonConnection) -> None:
@@ -150,8 +150,8 @@ class TestAnswers:
         client = tritonclient.grpc.InferenceServerClient(server.grpc_url.removeprefix("grpc://"))
         tensor = tritonclient.grpc.InferInput("pixels", list(pixels.shape), "UINT8")
         tensor.set_data_from_numpy(pixels)
-        wanted = tritonclient.grpc.InferRequestedOutput("logits", class_count=2)
-        answer = client.infer("gmmvit_network", [tensor], outputs=[wanted]).as_numpy("logits")
+        output = tritonclient.grpc.InferRequestedOutput("logits", class_count=2)
+        answer = client.infer("gmmvit_network", [tensor], outputs=[output]).as_numpy("logits")
         client.close()
         for row, scores in zip(answer, logits, strict=True):
             score, index, label = row[0].decode().split(":")
@@ -170,8 +170,8 @@ class TestAnswers:
                 worst = 0.0
                 for _ in range(10):
                     rows = generator.integers(0, len(pixels), generator.integers(1, 4))
-                    found = own.infer("gmmvit_network", "pixels", pixels[rows])
-                    worst = max(worst, float(np.abs(found - logits[rows]).max()))
+                    answer = own.infer("gmmvit_network", "pixels", pixels[rows])
+                    worst = max(worst, float(np.abs(answer - logits[rows]).max()))
             return worst
 
         with ThreadPoolExecutor(12) as pool:
@@ -194,7 +194,7 @@ class TestRefusals:
         with pytest.raises(RequestRejectedError, match=message):
             connection.infer("gmmvit", "IMAGE", as_bytes(image))
 
-    def test_the_bad_one_of_a_batch_is_named(self, connection: TritonConnection) -> None:
+    def test_the_bad_image_of_a_batch_is_named(self, connection: TritonConnection) -> None:
         good = encoded(photo(32, 32), "PNG")
         with pytest.raises(RequestRejectedError, match="image 1: it is no JPEG"):
             connection.infer("gmmvit", "IMAGE", as_bytes(good, b"bad", good))
@@ -363,11 +363,11 @@ def serve(repository: Repository, tmp_path: Path) -> Iterator[Callable[..., Serv
         return started[-1]
 
     yield start
-    for one in started:
-        if one.process.poll() is None:
-            one.process.kill()
-            one.process.communicate()
-        assert wait_gone(str(one.path)) == {}
+    for command in started:
+        if command.process.poll() is None:
+            command.process.kill()
+            command.process.communicate()
+        assert wait_gone(str(command.path)) == {}
 
 
 class TestStopping:
@@ -422,8 +422,8 @@ class TestStopping:
             with TritonConnection(where[protocol], timeout_s=20) as own:
                 while not done.is_set():
                     try:
-                        found = own.infer("gmmvit_network", "pixels", pixels)
-                        answers.append(float(np.abs(found - logits).max()))
+                        answer = own.infer("gmmvit_network", "pixels", pixels)
+                        answers.append(float(np.abs(answer - logits).max()))
                     except ServerError as exc:
                         failures.append(exc)
                         return
@@ -481,9 +481,9 @@ class TestInstalls:
         binary.chmod(0o755)
         (tmp_path / "backends" / "onnxruntime").mkdir(parents=True)
         monkeypatch.setenv("PATH", str(binary.parent), prepend=os.pathsep)
-        found = find_server()
-        assert (found.kind, found.binary) == ("system", binary)
-        assert found.best_backend == "onnxruntime"
+        installed = find_server()
+        assert (installed.kind, installed.binary) == ("system", binary)
+        assert installed.best_backend == "onnxruntime"
         assert system_server(binary).backends == tmp_path / "backends"
 
     def test_new_numpy_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
