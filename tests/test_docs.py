@@ -1,4 +1,4 @@
-"""The README and the documentation: every block runs, every name is the program's, and nothing of it is missing.
+"""The README and the documentation: every block runs, and names agree with the program in both directions.
 
 GMMVIT_WRITE_DOCS=1 makes the test of a page write the output of its commands into the page.
 """
@@ -92,13 +92,13 @@ def test_every_page_is_in_the_navigation() -> None:
 
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a reader has before the first command: a digits checkpoint and images, and a ViT that hides its heads."""
+    """The files of a reader before the first command: a digits checkpoint, images, a ViT of unknown heads."""
     folder = tmp_path_factory.mktemp("documentation")
     data = digits.load_digit_images()
     torch.manual_seed(0)
     if os.environ.get(WRITE):
         model = digits.train(data, epochs=EPOCHS)
-    else:  # what is written shows a trained model; what is run need not be one
+    else:  # written output comes from a trained model; a test run does without
         few = replace(data, train_pixels=data.train_pixels[:512], train_classes=data.train_classes[:512])
         model = digits.train(few, epochs=1)
     digits.save_checkpoint(model, folder / "checkpoint.pth", epoch=EPOCHS)
@@ -149,7 +149,7 @@ def _not_here(line: str) -> bool:
     return "+kernels" in line and onnxruntime_library()[0] is None
 
 
-# Both ways: what the program has stands in the documentation, and the other way round
+# Names of the program stand in the documentation, and the other way round
 
 
 def _code_spans() -> Iterator[tuple[str, str]]:

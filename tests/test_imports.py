@@ -1,4 +1,4 @@
-"""What importing costs, and that the public names are the ones that are there."""
+"""Imports load no unused modules, and the listed public names exist."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ LIGHT = (
     "gmmvit_deploy.preprocess",
 )
 HEAVY = {"torch", "onnx", "onnxruntime", "tritonclient", "PIL", "tensorrt", "tensorrt_rtx"}
-IN_THE_SERVER = ("gmmvit_deploy.serving.triton_models.",)  # run inside Triton, which alone has their imports
+IN_THE_SERVER = ("gmmvit_deploy.serving.triton_models.",)
+"""Modules that run inside Triton; only Triton has the modules that they import."""
 
 
 def modules(package: str) -> list[str]:

@@ -236,8 +236,8 @@ def print_chunk(name: str, program: str, rows: str, chunk: dict[str, Any]) -> No
     if "target" in chunk:
         target = chunk["target"]
         print(
-            f"    {TARGET:g} × eager at {_BATCH} is {target['chunk_ms']:.2f} ms a chunk; with products at the best rate "
-            f"{target['left_for_others_ms']:.2f} ms would remain for all else, which takes {target['others_ms']:.2f}"
+            f"    {TARGET:g} × eager at {_BATCH} is {target['chunk_ms']:.2f} ms a chunk: with products at best rate "
+            f"{target['left_for_others_ms']:.2f} ms remain for all else, which takes {target['others_ms']:.2f}"
         )
 
 

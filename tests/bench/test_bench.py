@@ -1,4 +1,4 @@
-"""A benchmark says what was measured, and says so when it may not be believed."""
+"""A benchmark states what it measured, and whether its result is valid."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ QUICK = Plan(batches=(1, 4), rounds=3, seconds=0.1)
 
 
 class Slower(OnnxRuntimeRunner):
-    """A runner with a fault, so that the report must tell.  delay_s: of every batch; off: added to every logit."""
+    """A runner with a fault that the report must show.  delay_s: added to every batch; off: added to every logit."""
 
     name = "onnxruntime"
     delay_s = 0.01
@@ -161,7 +161,7 @@ def test_the_rate_that_holds_a_bound(report: BenchReport) -> None:
 
 
 class Pausing(OnnxRuntimeRunner):
-    """A machine that stops for a moment, once."""
+    """A runner that pauses once, as a machine may."""
 
     name = "onnxruntime"
     pause_at = 0.0
@@ -177,7 +177,7 @@ def test_one_pause_of_the_machine_does_not_end_the_search(bundle: Bundle, monkey
     monkeypatch.setattr(served_load, "_STEPS", 1)
     inputs = fresh_inputs(bundle, 8)
     with Pausing(bundle) as runner:
-        runner.pause_at = time.monotonic() + 1  # in the first try, which takes more than two seconds
+        runner.pause_at = time.monotonic() + 1  # in the first trial, which takes more than two seconds
         load = search_rate(runner, inputs, Expected(bundle, inputs), bound_ms=400, most=500)
     assert [point.holds for point in load.points] == [False, True, True]
     assert load.best is not None
@@ -203,7 +203,7 @@ def test_operations_are_those_that_the_model_counts(name: str, tensor_bundles: d
     counted = multiply_accumulates(bundle.manifest.spec)
     for batch in (1, 4):
         work = network_work(bundle, batch)
-        # Folding drops what is computed for nothing, and unfolding as a convolution multiplies by ones and zeros.
+        # Folding drops unused computations, and unfolding as a convolution multiplies by ones and zeros.
         assert work.operations / 2 / batch == pytest.approx(counted, rel=0.15)
         assert sum(work.products.values()) > 4
 
@@ -226,7 +226,7 @@ def test_roofline_is_the_best_of_what_was_measured(bundle: Bundle) -> None:
 
 
 def test_a_gpu_is_part_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: BenchReport) -> None:
-    """A stand-in for nvidia-smi: what it prints of two GPUs, of which another program uses one."""
+    """A stand-in for nvidia-smi prints the state of two GPUs; another program uses the second."""
     stub = tmp_path / "nvidia-smi"
     stub.write_text("#!/bin/sh\necho '1980, 3, 41'\necho '1410, 62, 66'\n")
     stub.chmod(0o755)

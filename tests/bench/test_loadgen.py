@@ -63,7 +63,7 @@ def test_a_batch_is_one_call() -> None:
 
 
 def test_latency_counts_from_the_scheduled_time() -> None:
-    """5 ms a query, 1000 arrivals a second, one at a time: the last ones have waited for all before them."""
+    """With 5 ms a query and 1000 arrivals a second in sequence, the last queries have waited for all before them."""
     run = drive(slow, Work(scenario="Server", inputs=INPUTS, queries=100, batch=1, rate=1000))
     assert run.latencies_ms.max() > 200
     assert run.samples_per_second < 210

@@ -1,4 +1,4 @@
-"""Benchmarks are run for their numbers elsewhere; here, that they run and say what they claim."""
+"""The benchmark scripts run, check their answers, and report what their docstrings state."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Run = Callable[..., None]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    """A script with its arguments, in this process, where what it imports and exports need be there only once."""
+    """Run a script with its arguments in this process, so that imports and exports happen only once."""
 
     def run(name: str, *arguments: str) -> None:
         monkeypatch.setattr(sys, "argv", [name, *arguments])

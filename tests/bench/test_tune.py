@@ -1,4 +1,4 @@
-"""Settings are searched on real servers, and what is written is the one that was best, with its measurement."""
+"""Settings are searched on real servers; the best setting is written, with its measurement."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.server
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fewer delays, and shorter searches: each rate is still tried on as many queries as a p99 needs."""
+    """Try fewer delays and search for a shorter time; each trial still has as many queries as a p99 needs."""
     monkeypatch.setattr(tuning, "_DELAYS_US", (0,))
     monkeypatch.setattr(served_load, "_STEPS", 2)
     monkeypatch.setattr(served_load, "_SECONDS_AT_LEAST", 0.0)
@@ -49,7 +49,7 @@ def test_the_best_of_what_was_tried_is_written(bundle: Bundle, tmp_path: Path, m
     assert tuned.best.rate == max(trial.rate for trial in tuned.trials) > 0
     tried = [(trial.settings.runtime, trial.settings.instances) for trial in tuned.trials]
     assert tried[:2] == [("onnxruntime", 1), ("openvino", 1)]
-    assert all(trial.cpu_kernels.used == ours for trial in tuned.trials)  # as the names say
+    assert all(trial.cpu_kernels.used == ours for trial in tuned.trials)  # as the names of the settings state
     assert len(tried) == len(set(tried)) >= 2
     assert all(trial.load.outputs.right for trial in tuned.trials)
     notes = json.loads((out / TUNING_FILE).read_text())
@@ -89,7 +89,7 @@ def test_our_kernels_behind_triton_give_the_models_answers(
         assert runner.run(fresh_inputs(precise_bundle, 5)).shape[0] == 5
     assert any("cpu_kernels on" in line for line in log) == here == repository.cpu_kernels.used
     if here:
-        kernel.write_bytes(b"no library")  # as one is that was compiled for another OpenVINO, or another machine
+        kernel.write_bytes(b"no library")  # as unusable as a library compiled for another OpenVINO or machine
         with pytest.raises(
             ServerError, match=f"cpu_kernels is on, and our kernels cannot run on this server: .*{library}"
         ):

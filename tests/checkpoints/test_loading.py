@@ -372,7 +372,7 @@ def test_shared_and_closed_masks_of_other_families(name: str, form: str, tmp_pat
 
 
 class TestOwnSpec:
-    """Safetensors files of ours carry their spec, so nobody is asked twice."""
+    """Safetensors files of ours contain their spec, so hints are not needed again."""
 
     def path(self, tmp_path: Path, metadata: str) -> Path:
         state = {name: tensor.clone() for name, tensor in released_state("vit_plain").items()}

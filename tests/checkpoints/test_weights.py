@@ -1,4 +1,4 @@
-"""Weights files of bundles, and what the user says about the images of a checkpoint."""
+"""Weights files of bundles, and hints about the images of a checkpoint."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_the_model_of_a_bundle_equals_the_trained_model(name: str, tensor_bundle
 def test_no_name_is_recognised_and_no_size_read_off_a_shape(
     tensor_bundles: dict[str, Bundle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Exported, if need be, before inference is taken away.
+    # Export first if necessary: inference is disabled below.
     bundles = [tensor_bundles[name] for name in ("vit_elm", "swin_gmm", "pit_plain", "t2t_plain", "cait_gmm")]
 
     def refuse(*_: object) -> None:
@@ -126,7 +126,7 @@ def test_a_spec_that_is_broken(metadata: str, tmp_path: Path) -> None:
 
 
 def with_weights(bundle: Bundle, out: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> Bundle:
-    """The bundle with another weights file, and the hash that fits."""
+    """Return the bundle with another weights file and its hash."""
     shutil.copytree(bundle.path, out)
     save_file(tensors, out / "weights.safetensors", metadata=metadata)
     manifest = json.loads((out / "manifest.json").read_text())
@@ -155,7 +155,7 @@ def test_tensors_that_do_not_fit_the_spec_are_listed(bundle: Bundle, tmp_path: P
 
 
 def test_weights_of_other_heads_are_not_the_manifests(bundle: Bundle, tmp_path: Path) -> None:
-    """All names and shapes fit, and the answers would be others."""
+    """All names and shapes fit, but the answers would differ."""
     spec = replace(bundle.manifest.spec, mask=replace(bundle.manifest.spec.mask, closed_form=False))
     other = replace(spec, heads=6, head_dim=spec.dim // 6) if isinstance(spec, ViTSpec) else spec
     metadata = {MODEL_METADATA_KEY: json.dumps(spec_to_json(other))}
@@ -167,7 +167,7 @@ def test_weights_of_other_heads_are_not_the_manifests(bundle: Bundle, tmp_path: 
 def test_the_error_for_a_bundle_of_the_previous_format_gives_the_command(
     bundle: Bundle, tmp_path: Path, gmmvit: Any
 ) -> None:
-    """Its weights have the released names; the command that the hint gives makes a bundle of this format of it."""
+    """Its weights have the released names; the command in the hint turns them into a bundle of the present format."""
     old = tmp_path / "old bundle"
     shutil.copytree(bundle.path, old)
     manifest = json.loads((old / "manifest.json").read_text())
@@ -251,7 +251,7 @@ T2T = T2TSpec(
 
 
 class TestAskedImage:
-    """For sources whose tensors tell neither side nor channels."""
+    """For sources whose tensors determine neither the side nor the channels."""
 
     def test_is_taken_from_the_hints(self) -> None:
         assert asked_image("mnist.pt", LoadHints(image_size=28, channels=1)) == (28, 1)

@@ -1,4 +1,4 @@
-"""``convert``, ``build``, and what other commands say of precisions and engines, as a user runs them."""
+"""``convert``, ``build``, and how other commands handle precisions and engines, as a user runs them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def copied(bundle: Bundle, tmp_path: Path) -> Path:
 
 
 def refused(answer: subprocess.CompletedProcess[str], message: str) -> str:
-    """The hint of an error that the user sees."""
+    """Return the hint of the error that the user sees."""
     assert answer.returncode == 1, answer.stdout
     error, _, hint = without_progress(answer.stderr).strip().rpartition("\n")
     assert error.startswith("Error: "), answer.stderr

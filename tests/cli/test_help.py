@@ -166,7 +166,7 @@ print("heavy", sorted(heavy & set(sys.modules)))
 
 @pytest.mark.process
 def test_help_imports_nothing_that_it_does_not_use() -> None:
-    """Counted in modules, which does not depend on how busy the machine is."""
+    """Modules are counted, because a count does not depend on how busy the machine is."""
     answer = subprocess.run([sys.executable, "-c", _IMPORTS], capture_output=True, text=True, check=True)
     lines = answer.stdout.splitlines()
     (modules,) = (line.split(maxsplit=3) for line in lines if line.startswith("modules "))

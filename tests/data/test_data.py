@@ -1,4 +1,4 @@
-"""Data sets as they are downloaded: made here, small, in the formats' own bytes."""
+"""Data sets as they are downloaded: small copies, written here in the original formats."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def rows(images: np.ndarray) -> np.ndarray:
 
 
 class Python2Pickler(pickle._Pickler):
-    """Writes byte strings as Python 2 did, in whose hands the real archives were made."""
+    """Write byte strings as Python 2 did, because the real archives were written by Python 2."""
 
     dispatch: ClassVar = dict(pickle._Pickler.dispatch)
 
@@ -69,7 +69,7 @@ def cifar10(tmp_path: Path) -> tuple[Path, np.ndarray]:
 
 
 def packed(folder: Path, out: Path) -> Path:
-    """As it is downloaded."""
+    """Pack the folder as the archive that is downloaded."""
     out.mkdir()
     archive = out / f"{folder.name}.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
@@ -110,7 +110,7 @@ def test_cifar100_python_has_fine_labels(tmp_path: Path) -> None:
 
 
 class Hostile:
-    """A pickle of it runs a command when it is loaded."""
+    """Its pickle runs a command when it is loaded."""
 
     def __init__(self, victim: Path) -> None:
         self.victim = victim

@@ -1,4 +1,4 @@
-"""The judge of engines: on layers written by hand, since it must also see what does not happen here."""
+"""The proof of engines, on layers written by hand, so that it also meets cases that no build here produces."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_every_profile_is_judged_on_its_own() -> None:
     split = [line("g_myl1_0", "qk", kind="gemm"), line("h_myl1_1", "mask", "softmax", "pv", kind="gemm")]
     proofs = prove_attentions(layers(fused, *split), [ATTENTION], target="8.9", profiles=3, head_dims={})
     assert [(proof.profile, proof.fused) for proof in proofs] == [(0, True), (1, False), (2, False)]
-    assert proofs[2].reason == "no layer says that it computes it"  # a profile that is not listed proves nothing
+    assert proofs[2].reason == "no layer says that it computes it"  # a profile without listed layers proves nothing
 
 
 ROLES = {"p": "projection", "qk": "product", "e": "embedding", "n": "norm"}

@@ -139,7 +139,7 @@ def test_closed_form_survives_the_bundle(tmp_path: Path) -> None:
     with OnnxRuntimeRunner(closed) as folded, EagerRunner(closed) as eager:
         logits = folded.run(case.inputs)
         np.testing.assert_allclose(logits, eager.run(case.inputs), rtol=0, atol=1e-5)
-    assert float(np.abs(logits - case.logits).max()) > 1e-3  # another network, and it says so
+    assert float(np.abs(logits - case.logits).max()) > 1e-3  # another network, which its spec states
     assert closed.manifest.spec.mask.closed_form
 
 
@@ -238,7 +238,7 @@ class TestNothingHalfWritten:
             self.export(tmp_path / "bundle")
         assert list(tmp_path.iterdir()) == []
 
-    @pytest.mark.skipif(not Path("/proc/version").exists(), reason="needs a folder that nobody can write to")
+    @pytest.mark.skipif(not Path("/proc/version").exists(), reason="needs a folder that no user can write to")
     def test_read_only_place(self) -> None:
         with pytest.raises(OutputError, match="/proc/gmmvit"):
             self.export(Path("/proc/gmmvit/bundle"))

@@ -40,7 +40,7 @@ Damage = Callable[[onnx.ModelProto], None]
 
 
 def wrong_mask_entry(proto: onnx.ModelProto) -> None:
-    """One number of the first attention's mask."""
+    """Set an entry of the first attention's mask to zero."""
     (node,) = (node for node in proto.graph.node if node.name == "blocks.0.attention.scores.before.mask/Mul")
     (mask,) = (tensor for tensor in proto.graph.initializer if tensor.name in node.input)
     numbers = numpy_helper.to_array(mask).copy()
@@ -49,7 +49,7 @@ def wrong_mask_entry(proto: onnx.ModelProto) -> None:
 
 
 def batch_of_one(proto: onnx.ModelProto) -> None:
-    """The first attention puts its heads side by side for a batch of 1 alone."""
+    """Make the first attention's reshape valid for a batch of 1 only."""
     (node,) = (node for node in proto.graph.node if node.name == "blocks.0.attention/Reshape.3")
     (shape,) = (numpy_helper.to_array(tensor) for tensor in proto.graph.initializer if tensor.name == node.input[1])
     node.input[1] = "shape.of.one"
@@ -165,7 +165,7 @@ def test_a_fault_in_the_file_of_a_precision_ends_the_conversion(
         batch_of_one(made.proto)
         return made
 
-    # The emulation would see it as well: the proof of the file stands on its own.
+    # The emulation would detect the fault as well; it is patched, so that only the proof of the file can.
     monkeypatch.setattr(variants, "emulated_logits", lambda *given, **options: bundle.golden()[1])
     monkeypatch.setattr(variants, "prepared_graph", broken)
     with pytest.raises(ExportError, match=r"model\.fp16\.onnx: runner onnxruntime:fp16 cannot run it"):

@@ -1,6 +1,6 @@
-"""What every family promises, tried on its small models and on its golden checkpoints.
+"""The contract of every family, tested on its small models and on its golden checkpoints.
 
-``pytest tests/families -k NAME`` runs what concerns one family. A new family is tested by being in `FAMILIES` and by a
+``pytest tests/families -k NAME`` runs the tests of a family. A new family is tested once it is in `FAMILIES` and has a
 folder of golden files (`tests.conftest.MANIFEST`); nothing here names a family.
 """
 
@@ -62,7 +62,7 @@ def test_golden_logits(case: Golden) -> None:
     loaded = load_checkpoint(case.path, case.hints)
     with torch.inference_mode():
         logits = loaded.model(torch.from_numpy(case.inputs)).numpy()
-    # the difference is 0.0 for all of them where this was written; another processor's BLAS may round otherwise
+    # the largest seen is 0.0; another processor's BLAS may round differently
     np.testing.assert_allclose(logits, case.logits, rtol=0, atol=1e-5)
 
 
@@ -202,7 +202,7 @@ def test_each_precision_exports(
     largest = float(np.abs(logits - trained).max())
     scale = float(np.abs(trained).max())
     noise = float(np.abs(model(torch.from_numpy(images)).detach().numpy() - trained).max())
-    if precision in QUANTIZED:  # no tolerance from rounding alone; but not the answers of another network
+    if precision in QUANTIZED:  # more than rounding, but far less than the distance of another network
         assert largest < scale / 2
     else:
         assert largest <= limit_from_noise(Noise(largest=noise, rms=noise, scale=scale), precision).largest
@@ -225,7 +225,7 @@ def test_usual_mistakes_are_caught_by_name(small: Small, small_exports: SmallExp
             assert name not in own, f"{name}: the mistake changes nothing in the small model"
             continue
         named = explain(bundle, reference, images, logits, limit, mistakes=given.items())
-        # Of two mistakes with the same logits the first is named.
+        # For two mistakes with the same logits the first is reported.
         assert named, name
         np.testing.assert_allclose(given[named], logits, rtol=0, atol=limit, err_msg=f"{name} was named {named}")
 

@@ -94,7 +94,7 @@ def check(spec: ModelSpec, seed: int) -> None:
     model = model_from_spec(spec).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn(parameter.shape))  # no bias stays 0, no norm stays 1
+            parameter.add_(0.1 * torch.randn(parameter.shape))  # so that no bias is 0 and no norm weight is 1
         for name, buffer in model.named_buffers():
             if name == "position_embedding":
                 buffer.normal_()

@@ -23,7 +23,7 @@ MASKS = [
 
 @st.composite
 def small_specs(draw: st.DrawFn) -> ViTSpec:
-    """Any shape the files allow, small enough for loops: head dim need not be dim / heads."""
+    """Draw any shape that the files allow, small enough for loops; the head dim may differ from dim / heads."""
     mask = draw(st.sampled_from(MASKS))
     patch, grid = draw(st.integers(1, 3)), draw(st.integers(1, 4))
     return ViTSpec(

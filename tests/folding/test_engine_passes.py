@@ -1,4 +1,4 @@
-"""Folding for engines: the same function, in the forms that become one fused kernel."""
+"""Folding for engines keeps the function and produces the forms that become a single fused kernel."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SHARED_SWIN = SwinSpec(
     mlp_dims=(1, 1),
     mask=MaskSpec(kind="gmm", kernels=2, shared=True),
 )
-"""One mask for all heads, windows that shift: the mask must be repeated for heads and for windows."""
+"""A mask that all heads share, with shifted windows: the mask must be repeated for heads and for windows."""
 
 
 def folded(name: str) -> FoldedModel:

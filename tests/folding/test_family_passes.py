@@ -29,7 +29,7 @@ def test_swin_biases_equal_the_trained_biases_bit_for_bit() -> None:
     for (_, scores), record in zip(attention_scores(model), result.biases, strict=True):
         assert record.constant.equal(scores.before.bias.matrix())
         shapes.append(tuple(record.constant.shape))
-    # shifted blocks have a bias a window; the last stage is one window, which nothing shifts
+    # shifted blocks have a bias for each window; the last stage has a single window, which is not shifted
     assert shapes == [(3, 16, 16), (16, 3, 16, 16), (6, 16, 16), (4, 6, 16, 16), (12, 16, 16), (12, 16, 16)]
 
 
@@ -101,7 +101,7 @@ def test_constants_are_listed_by_step_and_role() -> None:
     assert before.constant.equal(before.trained * 16**-0.5)
     assert after.constant.equal(after.trained)
     assert [entry.layer for entry in result.masks] == [f"patch_blocks.{i}.attention.inner" for i in range(3)]
-    # wide heads have no mixing left; their masks stay
+    # the mixing has become part of the wide heads; their masks stay
     assert {entry.role for entry in fold_for_engines(result, [widen_heads]).constants} == {"mask"}
 
 

@@ -1,4 +1,4 @@
-"""The last block of a ViT and a PiT computes what is read of it: the same logits, of less work."""
+"""The last block of a ViT and a PiT computes only the tokens that are read: the same logits with less work."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def trained(name: str) -> Model:
 
 
 def with_class_token() -> Model:
-    """A plain ViT whose mean over tokens is another number than its class token."""
+    """Return a plain ViT whose class token differs from the mean over its tokens."""
     spec = trained("vit_plain").spec
     assert isinstance(spec, ViTSpec)
     torch.manual_seed(0)

@@ -50,7 +50,7 @@ def test_folded_mask_equals_the_trained_mask_bit_for_bit(mask: MaskSpec) -> None
     for (_, trained), record in zip(attention_scores(model), fold(model).masks, strict=True):
         mask = trained.before.mask
         assert record.trained.numpy().tobytes() == mask.matrix().detach().numpy().tobytes()
-        # what the trained module multiplies by, seen from outside
+        # the factor by which the trained module multiplies
         ones = torch.ones(1, 2, 16, 16)
         assert mask(ones)[0].detach().equal(record.trained.expand(2, 16, 16))
 
@@ -131,7 +131,7 @@ def test_a_mask_that_is_not_finite_is_refused() -> None:
 
 
 def test_the_proof_can_fail() -> None:
-    """A mask that gives another matrix each time cannot be shown to be folded."""
+    """Folding of a mask whose matrix changes from call to call cannot be proven."""
     model = small(MASKED["elm"])
 
     class Restless(type(model.blocks[0].attention.scores.before.mask)):  # type: ignore[misc]

@@ -1,6 +1,6 @@
 """``python -m tests.frozen.check [NAME ...]``: compute every frozen value again and list what differs.
 
-Ends with status 1 if anything differs. About a minute a checkpoint.
+Ends with status 1 if anything differs. Takes about a minute for each checkpoint.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.frozen.values import STORED, frozen_parts, machine
 
 
 def differences(path: str, before: Any, now: Any) -> Iterator[str]:
-    """The places in which two JSON values differ, deepest first."""
+    """Yield the places in which two JSON values differ."""
     if isinstance(before, dict) and isinstance(now, dict):
         for key in sorted(before.keys() | now.keys()):
             yield from differences(f"{path}/{key}", before.get(key), now.get(key))

@@ -1,6 +1,6 @@
-"""Rearranging the code changes no answer: the frozen values of `values`, as far as a test run can afford.
+"""Rearranging the code changes no answer: the part of the frozen values of `values` that is fast to compute.
 
-``python -m tests.frozen.check`` computes all of them again: every precision, every engine form, every engine.
+``python -m tests.frozen.check`` computes all values again: every precision, every engine form, every engine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FAMILY_EXAMPLES = ("vit_gmm", "swin_gmm", "cait_gmm", "pit_gmm", "t2t_gmm")
 
 
 def comparable(hashes: dict[str, Any]) -> dict[str, Any]:
-    """What must be the same here: the bits of the weights only where they were frozen."""
+    """Return the values to compare here: the bits of the weights only on the machine that froze them."""
     return hashes if SAME_MACHINE else {name: value for name, value in hashes.items() if name != "whole"}
 
 

@@ -1,4 +1,4 @@
-"""What must not change when the code is rearranged: one value for each golden checkpoint, precision and engine form.
+"""Values that must not change when the code is rearranged, for each golden checkpoint, precision and engine form.
 
     logits      SHA-256 of PyTorch's float32 logits on the stored inputs
     graphs      precision and form → hash of the exported graph, with its weights and without them, and its roles
@@ -74,7 +74,7 @@ def form_name(precision: Precision, padded: bool) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """What the bits of weights and logits depend on."""
+    """Return the properties of the machine on which the bits of weights and logits depend."""
     features = sorted(set(cpu_features()) & {"avx2", "avx512f", "avx512_bf16", "amx_tile"})
     return {"torch": torch.__version__.partition("+")[0], "features": features}
 
@@ -87,7 +87,7 @@ def sha256_of_array(values: np.ndarray) -> str:
 
 
 def graph_from_golden(checkpoint: Golden, precision: Precision, padded: bool) -> onnx.ModelProto:
-    """The graph of a golden checkpoint in one precision and form; quantised graphs from fixed random batches."""
+    """Return the graph of a golden checkpoint in a precision and form; calibration batches are random and fixed."""
     loaded = load_checkpoint(checkpoint.path, checkpoint.hints)
     generator = np.random.default_rng(7)
     shape = (8, *input_shape(loaded.spec))
@@ -103,7 +103,7 @@ def graph_from_golden(checkpoint: Golden, precision: Precision, padded: bool) ->
 
 
 class MerkleHashes:
-    """Hash of every value of a graph, from what it is computed of.
+    """Hash of every value of a graph, from the nodes and constants that compute it.
 
     weights: whether the values of floating-point constants count, or their types and shapes alone.
     """
@@ -140,7 +140,7 @@ def _digest(parts: list[str]) -> str:
 
 
 def graph_hashes(proto: onnx.ModelProto) -> dict[str, Any]:
-    """Both hashes, how many nodes there are, and which roles their nodes have."""
+    """Return both hashes, the number of nodes, and the roles of the nodes."""
     structure = MerkleHashes(proto, weights=False)
     whole = MerkleHashes(proto, weights=True)
     roles = roles_of(proto.graph)
@@ -159,7 +159,7 @@ def graph_hashes(proto: onnx.ModelProto) -> dict[str, Any]:
 
 
 def logits_hash(checkpoint: Golden) -> str:
-    """Of eager PyTorch on one thread: with more, sums are cut elsewhere."""
+    """Return the hash of eager PyTorch's logits on a single thread: more threads split sums elsewhere."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -171,7 +171,7 @@ def logits_hash(checkpoint: Golden) -> str:
 
 
 def mistakes(bundle: Bundle) -> dict[str, dict[str, str]]:
-    """Usual mistake → hash of its logits on the golden inputs, and the mistake that parity names for them."""
+    """Return usual mistake → hash of its logits on the golden inputs, and the name that parity reports for them."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -199,7 +199,7 @@ def inspected(checkpoint: Golden) -> dict[str, Any]:
 
 
 def engine_of(proto: onnx.ModelProto, precision: Precision, folder: Path) -> dict[str, Any]:
-    """What tensorrt-rtx builds of a graph for compute capability 8.9, which takes no GPU."""
+    """Build a graph with tensorrt-rtx for compute capability 8.9, without a GPU, and return the engine's contents."""
     path = folder / "graph.onnx"
     onnx.save(proto, path)
     options = BuildOptions(precision=precision, capabilities=("8.9",))
@@ -217,7 +217,7 @@ def engine_of(proto: onnx.ModelProto, precision: Precision, folder: Path) -> dic
 
 
 def _described(layer: Layer) -> str:
-    """A layer without the names that the builder and our modules give: its kind, types and operators."""
+    """Return a layer without the names of the builder and our modules: its kind, types and operators."""
     operators = Counter(name.rpartition("/")[2].partition(".")[0] for name in layer.nodes)
     return f"{layer.kind} {layer.profile} {layer.reads} {layer.writes} {sorted(operators.items())}"
 
@@ -226,7 +226,7 @@ def _described(layer: Layer) -> str:
 
 
 def frozen_parts(name: str) -> Iterator[tuple[str, Any]]:
-    """Every frozen value of one golden checkpoint, part by part."""
+    """Yield every frozen value of a golden checkpoint, part by part."""
     checkpoint = golden(name)
     yield "logits", logits_hash(checkpoint)
     yield "inspect", inspected(checkpoint)
@@ -237,7 +237,7 @@ def frozen_parts(name: str) -> Iterator[tuple[str, Any]]:
         options = ExportOptions(input_kind="tensor", max_batch=_MAX_BATCH)
         bundle = bundle_from_checkpoint(checkpoint.path, Path(folder) / "b", options, hints=checkpoint.hints)
         yield "mistakes", mistakes(bundle)
-        built: dict[str, dict[str, Any]] = {}  # a form that changes nothing gives the engine of the form before
+        built: dict[str, dict[str, Any]] = {}  # forms with equal graphs have equal engines
         for form, hashes in graphs.items():
             if hashes["whole"] not in built:
                 built[hashes["whole"]] = engine_of(protos[form], form[0], Path(folder))

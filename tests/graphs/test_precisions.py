@@ -1,4 +1,4 @@
-"""Casting, quantising and their emulation, on a graph whose every number is known."""
+"""Casting, quantising and their emulation, on a graph with known numbers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def images(graph: onnx.ModelProto) -> np.ndarray:
 
 
 def types_of(proto: onnx.ModelProto) -> dict[str, int]:
-    """Tensor → element type, as ONNX itself infers it."""
+    """Return tensor → element type, as ONNX itself infers it."""
     inferred = onnx.shape_inference.infer_shapes(proto, strict_mode=True).graph
     types = {value.name: value.type.tensor_type.elem_type for value in (*inferred.value_info, *inferred.output)}
     return types | {value.name: value.data_type for value in inferred.initializer}
@@ -106,7 +106,7 @@ def test_a_constant_that_does_not_fit(graph: onnx.ModelProto) -> None:
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_minus_infinity_in_a_constant_stays(precision: str, graph: onnx.ModelProto) -> None:
-    """It masks entries of the scores, and every type that a mask or bias is computed in holds it."""
+    """Minus infinity masks entries of the scores, and every type of a mask or bias can represent it."""
     masked = onnx.ModelProto()
     masked.CopyFrom(graph)
     weights = next(tensor for tensor in masked.graph.initializer if tensor.name.endswith("mask.constant"))
@@ -243,7 +243,7 @@ def test_histograms_grow_and_lose_no_value() -> None:
 
 
 def test_int8_cuts_outliers_where_that_costs_less() -> None:
-    """A million unit normals and one value of 100: cutting it is better than steps of 100/127."""
+    """For a million unit normals and a single value of 100, clipping the 100 is better than steps of 100/127."""
     histograms = Histograms()
     values = np.append(np.random.default_rng(0).standard_normal(1_000_000), 100.0).astype(np.float32)
     histograms.add("x", values)
@@ -269,7 +269,7 @@ def test_the_report_of_a_mask_that_half_precision_hurts(folded: FoldedModel) -> 
     assert first.entries == hurt[0].numel()
     assert (first.flushed, first.saturated) == (1, 1)
     assert first.subnormal == 1
-    assert first.relative_change < 0.02  # of the subnormal one; the others keep 11 bits
+    assert first.relative_change < 0.02  # of the subnormal entry; the other entries keep 11 bits
     assert all(other.flushed == other.saturated == 0 and other.relative_change < 2**-11 for other in others)
     unhurt = next(changes_of([replace(mask, constant=hurt)], "bf16"))
     assert (unhurt.flushed, unhurt.saturated, unhurt.subnormal) == (0, 0, 0)

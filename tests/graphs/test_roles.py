@@ -119,7 +119,7 @@ def test_an_unknown_operator_computes_in_float32(precision: Precision) -> None:
 
 
 def test_a_declared_role_holds_against_the_rules_and_is_reported() -> None:
-    """A sum of two computed values is a residual by the rules; this node says that it is a bias on the scores."""
+    """By the rules a sum of two computed values is a residual; this node declares a bias on the scores."""
     node = declare(helper.make_node("Add", ["x", "x"], ["s"], name="sum"), "score_bias")
     graph = graph_of(node, declare(helper.make_node("Identity", ["s"], ["y"], name="i"), "shape"))
     assert roles_of(graph) == {"sum": "score_bias", "i": "shape"}

@@ -1,4 +1,4 @@
-"""Our attention kernel: the formula's numbers in every form it takes, and no other form is touched."""
+"""Our attention kernel computes the formula in every form that it supports, and no other form is replaced."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.conftest import has_bf16, swin_graph
 
 _KERNELS, _WHY = our_kernels("fp32")
 needs_kernel = pytest.mark.skipif(
-    # One that does not compile is a failure, and no reason to skip.
+    # A kernel that does not compile is a failure, and no reason to skip.
     _KERNELS is None and any(why in _WHY for why in ("no AVX-512", "x86-64", "no C++ compiler")),
     reason=f"no kernel here: {_WHY}",
 )
@@ -76,12 +76,12 @@ class Case:
         shape = (self.windows, self.heads, self.n, self.n)
         self.bias = make.standard_normal(shape, dtype=np.float32) if self.windows else None
         if self.bias is not None:
-            self.bias[-1, :, 0, 1:] = -100  # a token that the roll brought beside strangers
+            self.bias[-1, :, 0, 1:] = -100  # a token that the roll moved next to tokens of another region
 
     def computed(
         self, arithmetic: int, pieces: list[int] | None = None, step: float | None = None
     ) -> tuple[int, np.ndarray]:
-        """pieces: where one call ends and the next begins.  step: of int8.  (The last call's answer, the output.)"""
+        """pieces: where a call ends and the next begins.  step: of int8.  Returns (status of the last call, output)."""
         library = loaded()
         columns = self.heads * self.d
         shape = (self.batch, self.n, columns)
@@ -146,7 +146,7 @@ class Case:
 
 
 def mask_on_grid(heads: int, n: int) -> np.ndarray:
-    """(H, n, n), random but for depending on rows and columns apart alone; one number where a class token is."""
+    """Return (H, n, n): random, but equal for equal offsets in rows and columns; constant for the class token."""
     make = np.random.default_rng(n)
     g = math.isqrt(n)
     rows, columns = np.divmod(np.arange(g * g), g)
@@ -165,7 +165,7 @@ def loaded() -> ctypes.CDLL:
 
 CASES = [
     Case(3, 12, 64, 16),
-    Case(2, 2, 257, 48),  # four tiles of queries and one more, keys left over in every block
+    Case(2, 2, 257, 48),  # four tiles and a further query; every block has remaining keys
     Case(2, 3, 65, 32),
     Case(1, 8, 17, 48),
     Case(2, 1, 1, 16),
@@ -185,7 +185,7 @@ CASES = [
     Case(2, 4, 64, 48, mixed=True),
     Case(1, 8, 33, 16, mixed=True),
     Case(2, 4, 64, 48, mixed=True, on_grid=True),
-    Case(1, 4, 65, 32, mixed=True),  # one image: half a tile at once
+    Case(1, 4, 65, 32, mixed=True),  # a single image: half a tile at once
     Case(1, 4, 257, 16, mixed=True, on_grid=True),
     Case(1, 2, 101, 16, mixed=True, on_grid=True),
     Case(1, 6, 129, 16, mixed=True, masked=False),
@@ -222,7 +222,7 @@ def test_bf16_is_the_formula_of_rounded_numbers(case: Case) -> None:
     np.testing.assert_allclose(output, truth, atol=2**-8 * most)
     off = [float(np.sqrt(np.mean((output - reference) ** 2))) for reference in (truth, case.formula()[0])]
     if case.n > 2:
-        assert off[0] < off[1] / 3  # what is left is not the rounding, which is there
+        assert off[0] < off[1] / 3  # much nearer to the formula of rounded numbers
 
 
 @needs_kernel
@@ -302,8 +302,8 @@ def test_the_fused_graph_gives_the_same_answers(
         ours = runner.rows(inputs)
         assert "Reference ref_f32" in runner.program.kernels
     np.testing.assert_allclose(ours, theirs, atol=2e-5)
-    monkeypatch.setattr(runner_module, "openvino_library", lambda: (None, "not wanted"))
-    with pytest.raises(InputError, match=r"runner openvino\+kernels cannot be had: not wanted"):
+    monkeypatch.setattr(runner_module, "openvino_library", lambda: (None, "switched off"))
+    with pytest.raises(InputError, match=r"runner openvino\+kernels cannot be had: switched off"):
         open_runner("openvino+kernels", bundle)
 
 
@@ -321,7 +321,7 @@ def test_windows_that_shift(kind: MaskKind, tmp_path: Path) -> None:
 
 
 def _graph(**other: Any) -> openvino.Model:
-    """One masked attention as an exporter writes it; ``other``: what is different."""
+    """Return a masked attention as an exporter writes it.  other: changes of the form."""
     heads, n, d = 2, 20, other.get("d", 16)
     make = np.random.default_rng(1)
     windows = other.get("windows", [])
@@ -364,15 +364,15 @@ def _graph(**other: Any) -> openvino.Model:
         ({}, 1),
         ({"mask": ()}, 1),  # a plain attention's scale
         ({"mask": (1, 2, 20, 20)}, 1),
-        ({"mask": (1, 20, 20)}, 0),  # one mask for all heads would be broadcast
+        ({"mask": (1, 20, 20)}, 0),  # a mask for all heads would be broadcast
         ({"mask": (2, 20, 1)}, 0),
         ({"d": 8}, 0),
-        ({"quantised": [0.02]}, 1),  # but nothing else is: it stays OpenVINO's
+        ({"quantised": [0.02]}, 1),  # but no other form is: the attention stays OpenVINO's
         ({"quantised": [0.02, 0.04]}, 1),
         ({"bias": (2, 20, 20)}, 1),
         ({"bias": (1, 2, 20, 20), "mask": ()}, 1),
         ({"bias": (1, 20, 20)}, 0),
-        ({"bias": (3, 2, 20, 20)}, 0),  # one for each image of three
+        ({"bias": (3, 2, 20, 20)}, 0),  # a bias for each of three images
         ({"windows": [4]}, 1),
         ({"windows": [4], "mask": (1, 1, 2, 20, 20), "bias": (2, 20, 20)}, 1),
         ({"windows": [4], "mask": (), "bias": (4, 2, 20, 20)}, 1),
@@ -451,7 +451,7 @@ def test_bf16_falls_back_to_what_the_processor_has(monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def _anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """A machine that has compiled nothing yet."""
+    """On a machine that has compiled nothing yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     compiling.openvino_library.cache_clear()
     yield

@@ -1,4 +1,4 @@
-"""Our kernel of a residual sum, its LayerNorm and quantising: the formula's numbers, and no other graph is touched."""
+"""Our kernel of a residual sum, its LayerNorm and quantising computes the formula, and no other graph is changed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def numbers(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def steps_of(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, epsilon: float) -> np.ndarray:
-    """norm(x) in steps, in float64."""
+    """Return norm(x) in quantisation steps, in float64."""
     x = x.astype(np.float64)
     off = x - x.mean(axis=-1, keepdims=True)
     normed = off / np.sqrt((off**2).mean(axis=-1, keepdims=True) + epsilon)
@@ -94,7 +94,7 @@ def quantised(x: Any, step: float, levels: int = 256) -> Any:
 
 
 def weights(seed: int, width: int) -> np.ndarray:
-    """int8; by 0.001."""
+    """Return random int8 weights; their scale is 0.001."""
     return np.random.default_rng(seed).integers(-127, 128, (width, width)).astype(np.int8)
 
 
@@ -104,7 +104,7 @@ def product(x: Any, seed: int, width: int) -> Any:
 
 
 def graph(**other: Any) -> openvino.Model:
-    """Residual blocks, two of them, each x + product(Quantize(norm(x))) twice; ``other``: what is different."""
+    """Return a model of two residual blocks, each x + product(Quantize(norm(x))) twice."""
     width = other.get("width", WIDTH)
     pixels = ops.parameter([-1, 4, width], openvino.Type.f32)
     x = ops.add(pixels, ops.constant(numbers(1, 4, width)))
@@ -126,7 +126,7 @@ def graph(**other: Any) -> openvino.Model:
 
 
 def formula_of_one_block(batch: np.ndarray) -> np.ndarray:
-    """What `graph` of one block gives, in float64."""
+    """Compute the output of `graph` with one block, in float64."""
     x = (batch + numbers(1, 4, WIDTH)).astype(np.float64)
     steps = steps_of(x, numbers(WIDTH, seed=1), numbers(WIDTH, seed=11), 1e-5)
     grid = np.clip(np.rint(steps), -128, 127) * float(STEP)

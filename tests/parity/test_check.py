@@ -1,4 +1,4 @@
-"""Right runners pass, whatever the model; options and data that do not fit are refused."""
+"""Correct runners pass for every model; unsuitable options and data are refused."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_right_runners_pass(name: str, tensor_bundles: dict[str, Bundle]) -> Non
 
 @pytest.fixture(scope="module")
 def report(precise_bundle: Bundle) -> ParityReport:
-    """With data, of which some is broken, in two precisions of one bundle."""
+    """Check two precisions of a bundle, with data of which some images are broken."""
     data = labelled_by(precise_bundle, 40)
     with (
         OnnxRuntimeRunner(precise_bundle) as exact,
@@ -118,7 +118,7 @@ def test_an_accessibility_checker_has_no_complaint(report: ParityReport, tmp_pat
 
 
 def _changed(report: ParityReport, name: str, **changes: Any) -> ParityReport:
-    """The report with the last runner's check of this name replaced."""
+    """Return the report with the last runner's check of this name replaced."""
     *others, last = report.runners
     checks = tuple(replace(check, **changes) if check.name == name else check for check in last.checks)
     return replace(report, runners=(*others, replace(last, checks=checks)))
@@ -162,7 +162,7 @@ def test_pages_are_refused_before_the_work(tmp_path: Path, report: ParityReport)
 
 
 def test_flips_within_the_noise_are_separated_from_wrong_answers(bundle: Bundle) -> None:
-    """A tie that the noise decides is a flip within the noise; nothing else may flip."""
+    """A tie that noise decides is a flip within the noise; no other decision may flip."""
     from gmmvit_deploy.parity.decisions import Decisions
     from gmmvit_deploy.tolerances import Limit
 
@@ -207,7 +207,7 @@ def test_mixed_up_rows_are_recognised_without_a_tolerance() -> None:
 
 
 class Profiled(OnnxRuntimeRunner):
-    """Takes a batch of 1, and 4 to 8: as an engine of two profiles does."""
+    """A runner for batches of 1 and of 4 to 8, like an engine with two profiles."""
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:

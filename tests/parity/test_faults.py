@@ -1,4 +1,4 @@
-"""The gates bite: every fault is caught, by the right check, with its reason."""
+"""Parity detects every fault, in the right check and with its reason."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def failed_checks(report: ParityReport) -> set[str]:
 
 @dataclass(frozen=True)
 class Judged:
-    """What the command line says of a bundle, and the status it ends with."""
+    """The command line's report of a bundle, and its exit status."""
 
     status: int
     report: dict[str, Any]
@@ -148,7 +148,7 @@ def test_another_normalisation_where_a_bundle_is_opened(bundle: Bundle, monkeypa
 
 
 def labelled_by(bundle: Bundle, count: int = 80) -> ArrayImages:
-    """Images that PyTorch, and so a right runner, classifies as they are labelled, every one."""
+    """Return images that PyTorch, and so a correct runner, classifies as their labels state."""
     generator = np.random.default_rng(4)
     coarse = generator.integers(0, 256, (count, 4, 4, 3), dtype=np.uint8)
     images = coarse.repeat(8, axis=1).repeat(8, axis=2)
@@ -227,7 +227,7 @@ def test_a_model_whose_float32_is_no_reference(bundle: Bundle, monkeypatch: pyte
     def coarse(self: reference.Reference, inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         with torch.inference_mode():
             trained = self.model(self.tensors(inputs)).numpy()
-        return trained, trained.astype(np.float64) * 1.01  # as if float64 told of something else
+        return trained, trained.astype(np.float64) * 1.01  # as if the float64 logits came from another model
 
     monkeypatch.setattr(reference.Reference, "logits", coarse)
     assert "float32 is no reference for this model" in judged(bundle).checks["numeric"]["reasons"][0]

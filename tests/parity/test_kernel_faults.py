@@ -1,4 +1,4 @@
-"""A fault of what our kernels are given is found, in its block; the file that they were made from passes."""
+"""Parity locates a fault in the inputs of our kernels in its block; the original graph file passes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_in_onnxruntime(fault: str, tensor_bundles: dict[str, Bundle], monkeypat
     report = judged(right, tensor_bundles["vit_gmm"])
     assert_fault_in_the_second_block(report)
     hashes = [each_report.runners[1].provenance["graph SHA-256"] for each_report in (before, report)]
-    assert hashes[0] != hashes[1]  # of the graph that ran, which is another
+    assert hashes[0] != hashes[1]  # hashes of the graphs that ran, which differ
     assert before.runners[1].provenance["made from SHA-256"] == report.runners[1].provenance["made from SHA-256"]
 
 
@@ -86,7 +86,7 @@ def test_in_openvino(fault: str, tensor_bundles: dict[str, Bundle], monkeypatch:
     seen: list[bytes] = []
 
     def broken(mask: np.ndarray, arithmetic: Any) -> Any:
-        """Of the second mask alone, however often it is prepared."""
+        """Damage the second mask only, however often it is prepared."""
         prepared = prepare(mask, arithmetic)
         if mask.tobytes() not in seen:
             seen.append(mask.tobytes())

@@ -1,4 +1,4 @@
-"""The numbers behind the verdicts, each against another way to compute it."""
+"""The numbers behind the verdicts, each compared with an independent computation."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_nothing_changed_still_leaves_room() -> None:
 
 @pytest.mark.parametrize(("lost", "gained"), [(0.02, 0.02), (0.05, 0.01), (0.1, 0.1), (0.3, 0.05)])
 def test_the_interval_covers_as_often_as_stated(lost: float, gained: float) -> None:
-    """Exactly, over every outcome of 60 images: each end holds with about 95 %."""
+    """Sum exactly over every outcome of 60 images: each end of the interval covers with about 95 %."""
     images, below, above = 60, 0.0, 0.0
     for b in range(images + 1):
         for c in range(images - b + 1):
@@ -108,12 +108,12 @@ def pairs(*, both: int, lost: int = 0, gained: int = 0, neither: int = 0) -> Pai
 def test_images_needed_is_the_smallest_sufficient_number() -> None:
     needed = images_needed(pairs(both=100), -0.001)
     assert score_interval(needed, 0, 0)[0] >= -0.001 > score_interval(needed - 1, 0, 0)[0]
-    assert images_needed(pairs(both=99, lost=1), -0.001) is None  # what was seen is itself beyond the gate
+    assert images_needed(pairs(both=99, lost=1), -0.001) is None  # the observed loss is itself beyond the gate
     assert images_needed(pairs(both=999, lost=1), -0.01) <= 1000
 
 
 def accuracy_of(numbers: Paired) -> Accuracy:
-    """Two classes; all images are of the first."""
+    """Return the accuracy of two classes, with all images in the first class."""
     collected = Accuracy(["right", "wrong"], Classes(to_logit=None, note=""))
     right, wrong = np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]])
     for count, trained, answered in (

@@ -24,7 +24,7 @@ from tests.test_preprocess import encoded, photo
 
 @pytest.fixture
 def folder(tmp_path: Path, bundle: Bundle) -> Path:
-    """Eight golden images as PNG files, the row in the name."""
+    """A folder of eight golden images as PNG files, named by row."""
     images = tmp_path / "images"
     images.mkdir()
     for row, pixels in enumerate(bundle.golden()[0]):
@@ -124,7 +124,7 @@ class TestImageFiles:
         assert names == ["a.png", "b.JPG", "c.webp"]
         assert [path.name for path in image_files([str(tmp_path / "*.png")])] == ["a.png"]
         assert [path.name for path in image_files([str(tmp_path / "**/*.webp")])] == ["c.webp"]
-        # a file that was named is asked about whatever it is called, and once
+        # a named file is included whatever its suffix, and only once
         named = str(tmp_path / "notes.txt")
         assert image_files([named, named]) == [tmp_path / "notes.txt"]
 

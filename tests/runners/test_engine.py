@@ -65,7 +65,7 @@ def test_runners_and_what_goes_with_them(
 
 
 def here() -> BuildOptions:
-    """For the GPU that is here, with two profiles."""
+    """Return options of an engine for the GPU of this machine, with two profiles."""
     return BuildOptions(
         precision="fp16",
         profiles=(profile_from("1"), profile_from("2:4:8")),

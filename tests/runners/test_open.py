@@ -1,4 +1,4 @@
-"""Every runner says what runs, and what it can do; none pretends to be another."""
+"""Every runner states what it runs and what it can do; no runner falls back to another."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ ASKED = [
     re.compile(r"runner\.name\s*(==|!=|in\b|not in\b)"),
     re.compile(rf"\bname\s*(==|!=|in|not in)\s*[(\[{{]?\"{_NAMES}\""),
     re.compile(rf"(startswith|endswith)\([(]?\"({_NAMES}|[+]kernels)"),
-    re.compile(r"\"(onnxruntime|openvino)[+]kernels\"\s*:"),  # a closed list of runners
+    re.compile(r"\"(onnxruntime|openvino)[+]kernels\"\s*:"),  # a fixed list of runners
 ]
 
 
@@ -120,7 +120,7 @@ def asked(line: str) -> bool:
 
 
 def test_no_code_compares_the_class_or_name_of_a_runner() -> None:
-    """What a runner can do is asked of it."""
+    """The code asks a runner for its abilities instead of comparing its class or name."""
     root = Path(__file__).parents[2]
     for room in ("gmmvit_deploy/parity", "gmmvit_deploy/bench", "gmmvit_deploy/export", "cli/gmmvit_cli"):
         files = list((root / room).rglob("*.py"))

@@ -1,4 +1,4 @@
-"""OpenVINO on the CPU: the model's answers, in the precision that was asked for and no other."""
+"""OpenVINO on the CPU gives the model's answers, in exactly the requested precision."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_bf16_is_bf16(bundle: Bundle) -> None:
         inputs = fresh_inputs(bundle, 4)
         with open_runner("openvino", bundle) as exact:
             difference = np.abs(runner.run(inputs) - exact.run(inputs)).max()
-    assert difference > 1e-4  # it does round: a silent float32 would not be bf16
+    assert difference > 1e-4  # bf16 rounds; a silent float32 would not differ
 
 
 def test_int8_quantises(precise_bundle: Bundle) -> None:
@@ -87,7 +87,7 @@ def test_what_is_prepared_need_not_be_compiled_later(bundle: Bundle, monkeypatch
     for rows in range(1, 3 * CHUNK + 1):
         assert program.run(inputs[:rows]).shape[0] == rows
     with pytest.raises(AssertionError, match="compiled while"):
-        program._prepared(CHUNK, 7)  # the check itself does bite
+        program._prepared(CHUNK, 7)  # so the assertion above can fail
 
 
 def test_precisions_that_it_does_not_compute_in(bundle: Bundle) -> None:

@@ -1,4 +1,4 @@
-"""Every step against its formula, written in numpy with loops, inside whole attention weights."""
+"""Every step against its formula, written in numpy with loops, as part of complete attention weights."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def random(*shape: int) -> torch.Tensor:
 
 
 def each_entry(matrix: Callable[[int, int, int], float], n: int = N) -> Array:
-    """(H, n, n), one entry at a time."""
+    """Return (H, n, n), computed entry by entry."""
     return np.array([[[matrix(h, i, j) for j in range(n)] for i in range(n)] for h in range(HEADS)])
 
 
@@ -74,7 +74,7 @@ def normed(scores: Array, weight: Array, bias: Array) -> Array:
 
 @dataclass(frozen=True)
 class Case:
-    """step: in front of softmax unless ``after``.  formula: what it does to (H, n, n) in float64."""
+    """step: before softmax unless ``after``.  formula: its effect on (H, n, n) in float64."""
 
     step: Step
     formula: Callable[[Array], Array]
@@ -218,7 +218,7 @@ def test_closed_form_is_a_mistake_where_the_base_has_underflowed(wrap: Callable[
 
 
 def test_a_mistake_that_changes_nothing_is_the_step_itself() -> None:
-    """The base of a shared mask has one head: none can be exchanged with another."""
+    """The base of a shared mask has a single head, so there is no head to exchange it with."""
     mask = ElementwiseMask(torch.ones(N, N))
     assert all(other is mask for _, other in mask.mistakes())
 

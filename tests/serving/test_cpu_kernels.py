@@ -1,4 +1,4 @@
-"""A served network runs with our kernels or without, as its repository was written, and says which."""
+"""A served network runs with our kernels or without, as its repository states, and reports it."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def config(path: Path) -> model_config_pb2.ModelConfig:
 
 
 def served_by_tensorrt(engine: Engine, folder: Path, **changes: object) -> Engine:
-    """The engine, with a card that says ``tensorrt``, whose builder needs a GPU."""
+    """Return the engine with the flavour ``tensorrt`` in its card, since a real build for it needs a GPU."""
     shutil.copytree(engine.path, folder)
     data = json.loads((folder / "card.json").read_text())
     data.update(flavor="tensorrt", tensorrt_version="10.9.0.34", **changes)
@@ -99,7 +99,7 @@ def test_without_kernels_there_is_nothing_of_them(runtime: str, bundle: Bundle, 
 
 
 def test_what_repositories_state_about_kernels(bundle: Bundle, tmp_path: Path) -> None:
-    """Triton's own backend runs without ours, and its configuration states it; a foreign repository states nothing."""
+    """Triton's own backend runs without our kernels, as its configuration states; other repositories state nothing."""
     repository_from_bundle(bundle, tmp_path / "r", RepositoryOptions(backend="onnxruntime"))
     stated = config(tmp_path / "r" / "gmmvit_network" / "config.pbtxt").parameters["cpu_kernels"].string_value
     assert stated == "off"

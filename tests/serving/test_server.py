@@ -1,4 +1,4 @@
-"""A real Triton server: what it answers, what it refuses, and that nothing of it is left behind."""
+"""A real Triton server: its answers, its refusals, and that it leaves no process or file."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def as_bytes(*images: bytes) -> np.ndarray:
 def golden_server(
     tensor_bundles: dict[str, Bundle], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TritonServer]:
-    """All golden checkpoints on one server."""
+    """A server with all golden checkpoints."""
     models = tmp_path_factory.mktemp("golden") / "models"
     models.mkdir()
     for name, bundle in ((name, tensor_bundles[name]) for name in RELEASED):
@@ -85,7 +85,7 @@ def family_bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle
 def family_server(
     family_bundles: dict[str, Bundle], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TritonServer]:
-    """Network, preprocessing and ensemble of every family on one server."""
+    """A server with network, preprocessing and ensemble of every family."""
     models = tmp_path_factory.mktemp("families_served") / "models"
     models.mkdir()
     for name, bundle in family_bundles.items():
@@ -353,7 +353,7 @@ class Serve:
 
 @pytest.fixture
 def serve(repository: Repository, tmp_path: Path) -> Iterator[Callable[..., Serve]]:
-    """Starts ``gmmvit serve`` on a copy of the repository, whose path names its processes."""
+    """Starts ``gmmvit serve`` on a copy of the repository, whose path identifies its processes."""
     started = []
 
     def start(*arguments: str) -> Serve:
@@ -410,7 +410,7 @@ class TestStopping:
 
     @pytest.mark.parametrize("protocol", PROTOCOLS)
     def test_stopping_under_load(self, protocol: str, serve: Callable[..., Serve], bundle: Bundle) -> None:
-        """Every request is answered rightly or fails with a clear error; then all of it is gone."""
+        """Every request gets a correct answer or a clear error; afterwards no process remains."""
         running = serve()
         where = running.ready()
         pixels, logits = bundle.golden()
@@ -487,7 +487,7 @@ class TestInstalls:
         assert system_server(binary).backends == tmp_path / "backends"
 
     def test_new_numpy_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """With numpy 2 the wheel's server returns zero bytes and says nothing."""
+        """With numpy 2 the wheel's server silently returns zero bytes."""
         import importlib.metadata
 
         real = importlib.metadata.version
