@@ -20,16 +20,16 @@ LOOKS: dict[str, dict[str, Any]] = {
     "phone": {"color_scheme": "light", "viewport": {"width": 360, "height": 740}},
     "print": {"color_scheme": "dark", "viewport": {"width": 794, "height": 1123}},
 }
-"""Name → the context of a page.  A page is printed in its light colours, whatever the screen shows."""
+"""Name → settings of a browser context.  A page is printed in its light colours, whatever the screen shows."""
 
 
 @contextmanager
 def open_chromium(*arguments: str) -> Iterator[Any]:
-    """A browser of Playwright's, which is Debian's Chromium; skips the test without either.
+    """Open Debian's Chromium with Playwright; skip the test if either is missing.
 
-    arguments: of the browser's command line.
+    arguments: options of the browser's command line.
 
-    Close it before the test ends: Playwright's event loop would stand in the way of every other.
+    Close the browser before the test ends: Playwright's event loop blocks every other event loop.
     """
     playwright = pytest.importorskip("playwright.sync_api", reason="no browser: pip install playwright")
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -44,7 +44,7 @@ def open_chromium(*arguments: str) -> Iterator[Any]:
 
 
 def accessibility_problems(path: Path, *, least: tuple[str, ...] = ("serious", "critical")) -> list[str]:
-    """What axe-core reports of a page in each of `LOOKS`, all of it unfolded; also requests, and a page too wide.
+    """Return axe-core's complaints about an unfolded page in each of `LOOKS`, its requests, and excess width.
 
     path: of an HTML file.  least: the impacts that are reported.
     """

@@ -1,4 +1,4 @@
-"""Golden files and what is made from them once for all tests."""
+"""Golden files, and fixtures that are made from them once for all tests."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def _manifests() -> Iterator[tuple[Path, dict[str, dict[str, Any]]]]:
-    """(folder, its manifest) of the golden files: the paper's released checkpoints first, then a folder a family."""
+    """(folder, manifest) of the golden files: the paper's released checkpoints first, then a folder for each family."""
     for path in (GOLDEN / "manifest.json", *sorted(GOLDEN.glob("*/manifest.json"))):
         yield path.parent, json.loads(path.read_text())
 
 
 MANIFEST: dict[str, dict[str, Any]] = {}
-"""Name of a golden checkpoint → what its manifest states, and the folder that its files are in.
+"""Name of a golden checkpoint → its entry in the manifest, with the folder of its files.
 
-family: whose it is.  file: the checkpoint, NAME.pth by default.  inputs: images and logits, NAME.npz by default.
-hints: what `LoadHints` must be given.  atol: how near ONNX Runtime must come to the logits, 2e-5 by default.
+family: of the model.  file: the checkpoint, NAME.pth by default.  inputs: images and logits, NAME.npz by default.
+hints: arguments of `LoadHints`.  atol: largest distance of ONNX Runtime's logits, 2e-5 by default.
 mask, trainable_parameters: what the checkpoint holds; a test requires both.
 """
 for _folder, _entries in _manifests():
@@ -70,7 +70,7 @@ for _folder, _entries in _manifests():
         MANIFEST[_name] = {**_entry, "folder": _folder}
 NAMES = tuple(MANIFEST)
 RELEASED = tuple(name for name, entry in MANIFEST.items() if entry["folder"] == GOLDEN)
-"""Those of the paper's released code, about which more is known than about the others."""
+"""Checkpoints of the paper's released code; their manifest has more entries than the others."""
 
 
 def has_bf16() -> bool:
@@ -90,7 +90,7 @@ _MARKER_OF_FIXTURE = {
     "small_exports": "export",
     "gmmvit": "process",
 }
-"""Fixture → what a test that uses it, directly or through another fixture, is marked with."""
+"""Fixture → marker of the tests that use it, directly or through another fixture."""
 
 
 def mark_by_fixtures(fixtures: Iterable[str]) -> set[str]:
@@ -99,11 +99,11 @@ def mark_by_fixtures(fixtures: Iterable[str]) -> set[str]:
 
 
 def pytest_configure() -> None:
-    if FOLDER_VARIABLE not in os.environ:  # a worker of pytest-xdist has the folder of the process that started it
+    if FOLDER_VARIABLE not in os.environ:  # a pytest-xdist worker inherits the folder of the process that started it
         folder = tempfile.mkdtemp(prefix="gmmvit-tests-exports-")
         os.environ[FOLDER_VARIABLE] = folder
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    # Importing torch and onnx leaves millions of objects that stay for good, and tracing a model makes millions more
+    # Imports of torch and onnx leave millions of permanent objects, and tracing a model makes millions more
     # for seconds: the collector takes a fifth of an export's time to look through all of them again and again.
     gc.freeze()
     gc.set_threshold(50_000, 50, 100)
@@ -125,7 +125,7 @@ _LONGEST = (
     "tests/parity/test_check.py",
     "tests/families/test_counts.py",
 )
-"""Files that take longest, in that order: at the end of a run they would keep a single worker busy."""
+"""The slowest files, slowest first: at the end of a run they would keep a single worker busy."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -144,8 +144,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """`make test-fast` leaves exports out by their marker, so a test that exports without it, in a fixture of any
-    scope or by itself, fails. The same model is exported once in a run; a test that patches code exports by itself.
+    """`make test-fast` leaves exports out by their marker, so a test that exports without the marker, in a fixture of
+    any scope or by itself, fails. The same model is exported once in a run; a test that patches code exports by itself.
     """
 
     def unmarked(*arguments: object, **options: object) -> None:
@@ -178,7 +178,7 @@ class Golden:
 
     @property
     def atol(self) -> float:
-        """How near ONNX Runtime must come to the stored logits."""
+        """Largest allowed distance of ONNX Runtime's logits from the stored logits."""
         return float(MANIFEST[self.name].get("atol", 2e-5))
 
 
@@ -201,7 +201,7 @@ def each_golden(request: pytest.FixtureRequest) -> Golden:
 
 @pytest.fixture(scope="session", autouse=True)
 def _exporter_knows_its_operators_once() -> Iterator[None]:
-    """torch.onnx builds its table of operators anew for every export, the same each time: a fifth of an export here."""
+    """Cache the table of operators, which torch.onnx builds again for every export: a fifth of an export's time."""
     with pytest.MonkeyPatch.context() as patch:
         with contextlib.suppress(ImportError, AttributeError):  # it is no part of torch's public interface
             from torch.onnx._internal.exporter._registration import ONNXRegistry
@@ -227,7 +227,7 @@ def cifar_options(**changes: Any) -> ExportOptions:
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that the processes of one test run have in common: what is made once is made for all."""
+    """Return a folder that all processes of a test run share, so that each file is made only once."""
     own = tmp_path_factory.getbasetemp()
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "shared"
     folder.mkdir(exist_ok=True)
@@ -235,7 +235,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def once(path: Path, make: Callable[[Path], object]) -> Bundle:
-    """The bundle at ``path``, made by whichever process comes first."""
+    """Return the bundle at ``path``; the first process to need it makes it."""
     with path.with_name(f"{path.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
@@ -244,16 +244,16 @@ def once(path: Path, make: Callable[[Path], object]) -> Bundle:
 
 
 class _Exported(dict[str, Bundle]):
-    """Golden checkpoints by name, each exported when it is first asked for."""
+    """Name of a golden checkpoint → its bundle, exported on first use."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self._folder = folder
 
     def __missing__(self, name: str) -> Bundle:
-        options, one = ExportOptions(input_kind="tensor", max_batch=8), golden(name)
+        options, case = ExportOptions(input_kind="tensor", max_batch=8), golden(name)
         self[name] = once(
-            self._folder / name, lambda out: bundle_from_checkpoint(one.path, out, options, hints=one.hints)
+            self._folder / name, lambda out: bundle_from_checkpoint(case.path, out, options, hints=case.hints)
         )
         return self[name]
 
@@ -273,13 +273,13 @@ def bundle(shared: Path) -> Bundle:
 
 @pytest.fixture(scope="session")
 def tensor_bundle(shared: Path) -> Bundle:
-    """As ``bundle``, but normalised outside: on a server, in its preprocessing model."""
+    """As ``bundle``, but normalised outside the graph: on a server, in the preprocessing model."""
     path, options = golden("vit_gmm").path, cifar_options(input_kind="tensor")
     return once(shared / "normalised_outside", lambda out: bundle_from_checkpoint(path, out, options))
 
 
 def swin_graph(folder: Path, kind: MaskKind) -> Path:
-    """A Swin of heads as wide as our kernel takes them (the golden ones are narrower), with shifted windows."""
+    """A Swin with shifted windows, and heads wide enough for our kernel (heads of the golden Swin are narrower)."""
     torch.manual_seed(0)
     spec = SwinSpec(
         image_size=16,
@@ -329,7 +329,7 @@ def rtx() -> Flavor:
 
 @pytest.fixture(scope="session")
 def engine(precise_bundle: Bundle, rtx: Flavor, tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    """A real one: fp16, tensorrt-rtx, compute capability 8.9."""
+    """A real engine: fp16, tensorrt-rtx, compute capability 8.9."""
     return engine_from_bundle(
         precise_bundle,
         open_variant(precise_bundle, "fp16"),
@@ -354,7 +354,7 @@ def server(repository: Repository) -> Iterator[TritonServer]:
 
 @pytest.fixture(scope="session")
 def gmmvit() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs the command line in a process of its own; with options, those of `subprocess.run`, in a new interpreter."""
+    """Run the command line in a process of its own; with options of `subprocess.run`, in a new interpreter."""
 
     def run(*arguments: str | Path, timeout_s: float = 120, **options: Any) -> subprocess.CompletedProcess[str]:
         words = [*map(str, arguments)]

@@ -1,6 +1,6 @@
-"""What the documentation holds: its pages, their blocks and tables; and how its commands are run.
+"""Read the pages of the documentation, their blocks and tables, and run their commands.
 
-    ```console           commands behind ``$ ``, each with lines of its output below it
+    ```console           commands after ``$ ``, each followed by lines of its output
     <!-- not run: … -->  above a block: why no test runs it
     <!-- exit 1 -->      above a block: the exit status of its commands, 0 by default
 
@@ -47,7 +47,7 @@ _ELLIPSIS = "…"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A fenced block.  line: of its opening fence, from 1.  reason: why it is not run; empty if it is."""
+    """A fenced block.  line: of its opening fence, from 1.  reason: why no test runs it, or empty."""
 
     page: Path
     line: int
@@ -71,12 +71,12 @@ class Command:
 
 
 def texts() -> dict[Path, str]:
-    """The README and every page, in the order of the navigation."""
+    """Return the README and every page, in the order of the navigation."""
     return {path: path.read_text(encoding="utf-8") for path in (README, *(PAGES / name for name in NAVIGATION))}
 
 
 def blocks(page: Path, text: str) -> Iterator[Block]:
-    """Every fenced block of a page."""
+    """Return every fenced block of a page."""
     mark: re.Match[str] | None = None
     opened: tuple[int, str] | None = None
     body: list[str] = []
@@ -98,27 +98,27 @@ def blocks(page: Path, text: str) -> Iterator[Block]:
 
 
 def commands(block: Block) -> list[Command]:
-    """The commands of a console block; a line that ends with a backslash goes on in the next."""
-    found: list[tuple[list[str], list[str]]] = []
+    """Return the commands of a console block; a line that ends with a backslash continues on the next line."""
+    entries: list[tuple[list[str], list[str]]] = []
     for line in block.text.splitlines():
         if line.startswith("$ "):
-            found.append(([line], []))
-        elif found[-1][0][-1].endswith("\\") and not found[-1][1]:
-            found[-1][0].append(line)
+            entries.append(([line], []))
+        elif entries[-1][0][-1].endswith("\\") and not entries[-1][1]:
+            entries[-1][0].append(line)
         else:
-            found[-1][1].append(line)
+            entries[-1][1].append(line)
     return [
         Command(
             text=" ".join(line.removesuffix("\\").strip() for line in typed)[2:],
             typed=tuple(typed),
             output=tuple(output),
         )
-        for typed, output in found
+        for typed, output in entries
     ]
 
 
 def with_output(page_text: str, block: Block, output: Mapping[str, str]) -> str:
-    """The page's text with a block's written output replaced; commands without written output stay without."""
+    """Return the page's text with the block's written output replaced; commands without written output stay so."""
     lines: list[str] = []
     for command in commands(block):
         lines += command.typed
@@ -130,7 +130,7 @@ def with_output(page_text: str, block: Block, output: Mapping[str, str]) -> str:
 
 
 def _skeleton(line: str) -> str:
-    """A line without what differs from run to run: numbers, hashes, which inputs differ most, widths of columns."""
+    """Return a line without the parts that vary: numbers, hashes, which inputs differ most, widths of columns."""
     line = re.sub(r"\b[0-9a-f]{64}\b", "#", line)
     line = re.sub(r"\b(?:golden|random|data: [a-z ]+): at most", "at most", line)  # the inputs that differ most
     line = re.sub(r"[-+±]?\d[\d,]*(?:\.\d+)*(?:e[-+]?\d+)?", "#", line)
@@ -138,7 +138,7 @@ def _skeleton(line: str) -> str:
 
 
 def mismatch(written: tuple[str, ...], actual: str, *, ignored: Callable[[str], bool] = lambda line: False) -> str:
-    """The first written line that the actual output lacks, or has in another place; empty if all are there."""
+    """Return the first written line that the output lacks or has in another place; empty without such a line."""
     remaining = iter([_skeleton(line) for line in actual.splitlines()])
     for line in written:
         if line == _ELLIPSIS or ignored(line) or not line.strip():
@@ -149,7 +149,7 @@ def mismatch(written: tuple[str, ...], actual: str, *, ignored: Callable[[str], 
 
 
 def table(page: str, heading: str) -> list[list[str]]:
-    """The cells of the first table whose header begins with ``heading``, row by row, without the header."""
+    """Return the cells of the first table whose header begins with ``heading``, row by row, without the header."""
     lines = iter((PAGES / page).read_text(encoding="utf-8").splitlines())
     for line in lines:
         if line.startswith(f"| {heading} |"):
@@ -164,12 +164,12 @@ def table(page: str, heading: str) -> list[list[str]]:
 
 
 def first_column(page: str, heading: str) -> list[str]:
-    """Every name in backticks in the first column of a table."""
+    """Return every name in backticks in the first column of a table."""
     return [name for row in table(page, heading) for name in re.findall(r"`([^`]+)`", row[0])]
 
 
 class Shell:
-    """Runs the documentation's commands in ``folder``.  One server at a time, at free ports; `close` stops it."""
+    """Runs the documentation's commands in ``folder``, with at most one server, on free ports; `close` stops it."""
 
     def __init__(self, folder: Path, gmmvit: Callable[..., subprocess.CompletedProcess[str]]) -> None:
         self._folder, self._gmmvit = folder, gmmvit
@@ -178,7 +178,7 @@ class Shell:
         self._urls: dict[str, str] = {}
 
     def run(self, text: str) -> subprocess.CompletedProcess[str]:
-        """Errors: AssertionError on a command that is none of the program's, or a server that does not start."""
+        """Errors: AssertionError for an unknown command, or a server that does not start."""
         program, command, *rest = shlex.split(text)
         assert program == "gmmvit", f"{text}: mark the block as not run, with the reason"
         if command == "serve":
@@ -206,7 +206,7 @@ class Shell:
         return subprocess.CompletedProcess([text], 0, documented, "")
 
     def _page(self, text: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
-        """Start the page at a free port and stop it once it is ready; what it shows is tested in a browser."""
+        """Start the page on a free port and stop it once it is ready; tests in a browser check its content."""
         words = [sys.executable, "-m", "gmmvit_cli.main", "page", *arguments, "--port", "0"]
         with subprocess.Popen(words, cwd=self._folder, stdout=subprocess.PIPE, text=True, env=os.environ) as page:
             assert page.stdout is not None

@@ -1,4 +1,4 @@
-"""What holds for every page: its structure for a screen reader, and its colours as its stylesheet states them."""
+"""Checks of every page: its structure for a screen reader, and the colours in its stylesheet."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Element:
         return [piece for piece in self.pieces if isinstance(piece, Element)]
 
     def all(self, *tags: str) -> list[Element]:
-        """Every element below this with such a tag, in the order of the page."""
+        """Return every element below this element with the tag, in the order of the page."""
         below: list[Element] = []
         for child in self.children:
             below += ([child] if child.tag in tags else []) + child.all(*tags)
@@ -36,7 +36,7 @@ class Element:
 
     @property
     def own_text(self) -> str:
-        """Without the text of the elements in it."""
+        """The element's own text, without the text of its children."""
         return "".join(piece for piece in self.pieces if isinstance(piece, str))
 
 
@@ -64,7 +64,7 @@ class _Reader(HTMLParser):
 
 
 def parsed(html: str) -> Element:
-    """The tree of a page, each of whose elements is closed where it must be."""
+    """Parse a page into a tree, and assert that every element is closed."""
     reader = _Reader()
     reader.feed(html)
     reader.close()
@@ -72,7 +72,7 @@ def parsed(html: str) -> Element:
 
 
 def require_readable_page(html: str) -> Element:
-    """Return the tree of a page that a screen reader can read; assert it, and its contrasts."""
+    """Return the tree of a page; assert that a screen reader can read it, and its contrasts."""
     tree = parsed(html)
     (root,) = tree.all("html")
     assert root.attributes["lang"] == "en"
@@ -97,7 +97,7 @@ def _everything(element: Element) -> list[Element]:
 
 
 def _require_order(tree: Element) -> None:
-    """The verdict, with a sign and a word, then what would change it; no heading skips a level."""
+    """Assert that the verdict stands first, then what would change it, and that headings skip no level."""
     (main,) = tree.all("main")
     first, second = main.all("h2")[:2]
     assert first.text.startswith("Verdict: ")
@@ -157,7 +157,7 @@ def _luminance(colour: str) -> float:
 
 
 def _require_contrast(style: str) -> None:
-    """Every colour that a rule gives to text, on both backgrounds, in the light and in the dark."""
+    """Assert the contrast of every text colour on both backgrounds, in the light and dark schemes."""
     used = re.findall(r"(?<![\w-])color: ([^;}]+)", style)
     texts = {value[len("var(--") : -1] for value in used if value.startswith("var(")}
     assert {"ink", "quiet", "passed", "failed", "undecided", "skipped"} <= texts

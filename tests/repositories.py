@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def git(repository: Path, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run git with the settings of this repository alone, and with the programs of this environment first on PATH."""
+    """Run git with the repository's own settings only, and with the programs of this environment first on PATH."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     variables |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
     variables["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), variables["PATH"]])

@@ -1,4 +1,4 @@
-"""Let the processes of one test run share what torch.onnx exports: the same module in the same setting is traced once.
+"""Let the processes of a test run share exported graphs: a module with the same settings is traced only once.
 
     key = SHA-256(pickle(module, example) ‖ options)  →  the exporter's graph, before any pass of ours
 
@@ -24,7 +24,7 @@ import torch
 __all__ = ["FOLDER_VARIABLE", "shared_exports"]
 
 FOLDER_VARIABLE = "GMMVIT_TESTS_EXPORTS"
-"""Names the folder of shared exports: set by the first process of a run, read by its workers and by tested commands."""
+"""Environment variable with the folder of shared exports: set by the first process of a run, read by the others."""
 
 
 def key_of(module: torch.nn.Module, arguments: tuple[torch.Tensor, ...], options: dict[str, Any]) -> str | None:

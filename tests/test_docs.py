@@ -1,4 +1,4 @@
-"""The README and the documentation: every block runs, every name is the program's, and nothing of it is missing.
+"""The README and the documentation: every block runs, and names agree with the program in both directions.
 
 GMMVIT_WRITE_DOCS=1 makes the test of a page write the output of its commands into the page.
 """
@@ -59,7 +59,9 @@ BLOCKS: dict[Path, list[Block]] = {page: list(blocks(page, text)) for page, text
 GROUP: Any = get_command(app)
 CLI: dict[str, Any] = {name: GROUP.get_command(None, name) for name in GROUP.list_commands(None)}
 RUN = ("console", "python")
-WITH_BLOCKS = [page for page, found in BLOCKS.items() if any(b.language in RUN and not b.reason for b in found)]
+WITH_BLOCKS = [
+    page for page, page_blocks in BLOCKS.items() if any(b.language in RUN and not b.reason for b in page_blocks)
+]
 WRITE = "GMMVIT_WRITE_DOCS"
 MOST_NOT_RUN = 0.1
 MOST_README_BYTES = 6144
@@ -68,8 +70,8 @@ MOST_README_BYTES = 6144
 # Blocks
 
 
-def test_blocks_say_what_they_are_and_hide_no_command() -> None:
-    for block in (block for found in BLOCKS.values() for block in found):
+def test_blocks_name_their_language_and_hide_no_command() -> None:
+    for block in (block for page_blocks in BLOCKS.values() for block in page_blocks):
         assert block.language in (*RUN, "text", "json"), f"{block.where}: language {block.language!r}"
         if block.language not in RUN:
             assert not re.search(r"^\s*(\$|>>>|gmmvit|make|pip|python|pytest) ", block.text, re.MULTILINE), block.where
@@ -78,7 +80,7 @@ def test_blocks_say_what_they_are_and_hide_no_command() -> None:
 
 
 def test_at_most_one_block_in_ten_is_not_run() -> None:
-    to_run = [block for found in BLOCKS.values() for block in found if block.language in RUN]
+    to_run = [block for page_blocks in BLOCKS.values() for block in page_blocks if block.language in RUN]
     not_run = [block.where for block in to_run if block.reason]
     assert len(to_run) > 20
     assert len(not_run) <= MOST_NOT_RUN * len(to_run), not_run
@@ -90,13 +92,13 @@ def test_every_page_is_in_the_navigation() -> None:
 
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a reader has before the first command: a digits checkpoint and images, and a ViT that hides its heads."""
+    """The files of a reader before the first command: a digits checkpoint, images, a ViT of unknown heads."""
     folder = tmp_path_factory.mktemp("documentation")
     data = digits.load_digit_images()
     torch.manual_seed(0)
     if os.environ.get(WRITE):
         model = digits.train(data, epochs=EPOCHS)
-    else:  # what is written shows a trained model; what is run need not be one
+    else:  # written output comes from a trained model; a test run does without
         few = replace(data, train_pixels=data.train_pixels[:512], train_classes=data.train_classes[:512])
         model = digits.train(few, epochs=1)
     digits.save_checkpoint(model, folder / "checkpoint.pth", epoch=EPOCHS)
@@ -147,7 +149,7 @@ def _not_here(line: str) -> bool:
     return "+kernels" in line and onnxruntime_library()[0] is None
 
 
-# Both ways: what the program has stands in the documentation, and the other way round
+# Names of the program stand in the documentation, and the other way round
 
 
 def _code_spans() -> Iterator[tuple[str, str]]:

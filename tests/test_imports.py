@@ -1,4 +1,4 @@
-"""What importing costs, and that the public names are the ones that are there."""
+"""Imports load no unused modules, and the listed public names exist."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ LIGHT = (
     "gmmvit_deploy.preprocess",
 )
 HEAVY = {"torch", "onnx", "onnxruntime", "tritonclient", "PIL", "tensorrt", "tensorrt_rtx"}
-IN_THE_SERVER = ("gmmvit_deploy.serving.triton_models.",)  # run inside Triton, which alone has their imports
+IN_THE_SERVER = ("gmmvit_deploy.serving.triton_models.",)
+"""Modules that run inside Triton; only Triton has the modules that they import."""
 
 
 def modules(package: str) -> list[str]:
@@ -55,7 +56,7 @@ def test_public_names_are_sorted_and_there(name: str) -> None:
     module = importlib.import_module(name)
     public = getattr(module, "__all__", [])
     assert public == sorted(public, key=lambda x: (not x.isupper(), not x[0].isupper(), x)), name
-    assert all(hasattr(module, one) for one in public), name
+    assert all(hasattr(module, attribute) for attribute in public), name
 
 
 def test_every_error_is_in_the_tree_that_its_file_draws() -> None:

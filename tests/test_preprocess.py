@@ -43,8 +43,8 @@ def test_jpeg_is_what_pillow_decodes() -> None:
 @pytest.mark.parametrize("size", [(64, 64), (31, 47), (500, 20), (1, 1)])
 def test_resizes_as_training_does(size: tuple[int, int]) -> None:
     image = photo(*size)
-    wanted = image.resize((32, 32), Image.Resampling.BILINEAR)
-    np.testing.assert_array_equal(rgb(32).pixels_from_bytes(encoded(image, "PNG")), np.asarray(wanted))
+    expected = image.resize((32, 32), Image.Resampling.BILINEAR)
+    np.testing.assert_array_equal(rgb(32).pixels_from_bytes(encoded(image, "PNG")), np.asarray(expected))
 
 
 @pytest.mark.parametrize("mode", ["L", "RGBA", "P", "LA", "1", "CMYK"])
@@ -52,16 +52,16 @@ def test_other_modes_become_rgb(mode: str) -> None:
     image = photo(32, 32, "RGB").convert("L").convert(mode) if mode == "LA" else photo(32, 32, mode)
     kind = "JPEG" if mode == "CMYK" else "PNG"
     data = encoded(image, kind)
-    wanted = Image.open(io.BytesIO(data)).convert("RGB")
-    np.testing.assert_array_equal(rgb(32).pixels_from_bytes(data), np.asarray(wanted))
+    expected = Image.open(io.BytesIO(data)).convert("RGB")
+    np.testing.assert_array_equal(rgb(32).pixels_from_bytes(data), np.asarray(expected))
 
 
 def test_normalisation_has_the_bits_of_training() -> None:
     """ToTensor and Normalize as torch computes them: uint8 → float32 / 255, minus mean, over std."""
     pixels = np.asarray(photo(32, 32))
     scaled = torch.from_numpy(pixels.copy()).permute(2, 0, 1).to(torch.float32).div(255)
-    wanted = scaled.sub(torch.tensor(MEAN).reshape(3, 1, 1)).div(torch.tensor(STD).reshape(3, 1, 1))
-    np.testing.assert_array_equal(tensor_from_pixels(pixels, MEAN, STD), wanted.numpy())
+    expected = scaled.sub(torch.tensor(MEAN).reshape(3, 1, 1)).div(torch.tensor(STD).reshape(3, 1, 1))
+    np.testing.assert_array_equal(tensor_from_pixels(pixels, MEAN, STD), expected.numpy())
 
 
 def test_batches_normalise_row_by_row() -> None:

@@ -1,6 +1,6 @@
 """The light parts of `make release`, with a real build of both archives.
 
-Installing the wheel into empty environments is left to `make release`: each of them gets a PyTorch.
+Installing the wheel into empty environments is left to `make release`: each environment gets a PyTorch.
 """
 
 from __future__ import annotations

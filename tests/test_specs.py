@@ -58,7 +58,7 @@ def test_json_of_something_else(data: dict[str, object]) -> None:
         spec_from_json(data)
 
 
-def test_unknown_preset_lists_the_known_ones() -> None:
+def test_unknown_preset_lists_the_known_presets() -> None:
     with pytest.raises(SpecError) as caught:
         preset_spec("vit-huge", classes=10, image_size=32, mask=MaskSpec())
     assert all(name in caught.value.hint for name in PRESETS)
@@ -66,10 +66,10 @@ def test_unknown_preset_lists_the_known_ones() -> None:
 
 def test_datasets_have_as_many_labels_as_classes() -> None:
     classes = {"cifar10": 10, "cifar100": 100, "svhn": 10, "tiny-imagenet": 200, "mnist": 10, "digits": 10}
-    assert {name: len(set(found.labels)) for name, found in DATASETS.items()} == classes
+    assert {name: len(set(entry.labels)) for name, entry in DATASETS.items()} == classes
 
 
-def test_unknown_dataset_lists_the_known_ones() -> None:
+def test_unknown_dataset_lists_the_known_datasets() -> None:
     with pytest.raises(InputError) as caught:
         dataset("imagenet")
     assert "tiny-imagenet" in caught.value.hint

@@ -60,11 +60,11 @@ class _Graph:
         reshape = self._only_from(transpose.input[0], "Reshape")
         if rank < 4 or order not in (_heads_first(rank), keys) or reshape is None:
             return False
-        found = self._projection(reshape.input[0])
+        projection = self._projection(reshape.input[0])
         shape = self._wiring.array(reshape.input[1])
-        if found is None or shape is None:
+        if projection is None or shape is None:
             return False
-        source, weight, bias = found
+        source, weight, bias = projection
         *outer, tokens, heads, head_dim = map(int, shape)
         if heads * head_dim != weight.shape[1] or len(outer) > 1:
             return False

@@ -36,10 +36,10 @@ _MOST_OFF = 1e-4
 def of_family(name: str, folder: Path, rounds: int) -> dict[str, Any]:
     image_shape = input_shape(pair(name)["gmm"].spec)
     programs = {}
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for key, proto in graphs_of(name, ("gmm", "plain"), max_batch=max(BATCHES)).items():
         changed = copy.deepcopy(proto)
-        found[f"cuts, {key}"] = channels_first(changed)
+        results[f"cuts, {key}"] = channels_first(changed)
         onnx.checker.check_model(changed)
         for form, graph in (("exported", proto), ("channels first", changed)):
             path = folder / f"{key} {form}.onnx"
@@ -48,21 +48,21 @@ def of_family(name: str, folder: Path, rounds: int) -> dict[str, Any]:
     for batch in BATCHES:
         timed = time_rounds(programs, batch, rounds, image_shape=image_shape)
         times, logits = timed.ms, timed.logits
-        found[str(batch)] = {}
+        results[str(batch)] = {}
         for key in ("gmm", "plain"):
             off = float(np.abs(logits[f"{key}, channels first"] - logits[f"{key}, exported"]).max())
             if not off < _MOST_OFF:
-                raise SystemExit(f"{name} {key}: the logits are {off:.1e} off, so its time means nothing")
-            one = ratio(times[f"{key}, channels first"], times[f"{key}, exported"])
-            found[str(batch)][key] = one
-            print(f"{name} {key}, batch {batch}: {ratio_words(one)}")
-    return found
+                raise SystemExit(f"{name} {key}: the logits are {off:.1e} off, so its time is void")
+            relative = ratio(times[f"{key}, channels first"], times[f"{key}, exported"])
+            results[str(batch)][key] = relative
+            print(f"{name} {key}, batch {batch}: {ratio_words(relative)}")
+    return results
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--family", choices=FAMILIES, action="append", help="only this one; may be repeated")
+    parser.add_argument("--family", choices=FAMILIES, action="append", help="only this family; may be repeated")
     parser.add_argument("--output", type=Path, default=result_of(__file__))
     arguments = parser.parse_args()
     with run_card.written(arguments.output, "layouts.py", rounds=arguments.rounds) as results:

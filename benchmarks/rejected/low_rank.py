@@ -38,17 +38,17 @@ EXACT, COARSE = 2.0**-24, 1e-3
 
 def ranks_of(family: str) -> dict[str, Any]:
     """Return least, median and largest rank of the heads' masks, exact and coarse, and the masks' token counts."""
-    found: dict[str, list[int]] = {"exact": [], "coarse": []}
+    ranks: dict[str, list[int]] = {"exact": [], "coarse": []}
     tokens = []
-    for one in fold(pair(family)["gmm"]).masks:
-        matrices = one.constant.double().numpy()
+    for mask in fold(pair(family)["gmm"]).masks:
+        matrices = mask.constant.double().numpy()
         for matrix in matrices.reshape(-1, *matrices.shape[-2:]):
             values = np.linalg.svd(matrix, compute_uv=False)
-            found["exact"].append(int((values > EXACT * values[0]).sum()))
-            found["coarse"].append(int((values > COARSE * values[0]).sum()))
+            ranks["exact"].append(int((values > EXACT * values[0]).sum()))
+            ranks["coarse"].append(int((values > COARSE * values[0]).sum()))
             tokens.append(matrix.shape[0])
     return {
-        **{name: [int(min(r)), int(np.median(r)), int(max(r))] for name, r in found.items()},
+        **{name: [int(min(r)), int(np.median(r)), int(max(r))] for name, r in ranks.items()},
         "tokens": [min(tokens), max(tokens)],
     }
 
@@ -92,7 +92,10 @@ def timed(rounds: int) -> dict[str, Ratio]:
     generator = np.random.default_rng(1)
     sessions = {"masked": masked(), **{str(rank): fused(rank) for rank in RANKS}}
     feeds = {
-        name: {one.name: generator.standard_normal(one.shape, dtype=np.float32) * 0.1 for one in session.get_inputs()}
+        name: {
+            tensor.name: generator.standard_normal(tensor.shape, dtype=np.float32) * 0.1
+            for tensor in session.get_inputs()
+        }
         for name, session in sessions.items()
     }
     times: dict[str, list[float]] = {name: [] for name in sessions}
@@ -110,19 +113,21 @@ def timed(rounds: int) -> dict[str, Ratio]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=120)
-    parser.add_argument("--family", choices=FAMILIES, action="append", help="only this one's ranks")
+    parser.add_argument(
+        "--family", choices=FAMILIES, action="append", help="ranks of this family only; may be repeated"
+    )
     parser.add_argument("--output", type=Path, default=result_of(__file__))
     arguments = parser.parse_args()
     with run_card.written(
         arguments.output, "low_rank.py", rounds=arguments.rounds, batch=BATCH, heads=HEADS, tokens=TOKENS, d=HEAD_DIM
     ) as results:
         results["ranks"] = {family: ranks_of(family) for family in arguments.family or FAMILIES}
-        for family, found in results["ranks"].items():
-            ranks = f"rank least, median, most: {found['exact']}; at 1e-3 {found['coarse']}"
-            print(f"{family}: tokens {found['tokens']}, {ranks}")
+        for family, row in results["ranks"].items():
+            ranks = f"rank least, median, most: {row['exact']}; at 1e-3 {row['coarse']}"
+            print(f"{family}: tokens {row['tokens']}, {ranks}")
         results["fused_over_masked"] = timed(arguments.rounds)
-        for rank, found in results["fused_over_masked"].items():
-            print(f"rank {rank}: fused over masked {ratio_words(found, 2)}")
+        for rank, relative in results["fused_over_masked"].items():
+            print(f"rank {rank}: fused over masked {ratio_words(relative, 2)}")
 
 
 if __name__ == "__main__":

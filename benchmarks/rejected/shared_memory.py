@@ -46,8 +46,8 @@ def in_messages(client: Any, module: Any, pixels: np.ndarray) -> Ask:
     def ask() -> np.ndarray:
         tensor = module.InferInput("pixels", pixels.shape, "UINT8")
         tensor.set_data_from_numpy(pixels)
-        wanted = module.InferRequestedOutput("logits")
-        return client.infer(_NETWORK, [tensor], outputs=[wanted]).as_numpy("logits")
+        output = module.InferRequestedOutput("logits")
+        return client.infer(_NETWORK, [tensor], outputs=[output]).as_numpy("logits")
 
     return ask
 
@@ -65,9 +65,9 @@ def in_shared_memory(client: Any, module: Any, pixels: np.ndarray, name: str) ->
             shared_memory.set_shared_memory_region(regions[inside], [pixels])
             tensor = module.InferInput("pixels", pixels.shape, "UINT8")
             tensor.set_shared_memory(inside, taken)
-            wanted = module.InferRequestedOutput("logits")
-            wanted.set_shared_memory(outside, given)
-            client.infer(_NETWORK, [tensor], outputs=[wanted])
+            output = module.InferRequestedOutput("logits")
+            output.set_shared_memory(outside, given)
+            client.infer(_NETWORK, [tensor], outputs=[output])
             return shared_memory.get_contents_as_numpy(regions[outside], np.float32, (len(pixels), _CLASSES)).copy()
 
         yield ask
@@ -95,7 +95,7 @@ def timed(ways: dict[str, Ask], rounds: int, queries: int) -> dict[str, np.ndarr
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--batch", type=int, choices=BATCHES, action="append", help="only this one")
+    parser.add_argument("--batch", type=int, choices=BATCHES, action="append", help="only this batch; may be repeated")
     parser.add_argument("--output", type=Path, default=result_of(__file__))
     arguments = parser.parse_args()
     with (
@@ -116,10 +116,10 @@ def main() -> None:
                         if not np.array_equal(message(), shared()):
                             raise SystemExit(f"{protocol}, batch {batch}: the answers differ; the times are void")
                         times = timed({"messages": message, "shared": shared}, arguments.rounds, max(2, 16 // batch))
-                    found = ratio(times["shared"], times["messages"])
-                    row = {"messages_ms": float(np.median(times["messages"])), "shared_over_messages": found}
+                    relative = ratio(times["shared"], times["messages"])
+                    row = {"messages_ms": float(np.median(times["messages"])), "shared_over_messages": relative}
                     results.setdefault(protocol, {})[str(batch)] = row
-                    print(f"{protocol}, batch {batch}: shared over messages {ratio_words(found)}")
+                    print(f"{protocol}, batch {batch}: shared over messages {ratio_words(relative)}")
 
 
 if __name__ == "__main__":

@@ -110,12 +110,14 @@ def changes(times: Mapping[int, Mapping[str, list[float]]]) -> dict[str, dict[st
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--before", type=Path, required=True, help="a checkout of the project, as it was")
-    parser.add_argument("--after", type=Path, default=ROOT, help="a checkout, by default this one")
-    parser.add_argument("--family", choices=FAMILIES, action="append", help="only this one; may be repeated")
-    parser.add_argument("--runtime", choices=RUNTIMES, action="append", help="only this one")
-    parser.add_argument("--batch", type=int, choices=BATCHES, action="append", help="only this one")
-    parser.add_argument("--rounds", type=int, default=20, help="of each load")
+    parser.add_argument("--before", type=Path, required=True, help="checkout of the project before the change")
+    parser.add_argument(
+        "--after", type=Path, default=ROOT, help="checkout after the change; default: the checkout of this script"
+    )
+    parser.add_argument("--family", choices=FAMILIES, action="append", help="only this family; may be repeated")
+    parser.add_argument("--runtime", choices=RUNTIMES, action="append", help="only this runtime; may be repeated")
+    parser.add_argument("--batch", type=int, choices=BATCHES, action="append", help="only this batch; may be repeated")
+    parser.add_argument("--rounds", type=int, default=20, help="rounds of each load")
     parser.add_argument("--loads", type=int, default=3, help="how often programs are loaded anew")
     parser.add_argument("--output", type=Path, default=result_of(__file__))
     arguments = parser.parse_args()

@@ -104,10 +104,10 @@ def unfolded(model: Model, folded: onnx.ModelProto, folder: Path) -> dict[str, A
     proto = unfolded_half(model, folder / "unfolded.onnx")
     row = summary(built(proto, "fp16", folder), folder)
     with torch.inference_mode():
-        wanted = model(torch.from_numpy(images(model))).numpy()
+        expected = model(torch.from_numpy(images(model))).numpy()
     for name, graph in (("error", proto), ("folded_error", folded)):
-        found = emulated_logits(graph, images(model), name=name)
-        row[name] = float(np.abs(found - wanted).max() / np.abs(wanted).max())
+        logits = emulated_logits(graph, images(model), name=name)
+        row[name] = float(np.abs(logits - expected).max() / np.abs(expected).max())
     return row
 
 
@@ -127,9 +127,9 @@ def head_dims(folder: Path) -> dict[str, dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--family", choices=FAMILIES, action="append", help="only this one; may be repeated")
-    parser.add_argument("--precision", choices=PRECISIONS, action="append", help="only this one; may be repeated")
-    parser.add_argument("--mask", choices=MASKS, action="append", help="only this one; may be repeated")
+    parser.add_argument("--family", choices=FAMILIES, action="append", help="only this family; may be repeated")
+    parser.add_argument("--precision", choices=PRECISIONS, action="append", help="only this precision; may be repeated")
+    parser.add_argument("--mask", choices=MASKS, action="append", help="only this mask; may be repeated")
     parser.add_argument("--no-head-dims", action="store_true", help="leave the table of head dims out")
     parser.add_argument("--output", type=Path, default=result_of(__file__))
     arguments = parser.parse_args()

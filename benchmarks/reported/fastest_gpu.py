@@ -58,7 +58,7 @@ def add_programs(family: Family) -> None:
 
 if __name__ == "__main__":
     if visible_gpu() is None or not torch.cuda.is_available():
-        raise SystemExit("a GPU was wanted that nvidia-smi and PyTorch both see, found none; nothing was measured")
+        raise SystemExit("expected a GPU that nvidia-smi and PyTorch both see, got none; nothing was measured")
     graphs = ("gmm", "plain", "gmm_fp16", "plain_fp16", "int8")
     try:
         main(__file__, str(__doc__), graphs=graphs, add_programs=add_programs, device="gpu")

@@ -49,10 +49,10 @@ def measured(family: Family, runner: str, batch: int, loads: int, generator: np.
         family.programs.clear()
         for name in generator.permutation(list(twins)):
             family.add(str(name), [cpu_program(family.saved(twins[name]), runner, precision)], precision)
-        one, other = (family.programs[name][0] for name in twins)
-        times, logits = time_in_turn(one, other, images, *_TURNS[batch])
-        found = checked(family, dict(zip(twins, logits, strict=True)), images)
-        worst = max(worst, *found.values(), key=lambda answers: answers["off"])
+        masked, plain = (family.programs[name][0] for name in twins)
+        times, logits = time_in_turn(masked, plain, images, *_TURNS[batch])
+        distances = checked(family, dict(zip(twins, logits, strict=True)), images)
+        worst = max(worst, *distances.values(), key=lambda answers: answers["off"])
         loaded.append(float(np.median(times[0] / times[1])))
         medians.append(float(np.median(times[0])))
     return {
@@ -67,8 +67,8 @@ def measured(family: Family, runner: str, batch: int, loads: int, generator: np.
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--loads", type=int, default=6)
-    parser.add_argument("--family", choices=FAMILIES, action="append", help="only this one; may be repeated")
-    parser.add_argument("--batch", type=int, choices=BATCHES, action="append", help="only this one")
+    parser.add_argument("--family", choices=FAMILIES, action="append", help="only this family; may be repeated")
+    parser.add_argument("--batch", type=int, choices=BATCHES, action="append", help="only this batch; may be repeated")
     parser.add_argument("--output", type=Path, default=result_of(__file__))
     arguments = parser.parse_args()
     generator = np.random.default_rng(0)

@@ -39,9 +39,9 @@ GOLDEN = ROOT / "tests" / "golden"
 RANDOM = 32
 
 
-def measured(found: np.ndarray, wanted: np.ndarray) -> ErrorMeasure:
+def measured(logits: np.ndarray, expected: np.ndarray) -> ErrorMeasure:
     measure = ErrorMeasure()
-    measure.add(found, wanted)
+    measure.add(logits, expected)
     return measure
 
 

@@ -62,18 +62,18 @@ def served(
         for cell in cells:
             if not cell.outputs.right:
                 raise SystemExit(f"{cell.name}: logits are {cell.outputs.largest:.2g} off; its time is void")
-        found: dict[str, Any] = {"cells": [_described(cell) for cell in offline], "share_of_in_process": {}}
-        for cell, _, one in ratios(offline):
+        row: dict[str, Any] = {"cells": [_described(cell) for cell in offline], "share_of_in_process": {}}
+        for cell, _, relative in ratios(offline):
             protocol = cell.runner.partition(":")[0].removeprefix("triton-")
             # A ratio of times, so that the share of the throughput is its inverse.
-            share = Ratio(median=1 / one.median, low=1 / one.high, high=1 / one.low)
-            found["share_of_in_process"][protocol] = share
+            share = Ratio(median=1 / relative.median, low=1 / relative.high, high=1 / relative.low)
+            row["share_of_in_process"][protocol] = share
         if searched:
-            found["arrivals"] = [
+            row["arrivals"] = [
                 asdict(search_rate(runner, inputs, expected, bound_ms=BOUND_MS, most=cell.samples_per_second))
                 for runner, cell in zip(runners[1:], offline[1:], strict=True)
             ]
-    return found
+    return row
 
 
 def _described(cell: Cell) -> dict[str, Any]:
@@ -84,7 +84,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument(
-        "--runtime", choices=[name_of(a, b) for a, b in RUNTIMES], action="append", help="only this one"
+        "--runtime",
+        choices=[name_of(a, b) for a, b in RUNTIMES],
+        action="append",
+        help="only this runtime and precision; may be repeated",
     )
     parser.add_argument("--no-arrivals", action="store_true", help="leave the search of the arrival rate out")
     parser.add_argument("--output", type=Path, default=result_of(__file__))
@@ -104,14 +107,16 @@ def main() -> None:
                 results["runtimes"][name] = row
                 for cell in row["cells"]:
                     print(f"{name}: {cell['runner']}: {cell['images_per_second']:,.0f} images a second")
-                for protocol, one in row["share_of_in_process"].items():
-                    print(f"{name}: {protocol}: {ratio_words(one, 2)} of in process")
+                for protocol, share in row["share_of_in_process"].items():
+                    print(f"{name}: {protocol}: {ratio_words(share, 2)} of in process")
                 for load in row.get("arrivals", []):
                     best = load["best"]
-                    says = (
-                        f"{best['rate']:,.0f} a second, p99 {best['p99_ms']:.1f} ms" if best else "none that was tried"
+                    best_rate = (
+                        f"{best['rate']:,.0f} a second, p99 {best['p99_ms']:.1f} ms"
+                        if best
+                        else "at no rate that was tried"
                     )
-                    print(f"{name}: {load['runner']}: p99 below {BOUND_MS:g} ms: {says}")
+                    print(f"{name}: {load['runner']}: p99 below {BOUND_MS:g} ms: {best_rate}")
 
 
 if __name__ == "__main__":

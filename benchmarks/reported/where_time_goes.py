@@ -93,12 +93,12 @@ def in_onnxruntime(path: Path, images: np.ndarray, runs: int) -> Operators:
     session = onnxruntime.InferenceSession(fused.graph, options, providers=["CPUExecutionProvider"])
     for _ in range(runs):
         session.run(None, {"tensor": images})
-    found: Operators = defaultdict(list)
+    operators: Operators = defaultdict(list)
     for event in json.loads(Path(session.end_profiling()).read_text()):
         if event["cat"] == "Node" and event["name"].endswith("_kernel_time"):
             name = event["name"].removesuffix("_kernel_time")
-            found[name, event["args"]["op_name"]].append(event["dur"] / 1e3)
-    return found
+            operators[name, event["args"]["op_name"]].append(event["dur"] / 1e3)
+    return operators
 
 
 def in_openvino(path: Path, images: np.ndarray, runs: int, precision: Precision) -> Operators:
@@ -117,13 +117,13 @@ def in_openvino(path: Path, images: np.ndarray, runs: int, precision: Precision)
         "PERF_COUNT": True,
     }
     request = core.compile_model(model, "CPU", settings).create_infer_request()
-    found: Operators = defaultdict(list)
+    operators: Operators = defaultdict(list)
     for _ in range(runs):
         request.infer({0: images})
-        for one in request.profiling_info:
-            if one.real_time:
-                found[one.node_name, one.node_type].append(one.real_time.total_seconds() * 1e3)
-    return found
+        for operator in request.profiling_info:
+            if operator.real_time:
+                operators[operator.node_name, operator.node_type].append(operator.real_time.total_seconds() * 1e3)
+    return operators
 
 
 def joined(operators: Operators) -> dict[str, float]:
@@ -175,15 +175,15 @@ def runs_here(program: Program) -> bool:
     return program.precision != "bf16" or "avx512_bf16" in cpu_features()
 
 
-def family(name: str, wanted: Sequence[str] | None, runs: int, folder: Path) -> dict[str, Any]:
+def family(name: str, names: Sequence[str] | None, runs: int, folder: Path) -> dict[str, Any]:
     models = pair(name)
     image_shape = input_shape(models["gmm"].spec)
-    chosen = [one for one in PROGRAMS if runs_here(one) and one.name in (wanted or [one.name])]
-    graphs = graphs_of(name, dict.fromkeys(["gmm", "plain", *(one.graph for one in chosen)]), max_batch=_BATCH)
+    chosen = [program for program in PROGRAMS if runs_here(program) and program.name in (names or [program.name])]
+    graphs = graphs_of(name, dict.fromkeys(["gmm", "plain", *(program.graph for program in chosen)]), max_batch=_BATCH)
     for key, graph in graphs.items():
         onnx.save(graph, folder / f"{key}.onnx")
     timed = time_rounds({"eager": eager(as_released(models["gmm"]))}, _BATCH, min(runs, 7), image_shape=image_shape)
-    found: dict[str, Any] = {"eager_64_ms": float(np.median(timed.ms["eager"])), "programs": {}}
+    results: dict[str, Any] = {"eager_64_ms": float(np.median(timed.ms["eager"])), "programs": {}}
     rates: dict[str, float] = {}
     for program in chosen:
         if program.precision not in rates:
@@ -195,9 +195,9 @@ def family(name: str, wanted: Sequence[str] | None, runs: int, folder: Path) -> 
             images = np.random.default_rng(0).standard_normal((size, *image_shape), dtype=np.float32)
             rows[str(size)] = chunk_of(program, folder, graphs["gmm"], images, runs, gflops)
         largest = rows[str(program.chunk)]
-        largest["target"] = target_of(largest, found["eager_64_ms"] / TARGET, program.chunk)
-        found["programs"][program.name] = {"precision": program.precision, "gflops_a_core": gflops, "rows": rows}
-    return found
+        largest["target"] = target_of(largest, results["eager_64_ms"] / TARGET, program.chunk)
+        results["programs"][program.name] = {"precision": program.precision, "gflops_a_core": gflops, "rows": rows}
+    return results
 
 
 def chunk_of(
@@ -209,11 +209,11 @@ def chunk_of(
     """
     spent = joined(program.profile(folder / f"{program.graph}.onnx", images, runs))
     least = product_operations(proto, len(images)) / gflops / 1e6
-    found = {"ms": sum(spent.values()), "spent_ms": spent, "products_at_best_ms": least}
+    chunk = {"ms": sum(spent.values()), "spent_ms": spent, "products_at_best_ms": least}
     if program.graph == "gmm":
         plain = joined(program.profile(folder / "plain.onnx", images, runs))
-        found["mask_ms"] = spent["attention"] + spent["mask"] - plain["attention"] - plain["mask"]
-    return found
+        chunk["mask_ms"] = spent["attention"] + spent["mask"] - plain["attention"] - plain["mask"]
+    return chunk
 
 
 def target_of(chunk: dict[str, Any], ms: float, rows: int) -> dict[str, float]:
@@ -227,24 +227,26 @@ def target_of(chunk: dict[str, Any], ms: float, rows: int) -> dict[str, float]:
     }
 
 
-def said(name: str, program: str, rows: str, chunk: dict[str, Any]) -> None:
+def print_chunk(name: str, program: str, rows: str, chunk: dict[str, Any]) -> None:
     shares = ", ".join(f"{kind} {ms / chunk['ms']:.0%}" for kind, ms in chunk["spent_ms"].items() if ms)
     reached = chunk["products_at_best_ms"] / chunk["spent_ms"]["products"]
     print(f"{name}, {program}, {rows} rows: {chunk['ms']:.2f} ms: {shares}; products at {reached:.0%} of the best rate")
     if "mask_ms" in chunk:
         print(f"    the mask: {chunk['mask_ms']:+.3f} ms, {chunk['mask_ms'] / chunk['ms']:+.1%}")
     if "target" in chunk:
-        one = chunk["target"]
+        target = chunk["target"]
         print(
-            f"    {TARGET:g} × eager at {_BATCH} is {one['chunk_ms']:.2f} ms a chunk: with products at the best rate "
-            f"all else would have {one['left_for_others_ms']:.2f} ms; it takes {one['others_ms']:.2f}"
+            f"    {TARGET:g} × eager at {_BATCH} is {target['chunk_ms']:.2f} ms a chunk: with products at best rate "
+            f"{target['left_for_others_ms']:.2f} ms remain for all else, which takes {target['others_ms']:.2f}"
         )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--family", choices=FAMILIES, action="append", help="only this one; may be repeated")
-    parser.add_argument("--program", action="append", help="only this one, such as openvino+kernels:int8")
+    parser.add_argument("--family", choices=FAMILIES, action="append", help="only this family; may be repeated")
+    parser.add_argument(
+        "--program", action="append", help="only this program, such as openvino+kernels:int8; may be repeated"
+    )
     parser.add_argument("--runs", type=int, default=40)
     parser.add_argument("--output", type=Path, default=result_of(__file__))
     arguments = parser.parse_args()
@@ -253,9 +255,9 @@ def main() -> None:
         for name in arguments.family or FAMILIES:
             with tempfile.TemporaryDirectory() as folder:
                 results["families"][name] = family(name, arguments.program, arguments.runs, Path(folder))
-            for program, found in results["families"][name]["programs"].items():
-                for rows, chunk in found["rows"].items():
-                    said(name, program, rows, chunk)
+            for program, measured in results["families"][name]["programs"].items():
+                for rows, chunk in measured["rows"].items():
+                    print_chunk(name, program, rows, chunk)
 
 
 if __name__ == "__main__":

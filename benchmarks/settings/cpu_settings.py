@@ -73,7 +73,9 @@ def with_openvino(path: Path, chunk: int, streams: int, image_shape: tuple[int, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--chunk", type=int, choices=CHUNKS, action="append", help="only this one; may be repeated")
+    parser.add_argument(
+        "--chunk", type=int, choices=CHUNKS, action="append", help="only this chunk size; may be repeated"
+    )
     parser.add_argument("--output", type=Path, default=result_of(__file__))
     arguments = parser.parse_args()
     with run_card.written(arguments.output, "cpu_settings.py", rounds=arguments.rounds, batch=BATCH) as results:
@@ -96,10 +98,10 @@ def main() -> None:
         for name in programs:
             off = float(np.abs(logits[name] - whole).max())
             if not off < 1e-4:
-                raise SystemExit(f"{name}: its logits are {off:.1e} off, so its time means nothing")
-            found = ratio(times[name], times["onnxruntime, whole"])
-            results["programs"][name] = {"median_ms": float(np.median(times[name])), "over_whole": found}
-            print(f"{name}: {np.median(times[name]):.1f} ms, {ratio_words(found)}")
+                raise SystemExit(f"{name}: its logits are {off:.1e} off, so its time is void")
+            relative = ratio(times[name], times["onnxruntime, whole"])
+            results["programs"][name] = {"median_ms": float(np.median(times[name])), "over_whole": relative}
+            print(f"{name}: {np.median(times[name]):.1f} ms, {ratio_words(relative)}")
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ def measured(fused: FusedGraph, image_shape: tuple[int, int, int], rounds: int) 
         times["beside"].setdefault(name, []).append(ms_an_image(first, second))
         time.sleep(_ASLEEP_S)
         if not np.allclose(second(), truth, atol=1e-5):
-            raise SystemExit(f"{name}: its logits are others, so its time means nothing")
+            raise SystemExit(f"{name}: its logits differ from those of the default, so its time is void")
     over = {
         column: {name: ratio(times[column][name], times[column][DEFAULT]) for name in SETTINGS}
         for column in ("alone", "beside")
@@ -113,7 +113,7 @@ def main() -> None:
             onnx.save(graphs_of("vit", ("gmm",), max_batch=64)["gmm"], path)
             fused, why = fused_graph(path)
             if fused is None:
-                raise SystemExit(f"our attention kernel was wanted: {why}")
+                raise SystemExit(f"{path.name} cannot be measured without our attention kernel: {why}")
             results["settings"] = measured(fused, input_shape(pair("vit")["gmm"].spec), arguments.rounds)
         for name, row in results["settings"].items():
             alone, beside = (ratio_words(row[f"{column}_over_default"]) for column in ("alone", "beside"))

@@ -94,9 +94,9 @@ class Worker:
         """Load the program anew, so that its weights lie elsewhere in memory."""
         if self._runner is not None:
             self._runner.close()
-        found = imported("open_bundle")(Path(bundle))
-        self._image_shape = tuple(found.input_shape)
-        self._runner = opened(found, runtime)
+        opened_bundle = imported("open_bundle")(Path(bundle))
+        self._image_shape = tuple(opened_bundle.input_shape)
+        self._runner = opened(opened_bundle, runtime)
         return {"settings": {name: str(value) for name, value in self._runner.settings.items()}}
 
     def run(self, batch: int, seed: int, repeats: int, untimed_s: float) -> dict[str, Any]:

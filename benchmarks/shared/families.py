@@ -135,13 +135,13 @@ def eager(model: nn.Module, device: Device = "cpu") -> Callable[[np.ndarray], np
     return run
 
 
-def graphs_of(family: str, wanted: Iterable[str], *, max_batch: int) -> dict[str, onnx.ModelProto]:
+def graphs_of(family: str, names: Iterable[str], *, max_batch: int) -> dict[str, onnx.ModelProto]:
     """Return the named graphs of the models of `pair`; they are shared, so do not change them.
 
-    wanted: names of graphs: straight, the unfolded module; gmm and plain, our exports; gmm_fp16 and plain_fp16;
+    names: straight, the unfolded module; gmm and plain, our exports; gmm_fp16 and plain_fp16;
     int8, the Q/DQ graph of gmm.
     """
-    return {name: _graph(family, name, max_batch) for name in wanted}
+    return {name: _graph(family, name, max_batch) for name in names}
 
 
 @lru_cache(maxsize=8)

@@ -12,8 +12,8 @@ __all__ = ["by_family", "by_run", "card_lines", "interval", "result"]
 
 def result(script: str) -> dict[str, Any]:
     """Read the result of a script such as ``settings/spinning``."""
-    found: dict[str, Any] = json.loads((RESULTS / f"{script}.json").read_text(encoding="utf-8"))
-    return found
+    content: dict[str, Any] = json.loads((RESULTS / f"{script}.json").read_text(encoding="utf-8"))
+    return content
 
 
 def by_family(script: str) -> dict[str, dict[str, Any]]:

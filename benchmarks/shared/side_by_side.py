@@ -68,10 +68,10 @@ class Family:
         """Return (float64 logits, limit of this program's distance from them) on these images."""
         key = (name, images.tobytes())
         if key not in self._limits:
-            self._limits[key] = self._found_limits(name, images)
+            self._limits[key] = self._computed_limits(name, images)
         return self._limits[key]
 
-    def _found_limits(self, name: str, images: np.ndarray) -> tuple[np.ndarray, Limit]:
+    def _computed_limits(self, name: str, images: np.ndarray) -> tuple[np.ndarray, Limit]:
         model, exact = self.models["plain" if name.endswith(" plain") else "gmm"]
         with torch.inference_mode():
             tensor = torch.from_numpy(images)
@@ -89,15 +89,15 @@ def checked(family: Family, logits: dict[str, np.ndarray], images: np.ndarray) -
 
     Errors: SystemExit when a distance exceeds its limit.
     """
-    found = {}
+    distances = {}
     for name, answers in logits.items():
         truth, limit = family.limits(name, images)
         of_copies = (program(images) for program in family.programs[name])
-        off = max(distance(one, truth) for one in (answers, *of_copies))
+        off = max(distance(values, truth) for values in (answers, *of_copies))
         if not off <= limit.largest:
             raise SystemExit(f"{name}: its logits are {off:.2g} off, {limit.largest:.2g} is allowed; its time is void")
-        found[name] = {"off": off, "limit": limit.largest}
-    return found
+        distances[name] = {"off": off, "limit": limit.largest}
+    return distances
 
 
 def rows_of(family: Family, timed: Timed, batch: int, lines: dict[str, Roofline]) -> dict[str, Any]:
@@ -129,13 +129,13 @@ def cores_near(ms: np.ndarray, apart_ns: np.ndarray, least_ns: float) -> dict[st
     if not np.isfinite(least_ns):
         return {}
     near = ms[apart_ns <= FAR * least_ns]
-    found: dict[str, Any] = {"far": 1 - len(near) / len(ms)}
+    shares: dict[str, Any] = {"far": 1 - len(near) / len(ms)}
     if len(near) >= ENOUGH[0.5]:
-        found["near"] = {"rounds": len(near), "median_ms": float(np.median(near))}
-    return found
+        shares["near"] = {"rounds": len(near), "median_ms": float(np.median(near))}
+    return shares
 
 
-def said(family: str, batch: int, rows: dict[str, Any]) -> None:
+def print_rows(family: str, batch: int, rows: dict[str, Any]) -> None:
     for name, row in rows.items():
         if name.endswith(" plain"):
             continue
@@ -156,7 +156,9 @@ def measured(family: Family, name: str, batches: Sequence[int], rounds: int, dev
     core_to_core_ns: by batch, quartiles of the round trips measured around every turn.
     """
     works = [work_of_graph(copy.deepcopy(family.graphs["gmm"]), batch) for batch in batches]
-    precisions: list[tuple[str, Device]] = [(one, device) for one in dict.fromkeys(family.precision.values())]
+    precisions: list[tuple[str, Device]] = [
+        (precision, device) for precision in dict.fromkeys(family.precision.values())
+    ]
     lines = measured_rooflines(works, precisions)
     of_batch = {
         batch: time_rounds(family.programs, batch, rounds * _ROUNDS[batch], image_shape=family.image_shape)
@@ -164,7 +166,7 @@ def measured(family: Family, name: str, batches: Sequence[int], rounds: int, dev
     }
     lines = measured_rooflines(works, precisions, seen=lines)
     by_precision = {precision: line for (precision, _), line in lines.items()}
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "roofline": {
             precision: {"gflops": line.best.gflops, "library": line.best.library, "shape": line.best.shape}
             for precision, line in by_precision.items()
@@ -176,13 +178,13 @@ def measured(family: Family, name: str, batches: Sequence[int], rounds: int, dev
         rows = rows_of(family, timed, batch, by_precision)
         for program, check in checked(family, timed.logits, timed.images).items():
             rows[program].update(check)
-        found[str(batch)] = rows
+        results[str(batch)] = rows
         readings = np.concatenate(list(timed.core_to_core_ns.values()))
-        found["core_to_core_ns"][str(batch)] = (
+        results["core_to_core_ns"][str(batch)] = (
             np.percentile(readings, [25, 50, 75]).tolist() if np.isfinite(readings).all() else None
         )
-        said(name, batch, rows)
-    return found
+        print_rows(name, batch, rows)
+    return results
 
 
 def main(
@@ -193,11 +195,13 @@ def main(
     graphs: names for `graphs_of`.  add_programs: adds the script's programs to a family, beside eager PyTorch.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15, help="of 64 images; four times as many of one")
-    parser.add_argument("--family", choices=FAMILIES, action="append", help="only this one; may be repeated")
-    parser.add_argument("--batch", type=int, choices=BATCHES, action="append", help="only this one")
+    parser.add_argument(
+        "--rounds", type=int, default=15, help="rounds of a batch of 64; a single image gets four times as many"
+    )
+    parser.add_argument("--family", choices=FAMILIES, action="append", help="only this family; may be repeated")
+    parser.add_argument("--batch", type=int, choices=BATCHES, action="append", help="only this batch; may be repeated")
     result = result_of(script, suffix="")
-    parser.add_argument("--output", type=Path, default=result, help="a folder, of a file for each family")
+    parser.add_argument("--output", type=Path, default=result, help="folder for the results, a file for each family")
     arguments = parser.parse_args()
     for name in arguments.family or FAMILIES:  # families are not compared, so each has its own run card
         output = arguments.output / f"{name}.json"

@@ -77,9 +77,9 @@ def _forms(start: str, row: dict[str, Any]) -> list[str]:
     unfolded, twin = row["unfolded"], row["twin"]
     kernels = row["kernels"] - twin["kernels_more"]
 
-    def line(form: str, one: dict[str, Any], error: float) -> str:
-        counts = f"{one['layers']} | {one['kernels']} | {one['fused']} of {one['attentions']}"
-        return f"{start} | {form} | {counts} | {one['bytes'] / 2**20:.2f} | {error:.1e} |"
+    def line(form: str, engine: dict[str, Any], error: float) -> str:
+        counts = f"{engine['layers']} | {engine['kernels']} | {engine['fused']} of {engine['attentions']}"
+        return f"{start} | {form} | {counts} | {engine['bytes'] / 2**20:.2f} | {error:.1e} |"
 
     return [
         line("folded", row, unfolded["folded_error"]),

@@ -31,20 +31,20 @@ def ranks_table(results: dict[str, Any]) -> str:
         "| family | tokens | rank: minimum, median, maximum | rank with cut-off 1e-3: minimum, median, maximum |",
         "|---|---|---|---|",
     ]
-    for family, found in results["ranks"].items():
-        tokens, exact, coarse = (", ".join(map(str, found[key])) for key in ("tokens", "exact", "coarse"))
+    for family, row in results["ranks"].items():
+        tokens, exact, coarse = (", ".join(map(str, row[key])) for key in ("tokens", "exact", "coarse"))
         lines.append(f"| {family} | {tokens.replace(', ', ' to ')} | {exact} | {coarse} |")
     lines += ["", "| rank R | time of fused attention / time of separate operators |", "|---|---|"]
-    lines += [f"| {rank} | {interval(found)} |" for rank, found in results["fused_over_masked"].items()]
+    lines += [f"| {rank} | {interval(ratio)} |" for rank, ratio in results["fused_over_masked"].items()]
     return "\n".join(lines)
 
 
 def layouts_table(results: dict[str, Any]) -> str:
     """Return a table by family and batch: time with channels first / time of the exported graph."""
     lines = ["| family, batch | with a mask: other layout / export | plain: other layout / export |", "|---|---|---|"]
-    for family, found in results["families"].items():
-        for batch in (key for key in ("1", "64") if key in found):
-            cells = [interval(found[batch][key]) for key in ("gmm", "plain")]
+    for family, by_batch in results["families"].items():
+        for batch in (key for key in ("1", "64") if key in by_batch):
+            cells = [interval(by_batch[batch][key]) for key in ("gmm", "plain")]
             lines.append(f"| {family}, {batch} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

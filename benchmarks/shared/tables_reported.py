@@ -100,7 +100,7 @@ def limits_table(results: dict[str, Any]) -> str:
     for family in dict.fromkeys(name.partition("_")[0] for name in models):
         rows = [row for name, row in models.items() if name.partition("_")[0] == family]
         runner = " | ".join(f"{max(row['runner'][key] for row in rows):.1f}" for key in ("largest", "rms"))
-        halves = " | ".join(f"{max(row[one]['largest'] for row in rows):.1f}" for one in ("fp16", "bf16"))
+        halves = " | ".join(f"{max(row[precision]['largest'] for row in rows):.1f}" for precision in ("fp16", "bf16"))
         mistakes = [
             (ratio, name)
             for row in rows
@@ -148,9 +148,9 @@ def fastest_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNER
         f"| family, batch | eager, ms | {' | '.join(f'{name}, ×' for name in runners)} | cores far apart, rounds |",
         "|---" * (len(runners) + 3) + "|",
     ]
-    for family, found in results.items():
-        for batch in (key for key in ("1", "64") if key in found):
-            rows = found[batch]
+    for family, by_batch in results.items():
+        for batch in (key for key in ("1", "64") if key in by_batch):
+            rows = by_batch[batch]
             cells = [interval(rows[name]["times_faster_than_eager"]) if name in rows else "" for name in runners]
             far = [row["far"] for row in rows.values() if "far" in row]
             apart = f"{sum(far) / len(far):.0%}" if far else "not measured"
@@ -170,9 +170,9 @@ def mask_free_table(results: dict[str, Any], costs: dict[str, Any], runners: tup
         f"| {' | '.join(f'share of the roofline: {name}' for name in shares)} |",
         "|---" * (len(masked) + len(shares) + 1) + "|",
     ]
-    for family, found in results.items():
-        for batch in (key for key in ("1", "64") if key in found):
-            rows = found[batch]
+    for family, by_batch in results.items():
+        for batch in (key for key in ("1", "64") if key in by_batch):
+            rows = by_batch[batch]
             twins = costs["families"][family][batch]
             over = [interval(twins[name]["over_plain"], 3) if name in twins else "" for name in masked]
             share = [_share(rows[name]) if name in rows else "" for name in shares]
@@ -210,8 +210,8 @@ def where_table(results: dict[str, Any], *families: str) -> str:
         "|---" * 10 + "|",
     ]
     for family in families or results["families"]:
-        for program, found in results["families"][family]["programs"].items():
-            for rows, chunk in found["rows"].items():
+        for program, measured in results["families"][family]["programs"].items():
+            for rows, chunk in measured["rows"].items():
                 shares = [f"{ms / chunk['ms']:.0%}" if ms else "" for ms in chunk["spent_ms"].values()]
                 reached = f"{chunk['products_at_best_ms'] / chunk['spent_ms']['products']:.0%}"
                 cells = [f"{family}, {program}, {rows}", f"{chunk['ms']:.2f}", *shares, reached]
@@ -222,8 +222,8 @@ def where_table(results: dict[str, Any], *families: str) -> str:
 
 def target_sentence(results: dict[str, Any]) -> str:
     """State the time that 5 × the speed of eager PyTorch leaves the fastest ViT runner, and its present parts."""
-    found = results["families"]["vit"]["programs"]["openvino+kernels:int8"]["rows"]
-    rows, chunk = next((rows, chunk) for rows, chunk in found.items() if "target" in chunk)
+    by_rows = results["families"]["vit"]["programs"]["openvino+kernels:int8"]["rows"]
+    rows, chunk = next((rows, chunk) for rows, chunk in by_rows.items() if "target" in chunk)
     target, spent = chunk["target"], chunk["spent_ms"]
     return (
         f"To be five times as fast as eager PyTorch at batch 64, a runner must compute {rows} images on one core in "

@@ -1,4 +1,4 @@
-"""A benchmark says what was measured, and says so when it may not be believed."""
+"""A benchmark states what it measured, and whether its result is valid."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ QUICK = Plan(batches=(1, 4), rounds=3, seconds=0.1)
 
 
 class Slower(OnnxRuntimeRunner):
-    """A runner with a fault, so that the report must tell.  delay_s: of every batch; off: added to every logit."""
+    """A runner with a fault that the report must show.  delay_s: added to every batch; off: added to every logit."""
 
     name = "onnxruntime"
     delay_s = 0.01
@@ -69,7 +69,7 @@ def made(bundle: Bundle) -> BenchReport:
 def test_every_runner_at_every_batch(report: BenchReport) -> None:
     cells = {(cell.runner, cell.scenario, cell.batch) for cell in report.cells}
     scenarios = [("SingleStream", 1), ("MultiStream", 4), ("Offline", 4)]
-    assert cells == {(runner, *one) for runner in ("onnxruntime", "openvino") for one in scenarios}
+    assert cells == {(runner, *scenario) for runner in ("onnxruntime", "openvino") for scenario in scenarios}
     for cell in report.cells:
         assert cell.outputs.right
         assert cell.outputs.answers == sum(cell.samples)
@@ -91,26 +91,26 @@ def test_a_slower_runner_shows_as_slower(bundle: Bundle) -> None:
         slow.precision = "fp32"
         cells = measure([quick, slow], inputs, Expected(bundle, inputs), replace(QUICK, batches=(1,), offline=False))
     assert [cell.median_ms > 10 for cell in cells] == [False, True]
-    ((one, first, found),) = ratios(cells)
-    assert (one, first) == (cells[1], cells[0])
-    assert found.low > 1
+    ((cell, first, relative),) = ratios(cells)
+    assert (cell, first) == (cells[1], cells[0])
+    assert relative.low > 1
 
 
 def test_wrong_answers_make_a_run_invalid(bundle: Bundle) -> None:
     with Slower(bundle) as wrong:
         wrong.delay_s, wrong.off = 0.0, 0.01
-        found = bench(bundle, [wrong], BenchOptions(plan=QUICK, samples=8, roofline=False, waterfall=False))
-    assert found.verdict == "INVALID"
-    assert len(found.wrong) == 3
-    assert "answers were wrong: up to 0.01" in found.wrong[0]
+        bench_report = bench(bundle, [wrong], BenchOptions(plan=QUICK, samples=8, roofline=False, waterfall=False))
+    assert bench_report.verdict == "INVALID"
+    assert len(bench_report.wrong) == 3
+    assert "answers were wrong: up to 0.01" in bench_report.wrong[0]
 
 
 def test_answers_that_are_not_finite_are_wrong(bundle: Bundle) -> None:
     with Slower(bundle) as wrong:
         wrong.delay_s, wrong.off = 0.0, float("nan")
-        found = bench(bundle, [wrong], BenchOptions(plan=QUICK, samples=8, roofline=False, waterfall=False))
-    assert len(found.wrong) == 3
-    json.dumps(found.to_json(), allow_nan=False)
+        bench_report = bench(bundle, [wrong], BenchOptions(plan=QUICK, samples=8, roofline=False, waterfall=False))
+    assert len(bench_report.wrong) == 3
+    json.dumps(bench_report.to_json(), allow_nan=False)
 
 
 def test_answers_to_arrivals_that_are_not_finite_are_wrong(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,9 +119,9 @@ def test_answers_to_arrivals_that_are_not_finite_are_wrong(bundle: Bundle, monke
     with Slower(bundle) as wrong:
         wrong.delay_s, wrong.off = 0.0, float("nan")
         options = BenchOptions(plan=QUICK, samples=8, bound_ms=50, roofline=False, waterfall=False)
-        found = bench(bundle, [wrong], options)
-    assert len(found.wrong) == 4
-    (load,) = json.loads(json.dumps(found.to_json(), allow_nan=False))["loads"]
+        bench_report = bench(bundle, [wrong], options)
+    assert len(bench_report.wrong) == 4
+    (load,) = json.loads(json.dumps(bench_report.to_json(), allow_nan=False))["loads"]
     assert load["outputs"]["largest"] is None
 
 
@@ -147,21 +147,21 @@ def test_every_reason_not_to_believe_a_run(report: BenchReport) -> None:
 def test_the_rate_that_holds_a_bound(report: BenchReport) -> None:
     assert [load.runner for load in report.loads] == ["onnxruntime", "openvino"]
     for load in report.loads:
-        tries: dict[float, list[bool]] = {}
+        trials: dict[float, list[bool]] = {}
         for point in load.points:
-            tries.setdefault(point.rate, []).append(point.holds)
-        assert len(tries) == 6
-        assert all(len(one) <= 3 for one in tries.values())
+            trials.setdefault(point.rate, []).append(point.holds)
+        assert len(trials) == 6
+        assert all(len(holds) <= 3 for holds in trials.values())
         assert all(point.queries >= 662 for point in load.points)
         assert all(point.holds == (point.p99_ms <= 50) for point in load.points)
         assert load.outputs.right
-        held = [rate for rate, one in tries.items() if 2 * sum(one) > len(one)]
+        held = [rate for rate, holds in trials.items() if 2 * sum(holds) > len(holds)]
         assert (load.best.rate if load.best else None) == max(held, default=None)
         assert load.best is None or (load.best in load.points and load.best.holds)
 
 
 class Pausing(OnnxRuntimeRunner):
-    """A machine that stops for a moment, once."""
+    """A runner that pauses once, as a machine may."""
 
     name = "onnxruntime"
     pause_at = 0.0
@@ -177,24 +177,24 @@ def test_one_pause_of_the_machine_does_not_end_the_search(bundle: Bundle, monkey
     monkeypatch.setattr(served_load, "_STEPS", 1)
     inputs = fresh_inputs(bundle, 8)
     with Pausing(bundle) as runner:
-        runner.pause_at = time.monotonic() + 1  # in the first try, which takes more than two seconds
-        found = search_rate(runner, inputs, Expected(bundle, inputs), bound_ms=400, most=500)
-    assert [point.holds for point in found.points] == [False, True, True]
-    assert found.best is not None
-    assert found.best.p99_ms == max(point.p99_ms for point in found.points[1:])
-    assert found.outputs.right
+        runner.pause_at = time.monotonic() + 1  # in the first trial, which takes more than two seconds
+        load = search_rate(runner, inputs, Expected(bundle, inputs), bound_ms=400, most=500)
+    assert [point.holds for point in load.points] == [False, True, True]
+    assert load.best is not None
+    assert load.best.p99_ms == max(point.p99_ms for point in load.points[1:])
+    assert load.outputs.right
 
 
 @pytest.mark.parametrize(
-    ("tries", "holds"),
+    ("trials", "holds"),
     [([10.0], True), ([60.0, 70.0], False), ([60.0, 10.0, 20.0], True), ([60.0, 10.0, 70.0], False)],
 )
-def test_two_of_three_tries_decide(tries: list[float], holds: bool) -> None:
-    left = [LoadPoint(rate=9.0, queries=662, p50_ms=1.0, p99_ms=one, holds=one <= 50) for one in tries]
-    found = _held(lambda: left.pop(0))
-    assert (found is not None) == holds
+def test_two_of_three_trials_decide(trials: list[float], holds: bool) -> None:
+    left = [LoadPoint(rate=9.0, queries=662, p50_ms=1.0, p99_ms=p99, holds=p99 <= 50) for p99 in trials]
+    point = _held(lambda: left.pop(0))
+    assert (point is not None) == holds
     assert not left
-    assert found is None or found.p99_ms == max(one for one in tries if one <= 50)
+    assert point is None or point.p99_ms == max(p99 for p99 in trials if p99 <= 50)
 
 
 @pytest.mark.parametrize("name", ["vit_gmm", "swin_gmm", "cait_gmm", "pit_gmm", "t2t_gmm"])
@@ -203,7 +203,7 @@ def test_operations_are_those_that_the_model_counts(name: str, tensor_bundles: d
     counted = multiply_accumulates(bundle.manifest.spec)
     for batch in (1, 4):
         work = network_work(bundle, batch)
-        # Folding drops what is computed for nothing, and unfolding as a convolution multiplies by ones and zeros.
+        # Folding drops unused computations, and unfolding as a convolution multiplies by ones and zeros.
         assert work.operations / 2 / batch == pytest.approx(counted, rel=0.15)
         assert sum(work.products.values()) > 4
 
@@ -219,14 +219,14 @@ def test_roofline_is_the_best_of_what_was_measured(bundle: Bundle) -> None:
     )
     again = measured_roofline(works[:1], "fp32", seen=line)
     assert again is not None
-    assert {(one.library, one.shape) for one in again.rates} == {(one.library, one.shape) for one in line.rates}
+    assert {(rate.library, rate.shape) for rate in again.rates} == {(rate.library, rate.shape) for rate in line.rates}
     assert len(again.rates) == len(line.rates)
     assert all(new.gflops >= old.gflops for new, old in zip(again.rates, line.rates, strict=True))
     assert measured_roofline(works, "fp8") is None
 
 
 def test_a_gpu_is_part_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: BenchReport) -> None:
-    """A stand-in for nvidia-smi: what it prints of two GPUs, of which another program uses one."""
+    """A stand-in for nvidia-smi prints the state of two GPUs; another program uses the second."""
     stub = tmp_path / "nvidia-smi"
     stub.write_text("#!/bin/sh\necho '1980, 3, 41'\necho '1410, 62, 66'\n")
     stub.chmod(0o755)
@@ -245,14 +245,14 @@ def test_a_gpu_is_part_of_the_machine(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.skipif(visible_gpu() is not None, reason="a GPU is here")
-def test_a_gpu_has_a_roofline_of_its_own_or_none(bundle: Bundle) -> None:
+def test_a_gpu_has_its_own_roofline_or_a_reason_why_not(bundle: Bundle) -> None:
     works = [network_work(bundle, 4)]
     assert measured_roofline(works, "fp32", "gpu") is None
     with Slower(bundle) as elsewhere:
         elsewhere.delay_s, elsewhere.device = 0.0, "gpu"
-        found = bench(bundle, [elsewhere], BenchOptions(plan=QUICK, samples=8, waterfall=False))
-    assert found.shares() == []
-    assert "roofline in fp32 on the gpu: no library here is known to multiply in it" in found.skipped
+        bench_report = bench(bundle, [elsewhere], BenchOptions(plan=QUICK, samples=8, waterfall=False))
+    assert bench_report.shares() == []
+    assert "roofline in fp32 on the gpu: no library here is known to multiply in it" in bench_report.skipped
 
 
 @pytest.mark.gpu
@@ -267,14 +267,15 @@ def test_a_gpu_is_held_to_its_own_rates(bundle: Bundle, precision: str) -> None:
 
 def test_shares_of_the_roofline(report: BenchReport) -> None:
     shares = report.shares()
-    assert {(one.runner, one.batch) for one in shares} == {
+    assert {(share.runner, share.batch) for share in shares} == {
         (runner, batch) for runner in ("onnxruntime", "openvino") for batch in (1, 4)
     }
-    assert all(0 < one.share < 1.2 for one in shares)
+    assert all(0 < share.share < 1.2 for share in shares)
     slower = tuple(replace(line, rates=(replace(line.rates[0], gflops=1e-3),)) for line in report.rooflines)
     reasons = replace(report, rooflines=slower).reasons
     assert any(
-        "onnxruntime, batch 4: " in one and "the machine was slower while that was measured" in one for one in reasons
+        "onnxruntime, batch 4: " in reason and "the machine was slower while that was measured" in reason
+        for reason in reasons
     )
 
 
@@ -341,15 +342,15 @@ class TestCompare:
                 cell["round_ms"] = [100 * value for value in cell["round_ms"]]
         other["versions"]["openvino"] = "2030.1"
         other["runners"]["openvino"]["threads"] = "7"
-        found = compare(result, other)
-        slower = [row for row in found.rows if row.certain]
+        comparison = compare(result, other)
+        slower = [row for row in comparison.rows if row.certain]
         assert {row.runner for row in slower} == {"openvino"}
         assert all(row.change == pytest.approx(100) for row in slower)
-        assert found.differing["versions openvino"][1] == "2030.1"
-        assert found.differing["runner openvino threads"] == (result["runners"]["openvino"]["threads"], "7")
+        assert comparison.differing["versions openvino"][1] == "2030.1"
+        assert comparison.differing["runner openvino threads"] == (result["runners"]["openvino"]["threads"], "7")
 
     def test_runs_that_cannot_be_compared(self, result: dict[str, Any]) -> None:
-        for part, key, value, says in (
+        for part, key, value, message in (
             ("machine", "cpu", "another", "the processor"),
             ("machine", "features", [], "its features"),
             ("data", "sha256", "0", "the data"),
@@ -357,7 +358,7 @@ class TestCompare:
         ):
             other = copy.deepcopy(result)
             other[part][key] = value
-            with pytest.raises(InputError, match=says):
+            with pytest.raises(InputError, match=message):
                 compare(result, other)
         other = copy.deepcopy(result) | {"verdict": "INVALID", "reasons": ["machine busy"]}
         with pytest.raises(InputError, match="B is INVALID: machine busy"):
@@ -379,7 +380,7 @@ class TestCompare:
 
 
 @pytest.mark.parametrize(
-    ("plan", "changes", "says"),
+    ("plan", "changes", "message"),
     [
         (replace(QUICK, batches=(0,)), {}, "at least 1"),
         (replace(QUICK, batches=(4, 4)), {}, "distinct"),
@@ -389,8 +390,8 @@ class TestCompare:
         (QUICK, {"bound_ms": -1.0}, "more than 0"),
     ],
 )
-def test_options_that_make_no_sense(plan: Plan, changes: dict[str, Any], says: str) -> None:
-    with pytest.raises(InputError, match=says):
+def test_options_that_make_no_sense(plan: Plan, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         BenchOptions(plan=plan, **{"samples": 16, **changes})
 
 
@@ -401,8 +402,8 @@ def test_what_was_not_measured_is_listed(precise_bundle: Bundle, report: BenchRe
         quiet = BenchOptions(plan=plan, samples=10_000, waterfall=False)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("gmmvit_deploy.bench.run.fresh_inputs", lambda bundle, count: fresh_inputs(bundle, 16))
-            found = bench(precise_bundle, [runner], quiet)
-    assert found.skipped == (
+            bench_report = bench(precise_bundle, [runner], quiet)
+    assert bench_report.skipped == (
         f"onnxruntime:fp16: batch 10000: it takes 1 to {runner.max_batch}",
         "one image taken apart: not asked for",
         "arrivals at random: no latency bound was given (--bound-ms)",
@@ -437,7 +438,7 @@ def test_bench_of_a_live_server_from_the_command_line(
     steps = {step["name"]: step for step in result["waterfall"]}
     assert list(steps) == ["onnxruntime", "triton-grpc", "triton-http", "triton-grpc + decoding"]
     parts = steps["triton-grpc"]["parts"]
-    assert set(parts) == {f"gmmvit_network {one}" for one in ("queue", "input", "infer", "output")} | {"unexplained"}
+    assert set(parts) == {f"gmmvit_network {part}" for part in ("queue", "input", "infer", "output")} | {"unexplained"}
     assert parts["gmmvit_network infer"] > 0
     assert parts["unexplained"] > 0
     assert any(name.startswith("gmmvit_preprocess ") for name in steps["triton-grpc + decoding"]["parts"])
@@ -451,7 +452,7 @@ def test_bench_of_a_live_server_from_the_command_line(
     again = gmmvit("bench", bundle.path, "--synthetic", "--output", out)
     assert again.returncode == 1
     assert "result.json" in again.stderr
-    for arguments, says in (
+    for arguments, message in (
         ((), "expected a bundle, or --compare"),
         ((bundle.path,), "expected either real images with --data, or --synthetic"),
         ((bundle.path, "--data", "digits", "--synthetic"), "expected either real images with --data, or --synthetic"),
@@ -460,4 +461,4 @@ def test_bench_of_a_live_server_from_the_command_line(
     ):
         refused = gmmvit("bench", *arguments)
         assert refused.returncode == 1
-        assert says in refused.stderr
+        assert message in refused.stderr

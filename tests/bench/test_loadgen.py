@@ -63,7 +63,7 @@ def test_a_batch_is_one_call() -> None:
 
 
 def test_latency_counts_from_the_scheduled_time() -> None:
-    """5 ms a query, 1000 arrivals a second, one at a time: the last ones have waited for all before them."""
+    """With 5 ms a query and 1000 arrivals a second in sequence, the last queries have waited for all before them."""
     run = drive(slow, Work(scenario="Server", inputs=INPUTS, queries=100, batch=1, rate=1000))
     assert run.latencies_ms.max() > 200
     assert run.samples_per_second < 210
@@ -105,18 +105,18 @@ def test_percentiles_are_quoted_on_enough_queries_only() -> None:
     assert (ENOUGH[0.9], ENOUGH[0.99], ENOUGH[0.999]) == (64, 662, 6636)
     for share, enough in ENOUGH.items():
         few, many = (
-            next(one for one in percentiles(np.arange(1.0, count + 1)) if one.share == share)
+            next(percentile for percentile in percentiles(np.arange(1.0, count + 1)) if percentile.share == share)
             for count in (enough - 1, enough)
         )
         assert (few.value, few.missing) == (None, 1)
         assert (many.value, many.missing) == (np.ceil(share * enough), 0)
-    assert [one.name for one in percentiles(np.ones(1))] == ["p50", "p90", "p99", "p99.9"]
+    assert [percentile.name for percentile in percentiles(np.ones(1))] == ["p50", "p90", "p99", "p99.9"]
 
 
 def test_ratios_are_taken_within_rounds() -> None:
     drifting = np.array([1.0, 2.0, 4.0, 8.0, 16.0])
-    found = ratio(list(1.5 * drifting), list(drifting))
-    assert found.median == found.low == found.high == 1.5
+    relative = ratio(list(1.5 * drifting), list(drifting))
+    assert relative.median == relative.low == relative.high == 1.5
     with pytest.raises(ValueError, match="rounds in pairs"):
         ratio([1.0], [1.0, 2.0])
     assert spread([1.0, 1.0, 1.0]) == 0

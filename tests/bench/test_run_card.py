@@ -33,7 +33,7 @@ class TestRunCard:
         card = self.card(tmp_path, Ratio(median=1.0, low=0.95, high=1.1))
         assert (card["verdict"], card["reasons"], card["settings"]) == ("VALID", [], {"rounds": 3})
 
-    def test_a_ratio_that_says_nothing(self, tmp_path: Path) -> None:
+    def test_a_ratio_with_a_wide_interval_is_unstable(self, tmp_path: Path) -> None:
         wide = Ratio(median=1.0, low=0.8, high=1.1)
         card = self.card(tmp_path, wide)
         assert card["verdict"] == "INVALID"

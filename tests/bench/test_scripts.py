@@ -1,4 +1,4 @@
-"""Benchmarks are run for their numbers elsewhere; here, that they run and say what they claim."""
+"""The benchmark scripts run, check their answers, and report what their docstrings state."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Run = Callable[..., None]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    """A script with its arguments, in this process, where what it imports and exports need be there only once."""
+    """Run a script with its arguments in this process, so that imports and exports happen only once."""
 
     def run(name: str, *arguments: str) -> None:
         monkeypatch.setattr(sys, "argv", [name, *arguments])
@@ -47,11 +47,11 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     return run
 
 
-def test_rounds_with_the_cores_near_each_other_are_told_from_the_others() -> None:
+def test_rounds_with_near_cores_are_separated_from_the_others() -> None:
     ms = np.array([3.0, 1.0, 1.2, 3.1, 1.1, 1.0, 1.3, 1.1, 1.2, 1.0])
     apart = np.where(ms > 2, 330.0, 55.0)
-    found = side_by_side.cores_near(ms, apart, 50.0)
-    assert found == {"far": pytest.approx(0.2), "near": {"rounds": 8, "median_ms": 1.1}}
+    shares = side_by_side.cores_near(ms, apart, 50.0)
+    assert shares == {"far": pytest.approx(0.2), "near": {"rounds": 8, "median_ms": 1.1}}
     assert side_by_side.cores_near(ms[:8], apart[:8], 50.0) == {"far": 0.25}  # six rounds are no median
     assert side_by_side.cores_near(ms, apart * np.nan, np.nan) == {}
 
@@ -120,7 +120,7 @@ def test_engines_runs_and_reads_its_numbers_from_builds(tmp_path: Path) -> None:
 
 
 @pytest.mark.export
-def test_parity_limits_runs_and_tells_right_from_wrong(run: Run, tmp_path: Path) -> None:
+def test_parity_limits_runs_and_separates_right_from_wrong(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     run("reported/parity_limits", "--model", "vit_plain", "--output", str(out))
     (row,) = json.loads(out.read_text())["models"].values()
@@ -158,8 +158,8 @@ def test_fastest_cpu_runs_and_checks_its_answers(run: Run, tmp_path: Path) -> No
     } <= rows.keys()
     for row in rows.values():
         assert 0 < row["off"] <= row["limit"]
-        found = row["times_faster_than_eager"]
-        assert found["low"] <= found["median"] <= found["high"]
+        speed_up = row["times_faster_than_eager"]
+        assert speed_up["low"] <= speed_up["median"] <= speed_up["high"]
         assert 0 <= row.get("far", 0) <= 1
         assert ("far" in row) == (round_trip_ns() is not None)
     assert family["mflop_an_image"] > 300
@@ -183,7 +183,7 @@ def test_before_after_of_the_same_checkout(tmp_path: Path) -> None:
     assert row["verdict"] in answer.stdout
 
 
-def test_before_after_says_what_is_no_checkout(tmp_path: Path) -> None:
+def test_before_after_names_a_folder_that_is_no_checkout(tmp_path: Path) -> None:
     with (
         pytest.raises(SystemExit, match="before: expected a checkout with gmmvit_deploy/ at"),
         opened_checkout(tmp_path, "before"),
@@ -214,12 +214,12 @@ def test_mask_cost_runs_and_checks_its_answers(run: Run, tmp_path: Path) -> None
 
 @pytest.mark.skipif(visible_gpu() is not None, reason="a GPU is here")
 @pytest.mark.process
-def test_fastest_gpu_measures_nothing_without_one(tmp_path: Path) -> None:
+def test_fastest_gpu_measures_nothing_without_a_gpu(tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     command = [sys.executable, str(ROOT / "benchmarks" / "reported" / "fastest_gpu.py"), "--output", str(out)]
     answer = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
     assert answer.returncode == 1
-    assert answer.stderr.startswith("a GPU was wanted that nvidia-smi and PyTorch both see, found none")
+    assert answer.stderr.startswith("expected a GPU that nvidia-smi and PyTorch both see, got none")
     assert not out.exists()
 
 
@@ -251,7 +251,7 @@ def test_low_rank_runs(run: Run, tmp_path: Path) -> None:
     result = json.loads(out.read_text())
     least, median, most = result["ranks"]["vit"]["exact"]
     assert 1 <= least <= median <= most <= 64
-    assert all(found["low"] > 0 for found in result["fused_over_masked"].values())
+    assert all(relative["low"] > 0 for relative in result["fused_over_masked"].values())
     assert result["card"]["verdict"] == ("INVALID" if result["card"]["reasons"] else "VALID")
 
 
@@ -261,9 +261,9 @@ def test_where_time_goes_accounts_for_it(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     programs = ("--program", "onnxruntime+kernels", "--program", "openvino+kernels")
     run("reported/where_time_goes", "--runs", "3", "--family", "vit", *programs, "--output", str(out))
-    found = json.loads(out.read_text())["families"]["vit"]["programs"]
-    assert found.keys() == {"onnxruntime+kernels", "openvino+kernels"}
-    for program in found.values():
+    by_program = json.loads(out.read_text())["families"]["vit"]["programs"]
+    assert by_program.keys() == {"onnxruntime+kernels", "openvino+kernels"}
+    for program in by_program.values():
         for rows, chunk in program["rows"].items():
             spent = chunk["spent_ms"]
             assert sum(spent.values()) == pytest.approx(chunk["ms"])

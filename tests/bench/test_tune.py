@@ -1,4 +1,4 @@
-"""Settings are searched on real servers, and what is written is the one that was best, with its measurement."""
+"""Settings are searched on real servers; the best setting is written, with its measurement."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.server
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fewer delays, and shorter searches: each rate is still tried on as many queries as a p99 needs."""
+    """Try fewer delays and search for a shorter time; each trial still has as many queries as a p99 needs."""
     monkeypatch.setattr(tuning, "_DELAYS_US", (0,))
     monkeypatch.setattr(served_load, "_STEPS", 2)
     monkeypatch.setattr(served_load, "_SECONDS_AT_LEAST", 0.0)
@@ -44,20 +44,20 @@ def test_the_best_of_what_was_tried_is_written(bundle: Bundle, tmp_path: Path, m
     ours = fused_graph(bundle.onnx_path)[0] is not None
     names = [f"{runtime}+kernels" if ours else runtime for runtime in ("onnxruntime", "openvino")]
     options = TuneOptions(bound_ms=200, runtimes=tuple((name, "fp32") for name in names))
-    found = tune(bundle, out, options)
-    assert found.best is not None
-    assert found.best.rate == max(trial.rate for trial in found.trials) > 0
-    tried = [(trial.settings.runtime, trial.settings.instances) for trial in found.trials]
+    tuned = tune(bundle, out, options)
+    assert tuned.best is not None
+    assert tuned.best.rate == max(trial.rate for trial in tuned.trials) > 0
+    tried = [(trial.settings.runtime, trial.settings.instances) for trial in tuned.trials]
     assert tried[:2] == [("onnxruntime", 1), ("openvino", 1)]
-    assert all(trial.cpu_kernels.used == ours for trial in found.trials)  # as the names say
+    assert all(trial.cpu_kernels.used == ours for trial in tuned.trials)  # as the names of the settings state
     assert len(tried) == len(set(tried)) >= 2
-    assert all(trial.load.outputs.right for trial in found.trials)
+    assert all(trial.load.outputs.right for trial in tuned.trials)
     notes = json.loads((out / TUNING_FILE).read_text())
-    assert notes["rate"] == found.best.rate
-    assert notes["best"]["runtime"] == found.best.settings.runtime
+    assert notes["rate"] == tuned.best.rate
+    assert notes["best"]["runtime"] == tuned.best.settings.runtime
     assert notes["best"]["cpu_kernels"]["used"] == ours
     config = (out / "gmmvit_network" / "config.pbtxt").read_text()
-    assert f'string_value: "{found.best.settings.runtime}"' in config
+    assert f'string_value: "{tuned.best.settings.runtime}"' in config
     with TritonServer(out, options=PORTS) as server, TritonRunner(bundle, server.grpc_url) as runner:
         report = check_parity(bundle, [runner])
     assert report.passed, report.failures()
@@ -81,15 +81,15 @@ def test_our_kernels_behind_triton_give_the_models_answers(
     assert kernel.exists() == ((openvino_library if runtime == "openvino" else onnxruntime_library)()[0] is not None)
     log: list[str] = []
     served = TritonServer(repository.path, options=PORTS, on_log_line=log.append)
-    with served as server, TritonRunner(precise_bundle, server.grpc_url) as one:
-        assert one.precision == precision
-        assert one.settings["cpu_kernels"] == ("on" if repository.cpu_kernels.used else "off")
-        report = check_parity(precise_bundle, [one])
+    with served as server, TritonRunner(precise_bundle, server.grpc_url) as runner:
+        assert runner.precision == precision
+        assert runner.settings["cpu_kernels"] == ("on" if repository.cpu_kernels.used else "off")
+        report = check_parity(precise_bundle, [runner])
         assert report.passed, report.failures()
-        assert one.run(fresh_inputs(precise_bundle, 5)).shape[0] == 5
+        assert runner.run(fresh_inputs(precise_bundle, 5)).shape[0] == 5
     assert any("cpu_kernels on" in line for line in log) == here == repository.cpu_kernels.used
     if here:
-        kernel.write_bytes(b"no library")  # as one is that was compiled for another OpenVINO, or another machine
+        kernel.write_bytes(b"no library")  # as unusable as a library compiled for another OpenVINO or machine
         with pytest.raises(
             ServerError, match=f"cpu_kernels is on, and our kernels cannot run on this server: .*{library}"
         ):
@@ -109,7 +109,7 @@ def test_what_is_there_is_kept(bundle: Bundle, tmp_path: Path, gmmvit: Callable[
     (tmp_path / "mine").write_text("precious")
     with pytest.raises(OutputError):
         tune(bundle, tmp_path, TuneOptions(bound_ms=10))
-    for arguments, says in (
+    for arguments, message in (
         (("--bound-ms", "0"), "more than 0"),
         (("--bound-ms", "10", "--runtime", "tensorflow"), "'tensorflow' is not known"),
         (("--bound-ms", "10", "--runtime", "openvino,openvino"), "distinct runtimes"),
@@ -119,15 +119,15 @@ def test_what_is_there_is_kept(bundle: Bundle, tmp_path: Path, gmmvit: Callable[
     ):
         answer = gmmvit("tune", bundle.path, "-o", tmp_path / "new", *arguments)
         assert answer.returncode == 1
-        assert says in answer.stderr
+        assert message in answer.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 def test_options_of_a_runtime(bundle: Bundle, tmp_path: Path) -> None:
-    for options, says in (
+    for options, message in (
         ({"runtime": "openvino", "backend": "onnxruntime"}, "goes with --backend python"),
         ({"runtime": "openvino", "precision": "fp16"}, "fp16 was asked for"),
         ({"runtime": "tvm"}, "runtime 'tvm' is not one of"),
     ):
-        with pytest.raises(InputError, match=says):
+        with pytest.raises(InputError, match=message):
             RepositoryOptions(**options)

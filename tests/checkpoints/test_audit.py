@@ -15,8 +15,8 @@ ALPHA, SIGMA, BASE = (f"transformer.layers.1.0.fn.mask.{part}" for part in ("alp
 
 
 def findings(state: State, folder: Path) -> list[tuple[str, str, str]]:
-    found = load_checkpoint(saved(folder, state)).findings
-    return [(finding.severity, finding.where, finding.what) for finding in found]
+    checkpoint = load_checkpoint(saved(folder, state))
+    return [(finding.severity, finding.where, finding.what) for finding in checkpoint.findings]
 
 
 def _edit(name: str, change: Callable[[torch.Tensor], None]) -> State:
@@ -49,14 +49,14 @@ def test_underflow_is_counted() -> None:
     ids=["narrow sigma", "dead kernel", "zero mask", "constant mask", "bases differ", "root base differs"],
 )
 def test_oddities_are_named_with_their_place(state: State, where: str, what: str, tmp_path: Path) -> None:
-    found = [f for f in findings(state, tmp_path) if f[1] == where and what in f[2]]
-    assert found
-    assert found[0][0] == "warning"
+    matching = [f for f in findings(state, tmp_path) if f[1] == where and what in f[2]]
+    assert matching
+    assert matching[0][0] == "warning"
 
 
 def test_nan_in_an_unused_tensor_only_warns(tmp_path: Path) -> None:
-    found = findings(_edit("mask", lambda t: t.fill_(float("nan"))), tmp_path)
-    assert ("warning", "mask") in [f[:2] for f in found]
+    listed = findings(_edit("mask", lambda t: t.fill_(float("nan"))), tmp_path)
+    assert ("warning", "mask") in [f[:2] for f in listed]
 
 
 def test_a_mask_that_overflows_is_an_error(tmp_path: Path) -> None:

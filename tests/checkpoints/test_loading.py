@@ -50,12 +50,12 @@ def _listed(value: object) -> list[object]:
 @pytest.mark.parametrize("name", [name for name in RELEASED if MANIFEST[name]["family"] != "vit"])
 def test_sizes_of_the_other_families_are_read_off_the_file(name: str) -> None:
     config, spec = MANIFEST[name]["config"], load_checkpoint(golden(name).path, golden(name).hints).spec
-    wanted = {
+    expected = {
         "dim": config.get("dim", config.get("embed_dim")),
         "heads": config.get("heads", config.get("num_heads")),
         "depths" if hasattr(spec, "depths") else "depth": config.get("depth", config.get("depths")),
     }
-    wanted |= {
+    expected |= {
         ours: config[theirs]
         for ours, theirs in {
             "patch_size": "patch_size",
@@ -67,7 +67,7 @@ def test_sizes_of_the_other_families_are_read_off_the_file(name: str) -> None:
         }.items()
         if theirs in config
     }
-    assert {field: _listed(getattr(spec, field)) for field in wanted} == {k: _listed(v) for k, v in wanted.items()}
+    assert {field: _listed(getattr(spec, field)) for field in expected} == {k: _listed(v) for k, v in expected.items()}
 
 
 @pytest.mark.parametrize("name", [name for name in RELEASED if MANIFEST[name]["family"] == "vit"])
@@ -204,7 +204,7 @@ class TestClosedForm:
             load_checkpoint(path)
         assert "--mask-form closed" in caught.value.hint
 
-    def test_is_taken_when_said(self, path: Path) -> None:
+    def test_is_taken_when_the_hints_ask_for_it(self, path: Path) -> None:
         loaded = load_checkpoint(path, LoadHints(closed_form=True))
         assert loaded.spec.mask.closed_form
         assert isinstance(loaded.model.blocks[0].attention.scores.before.mask, ClosedFormGaussianMask)
@@ -240,7 +240,7 @@ class TestPreset:
             mask=mask,
         )
 
-    def test_tells_the_heads(self, tmp_path: Path) -> None:
+    def test_gives_the_heads(self, tmp_path: Path) -> None:
         path = saved(tmp_path, released_state_dict(ViT(self.spec(MaskSpec(kind="elm")))))
         assert load_checkpoint(path, LoadHints(preset="vit")).spec.heads == 12
 
@@ -372,14 +372,14 @@ def test_shared_and_closed_masks_of_other_families(name: str, form: str, tmp_pat
 
 
 class TestOwnSpec:
-    """Safetensors files of ours carry their spec, so nobody is asked twice."""
+    """Safetensors files of ours contain their spec, so hints are not needed again."""
 
     def path(self, tmp_path: Path, metadata: str) -> Path:
         state = {name: tensor.clone() for name, tensor in released_state("vit_plain").items()}
         save_file(state, tmp_path / "weights.safetensors", metadata={SPEC_METADATA_KEY: metadata})
         return tmp_path / "weights.safetensors"
 
-    def test_tells_the_heads(self, tmp_path: Path) -> None:
+    def test_gives_the_heads(self, tmp_path: Path) -> None:
         spec = load_checkpoint(GOLDEN / "vit_plain.pth", LoadHints(heads=3)).spec
         assert load_checkpoint(self.path(tmp_path, json.dumps(spec_to_json(spec)))).spec == spec
 

@@ -37,7 +37,7 @@ def test_code_in_a_checkpoint_is_never_run(tmp_path: Path, zipped: bool) -> None
 
 
 def test_the_payload_would_have_run(tmp_path: Path) -> None:
-    """The test above proves something only if this pickle is dangerous."""
+    """The test above is meaningful only if this pickle is dangerous."""
     marker = tmp_path / "ran"
     pickle.loads(pickle.dumps(RunsCode(marker)))
     assert marker.exists()

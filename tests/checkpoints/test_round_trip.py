@@ -29,10 +29,10 @@ def test_spec_and_weights_survive(spec: ModelSpec, seed: int) -> None:
         path = Path(folder) / "model.pth"
         torch.save({"model_state_dict": released_state_dict(model)}, path)
         loaded = load_checkpoint(path, hints)
-    # A head that is alone shares its mask with nobody: where all are, a file cannot tell the two apart.
+    # With a single head, shared and separate masks look the same in a file.
     alone = set(spec.heads if isinstance(spec.heads, tuple) else (spec.heads,)) == {1}
     assert loaded.spec == replace(spec, mask=replace(spec.mask, shared=spec.mask.shared and not alone))
-    wanted = model.state_dict()
-    found = loaded.model.state_dict()
-    assert found.keys() == wanted.keys()
-    assert all(found[name].equal(wanted[name]) for name in wanted)
+    expected = model.state_dict()
+    restored = loaded.model.state_dict()
+    assert restored.keys() == expected.keys()
+    assert all(restored[name].equal(expected[name]) for name in expected)

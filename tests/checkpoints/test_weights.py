@@ -1,4 +1,4 @@
-"""Weights files of bundles, and what the user says about the images of a checkpoint."""
+"""Weights files of bundles, and hints about the images of a checkpoint."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ SPEC = ViTSpec(
 )
 
 
-def same_tensors(one: Model, other: Model) -> bool:
-    ours, theirs = one.state_dict(), other.state_dict()
+def same_tensors(first: Model, second: Model) -> bool:
+    ours, theirs = first.state_dict(), second.state_dict()
     return ours.keys() == theirs.keys() and all(ours[name].equal(theirs[name]) for name in ours)
 
 
@@ -56,7 +56,7 @@ def released(path: Path, spec: ViTSpec) -> Path:
 
 
 @pytest.mark.parametrize("name", RELEASED)
-def test_the_model_of_a_bundle_is_the_trained_one(name: str, tensor_bundles: dict[str, Bundle]) -> None:
+def test_the_model_of_a_bundle_equals_the_trained_model(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     bundle, case = tensor_bundles[name], golden(name)
     trained = load_checkpoint(case.path, case.hints)
     model = model_from_bundle(bundle.manifest, bundle.weights_path)
@@ -69,7 +69,7 @@ def test_the_model_of_a_bundle_is_the_trained_one(name: str, tensor_bundles: dic
 def test_no_name_is_recognised_and_no_size_read_off_a_shape(
     tensor_bundles: dict[str, Bundle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Exported, if need be, before inference is taken away.
+    # Export first if necessary: inference is disabled below.
     bundles = [tensor_bundles[name] for name in ("vit_elm", "swin_gmm", "pit_plain", "t2t_plain", "cait_gmm")]
 
     def refuse(*_: object) -> None:
@@ -126,7 +126,7 @@ def test_a_spec_that_is_broken(metadata: str, tmp_path: Path) -> None:
 
 
 def with_weights(bundle: Bundle, out: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> Bundle:
-    """The bundle with another weights file, and the hash that fits."""
+    """Return the bundle with another weights file and its hash."""
     shutil.copytree(bundle.path, out)
     save_file(tensors, out / "weights.safetensors", metadata=metadata)
     manifest = json.loads((out / "manifest.json").read_text())
@@ -155,7 +155,7 @@ def test_tensors_that_do_not_fit_the_spec_are_listed(bundle: Bundle, tmp_path: P
 
 
 def test_weights_of_other_heads_are_not_the_manifests(bundle: Bundle, tmp_path: Path) -> None:
-    """All names and shapes fit, and the answers would be others."""
+    """All names and shapes fit, but the answers would differ."""
     spec = replace(bundle.manifest.spec, mask=replace(bundle.manifest.spec.mask, closed_form=False))
     other = replace(spec, heads=6, head_dim=spec.dim // 6) if isinstance(spec, ViTSpec) else spec
     metadata = {MODEL_METADATA_KEY: json.dumps(spec_to_json(other))}
@@ -164,8 +164,10 @@ def test_weights_of_other_heads_are_not_the_manifests(bundle: Bundle, tmp_path: 
         model_from_bundle(broken.manifest, broken.weights_path)
 
 
-def test_a_bundle_of_the_previous_format_says_what_to_type(bundle: Bundle, tmp_path: Path, gmmvit: Any) -> None:
-    """Its weights have the released names; the command that the hint gives makes a bundle of this format of it."""
+def test_the_error_for_a_bundle_of_the_previous_format_gives_the_command(
+    bundle: Bundle, tmp_path: Path, gmmvit: Any
+) -> None:
+    """Its weights have the released names; the command in the hint turns them into a bundle of the present format."""
     old = tmp_path / "old bundle"
     shutil.copytree(bundle.path, old)
     manifest = json.loads((old / "manifest.json").read_text())
@@ -199,7 +201,7 @@ def test_a_bundle_of_the_previous_format_says_what_to_type(bundle: Bundle, tmp_p
 
 
 class TestImagesOfReleasedCheckpoints:
-    def test_are_rgb_unless_the_user_says_otherwise(self, tmp_path: Path) -> None:
+    def test_are_rgb_unless_the_user_gives_the_channels(self, tmp_path: Path) -> None:
         assert load_checkpoint(released(tmp_path / "rgb.pth", SPEC)).spec.channels == 3
         grey = released(tmp_path / "grey.pth", replace(SPEC, channels=1))
         with pytest.raises(CheckpointError, match=r"takes patches of 16 values.*expected 3·p·p") as caught:
@@ -220,7 +222,7 @@ class TestImagesOfReleasedCheckpoints:
             load_checkpoint(released(tmp_path / "model.pth", SPEC), LoadHints(**hints))
 
     @pytest.mark.parametrize("name", ["swin_plain", "pit_gmm", "t2t_gmm"])
-    def test_are_told_by_convolutions_and_unfolds(self, name: str) -> None:
+    def test_channels_are_read_off_convolutions_and_unfolds(self, name: str) -> None:
         case = golden(name)
         with pytest.raises(CheckpointError, match=r"--channels 1 contradicts the file: its tensors tell 3"):
             load_checkpoint(case.path, replace(case.hints, channels=1))
@@ -249,9 +251,9 @@ T2T = T2TSpec(
 
 
 class TestAskedImage:
-    """For sources whose tensors tell neither side nor channels."""
+    """For sources whose tensors determine neither the side nor the channels."""
 
-    def test_is_what_the_user_says(self) -> None:
+    def test_is_taken_from_the_hints(self) -> None:
         assert asked_image("mnist.pt", LoadHints(image_size=28, channels=1)) == (28, 1)
 
     @pytest.mark.parametrize(

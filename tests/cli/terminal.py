@@ -1,4 +1,4 @@
-"""The command line in this process: cheap enough to try every command with every mistake."""
+"""Run the command line in this process: fast enough to try every command with every mistake."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Answer(NamedTuple):
 
 
 def gmmvit_here(*arguments: str | Path, columns: int = 80) -> Answer:
-    """Status, stdout and stderr of ``gmmvit ARGUMENTS`` on a terminal of this width."""
+    """Return status, stdout and stderr of ``gmmvit ARGUMENTS`` on a terminal of this width."""
     out, err = io.StringIO(), io.StringIO()
     before = signal.getsignal(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as patch:
@@ -39,5 +39,5 @@ def gmmvit_here(*arguments: str | Path, columns: int = 80) -> Answer:
 
 
 def without_progress(stderr: str) -> str:
-    """Stderr without the lines of progress, whose number depends on how fast the machine is."""
+    """Return stderr without the lines of progress, whose number depends on how fast the machine is."""
     return "".join(line for line in stderr.splitlines(keepends=True) if not line.startswith(LINE_MARK))

@@ -128,11 +128,11 @@ def test_export_parity_repository_classify(gmmvit: Gmmvit, tmp_path: Path) -> No
     assert only["runner"] in ("onnxruntime", "onnxruntime+kernels")
     plain = gmmvit("classify", tmp_path / "image.png", "--bundle", bundle, "--cpu-kernels", "off", "--json")
     assert json.loads(plain.stdout)[0]["runner"] == "onnxruntime"
-    for arguments, says in (
+    for arguments, message in (
         (("--bundle", bundle, "--cpu-kernels", "on"), "--cpu-kernels: expected auto or off, got 'on'"),
         (("--url", "grpc://localhost:1", "--cpu-kernels", "off"), "--cpu-kernels goes with --bundle"),
     ):
-        assert says in gmmvit("classify", tmp_path / "image.png", *arguments).stderr
+        assert message in gmmvit("classify", tmp_path / "image.png", *arguments).stderr
     refused = gmmvit("serve", models, "--cpu-kernels", "off")
     assert refused.returncode == 1
     assert "--cpu-kernels goes with a bundle" in refused.stderr
@@ -143,8 +143,8 @@ def test_parity_table_and_status(gmmvit: Gmmvit, bundle: Bundle) -> None:
     assert answer.returncode == 0
     assert answer.stdout.rstrip().endswith("passed")
     names, skipped = default_runners(bundle)
-    for said in (*names, *(f"skipped: {why}" for why in skipped)):
-        assert said in answer.stdout
+    for text in (*names, *(f"skipped: {why}" for why in skipped)):
+        assert text in answer.stdout
     assert "the same class on 47 of 47 inputs" in answer.stdout
     assert "(float32 noise)" in answer.stdout
 
@@ -215,7 +215,7 @@ BAD_CHECKPOINTS = {
     ),
     "extra key": (_extra, "unknown key stowaway"),
     "nan": (_nan, "NaN or infinite"),
-    "heads not said": (lambda folder: GOLDEN / "vit_plain.pth", "cannot be read off"),
+    "heads not given": (lambda folder: GOLDEN / "vit_plain.pth", "cannot be read off"),
 }
 
 

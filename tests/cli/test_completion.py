@@ -81,9 +81,9 @@ def test_in_bash(tmp_path: Path) -> None:
     program.chmod(0o755)
     command = ["bash", "--norc", "-c", f"PATH={tmp_path}:$PATH\n{_BASH}"]
     answer = subprocess.run(command, capture_output=True, text=True, check=True)
-    everything, one, runners, files, registered = answer.stdout.splitlines()
+    everything, matching, runners, files, registered = answer.stdout.splitlines()
     assert everything.split() == list(SUMMARIES)
-    assert one == "parity"
+    assert matching == "parity"
     assert runners.split() == ["openvino", "openvino+kernels"]
     assert files == ""
     assert "-o default" in registered  # where nothing is offered, bash completes files and folders

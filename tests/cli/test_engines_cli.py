@@ -1,4 +1,4 @@
-"""``convert``, ``build``, and what other commands say of precisions and engines, as a user runs them."""
+"""``convert``, ``build``, and how other commands handle precisions and engines, as a user runs them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def copied(bundle: Bundle, tmp_path: Path) -> Path:
 
 
 def refused(answer: subprocess.CompletedProcess[str], message: str) -> str:
-    """The hint of an error that the user sees."""
+    """Return the hint of the error that the user sees."""
     assert answer.returncode == 1, answer.stdout
     error, _, hint = without_progress(answer.stderr).strip().rpartition("\n")
     assert error.startswith("Error: "), answer.stderr
@@ -134,28 +134,28 @@ def test_doctor_of_a_bundle(
 ) -> None:
     bundle = tmp_path / "b"
     shutil.copytree(precise_bundle.path, bundle)
-    none = gmmvit("doctor", bundle, "--server-version", "25.04")
-    assert none.returncode == 1
-    assert "the bundle has no engine" in none.stdout
+    without_engine = gmmvit("doctor", bundle, "--server-version", "25.04")
+    assert without_engine.returncode == 1
+    assert "the bundle has no engine" in without_engine.stdout
     (bundle / "engines").mkdir()
-    served_by_tensorrt(engine, bundle / "engines" / "one")
+    served_by_tensorrt(engine, bundle / "engines" / "served")
     fits = gmmvit("doctor", bundle, "--server-version", "25.04", "--json")
     assert fits.returncode == 0, fits.stdout
     checks = {(check["kind"], check["name"]): check for check in json.loads(fits.stdout)}
     assert checks["graph", "model.int8.onnx"]["works"]
-    assert checks["engine", "one"]["works"]
-    assert "has TensorRT 10.9.0 and loads it" in checks["server", "one"]["detail"]
+    assert checks["engine", "served"]["works"]
+    assert "has TensorRT 10.9.0 and loads it" in checks["server", "served"]["detail"]
     live = gmmvit("doctor", bundle, "--server", server.grpc_url, "--json")  # Triton 2.51: TensorRT 10.5
     assert live.returncode == 1
     (verdict,) = [check for check in json.loads(live.stdout) if check["kind"] == "server"]
     assert "build it again with tensorrt 10.5.0" in verdict["detail"]
-    told = gmmvit("doctor", bundle, "--server", server.http_url, "--server-tensorrt", "10.9.0")
-    assert told.returncode == 0, told.stdout
-    (bundle / "engines" / "one" / "model.plan").write_bytes(b"short")
+    stated = gmmvit("doctor", bundle, "--server", server.http_url, "--server-tensorrt", "10.9.0")
+    assert stated.returncode == 0, stated.stdout
+    (bundle / "engines" / "served" / "model.plan").write_bytes(b"short")
     assert "truncated or another plan" in gmmvit("doctor", bundle).stdout
 
 
-def test_doctor_wants_to_know_which_bundle_and_which_server(gmmvit: Gmmvit, bundle: Bundle) -> None:
+def test_doctor_refuses_a_server_without_a_bundle_and_a_server_given_twice(gmmvit: Gmmvit, bundle: Bundle) -> None:
     refused(gmmvit("doctor", "--server-version", "25.04"), "expected a bundle, whose engines the server must load")
     refused(gmmvit("doctor", bundle.path, "--server-version", "26.09"), "release 26.09 is not in the table")
     both = ("--server-version", "25.04", "--server", "grpc://localhost:1")

@@ -166,7 +166,7 @@ print("heavy", sorted(heavy & set(sys.modules)))
 
 @pytest.mark.process
 def test_help_imports_nothing_that_it_does_not_use() -> None:
-    """Counted in modules, which does not depend on how busy the machine is."""
+    """Modules are counted, because a count does not depend on how busy the machine is."""
     answer = subprocess.run([sys.executable, "-c", _IMPORTS], capture_output=True, text=True, check=True)
     lines = answer.stdout.splitlines()
     (modules,) = (line.split(maxsplit=3) for line in lines if line.startswith("modules "))
@@ -222,7 +222,7 @@ def test_an_input_that_is_missing_is_refused_without_loading_pytorch(tmp_path: P
     assert answer.stdout.splitlines() == [words.split()[0] for words in commands]
 
 
-def test_functions_of_commands_say_more_than_their_summary() -> None:
+def test_docstrings_of_commands_do_not_repeat_the_summary() -> None:
     for name in SUMMARIES:
         details = inspect.getdoc(getattr(import_module(f"gmmvit_cli.{name}"), name))
         assert details

@@ -1,4 +1,4 @@
-"""Every mistake that a user can type, at every command: two lines, a status, and nothing left behind.
+"""Every mistake that a user can type, at every command: two lines, an exit status, and no files left.
 
 Commands, arguments and options are those of the app, so a new command or option is tried as well.
 """
@@ -32,7 +32,7 @@ REQUIRED = {"precision": "fp16", "bound_ms": "1", "out": "new"}
 
 
 def arguments_of(name: str, path: str | Path = "nowhere") -> list[str]:
-    """What the command requires, with ``path`` for its inputs."""
+    """Return the required arguments and options, with ``path`` for the inputs."""
     words: list[str] = []
     for param in COMMANDS[name].params:
         if not param.required:
@@ -45,7 +45,7 @@ def arguments_of(name: str, path: str | Path = "nowhere") -> list[str]:
 
 
 def input_of(name: str) -> Any:
-    """The first argument of a command, or None."""
+    """Return the first argument of a command, or None."""
     return next((param for param in COMMANDS[name].params if param.param_type_name == "argument"), None)
 
 
@@ -96,7 +96,7 @@ OUTPUTS = [
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test runs in a folder of its own, and leaves there what it found."""
+    """Each test runs in its own folder, and leaves the folder unchanged."""
     monkeypatch.chdir(tmp_path)
 
 
@@ -215,7 +215,7 @@ def test_the_lists_are_not_empty() -> None:
     assert GROUP.list_commands(None) == list(SUMMARIES)
 
 
-def test_hints_say_what_to_type() -> None:
+def test_hints_give_a_command_to_type() -> None:
     assert "gmmvit" in InputError("x").hint
 
 
@@ -253,7 +253,7 @@ def test_calibration_images_of_the_wrong_size_are_refused_before_the_export(kind
 
 
 def test_precisions_that_exist_are_refused_before_the_conversion(tmp_path: Path) -> None:
-    """What `gmmvit convert` does before it opens the images, with a bundle that holds a graph already."""
+    """`gmmvit convert` checks these options before it opens the images; the bundle holds a graph already."""
     (tmp_path / "model.fp16.onnx").write_bytes(b"precious")
     with pytest.raises(OutputError, match=r"model\.fp16\.onnx exists"):
         variant_from_bundle(SimpleNamespace(path=tmp_path), "fp16")  # type: ignore[arg-type]  # nothing else is read

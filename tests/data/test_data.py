@@ -1,4 +1,4 @@
-"""Data sets as they are downloaded: made here, small, in the formats' own bytes."""
+"""Data sets as they are downloaded: small copies, written here in the original formats."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def rows(images: np.ndarray) -> np.ndarray:
 
 
 class Python2Pickler(pickle._Pickler):
-    """Writes byte strings as Python 2 did, in whose hands the real archives were made."""
+    """Write byte strings as Python 2 did, because the real archives were written by Python 2."""
 
     dispatch: ClassVar = dict(pickle._Pickler.dispatch)
 
@@ -69,7 +69,7 @@ def cifar10(tmp_path: Path) -> tuple[Path, np.ndarray]:
 
 
 def packed(folder: Path, out: Path) -> Path:
-    """As it is downloaded."""
+    """Pack the folder as the archive that is downloaded."""
     out.mkdir()
     archive = out / f"{folder.name}.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
@@ -78,12 +78,12 @@ def packed(folder: Path, out: Path) -> Path:
 
 
 def test_cifar10_python_in_a_folder_and_packed(cifar10: tuple[Path, np.ndarray]) -> None:
-    folder, wanted = cifar10
+    folder, expected = cifar10
     for path in (folder, folder.parent, packed(folder, folder.parent / "packed")):
         images = open_data(f"cifar10:{path}")
         assert len(images) == 3
         assert [images.label(index) for index in range(3)] == [3, 1, 2]
-        assert np.stack([images.pixels(index, rgb(32)) for index in range(3)]).tobytes() == wanted.tobytes()
+        assert np.stack([images.pixels(index, rgb(32)) for index in range(3)]).tobytes() == expected.tobytes()
     assert images.classes[3] == "cat"
     assert images.where(1) == "cifar10 test[1]"
     train = open_data(f"cifar10:{folder}#train")
@@ -96,10 +96,10 @@ def test_cifar_binary(classes: int, tmp_path: Path) -> None:
     head = labels[:, None] if classes == 10 else np.stack([np.full(4, 19, np.uint8), labels], axis=1)
     name = "test_batch.bin" if classes == 10 else "test.bin"
     (tmp_path / name).write_bytes(np.concatenate([head, rows(images)], axis=1).tobytes())
-    found = open_data(f"cifar{classes}:{tmp_path}")
-    assert [found.label(index) for index in range(4)] == labels.tolist()
-    assert found.pixels(2, rgb(32)).tobytes() == images[2].tobytes()
-    assert len(found.classes) == classes
+    dataset = open_data(f"cifar{classes}:{tmp_path}")
+    assert [dataset.label(index) for index in range(4)] == labels.tolist()
+    assert dataset.pixels(2, rgb(32)).tobytes() == images[2].tobytes()
+    assert len(dataset.classes) == classes
 
 
 def test_cifar100_python_has_fine_labels(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_cifar100_python_has_fine_labels(tmp_path: Path) -> None:
 
 
 class Hostile:
-    """A pickle of it runs a command when it is loaded."""
+    """Its pickle runs a command when it is loaded."""
 
     def __init__(self, victim: Path) -> None:
         self.victim = victim
@@ -149,9 +149,9 @@ def test_svhn(tmp_path: Path) -> None:
     images = pixels(3)
     scipy.io.savemat(tmp_path / "test_32x32.mat", {"X": images.transpose(1, 2, 3, 0), "y": np.array([[10], [1], [9]])})
     for path in (tmp_path, tmp_path / "test_32x32.mat"):
-        found = open_data(f"svhn:{path}")
-        assert [found.label(index) for index in range(3)] == [0, 1, 9]
-        assert found.pixels(1, rgb(32)).tobytes() == images[1].tobytes()
+        dataset = open_data(f"svhn:{path}")
+        assert [dataset.label(index) for index in range(3)] == [0, 1, 9]
+        assert dataset.pixels(1, rgb(32)).tobytes() == images[1].tobytes()
     (tmp_path / "test_32x32.mat").write_bytes(b"junk")
     with pytest.raises(InputError, match="not SVHN's cropped digits"):
         open_data(f"svhn:{tmp_path}")
@@ -166,12 +166,12 @@ def test_mnist(suffix: str, tmp_path: Path) -> None:
     }
     for name, data in files.items():
         (tmp_path / f"{name}{suffix}").write_bytes(gzip.compress(data) if suffix else data)
-    found = open_data(f"mnist:{tmp_path}")
-    assert [found.label(index) for index in range(3)] == [7, 2, 1]
-    small = found.pixels(0, rgb(28))
+    dataset = open_data(f"mnist:{tmp_path}")
+    assert [dataset.label(index) for index in range(3)] == [7, 2, 1]
+    small = dataset.pixels(0, rgb(28))
     assert small.tobytes() == grey[0][:, :, None].repeat(3, axis=2).tobytes()
-    assert found.pixels(0, rgb(32)).shape == (32, 32, 3)
-    assert found.pixels(0, ImageSpec(height=28, width=28, channels=1)).tobytes() == grey[0].tobytes()
+    assert dataset.pixels(0, rgb(32)).shape == (32, 32, 3)
+    assert dataset.pixels(0, ImageSpec(height=28, width=28, channels=1)).tobytes() == grey[0].tobytes()
     name = f"t10k-labels-idx1-ubyte{suffix}"
     broken = files["t10k-labels-idx1-ubyte"][:-1]
     (tmp_path / name).write_bytes(gzip.compress(broken) if suffix else broken)
@@ -191,11 +191,11 @@ def test_tiny_imagenet(tmp_path: Path) -> None:
     jpeg(tmp_path / "val" / "images" / "val_1.JPEG", images[1])
     (tmp_path / "val" / "val_annotations.txt").write_text("val_0.JPEG\tn03\t0\t0\nval_1.JPEG\tn01\t0\t0\n")
     jpeg(tmp_path / "train" / "n02" / "images" / "n02_0.JPEG", images[0])
-    found = open_data(f"tiny-imagenet:{tmp_path}")
-    assert [found.label(0), found.label(1)] == [2, 0]  # sorted, not as wnids.txt has them
+    dataset = open_data(f"tiny-imagenet:{tmp_path}")
+    assert [dataset.label(0), dataset.label(1)] == [2, 0]  # sorted, not as wnids.txt has them
     data = (tmp_path / "val" / "images" / "val_1.JPEG").read_bytes()
-    assert found.pixels(1, rgb(64)).tobytes() == rgb(64).pixels_from_bytes(data).tobytes()
-    assert found.where(1).endswith("val_1.JPEG")
+    assert dataset.pixels(1, rgb(64)).tobytes() == rgb(64).pixels_from_bytes(data).tobytes()
+    assert dataset.where(1).endswith("val_1.JPEG")
     train = open_data(f"tiny-imagenet:{tmp_path}#train")
     assert (len(train), train.label(0)) == (1, 1)
     (tmp_path / "val" / "val_annotations.txt").write_text("val_0.JPEG\tn99\n")
@@ -208,14 +208,14 @@ def test_class_folders(tmp_path: Path) -> None:
         (tmp_path / "val" / name).mkdir(parents=True)
         Image.fromarray(pixels(1)[0]).save(tmp_path / "val" / name / "1.png")
     (tmp_path / "val" / "a" / "notes.txt").write_text("no image")
-    found = open_data(f"folder:{tmp_path / 'val'}")
-    assert found.classes == ("a", "b", "c")
-    assert [found.label(index) for index in range(3)] == [0, 1, 2]
+    dataset = open_data(f"folder:{tmp_path / 'val'}")
+    assert dataset.classes == ("a", "b", "c")
+    assert [dataset.label(index) for index in range(3)] == [0, 1, 2]
     flat = open_data(f"folder:{tmp_path / 'val' / 'a'}")
     assert (len(flat), flat.label(0), flat.classes) == (1, None, ())
     (tmp_path / "val" / "a" / "1.png").write_bytes(b"junk")
     with pytest.raises(ImageError, match=r"1\.png"):
-        found.pixels(0, rgb(32))
+        dataset.pixels(0, rgb(32))
     (tmp_path / "empty").mkdir()
     for path, message in ((tmp_path / "empty", "it holds no image"), (tmp_path / "none", "expected")):
         with pytest.raises(InputError, match=message):
@@ -226,9 +226,9 @@ def test_array_files(tmp_path: Path) -> None:
     images = pixels(4, 20)
     np.savez(tmp_path / "x.npz", images=images, labels=np.array([3, 1, 0, 2]))
     np.save(tmp_path / "x.npy", images)
-    found = open_data(f"array:{tmp_path / 'x.npz'}")
-    assert [found.label(index) for index in range(4)] == [3, 1, 0, 2]
-    assert found.pixels(0, rgb(20)).tobytes() == images[0].tobytes()
+    dataset = open_data(f"array:{tmp_path / 'x.npz'}")
+    assert [dataset.label(index) for index in range(4)] == [3, 1, 0, 2]
+    assert dataset.pixels(0, rgb(20)).tobytes() == images[0].tobytes()
     assert open_data(f"array:{tmp_path / 'x.npy'}").label(0) is None
     np.savez(tmp_path / "y.npz", pictures=images)
     np.savez(tmp_path / "z.npz", images=images, labels=np.zeros(3, int))
@@ -244,9 +244,9 @@ def test_array_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize("channels", [1, 2, 4])
 def test_arrays_of_other_channels(channels: int) -> None:
     array = RNG.integers(0, 256, (3, 6, 5, channels), dtype=np.uint8)
-    found, spec = ArrayImages("x", array, None), ImageSpec(height=6, width=5, channels=channels)
-    assert found.pixels(1, spec).tobytes() == array[1].tobytes()
-    assert spec.pixels_from_bytes(found.encoded(2)).tobytes() == array[2].tobytes()
+    dataset, spec = ArrayImages("x", array, None), ImageSpec(height=6, width=5, channels=channels)
+    assert dataset.pixels(1, spec).tobytes() == array[1].tobytes()
+    assert spec.pixels_from_bytes(dataset.encoded(2)).tobytes() == array[2].tobytes()
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_data_that_is_not_there(text: str, message: str) -> None:
         open_data(text)
 
 
-def test_archives_that_are_none(tmp_path: Path) -> None:
+def test_files_that_are_no_archives_of_the_data_set(tmp_path: Path) -> None:
     (tmp_path / "x.tar.gz").write_bytes(b"junk")
     with pytest.raises(InputError, match="expected a folder or a tar archive"):
         open_data(f"cifar10:{tmp_path / 'x.tar.gz'}")

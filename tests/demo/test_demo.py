@@ -47,7 +47,7 @@ class Demo:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
-    """The whole demo, run once: the only trained model that the tests have."""
+    """The whole demo, run once; its model is the only trained model of the tests."""
     seen: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_BENCH_PLAN", Plan(batches=(1, 32), rounds=3, seconds=0.1))
@@ -62,8 +62,8 @@ def test_demo_from_training_to_served_answers(demo: Demo) -> None:
     assert list(dict.fromkeys(demo.seen)) == [step.name for step in demo.result.steps]
     (engine,) = (path / "bundle" / "engines").iterdir()
     assert [proof.fused for proof in open_engine(engine).card.attentions] == [True] * DIGITS_SPEC.depth
-    wanted = {"train", "export", "convert", "build", "parity", "serve", "classify grpc", "classify http", "bench"}
-    assert wanted <= set(demo.seen)
+    expected = {"train", "export", "convert", "build", "parity", "serve", "classify grpc", "classify http", "bench"}
+    assert expected <= set(demo.seen)
     assert load_checkpoint(path / "checkpoint.pth").spec == DIGITS_SPEC
     assert len(demo.bundle.manifest.masks) == DIGITS_SPEC.depth
     assert len(list((path / "images").glob("*/*.png"))) == 360
@@ -73,7 +73,7 @@ def test_demo_from_training_to_served_answers(demo: Demo) -> None:
         assert re.search(rf"\b{re.escape(runner)} [\d,]+", bench.result)
     assert "VALID" in bench.result
     assert "triton-grpc + decoding" in (path / "bench.html").read_text()
-    assert [one.name for one in path.parent.iterdir()] == ["out"]
+    assert [entry.name for entry in path.parent.iterdir()] == ["out"]
 
 
 def test_accuracy_is_the_same_number_from_pytorch_to_the_live_server(demo: Demo) -> None:
@@ -94,7 +94,7 @@ def test_fp16_on_held_out_digits(demo: Demo) -> None:
     report = judged(demo.bundle, "fp16", "digits", localize=True)
     assert not report.failed, report.failures()
     accuracy = report.runners[0].check("accuracy")
-    # 360 images cannot tell one lost in a thousand: that is said, and not called a pass.
+    # 360 images are too few to detect a loss of 0.1 %: the verdict is undecided, with the reason, and not a pass.
     assert accuracy.verdict == "undecided"
     low, high = accuracy.details["top1"]["interval"]
     assert -0.02 < low < accuracy.details["top1"]["difference"] < high < 0.02
@@ -168,7 +168,7 @@ with open_runner("onnxruntime", bundle) as runner:
 
 
 def test_ten_thousand_images_in_bounded_memory(demo: Demo, tmp_path: Path) -> None:
-    """Links to the held-out digits, and one broken image among them."""
+    """A folder with links to the held-out digits, and a broken image."""
     images = sorted((demo.result.path / "images").glob("*/*.png"))
     for index in range(10_000):
         source = images[index % len(images)]

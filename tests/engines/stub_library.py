@@ -1,8 +1,7 @@
-"""A shared library that exports names and has no code, written byte by byte.
+"""Write a shared library that exports names and has no code.
 
-TensorRT's Python bindings want three libraries before they can be imported, and those cannot be
-had everywhere. To read the names and signatures of the bindings nothing of the libraries is ever
-called, so symbols that lead nowhere will do.
+TensorRT's Python bindings load three libraries on import, which are not available everywhere. Reading the names and
+signatures of the bindings calls no function of the libraries, so symbols without code suffice.
 
 ELF64, little-endian: header, two program headers (LOAD, DYNAMIC), then .hash, .dynsym, .dynstr, .dynamic.
 Layout after the System V ABI, chapters 4 and 5.
@@ -19,13 +18,13 @@ _ABSOLUTE, _GLOBAL_FUNCTION = 0xFFF1, 0x12
 
 
 def write_stub_library(path: Path, symbols: list[str]) -> None:
-    """A library named as its file, for x86-64."""
+    """Write a library for x86-64, named as its file."""
     names = [path.name, *symbols]
     offsets, strings = [], b"\0"
     for name in names:
         offsets.append(len(strings))
         strings += name.encode() + b"\0"
-    count = len(symbols) + 1  # symbol 0 is the undefined one
+    count = len(symbols) + 1  # symbol 0 is undefined
     # one bucket, whose chain runs through all symbols
     chains = [0, *(index + 1 if index + 1 < count else 0 for index in range(1, count))]
     hashes = struct.pack(f"<3I{count}I", 1, count, 1 if symbols else 0, *chains)

@@ -1,9 +1,9 @@
 """Every name and signature of TensorRT that the code uses, against the bindings themselves.
 
-``tensorrt`` 11 cannot run where there is no GPU, and its libraries cannot be had everywhere; its
-bindings can. They are imported over libraries that export names alone (`stub_library`), mypy's
-stubgen writes down what it finds, and mypy checks the code against that. So the flavour that does
-not run here cannot rot here either. The same is done for ``tensorrt-rtx``, which does run.
+``tensorrt`` 11 needs a GPU and libraries that are not available everywhere; its bindings are. They are imported over
+libraries that export only names (`stub_library`), mypy's stubgen writes their signatures as stubs, and mypy checks the
+code against the stubs. So the code for a flavour that cannot run here is still checked. The same is done for
+``tensorrt-rtx``, which does run.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ EXPORTED = [
     "getPluginRegistry",
     "initLibNvInferPlugins",
 ]
-# What only tensorrt-rtx has, and what the code asks of it only when compute capabilities are named.
+# Names that only tensorrt-rtx has; the code uses them only when compute capabilities are given.
 RTX_ALONE = {"ComputeCapability", "num_compute_capabilities", "set_compute_capability"}
-# What pybind11 converts and a stub cannot say: integers, sequences for Dims, the buffer of IHostMemory.
+# Conversions by pybind11 that a stub cannot express: integers, sequences for Dims, the buffer of IHostMemory.
 CONVERSIONS = (
     ("typing.SupportsInt", "int"),
     (": Dims", ": Dims | collections.abc.Sequence[int]"),
@@ -54,7 +54,7 @@ def package_folder(name: str) -> Path:
 
 
 def written_down(module: str, out: Path, path: Path | None = None) -> Path:
-    """The module's names and signatures as a stub package."""
+    """Write the module's names and signatures as a stub package."""
     environment = {**os.environ, "PYTHONPATH": str(path or "")}
     command = [Path(sys.executable).with_name("stubgen"), "--inspect-mode", "--quiet", "-m", module, "-o", out]
     answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -73,26 +73,26 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     shutil.copytree(package_folder("tensorrt_bindings"), copied)
     for library in LIBRARIES:
         write_stub_library(copied / library, EXPORTED)
-    found = {
+    stubs = {
         "tensorrt": written_down("tensorrt.tensorrt", root / "t", root / "bindings") / "tensorrt" / "tensorrt.pyi",
         "tensorrt-rtx": written_down("tensorrt_rtx_bindings.tensorrt_rtx", root / "r")
         / "tensorrt_rtx_bindings"
         / "tensorrt_rtx.pyi",
     }
-    for flavor, stub in found.items():
+    for flavor, stub in stubs.items():
         folder = root / "stubs" / flavor
         folder.mkdir(parents=True)
         text = "\n".join(map(repaired, stub.read_text().splitlines()))
-        for said, meant in CONVERSIONS:
-            assert said in text, said
-            text = text.replace(said, meant)
+        for original, replacement in CONVERSIONS:
+            assert original in text, original
+            text = text.replace(original, replacement)
         (folder / "trt_names.pyi").write_text(text)
-        found[flavor] = folder
-    return found
+        stubs[flavor] = folder
+    return stubs
 
 
 def repaired(line: str) -> str:
-    """A signature that is no Python (a default before none, in the binding's own text) as one that says nothing."""
+    """Replace a signature that is not valid Python (a default before a parameter without) by ``*args, **kwargs``."""
     try:
         ast.parse(line.strip())
     except SyntaxError:
@@ -101,7 +101,7 @@ def repaired(line: str) -> str:
 
 
 def problems(stubs: Path, folder: Path, edit: tuple[str, str] | None = None) -> list[str]:
-    """What mypy has against the code when ``library`` and ``trt`` are the flavour of ``stubs``."""
+    """Return mypy's errors about the code when ``library`` and ``trt`` are the flavour of ``stubs``."""
     folder.mkdir(exist_ok=True)
     home = Path(gmmvit_deploy.engines.__path__[0])
     for name in SOURCES:
@@ -124,16 +124,16 @@ def problems(stubs: Path, folder: Path, edit: tuple[str, str] | None = None) -> 
         check=False,
     )
     assert "trt_names" not in answer.stderr, answer.stderr
-    # What is odd in the stubs themselves does not matter; that they were read is tested by what they refuse.
+    # Errors in the stubs themselves do not matter; the refusals below prove that mypy read the stubs.
     return [line for line in answer.stdout.splitlines() if ": error:" in line and "checked_" in line]
 
 
 def test_every_name_and_signature_is_that_of_tensorrt_11(names: dict[str, Path], tmp_path: Path) -> None:
     stub = (names["tensorrt"] / "trt_names.pyi").read_text()
     assert "def build_serialized_network(self, network: INetworkDefinition, config: IBuilderConfig)" in stub
-    found = problems(names["tensorrt"], tmp_path / "code")
-    unknown = {re.search(r'(?:attribute|has no attribute) "(\w+)"', line)[1] for line in found}  # type: ignore[index]
-    assert unknown == RTX_ALONE, found
+    complaints = problems(names["tensorrt"], tmp_path / "code")
+    unknown = {re.search(r'(?:attribute|has no attribute) "(\w+)"', line)[1] for line in complaints}  # type: ignore[index]
+    assert unknown == RTX_ALONE, complaints
 
 
 def test_every_name_and_signature_is_that_of_tensorrt_rtx(names: dict[str, Path], tmp_path: Path) -> None:
@@ -151,5 +151,5 @@ def test_every_name_and_signature_is_that_of_tensorrt_rtx(names: dict[str, Path]
     ],
 )
 def test_the_check_bites(right: str, wrong: str, message: str, names: dict[str, Path], tmp_path: Path) -> None:
-    found = problems(names["tensorrt"], tmp_path / "code", (right, wrong))
-    assert any(message in line for line in found), found
+    complaints = problems(names["tensorrt"], tmp_path / "code", (right, wrong))
+    assert any(message in line for line in complaints), complaints

@@ -59,7 +59,7 @@ def saved(proto: onnx.ModelProto, path: Path) -> Path:
     return path
 
 
-# CaiT's Gaussian masks differ by head, and then its head mixing has no form that fuses: see below.
+# CaiT's Gaussian masks differ by head, so its head mixing has no form that fuses: see below.
 @pytest.mark.parametrize(
     ("name", "attentions"),
     [
@@ -84,9 +84,9 @@ def test_every_attention_of_every_family_is_one_kernel(
 
 @pytest.mark.parametrize(("preset", "depth"), [("vit_d15", 15), ("vit_d60", 8)])
 def test_the_deep_models_of_the_paper(preset: str, depth: int, rtx: Flavor, tmp_path: Path) -> None:
-    """Head dims 12 and 6: padded to 16, or the first would have copies and the second not fuse at all.
+    """Head dims 12 and 6 are padded to 16; unpadded, 12 would need copies and 6 would not fuse.
 
-    Of the 60 blocks of the deepest, which are all alike, 8.
+    Of the 60 equal blocks of the deepest model, 8 are built.
     """
     spec = preset_spec(preset, classes=10, image_size=32, mask=GMM)
     assert isinstance(spec, ViTSpec)
@@ -118,7 +118,7 @@ def test_other_precisions_are_reached(precision: str, precise_bundle: Bundle, rt
     assert card.misses == ()
 
 
-def test_a_card_says_what_the_engine_is(engine: Engine, precise_bundle: Bundle, rtx: Flavor) -> None:
+def test_a_card_describes_the_engine(engine: Engine, precise_bundle: Bundle, rtx: Flavor) -> None:
     card = engine.card
     assert card.sha256 == {
         "plan": sha256_of_file(engine.plan_path),
@@ -167,7 +167,7 @@ def test_several_targets_and_profiles_are_each_proven(precise_bundle: Bundle, rt
 
 
 class TestRequired:
-    """Builds that are not what was required fail, and leave nothing."""
+    """Builds that miss a requirement fail, and leave no files."""
 
     def test_an_unfolded_export(self, rtx: Flavor, tmp_path: Path) -> None:
         case = golden("vit_gmm")
@@ -175,7 +175,7 @@ class TestRequired:
         with pytest.raises(EngineError, match="not what was required: the graph still computes its mask"):
             engine_from_onnx(tmp_path / "m.onnx", strict(), rtx, out=tmp_path / "e")
         assert not (tmp_path / "e").exists()
-        # Nobody who does not ask is told; the builder even fuses it. It only gives other answers:
+        # Without the requirement the build passes, and the graph even fuses; only its answers differ:
         card = engine_from_onnx(tmp_path / "m.onnx", ADA, rtx, out=tmp_path / "e").card
         assert "still computes its mask" in card.unfolded[0]
         folded = prepared_fp16("vit_gmm")
@@ -214,7 +214,7 @@ class TestRequired:
             engine_from_onnx(graph, strict(), rtx, out=tmp_path / "e")
 
     def test_int8_that_was_not_reached(self, rtx: Flavor, tmp_path: Path) -> None:
-        """Q/DQ around the stacked projection: the builder dequantises it, and runs it in half precision."""
+        """With Q/DQ around the stacked projection the builder dequantises it and computes in half precision."""
         model = fold_for_engines(fold(load_checkpoint(golden("vit_gmm").path).model)).model
         proto = onnx_from_model(model, preprocessing=None, max_batch=8)
         bounds = bounds_of(calibrate(proto, [golden("vit_gmm").inputs]), "int8")
@@ -225,11 +225,11 @@ class TestRequired:
         assert not (tmp_path / "e").exists()
 
     def test_a_graph_that_the_policy_does_not_know(self, precise_bundle: Bundle, rtx: Flavor, tmp_path: Path) -> None:
-        """What cannot be judged does not pass."""
+        """A requirement that cannot be judged does not pass."""
         proto = onnx.load(precise_bundle.path / "model.fp16.onnx")
         node = next(node for node in proto.graph.node if node.op_type == "Gelu")
         node.op_type = "Erf"
-        del node.metadata_props[:]  # a node that declares nothing, as in a graph from elsewhere
+        del node.metadata_props[:]  # a node without a declared role, as in a graph from another exporter
         graph = saved(proto, tmp_path / "m.onnx")
         with pytest.raises(EngineError, match=r"precision cannot be judged: .*Erf has no place"):
             engine_from_onnx(graph, strict(), rtx, out=tmp_path / "e")
@@ -249,7 +249,7 @@ def prepared_fp16(name: str) -> onnx.ModelProto:
 
 
 class TestRefused:
-    """What is wrong before, during and after a build; nothing is half-written, whatever it is."""
+    """Errors before, during and after a build; no error leaves half-written files."""
 
     def build(self, bundle: Bundle, rtx: Flavor, out: Path, **changes: object) -> Engine:
         options = BuildOptions(**{"precision": "fp16", "capabilities": ("8.9",), **changes})
@@ -365,7 +365,7 @@ def test_an_interrupt_stops_the_builder_and_leaves_nothing(
         preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     child = _builder_of(process.pid)
-    os.kill(child, signal.SIGSTOP)  # so that it cannot be done before we are
+    os.kill(child, signal.SIGSTOP)  # so that the build outlasts the interrupt
     os.kill(process.pid, number)
     time.sleep(0.5)
     with contextlib.suppress(ProcessLookupError):  # interrupted while it was being started, the kernel ended it
@@ -382,7 +382,7 @@ def test_an_interrupt_stops_the_builder_and_leaves_nothing(
 
 
 def run_builder(bundle: Bundle, folder: Path, **changes: object) -> subprocess.Popen[str]:
-    """The program that builds, alone, with a request that no flavour has been asked to refuse."""
+    """Start the builder program alone, with a request that has not been checked against a flavour."""
     request = {
         **ADA.flags(),
         "flavor": "tensorrt-rtx",
@@ -413,7 +413,7 @@ def test_the_builder_stops_at_its_next_step(precise_bundle: Bundle, tmp_path: Pa
 
 
 def test_options_of_the_other_flavor_reach_the_builder(precise_bundle: Bundle, tmp_path: Path) -> None:
-    """RTX makes nothing of them, and is refused them; but its library takes the calls, and says so."""
+    """`refuse` rejects these options for RTX; its library accepts the calls and logs that they are unsupported."""
     options = {"timing_cache": str(tmp_path / "old.cache"), "hardware_compatible": "ampere+", "optimization_level": 1}
     process = run_builder(precise_bundle, tmp_path, **options, workspace_mib=256, tf32=True)
     process.communicate(timeout=60)
@@ -427,11 +427,11 @@ def test_options_of_the_other_flavor_reach_the_builder(precise_bundle: Bundle, t
 
 
 def _builder_of(parent: int) -> int:
-    """Process ID of the builder, within milliseconds of its start: it may be done in less than a second."""
+    """Return the process ID of the builder within milliseconds of its start: a build may take less than a second."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         for process in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError, IndexError):  # it ended while we looked
+            with contextlib.suppress(OSError, IndexError):  # the process ended meanwhile
                 its_parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
                 if its_parent == parent and b"_build.py" in (process / "cmdline").read_bytes():
                     return int(process.name)
@@ -440,7 +440,7 @@ def _builder_of(parent: int) -> int:
 
 
 def test_the_verdict_follows_the_layers_and_not_the_graph(engine: Engine, precise_bundle: Bundle) -> None:
-    """The same graph, with the layers of a build in which one kernel had been two."""
+    """The same graph, with the layers of a build that split a kernel in two."""
     attentions = attentions_of(onnx.load(precise_bundle.path / "model.fp16.onnx").graph)
     text = (engine.path / "layers.txt").read_text()
     first = next(

@@ -14,11 +14,11 @@ TRT = Flavor(name="tensorrt", version="10.9", capabilities=())
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"), [("1:8:64", (1, 8, 64)), ("8", (8, 8, 8)), ("1:1:1", (1, 1, 1)), ("3:3:5", (3, 3, 5))]
+    ("text", "expected"), [("1:8:64", (1, 8, 64)), ("8", (8, 8, 8)), ("1:1:1", (1, 1, 1)), ("3:3:5", (3, 3, 5))]
 )
-def test_profiles(text: str, wanted: tuple[int, int, int]) -> None:
+def test_profiles(text: str, expected: tuple[int, int, int]) -> None:
     profile = profile_from(text)
-    assert (profile.least, profile.best, profile.most) == wanted
+    assert (profile.least, profile.best, profile.most) == expected
     assert profile_from(str(profile)) == profile
 
 
@@ -92,8 +92,8 @@ def test_what_rtx_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_tensorrt_cannot_do(
     gpu: str | None, changes: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = Gpu(name="a GPU", capability=gpu, driver="1") if gpu else None
-    monkeypatch.setattr(flavors, "visible_gpu", lambda: found)
+    visible = Gpu(name="a GPU", capability=gpu, driver="1") if gpu else None
+    monkeypatch.setattr(flavors, "visible_gpu", lambda: visible)
     with pytest.raises(InputError, match=message):
         refuse(BuildOptions(**changes), TRT)
 
@@ -105,9 +105,9 @@ def test_what_tensorrt_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_flavors_by_name() -> None:
-    found = find_flavor("tensorrt-rtx")
-    assert found.name == "tensorrt-rtx"
-    assert {"8.6", "8.9", "12.0"} <= set(found.capabilities)
+    flavor = find_flavor("tensorrt-rtx")
+    assert flavor.name == "tensorrt-rtx"
+    assert {"8.6", "8.9", "12.0"} <= set(flavor.capabilities)
     with pytest.raises(InputError, match="'trt' is not known") as caught:
         find_flavor("trt")
     assert caught.value.hint == "known: auto, tensorrt, tensorrt-rtx"
@@ -125,7 +125,7 @@ def test_auto_takes_what_can_build_here(monkeypatch: pytest.MonkeyPatch) -> None
     assert find_flavor("auto").name == "tensorrt"
 
 
-def test_a_gpu_is_what_nvidia_smi_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gpu_is_read_from_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = tmp_path / "nvidia-smi"
     monkeypatch.setenv("PATH", str(tmp_path))
     assert flavors.visible_gpu() is None
@@ -136,7 +136,7 @@ def test_a_gpu_is_what_nvidia_smi_says(tmp_path: Path, monkeypatch: pytest.Monke
     assert flavors.visible_gpu() is None
 
 
-def test_the_trtexec_line_says_all_that_was_asked_for() -> None:
+def test_the_trtexec_line_has_every_requested_option() -> None:
     options = BuildOptions(
         optimization_level=4,
         timing_cache=Path("t.cache"),

@@ -1,4 +1,4 @@
-"""The report of an engine: its card in a sentence, with what stands against it, as a page that everybody can read."""
+"""The report of an engine: a page with the verdict in a sentence, the reasons against the engine, and its card."""
 
 from __future__ import annotations
 

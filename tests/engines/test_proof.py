@@ -1,4 +1,4 @@
-"""The judge of engines: on layers written by hand, since it must also see what does not happen here."""
+"""The proof of engines, on layers written by hand, so that it also meets cases that no build here produces."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def layers(*lines: str) -> tuple[Layer, ...]:
 
 
 def test_a_line_is_read_whole() -> None:
-    (found,) = layers(line("_gemm_mha_v2_myl1_10", "x/MatMul", "x/Softmax", reads="BFloat16", writes="FP8"))
-    assert found == Layer(
+    (layer,) = layers(line("_gemm_mha_v2_myl1_10", "x/MatMul", "x/Softmax", reads="BFloat16", writes="FP8"))
+    assert layer == Layer(
         name="_gemm_mha_v2_myl1_10",
         kind="kgen",
         profile=1,
@@ -44,7 +44,7 @@ def test_a_line_is_read_whole() -> None:
         writes=("fp8",),
         nodes=("x/MatMul", "x/Softmax"),
     )
-    assert found.multiplies
+    assert layer.multiplies
 
 
 def test_a_line_without_inputs_and_nodes() -> None:
@@ -52,12 +52,12 @@ def test_a_line_without_inputs_and_nodes() -> None:
         "Name: __mye9263_0_myl0_0, LayerType: shape_call, Inputs: [], Constants: [], Outputs: [], "
         "TacticName: , StreamId: 0, Metadata: "
     )
-    (found,) = layers_from_text(text)
-    assert (found.precision, found.nodes, found.reads) == (None, (), ())
+    (layer,) = layers_from_text(text)
+    assert (layer.precision, layer.nodes, layer.reads) == (None, (), ())
 
 
 @pytest.mark.parametrize(
-    ("said", "meant"),
+    ("written", "meant"),
     [
         ("Half", ("fp16",)),
         ("BFloat16", ("bf16",)),
@@ -71,16 +71,16 @@ def test_a_line_without_inputs_and_nodes() -> None:
         ("something new", ()),
     ],
 )
-def test_types_as_the_versions_of_tensorrt_write_them(said: str, meant: tuple[str, ...]) -> None:
-    (found,) = layers(line("a_myl0_0", reads=said))
-    assert found.reads == meant
+def test_types_as_the_versions_of_tensorrt_write_them(written: str, meant: tuple[str, ...]) -> None:
+    (layer,) = layers(line("a_myl0_0", reads=written))
+    assert layer.reads == meant
 
 
 def test_shape_arithmetic_has_no_precision() -> None:
     cast = line("cast_myl0_7", kind="cast", reads="Int64", writes="Int64")
     assert layers(cast)[0].precision is None
-    found = shares_of(layers(cast, line("a_myl0_1"), line("b_myl0_2"), line("c_myl0_3", reads="Float")))
-    assert found == pytest.approx({"fp16": 2 / 3, "fp32": 1 / 3})
+    shares = shares_of(layers(cast, line("a_myl0_1"), line("b_myl0_2"), line("c_myl0_3", reads="Float")))
+    assert shares == pytest.approx({"fp16": 2 / 3, "fp32": 1 / 3})
 
 
 def test_text_without_layers_is_no_proof() -> None:
@@ -142,7 +142,7 @@ def test_one_kernel_is_fused() -> None:
         ),
     ],
 )
-def test_what_is_not_fused_says_why(
+def test_an_attention_that_is_not_fused_has_a_reason(
     lines: list[str], attention: Attention, head_dims: dict[str, int], reason: str
 ) -> None:
     (proof,) = prove_attentions(layers(*lines), [attention], target="8.9", profiles=1, head_dims=head_dims)
@@ -155,49 +155,49 @@ def test_every_profile_is_judged_on_its_own() -> None:
     split = [line("g_myl1_0", "qk", kind="gemm"), line("h_myl1_1", "mask", "softmax", "pv", kind="gemm")]
     proofs = prove_attentions(layers(fused, *split), [ATTENTION], target="8.9", profiles=3, head_dims={})
     assert [(proof.profile, proof.fused) for proof in proofs] == [(0, True), (1, False), (2, False)]
-    assert proofs[2].reason == "no layer says that it computes it"  # a profile that is not listed proves nothing
+    assert proofs[2].reason == "no layer says that it computes it"  # a profile without listed layers proves nothing
 
 
 ROLES = {"p": "projection", "qk": "product", "e": "embedding", "n": "norm"}
 
 
 def test_a_promise_that_was_kept() -> None:
-    found = layers(
+    built = layers(
         line("p_myl0_0", "p", kind="gemm", reads="Int8"),
         line("finish_myl0_1", "p", reads="Half"),  # the product's scale and bias, in a kernel after it
         line("_gemm_mha_v2_myl0_2", "qk", "p"),
         line("e_myl0_3", "e", kind="correlation"),
         line("n_myl0_4", "n", reads="Float"),
     )
-    assert unreached(found, ROLES, "int8", target="8.9", profiles=1) == ()
+    assert unreached(built, ROLES, "int8", target="8.9", profiles=1) == ()
 
 
 @pytest.mark.parametrize(
-    ("lines", "node", "wanted", "seen"),
+    ("lines", "node", "promised", "seen"),
     [
         ([line("p_myl0_0", "p", kind="gemm")], "p", "int8", "fp16"),
         ([line("p_myl0_0", "p", kind="runtime_fusion", reads="Float")], "p", "int8", "fp32"),
         ([], "p", "int8", "nothing that TensorRT reports"),
     ],
 )
-def test_a_promise_that_was_broken(lines: list[str], node: str, wanted: str, seen: str) -> None:
+def test_a_promise_that_was_broken(lines: list[str], node: str, promised: str, seen: str) -> None:
     others = [line("_gemm_mha_v2_myl0_2", "qk"), line("e_myl0_3", "e", kind="correlation")]
     (miss,) = unreached(layers(*lines, *others), ROLES, "int8", target="8.9", profiles=1)
-    assert (miss.node, miss.wanted, miss.found, miss.target) == (node, wanted, seen, "8.9")
+    assert (miss.node, miss.wanted, miss.found, miss.target) == (node, promised, seen, "8.9")
 
 
 def test_a_softmax_that_is_not_known_is_explained() -> None:
     known, unknown = ATTENTION, Attention(name="b", nodes=("other",), known=False)
-    found = layers(line("g_myl0_0", "qk", kind="gemm"), line("s_myl0_1", "other"))
-    why = {"a": "not said of an attention that is known", "b": "a step stands before its softmax: Tanh"}
-    proofs = prove_attentions(found, [known, unknown], target="8.9", profiles=1, head_dims={}, unmatched=why)
-    plain = prove_attentions(found, [known, unknown], target="8.9", profiles=1, head_dims={})
+    built = layers(line("g_myl0_0", "qk", kind="gemm"), line("s_myl0_1", "other"))
+    why = {"a": "not given for an attention that is known", "b": "a step stands before its softmax: Tanh"}
+    proofs = prove_attentions(built, [known, unknown], target="8.9", profiles=1, head_dims={}, unmatched=why)
+    plain = prove_attentions(built, [known, unknown], target="8.9", profiles=1, head_dims={})
     assert proofs[0] == plain[0]
     assert proofs[1].reason == f"{plain[1].reason}: {why['b']}"
     assert plain[1].reason == "no attention that we know stands around this softmax"
 
 
-def test_the_source_says_why_a_softmax_is_no_attention(tmp_path: Path) -> None:
+def test_the_source_gives_the_reason_why_a_softmax_is_no_attention(tmp_path: Path) -> None:
     value = helper.make_tensor_value_info
     graph = helper.make_graph(
         [

@@ -33,8 +33,8 @@ def test_golden_logits_through_onnxruntime(name: str, tensor_bundles: dict[str, 
     case = golden(name)
     with OnnxRuntimeRunner(tensor_bundles[name]) as runner:
         np.testing.assert_allclose(runner.run(case.inputs), case.logits, rtol=0, atol=case.atol)
-        for row, wanted in zip(case.inputs, case.logits, strict=True):
-            np.testing.assert_allclose(runner.run(row[None]), wanted[None], rtol=0, atol=case.atol)
+        for row, logits in zip(case.inputs, case.logits, strict=True):
+            np.testing.assert_allclose(runner.run(row[None]), logits[None], rtol=0, atol=case.atol)
         for size in (2, 3):
             np.testing.assert_allclose(runner.run(case.inputs[:size]), case.logits[:size], rtol=0, atol=case.atol)
         order = [2, 0, 3, 1]
@@ -80,10 +80,10 @@ def test_pixels_are_normalised_inside_the_graph(bundle: Bundle) -> None:
     assert image.std is not None
     tensors = torch.from_numpy(tensor_from_pixels(pixels, image.mean, image.std))
     with torch.inference_mode():
-        wanted = load_checkpoint(GOLDEN / "vit_gmm.pth").model(tensors).numpy()
-    np.testing.assert_array_equal(logits, wanted)
+        expected = load_checkpoint(GOLDEN / "vit_gmm.pth").model(tensors).numpy()
+    np.testing.assert_array_equal(logits, expected)
     with OnnxRuntimeRunner(bundle) as runner:
-        assert float(np.abs(runner.run(pixels) - wanted).max()) < 1e-5
+        assert float(np.abs(runner.run(pixels) - expected).max()) < 1e-5
 
 
 def test_exporting_twice_gives_the_same_bytes(bundle: Bundle, tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_exporting_twice_gives_the_same_bytes(bundle: Bundle, tmp_path: Path) ->
     assert events[0].step == "read the checkpoint"
 
 
-def test_manifest_says_where_it_came_from(bundle: Bundle) -> None:
+def test_manifest_states_where_it_came_from(bundle: Bundle) -> None:
     manifest = json.loads((bundle.path / "manifest.json").read_text())
     assert manifest["checkpoint"]["sha256"] == sha256_of_file(GOLDEN / "vit_gmm.pth")
     assert manifest["trainable_parameters"] == 62548
@@ -139,7 +139,7 @@ def test_closed_form_survives_the_bundle(tmp_path: Path) -> None:
     with OnnxRuntimeRunner(closed) as folded, EagerRunner(closed) as eager:
         logits = folded.run(case.inputs)
         np.testing.assert_allclose(logits, eager.run(case.inputs), rtol=0, atol=1e-5)
-    assert float(np.abs(logits - case.logits).max()) > 1e-3  # another network, and it says so
+    assert float(np.abs(logits - case.logits).max()) > 1e-3  # another network, which its spec states
     assert closed.manifest.spec.mask.closed_form
 
 
@@ -238,12 +238,12 @@ class TestNothingHalfWritten:
             self.export(tmp_path / "bundle")
         assert list(tmp_path.iterdir()) == []
 
-    @pytest.mark.skipif(not Path("/proc/version").exists(), reason="needs a folder that nobody can write to")
+    @pytest.mark.skipif(not Path("/proc/version").exists(), reason="needs a folder that no user can write to")
     def test_read_only_place(self) -> None:
         with pytest.raises(OutputError, match="/proc/gmmvit"):
             self.export(Path("/proc/gmmvit/bundle"))
 
-    def test_permissions_are_the_usual_ones(self, bundle: Bundle) -> None:
+    def test_permissions_follow_the_umask(self, bundle: Bundle) -> None:
         umask = os.umask(0)
         os.umask(umask)
         assert bundle.path.stat().st_mode & 0o777 == 0o777 & ~umask

@@ -62,7 +62,7 @@ SPEC = ViTSpec(
 
 
 def saved_checkpoint(path: Path, spec: ModelSpec) -> Path:
-    """A released-style checkpoint whose answers depend on the image."""
+    """Write a checkpoint in the released form whose answers depend on the image."""
     torch.manual_seed(11)
     model = model_from_spec(spec)
     with torch.no_grad():
@@ -89,13 +89,13 @@ def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def photo(mode: str, width: int = 31, height: int = 24) -> Image.Image:
-    """Smooth, coloured, with an alpha channel, converted to the mode."""
+    """Return a smooth, coloured image with an alpha channel, converted to the mode."""
     coarse = np.random.default_rng(3).integers(0, 256, (5, 5, 4), dtype=np.uint8)
     return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC).convert(mode)
 
 
 def logits_of_files(bundle: Bundle, files: list[Path]) -> np.ndarray:
-    """By hand, with Pillow and PyTorch: the mode of the network, stretched, normalised."""
+    """Preprocess with Pillow and PyTorch only: convert to the mode of the network, stretch, normalise."""
     image = bundle.manifest.image
     tensors = []
     for file in files:
@@ -109,7 +109,7 @@ def logits_of_files(bundle: Bundle, files: list[Path]) -> np.ndarray:
         return eager.model(torch.stack(tensors)).numpy()
 
 
-def test_bundle_says_what_its_images_are(small: Bundle) -> None:
+def test_bundle_states_the_form_of_its_images(small: Bundle) -> None:
     channels = small.manifest.spec.channels
     assert small.input_shape == (20, 20, channels)
     assert small.manifest.image.mean == MEAN[:channels]

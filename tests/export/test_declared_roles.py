@@ -1,4 +1,4 @@
-"""Roles come from the modules that say what they are for, not from the graph that they became."""
+"""Roles come from the declarations of modules, not from rules on the exported graph."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gmmvit_deploy.runtime.graph_calibration import calibrate
 from gmmvit_deploy.scores.attention import AttentionScores
 from gmmvit_deploy.specs import MaskSpec
 from tests.conftest import golden
-from tests.frozen.test_frozen import FROZEN, ONE_A_FAMILY
+from tests.frozen.test_frozen import FAMILY_EXAMPLES, FROZEN
 from tests.frozen.values import graph_hashes
 
 pytestmark = pytest.mark.export
@@ -54,9 +54,9 @@ def exported(model: Model) -> onnx.ModelProto:
     return onnx_from_model(fold(model).model, preprocessing=None, max_batch=4)
 
 
-@pytest.mark.parametrize("name", ONE_A_FAMILY)
+@pytest.mark.parametrize("name", FAMILY_EXAMPLES)
 def test_no_rule_is_asked_of_our_own_graphs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the rules made to raise, every family exports with the roles that were frozen."""
+    """With rules that raise, every family still exports with its frozen roles."""
 
     def refuse(graph: onnx.GraphProto) -> None:
         raise AssertionError("a role was guessed")
@@ -73,7 +73,7 @@ def test_no_rule_is_asked_of_our_own_graphs(name: str, monkeypatch: pytest.Monke
 
 
 def test_every_precision_declares_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Casts and Q/DQ pairs are written by us as well, and say what they are for."""
+    """The casts and Q/DQ pairs that we insert declare their roles too."""
 
     def refuse(graph: onnx.GraphProto) -> None:
         raise AssertionError("a role was guessed")
@@ -91,7 +91,7 @@ def test_every_precision_declares_every_node(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_planted_disagreement_keeps_the_declared_role_and_is_reported() -> None:
-    """Declared as the head, a linear map in the middle of the network stays out of int8."""
+    """A linear map in the middle of the network that is declared as the head stays out of int8."""
     model = small()
     block = model.get_submodule("blocks.0.mlp.0")
     images = [np.random.default_rng(0).standard_normal((4, 3, 8, 8), dtype=np.float32)]
@@ -110,7 +110,7 @@ def test_a_planted_disagreement_keeps_the_declared_role_and_is_reported() -> Non
 
 
 class _TwoHeads(nn.Module):
-    """A network of a family with a second head beside the first, as distillation trains it; their mean is given."""
+    """A network with a second head, as in distillation; its output is the mean of both heads."""
 
     operator_roles = {"add": "head", "div": "head"}  # noqa: RUF012 - as a family writes it, without a type
 
@@ -124,7 +124,7 @@ class _TwoHeads(nn.Module):
 
 
 def test_a_second_head_is_a_head_and_stays_out_of_int8() -> None:
-    """The rules call it a projection, so it would have become int8 in silence."""
+    """The rules take it for a projection, so without its declared role it would silently become int8."""
     model = _TwoHeads(small(), with_role(nn.Linear(16, 3), "head")).eval()
     _TwoHeads.operator_roles["mean"] = "pooling"
     proto = onnx_from_model(model, preprocessing=None, max_batch=4)  # type: ignore[arg-type]

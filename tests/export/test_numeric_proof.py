@@ -40,18 +40,18 @@ Damage = Callable[[onnx.ModelProto], None]
 
 
 def wrong_mask_entry(proto: onnx.ModelProto) -> None:
-    """One number of the first attention's mask."""
-    (node,) = (one for one in proto.graph.node if one.name == "blocks.0.attention.scores.before.mask/Mul")
-    (mask,) = (one for one in proto.graph.initializer if one.name in node.input)
+    """Set an entry of the first attention's mask to zero."""
+    (node,) = (node for node in proto.graph.node if node.name == "blocks.0.attention.scores.before.mask/Mul")
+    (mask,) = (tensor for tensor in proto.graph.initializer if tensor.name in node.input)
     numbers = numpy_helper.to_array(mask).copy()
     numbers[(0,) * numbers.ndim] = 0
     mask.CopyFrom(numpy_helper.from_array(numbers, mask.name))
 
 
 def batch_of_one(proto: onnx.ModelProto) -> None:
-    """The first attention puts its heads side by side for a batch of 1 alone."""
-    (node,) = (one for one in proto.graph.node if one.name == "blocks.0.attention/Reshape.3")
-    (shape,) = (numpy_helper.to_array(one) for one in proto.graph.initializer if one.name == node.input[1])
+    """Make the first attention's reshape valid for a batch of 1 only."""
+    (node,) = (node for node in proto.graph.node if node.name == "blocks.0.attention/Reshape.3")
+    (shape,) = (numpy_helper.to_array(tensor) for tensor in proto.graph.initializer if tensor.name == node.input[1])
     node.input[1] = "shape.of.one"
     proto.graph.initializer.append(numpy_helper.from_array(np.array([1, *shape[1:]], np.int64), "shape.of.one"))
 
@@ -131,7 +131,7 @@ def test_both_differences_are_in_the_manifest(name: str, tensor_bundles: dict[st
 
 
 @pytest.mark.parametrize(
-    ("precision", "runs", "says"),
+    ("precision", "runs", "reason"),
     [
         ("fp16", {"onnxruntime"}, "none of its attention has the form"),
         ("int8", {"onnxruntime", "openvino"}, "none of its attention has the form"),
@@ -140,16 +140,16 @@ def test_both_differences_are_in_the_manifest(name: str, tensor_bundles: dict[st
     ],
 )
 def test_the_file_of_a_precision_is_proven_where_a_runtime_takes_it(
-    precision: str, runs: set[str], says: str, precise_bundle: Bundle
+    precision: str, runs: set[str], reason: str, precise_bundle: Bundle
 ) -> None:
     record = open_variant(precise_bundle, precision).record
     assert record is not None
-    proven = {name for name, found in record.programs.items() if "largest_abs" in found}
+    proven = {name for name, proof in record.programs.items() if "largest_abs" in proof}
     assert runs <= proven
     for name in proven:
         assert 0 < record.programs[name]["largest_abs"] <= record.programs[name]["limit"]
-    skipped = {name: found["skipped"] for name, found in record.programs.items() if name not in proven}
-    assert any(says in why for why in skipped.values()), skipped
+    skipped = {name: proof["skipped"] for name, proof in record.programs.items() if name not in proven}
+    assert any(reason in why for why in skipped.values()), skipped
     assert not any("/tmp" in why for why in skipped.values())
 
 
@@ -165,7 +165,7 @@ def test_a_fault_in_the_file_of_a_precision_ends_the_conversion(
         batch_of_one(made.proto)
         return made
 
-    # The emulation would see it as well: the proof of the file stands on its own.
+    # The emulation would detect the fault as well; it is patched, so that only the proof of the file can.
     monkeypatch.setattr(variants, "emulated_logits", lambda *given, **options: bundle.golden()[1])
     monkeypatch.setattr(variants, "prepared_graph", broken)
     with pytest.raises(ExportError, match=r"model\.fp16\.onnx: runner onnxruntime:fp16 cannot run it"):
@@ -259,14 +259,14 @@ def test_openvino_in_bf16_is_proven_with_the_precision_that_it_serves(precise_bu
     assert record is not None
     assert set(record.programs) == set(PROVEN)
     for name in ("openvino", "openvino+kernels"):
-        found = record.programs[name]
-        if "skipped" in found:
-            assert "no bf16" in found["skipped"] or "cannot be had: " in found["skipped"]
+        proof = record.programs[name]
+        if "skipped" in proof:
+            assert "no bf16" in proof["skipped"] or "cannot be had: " in proof["skipped"]
             continue
         with open_runner(name, precise_bundle, precision="bf16") as runner:
             inputs, expected = precise_bundle.golden()
             largest = float(np.abs(runner.run(inputs) - expected).max())
-        assert largest <= found["largest_abs"] <= found["limit"]
+        assert largest <= proof["largest_abs"] <= proof["limit"]
 
 
 def test_a_fault_that_openvino_alone_shows_ends_the_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

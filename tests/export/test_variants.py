@@ -40,7 +40,7 @@ def test_a_precision_is_recorded_whole(precision: str, precise_bundle: Bundle) -
     assert record.bundle_sha256 == precise_bundle.sha256
     assert 0 < record.golden["largest_rel"] < LARGEST[precision]
     heads = [(mask.layer, mask.head) for mask in record.masks]
-    assert heads == [(one.layer, head) for one in precise_bundle.manifest.masks for head in range(3)]
+    assert heads == [(mask.layer, head) for mask in precise_bundle.manifest.masks for head in range(3)]
     assert all(mask.flushed == mask.saturated == 0 < mask.largest_change for mask in record.masks)
     assert (record.calibration is None) == (precision in ("fp16", "bf16"))
     if record.calibration:
@@ -90,11 +90,11 @@ def test_what_exists_is_kept(copied: Bundle) -> None:
     assert variant_from_bundle(copied, "fp16", padded=False, force=True).sha256 == first.sha256  # head dim 16 is good
 
 
-def test_heads_are_padded_unless_told_not_to(tensor_bundles: dict[str, Bundle]) -> None:
+def test_heads_are_padded_by_default(tensor_bundles: dict[str, Bundle]) -> None:
     widths = []
     for padded in (True, False):
         prepared = prepared_graph(tensor_bundles["pit_plain"], "fp16", padded=padded)
-        shapes = {one.name: tuple(one.dims) for one in prepared.proto.graph.initializer}
+        shapes = {tensor.name: tuple(tensor.dims) for tensor in prepared.proto.graph.initializer}
         first = next(node for node in prepared.proto.graph.node if node.name == "stages.0.0.attention.qkv/MatMul")
         widths.append(shapes[first.input[1]])
     assert widths == [(24, 3 * 2 * 16), (24, 3 * 2 * 12)]

@@ -1,6 +1,6 @@
 """The paper's five networks in float64 numpy with plain loops, written from the formulas alone.
 
-It shares no code with the library: heads, masks, patches and windows are indexed here one by one.
+It shares no code with the library: heads, masks, patches and windows are indexed here with plain loops.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ State = dict[str, np.ndarray]
 
 
 def logits_of(spec: ModelSpec, state: State, image: np.ndarray) -> np.ndarray:
-    """Logits (C,) of one normalised image (3, S, S)."""
+    """Return logits (C,) of a normalised image (3, S, S)."""
     network = {ViTSpec: vit, SwinSpec: swin, CaiTSpec: cait, PiTSpec: pit, T2TSpec: t2t}[type(spec)]
     exact = {name: v.astype(np.float64) if v.dtype == np.float32 else v for name, v in state.items()}
     return network(spec, exact, image.astype(np.float64))
@@ -103,7 +103,7 @@ def convolved_patches(state: State, name: str, image: np.ndarray, patch: int) ->
 def attended(
     state: State, name: str, x: np.ndarray, mask: np.ndarray, head_dim: int, bias: np.ndarray | None = None
 ) -> np.ndarray:
-    """Self-attention with stacked q, k, v, one head and one query at a time; then its output projection."""
+    """Compute self-attention with stacked q, k, v, head by head and query by query; then its output projection."""
     projected, heads = linear(state, f"{name}.qkv", x), len(mask)
     inner = heads * head_dim
     out = np.zeros((len(x), inner))

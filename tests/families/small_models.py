@@ -1,4 +1,4 @@
-"""The small models that the contract sweeps: one for each family and kind of mask, exported once for all tests."""
+"""The small models of the contract: a model for each family and kind of mask, exported once for all tests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAX_BATCH = 4
 
 @dataclass(frozen=True)
 class Small:
-    """A small model of one family with one kind of mask."""
+    """A small model of a family with a kind of mask."""
 
     family: Family
     kind: MaskKind
@@ -43,7 +43,7 @@ class Small:
         return self.family.small_specs()[self.kind]
 
     def model(self) -> Model:
-        """With weights and buffers among which none is zero, none is one and no two are equal."""
+        """Return the model with distinct weights and buffers, all different from 0 and 1."""
         torch.manual_seed(0)
         model = model_from_spec(self.spec).eval()
         with torch.no_grad():
@@ -60,8 +60,8 @@ class Small:
 
 
 SMALL = tuple(Small(family, kind) for family in FAMILIES for kind in family.mask_kinds)
-ONE_A_FAMILY = tuple(Small(family, family.mask_kinds[-1]) for family in FAMILIES)
-"""With the last kind of mask that the family names."""
+FAMILY_EXAMPLES = tuple(Small(family, family.mask_kinds[-1]) for family in FAMILIES)
+"""A small model of each family, with the last kind of mask that the family lists."""
 
 
 def _refuse(graph: onnx.GraphProto) -> None:
@@ -77,10 +77,7 @@ def failing_rules() -> Iterator[None]:
 
 @dataclass
 class SmallExports:
-    """Bundles of small models, and float32 graphs in the forms that each precision is made of.
-
-    All are exported with `failing_rules`.
-    """
+    """Bundles of small models, and the float32 graphs of each precision, exported with `failing_rules`."""
 
     folder: Path
     graphs: dict[tuple[str, bool], onnx.ModelProto] = field(default_factory=dict)

@@ -1,6 +1,6 @@
-"""What every family promises, tried on its small models and on its golden checkpoints.
+"""The contract of every family, tested on its small models and on its golden checkpoints.
 
-``pytest tests/families -k NAME`` runs what concerns one family. A new family is tested by being in `FAMILIES` and by a
+``pytest tests/families -k NAME`` runs the tests of a family. A new family is tested once it is in `FAMILIES` and has a
 folder of golden files (`tests.conftest.MANIFEST`); nothing here names a family.
 """
 
@@ -38,9 +38,9 @@ from gmmvit_deploy.scores.attention import attention_scores
 from gmmvit_deploy.specs import MaskKind, MaskSpec, input_shape, spec_to_json
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from tests.conftest import MANIFEST, NAMES, Golden, golden
-from tests.families.small_models import MAX_BATCH, ONE_A_FAMILY, SMALL, Small, SmallExports, failing_rules
+from tests.families.small_models import FAMILY_EXAMPLES, MAX_BATCH, SMALL, Small, SmallExports, failing_rules
 
-OTHER_PRECISIONS: tuple[Precision, ...] = tuple(one for one in PRECISIONS if one != "fp32")
+OTHER_PRECISIONS: tuple[Precision, ...] = tuple(precision for precision in PRECISIONS if precision != "fp32")
 each_small = pytest.mark.parametrize("small", SMALL, ids=str)
 each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 
@@ -62,7 +62,7 @@ def test_golden_logits(case: Golden) -> None:
     loaded = load_checkpoint(case.path, case.hints)
     with torch.inference_mode():
         logits = loaded.model(torch.from_numpy(case.inputs)).numpy()
-    # the difference is 0.0 for all of them where this was written; another processor's BLAS may round otherwise
+    # the largest seen is 0.0; another processor's BLAS may round differently
     np.testing.assert_allclose(logits, case.logits, rtol=0, atol=1e-5)
 
 
@@ -137,8 +137,8 @@ def test_folding_keeps_logits(small: Small) -> None:
     assert all(step.is_constant for _, scores in attention_scores(folded.model) for _, step in scores.steps())
     with torch.inference_mode():
         trained = model(torch.from_numpy(images)).numpy()
-        found = folded.model(torch.from_numpy(images)).numpy()
-    np.testing.assert_allclose(found, trained, rtol=0, atol=2e-5 * max(1.0, float(np.abs(trained).max())))
+        logits = folded.model(torch.from_numpy(images)).numpy()
+    np.testing.assert_allclose(logits, trained, rtol=0, atol=2e-5 * max(1.0, float(np.abs(trained).max())))
     assert (small.family.last_block(small.spec) is not None) == bool(folded.passes["narrow_last_block"])
     for quantized in (False, True):
         engine = fold_for_engines(folded, engine_passes(small.spec, quantized=quantized))
@@ -180,7 +180,7 @@ def test_kernel_takes_each_attention_or_gives_a_reason(small: Small, small_expor
 
 
 @pytest.mark.parametrize("precision", OTHER_PRECISIONS)
-@pytest.mark.parametrize("small", ONE_A_FAMILY, ids=str)
+@pytest.mark.parametrize("small", FAMILY_EXAMPLES, ids=str)
 def test_each_precision_exports(
     small: Small, precision: Precision, small_exports: SmallExports, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,11 +198,11 @@ def test_each_precision_exports(
     roles = {declared_role(node) for node in prepared.proto.graph.node}
     assert roles <= {*POLICY, "shape"}
     trained = exact(model, images).numpy()
-    found = emulated_logits(prepared.proto, images, name=str(small))
-    largest = float(np.abs(found - trained).max())
+    logits = emulated_logits(prepared.proto, images, name=str(small))
+    largest = float(np.abs(logits - trained).max())
     scale = float(np.abs(trained).max())
     noise = float(np.abs(model(torch.from_numpy(images)).detach().numpy() - trained).max())
-    if precision in QUANTIZED:  # no tolerance from rounding alone; but not the answers of another network
+    if precision in QUANTIZED:  # more than rounding, but far less than the distance of another network
         assert largest < scale / 2
     else:
         assert largest <= limit_from_noise(Noise(largest=noise, rms=noise, scale=scale), precision).largest
@@ -225,15 +225,13 @@ def test_usual_mistakes_are_caught_by_name(small: Small, small_exports: SmallExp
             assert name not in own, f"{name}: the mistake changes nothing in the small model"
             continue
         named = explain(bundle, reference, images, logits, limit, mistakes=given.items())
-        # Of two mistakes with the same logits the first is named.
+        # For two mistakes with the same logits the first is reported.
         assert named, name
         np.testing.assert_allclose(given[named], logits, rtol=0, atol=limit, err_msg=f"{name} was named {named}")
 
 
 @each_small
-def test_blocks_are_found_in_the_graph_and_in_the_order_in_which_they_run(
-    small: Small, small_exports: SmallExports
-) -> None:
+def test_blocks_are_listed_in_the_order_in_which_the_graph_runs_them(small: Small, small_exports: SmallExports) -> None:
     model = small.model()
     blocks = blocks_of(model)
     ran: list[str] = []

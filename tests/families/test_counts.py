@@ -72,9 +72,9 @@ def test_trainable_parameters(spec: ModelSpec, count: int) -> None:
 
 
 def macs_of_layers(spec: ModelSpec) -> dict[str, int]:
-    """What a profiler that hooks modules sees: linear layers and convolutions, and 2 a normed value.
+    """Count as a profiler that hooks modules: linear layers and convolutions, and 2 for each normalised value.
 
-    Products of activations with activations, Q Kᵀ and A V, are no module and go uncounted.
+    Products of activations with activations, Q Kᵀ and A V, are not modules and are not counted.
     """
     counts: dict[str, int] = {}
 
@@ -111,7 +111,7 @@ MILLION = 1e6
     ],
 )
 def test_macs_of_table_1(spec: ModelSpec, paper: float, ours: float) -> None:
-    """The paper's figures are those of a module profiler; ours add the products of attention, less the norms."""
+    """The paper's figures come from a module profiler; ours add the products of attention and omit the norms."""
     assert sum(macs_of_layers(spec).values()) / MILLION == pytest.approx(paper, abs=0.11)
     assert multiply_accumulates(spec) / MILLION == pytest.approx(ours, abs=0.05)
 
@@ -119,8 +119,8 @@ def test_macs_of_table_1(spec: ModelSpec, paper: float, ours: float) -> None:
 def test_macs_of_cait_in_table_1() -> None:
     """305.9 M is 1.7 M more than the profiler's count without the query, key and value projections.
 
-    With them it is 543.3 M: the figure of the paper cannot be that of the whole model. What the
-    last 0.6 % are cannot be told from outside.
+    With these projections the count is 543.3 M, so the paper's figure cannot be the count of the whole model. The
+    origin of the last 0.6 % is unknown.
     """
     counts = macs_of_layers(named("cait", PLAIN))
     inputs = sum(n for name, n in counts.items() if name.endswith(("inner.query", "inner.key_value")))

@@ -94,18 +94,18 @@ def check(spec: ModelSpec, seed: int) -> None:
     model = model_from_spec(spec).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn(parameter.shape))  # no bias stays 0, no norm stays 1
+            parameter.add_(0.1 * torch.randn(parameter.shape))  # so that no bias is 0 and no norm weight is 1
         for name, buffer in model.named_buffers():
             if name == "position_embedding":
                 buffer.normal_()
     image = torch.randn(1, 3, spec.image_size, spec.image_size)
     state = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
-    wanted = logits_of(spec, state, image[0].numpy())
+    expected = logits_of(spec, state, image[0].numpy())
     with torch.inference_mode():
         trained, folded = model(image)[0].numpy(), fold(model).model(image)[0].numpy()
-    scale = max(1.0, float(np.abs(wanted).max()))
-    np.testing.assert_allclose(trained, wanted, rtol=0, atol=2e-5 * scale)
-    np.testing.assert_allclose(folded, wanted, rtol=0, atol=2e-5 * scale)
+    scale = max(1.0, float(np.abs(expected).max()))
+    np.testing.assert_allclose(trained, expected, rtol=0, atol=2e-5 * scale)
+    np.testing.assert_allclose(folded, expected, rtol=0, atol=2e-5 * scale)
 
 
 FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -154,5 +154,5 @@ def test_t2t(spec: T2TSpec, seed: int) -> None:
         ),
     ],
 )
-def test_larger_ones(spec: ModelSpec) -> None:
+def test_larger_models(spec: ModelSpec) -> None:
     check(spec, 0)

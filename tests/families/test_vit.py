@@ -23,7 +23,7 @@ MASKS = [
 
 @st.composite
 def small_specs(draw: st.DrawFn) -> ViTSpec:
-    """Any shape the files allow, small enough for loops: head dim need not be dim / heads."""
+    """Draw any shape that the files allow, small enough for loops; the head dim may differ from dim / heads."""
     mask = draw(st.sampled_from(MASKS))
     patch, grid = draw(st.integers(1, 3)), draw(st.integers(1, 4))
     return ViTSpec(
@@ -47,9 +47,9 @@ def test_trained_and_folded_agree_with_the_formulas(spec: ViTSpec, seed: int) ->
     model = ViT(spec).eval()
     image = torch.randn(1, 3, spec.image_size, spec.image_size)
     state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    wanted = logits_of(spec, state, image[0].numpy())
+    expected = logits_of(spec, state, image[0].numpy())
     with torch.inference_mode():
         trained, folded = model(image)[0].numpy(), fold(model).model(image)[0].numpy()
     # float32 against float64 on logits of order 1: 7.3e-7 was the largest seen over 600 specs
-    np.testing.assert_allclose(trained, wanted, rtol=0, atol=5e-6)
-    np.testing.assert_allclose(folded, wanted, rtol=0, atol=5e-6)
+    np.testing.assert_allclose(trained, expected, rtol=0, atol=5e-6)
+    np.testing.assert_allclose(folded, expected, rtol=0, atol=5e-6)

@@ -1,4 +1,4 @@
-"""Folding for engines: the same function, in the forms that become one fused kernel."""
+"""Folding for engines keeps the function and produces the forms that become a single fused kernel."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SHARED_SWIN = SwinSpec(
     mlp_dims=(1, 1),
     mask=MaskSpec(kind="gmm", kernels=2, shared=True),
 )
-"""One mask for all heads, windows that shift: the mask must be repeated for heads and for windows."""
+"""A mask that all heads share, with shifted windows: the mask must be repeated for heads and for windows."""
 
 
 def folded(name: str) -> FoldedModel:
@@ -56,11 +56,11 @@ def exact_logits(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
 def test_logits_stay_the_same(name: str) -> None:
     plain = folded(name)
     images = torch.from_numpy(golden(name).inputs)
-    wanted = exact_logits(plain.model, images)
+    expected = exact_logits(plain.model, images)
     for quantized in (False, True):
         passes = engine_passes(plain.model.spec, quantized=quantized)
-        found = exact_logits(fold_for_engines(plain, passes).model, images)
-        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+        logits = exact_logits(fold_for_engines(plain, passes).model, images)
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-12)
 
 
 @given(spec=st.one_of(swin_specs(), cait_specs(), pit_specs()))
@@ -69,9 +69,9 @@ def test_logits_stay_the_same(name: str) -> None:
 def test_logits_stay_the_same_in_shapes_that_no_golden_file_has(spec: ModelSpec) -> None:
     plain = fold(model_from_spec(spec).eval())
     images = torch.randn(2, 3, spec.image_size, spec.image_size)
-    wanted = exact_logits(plain.model, images)
-    found = exact_logits(fold_for_engines(plain, engine_passes(spec, quantized=True)).model, images)
-    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+    expected = exact_logits(plain.model, images)
+    logits = exact_logits(fold_for_engines(plain, engine_passes(spec, quantized=True)).model, images)
+    torch.testing.assert_close(logits, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_the_folded_model_itself_is_left_as_it_was() -> None:
@@ -118,7 +118,7 @@ def test_talking_heads_widen_where_all_heads_share_a_mask(name: str, widened: in
     assert sum(isinstance(module, WideHeadsAttention) for module in engine.model.modules()) == widened
 
 
-def test_talking_heads_stay_where_wide_ones_would_not_fuse() -> None:
+def test_talking_heads_stay_where_wide_heads_would_not_fuse() -> None:
     spec = CaiTSpec(
         image_size=8,
         patch_size=4,
@@ -143,10 +143,10 @@ def test_heads_wait_for_their_masks_to_be_folded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "wanted"), [(6, 16), (300, 300), (9, 16), (12, 16), (16, 16), (20, 24), (21, 24), (64, 64)]
+    ("head_dim", "padded"), [(6, 16), (300, 300), (9, 16), (12, 16), (16, 16), (20, 24), (21, 24), (64, 64)]
 )
-def test_padded_head_dims(found: int, wanted: int) -> None:
-    assert padded_head_dim(found) == wanted
+def test_padded_head_dims(head_dim: int, padded: int) -> None:
+    assert padded_head_dim(head_dim) == padded
 
 
 def test_heads_are_padded_with_zeros_and_nothing_else() -> None:

@@ -22,14 +22,14 @@ def trained(name: str) -> Model:
     return load_checkpoint(case.path, case.hints).model.requires_grad_(False)
 
 
-def test_swin_biases_are_the_trained_ones_bit_for_bit() -> None:
+def test_swin_biases_equal_the_trained_biases_bit_for_bit() -> None:
     model = trained("swin_gmm_whole_grid")
     result = fold(model)
     shapes = []
     for (_, scores), record in zip(attention_scores(model), result.biases, strict=True):
         assert record.constant.equal(scores.before.bias.matrix())
         shapes.append(tuple(record.constant.shape))
-    # shifted blocks have a bias a window; the last stage is one window, which nothing shifts
+    # shifted blocks have a bias for each window; the last stage has a single window, which is not shifted
     assert shapes == [(3, 16, 16), (16, 3, 16, 16), (6, 16, 16), (4, 6, 16, 16), (12, 16, 16), (12, 16, 16)]
 
 
@@ -38,7 +38,7 @@ def test_other_families_have_no_bias_to_fold() -> None:
         assert fold_biases(trained(name)) == ()
 
 
-def test_fold_biases_wants_evaluation_mode() -> None:
+def test_fold_biases_requires_evaluation_mode() -> None:
     with pytest.raises(FoldError, match="training mode"):
         fold_biases(trained("swin_plain").train())
 
@@ -69,7 +69,7 @@ def test_layer_scale_is_merged_as_the_product() -> None:
     assert merge_layer_scale(model) == ()
 
 
-def test_layer_scale_wants_a_linear_map_to_go_into() -> None:
+def test_layer_scale_requires_a_linear_map_to_go_into() -> None:
     model = trained("cait_plain")
     model.patch_blocks[0].mlp.inner = nn.Sequential(nn.GELU())
     with pytest.raises(FoldError, match="does not end in a linear map"):
@@ -91,39 +91,39 @@ def test_scale_goes_into_the_mixing_only_without_a_mask() -> None:
 
 def test_constants_are_listed_by_step_and_role() -> None:
     result = fold(trained("cait_elm"))
-    first = [one for one in result.constants if one.layer == "patch_blocks.0.attention.inner"]
-    assert [(one.step, one.role) for one in first] == [
+    first = [entry for entry in result.constants if entry.layer == "patch_blocks.0.attention.inner"]
+    assert [(entry.step, entry.role) for entry in first] == [
         ("before.mask", "mask"),
         ("before.mixing", "mixing"),
         ("after.mixing", "mixing"),
     ]
-    before, after = (one for one in result.constants if one.layer == "class_blocks.0.attention.inner")
+    before, after = (entry for entry in result.constants if entry.layer == "class_blocks.0.attention.inner")
     assert before.constant.equal(before.trained * 16**-0.5)
     assert after.constant.equal(after.trained)
-    assert [one.layer for one in result.masks] == [f"patch_blocks.{i}.attention.inner" for i in range(3)]
-    # wide heads have no mixing left; their masks stay
-    assert {one.role for one in fold_for_engines(result, [widen_heads]).constants} == {"mask"}
+    assert [entry.layer for entry in result.masks] == [f"patch_blocks.{i}.attention.inner" for i in range(3)]
+    # the mixing has become part of the wide heads; their masks stay
+    assert {entry.role for entry in fold_for_engines(result, [widen_heads]).constants} == {"mask"}
 
 
 @pytest.mark.parametrize("side", [2, 3, 8, 32])
 def test_unfold_as_convolution_is_exact(side: int) -> None:
     lattice = 1e3 * torch.randn(2, 5, side, side)
-    wanted = nn.functional.unfold(lattice, 3, stride=2, padding=1).transpose(1, 2)
-    assert UnfoldConvolution(5)(lattice).equal(wanted)
+    expected = nn.functional.unfold(lattice, 3, stride=2, padding=1).transpose(1, 2)
+    assert UnfoldConvolution(5)(lattice).equal(expected)
 
 
 def test_t2t_loses_what_it_never_reads() -> None:
     model = trained("t2t_gmm")
     image = torch.randn(1, 3, 32, 32)
-    wanted = model(image)
+    expected = model(image)
     dropped = {"unused.class_token", "unused.token_norm_weight", "unused.token_norm_bias"}
     assert set(drop_unused(model)) == dropped
     assert drop_unused(model) == ()
-    assert model(image).equal(wanted)
+    assert model(image).equal(expected)
     assert not [name for name in model.state_dict() if name.startswith("unused")]
 
 
-def test_passes_of_one_family_keep_their_hands_off_the_others() -> None:
+def test_passes_of_a_family_change_no_other_family() -> None:
     vit = trained("vit_gmm")
     for run in (fold_biases, merge_layer_scale, merge_scale_into_mixing, unfold_as_convolution, drop_unused):
         assert run(vit) == ()

@@ -1,4 +1,4 @@
-"""The last block of a ViT and a PiT computes what is read of it: the same logits, of less work."""
+"""The last block of a ViT and a PiT computes only the tokens that are read: the same logits with less work."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def trained(name: str) -> Model:
 
 
 def with_class_token() -> Model:
-    """A plain ViT whose mean over tokens is another number than its class token."""
+    """Return a plain ViT whose class token differs from the mean over its tokens."""
     spec = trained("vit_plain").spec
     assert isinstance(spec, ViTSpec)
     torch.manual_seed(0)
@@ -42,11 +42,11 @@ def test_the_logits_are_the_same_up_to_rounding(model: str | None, gives: str) -
     before = (trained(model) if model else with_class_token()).double()
     side = before.spec.image_size
     images = torch.randn(3, 3, side, side, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    wanted = before(images)
+    expected = before(images)
     (name,) = narrow_last_block(before)
     block = before.get_submodule(name)
     assert block.gives == gives
-    torch.testing.assert_close(before(images), wanted, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(before(images), expected, rtol=1e-11, atol=1e-12)
     assert narrow_last_block(before) == ()
 
 
@@ -63,7 +63,8 @@ def test_the_graph_has_less_to_compute() -> None:
     whole = fold(model).model
     whole.blocks[-1].gives = "tokens"
     operations = [
-        work_of_graph(onnx_from_model(one, preprocessing=None, max_batch=2), 1).operations for one in (narrowed, whole)
+        work_of_graph(onnx_from_model(form, preprocessing=None, max_batch=2), 1).operations
+        for form in (narrowed, whole)
     ]
     spec = model.spec
     spared = 2 * (spec.tokens - 1) * spec.mlp_dim * spec.dim

@@ -1,4 +1,4 @@
-"""Folding passes on steps that no released checkpoint has: what fires, and what is left alone."""
+"""Folding passes on steps that no released checkpoint has: which passes change them, and which do not."""
 
 from __future__ import annotations
 

@@ -45,12 +45,12 @@ def small(mask: MaskSpec) -> ViT:
 
 
 @pytest.mark.parametrize("mask", MASKED.values(), ids=MASKED.keys())
-def test_folded_mask_is_the_trained_one_bit_for_bit(mask: MaskSpec) -> None:
+def test_folded_mask_equals_the_trained_mask_bit_for_bit(mask: MaskSpec) -> None:
     model = small(mask)
     for (_, trained), record in zip(attention_scores(model), fold(model).masks, strict=True):
         mask = trained.before.mask
         assert record.trained.numpy().tobytes() == mask.matrix().detach().numpy().tobytes()
-        # what the trained module multiplies by, seen from outside
+        # the factor by which the trained module multiplies
         ones = torch.ones(1, 2, 16, 16)
         assert mask(ones)[0].detach().equal(record.trained.expand(2, 16, 16))
 
@@ -107,12 +107,12 @@ def test_merged_constant_is_mask_times_scale() -> None:
         assert record.constant.equal(record.trained * 5**-0.5)
 
 
-def test_merge_scale_wants_folded_masks() -> None:
+def test_merge_scale_requires_folded_masks() -> None:
     with pytest.raises(FoldError, match="not folded yet"):
         merge_scale(small(MASKED["gmm"]))
 
 
-def test_fold_masks_wants_evaluation_mode() -> None:
+def test_fold_masks_requires_evaluation_mode() -> None:
     with pytest.raises(FoldError, match="training mode"):
         fold_masks(small(MASKED["gmm"]).train())
 
@@ -131,7 +131,7 @@ def test_a_mask_that_is_not_finite_is_refused() -> None:
 
 
 def test_the_proof_can_fail() -> None:
-    """A mask that gives another matrix each time cannot be shown to be folded."""
+    """Folding of a mask whose matrix changes from call to call cannot be proven."""
     model = small(MASKED["elm"])
 
     class Restless(type(model.blocks[0].attention.scores.before.mask)):  # type: ignore[misc]

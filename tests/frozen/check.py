@@ -1,6 +1,6 @@
 """``python -m tests.frozen.check [NAME ...]``: compute every frozen value again and list what differs.
 
-Ends with status 1 if anything differs. About a minute a checkpoint.
+Ends with status 1 if anything differs. Takes about a minute for each checkpoint.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.frozen.values import STORED, frozen_parts, machine
 
 
 def differences(path: str, before: Any, now: Any) -> Iterator[str]:
-    """The places in which two JSON values differ, deepest first."""
+    """Yield the places in which two JSON values differ."""
     if isinstance(before, dict) and isinstance(now, dict):
         for key in sorted(before.keys() | now.keys()):
             yield from differences(f"{path}/{key}", before.get(key), now.get(key))
@@ -30,10 +30,10 @@ def main() -> int:
     count = 0
     for name in sys.argv[1:] or RELEASED:
         for part, value in frozen_parts(name):
-            found = list(differences(f"{name}/{part}", stored[name][part], json.loads(json.dumps(value))))
-            print(f"{name} {part}: {'as frozen' if not found else f'{len(found)} differences'}", flush=True)
-            print("".join(f"  {line}\n" for line in found), end="", flush=True)
-            count += len(found)
+            changed = list(differences(f"{name}/{part}", stored[name][part], json.loads(json.dumps(value))))
+            print(f"{name} {part}: {'as frozen' if not changed else f'{len(changed)} differences'}", flush=True)
+            print("".join(f"  {line}\n" for line in changed), end="", flush=True)
+            count += len(changed)
     print(f"{count} differences")
     return 1 if count else 0
 

@@ -1,6 +1,6 @@
-"""Rearranging the code changes no answer: the frozen values of `values`, as far as a test run can afford.
+"""Rearranging the code changes no answer: the part of the frozen values of `values` that is fast to compute.
 
-``python -m tests.frozen.check`` computes all of them again: every precision, every engine form, every engine.
+``python -m tests.frozen.check`` computes all values again: every precision, every engine form, every engine.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ SAME_MACHINE = values.machine() == FROZEN["machine"]
 only_same_machine = pytest.mark.skipif(
     not SAME_MACHINE, reason=f"bits were frozen on {FROZEN['machine']}, this is {values.machine()}"
 )
-ONE_A_FAMILY = ("vit_gmm", "swin_gmm", "cait_gmm", "pit_gmm", "t2t_gmm")
+FAMILY_EXAMPLES = ("vit_gmm", "swin_gmm", "cait_gmm", "pit_gmm", "t2t_gmm")
 
 
 def comparable(hashes: dict[str, Any]) -> dict[str, Any]:
-    """What must be the same here: the bits of the weights only where they were frozen."""
+    """Return the values to compare here: the bits of the weights only on the machine that froze them."""
     return hashes if SAME_MACHINE else {name: value for name, value in hashes.items() if name != "whole"}
 
 
@@ -39,7 +39,7 @@ def test_logits_are_the_frozen_bits(each_golden: Golden) -> None:
     assert values.logits_hash(each_golden) == FROZEN[each_golden.name]["logits"]
 
 
-def test_inspect_says_the_same(each_golden: Golden) -> None:
+def test_inspect_gives_the_frozen_output(each_golden: Golden) -> None:
     assert values.inspected(each_golden) == FROZEN[each_golden.name]["inspect"]
 
 
@@ -60,7 +60,7 @@ def test_mistakes_keep_their_names(name: str, tensor_bundles: dict[str, Bundle])
 
 
 @pytest.mark.export
-@pytest.mark.parametrize("name", ONE_A_FAMILY)
+@pytest.mark.parametrize("name", FAMILY_EXAMPLES)
 def test_quantised_engine_form_is_the_frozen_graph(name: str) -> None:
     """int8 with padded heads goes through every engine pass, the quantiser and the cast."""
     exported = graph_hashes(values.graph_from_golden(golden(name), "int8", padded=True))

@@ -1,4 +1,4 @@
-"""What must not change when the code is rearranged: one value for each golden checkpoint, precision and engine form.
+"""Values that must not change when the code is rearranged, for each golden checkpoint, precision and engine form.
 
     logits      SHA-256 of PyTorch's float32 logits on the stored inputs
     graphs      precision and form → hash of the exported graph, with its weights and without them, and its roles
@@ -74,7 +74,7 @@ def form_name(precision: Precision, padded: bool) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """What the bits of weights and logits depend on."""
+    """Return the properties of the machine on which the bits of weights and logits depend."""
     features = sorted(set(cpu_features()) & {"avx2", "avx512f", "avx512_bf16", "amx_tile"})
     return {"torch": torch.__version__.partition("+")[0], "features": features}
 
@@ -87,7 +87,7 @@ def sha256_of_array(values: np.ndarray) -> str:
 
 
 def graph_from_golden(checkpoint: Golden, precision: Precision, padded: bool) -> onnx.ModelProto:
-    """The graph of a golden checkpoint in one precision and form; quantised graphs from fixed random batches."""
+    """Return the graph of a golden checkpoint in a precision and form; calibration batches are random and fixed."""
     loaded = load_checkpoint(checkpoint.path, checkpoint.hints)
     generator = np.random.default_rng(7)
     shape = (8, *input_shape(loaded.spec))
@@ -103,15 +103,15 @@ def graph_from_golden(checkpoint: Golden, precision: Precision, padded: bool) ->
 
 
 class MerkleHashes:
-    """Hash of every value of a graph, from what it is computed of.
+    """Hash of every value of a graph, from the nodes and constants that compute it.
 
     weights: whether the values of floating-point constants count, or their types and shapes alone.
     """
 
     def __init__(self, proto: onnx.ModelProto, *, weights: bool) -> None:
         self._weights = weights
-        self._known = {one.name: _digest(["input", str(one.type)]) for one in proto.graph.input}
-        self._known |= {one.name: self._constant(one) for one in proto.graph.initializer}
+        self._known = {value.name: _digest(["input", str(value.type)]) for value in proto.graph.input}
+        self._known |= {value.name: self._constant(value) for value in proto.graph.initializer}
         for node in proto.graph.node:  # an ONNX graph is in topological order
             whole = self.of_node(node)
             self._known |= {name: _digest([whole, str(index)]) for index, name in enumerate(node.output)}
@@ -120,7 +120,7 @@ class MerkleHashes:
         return self._known[name] if name else ""
 
     def of_node(self, node: onnx.NodeProto) -> str:
-        attributes = sorted(self._attribute(one) for one in node.attribute)
+        attributes = sorted(self._attribute(attribute) for attribute in node.attribute)
         return _digest([node.domain, node.op_type, *attributes, *(self[name] for name in node.input)])
 
     def _attribute(self, attribute: onnx.AttributeProto) -> str:
@@ -140,16 +140,16 @@ def _digest(parts: list[str]) -> str:
 
 
 def graph_hashes(proto: onnx.ModelProto) -> dict[str, Any]:
-    """Both hashes, how many nodes there are, and which roles their nodes have."""
+    """Return both hashes, the number of nodes, and the roles of the nodes."""
     structure = MerkleHashes(proto, weights=False)
     whole = MerkleHashes(proto, weights=True)
     roles = roles_of(proto.graph)
     by_node = sorted(f"{structure.of_node(node)} {roles[node.name]}" for node in proto.graph.node)
     return {
-        "opset": {one.domain: one.version for one in proto.opset_import if one.domain == ""}[""],
+        "opset": {entry.domain: entry.version for entry in proto.opset_import if entry.domain == ""}[""],
         "nodes": len(proto.graph.node),
-        "structure": _digest([structure[one.name] for one in proto.graph.output]),
-        "whole": _digest([whole[one.name] for one in proto.graph.output]),
+        "structure": _digest([structure[entry.name] for entry in proto.graph.output]),
+        "whole": _digest([whole[entry.name] for entry in proto.graph.output]),
         "roles": dict(sorted(Counter(roles.values()).items())),
         "roles_by_node": _digest(by_node),
     }
@@ -159,7 +159,7 @@ def graph_hashes(proto: onnx.ModelProto) -> dict[str, Any]:
 
 
 def logits_hash(checkpoint: Golden) -> str:
-    """Of eager PyTorch on one thread: with more, sums are cut elsewhere."""
+    """Return the hash of eager PyTorch's logits on a single thread: more threads split sums elsewhere."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -171,7 +171,7 @@ def logits_hash(checkpoint: Golden) -> str:
 
 
 def mistakes(bundle: Bundle) -> dict[str, dict[str, str]]:
-    """Usual mistake → hash of its logits on the golden inputs, and the mistake that parity names for them."""
+    """Return usual mistake → hash of its logits on the golden inputs, and the name that parity reports for them."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -199,7 +199,7 @@ def inspected(checkpoint: Golden) -> dict[str, Any]:
 
 
 def engine_of(proto: onnx.ModelProto, precision: Precision, folder: Path) -> dict[str, Any]:
-    """What tensorrt-rtx builds of a graph for compute capability 8.9, which takes no GPU."""
+    """Build a graph with tensorrt-rtx for compute capability 8.9, without a GPU, and return the engine's contents."""
     path = folder / "graph.onnx"
     onnx.save(proto, path)
     options = BuildOptions(precision=precision, capabilities=("8.9",))
@@ -209,15 +209,15 @@ def engine_of(proto: onnx.ModelProto, precision: Precision, folder: Path) -> dic
         "layers": len(layers),
         "listing": _digest([_described(layer) for layer in layers]),
         "attentions": [
-            {"name": one.name, "fused": one.fused, "precision": one.precision, "kernels": len(one.kernels)}
-            for one in engine.card.attentions
+            {"name": proof.name, "fused": proof.fused, "precision": proof.precision, "kernels": len(proof.kernels)}
+            for proof in engine.card.attentions
         ],
         "misses": len(engine.card.misses),
     }
 
 
 def _described(layer: Layer) -> str:
-    """A layer without the names that the builder and our modules give: its kind, types and operators."""
+    """Return a layer without the names of the builder and our modules: its kind, types and operators."""
     operators = Counter(name.rpartition("/")[2].partition(".")[0] for name in layer.nodes)
     return f"{layer.kind} {layer.profile} {layer.reads} {layer.writes} {sorted(operators.items())}"
 
@@ -226,7 +226,7 @@ def _described(layer: Layer) -> str:
 
 
 def frozen_parts(name: str) -> Iterator[tuple[str, Any]]:
-    """Every frozen value of one golden checkpoint, part by part."""
+    """Yield every frozen value of a golden checkpoint, part by part."""
     checkpoint = golden(name)
     yield "logits", logits_hash(checkpoint)
     yield "inspect", inspected(checkpoint)
@@ -237,7 +237,7 @@ def frozen_parts(name: str) -> Iterator[tuple[str, Any]]:
         options = ExportOptions(input_kind="tensor", max_batch=_MAX_BATCH)
         bundle = bundle_from_checkpoint(checkpoint.path, Path(folder) / "b", options, hints=checkpoint.hints)
         yield "mistakes", mistakes(bundle)
-        built: dict[str, dict[str, Any]] = {}  # a form that changes nothing gives the engine of the form before
+        built: dict[str, dict[str, Any]] = {}  # forms with equal graphs have equal engines
         for form, hashes in graphs.items():
             if hashes["whole"] not in built:
                 built[hashes["whole"]] = engine_of(protos[form], form[0], Path(folder))

@@ -1,4 +1,4 @@
-"""Casting, quantising and their emulation, on a graph whose every number is known."""
+"""Casting, quantising and their emulation, on a graph with known numbers."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def images(graph: onnx.ModelProto) -> np.ndarray:
 
 
 def types_of(proto: onnx.ModelProto) -> dict[str, int]:
-    """Tensor → element type, as ONNX itself infers it."""
+    """Return tensor → element type, as ONNX itself infers it."""
     inferred = onnx.shape_inference.infer_shapes(proto, strict_mode=True).graph
-    found = {one.name: one.type.tensor_type.elem_type for one in (*inferred.value_info, *inferred.output)}
-    return found | {one.name: one.data_type for one in inferred.initializer}
+    types = {value.name: value.type.tensor_type.elem_type for value in (*inferred.value_info, *inferred.output)}
+    return types | {value.name: value.data_type for value in inferred.initializer}
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -68,12 +68,12 @@ def test_every_node_computes_in_the_type_of_the_policy(precision: str, graph: on
     for node in cast.graph.node:
         role = roles.get(node.name)
         if role in POLICY:
-            wanted = ONNX_TYPES[POLICY[role][precision]]
+            expected = ONNX_TYPES[POLICY[role][precision]]
             floats = [types[name] for name in node.input if types.get(name) in ONNX_TYPES.values()]
-            assert {*floats, types[node.output[0]]} == {wanted}, node.name
+            assert {*floats, types[node.output[0]]} == {expected}, node.name
             checked += 1
     assert checked > 20
-    assert [one.type.tensor_type.elem_type for one in (*cast.graph.input, *cast.graph.output)] == [
+    assert [value.type.tensor_type.elem_type for value in (*cast.graph.input, *cast.graph.output)] == [
         TensorProto.FLOAT
     ] * 2
 
@@ -88,16 +88,16 @@ def test_float32_is_left_as_it_is(graph: onnx.ModelProto, images: np.ndarray) ->
 def test_lower_precision_is_near_and_not_equal(
     precision: str, bound: float, graph: onnx.ModelProto, images: np.ndarray
 ) -> None:
-    wanted = emulated_logits(graph, images, name="x")
-    found = emulated_logits(cast_graph(graph, precision), images, name="x")
-    distance = np.abs(found - wanted).max() / np.abs(wanted).max()
+    expected = emulated_logits(graph, images, name="x")
+    logits = emulated_logits(cast_graph(graph, precision), images, name="x")
+    distance = np.abs(logits - expected).max() / np.abs(expected).max()
     assert 0 < distance < bound
 
 
 def test_a_constant_that_does_not_fit(graph: onnx.ModelProto) -> None:
     large = onnx.ModelProto()
     large.CopyFrom(graph)
-    weights = next(one for one in large.graph.initializer if one.name.endswith("mask.constant"))
+    weights = next(tensor for tensor in large.graph.initializer if tensor.name.endswith("mask.constant"))
     weights.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weights) + np.float32(1e5), weights.name))
     with pytest.raises(ExportError, match=r"mask.constant: its largest value, 1e\+05, is more than float16 can hold"):
         cast_graph(large, "fp16")
@@ -106,16 +106,16 @@ def test_a_constant_that_does_not_fit(graph: onnx.ModelProto) -> None:
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_minus_infinity_in_a_constant_stays(precision: str, graph: onnx.ModelProto) -> None:
-    """It masks entries of the scores, and every type that a mask or bias is computed in holds it."""
+    """Minus infinity masks entries of the scores, and every type of a mask or bias can represent it."""
     masked = onnx.ModelProto()
     masked.CopyFrom(graph)
-    weights = next(one for one in masked.graph.initializer if one.name.endswith("mask.constant"))
+    weights = next(tensor for tensor in masked.graph.initializer if tensor.name.endswith("mask.constant"))
     values = numpy_helper.to_array(weights).copy()
     values[..., 0, 0] = -np.inf
     weights.CopyFrom(numpy_helper.from_array(values, weights.name))
     cast = cast_graph(masked, precision)
-    (found,) = [one for one in cast.graph.initializer if one.name.startswith(weights.name)]
-    infinite = np.isinf(numpy_helper.to_array(found).astype(np.float32))
+    (stored,) = [tensor for tensor in cast.graph.initializer if tensor.name.startswith(weights.name)]
+    infinite = np.isinf(numpy_helper.to_array(stored).astype(np.float32))
     np.testing.assert_array_equal(infinite, np.isinf(values))
     values[..., 1, 1] = np.inf
     weights.CopyFrom(numpy_helper.from_array(values, weights.name))
@@ -145,8 +145,8 @@ def test_bfloat16_is_emulated_with_every_rounding() -> None:
         ir_version=10,
     )
     x = np.random.default_rng(0).standard_normal((50, 1), dtype=np.float32)
-    wanted = ((x.astype(ml_dtypes.bfloat16) + one) * three).astype(np.float32)
-    assert emulated_logits(proto, x, name="x").tobytes() == wanted.tobytes()
+    expected = ((x.astype(ml_dtypes.bfloat16) + one) * three).astype(np.float32)
+    assert emulated_logits(proto, x, name="x").tobytes() == expected.tobytes()
     emulated = without_bfloat16(proto)
     assert {node.op_type for node in emulated.graph.node if node.name in ("add", "mul")} == {"Add", "Mul"}
     assert all(types_of(emulated)[name] == TensorProto.FLOAT for name in ("s", "m"))
@@ -166,8 +166,8 @@ def test_quantised_values_are_on_their_grid(precision: str) -> None:
 
 @pytest.mark.parametrize("precision", ["int8", "fp8"])
 def test_projections_are_quantised_and_nothing_else(precision: str, graph: onnx.ModelProto, images: np.ndarray) -> None:
-    found = calibrate(graph, [images])
-    quantized = quantize_graph(graph, precision, bounds_of(found, precision))
+    calibration = calibrate(graph, [images])
+    quantized = quantize_graph(graph, precision, bounds_of(calibration, precision))
     onnx.checker.check_model(quantized, full_check=True)
     roles = roles_of(quantized.graph)
     maker = {name: node for node in quantized.graph.node for name in node.output}
@@ -177,18 +177,18 @@ def test_projections_are_quantised_and_nothing_else(precision: str, graph: onnx.
             assert fed == ["DequantizeLinear"] * 2, node.name
         elif node.op_type in ("MatMul", "Gemm"):
             assert "DequantizeLinear" not in fed, node.name
-    zeros = [one for one in quantized.graph.initializer if one.name.endswith(".zero")]
+    zeros = [tensor for tensor in quantized.graph.initializer if tensor.name.endswith(".zero")]
     assert zeros
-    assert not any(numpy_helper.to_array(one).astype(np.float32).any() for one in zeros)  # symmetric
-    wanted = emulated_logits(graph, images, name="x")
-    distance = np.abs(emulated_logits(quantized, images, name="x") - wanted).max() / np.abs(wanted).max()
+    assert not any(numpy_helper.to_array(tensor).astype(np.float32).any() for tensor in zeros)  # symmetric
+    expected = emulated_logits(graph, images, name="x")
+    distance = np.abs(emulated_logits(quantized, images, name="x") - expected).max() / np.abs(expected).max()
     assert 0 < distance < 0.1
 
 
 def test_weights_have_a_scale_for_each_output_channel(graph: onnx.ModelProto) -> None:
     quantized = quantize_graph(graph, "int8", dict.fromkeys(activations_of(graph.graph), 1.0))
-    constants = {one.name: numpy_helper.to_array(one) for one in quantized.graph.initializer}
-    originals = {one.name: numpy_helper.to_array(one) for one in graph.graph.initializer}
+    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in quantized.graph.initializer}
+    originals = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.graph.initializer}
     checked = 0
     for node in quantized.graph.node:
         if node.op_type == "DequantizeLinear" and node.input[0] in constants:
@@ -203,22 +203,22 @@ def test_weights_have_a_scale_for_each_output_channel(graph: onnx.ModelProto) ->
 
 
 @pytest.mark.parametrize("bound", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_range_that_calibration_did_not_find(bound: float, graph: onnx.ModelProto) -> None:
+def test_a_range_that_calibration_did_not_measure(bound: float, graph: onnx.ModelProto) -> None:
     with pytest.raises(ExportError, match="calibration found no range"):
         quantize_graph(graph, "int8", dict.fromkeys(activations_of(graph.graph), bound))
 
 
 def test_calibration_sees_what_goes_into_each_projection(graph: onnx.ModelProto, images: np.ndarray) -> None:
-    found = calibrate(graph, [images[:3], images[3:]])
-    assert found.images == 4
+    calibration = calibrate(graph, [images[:3], images[3:]])
+    assert calibration.images == 4
     probed = onnx.ModelProto()
     probed.CopyFrom(graph)
     name = activations_of(graph.graph)[0]
     probed.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
     session = onnxruntime.InferenceSession(probed.SerializeToString(), providers=["CPUExecutionProvider"])
     (values,) = session.run([name], {"tensor": images})
-    assert found.largest[name] == pytest.approx(np.abs(values).max(), rel=1e-5)
-    assert found.counts[name].sum() == values.size
+    assert calibration.largest[name] == pytest.approx(np.abs(values).max(), rel=1e-5)
+    assert calibration.counts[name].sum() == values.size
 
 
 def test_calibration_without_images(graph: onnx.ModelProto) -> None:
@@ -243,7 +243,7 @@ def test_histograms_grow_and_lose_no_value() -> None:
 
 
 def test_int8_cuts_outliers_where_that_costs_less() -> None:
-    """A million unit normals and one value of 100: cutting it is better than steps of 100/127."""
+    """For a million unit normals and a single value of 100, clipping the 100 is better than steps of 100/127."""
     histograms = Histograms()
     values = np.append(np.random.default_rng(0).standard_normal(1_000_000), 100.0).astype(np.float32)
     histograms.add("x", values)
@@ -269,7 +269,7 @@ def test_the_report_of_a_mask_that_half_precision_hurts(folded: FoldedModel) -> 
     assert first.entries == hurt[0].numel()
     assert (first.flushed, first.saturated) == (1, 1)
     assert first.subnormal == 1
-    assert first.relative_change < 0.02  # of the subnormal one; the others keep 11 bits
+    assert first.relative_change < 0.02  # of the subnormal entry; the other entries keep 11 bits
     assert all(other.flushed == other.saturated == 0 and other.relative_change < 2**-11 for other in others)
     unhurt = next(changes_of([replace(mask, constant=hurt)], "bf16"))
     assert (unhurt.flushed, unhurt.saturated, unhurt.subnormal) == (0, 0, 0)
@@ -281,7 +281,7 @@ def test_masks_are_proven_in_the_cast_graph(folded: FoldedModel, graph: onnx.Mod
     cast = cast_graph(graph, "fp16")
     names, hashes = prove_masks(cast, folded.masks, records, "fp16")
     assert list(names) == list(hashes) == [mask.layer for mask in folded.masks]
-    stored = next(one for one in cast.graph.initializer if one.name == names[folded.masks[0].layer])
+    stored = next(tensor for tensor in cast.graph.initializer if tensor.name == names[folded.masks[0].layer])
     changed = numpy_helper.to_array(stored).copy()
     changed.flat[1] += 1
     stored.CopyFrom(numpy_helper.from_array(changed, stored.name))

@@ -56,7 +56,7 @@ def test_operators_of_a_folded_graph(graph: onnx.ModelProto) -> None:
         "Split",
         "Transpose",
     }
-    assert sum(node.op_type == "Mul" for node in graph.graph.node) == 2  # one a layer: the mask
+    assert sum(node.op_type == "Mul" for node in graph.graph.node) == 2  # the mask of each layer
 
 
 def test_batch_is_dynamic(graph: onnx.ModelProto) -> None:
@@ -100,10 +100,10 @@ def test_layers_with_equal_masks_may_have_a_copy_each(graph: onnx.ModelProto, fo
     names = [record.constant for record in prove_folded(graph, folded)[0]]
     equal, same = copy.deepcopy(graph), copy.deepcopy(folded)
     same.masks[1].constant.copy_(same.masks[0].constant)
-    first, second = (next(one for one in equal.graph.initializer if one.name == name) for name in names)
+    first, second = (next(tensor for tensor in equal.graph.initializer if tensor.name == name) for name in names)
     second.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(first), second.name))
     assert [record.constant for record in prove_folded(equal, same)[0]] == names
-    for node in equal.graph.node:  # both layers read the first: its copy is of no use
+    for node in equal.graph.node:  # both layers read the first mask; nothing reads its copy
         node.input[:] = [names[0] if name == names[1] else name for name in node.input]
     with pytest.raises(ExportError, match="expected one Mul in each layer"):
         prove_folded(equal, same)
@@ -185,7 +185,7 @@ def test_no_two_large_constants_are_equal(name: str, tensor_bundles: dict[str, B
 
 
 def test_an_unfolded_bias_is_refused(tensor_bundles: dict[str, Bundle]) -> None:
-    """A table that is gathered from at run time is arithmetic on constants."""
+    """Gathering from a table at run time is arithmetic on constants."""
     case = golden("swin_gmm")
     trained = load_checkpoint(case.path).model
     with pytest.raises(ExportError):

@@ -29,14 +29,14 @@ def test_every_node_of_every_family_has_a_role_in_the_policy(name: str, tensor_b
 
 
 @pytest.mark.parametrize("name", RELEASED)
-def test_attentions_are_found_under_the_names_of_their_modules(name: str, tensor_bundles: dict[str, Bundle]) -> None:
+def test_attentions_have_the_names_of_their_modules(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     bundle = tensor_bundles[name]
-    found = attentions_of(onnx.load(bundle.onnx_path).graph)
-    masks = {attention.name: attention.mask for attention in found if attention.mask}
+    attentions = attentions_of(onnx.load(bundle.onnx_path).graph)
+    masks = {attention.name: attention.mask for attention in attentions if attention.mask}
     assert masks == {record.layer: record.constant for record in bundle.manifest.masks}
-    assert all(attention.known for attention in found)
-    assert {attention.mixes_heads for attention in found} == {name.startswith("cait")}
-    for attention in found:
+    assert all(attention.known for attention in attentions)
+    assert {attention.mixes_heads for attention in attentions} == {name.startswith("cait")}
+    for attention in attentions:
         assert attention.nodes[0].endswith("scores/MatMul")
         assert attention.nodes[-1].startswith(f"{attention.name}/MatMul")
 
@@ -119,7 +119,7 @@ def test_an_unknown_operator_computes_in_float32(precision: Precision) -> None:
 
 
 def test_a_declared_role_holds_against_the_rules_and_is_reported() -> None:
-    """A sum of two computed values is a residual by the rules; this node says that it is a bias on the scores."""
+    """By the rules a sum of two computed values is a residual; this node declares a bias on the scores."""
     node = declare(helper.make_node("Add", ["x", "x"], ["s"], name="sum"), "score_bias")
     graph = graph_of(node, declare(helper.make_node("Identity", ["s"], ["y"], name="i"), "shape"))
     assert roles_of(graph) == {"sum": "score_bias", "i": "shape"}

@@ -1,4 +1,4 @@
-"""The cache of compiled kernels: what its key knows, what it keeps, and what it never removes."""
+"""The cache of compiled kernels: what its key depends on, which libraries it keeps, and which it never removes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gmmvit_deploy.kernels.libraries import empty_kernel_cache, onnxruntime_libr
 
 
 class Compiler:
-    """A script in a compiler's place: writes what it was told to, and counts how often it compiled."""
+    """A script in place of the compiler: it writes the output file and counts its runs."""
 
     def __init__(self, folder: Path) -> None:
         self.path, self.calls = folder / "cxx", folder / "calls"
@@ -55,7 +55,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path) -> C
 
 
 def again() -> tuple[Path | None, str]:
-    """As a process that asks for the first time."""
+    """Return the library as a process gets it that asks for the first time."""
     onnxruntime_library.cache_clear()
     return onnxruntime_library()
 
@@ -154,7 +154,7 @@ def written(path: Path) -> None:
 
 
 def fill(stem: str, age_s: int) -> None:
-    """A library that was last used some time ago, by a process that is gone."""
+    """Write a library that was last used some time ago, by a process that has ended."""
     path = compiled(stem, written)
     cache._IN_USE.pop(path).close()
     os.utime(path, (1_000_000_000 - age_s,) * 2)

@@ -1,4 +1,4 @@
-"""Our attention kernel: the formula's numbers in every form it takes, and no other form is touched."""
+"""Our attention kernel computes the formula in every form that it supports, and no other form is replaced."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.conftest import has_bf16, swin_graph
 
 _KERNELS, _WHY = our_kernels("fp32")
 needs_kernel = pytest.mark.skipif(
-    # One that does not compile is a failure, and no reason to skip.
+    # A kernel that does not compile is a failure, and no reason to skip.
     _KERNELS is None and any(why in _WHY for why in ("no AVX-512", "x86-64", "no C++ compiler")),
     reason=f"no kernel here: {_WHY}",
 )
@@ -76,12 +76,12 @@ class Case:
         shape = (self.windows, self.heads, self.n, self.n)
         self.bias = make.standard_normal(shape, dtype=np.float32) if self.windows else None
         if self.bias is not None:
-            self.bias[-1, :, 0, 1:] = -100  # a token that the roll brought beside strangers
+            self.bias[-1, :, 0, 1:] = -100  # a token that the roll moved next to tokens of another region
 
     def computed(
         self, arithmetic: int, pieces: list[int] | None = None, step: float | None = None
     ) -> tuple[int, np.ndarray]:
-        """pieces: where one call ends and the next begins.  step: of int8.  (The last call's answer, the output.)"""
+        """pieces: where a call ends and the next begins.  step: of int8.  Returns (status of the last call, output)."""
         library = loaded()
         columns = self.heads * self.d
         shape = (self.batch, self.n, columns)
@@ -146,7 +146,7 @@ class Case:
 
 
 def mask_on_grid(heads: int, n: int) -> np.ndarray:
-    """(H, n, n), random but for depending on rows and columns apart alone; one number where a class token is."""
+    """Return (H, n, n): random, but equal for equal offsets in rows and columns; constant for the class token."""
     make = np.random.default_rng(n)
     g = math.isqrt(n)
     rows, columns = np.divmod(np.arange(g * g), g)
@@ -165,7 +165,7 @@ def loaded() -> ctypes.CDLL:
 
 CASES = [
     Case(3, 12, 64, 16),
-    Case(2, 2, 257, 48),  # four tiles of queries and one more, keys left over in every block
+    Case(2, 2, 257, 48),  # four tiles and a further query; every block has remaining keys
     Case(2, 3, 65, 32),
     Case(1, 8, 17, 48),
     Case(2, 1, 1, 16),
@@ -185,7 +185,7 @@ CASES = [
     Case(2, 4, 64, 48, mixed=True),
     Case(1, 8, 33, 16, mixed=True),
     Case(2, 4, 64, 48, mixed=True, on_grid=True),
-    Case(1, 4, 65, 32, mixed=True),  # one image: half a tile at once
+    Case(1, 4, 65, 32, mixed=True),  # a single image: half a tile at once
     Case(1, 4, 257, 16, mixed=True, on_grid=True),
     Case(1, 2, 101, 16, mixed=True, on_grid=True),
     Case(1, 6, 129, 16, mixed=True, masked=False),
@@ -199,30 +199,30 @@ WINDOWS = next(case for case in CASES if case.windows)
 
 def _id(case: Case) -> str:
     kinds = [kind for kind in ("masked", "mixed", "on_grid", "windows") if getattr(case, kind)]
-    return "-".join([*(str(one) for one in (case.batch, case.heads, case.n, case.d)), *kinds])
+    return "-".join([*(str(size) for size in (case.batch, case.heads, case.n, case.d)), *kinds])
 
 
 @needs_kernel
 @pytest.mark.parametrize("case", CASES, ids=_id)
 def test_float32_is_the_formula(case: Case) -> None:
-    failed, found = case.computed(F32)
+    failed, output = case.computed(F32)
     truth, most = case.formula()
     assert failed == 0
-    np.testing.assert_allclose(found, truth, atol=2e-6 * max(1.0, most))
+    np.testing.assert_allclose(output, truth, atol=2e-6 * max(1.0, most))
 
 
 @needs_kernel
 @needs_bf16
 @pytest.mark.parametrize("case", CASES, ids=_id)
 def test_bf16_is_the_formula_of_rounded_numbers(case: Case) -> None:
-    failed, found = case.computed(BF16)
+    failed, output = case.computed(BF16)
     truth, most = case.formula(bfloat16)
     assert failed == 0
     # 2^x is 8e-5 off, so a weight beside a rounding boundary may fall to its other side: 2⁻⁸ of it.
-    np.testing.assert_allclose(found, truth, atol=2**-8 * most)
-    off = [float(np.sqrt(np.mean((found - one) ** 2))) for one in (truth, case.formula()[0])]
+    np.testing.assert_allclose(output, truth, atol=2**-8 * most)
+    off = [float(np.sqrt(np.mean((output - reference) ** 2))) for reference in (truth, case.formula()[0])]
     if case.n > 2:
-        assert off[0] < off[1] / 3  # what is left is not the rounding, which is there
+        assert off[0] < off[1] / 3  # much nearer to the formula of rounded numbers
 
 
 @needs_kernel
@@ -239,23 +239,23 @@ def test_pieces_are_the_whole(case: Case) -> None:
 def test_quantised_on_its_way_out(case: Case, arithmetic: int) -> None:
     plain = case.computed(arithmetic)[1]
     step = float(np.abs(plain).max()) / 100  # a few beyond 127 below
-    for one in (step, step / 2):
-        failed, found = case.computed(arithmetic, step=one)
-        steps = plain * (1 / np.float32(one))
+    for spacing in (step, step / 2):
+        failed, output = case.computed(arithmetic, step=spacing)
+        steps = plain * (1 / np.float32(spacing))
         assert failed == 0
         near_a_half = np.abs(steps - np.floor(steps) - 0.5) < 1e-4
-        assert (found == np.clip(np.rint(steps), -128, 127))[~near_a_half].all()
-    assert (np.abs(found) >= 127).any()
+        assert (output == np.clip(np.rint(steps), -128, 127))[~near_a_half].all()
+    assert (np.abs(output) >= 127).any()
 
 
 @needs_kernel
 def test_scores_that_overflow_a_plain_exponential() -> None:
     case = Case(1, 1, 40, 16)
     case.stacked *= 30
-    failed, found = case.computed(F32)
+    failed, output = case.computed(F32)
     assert failed == 0
     truth, most = case.formula()
-    np.testing.assert_allclose(found, truth, atol=2e-4 * most)
+    np.testing.assert_allclose(output, truth, atol=2e-4 * most)
 
 
 @needs_kernel
@@ -263,13 +263,13 @@ def test_scores_that_overflow_a_plain_exponential() -> None:
     "case", [Case(1, 1, 4, 8), Case(1, 17, 4, 16, mixed=True), Case(1, 2, 4, 16, mixed=True, windows=1)], ids=_id
 )
 def test_what_it_does_not_take(case: Case) -> None:
-    failed, found = case.computed(F32)
+    failed, output = case.computed(F32)
     assert failed == 1
-    assert np.isnan(found).all()  # nothing was written
+    assert np.isnan(output).all()  # nothing was written
 
 
 @needs_kernel
-def test_an_arithmetic_that_is_none() -> None:
+def test_an_unknown_arithmetic_is_refused() -> None:
     assert Case(1, 1, 4, 16).computed(3)[0] == 1
 
 
@@ -302,8 +302,8 @@ def test_the_fused_graph_gives_the_same_answers(
         ours = runner.rows(inputs)
         assert "Reference ref_f32" in runner.program.kernels
     np.testing.assert_allclose(ours, theirs, atol=2e-5)
-    monkeypatch.setattr(runner_module, "openvino_library", lambda: (None, "not wanted"))
-    with pytest.raises(InputError, match=r"runner openvino\+kernels cannot be had: not wanted"):
+    monkeypatch.setattr(runner_module, "openvino_library", lambda: (None, "switched off"))
+    with pytest.raises(InputError, match=r"runner openvino\+kernels cannot be had: switched off"):
         open_runner("openvino+kernels", bundle)
 
 
@@ -321,7 +321,7 @@ def test_windows_that_shift(kind: MaskKind, tmp_path: Path) -> None:
 
 
 def _graph(**other: Any) -> openvino.Model:
-    """One masked attention as an exporter writes it; ``other``: what is different."""
+    """Return a masked attention as an exporter writes it.  other: changes of the form."""
     heads, n, d = 2, 20, other.get("d", 16)
     make = np.random.default_rng(1)
     windows = other.get("windows", [])
@@ -350,11 +350,11 @@ def _graph(**other: Any) -> openvino.Model:
     mixed = turned(ops.matmul(weights, value, False, False), [2, 1, 3])
     last = ops.reshape(mixed, ops.constant([0, *windows, n, heads * d]), special_zero=True)
     for step in other.get("quantised", ()):
-        ends = [ops.constant(np.float32(one)) for one in (-128 * step, 127 * step, -128, 127)]
+        ends = [ops.constant(np.float32(bound)) for bound in (-128 * step, 127 * step, -128, 127)]
         grid = ops.convert(ops.fake_quantize(last, *ends, 256), "i8")
         last = ops.multiply(ops.convert(grid, "f32"), ops.constant(np.float32(step)))
     outputs = [last, ops.relu(weights)] if other.get("weights_are_used") else [last]
-    return openvino.Model([one.output(0) for one in outputs], [stacked], "attention")
+    return openvino.Model([node.output(0) for node in outputs], [stacked], "attention")
 
 
 @needs_kernel
@@ -364,15 +364,15 @@ def _graph(**other: Any) -> openvino.Model:
         ({}, 1),
         ({"mask": ()}, 1),  # a plain attention's scale
         ({"mask": (1, 2, 20, 20)}, 1),
-        ({"mask": (1, 20, 20)}, 0),  # one mask for all heads would be broadcast
+        ({"mask": (1, 20, 20)}, 0),  # a mask for all heads would be broadcast
         ({"mask": (2, 20, 1)}, 0),
         ({"d": 8}, 0),
-        ({"quantised": [0.02]}, 1),  # but nothing else is: it stays OpenVINO's
+        ({"quantised": [0.02]}, 1),  # but no other form is: the attention stays OpenVINO's
         ({"quantised": [0.02, 0.04]}, 1),
         ({"bias": (2, 20, 20)}, 1),
         ({"bias": (1, 2, 20, 20), "mask": ()}, 1),
         ({"bias": (1, 20, 20)}, 0),
-        ({"bias": (3, 2, 20, 20)}, 0),  # one for each image of three
+        ({"bias": (3, 2, 20, 20)}, 0),  # a bias for each of three images
         ({"windows": [4]}, 1),
         ({"windows": [4], "mask": (1, 1, 2, 20, 20), "bias": (2, 20, 20)}, 1),
         ({"windows": [4], "mask": (), "bias": (4, 2, 20, 20)}, 1),
@@ -403,7 +403,8 @@ def test_only_masked_attention_is_replaced(other: dict[str, Any], replaced: int)
     batch = np.random.default_rng(2).standard_normal((3, *plain.inputs[0].get_partial_shape().get_max_shape()[1:]))
     settings = {"INFERENCE_PRECISION_HINT": "f32"}
     answers = [
-        openvino.compile_model(one, "CPU", settings)(batch.astype(np.float32))[0].copy() for one in (plain, model)
+        openvino.compile_model(network, "CPU", settings)(batch.astype(np.float32))[0].copy()
+        for network in (plain, model)
     ]
     # A value near the middle of two steps may fall to the other.
     off = np.abs(answers[1] - answers[0])
@@ -426,7 +427,7 @@ def test_a_mask_beyond_float16_is_kept_in_float32() -> None:
     batch = np.random.default_rng(2).standard_normal((3, 20, 96), dtype=np.float32) / 100
     settings = {"INFERENCE_PRECISION_HINT": "f32"}
     answer, truth = (
-        openvino.compile_model(one, "CPU", settings)(batch)[0].copy() for one in (model, _graph(times=2e4))
+        openvino.compile_model(network, "CPU", settings)(batch)[0].copy() for network in (model, _graph(times=2e4))
     )
     np.testing.assert_allclose(answer, truth, atol=1e-5 * np.abs(batch).max())
 
@@ -435,14 +436,14 @@ def test_a_mask_beyond_float16_is_kept_in_float32() -> None:
 def test_bf16_falls_back_to_what_the_processor_has(monkeypatch: pytest.MonkeyPatch) -> None:
     library, _ = openvino_library()
     assert library is not None
-    for support, found in ((2, "bf16"), (1, "f32"), (0, "this processor has no AVX-512")):
+    for support, outcome in ((2, "bf16"), (1, "f32"), (0, "this processor has no AVX-512")):
 
         class Library:
             def masked_attention_support(self, support: int = support) -> int:
                 return support
 
         monkeypatch.setattr(ctypes, "CDLL", lambda path, made=Library: made())
-        assert kernels_from(library, "bf16")[1] == found
+        assert kernels_from(library, "bf16")[1] == outcome
 
 
 # ---- where it cannot be had --------------------------------------------------------------------------------------
@@ -450,7 +451,7 @@ def test_bf16_falls_back_to_what_the_processor_has(monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def _anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """A machine that has compiled nothing yet."""
+    """On a machine that has compiled nothing yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     compiling.openvino_library.cache_clear()
     yield

@@ -1,4 +1,4 @@
-"""One matcher over both runtimes' graphs: how many attentions the kernel takes, and why not the others."""
+"""The matcher for both runtimes' graphs: which attentions the kernel supports, and why not the others."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_wiring_of_a_small_graph() -> None:
 
 
 def test_what_a_server_copies_imports_alone(tmp_path: Path) -> None:
-    """In a fresh interpreter that cannot import gmmvit_deploy, as in Triton's."""
+    """The module imports in a new interpreter without gmmvit_deploy, as inside Triton."""
     package = tmp_path / "gmmvit_openvino"
     package.mkdir()
     for name in ("openvino_kernels.py", "openvino_view.py", "matcher.py", "prepared_masks.py"):

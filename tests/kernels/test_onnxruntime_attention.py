@@ -1,4 +1,4 @@
-"""Our attention kernel in ONNX Runtime: the same answers, and no other form of attention is touched."""
+"""Our attention kernel in ONNX Runtime: the same answers, and no other form of attention is replaced."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def attentions(graph: onnx.GraphProto) -> int:
 @needs_kernel
 @pytest.mark.parametrize(
     ("name", "ours", "left"),
-    # What stays: attention of the class token alone; heads 8 or 12 wide.
+    # Not replaced: attention of the class token alone; heads with a dim of 8 or 12.
     [("vit_gmm", 3, 0), ("cait_gmm", 3, 2), ("t2t_gmm", 2, 0), ("swin_gmm", 0, 6), ("pit_gmm", 0, 4)],
 )
 def test_the_fused_graph_gives_the_same_answers(
@@ -54,11 +54,13 @@ def test_the_fused_graph_gives_the_same_answers(
     proto = onnx.load_from_string(fused.graph)
     assert sum(node.domain == "gmmvit" for node in proto.graph.node) == ours
     assert attentions(proto.graph) == left
-    # Each of their masks is there once, as the kernel wants it, and no longer as it was.
+    # Each mask is stored once, in the form that the kernel reads, and no longer in its original form.
     before = onnx.load(bundle.onnx_path).graph.initializer
-    constants = {one.name for one in proto.graph.initializer}
+    constants = {tensor.name for tensor in proto.graph.initializer}
     assert constants.isdisjoint(record.constant for record in bundle.manifest.masks[-ours:])
-    assert sum(len(one.raw_data) for one in proto.graph.initializer) <= 1.05 * sum(len(one.raw_data) for one in before)
+    assert sum(len(tensor.raw_data) for tensor in proto.graph.initializer) <= 1.05 * sum(
+        len(tensor.raw_data) for tensor in before
+    )
     own, plain = program_from_onnx(bundle.onnx_path, fused=fused), program_from_onnx(bundle.onnx_path)
     for batch in (1, 5, 37):
         inputs = fresh_inputs(bundle, batch)
@@ -80,7 +82,7 @@ def test_windows_that_shift(kind: MaskKind, tmp_path: Path) -> None:
 
 
 @needs_kernel
-def test_the_runner_says_which_attention_it_has(
+def test_the_runner_states_which_attention_it_has(
     tensor_bundles: dict[str, Bundle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = tensor_bundles["vit_gmm"]
@@ -88,8 +90,8 @@ def test_the_runner_says_which_attention_it_has(
         assert runner.settings["attention"] == "our own, f32"
     with open_runner("onnxruntime", bundle) as runner:
         assert runner.settings["attention"] == "ONNX Runtime's"
-    monkeypatch.setattr(runtime_module, "onnxruntime_library", lambda: (None, "not wanted"))
-    with pytest.raises(InputError, match=r"runner onnxruntime\+kernels cannot be had: not wanted"):
+    monkeypatch.setattr(runtime_module, "onnxruntime_library", lambda: (None, "switched off"))
+    with pytest.raises(InputError, match=r"runner onnxruntime\+kernels cannot be had: switched off"):
         open_runner("onnxruntime+kernels", bundle)
 
 
@@ -102,7 +104,7 @@ def test_half_precision_is_left_alone(precise_bundle: Bundle) -> None:
 
 
 def graph(**other: Any) -> onnx.ModelProto:
-    """One masked attention as the exporter writes it; ``other``: what is different."""
+    """Return a masked attention as the exporter writes it.  other: changes of the form."""
     d = other.get("d", WIDTH)
     kind = other.get("type", TensorProto.FLOAT)
     numpy_type = helper.tensor_dtype_to_np_dtype(kind)
@@ -150,7 +152,7 @@ def graph(**other: Any) -> onnx.ModelProto:
         "attention",
         [helper.make_tensor_value_info("pixels", kind, ["batch", *windows, N, 3 * HEADS * d])],
         outputs,
-        [numpy_helper.from_array(np.asarray(one), name) for name, one in constants.items()],
+        [numpy_helper.from_array(np.asarray(constant), name) for name, constant in constants.items()],
         value_info=[] if other.get("no_shapes") else values,
     )
     return helper.make_model(made, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
@@ -163,13 +165,13 @@ def graph(**other: Any) -> onnx.ModelProto:
         ({}, 1),
         ({"mask": ()}, 1),  # a plain attention's scale
         ({"mask": (1, HEADS, N, N)}, 1),
-        ({"mask": (1, N, N)}, 0),  # one mask for all heads would be broadcast
+        ({"mask": (1, N, N)}, 0),  # a mask for all heads would be broadcast
         ({"mask": (HEADS, N, 1)}, 0),
         ({"d": 8}, 0),
         ({"bias": (HEADS, N, N)}, 1),
         ({"bias": (1, HEADS, N, N), "mask": ()}, 1),
         ({"bias": (1, N, N)}, 0),
-        ({"bias": (3, HEADS, N, N)}, 0),  # one for each image of three
+        ({"bias": (3, HEADS, N, N)}, 0),  # a bias for each of three images
         ({"windows": [4]}, 1),
         ({"windows": [4], "mask": (1, 1, HEADS, N, N), "bias": (HEADS, N, N)}, 1),
         ({"windows": [4], "mask": (), "bias": (4, HEADS, N, N)}, 1),
@@ -200,11 +202,11 @@ def test_only_masked_attention_is_replaced(other: dict[str, Any], replaced: int)
     options = onnxruntime.SessionOptions()
     options.register_custom_ops_library(str(onnxruntime_library()[0]))
     answers = [
-        onnxruntime.InferenceSession(one.SerializeToString(), options).run(None, {"pixels": batch})[0]
-        for one in (plain, model)
+        onnxruntime.InferenceSession(network.SerializeToString(), options).run(None, {"pixels": batch})[0]
+        for network in (plain, model)
     ]
     np.testing.assert_allclose(answers[1], answers[0], atol=1e-5 if replaced else 0)
-    if other.get("bias", ())[:1] != (3,):  # which no rows cannot be added to
+    if other.get("bias", ())[:1] != (3,):  # which cannot be broadcast over an empty batch
         no_rows = onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, {"pixels": batch[:0]})[0]
         assert no_rows.shape == (0, *answers[0].shape[1:])
 
@@ -212,7 +214,7 @@ def test_only_masked_attention_is_replaced(other: dict[str, Any], replaced: int)
 @needs_kernel
 def test_another_shape_than_the_node_was_made_for_is_an_error() -> None:
     model, _ = with_fused_attention(graph())
-    (node,) = [one for one in model.graph.node if one.op_type == "MaskedAttention"]
+    (node,) = [node for node in model.graph.node if node.op_type == "MaskedAttention"]
     for attribute in node.attribute:
         if attribute.name == "n":
             attribute.i = N + 1

@@ -1,4 +1,4 @@
-"""Masks as the kernel reads them: by offset exactly where a mask is on a grid, number for number."""
+"""Masks in the form that the kernel reads: by offset exactly if a mask lies on a grid, with the same numbers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.kernels.test_masked_attention import mask_on_grid
     [("vit_gmm", {8}), ("cait_gmm", {8}), ("pit_gmm", {16, 8, 0}), ("swin_gmm", {0}), ("vit_elm", {0})],
 )
 def test_masks_of_trained_checkpoints(name: str, grids: set[int]) -> None:
-    one = golden(name)
-    masks = [mask.constant.numpy() for mask in fold(load_checkpoint(one.path, one.hints).model).masks]
-    found = set()
+    case = golden(name)
+    masks = [mask.constant.numpy() for mask in fold(load_checkpoint(case.path, case.hints).model).masks]
+    prepared = set()
     for mask in masks:
         heads = mask.reshape(-1, *mask.shape[-2:])
-        found.add(prepared_mask(heads, "f32").grid)
-    assert found == grids
+        prepared.add(prepared_mask(heads, "f32").grid)
+    assert prepared == grids
 
 
 @pytest.mark.parametrize("n", [64, 65, 196, 257])
@@ -36,7 +36,7 @@ def test_the_least_bit_in_one_place_is_another_mask(n: int) -> None:
         other = mask.copy()
         other[place] = np.nextafter(other[place], np.float32(np.inf))
         whole = prepared_mask(other, "f32")
-        # Times log2(e) two neighbours may become one number, which is the same mask then.
+        # After multiplication by log2(e) two neighbours may become the same number, and so the same mask.
         same = np.float32(np.log2(np.e)) * other[place] == np.float32(np.log2(np.e)) * mask[place]
         assert whole.grid == (grid.grid if same else 0)
 
@@ -49,6 +49,6 @@ def test_what_is_not_finite_is_read_whole() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 16, 17])
-def test_small_ones_are_read_whole(n: int) -> None:
-    """Spreading them out would take longer than to read them."""
+def test_small_masks_are_read_whole(n: int) -> None:
+    """Expanding small masks would take longer than reading them whole."""
     assert prepared_mask(np.ones((2, n, n), np.float32), "f32").grid == 0

@@ -1,4 +1,4 @@
-"""Our kernel of a residual sum, its LayerNorm and quantising: the formula's numbers, and no other graph is touched."""
+"""Our kernel of a residual sum, its LayerNorm and quantising computes the formula, and no other graph is changed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def numbers(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def steps_of(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, epsilon: float) -> np.ndarray:
-    """norm(x) in steps, in float64."""
+    """Return norm(x) in quantisation steps, in float64."""
     x = x.astype(np.float64)
     off = x - x.mean(axis=-1, keepdims=True)
     normed = off / np.sqrt((off**2).mean(axis=-1, keepdims=True) + epsilon)
@@ -54,7 +54,7 @@ def test_it_is_the_formula(adds: bool, width: int) -> None:
     weight[0], weight[1] = 100, -100
     total = np.full_like(x, np.nan)
     out = np.full((8, width), 99, np.int8)
-    parts = [np.ascontiguousarray(one / STEP) for one in (weight, bias)]
+    parts = [np.ascontiguousarray(vector / STEP) for vector in (weight, bias)]
     what = Arguments(
         x=x.ctypes.data,
         branch=branch.ctypes.data if adds else None,
@@ -70,10 +70,10 @@ def test_it_is_the_formula(adds: bool, width: int) -> None:
     summed = x + branch if adds else x
     steps = steps_of(summed, weight, bias, 1e-5)
     assert (np.abs(steps) > 128).any()
-    wanted = np.clip(np.rint(steps), -128, 127)
+    expected = np.clip(np.rint(steps), -128, 127)
     near_a_half = np.abs(steps - np.floor(steps) - 0.5) < 1e-3
-    assert (out[:7] == wanted)[~near_a_half].all()
-    assert np.abs(out[:7] - wanted).max() <= 1
+    assert (out[:7] == expected)[~near_a_half].all()
+    assert np.abs(out[:7] - expected).max() <= 1
     assert (out[7] == 99).all()  # the row that was not asked for
     if adds:
         np.testing.assert_array_equal(total, summed)
@@ -88,13 +88,13 @@ def test_a_width_that_it_does_not_take() -> None:
 
 
 def quantised(x: Any, step: float, levels: int = 256) -> Any:
-    ends = [ops.constant(np.float32(one)) for one in (-128 * step, 127 * step, -128, 127)]
+    ends = [ops.constant(np.float32(bound)) for bound in (-128 * step, 127 * step, -128, 127)]
     grid = ops.convert(ops.fake_quantize(x, *ends, levels), "i8")
     return ops.multiply(ops.convert(grid, "f32"), ops.constant(np.asarray([step], np.float32)))
 
 
 def weights(seed: int, width: int) -> np.ndarray:
-    """int8; by 0.001."""
+    """Return random int8 weights; their scale is 0.001."""
     return np.random.default_rng(seed).integers(-127, 128, (width, width)).astype(np.int8)
 
 
@@ -104,7 +104,7 @@ def product(x: Any, seed: int, width: int) -> Any:
 
 
 def graph(**other: Any) -> openvino.Model:
-    """Residual blocks, two of them, each x + product(Quantize(norm(x))) twice; ``other``: what is different."""
+    """Return a model of two residual blocks, each x + product(Quantize(norm(x))) twice."""
     width = other.get("width", WIDTH)
     pixels = ops.parameter([-1, 4, width], openvino.Type.f32)
     x = ops.add(pixels, ops.constant(numbers(1, 4, width)))
@@ -126,7 +126,7 @@ def graph(**other: Any) -> openvino.Model:
 
 
 def formula_of_one_block(batch: np.ndarray) -> np.ndarray:
-    """What `graph` of one block gives, in float64."""
+    """Compute the output of `graph` with one block, in float64."""
     x = (batch + numbers(1, 4, WIDTH)).astype(np.float64)
     steps = steps_of(x, numbers(WIDTH, seed=1), numbers(WIDTH, seed=11), 1e-5)
     grid = np.clip(np.rint(steps), -128, 127) * float(STEP)
@@ -162,8 +162,8 @@ def test_only_quantised_norms_are_replaced(other: dict[str, Any], replaced: int)
     assert kinds.count("MVN") == other.get("blocks", 2) - replaced
     batch = numbers(3, 4, other.get("width", WIDTH), seed=9)
     answers = [
-        openvino.compile_model(one, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})(batch)[0].copy()
-        for one in (plain, model)
+        openvino.compile_model(network, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})(batch)[0].copy()
+        for network in (plain, model)
     ]
     if not replaced:
         np.testing.assert_array_equal(answers[1], answers[0])
@@ -175,13 +175,13 @@ def test_only_quantised_norms_are_replaced(other: dict[str, Any], replaced: int)
 
 
 @needs_kernel
-def test_a_chunk_has_them_and_one_image_has_not(precise_bundle: Bundle) -> None:
+def test_our_norms_run_in_a_chunk_and_not_for_a_single_image(precise_bundle: Bundle) -> None:
     variant = open_variant(precise_bundle, "int8")
     inputs = fresh_inputs(precise_bundle, CHUNK + 1)
     with OpenVinoRunner(precise_bundle, variant, precision="int8", kernels=True) as runner:
         assert runner.program.fused_norms > 0
         assert runner.settings["norms"] == f"our own, in chunks of {CHUNK}"
-        one = runner.program.run(inputs[:1])
+        single = runner.program.run(inputs[:1])
         alone = runner.program.kernels["Reference ref_f32"]
         ours = runner.program.run(inputs)
         assert runner.program.kernels["Reference ref_f32"] == alone + runner.program.fused_norms
@@ -189,4 +189,4 @@ def test_a_chunk_has_them_and_one_image_has_not(precise_bundle: Bundle) -> None:
         assert "norms" not in runner.settings
         theirs = runner.program.run(inputs)
     np.testing.assert_allclose(ours, theirs, atol=0.05 * float(np.abs(theirs).max()))
-    np.testing.assert_allclose(one, ours[:1], atol=0.05 * float(np.abs(theirs).max()))
+    np.testing.assert_allclose(single, ours[:1], atol=0.05 * float(np.abs(theirs).max()))

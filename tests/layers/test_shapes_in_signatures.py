@@ -1,4 +1,4 @@
-"""Shapes in signatures are checked while tests run: a test run that did not check them would be silent about it."""
+"""Shapes in signatures are checked while tests run; without this test a run without the checks would go unnoticed."""
 
 from __future__ import annotations
 

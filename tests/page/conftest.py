@@ -1,4 +1,4 @@
-"""A Chromium of this machine, a page in a process of its own, and proof that neither reaches another machine."""
+"""A Chromium, a page in a process of its own, and proof that neither reaches another machine."""
 
 from __future__ import annotations
 
@@ -30,11 +30,10 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 SCREENSHOTS = os.environ.get("GMMVIT_SCREENSHOTS")
-"""Folder that the tests write their screenshots to: GMMVIT_SCREENSHOTS=docs/pages/screenshots renews those of the
-documentation."""
-_EPOCHS = 30 if SCREENSHOTS else 4  # who only tests needs no good model
+"""Folder for screenshots: GMMVIT_SCREENSHOTS=docs/pages/screenshots renews the documentation's screenshots."""
+_EPOCHS = 30 if SCREENSHOTS else 4  # a test run without screenshots needs no good model
 
-# Connections of the process that serves the page are written down by an audit hook.
+# An audit hook records the connections of the process that serves the page.
 _AUDITED = """
 import sys
 log = open(sys.argv.pop(1), "a", buffering=1)
@@ -65,7 +64,7 @@ class Served:
 
 @contextlib.contextmanager
 def served(bundle: Bundle, folder: Path, *options: str) -> Iterator[Served]:
-    """``gmmvit page BUNDLE`` in a process of its own, stopped at the end as a user stops it."""
+    """Run ``gmmvit page BUNDLE`` in a process of its own, and stop it at the end as a user does."""
     log = folder / "connections.txt"
     log.touch()
     (folder / "bundle").symlink_to(bundle.path)
@@ -105,15 +104,15 @@ def digits_bundle(shared: Path) -> Bundle:
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    """Not for longer than a module: as long as it is open, nothing else can use asyncio.  No name but this machine's
-    resolves, whatever a page asks for.
+    """Module scope, because no other code can use asyncio while the browser is open.  Only names of this machine
+    resolve, whatever a page requests.
     """
     with open_chromium("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1") as browser:
         yield browser
 
 
 class Visitor:
-    """A window on a page.  requests: every address that it asked for, sockets included."""
+    """A browser window.  requests: every address that it requested, sockets included."""
 
     def __init__(self, browser: Browser, url: str, **options: Any) -> None:
         self.context = browser.new_context(**{"viewport": {"width": 1000, "height": 760}, **options})
@@ -128,7 +127,7 @@ class Visitor:
         self.page.wait_for_selector(".try h1")
 
     def foreign(self) -> list[str]:
-        """Requests that left this machine; pictures embedded in the page do not count."""
+        """Return the requests that left this machine; pictures embedded in the page do not count."""
         return [
             url
             for url in self.requests

@@ -1,4 +1,4 @@
-"""The page in a real Chromium: every way to give an image, everything wrong that can be given, no other machine."""
+"""The page in a real Chromium: every way to give an image, every wrong input, and no contact with other machines."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.test_preprocess import encoded, photo, png_bomb
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator
 
-# Each starts a page in a process of its own, and the bundle is exported for them.
+# Each test starts a page in a process of its own, with a bundle exported for it.
 pytestmark = [pytest.mark.browser, pytest.mark.process, pytest.mark.export]
 
 PHONE = {"viewport": {"width": 360, "height": 740}, "device_scale_factor": 2, "is_mobile": True, "has_touch": True}
@@ -43,7 +43,7 @@ SEVEN = [(60, 40), (220, 40), (110, 245)]
 
 @pytest.fixture(scope="module", autouse=True)
 def _browser_first(chromium: Browser) -> None:
-    """Without a browser nothing is trained, exported or served."""
+    """Skip before anything is trained, exported or served if there is no browser."""
 
 
 @pytest.fixture(scope="module")
@@ -56,14 +56,14 @@ def trial(digits_bundle: Bundle) -> Iterator[Trial]:
 def page_of_bundle(
     chromium: Browser, digits_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
-    """Without a server."""
+    """The page of the demo's bundle, without a server."""
     with served(digits_bundle, tmp_path_factory.mktemp("page")) as running:
         yield running
 
 
 @pytest.fixture
 def visit(chromium: Browser, page_of_bundle: Served) -> Iterator[Callable[..., Visitor]]:
-    """Opens windows; no test leaves one that asked another machine for something, or whose scripts failed."""
+    """Open windows; at the end no window may have contacted another machine or have had a failed script."""
     visitors: list[Visitor] = []
 
     def opened(url: str = page_of_bundle.url, **options: Any) -> Visitor:
@@ -99,7 +99,7 @@ def draw(visitor: Visitor, points: list[tuple[int, int]]) -> None:
 
 
 def drawn(visitor: Visitor) -> bytes:
-    """The drawing as the page reads it."""
+    """Return the drawing as the page reads it."""
     url: str = visitor.page.evaluate("gmmvitSketch.read()")
     return base64.b64decode(url.partition(",")[2])
 
@@ -114,7 +114,7 @@ def answered(visitor: Visitor, source: str) -> None:
 
 
 def refused(visitor: Visitor, message: str) -> None:
-    """The error is shown in the place of the answer, as an error and not as a traceback."""
+    """Assert that an error message stands in the place of the answer, without a traceback."""
     error = visitor.page.locator("[role=status] .error")
     error.filter(has_text=message).wait_for()
     assert error.inner_text().startswith("Error: ")
@@ -125,7 +125,7 @@ def refused(visitor: Visitor, message: str) -> None:
 
 
 def shows_answer_of(visitor: Visitor, trial: Trial, data: bytes) -> None:
-    """What the page shows is what the library gives."""
+    """Assert that the page shows the library's answer."""
     answer = trial.answer(data)
     best = answer.predictions[0]
     assert visitor.text(".verdict") == f"{best.label}, {best.probability:.1%}"
@@ -317,7 +317,7 @@ class TestEveryone:
     def test_an_accessibility_checker_finds_nothing_serious(self, visit: Callable[..., Visitor], scheme: str) -> None:
         axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-core is not installed").Axe()
         visitor = visit(color_scheme=scheme)
-        found = []
+        violations = []
         for tab in ("Upload", "Draw", "Examples"):
             visitor.page.get_by_role("tab", name=tab).click()
             visitor.page.wait_for_timeout(500)  # tabs slide
@@ -327,8 +327,10 @@ class TestEveryone:
                 visitor.page.evaluate("document.querySelectorAll('details').forEach((part) => { part.open = true })")
             response = axe.run(visitor.page).response
             assert len(response["passes"]) > 20, "axe-core checked nothing"
-            found += [(tab, rule["impact"], rule["id"], rule["nodes"][0]["html"]) for rule in response["violations"]]
-        assert [rule for rule in found if rule[1] in ("serious", "critical")] == []
+            violations += [
+                (tab, rule["impact"], rule["id"], rule["nodes"][0]["html"]) for rule in response["violations"]
+            ]
+        assert [rule for rule in violations if rule[1] in ("serious", "critical")] == []
 
     def test_a_file_is_chosen_with_a_keyboard_dropped_and_pasted(
         self, visit: Callable[..., Visitor], trial: Trial
@@ -375,7 +377,7 @@ class TestEveryone:
 def asked(
     page: Served, method: str = "GET", headers: dict[str, str] | None = None
 ) -> tuple[int, http.client.HTTPMessage, str]:
-    """(status, headers, text) of a request that is no browser's."""
+    """Return (status, headers, text) of a request that does not come from a browser."""
     connection = http.client.HTTPConnection(urlsplit(page.url).netloc, timeout=10)
     connection.putrequest(method, "/", skip_host="Host" in (headers or {}))
     for name, value in (headers or {}).items():
@@ -396,7 +398,7 @@ class TestNoOtherMachine:
         assert "default-src 'self'" in headers["Content-Security-Policy"]
 
     def test_the_browser_refuses_other_addresses(self, chromium: Browser, page_of_bundle: Served) -> None:
-        """Also the proof that `Visitor.foreign` sees what leaves: this window tries to."""
+        """Also proves that `Visitor.foreign` lists requests to other machines: this window makes such requests."""
         visitor = Visitor(chromium, page_of_bundle.url)
         blocked = visitor.page.evaluate(
             """async () => {
@@ -485,7 +487,7 @@ _COLOURS = """() => [...document.querySelectorAll(".try *")].filter((element) =>
   while (ground.parentElement && behind(ground) === "rgba(0, 0, 0, 0)") ground = ground.parentElement;
   return [element.textContent.trim().slice(0, 40), getComputedStyle(element).color, behind(ground)];
 })"""
-"""(text, its colour, colour behind it) of everything that is written on the page."""
+"""(text, its colour, background colour) of every text on the page."""
 
 
 def shares(text: str) -> tuple[float, ...]:
@@ -501,7 +503,7 @@ def luminance(colour: Sequence[float]) -> float:
 
 
 def contrast(ink: str, ground: str) -> float:
-    """Of a colour as the browser computes it, over another; nothing behind the text is the white of an empty page."""
+    """Return the contrast of a computed colour over another; a transparent background counts as white."""
     *colour, opacity = shares(ink)
     *behind, behind_opacity = shares(ground)
     behind = behind if behind_opacity else [1.0, 1.0, 1.0]

@@ -1,4 +1,4 @@
-"""What the page refuses before it looks at it, and what a browser may load."""
+"""Requests that the page refuses before reading them, and addresses that a browser may load."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def _length(request: Request) -> PlainTextResponse:
 def ask(
     headers: dict[str, str] | None = None, chunks: Iterable[bytes] = (b"",), kind: str = "http", **options: Any
 ) -> list[dict[str, Any]]:
-    """What the guard sends for one request."""
+    """Return what the guard sends for a request."""
     guard = Guard(
         Starlette(routes=[Route("/", _length, methods=["POST"])]), most_bytes=MOST, **{"hosts": LOOPBACK, **options}
     )

@@ -1,4 +1,4 @@
-"""What the page shows, without a browser: answers, agreement with PyTorch and with servers, and what is refused."""
+"""The contents of the page, without a browser: answers, agreement with PyTorch and servers, refused inputs."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class TestServer:
     def test_of_another_bundle_is_named(self, tensor_bundle: Bundle, server: TritonServer, data: bytes) -> None:
         with Trial(tensor_bundle, url=server.grpc_url) as trial:
             answer = trial.answer(data)
-        assert "not from" in answer.server_error  # it takes other inputs, so it is not asked at all
+        assert "not from" in answer.server_error  # it takes other inputs, so no request is sent
         assert len(answer.agreements) == 1
 
 

@@ -1,4 +1,4 @@
-"""Bundles, servers and runners that are wrong in one way each, as a bug would make them."""
+"""Bundles, servers and runners with a single fault each, as a bug would cause it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ModelChange = Callable[[Model], None]
 
 
 class Altered(OnnxRuntimeRunner):
-    """ONNX Runtime, and something wrong with what it answers."""
+    """ONNX Runtime with a fault in its answers."""
 
     def __init__(self, bundle: Bundle, change: Callable[[np.ndarray], np.ndarray], **options: Any) -> None:
         super().__init__(bundle, **options)
@@ -41,7 +41,7 @@ class Altered(OnnxRuntimeRunner):
 
 
 def rebuilt(bundle: Bundle, out: Path, change: ModelChange, *, preprocessing: ImageSpec | None = None) -> Bundle:
-    """A bundle whose graph was exported from a model that was changed first; its hashes fit."""
+    """Return a bundle whose graph was exported from a changed model; its hashes are correct."""
     model = model_from_bundle(bundle.manifest, bundle.weights_path)
     with torch.no_grad():
         change(model)
@@ -55,7 +55,7 @@ def rebuilt(bundle: Bundle, out: Path, change: ModelChange, *, preprocessing: Im
 
 
 def with_graph(bundle: Bundle, out: Path, proto: onnx.ModelProto) -> Bundle:
-    """The bundle with another ``model.onnx``, and the hash that fits."""
+    """Return the bundle with another ``model.onnx`` and its hash."""
     shutil.copytree(bundle.path, out)
     onnx.save(proto, out / "model.onnx")
     digest = sha256_of_file(out / "model.onnx")

@@ -1,4 +1,4 @@
-"""Right runners pass, whatever the model; options and data that do not fit are refused."""
+"""Correct runners pass for every model; unsuitable options and data are refused."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_right_runners_pass(name: str, tensor_bundles: dict[str, Bundle]) -> Non
     assert report.passed, report.failures()
     for runner in report.runners:
         assert runner.check("batch invariance").details["batches"] == [1, 2, 3, 5, 8]
-        assert [one["inputs"] for one in runner.check("numeric").details["sets"]] == ["golden", "random"]
+        assert [group["inputs"] for group in runner.check("numeric").details["sets"]] == ["golden", "random"]
     blocks = report.runners[1].check("localize").details["blocks"]
     attentions = len(bundle.manifest.masks) or 2  # plain models have no masks to count by
     assert len(blocks) >= attentions + 1
@@ -51,7 +51,7 @@ def test_right_runners_pass(name: str, tensor_bundles: dict[str, Bundle]) -> Non
 
 @pytest.fixture(scope="module")
 def report(precise_bundle: Bundle) -> ParityReport:
-    """With data, of which some is broken, in two precisions of one bundle."""
+    """Check two precisions of a bundle, with data of which some images are broken."""
     data = labelled_by(precise_bundle, 40)
     with (
         OnnxRuntimeRunner(precise_bundle) as exact,
@@ -64,7 +64,7 @@ def test_the_schema_knows_every_runner() -> None:
     assert SCHEMA["properties"]["runners"]["items"]["properties"]["runner"]["enum"] == list(RUNNERS)
 
 
-def test_a_report_is_what_its_schema_says(report: ParityReport) -> None:
+def test_a_report_satisfies_its_schema(report: ParityReport) -> None:
     data = json.loads(json.dumps(report.to_json(), allow_nan=False))
     jsonschema.validate(data, SCHEMA)
     accuracy = data["runners"][0]["checks"][2]
@@ -118,7 +118,7 @@ def test_an_accessibility_checker_has_no_complaint(report: ParityReport, tmp_pat
 
 
 def _changed(report: ParityReport, name: str, **changes: Any) -> ParityReport:
-    """The report with the last runner's check of this name replaced."""
+    """Return the report with the last runner's check of this name replaced."""
     *others, last = report.runners
     checks = tuple(replace(check, **changes) if check.name == name else check for check in last.checks)
     return replace(report, runners=(*others, replace(last, checks=checks)))
@@ -161,15 +161,15 @@ def test_pages_are_refused_before_the_work(tmp_path: Path, report: ParityReport)
         write_page(report, tmp_path / "report.pdf")
 
 
-def test_flips_are_told_from_wrong_answers(bundle: Bundle) -> None:
-    """A tie that the noise decides is a flip within the noise; nothing else may flip."""
+def test_flips_within_the_noise_are_separated_from_wrong_answers(bundle: Bundle) -> None:
+    """A tie that noise decides is a flip within the noise; no other decision may flip."""
     from gmmvit_deploy.parity.decisions import Decisions
     from gmmvit_deploy.tolerances import Limit
 
     decisions = Decisions(["cat", "dog", "frog"])
     exact = np.array([[1.0, 1.0 + 1e-7, 0.0], [2.0, 1.0, 0.0], [3.0, 0.0, 1.0]])
-    found = np.array([[1.0 + 1e-6, 1.0, 0.0], [1.0, 2.0, 0.0], [3.0, 0.0, 1.0]])
-    decisions.add(["tie.png", "wrong.png", "fine.png"], found, exact, exact)
+    logits = np.array([[1.0 + 1e-6, 1.0, 0.0], [1.0, 2.0, 0.0], [3.0, 0.0, 1.0]])
+    decisions.add(["tie.png", "wrong.png", "fine.png"], logits, exact, exact)
     check = decisions.check(Limit(largest=1e-6, rms=None, derivation=""))
     assert check.verdict == "failed"
     assert (check.details["flips_within_noise"], check.details["flips_wrong"]) == (1, 1)
@@ -179,12 +179,12 @@ def test_flips_are_told_from_wrong_answers(bundle: Bundle) -> None:
     assert (wrong["where"], wrong["margin"], wrong["within_noise"]) == ("wrong.png", 1.0, False)
     assert check.reasons == ("wrong.png: cat became dog at a margin of 1, beyond the 2e-06 that noise explains",)
     passing = Decisions(["cat", "dog", "frog"])
-    passing.add(["tie.png"], found[:1], exact[:1], exact[:1])
+    passing.add(["tie.png"], logits[:1], exact[:1], exact[:1])
     assert passing.check(Limit(largest=1e-6, rms=None, derivation="")).verdict == "passed"
 
 
 @pytest.mark.parametrize(
-    ("ranges", "wanted"),
+    ("ranges", "expected"),
     [
         (((1, 1),), (1,)),
         (((1, 2),), (1, 2)),
@@ -194,20 +194,20 @@ def test_flips_are_told_from_wrong_answers(bundle: Bundle) -> None:
         (((1, 1), (8, 64)), (1, 8, 9, 10, 37, 64)),
     ],
 )
-def test_batch_sizes(ranges: tuple[tuple[int, int], ...], wanted: tuple[int, ...]) -> None:
-    assert batch_sizes(ranges) == wanted
+def test_batch_sizes(ranges: tuple[tuple[int, int], ...], expected: tuple[int, ...]) -> None:
+    assert batch_sizes(ranges) == expected
 
 
-def test_rows_are_told_apart_without_a_tolerance() -> None:
-    wanted = np.random.default_rng(0).standard_normal((6, 10))
-    noisy = wanted + 0.1 * np.random.default_rng(1).standard_normal(wanted.shape)
-    assert mixed_up(noisy, wanted) == []
-    assert mixed_up(noisy[[1, 0, 2, 3, 4, 5]], wanted) == [(0, 1), (1, 0)]
-    assert mixed_up(noisy[:, :9], wanted) == []
+def test_mixed_up_rows_are_recognised_without_a_tolerance() -> None:
+    logits = np.random.default_rng(0).standard_normal((6, 10))
+    noisy = logits + 0.1 * np.random.default_rng(1).standard_normal(logits.shape)
+    assert mixed_up(noisy, logits) == []
+    assert mixed_up(noisy[[1, 0, 2, 3, 4, 5]], logits) == [(0, 1), (1, 0)]
+    assert mixed_up(noisy[:, :9], logits) == []
 
 
 class Profiled(OnnxRuntimeRunner):
-    """Takes a batch of 1, and 4 to 8: as an engine of two profiles does."""
+    """A runner for batches of 1 and of 4 to 8, like an engine with two profiles."""
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
@@ -222,10 +222,10 @@ def test_every_profile_is_tried(bundle: Bundle) -> None:
 
 
 def test_random_inputs_differ_and_repeat(bundle: Bundle, tensor_bundles: dict[str, Bundle]) -> None:
-    for one in (bundle, tensor_bundles["vit_gmm_img64"]):
-        inputs = fresh_inputs(one, 4)
-        assert (inputs.shape[1:], str(inputs.dtype)) == (one.input_shape, one.input_dtype)
-        assert np.array_equal(inputs, fresh_inputs(one, 4))
+    for each_bundle in (bundle, tensor_bundles["vit_gmm_img64"]):
+        inputs = fresh_inputs(each_bundle, 4)
+        assert (inputs.shape[1:], str(inputs.dtype)) == (each_bundle.input_shape, each_bundle.input_dtype)
+        assert np.array_equal(inputs, fresh_inputs(each_bundle, 4))
         assert len(np.unique(inputs.reshape(4, -1), axis=0)) == 4
 
 
@@ -337,6 +337,6 @@ def test_a_limit_spreads_over_the_data(folder: Path, bundle: Bundle) -> None:
 
 
 @pytest.mark.parametrize("source", ["nowhere", "cifar11:x", "file.txt"])
-def test_data_that_is_none(source: str) -> None:
+def test_names_that_are_no_data(source: str) -> None:
     with pytest.raises(InputError, match=r"data '"):
         open_images_of(source)

@@ -1,4 +1,4 @@
-"""The gates bite: every fault is caught, by the right check, with its reason."""
+"""Parity detects every fault, in the right check and with its reason."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def failed_checks(report: ParityReport) -> set[str]:
 
 @dataclass(frozen=True)
 class Judged:
-    """What the command line says of a bundle, and the status it ends with."""
+    """The command line's report of a bundle, and its exit status."""
 
     status: int
     report: dict[str, Any]
@@ -83,14 +83,14 @@ IN_THE_GRAPH = {
 def test_wrong_constants(fault: str, tensor_bundles: dict[str, Bundle], tmp_path: Path) -> None:
     name, change, reason, first = IN_THE_GRAPH[fault]
     broken = rebuilt(tensor_bundles[name], tmp_path / "bundle", change)
-    found = judged(broken, "--localize")
-    assert found.status == 1
-    assert {"constants", "numeric", "localize"} <= found.failed
-    assert "preprocessing" not in found.failed
-    explained = found.checks["numeric"]["reasons"][-1]
+    judgement = judged(broken, "--localize")
+    assert judgement.status == 1
+    assert {"constants", "numeric", "localize"} <= judgement.failed
+    assert "preprocessing" not in judgement.failed
+    explained = judgement.checks["numeric"]["reasons"][-1]
     assert any(words in explained for words in reason.split("|")), explained
     # the first block with the fault in it, and not the embedding before
-    assert found.checks["localize"]["details"]["first"] == first
+    assert judgement.checks["localize"]["details"]["first"] == first
 
 
 IN_THE_OPERATORS = {
@@ -103,10 +103,10 @@ IN_THE_OPERATORS = {
 @pytest.mark.parametrize("name", ["vit_gmm", "swin_plain"])
 def test_wrong_operators(fault: str, name: str, tensor_bundles: dict[str, Bundle], tmp_path: Path) -> None:
     change, reason = IN_THE_OPERATORS[fault]
-    found = judged(rebuilt(tensor_bundles[name], tmp_path / "bundle", change), "--localize")
-    assert found.status == 1
-    assert found.failed == {"numeric", "localize"}
-    assert reason in found.checks["numeric"]["reasons"][-1]
+    judgement = judged(rebuilt(tensor_bundles[name], tmp_path / "bundle", change), "--localize")
+    assert judgement.status == 1
+    assert judgement.failed == {"numeric", "localize"}
+    assert reason in judgement.checks["numeric"]["reasons"][-1]
 
 
 @pytest.mark.parametrize(
@@ -119,12 +119,12 @@ def test_wrong_normalisation_in_the_graph(fault: str, reason: str, bundle: Bundl
         other = dataset("svhn")
         how = replace(bundle.manifest.image, mean=other.mean, std=other.std)
         broken = rebuilt(bundle, tmp_path / "bundle", lambda model: None, preprocessing=how)
-    found = judged(broken)
-    assert found.status == 1
-    assert {"preprocessing", "numeric"} <= found.failed
-    assert "constants" not in found.failed
-    assert reason in found.checks["preprocessing"]["reasons"][0]
-    assert reason in found.checks["numeric"]["reasons"][-1]
+    judgement = judged(broken)
+    assert judgement.status == 1
+    assert {"preprocessing", "numeric"} <= judgement.failed
+    assert "constants" not in judgement.failed
+    assert reason in judgement.checks["preprocessing"]["reasons"][0]
+    assert reason in judgement.checks["numeric"]["reasons"][-1]
 
 
 def _resized_otherwise(image: Any, *, height: int, width: int, **_: object) -> np.ndarray:
@@ -148,7 +148,7 @@ def test_another_normalisation_where_a_bundle_is_opened(bundle: Bundle, monkeypa
 
 
 def labelled_by(bundle: Bundle, count: int = 80) -> ArrayImages:
-    """Images that PyTorch, and so a right runner, classifies as they are labelled, every one."""
+    """Return images that PyTorch, and so a correct runner, classifies as their labels state."""
     generator = np.random.default_rng(4)
     coarse = generator.integers(0, 256, (count, 4, 4, 3), dtype=np.uint8)
     images = coarse.repeat(8, axis=1).repeat(8, axis=2)
@@ -170,10 +170,10 @@ def test_labels_permuted(bundle: Bundle, tmp_path: Path) -> None:
     right = judged(bundle, "--data", data)
     assert (right.status, right.checks["accuracy"]["details"]["top1"]["runner"]) == (0, 1.0)
     permuted = faults.with_labels(bundle, tmp_path / "bundle", [*bundle.manifest.labels[1:], bundle.manifest.labels[0]])
-    found = judged(permuted, "--data", data)
-    assert found.status == 1
-    assert found.failed == {"accuracy"}
-    assert "by the same labels in another order" in found.checks["accuracy"]["reasons"][-1]
+    judgement = judged(permuted, "--data", data)
+    assert judgement.status == 1
+    assert judgement.failed == {"accuracy"}
+    assert "by the same labels in another order" in judgement.checks["accuracy"]["reasons"][-1]
 
 
 def test_labels_file_that_is_not_the_manifests(bundle: Bundle, tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_a_model_whose_float32_is_no_reference(bundle: Bundle, monkeypatch: pyte
     def coarse(self: reference.Reference, inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         with torch.inference_mode():
             trained = self.model(self.tensors(inputs)).numpy()
-        return trained, trained.astype(np.float64) * 1.01  # as if float64 told of something else
+        return trained, trained.astype(np.float64) * 1.01  # as if the float64 logits came from another model
 
     monkeypatch.setattr(reference.Reference, "logits", coarse)
     assert "float32 is no reference for this model" in judged(bundle).checks["numeric"]["reasons"][0]

@@ -1,4 +1,4 @@
-"""A fault of what our kernels are given is found, in its block; the file that they were made from passes."""
+"""Parity locates a fault in the inputs of our kernels in its block; the original graph file passes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def judged(names: list[str], bundle: Bundle) -> ParityReport:
         return check_parity(bundle, runners, ParityOptions(localize=True))
 
 
-def is_found_in_the_second_block(report: ParityReport) -> None:
+def assert_fault_in_the_second_block(report: ParityReport) -> None:
     plain, ours = report.runners
     assert [check.verdict for check in report.checks] == ["passed", "passed"]
     assert plain.verdict == "passed", report.failures()
@@ -65,15 +65,15 @@ def test_in_onnxruntime(fault: str, tensor_bundles: dict[str, Bundle], monkeypat
         fused, why = fused_graph(path)
         assert fused is not None, why
         proto = onnx.load_from_string(fused.graph)
-        (mask,) = (one for one in proto.graph.initializer if one.name == SECOND)
+        (mask,) = (tensor for tensor in proto.graph.initializer if tensor.name == SECOND)
         mask.CopyFrom(numpy_helper.from_array(FAULTS[fault](numpy_helper.to_array(mask)), SECOND))
         return FusedGraph(proto.SerializeToString(), fused.library, fused.attentions), ""
 
     monkeypatch.setattr(runner_module, "fused_graph", broken)
     report = judged(right, tensor_bundles["vit_gmm"])
-    is_found_in_the_second_block(report)
-    hashes = [one.runners[1].provenance["graph SHA-256"] for one in (before, report)]
-    assert hashes[0] != hashes[1]  # of the graph that ran, which is another
+    assert_fault_in_the_second_block(report)
+    hashes = [each_report.runners[1].provenance["graph SHA-256"] for each_report in (before, report)]
+    assert hashes[0] != hashes[1]  # hashes of the graphs that ran, which differ
     assert before.runners[1].provenance["made from SHA-256"] == report.runners[1].provenance["made from SHA-256"]
 
 
@@ -86,7 +86,7 @@ def test_in_openvino(fault: str, tensor_bundles: dict[str, Bundle], monkeypatch:
     seen: list[bytes] = []
 
     def broken(mask: np.ndarray, arithmetic: Any) -> Any:
-        """Of the second mask alone, however often it is prepared."""
+        """Damage the second mask only, however often it is prepared."""
         prepared = prepare(mask, arithmetic)
         if mask.tobytes() not in seen:
             seen.append(mask.tobytes())
@@ -96,6 +96,6 @@ def test_in_openvino(fault: str, tensor_bundles: dict[str, Bundle], monkeypatch:
 
     monkeypatch.setattr(openvino_kernels, "prepared_mask", broken)
     report = judged(right, tensor_bundles["vit_gmm"])
-    is_found_in_the_second_block(report)
-    hashes = [one.runners[1].provenance["graph SHA-256"] for one in (before, report)]
+    assert_fault_in_the_second_block(report)
+    hashes = [each_report.runners[1].provenance["graph SHA-256"] for each_report in (before, report)]
     assert hashes[0] != hashes[1]

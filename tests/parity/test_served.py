@@ -1,4 +1,4 @@
-"""Servers that are wrong in one way each, and a right one, all real."""
+"""Real servers with a single fault each, and a correct server."""
 
 from __future__ import annotations
 
@@ -78,12 +78,12 @@ FAULTS = {
 def broken_server(
     bundle: Bundle, tensor_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TritonServer]:
-    """One server with a broken model of each kind, and a right one."""
+    """A server with a broken model of each kind, and a correct model."""
     models = tmp_path_factory.mktemp("broken") / "models"
     models.mkdir()
     for name in (*FAULTS, "right"):
-        one = tensor_bundle if name == "mean" else bundle
-        written = repository_from_bundle(one, models.parent / name, RepositoryOptions(name=name, threads=1))
+        source = tensor_bundle if name == "mean" else bundle
+        written = repository_from_bundle(source, models.parent / name, RepositoryOptions(name=name, threads=1))
         if name in FAULTS:
             FAULTS[name][0](written, name)
         for model in written.path.iterdir():

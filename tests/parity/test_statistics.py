@@ -1,4 +1,4 @@
-"""The numbers behind the verdicts, each against another way to compute it."""
+"""The numbers behind the verdicts, each compared with an independent computation."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from gmmvit_deploy.tolerances import Noise, limit_from_noise
 @pytest.mark.parametrize("batch", [1, 7, 64])
 def test_distances_are_those_of_numpy(batch: int) -> None:
     generator = np.random.default_rng(0)
-    wanted = generator.standard_normal((200, 10))
-    found = wanted + 1e-4 * generator.standard_normal(wanted.shape)
+    expected = generator.standard_normal((200, 10))
+    logits = expected + 1e-4 * generator.standard_normal(expected.shape)
     measure = ErrorMeasure()
-    for start in range(0, len(wanted), batch):
-        measure.add(found[start : start + batch], wanted[start : start + batch])
+    for start in range(0, len(expected), batch):
+        measure.add(logits[start : start + batch], expected[start : start + batch])
     errors = measure.errors()
-    apart = np.abs(found - wanted)
+    apart = np.abs(logits - expected)
     assert errors.largest == apart.max()
     assert errors.rms == pytest.approx(np.sqrt((apart**2).mean()))
-    assert errors.relative_l2 == pytest.approx(np.linalg.norm(apart) / np.linalg.norm(wanted))
+    assert errors.relative_l2 == pytest.approx(np.linalg.norm(apart) / np.linalg.norm(expected))
     assert np.quantile(apart, 0.99) <= errors.p99 <= 1.03 * np.quantile(apart, 0.99, method="higher")
-    cosines = (found * wanted).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(wanted, axis=1)
+    cosines = (logits * expected).sum(1) / np.linalg.norm(logits, axis=1) / np.linalg.norm(expected, axis=1)
     assert errors.cosine == pytest.approx(cosines.min(), abs=1e-15)
     assert (errors.rows, errors.broken) == (200, 0)
 
@@ -63,8 +63,8 @@ def test_nothing_changed_still_leaves_room() -> None:
 
 
 @pytest.mark.parametrize(("lost", "gained"), [(0.02, 0.02), (0.05, 0.01), (0.1, 0.1), (0.3, 0.05)])
-def test_the_interval_covers_as_often_as_it_says(lost: float, gained: float) -> None:
-    """Exactly, over every outcome of 60 images: each end holds with about 95 %."""
+def test_the_interval_covers_as_often_as_stated(lost: float, gained: float) -> None:
+    """Sum exactly over every outcome of 60 images: each end of the interval covers with about 95 %."""
     images, below, above = 60, 0.0, 0.0
     for b in range(images + 1):
         for c in range(images - b + 1):
@@ -93,36 +93,36 @@ def test_intervals_are_symmetric_and_hold_the_difference(lost: int, gained: int,
 
 
 @pytest.mark.parametrize(
-    ("lost", "gained", "wanted"), [(0, 0, 1.0), (1, 0, 1.0), (5, 0, 0.0625), (10, 3, 0.09228515625), (8, 8, 1.0)]
+    ("lost", "gained", "expected"), [(0, 0, 1.0), (1, 0, 1.0), (5, 0, 0.0625), (10, 3, 0.09228515625), (8, 8, 1.0)]
 )
-def test_mcnemar(lost: int, gained: int, wanted: float) -> None:
+def test_mcnemar(lost: int, gained: int, expected: float) -> None:
     """The last digits of 10 and 3: 2 · (1 + 13 + 78 + 286) / 2¹³."""
-    assert mcnemar(lost, gained) == wanted
-    assert mcnemar(gained, lost) == wanted
+    assert mcnemar(lost, gained) == expected
+    assert mcnemar(gained, lost) == expected
 
 
 def pairs(*, both: int, lost: int = 0, gained: int = 0, neither: int = 0) -> Paired:
     return Paired(both=both, lost=lost, gained=gained, neither=neither)
 
 
-def test_images_needed_is_the_least_that_tells() -> None:
+def test_images_needed_is_the_smallest_sufficient_number() -> None:
     needed = images_needed(pairs(both=100), -0.001)
     assert score_interval(needed, 0, 0)[0] >= -0.001 > score_interval(needed - 1, 0, 0)[0]
-    assert images_needed(pairs(both=99, lost=1), -0.001) is None  # what was seen is itself beyond the gate
+    assert images_needed(pairs(both=99, lost=1), -0.001) is None  # the observed loss is itself beyond the gate
     assert images_needed(pairs(both=999, lost=1), -0.01) <= 1000
 
 
 def accuracy_of(numbers: Paired) -> Accuracy:
-    """Two classes; all images are of the first."""
+    """Return the accuracy of two classes, with all images in the first class."""
     collected = Accuracy(["right", "wrong"], Classes(to_logit=None, note=""))
     right, wrong = np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]])
-    for count, trained, found in (
+    for count, trained, answered in (
         (numbers.both, right, right),
         (numbers.lost, right, wrong),
         (numbers.gained, wrong, right),
         (numbers.neither, wrong, wrong),
     ):
-        collected.add([0] * count, trained.repeat(count, 0), found.repeat(count, 0))
+        collected.add([0] * count, trained.repeat(count, 0), answered.repeat(count, 0))
     return collected
 
 

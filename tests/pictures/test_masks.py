@@ -97,7 +97,7 @@ def test_class_token_is_left_out_of_the_picture() -> None:
     ]
 
 
-def test_colours_say_the_sign() -> None:
+def test_colours_show_the_sign() -> None:
     white, blue, red, beyond = coloured(np.array([0.0, 1.0, -1.0, 5.0]), 1.0)
     assert white.tolist() == [255, 255, 255]
     assert blue[2] > blue[0]

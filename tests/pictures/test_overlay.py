@@ -17,7 +17,7 @@ _NUMBERS = HeadNumbers(within=(0, 0, 0), itself=0, negative=0, smallest=0, large
 
 
 def layer(grid: int, heads: int = 1) -> LayerMasks:
-    """M[i, j] is a number of its own for each head, i and j."""
+    """Return a mask with a distinct number for each head, i and j."""
     n = grid**2
     matrices = np.arange(1, heads * n * n + 1, dtype=np.float32).reshape(heads, n, n)
     return LayerMasks(layer="a", grid=grid, matrices=matrices, heads=(_NUMBERS,) * heads, underflowed=None)
@@ -34,7 +34,7 @@ def test_map_is_the_row_of_the_token() -> None:
 
 @pytest.mark.parametrize("shift", [0, 2])
 def test_map_within_windows_is_what_the_attention_lets_through(shift: int) -> None:
-    """Against the way the model does it: roll, divide, mask what the roll brought together."""
+    """Compare with the model's own steps: roll, divide into windows, mask tokens that only the roll put together."""
     grid, window = 8, 4
     side = grid // window
     masks, windows = layer(window), Windows(grid=grid, window=window, shift=shift)

@@ -24,7 +24,7 @@ from tests.test_preprocess import encoded, photo
 
 @pytest.fixture
 def folder(tmp_path: Path, bundle: Bundle) -> Path:
-    """Eight golden images as PNG files, the row in the name."""
+    """A folder of eight golden images as PNG files, named by row."""
     images = tmp_path / "images"
     images.mkdir()
     for row, pixels in enumerate(bundle.golden()[0]):
@@ -46,7 +46,7 @@ def classifier(request: pytest.FixtureRequest, bundle: Bundle) -> Iterator[Class
 @pytest.mark.parametrize("batch", [1, 3, 8, 100])
 def test_answers_are_those_of_the_network(classifier: Classifier, folder: Path, bundle: Bundle, batch: int) -> None:
     logits = bundle.golden()[1].astype(np.float64)
-    wanted = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     answers = classify_files(classifier, image_files([str(folder)]), top=3, batch=batch)
     for row, answer in enumerate(answers):
         assert answer.path.name == f"{row}.png"
@@ -56,7 +56,7 @@ def test_answers_are_those_of_the_network(classifier: Classifier, folder: Path, 
         assert best.index == logits[row].argmax()
         assert best.label == bundle.manifest.labels[best.index]
         for prediction in answer.predictions:
-            assert prediction.probability == pytest.approx(wanted[row, prediction.index], abs=1e-5)
+            assert prediction.probability == pytest.approx(probabilities[row, prediction.index], abs=1e-5)
 
 
 def test_more_classes_than_there_are(classifier: Classifier, folder: Path) -> None:
@@ -99,8 +99,8 @@ def test_progress_counts_every_file(classifier: Classifier, folder: Path) -> Non
 
 
 def test_tensor_bundles_with_normalisation_classify_too(tensor_bundle: Bundle, folder: Path, bundle: Bundle) -> None:
-    with BundleClassifier(tensor_bundle) as one, BundleClassifier(bundle) as other:
-        for a, b in zip(*(classify_files(c, image_files([str(folder)])) for c in (one, other)), strict=True):
+    with BundleClassifier(tensor_bundle) as of_tensors, BundleClassifier(bundle) as of_pixels:
+        for a, b in zip(*(classify_files(c, image_files([str(folder)])) for c in (of_tensors, of_pixels)), strict=True):
             assert [p.label for p in a.predictions] == [p.label for p in b.predictions]
             assert a.predictions[0].probability == pytest.approx(b.predictions[0].probability, abs=1e-5)
 
@@ -124,7 +124,7 @@ class TestImageFiles:
         assert names == ["a.png", "b.JPG", "c.webp"]
         assert [path.name for path in image_files([str(tmp_path / "*.png")])] == ["a.png"]
         assert [path.name for path in image_files([str(tmp_path / "**/*.webp")])] == ["c.webp"]
-        # a file that was named is asked about whatever it is called, and once
+        # a named file is included whatever its suffix, and only once
         named = str(tmp_path / "notes.txt")
         assert image_files([named, named]) == [tmp_path / "notes.txt"]
 

@@ -21,7 +21,7 @@ NO_GPU = visible_gpu() is None
 
 
 @pytest.mark.skipif(not NO_GPU, reason="a GPU is here")
-def test_without_a_gpu_it_says_so(engine: Engine, precise_bundle: Bundle) -> None:
+def test_without_a_gpu_the_error_names_the_gpu(engine: Engine, precise_bundle: Bundle) -> None:
     with pytest.raises(EngineError, match="an engine runs on an NVIDIA GPU, and PyTorch finds none here"):
         EngineRunner(precise_bundle, engine)
 
@@ -65,7 +65,7 @@ def test_runners_and_what_goes_with_them(
 
 
 def here() -> BuildOptions:
-    """For the GPU that is here, with two profiles."""
+    """Return options of an engine for the GPU of this machine, with two profiles."""
     return BuildOptions(
         precision="fp16",
         profiles=(profile_from("1"), profile_from("2:4:8")),
@@ -124,7 +124,7 @@ class TestOnAGpu:
         assert cost.twin_milliseconds is not None
         assert cost.milliseconds.keys() == cost.twin_milliseconds.keys() == {"1", "2", "4", "8"}
 
-    def test_a_plan_that_is_none(self, local_engine: Engine, precise_bundle: Bundle, tmp_path: Path) -> None:
+    def test_a_file_that_is_no_plan(self, local_engine: Engine, precise_bundle: Bundle, tmp_path: Path) -> None:
         (tmp_path / "model.plan").write_bytes(b"junk")
         broken = Engine(path=tmp_path, card=local_engine.card)
         with pytest.raises(EngineError, match="does not load the plan"):

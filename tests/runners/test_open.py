@@ -1,4 +1,4 @@
-"""Every runner says what runs, and what it can do; none pretends to be another."""
+"""Every runner states what it runs and what it can do; no runner falls back to another."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def test_the_plain_runner_runs_the_file_as_it_lies_on_disk(name: str, bundle: Bu
 @pytest.mark.parametrize("name", OURS)
 def test_kernels_have_a_graph_with_a_hash_of_its_own(name: str, bundle: Bundle, precise_bundle: Bundle) -> None:
     hashes = []
-    for one in (bundle, precise_bundle):  # the same graph, opened twice
-        with open_runner(name, one) as runner:
+    for opened in (bundle, precise_bundle):  # the same graph, opened twice
+        with open_runner(name, opened) as runner:
             assert runner.settings["attention"] == "our own, f32"
             provenance = runner.provenance()
         assert provenance["graph"] == "model.onnx with our kernels"
@@ -56,9 +56,9 @@ def test_inner_values_are_those_of_the_graph_that_runs(name: str, bundle: Bundle
         assert graph is not None
         assert why_not == ""
         last = [node.output[0] for node in graph.proto.graph.node if node.name.startswith("blocks.0/")][-1]
-        found = graph.values(inputs, [last])
-        np.testing.assert_allclose(found[LOGITS], runner.run(inputs), atol=1e-5)
-        assert found[last].shape[0] == 5
+        values = graph.values(inputs, [last])
+        np.testing.assert_allclose(values[LOGITS], runner.run(inputs), atol=1e-5)
+        assert values[last].shape[0] == 5
         assert graph.values(inputs, []).keys() == {LOGITS}
     ours = any(node.domain == "gmmvit" for node in graph.proto.graph.node)
     assert ours == (name == "onnxruntime+kernels")
@@ -98,7 +98,7 @@ def test_a_precision_goes_behind_any_of_the_four(precise_bundle: Bundle) -> None
         open_runner("onnxruntime+kernels", precise_bundle, precision="fp16")
 
 
-def test_names_that_are_none(bundle: Bundle) -> None:
+def test_names_that_are_no_runner(bundle: Bundle) -> None:
     for name in ("eager+kernels", "onnxruntime+", "onnxruntime+Kernels", "tensorrt+kernels"):
         with pytest.raises(InputError, match="is not known") as caught:
             open_runner(name, bundle)
@@ -111,7 +111,7 @@ ASKED = [
     re.compile(r"runner\.name\s*(==|!=|in\b|not in\b)"),
     re.compile(rf"\bname\s*(==|!=|in|not in)\s*[(\[{{]?\"{_NAMES}\""),
     re.compile(rf"(startswith|endswith)\([(]?\"({_NAMES}|[+]kernels)"),
-    re.compile(r"\"(onnxruntime|openvino)[+]kernels\"\s*:"),  # a closed list of runners
+    re.compile(r"\"(onnxruntime|openvino)[+]kernels\"\s*:"),  # a fixed list of runners
 ]
 
 
@@ -119,8 +119,8 @@ def asked(line: str) -> bool:
     return any(pattern.search(line) for pattern in ASKED)
 
 
-def test_nobody_asks_for_a_class_or_a_name() -> None:
-    """What a runner can do is asked of it."""
+def test_no_code_compares_the_class_or_name_of_a_runner() -> None:
+    """The code asks a runner for its abilities instead of comparing its class or name."""
     root = Path(__file__).parents[2]
     for room in ("gmmvit_deploy/parity", "gmmvit_deploy/bench", "gmmvit_deploy/export", "cli/gmmvit_cli"):
         files = list((root / room).rglob("*.py"))

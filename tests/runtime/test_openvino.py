@@ -1,4 +1,4 @@
-"""OpenVINO on the CPU: the model's answers, in the precision that was asked for and no other."""
+"""OpenVINO on the CPU gives the model's answers, in exactly the requested precision."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def test_every_family_passes_parity(name: str, tensor_bundles: dict[str, Bundle]
     with open_runners(names, bundle) as runners:
         report = check_parity(bundle, runners, ParityOptions(localize=True))
     assert report.passed, report.failures()
-    assert [one.precision for one in report.runners] == (["fp32", "bf16"] if has_bf16() else ["fp32"])
-    looked = [one.check("localize").says for one in report.runners]
-    assert all(one.startswith("all ") and one.endswith("blocks are within tolerance") for one in looked)
-    assert {one.check("localize").details["graph"] for one in report.runners} == {"model.onnx in OpenVINO"}
+    assert [runner.precision for runner in report.runners] == (["fp32", "bf16"] if has_bf16() else ["fp32"])
+    summaries = [runner.check("localize").says for runner in report.runners]
+    assert all(text.startswith("all ") and text.endswith("blocks are within tolerance") for text in summaries)
+    assert {runner.check("localize").details["graph"] for runner in report.runners} == {"model.onnx in OpenVINO"}
     jsonschema.validate(report.to_json(), json.loads(SCHEMA_PATH.read_text()))
     assert "f32" in report.runners[0].provenance["kernels"]
     assert "bf16" not in report.runners[0].provenance["kernels"]
@@ -54,7 +54,7 @@ def test_bf16_is_bf16(bundle: Bundle) -> None:
         inputs = fresh_inputs(bundle, 4)
         with open_runner("openvino", bundle) as exact:
             difference = np.abs(runner.run(inputs) - exact.run(inputs)).max()
-    assert difference > 1e-4  # it does round: a silent float32 would not be bf16
+    assert difference > 1e-4  # bf16 rounds; a silent float32 would not differ
 
 
 def test_int8_quantises(precise_bundle: Bundle) -> None:
@@ -69,10 +69,10 @@ def test_int8_quantises(precise_bundle: Bundle) -> None:
 def test_a_batch_in_chunks_is_the_batch(rows: int, bundle: Bundle) -> None:
     inputs = fresh_inputs(bundle, rows)
     with open_runner("openvino", bundle) as runner, open_runner("onnxruntime", bundle) as other:
-        found = runner.rows(inputs)
-        np.testing.assert_allclose(found, other.rows(inputs), atol=1e-5)
+        logits = runner.rows(inputs)
+        np.testing.assert_allclose(logits, other.rows(inputs), atol=1e-5)
         alone = np.concatenate([runner.run(inputs[row : row + 1]) for row in range(rows)])
-    np.testing.assert_allclose(found, alone, atol=1e-5)
+    np.testing.assert_allclose(logits, alone, atol=1e-5)
 
 
 def test_what_is_prepared_need_not_be_compiled_later(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def test_what_is_prepared_need_not_be_compiled_later(bundle: Bundle, monkeypatch
     for rows in range(1, 3 * CHUNK + 1):
         assert program.run(inputs[:rows]).shape[0] == rows
     with pytest.raises(AssertionError, match="compiled while"):
-        program._prepared(CHUNK, 7)  # the check itself does bite
+        program._prepared(CHUNK, 7)  # so the assertion above can fail
 
 
 def test_precisions_that_it_does_not_compute_in(bundle: Bundle) -> None:
@@ -106,7 +106,7 @@ def test_a_graph_that_cannot_be_read(bundle: Bundle, tmp_path: Path) -> None:
 def test_runners_with_a_precision_behind_the_name(precise_bundle: Bundle) -> None:
     names = ["onnxruntime", "onnxruntime:int8", "openvino"]
     with open_runners(names, precise_bundle) as runners:
-        assert [(one.name, one.precision) for one in runners] == [
+        assert [(runner.name, runner.precision) for runner in runners] == [
             ("onnxruntime", "fp32"),
             ("onnxruntime", "int8"),
             ("openvino", "fp32"),
@@ -154,6 +154,6 @@ def test_without_a_compiler(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> 
         return fail
 
     monkeypatch.setattr(torch, "compile", refuse)
-    with pytest.raises(InputError, match="fails here: no compiler") as found:
+    with pytest.raises(InputError, match="fails here: no compiler") as caught:
         open_runner("compile", bundle)
-    assert "g++" in found.value.hint
+    assert "g++" in caught.value.hint

@@ -7,7 +7,7 @@ from gmmvit_deploy.runtime.triton import parse_url
 
 
 @pytest.mark.parametrize(
-    ("url", "wanted"),
+    ("url", "expected"),
     [
         ("grpc://localhost:9001", ("grpc", "localhost:9001")),
         ("http://10.0.0.1:80/", ("http", "10.0.0.1:80")),
@@ -16,8 +16,8 @@ from gmmvit_deploy.runtime.triton import parse_url
         ("http://[::1]:8000", ("http", "[::1]:8000")),
     ],
 )
-def test_addresses(url: str, wanted: tuple[str, str]) -> None:
-    assert parse_url(url) == wanted
+def test_addresses(url: str, expected: tuple[str, str]) -> None:
+    assert parse_url(url) == expected
 
 
 @pytest.mark.parametrize("url", ["localhost:8001", "https://host", "grpc://", "grpc://host:port", "http://host/v2", ""])

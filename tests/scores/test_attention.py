@@ -56,7 +56,7 @@ def test_a_step_on_q_behind_a_step_on_the_product_is_refused() -> None:
             AttentionScores(before, after)
 
 
-def test_attentions_are_found_by_name() -> None:
+def test_attentions_are_listed_with_their_names() -> None:
     block = nn.Module()
     block.attention = nn.Module()
     block.attention.scores = scaled_scores(1.0)
@@ -79,14 +79,14 @@ def test_oddities_name_head_and_kernel_and_nothing_in_a_sound_mask() -> None:
     alpha, sigma = torch.ones(2, 2, 1, 1), torch.ones(2, 2, 1, 1)
     assert list(GaussianMixtureMask(alpha, sigma, stored_base(2)).oddities()) == []
     alpha[1, 0], sigma[0, 1] = 0, 0.01
-    found = [(odd.where, odd.what) for odd in GaussianMixtureMask(alpha, sigma, stored_base(2)).oddities()]
-    assert found == [
+    oddities = [(odd.where, odd.what) for odd in GaussianMixtureMask(alpha, sigma, stored_base(2)).oddities()]
+    assert oddities == [
         (" head 1 kernel 0", "sigma is 0.01: a token sees only itself through it"),
         (" head 0 kernel 1", "alpha is 0: the kernel is dead"),
     ]
 
 
-def test_what_cannot_be_merged_says_so() -> None:
+def test_the_error_of_a_merge_names_what_cannot_be_merged() -> None:
     norm = HeadNorm(torch.ones(2), torch.zeros(2))
     with pytest.raises(FoldError, match="role norm"):
         norm.after_factor(torch.tensor(2.0))

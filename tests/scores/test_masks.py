@@ -15,7 +15,7 @@ from tests.conftest import GOLDEN
 
 
 @pytest.mark.parametrize(("name", "grid"), [("vit_gmm", 8), ("vit_gmm_256_tokens", 16)])
-def test_base_is_the_released_one_bit_for_bit(name: str, grid: int) -> None:
+def test_base_equals_the_released_base_bit_for_bit(name: str, grid: int) -> None:
     stored = torch.load(GOLDEN / f"{name}.pth", weights_only=True)["model_state_dict"]["mask"]
     assert stored_base(grid).equal(stored.reshape(1, 1, grid**2, grid**2))
 

@@ -1,4 +1,4 @@
-"""Every step against its formula, written in numpy with loops, inside whole attention weights."""
+"""Every step against its formula, written in numpy with loops, as part of complete attention weights."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def random(*shape: int) -> torch.Tensor:
 
 
 def each_entry(matrix: Callable[[int, int, int], float], n: int = N) -> Array:
-    """(H, n, n), one entry at a time."""
+    """Return (H, n, n), computed entry by entry."""
     return np.array([[[matrix(h, i, j) for j in range(n)] for i in range(n)] for h in range(HEADS)])
 
 
@@ -74,7 +74,7 @@ def normed(scores: Array, weight: Array, bias: Array) -> Array:
 
 @dataclass(frozen=True)
 class Case:
-    """step: in front of softmax unless ``after``.  formula: what it does to (H, n, n) in float64."""
+    """step: before softmax unless ``after``.  formula: its effect on (H, n, n) in float64."""
 
     step: Step
     formula: Callable[[Array], Array]
@@ -132,8 +132,8 @@ def cases() -> Iterator[tuple[str, Case]]:
     yield "temperature", Case(LearnedTemperature(t), lambda x: times_t * x, "scale", mistakes=2)
     of_query = LearnedTemperature(t, scales_query=True)
     yield "temperature of Q", Case(of_query, lambda x: times_t * x, "scale", mistakes=2)
-    one = LearnedTemperature(torch.tensor(-0.7), is_logarithm=True)
-    yield "temperature as logarithm", Case(one, lambda x: math.exp(-0.7) * x, "scale", mistakes=2)
+    temperature = LearnedTemperature(torch.tensor(-0.7), is_logarithm=True)
+    yield "temperature as logarithm", Case(temperature, lambda x: math.exp(-0.7) * x, "scale", mistakes=2)
     for name, value in (("diagonal −∞", -math.inf), ("diagonal, finite", -987654321.0)):
         off = each_entry(lambda h, i, j, value=value: value if i == j else 0.0)
         yield name, Case(MaskedDiagonal(N, value), lambda x, off=off: x + off, "score_bias", mistakes=1)
@@ -172,11 +172,11 @@ def test_weights_are_those_of_the_formula(case: Case) -> None:
     scores = AttentionScores({}, side) if case.after else AttentionScores(side)
     query, key = products(case.tokens)
     with torch.inference_mode():
-        found = scores.weights(query, key).numpy()
-    for row in range(len(found)):
+        weights = scores.weights(query, key).numpy()
+    for row in range(len(weights)):
         raw = exact(query[row]) @ exact(key[row]).transpose(0, 2, 1)
-        wanted = case.formula(softmax(raw)) if case.after else softmax(case.formula(raw))
-        np.testing.assert_allclose(found[row], wanted, rtol=0, atol=5e-6)
+        expected = case.formula(softmax(raw)) if case.after else softmax(case.formula(raw))
+        np.testing.assert_allclose(weights[row], expected, rtol=0, atol=5e-6)
 
 
 @EACH
@@ -218,7 +218,7 @@ def test_closed_form_is_a_mistake_where_the_base_has_underflowed(wrap: Callable[
 
 
 def test_a_mistake_that_changes_nothing_is_the_step_itself() -> None:
-    """The base of a shared mask has one head: none can be exchanged with another."""
+    """The base of a shared mask has a single head, so there is no head to exchange it with."""
     mask = ElementwiseMask(torch.ones(N, N))
     assert all(other is mask for _, other in mask.mistakes())
 
@@ -231,10 +231,10 @@ def test_steps_in_any_order_compose() -> None:
     )
     query, key = products(N)
     with torch.inference_mode():
-        found = scores.weights(query, key)[0].numpy()
+        computed = scores.weights(query, key)[0].numpy()
     raw = exact(query[0]) @ exact(key[0]).transpose(0, 2, 1)
     weights = mixed(softmax(raw * HEAD_DIM**-0.5), exact(mixing))
-    np.testing.assert_allclose(found, normed(weights, exact(norm), exact(shift)), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(computed, normed(weights, exact(norm), exact(shift)), rtol=0, atol=1e-4)
 
 
 def test_masked_diagonal_gives_a_token_nothing_of_itself_and_leaves_the_rest_alone() -> None:

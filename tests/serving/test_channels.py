@@ -1,4 +1,4 @@
-"""A network of one channel behind a real Triton server."""
+"""A single-channel network on a real Triton server."""
 
 from __future__ import annotations
 

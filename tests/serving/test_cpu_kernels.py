@@ -1,4 +1,4 @@
-"""A served network runs with our kernels or without, as its repository was written, and says which."""
+"""A served network runs with our kernels or without, as its repository states, and reports it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.server
 
 @pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
 @pytest.mark.parametrize("mode", ["auto", "off"])
-def test_settings_and_log_say_which(
+def test_settings_and_log_state_whether_the_kernels_run(
     runtime: Literal["onnxruntime", "openvino"], mode: Literal["auto", "off"], bundle: Bundle, tmp_path: Path
 ) -> None:
     options = RepositoryOptions(runtime=runtime, cpu_kernels=mode, threads=1)

@@ -29,7 +29,7 @@ def config(path: Path) -> model_config_pb2.ModelConfig:
 
 
 def served_by_tensorrt(engine: Engine, folder: Path, **changes: object) -> Engine:
-    """The engine, with a card that says ``tensorrt``, whose builder needs a GPU."""
+    """Return the engine with the flavour ``tensorrt`` in its card, since a real build for it needs a GPU."""
     shutil.copytree(engine.path, folder)
     data = json.loads((folder / "card.json").read_text())
     data.update(flavor="tensorrt", tensorrt_version="10.9.0.34", **changes)
@@ -99,7 +99,7 @@ def test_without_kernels_there_is_nothing_of_them(runtime: str, bundle: Bundle, 
 
 
 def test_what_repositories_state_about_kernels(bundle: Bundle, tmp_path: Path) -> None:
-    """Triton's own backend runs without ours, and its configuration states it; a foreign repository states nothing."""
+    """Triton's own backend runs without our kernels, as its configuration states; other repositories state nothing."""
     repository_from_bundle(bundle, tmp_path / "r", RepositoryOptions(backend="onnxruntime"))
     stated = config(tmp_path / "r" / "gmmvit_network" / "config.pbtxt").parameters["cpu_kernels"].string_value
     assert stated == "off"
@@ -132,14 +132,14 @@ def test_a_runtimes_name_decides(gmmvit, bundle: Bundle, tmp_path: Path) -> None
     assert json.loads(plain.stdout)["cpu_kernels"] == {"used": False, "why_not": "not asked for"}
     off = gmmvit("repository", bundle.path, "-o", tmp_path / "off", "--cpu-kernels", "off")
     assert "cpu kernels: off: not asked for" in off.stderr
-    for arguments, says in (
+    for arguments, message in (
         (("--runtime", "onnxruntime+kernels", "--cpu-kernels", "auto"), "already states whether CPU kernels are used"),
         (("--cpu-kernels", "on"), "--cpu-kernels: expected auto or off, got 'on'"),
         (("--runtime", "onnxruntime+", "--json"), "runtime 'onnxruntime+' is not known"),
     ):
         refused = gmmvit("repository", bundle.path, "-o", tmp_path / "refused", *arguments)
         assert refused.returncode == 1
-        assert says in refused.stderr
+        assert message in refused.stderr
     assert not (tmp_path / "refused").exists()
 
 
@@ -223,7 +223,7 @@ def test_server_decodes_with_our_own_preprocessing(bundle: Bundle, tmp_path: Pat
     assert copied.read_bytes() == Path(gmmvit_deploy.preprocess.__file__).read_bytes()
 
 
-def test_warmup_image_is_one_that_decodes(bundle: Bundle, tmp_path: Path) -> None:
+def test_warmup_image_decodes(bundle: Bundle, tmp_path: Path) -> None:
     repository_from_bundle(bundle, tmp_path / "r")
     data = (tmp_path / "r" / "gmmvit_preprocess" / "warmup" / "image").read_bytes()
     assert struct.unpack("<I", data[:4])[0] == len(data) - 4
@@ -237,7 +237,7 @@ def test_without_normalisation_there_is_only_the_network(tensor_bundles: dict[st
     assert [folder.name for folder in (tmp_path / "r").iterdir()] == ["gmmvit_network"]
 
 
-def test_tensorrt_without_an_engine_says_how_to_build_one(bundle: Bundle, tmp_path: Path) -> None:
+def test_tensorrt_without_an_engine_gives_the_build_command(bundle: Bundle, tmp_path: Path) -> None:
     with pytest.raises(RepositoryError, match="needs an engine") as caught:
         repository_from_bundle(bundle, tmp_path / "r", RepositoryOptions(backend="tensorrt"))
     assert f"gmmvit build {bundle.path} --flavor tensorrt" in caught.value.hint

@@ -1,4 +1,4 @@
-"""A real Triton server: what it answers, what it refuses, and that nothing of it is left behind."""
+"""A real Triton server: its answers, its refusals, and that it leaves no process or file."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def as_bytes(*images: bytes) -> np.ndarray:
 def golden_server(
     tensor_bundles: dict[str, Bundle], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TritonServer]:
-    """All golden checkpoints on one server."""
+    """A server with all golden checkpoints."""
     models = tmp_path_factory.mktemp("golden") / "models"
     models.mkdir()
     for name, bundle in ((name, tensor_bundles[name]) for name in RELEASED):
@@ -85,7 +85,7 @@ def family_bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle
 def family_server(
     family_bundles: dict[str, Bundle], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TritonServer]:
-    """Network, preprocessing and ensemble of every family on one server."""
+    """A server with network, preprocessing and ensemble of every family."""
     models = tmp_path_factory.mktemp("families_served") / "models"
     models.mkdir()
     for name, bundle in family_bundles.items():
@@ -125,8 +125,8 @@ class TestAnswers:
         with TritonRunner(tensor_bundles[name], url_of(golden_server, protocol), model=name) as runner:
             np.testing.assert_allclose(runner.run(case.inputs), case.logits, rtol=0, atol=case.atol)
             np.testing.assert_allclose(runner.run(case.inputs[::-1]), case.logits[::-1], rtol=0, atol=case.atol)
-            for row, wanted in zip(case.inputs, case.logits, strict=True):
-                np.testing.assert_allclose(runner.run(row[None]), wanted[None], rtol=0, atol=case.atol)
+            for row, logits in zip(case.inputs, case.logits, strict=True):
+                np.testing.assert_allclose(runner.run(row[None]), logits[None], rtol=0, atol=case.atol)
 
     @pytest.mark.parametrize("protocol", PROTOCOLS)
     def test_parity(self, protocol: str, server: TritonServer, bundle: Bundle) -> None:
@@ -138,8 +138,8 @@ class TestAnswers:
     def test_encoded_images(self, connection: TritonConnection, bundle: Bundle) -> None:
         pixels, logits = bundle.golden()
         images = as_bytes(*(encoded(Image.fromarray(image), "PNG") for image in pixels))
-        found = connection.infer("gmmvit", "IMAGE", images)
-        assert float(np.abs(found - logits).max()) < 1e-5
+        answers = connection.infer("gmmvit", "IMAGE", images)
+        assert float(np.abs(answers - logits).max()) < 1e-5
 
     @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP"])
     def test_formats(self, kind: str, connection: TritonConnection) -> None:
@@ -150,8 +150,8 @@ class TestAnswers:
         client = tritonclient.grpc.InferenceServerClient(server.grpc_url.removeprefix("grpc://"))
         tensor = tritonclient.grpc.InferInput("pixels", list(pixels.shape), "UINT8")
         tensor.set_data_from_numpy(pixels)
-        wanted = tritonclient.grpc.InferRequestedOutput("logits", class_count=2)
-        answer = client.infer("gmmvit_network", [tensor], outputs=[wanted]).as_numpy("logits")
+        output = tritonclient.grpc.InferRequestedOutput("logits", class_count=2)
+        answer = client.infer("gmmvit_network", [tensor], outputs=[output]).as_numpy("logits")
         client.close()
         for row, scores in zip(answer, logits, strict=True):
             score, index, label = row[0].decode().split(":")
@@ -170,8 +170,8 @@ class TestAnswers:
                 worst = 0.0
                 for _ in range(10):
                     rows = generator.integers(0, len(pixels), generator.integers(1, 4))
-                    found = own.infer("gmmvit_network", "pixels", pixels[rows])
-                    worst = max(worst, float(np.abs(found - logits[rows]).max()))
+                    answer = own.infer("gmmvit_network", "pixels", pixels[rows])
+                    worst = max(worst, float(np.abs(answer - logits[rows]).max()))
             return worst
 
         with ThreadPoolExecutor(12) as pool:
@@ -194,7 +194,7 @@ class TestRefusals:
         with pytest.raises(RequestRejectedError, match=message):
             connection.infer("gmmvit", "IMAGE", as_bytes(image))
 
-    def test_the_bad_one_of_a_batch_is_named(self, connection: TritonConnection) -> None:
+    def test_the_bad_image_of_a_batch_is_named(self, connection: TritonConnection) -> None:
         good = encoded(photo(32, 32), "PNG")
         with pytest.raises(RequestRejectedError, match="image 1: it is no JPEG"):
             connection.infer("gmmvit", "IMAGE", as_bytes(good, b"bad", good))
@@ -353,7 +353,7 @@ class Serve:
 
 @pytest.fixture
 def serve(repository: Repository, tmp_path: Path) -> Iterator[Callable[..., Serve]]:
-    """Starts ``gmmvit serve`` on a copy of the repository, whose path names its processes."""
+    """Starts ``gmmvit serve`` on a copy of the repository, whose path identifies its processes."""
     started = []
 
     def start(*arguments: str) -> Serve:
@@ -363,11 +363,11 @@ def serve(repository: Repository, tmp_path: Path) -> Iterator[Callable[..., Serv
         return started[-1]
 
     yield start
-    for one in started:
-        if one.process.poll() is None:
-            one.process.kill()
-            one.process.communicate()
-        assert wait_gone(str(one.path)) == {}
+    for command in started:
+        if command.process.poll() is None:
+            command.process.kill()
+            command.process.communicate()
+        assert wait_gone(str(command.path)) == {}
 
 
 class TestStopping:
@@ -411,7 +411,7 @@ class TestStopping:
 
     @pytest.mark.parametrize("protocol", PROTOCOLS)
     def test_stopping_under_load(self, protocol: str, serve: Callable[..., Serve], bundle: Bundle) -> None:
-        """Every request is answered rightly or fails with a clear error; then all of it is gone."""
+        """Every request gets a correct answer or a clear error; afterwards no process remains."""
         running = serve()
         where = running.ready()
         pixels, logits = bundle.golden()
@@ -423,8 +423,8 @@ class TestStopping:
             with TritonConnection(where[protocol], timeout_s=20) as own:
                 while not done.is_set():
                     try:
-                        found = own.infer("gmmvit_network", "pixels", pixels)
-                        answers.append(float(np.abs(found - logits).max()))
+                        answer = own.infer("gmmvit_network", "pixels", pixels)
+                        answers.append(float(np.abs(answer - logits).max()))
                     except ServerError as exc:
                         failures.append(exc)
                         return
@@ -482,13 +482,13 @@ class TestInstalls:
         binary.chmod(0o755)
         (tmp_path / "backends" / "onnxruntime").mkdir(parents=True)
         monkeypatch.setenv("PATH", str(binary.parent), prepend=os.pathsep)
-        found = find_server()
-        assert (found.kind, found.binary) == ("system", binary)
-        assert found.best_backend == "onnxruntime"
+        installed = find_server()
+        assert (installed.kind, installed.binary) == ("system", binary)
+        assert installed.best_backend == "onnxruntime"
         assert system_server(binary).backends == tmp_path / "backends"
 
     def test_new_numpy_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """With numpy 2 the wheel's server returns zero bytes and says nothing."""
+        """With numpy 2 the wheel's server silently returns zero bytes."""
         import importlib.metadata
 
         real = importlib.metadata.version
