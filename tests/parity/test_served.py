@@ -123,7 +123,7 @@ def test_a_right_server_passes_by_both_protocols(bundle: Bundle, broken_server: 
         assert served["joined"] > 0  # requests really were mixed
         assert served["largest"] <= served["limit"]
         assert runner.provenance["server"].startswith("Triton 2.")
-        assert "cannot be looked into" in runner.check("localize").says
+        assert "cannot be looked into" in runner.check("localize").summary
 
 
 def test_an_older_bundle_on_the_server(
