@@ -252,7 +252,7 @@ def _proof_rows(card: EngineCard) -> list[tuple[str, str]]:
         rows.append(("precision", f"NOT checked: {card.unjudged}"))
     elif card.misses:
         first = card.misses[0]
-        rows.append(("precision", f"NOT reached by {len(card.misses)} products: {first.node} runs in {first.found}"))
+        rows.append(("precision", f"NOT reached by {len(card.misses)} products: {first.node} runs in {first.actual}"))
     else:
         rows.append(("precision", "every matrix product and convolution runs in the prescribed data type"))
     for target, shares in card.shares.items():

@@ -148,7 +148,13 @@ def _print(report: ParityReport) -> None:
     of_bundle = [("bundle", "", check) for check in report.checks]
     of_runners = [(runner.runner, runner.precision, check) for runner in report.runners for check in runner.checks]
     rows = [
-        (who, precision, check.name, check.verdict.upper() if check.verdict == "failed" else check.verdict, check.says)
+        (
+            who,
+            precision,
+            check.name,
+            check.verdict.upper() if check.verdict == "failed" else check.verdict,
+            check.summary,
+        )
         for who, precision, check in of_bundle + of_runners
     ]
     print_table(("runner", "precision", "check", "verdict", "result"), rows, title=str(report.bundle["path"]))
@@ -191,7 +197,8 @@ def _print_flips(decisions: Mapping[str, Any]) -> None:
     for flip in decisions["flips"][:_MOST_REASONS]:
         kind = "within the noise" if flip["within_noise"] else "WRONG"
         typer.echo(
-            f"flip, {kind}: {flip['where']}: {flip['wanted']} became {flip['found']}, margin {flip['margin']:.3g}"
+            f"flip, {kind}: {flip['where']}: {flip['pytorch_class']} became {flip['runner_class']}, "
+            f"margin {flip['margin']:.3g}"
         )
     more = len(decisions["flips"]) + decisions["flips_not_listed"] - _MOST_REASONS
     if more > 0:

@@ -55,10 +55,10 @@ def open_result(path: Path) -> dict[str, Any]:
     except OSError as exc:
         raise InputError(f"{path}: cannot be read: {exc.strerror}", hint=hint) from exc
     except ValueError as exc:
-        raise InputError(f"{path}: no JSON: {exc}", hint=hint) from exc
-    found = data.get("format") if isinstance(data, dict) else None
-    if found != FORMAT:
-        raise InputError(f"{path}: expected format {FORMAT}, got {found!r}", hint=hint)
+        raise InputError(f"{path}: not JSON: {exc}", hint=hint) from exc
+    format_name = data.get("format") if isinstance(data, dict) else None
+    if format_name != FORMAT:
+        raise InputError(f"{path}: expected format {FORMAT}, got {format_name!r}", hint=hint)
     return data  # type: ignore[no-any-return]
 
 
@@ -70,7 +70,8 @@ def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> Comparison:
     """
     if against := _reasons_against(a, b):
         raise InputError(
-            "these runs cannot be compared: " + "; ".join(against), hint="measure both again, alike, on one machine"
+            "these runs cannot be compared: " + "; ".join(against),
+            hint="measure both again, with the same options on the same machine",
         )
     cells = {_key(cell): cell for cell in b["cells"]}
     rows = [_row(cell, cells[_key(cell)]) for cell in a["cells"] if _key(cell) in cells]
@@ -81,10 +82,10 @@ def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> Comparison:
         f"runner {name}": (a["runners"][name], b["runners"][name]) for name in dict.fromkeys(r.runner for r in rows)
     }
     differing = {
-        f"{part} {name}": (one.get(name), other.get(name))
-        for part, (one, other) in parts.items()
-        for name in sorted({*one, *other})
-        if one.get(name) != other.get(name)
+        f"{part} {name}": (first.get(name), second.get(name))
+        for part, (first, second) in parts.items()
+        for name in sorted({*first, *second})
+        if first.get(name) != second.get(name)
     }
     return Comparison(rows=tuple(rows), differing=differing)
 
@@ -103,7 +104,7 @@ _MUST_AGREE = {
 
 
 def _reasons_against(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    found = [
+    reasons = [
         f"{name} is {result['verdict']}: {result['reasons'][0]}"
         for name, result in (("A", a), ("B", b))
         if result["verdict"] != "VALID"
@@ -116,8 +117,8 @@ def _reasons_against(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
                 value = value.get(key)
             values.append(value)
         if values[0] != values[1]:
-            found.append(f"{what}: {_short(values[0])} in A, {_short(values[1])} in B")
-    return found
+            reasons.append(f"{what}: {_short(values[0])} in A, {_short(values[1])} in B")
+    return reasons
 
 
 def _row(a: Mapping[str, Any], b: Mapping[str, Any]) -> Row:

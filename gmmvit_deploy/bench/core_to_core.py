@@ -60,4 +60,4 @@ def _measure() -> Callable[[int, int, int], float] | None:
 
 if __name__ == "__main__":
     measured_ns = round_trip_ns()
-    print("one core, or no compiler" if measured_ns is None else f"{measured_ns:.0f} ns")
+    print("a single core, or no C compiler" if measured_ns is None else f"{measured_ns:.0f} ns")

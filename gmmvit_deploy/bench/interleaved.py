@@ -89,7 +89,7 @@ def time_rounds(
             images = generator.standard_normal((batch, *image_shape), dtype=np.float32)
         # Run instead of pausing: a pause would also let the other threads sleep, but idle cores may be rescheduled
         # onto cores further apart.
-        program = _one_of(programs[name], generator)
+        program = _random_copy(programs[name], generator)
         before = after
         until = time.perf_counter() + UNTIMED_S
         program(images)
@@ -138,5 +138,5 @@ def _apart() -> float:
     return float("nan") if measured is None else measured
 
 
-def _one_of(program: Program | Sequence[Program], generator: np.random.Generator) -> Program:
+def _random_copy(program: Program | Sequence[Program], generator: np.random.Generator) -> Program:
     return program[generator.integers(len(program))] if isinstance(program, Sequence) else program

@@ -187,7 +187,9 @@ class _Answers:
     def result(self, spans: dict[int, tuple[int, float, float]], complaints: tuple[str, ...]) -> LoadRun:
         """Combine answers and trace.  spans: sample → (query, scheduled at, answered at), in ns from the start."""
         if len(spans) != len(self._rows):
-            raise GmmvitError(f"LoadGen sent {len(self._rows)} samples and tells of {len(spans)}")
+            raise GmmvitError(
+                f"LoadGen sent {len(self._rows)} samples; expected as many in its trace, got {len(spans)}"
+            )
         ordered = [self._rows[identity] for identity in sorted(self._rows)]
         by_query: dict[int, float] = {}
         for key, scheduled, answered in spans.values():
@@ -208,7 +210,7 @@ class _Answers:
 
 def _spans(trace: Path) -> dict[int, tuple[int, float, float]]:
     """Read sample → (query, scheduled at, answered at), in nanoseconds, from LoadGen's trace."""
-    found: dict[int, tuple[int, float, float]] = {}
+    spans: dict[int, tuple[int, float, float]] = {}
     for line in trace.read_text(encoding="utf-8").splitlines():
         if not line.startswith('{"name":"Sample",') or '"ph":"b"' not in line:
             continue
@@ -216,17 +218,17 @@ def _spans(trace: Path) -> dict[int, tuple[int, float, float]]:
         notes = event["args"]
         # ts is the query's scheduled time in microseconds; complete_ns counts from that time.
         scheduled = float(event["ts"]) * 1e3
-        found[int(notes["sample_seq"])] = (int(notes["query_seq"]), scheduled, scheduled + float(notes["complete_ns"]))
-    return found
+        spans[int(notes["sample_seq"])] = (int(notes["query_seq"]), scheduled, scheduled + float(notes["complete_ns"]))
+    return spans
 
 
 def _complaints(detail: Path) -> tuple[str, ...]:
     """Read LoadGen's errors and warnings about the run; stopping at the requested query count is not an error."""
-    found = []
+    complaints = []
     for line in detail.read_text(encoding="utf-8").splitlines():
         note = json.loads(line.removeprefix(":::MLLOG "))
         if (note["metadata"]["is_error"] or note["metadata"]["is_warning"]) and "Max query count" not in str(
             note["value"]
         ):
-            found.append(f"{note['key']}: {note['value']}")
-    return tuple(found)
+            complaints.append(f"{note['key']}: {note['value']}")
+    return tuple(complaints)

@@ -18,6 +18,17 @@ _LOOK_S = 0.5
 _GPU_FORGETS_S = 1.0
 _SPIN = 2000
 _BLOCK = b"\0" * 4096
+_PRODUCT_FLAGS = (
+    "fma",
+    "avx2",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx512_fp16",
+    "avx_vnni",
+    "amx_tile",
+    "amx_bf16",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,8 +139,7 @@ def _asked_of_gpus(what: str, form: str) -> list[str]:
 def cpu_features() -> list[str]:
     """Return the processor's vector and matrix extensions, which limit the speed of matrix products."""
     flags = next((_value(line).split() for line in _lines(Path("/proc/cpuinfo")) if line.startswith("flags")), [])
-    wanted = ("fma", "avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx_vnni", "amx_tile", "amx_bf16")
-    return [flag for flag in wanted if flag in flags]
+    return [flag for flag in _PRODUCT_FLAGS if flag in flags]
 
 
 def _processor_times() -> dict[str, float]:

@@ -122,12 +122,12 @@ def measure(
 
 def ratios(cells: Sequence[Cell]) -> list[tuple[Cell, Cell, Ratio]]:
     """Return (cell, first cell of the same scenario and batch, ratio of the cell's time to the first cell's)."""
-    found = []
+    compared = []
     for cell in cells:
-        first = next(one for one in cells if (one.scenario, one.batch) == (cell.scenario, cell.batch))
+        first = next(other for other in cells if (other.scenario, other.batch) == (cell.scenario, cell.batch))
         if cell is not first:
-            found.append((cell, first, ratio(cell.times, first.times)))
-    return found
+            compared.append((cell, first, ratio(cell.times, first.times)))
+    return compared
 
 
 def _works(runner: Runner, inputs: NDArray[Any], plan: Plan) -> list[Work]:
@@ -143,7 +143,7 @@ def _works(runner: Runner, inputs: NDArray[Any], plan: Plan) -> list[Work]:
             Work(scenario=scenario, inputs=inputs, queries=queries, batch=batch, in_thread=runner.needs_own_thread)
         )
     if plan.offline:
-        batch = max((one for one in plan.batches if runner.takes(one) and one <= len(inputs)), default=1)
+        batch = max((size for size in plan.batches if runner.takes(size) and size <= len(inputs)), default=1)
         took = _warmed_up(runner, inputs[:batch])
         callers = min(_MOST_CALLERS, runner.callers)
         samples = batch * max(2 * callers, round(plan.seconds / plan.rounds / took))
@@ -190,8 +190,8 @@ class _Turn:
         self._runs.append((run.latencies_ms, run.seconds, len(run.indices)))
         self._complaints.update(run.complaints)
         self._digest.update(run.outputs_sha256.encode())
-        found = self._expected.largest(run.indices, run.outputs)
-        self._largest = math.nan if math.isnan(found + self._largest) else max(self._largest, found)
+        largest = self._expected.largest(run.indices, run.outputs)
+        self._largest = math.nan if math.isnan(largest + self._largest) else max(self._largest, largest)
         self._answers += len(run.indices)
 
     def cell(self) -> Cell:

@@ -88,10 +88,10 @@ def _torch(precision: str, device: str) -> Callable[[Shape], Program]:
             whole = [torch.randint(-127, 127, size, dtype=torch.int8, device=device) for size in sizes]
             return _called(lambda: torch._int_mm(*whole))
         if precision == "fp8":
-            one = torch.ones((), device=device)
+            scale = torch.ones((), device=device)
             left = torch.randn(rows, inner, device=device).to(torch.float8_e4m3fn)
             right = torch.randn(columns, inner, device=device).to(torch.float8_e4m3fn).t()
-            return _called(lambda: torch._scaled_mm(left, right, one, one, out_dtype=torch.bfloat16))
+            return _called(lambda: torch._scaled_mm(left, right, scale, scale, out_dtype=torch.bfloat16))
         dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[precision]
         pair = (torch.randn(size, dtype=dtype, device=device) for size in ((rows, inner), (inner, columns)))
         first, second = pair

@@ -103,13 +103,13 @@ class BenchReport:
             "cells": [_cell(cell) for cell in self.cells],
             "ratios": [
                 {
-                    "runner": one.runner,
+                    "runner": compared.runner,
                     "over": first.runner,
-                    "scenario": one.scenario,
-                    "batch": one.batch,
+                    "scenario": compared.scenario,
+                    "batch": compared.batch,
                     **asdict(ratio),
                 }
-                for one, first, ratio in ratios(self.cells)
+                for compared, first, ratio in ratios(self.cells)
             ],
             "work": [_work(work) for work in self.works],
             "rooflines": [_roofline(line) for line in self.rooflines],
@@ -130,11 +130,12 @@ def reasons_against(
     reasons = []
     for name, outputs in [
         *((cell.name, cell.outputs) for cell in cells),
-        *((one.runner, one.outputs) for one in loads),
+        *((load.runner, load.outputs) for load in loads),
     ]:
         if not outputs.right:
             reasons.append(
-                f"{name}: {_WRONG}: up to {outputs.largest:.3g} from the truth, {outputs.limit:.3g} is allowed"
+                f"{name}: {_WRONG}: logits up to {outputs.largest:.3g} from PyTorch's in float64, "
+                f"{outputs.limit:.3g} is allowed"
             )
     for cell in cells:
         if cell.scenario != "Offline" and cell.queries < ENOUGH[0.9]:
@@ -148,10 +149,10 @@ def reasons_against(
 def impossible(shares: Iterable[Share]) -> list[str]:
     """Return a reason for every share above 1: the machine was slower while the roofline was measured."""
     return [
-        f"unstable: {one.runner}, batch {one.batch}: {one.share:.0%} of the roofline: the machine was slower while "
-        "that was measured"
-        for one in shares
-        if one.share > 1
+        f"unstable: {share.runner}, batch {share.batch}: {share.share:.0%} of the roofline: the machine was slower "
+        "while the roofline was measured"
+        for share in shares
+        if share.share > 1
     ]
 
 
@@ -183,7 +184,10 @@ def _cell(cell: Cell) -> dict[str, Any]:
         "median_ms": cell.median_ms,
         "spread": cell.spread,
         "samples_per_second": cell.samples_per_second,
-        "percentiles": {one.name: {"ms": one.value, "missing_queries": one.missing} for one in cell.percentiles},
+        "percentiles": {
+            percentile.name: {"ms": percentile.value, "missing_queries": percentile.missing}
+            for percentile in cell.percentiles
+        },
         "round_ms": cell.times,
         "latencies_ms": [round(float(value), 5) for part in cell.rounds for value in part]
         if cell.scenario != "Offline"

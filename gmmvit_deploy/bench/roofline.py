@@ -66,7 +66,7 @@ class Roofline:
 
     @property
     def best(self) -> ProductRate:
-        return max(self.rates, key=lambda one: one.gflops)
+        return max(self.rates, key=lambda product: product.gflops)
 
     def least_ms(self, work: NetworkWork) -> float:
         computing = work.operations / (self.best.gflops * 1e9)
@@ -90,7 +90,7 @@ def work_of_graph(proto: ModelProto, batch: int) -> NetworkWork:
     entry = proto.graph.input[0]
     entry.type.tensor_type.shape.dim[0].dim_value = batch
     shapes = _shapes(proto)
-    weights = {one.name: tuple(one.dims) for one in proto.graph.initializer}
+    weights = {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer}
     weights |= {
         node.output[0]: numpy_helper.to_array(node.attribute[0].t).shape
         for node in proto.graph.node
@@ -129,7 +129,7 @@ def measured_roofline(
     Returns None if no library multiplies in this precision on this device.
     """
     makers = libraries(precision, device)
-    rates = {(one.library, one.shape): one for one in (seen.rates if seen else ())}
+    rates = {(product.library, product.shape): product for product in (seen.rates if seen else ())}
     absent = set()
     for shape in dict.fromkeys(shape for work in works for shape in work.products):
         for library, make in makers.items():
@@ -138,8 +138,9 @@ def measured_roofline(
             except Exception:  # the library is missing, or lacks this product on this machine
                 absent.add(library)
                 continue
-            found = ProductRate(library=library, shape=shape, gflops=rate(program, shape, device))
-            rates[library, shape] = max(rates.get((library, shape), found), found, key=lambda one: one.gflops)
+            measured = ProductRate(library=library, shape=shape, gflops=rate(program, shape, device))
+            earlier = rates.get((library, shape), measured)
+            rates[library, shape] = max(earlier, measured, key=lambda product: product.gflops)
     if not rates:
         return None
     return Roofline(
@@ -153,20 +154,20 @@ def measured_roofline(
 
 def measured_rooflines(
     works: Sequence[NetworkWork],
-    wanted: Iterable[tuple[str, Device]],
+    targets: Iterable[tuple[str, Device]],
     *,
     seen: Mapping[tuple[str, Device], Roofline] | None = None,
     on_progress: OnProgress = ignore,
 ) -> dict[tuple[str, Device], Roofline]:
-    """Return `measured_roofline` for every (precision, device) of ``wanted`` in which a library multiplies here."""
-    found = {}
-    for precision, device in wanted:
+    """Return `measured_roofline` for every (precision, device) of ``targets`` in which a library multiplies here."""
+    rooflines = {}
+    for precision, device in targets:
         on_progress(Progress(f"roofline of the {device} in {precision}"))
         before = seen.get((precision, device)) if seen else None
         line = measured_roofline(works, precision, device, seen=before)
         if line is not None:
-            found[precision, device] = line
-    return found
+            rooflines[precision, device] = line
+    return rooflines
 
 
 def _shapes(proto: ModelProto) -> dict[str, tuple[int, ...]]:

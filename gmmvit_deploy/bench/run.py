@@ -50,7 +50,7 @@ class BenchOptions:
         if not plan.batches or min(plan.batches) < 1 or len(set(plan.batches)) < len(plan.batches):
             raise InputError(f"batches {list(plan.batches)}: expected distinct sizes of at least 1")
         if plan.rounds < 3:
-            raise InputError(f"rounds is {plan.rounds}; expected at least 3, which a spread takes")
+            raise InputError(f"rounds is {plan.rounds}; expected at least 3, to measure a spread")
         if not plan.seconds > 0:
             raise InputError(f"seconds is {plan.seconds:g}; expected more than 0")
         if self.samples < max(plan.batches):
@@ -126,22 +126,22 @@ def bench(
 
 
 def _skipped(runners: Sequence[Runner], options: BenchOptions, rooflines: Sequence[Roofline]) -> list[str]:
-    found = [
+    skipped = [
         f"{runner.label}: batch {batch}: it takes {', '.join(f'{least} to {most}' for least, most in runner.ranges)}"
         for runner in runners
         for batch in options.plan.batches
         if not runner.takes(batch)
     ]
     if not options.waterfall:
-        found.append("one image taken apart: not asked for")
+        skipped.append("waterfall of a single image: not requested")
     if options.bound_ms is None:
-        found.append("arrivals at random: no latency bound was given (--bound-ms)")
+        skipped.append("random arrivals: no latency bound was given (--bound-ms)")
     if not options.roofline:
-        return [*found, "roofline: not asked for"]
+        return [*skipped, "roofline: not requested"]
     known = {(line.precision, line.device) for line in rooflines}
-    missing = dict.fromkeys((one.precision, one.device) for one in runners)
-    return found + [
-        f"roofline in {precision} on the {device}: no library here is known to multiply in it"
+    missing = dict.fromkeys((runner.precision, runner.device) for runner in runners)
+    return skipped + [
+        f"roofline in {precision} on the {device}: no supported library multiplies in this precision here"
         for precision, device in missing
         if (precision, device) not in known
     ]
@@ -151,7 +151,7 @@ def _require_batches(runners: Sequence[Runner], plan: Plan) -> None:
     for runner in runners:
         if not any(runner.takes(batch) for batch in plan.batches):
             raise InputError(
-                f"runner {runner.label} takes none of the batches {', '.join(map(str, plan.batches))}",
+                f"runner {runner.label} cannot take any of the batches {', '.join(map(str, plan.batches))}",
                 hint=f"it takes {', '.join(f'{least} to {most}' for least, most in runner.ranges)}",
             )
 
@@ -161,7 +161,7 @@ def _inputs(bundle: Bundle, options: BenchOptions) -> tuple[NDArray[Any], NDArra
     if options.data is None:
         inputs = fresh_inputs(bundle, options.samples)
         pixels = inputs if bundle.manifest.input_kind == "pixels" else None
-        notes = {"name": "made up: patches of colour with noise", "samples": len(inputs)}
+        notes = {"name": "synthetic: patches of colour with noise", "samples": len(inputs)}
         return inputs, pixels, {**notes, "sha256": sha256_of_bytes(inputs.tobytes())}
     stream = ImageStream(bundle=bundle, images=options.data, batch=options.samples, limit=options.samples)
     inputs = np.concatenate([batch.inputs for batch in stream])

@@ -64,7 +64,7 @@ def unsteady(results: Any, place: str = "") -> list[str]:
     """
     if isinstance(results, Ratio):
         width = (results.high - results.low) / results.median
-        return [f"unstable: {place}: its interval is {width:.0%} of it wide"] if width > MOST_SPREAD else []
+        return [f"unstable: {place}: its interval spans {width:.0%} of the ratio"] if width > MOST_SPREAD else []
     if not isinstance(results, dict):
         return []
     share = results.get("share_of_roofline", 0.0)

@@ -96,8 +96,8 @@ def search_rate(
                 seed=len(points) + 1,
             ),
         )
-        found = expected.largest(run.indices, run.outputs)
-        largest = found if not found <= largest else largest  # NaN stays
+        error = expected.largest(run.indices, run.outputs)
+        largest = error if not error <= largest else largest  # NaN stays
         answers += len(run.indices)
         digest.update(run.outputs_sha256.encode())
         p50, p99 = (float(value) for value in np.percentile(run.latencies_ms, [50, 99], method="inverted_cdf"))
@@ -132,4 +132,4 @@ def _held(tried: Callable[[], LoadPoint]) -> LoadPoint | None:
     if not second.holds:
         return None
     third = tried()
-    return max(second, third, key=lambda one: one.p99_ms) if third.holds else None
+    return max(second, third, key=lambda trial: trial.p99_ms) if third.holds else None

@@ -51,12 +51,12 @@ class Ratio:
 def percentiles(latencies: NDArray[Any]) -> tuple[Percentile, ...]:
     """Return the percentiles of a run's latencies by nearest rank, so that each value is a measured latency."""
     ordered = np.sort(latencies)
-    found = []
+    quantiles = []
     for share, enough in ENOUGH.items():
         rank = max(0, int(np.ceil(share * len(ordered))) - 1)
         quoted = float(ordered[rank]) if len(ordered) >= enough else None
-        found.append(Percentile(share=share, value=quoted, missing=max(0, enough - len(ordered))))
-    return tuple(found)
+        quantiles.append(Percentile(share=share, value=quoted, missing=max(0, enough - len(ordered))))
+    return tuple(quantiles)
 
 
 def spread(medians: Sequence[float]) -> float:

@@ -70,7 +70,7 @@ class TuneOptions:
         if not self.runtimes or len(set(self.runtimes)) < len(self.runtimes):
             raise InputError("expected distinct runtimes, such as onnxruntime,openvino:bf16")
         if self.cpu_kernels is not None:
-            raise InputError("--runtime names runtimes with +kernels or without; --cpu-kernels goes without --runtime")
+            raise InputError("--cpu-kernels cannot be combined with --runtime; append +kernels to a runtime instead")
         for name, _ in self.runtimes:
             runtime_from(name)
 
@@ -78,11 +78,12 @@ class TuneOptions:
         """Return the default settings of every allowed runtime."""
         if self.runtimes is None:
             return [RepositoryOptions(name=self.name, cpu_kernels=self.cpu_kernels or "auto")]
-        found = []
+        defaults = []
         for name, precision in self.runtimes:
             runtime, kernels = runtime_from(name)
-            found.append(RepositoryOptions(name=self.name, runtime=runtime, cpu_kernels=kernels, precision=precision))
-        return found
+            options = RepositoryOptions(name=self.name, runtime=runtime, cpu_kernels=kernels, precision=precision)
+            defaults.append(options)
+        return defaults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +121,8 @@ class Tuning:
     @property
     def best(self) -> Trial | None:
         """Return the trial with the highest rate within the bound, or None if no trial stayed within it."""
-        found = max(self.trials, key=lambda trial: trial.rate)
-        return found if found.rate > 0 else None
+        fastest = max(self.trials, key=lambda trial: trial.rate)
+        return fastest if fastest.rate > 0 else None
 
     def to_json(self) -> dict[str, Any]:
         best = self.best
@@ -183,7 +184,7 @@ def tune(
     best = tried(plain_settings, later=len(_instances(plain_settings[0])) + delays)
     best = tried(_instances(best.settings), later=delays)
     tried(replace(best.settings, max_queue_delay_us=delay) for delay in _DELAYS_US)
-    found = Tuning(
+    tuning = Tuning(
         options=options,
         bundle=described_bundle(bundle),
         machine=describe_machine(),
@@ -191,15 +192,15 @@ def tune(
         after=machine_state(),
         trials=tuple(trials),
     )
-    if found.best is None:
+    if tuning.best is None:
         nearest = min(trial.load.points[0].p99_ms for trial in trials)
         raise InputError(
-            f"no setting keeps p99 below {options.bound_ms:g} ms: the best came to {nearest:.1f} ms",
+            f"no setting keeps p99 below {options.bound_ms:g} ms; the lowest p99 was {nearest:.1f} ms",
             hint="raise the bound, or allow a faster runtime with --runtime",
         )
-    text = json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n"
-    repository_from_bundle(bundle, out, found.best.settings, notes={TUNING_FILE: text}, force=force)
-    return found
+    text = json.dumps(tuning.to_json(), indent=1, allow_nan=False) + "\n"
+    repository_from_bundle(bundle, out, tuning.best.settings, notes={TUNING_FILE: text}, force=force)
+    return tuning
 
 
 def _instances(settings: RepositoryOptions) -> list[RepositoryOptions]:

@@ -54,9 +54,9 @@ def waterfall(
     inputs: (N, …) as the graph takes them.  pixels: (N, height, width, channels), the same images for the decoding
     step; None leaves that step out.
     """
-    ordered = sorted(runners, key=lambda one: (RUNNERS.index(one.name), one.precision))
-    programs = {one.label: _Program(one, inputs) for one in ordered}
-    served = next(((one, one.server) for one in ordered if one.server is not None), None)
+    ordered = sorted(runners, key=lambda runner: (RUNNERS.index(runner.name), runner.precision))
+    programs = {runner.label: _Program(runner, inputs) for runner in ordered}
+    served = next(((runner, runner.server) for runner in ordered if runner.server is not None), None)
     if served is not None and pixels is not None and bundle.manifest.image.normalisation is not None:
         programs[f"{served[0].label} + decoding"] = _Decoding(*served, pixels)
     for number in range(_ROUNDS):
@@ -64,7 +64,7 @@ def waterfall(
             program.turn(number)
     steps: list[Step] = []
     for name, program in programs.items():
-        ms, parts = program.found()
+        ms, parts = program.medians()
         steps.append(Step(name=name, ms=ms, over_before=ms - steps[-1].ms if steps else 0.0, parts=parts))
     return steps
 
@@ -105,7 +105,7 @@ class _Program:
     def turn(self, number: int) -> None:
         time.sleep(REST_S)
         self.run(self.inputs[:1])
-        before = self._looks()
+        before = self._timings()
         work = Work(
             scenario="SingleStream",
             inputs=self.inputs,
@@ -113,20 +113,20 @@ class _Program:
             seed=number + 1,
             in_thread=self.runner.needs_own_thread,
         )
-        found = drive(self.run, work).latencies_ms
-        self._rounds.append(float(np.median(found)))
-        self._means.append(float(np.mean(found)))
-        self._parts.append(server_parts(self.models, before, self._looks()))
+        latencies_ms = drive(self.run, work).latencies_ms
+        self._rounds.append(float(np.median(latencies_ms)))
+        self._means.append(float(np.mean(latencies_ms)))
+        self._parts.append(server_parts(self.models, before, self._timings()))
 
-    def found(self) -> tuple[float, dict[str, float]]:
+    def medians(self) -> tuple[float, dict[str, float]]:
         median = float(np.median(self._rounds))
         if not self.models:
             return median, {}
-        parts = {name: float(np.median([one[name] for one in self._parts])) for name in self._parts[0]}
+        parts = {name: float(np.median([request[name] for request in self._parts])) for name in self._parts[0]}
         parts["unexplained"] = max(0.0, float(np.median(self._means)) - sum(parts.values()))
         return median, parts
 
-    def _looks(self) -> list[ServerTimings]:
+    def _timings(self) -> list[ServerTimings]:
         server = self.runner.server
         return [server.connection.timings(model) for model in self.models] if server is not None else []
 

@@ -132,7 +132,7 @@ def run_demo(
             with demo.step("parity", _PARITY.format(",".join(names))):
                 report = _parity(bundle, names, skipped, server, folder / "parity.html")
                 top1 |= _accuracies(report)
-                demo.note(f"{len(report.runners)} runners; {report.runners[-1].check('numeric').says}")
+                demo.note(f"{len(report.runners)} runners; {report.runners[-1].check('numeric').summary}")
             for protocol, url in (("grpc", server.grpc_url), ("http", server.http_url)):
                 with demo.step(f"classify {protocol}", f"gmmvit classify images --url {protocol}://localhost:…"):
                     with TritonClassifier(url, model=DEFAULT_MODEL) as remote:

@@ -41,20 +41,20 @@ def _build_all(library: Any, request: dict[str, Any], folder: Path, log: Any) ->
     signal.signal(signal.SIGTERM, lambda *_: monitor.stop())
     targets: list[str] = request["capabilities"]
     start = time.monotonic()
-    plan, layers = _build_one(library, logger, monitor, request, targets)
+    plan, layers = _build_plan(library, logger, monitor, request, targets)
     seconds = time.monotonic() - start
     if plan is None:
         return {"errors": logger.errors, "stopped": monitor.stopped}
     (folder / "model.plan").write_bytes(plan)
     listed = {"+".join(targets): layers}
     if len(targets) > 1:
-        listed = {target: _build_one(library, logger, monitor, request, [target])[1] for target in targets}
+        listed = {target: _build_plan(library, logger, monitor, request, [target])[1] for target in targets}
     for number, text in enumerate(listed.values()):
         (folder / f"layers.{number}.txt").write_text(text, encoding="utf-8")
     return {"errors": [], "stopped": monitor.stopped, "seconds": seconds, "listed": list(listed)}
 
 
-def _build_one(
+def _build_plan(
     library: Any, logger: Any, monitor: Any, request: dict[str, Any], targets: list[str]
 ) -> tuple[bytes | None, str]:
     logger.layers = ""
@@ -63,8 +63,8 @@ def _build_one(
     network: trt.INetworkDefinition = builder.create_network(0 if strongly is None else 1 << int(strongly))
     parser: trt.OnnxParser = library.OnnxParser(network, logger)
     if not parser.parse(Path(request["onnx"]).read_bytes()):
-        found = (parser.get_error(index) for index in range(parser.num_errors))
-        logger.errors += [f"{error.node_name() or 'the graph'}: {error.desc()}" for error in found]
+        errors = (parser.get_error(index) for index in range(parser.num_errors))
+        logger.errors += [f"{error.node_name() or 'the graph'}: {error.desc()}" for error in errors]
         return None, ""
     config = configured(library, builder, request, targets)
     config.progress_monitor = monitor
@@ -161,22 +161,22 @@ def monitor_class(library: Any) -> Any:
         def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
             if parent_phase is None:
                 self.steps[phase_name] = num_steps
-            _say(phase=phase_name, outermost=parent_phase is None, steps=num_steps)
+            _emit(phase=phase_name, outermost=parent_phase is None, steps=num_steps)
 
         def phase_finish(self, phase_name: str) -> None:
             steps = self.steps.pop(phase_name, None)
             if steps is not None:
-                _say(done=steps, of=steps)  # the builder may end a phase early, without its last steps
+                _emit(done=steps, of=steps)  # the builder may end a phase early, without its last steps
 
         def step_complete(self, phase_name: str, step: int) -> bool:
             if phase_name in self.steps:
-                _say(done=step + 1, of=self.steps[phase_name])
+                _emit(done=step + 1, of=self.steps[phase_name])
             return not self.stopped
 
     return Monitor
 
 
-def _say(**event: Any) -> None:
+def _emit(**event: Any) -> None:
     sys.stdout.write(json.dumps(event) + "\n")
     sys.stdout.flush()
 

@@ -60,7 +60,7 @@ def build_plan(
         "flavor": flavor.name,
         "onnx": str(onnx.absolute()),
         "capabilities": list(options.capabilities),
-        "profiles": [(one.least, one.best, one.most) for one in profiles],
+        "profiles": [(profile.least, profile.best, profile.most) for profile in profiles],
         "tensor": tensor,
         "shape": list(shape),
         "timing_cache_out": str(folder / "timing.cache"),
@@ -127,15 +127,15 @@ def _follow(child: subprocess.Popen[bytes], on_progress: OnProgress) -> None:
 
 
 def _how_it_died(status: int, folder: Path, flavor: Flavor) -> str:
-    said = (folder / "stderr.txt").read_text(errors="replace").strip().splitlines()
-    last = f"; it said: {said[-1]}" if said else ""
+    lines = (folder / "stderr.txt").read_text(errors="replace").strip().splitlines()
+    last = f"; its last output: {lines[-1]}" if lines else ""
     if "MemoryError" in last or "bad_alloc" in last:
         return f"the {flavor.name} builder ran out of memory{last}"
     if status in _KILLED_FOR_MEMORY:
         name = signal.Signals(-status).name
         return f"the {flavor.name} builder was killed by {name}, which most often means that memory ran out{last}"
     if status < 0:
-        return f"the {flavor.name} builder died of {signal.Signals(-status).name}{last}"
+        return f"the {flavor.name} builder was killed by {signal.Signals(-status).name}{last}"
     return f"the {flavor.name} builder ended with status {status}{last}"
 
 

@@ -96,14 +96,14 @@ class EngineCard:
         ranges = ", ".join(f"{profile.least}..{profile.most}" for profile in self.profiles)
         raise InputError(
             f"batch {batch} is outside this engine's {ranges}",
-            hint=f"rebuild with --batch 1:{min(8, batch)}:{max(batch, self.max_batch)}, or split it",
+            hint=f"rebuild with --batch 1:{min(8, batch)}:{max(batch, self.max_batch)}, or split the batch",
         )
 
     def to_json(self) -> dict[str, Any]:
         data = {name: getattr(self, name) for name in self.__slots__}
         data["profiles"] = [str(profile) for profile in self.profiles]
         for name in ("attentions", "misses"):
-            data[name] = [asdict(one) for one in data[name]]
+            data[name] = [asdict(entry) for entry in data[name]]
         data["mask_cost"] = asdict(self.mask_cost) if self.mask_cost else None
         return {"format": CARD_FORMAT, **data}
 
@@ -118,9 +118,9 @@ class EngineCard:
         fields = {name: value for name, value in data.items() if name != "format"}
         fields["profiles"] = tuple(profile_from(text) for text in fields["profiles"])
         fields["attentions"] = tuple(
-            AttentionProof(**{**one, "kernels": tuple(one["kernels"])}) for one in fields["attentions"]
+            AttentionProof(**{**proof, "kernels": tuple(proof["kernels"])}) for proof in fields["attentions"]
         )
-        fields["misses"] = tuple(Miss(**one) for one in fields["misses"])
+        fields["misses"] = tuple(Miss(**miss) for miss in fields["misses"])
         fields["unfolded"] = tuple(fields["unfolded"])
         fields["mask_cost"] = MaskCost(**fields["mask_cost"]) if fields["mask_cost"] else None
         return cls(**fields)
@@ -159,7 +159,7 @@ def open_engine(path: Path) -> Engine:
     size = plan_path.stat().st_size
     if size != card.size_bytes:
         raise EngineError(
-            f"{plan_path}: it has {size} bytes, its card says {card.size_bytes}: it is truncated or another plan",
+            f"{plan_path}: expected {card.size_bytes} bytes, got {size}: it is truncated, or not the plan of its card",
             hint="build it again, or copy it again",
         )
     if sha256_of_file(plan_path) != card.sha256["plan"]:

@@ -1,4 +1,4 @@
-"""Check whether a server, or this machine, can load a plan, and say what to build if not.
+"""Check whether a server, or this machine, can load a plan, and what to build if it cannot.
 
 Only the TensorRT version that built a plan loads it; a version compatible plan is also loaded by later versions with
 the same major version. Triton's tensorrt backend loads plans of TensorRT, never of TensorRT for RTX.
@@ -69,15 +69,16 @@ def server_tensorrt(
             )
         return ServerTensorRT(name=name or f"Triton {release}", version=_RELEASES[release][1])
     if triton is not None:
-        for known, (version, found) in _RELEASES.items():
-            if version == triton:
-                return ServerTensorRT(name=name or f"Triton {triton} ({known})", version=found)
+        for known_release, (triton_version, tensorrt_version) in _RELEASES.items():
+            if triton_version == triton:
+                return ServerTensorRT(name=name or f"Triton {triton} ({known_release})", version=tensorrt_version)
         raise InputError(
             f"{name or 'the server'} is Triton {triton}, whose TensorRT is not in the table", hint=_FIND_OUT
         )
     raise InputError(
-        "a plan is for one TensorRT, and nothing says which one the server has",
-        hint="--server-version 25.04 for NVIDIA's container, --server URL for a live one, or --server-tensorrt 10.9.0",
+        "a plan loads in a single version of TensorRT, and the server's version is not known",
+        hint="type --server-version 25.04 for NVIDIA's container, --server URL for a live server, "
+        "or --server-tensorrt 10.9.0",
     )
 
 
@@ -91,10 +92,10 @@ def loads_in(card: EngineCard, version: str) -> str:
         if built[0] == there[0] and there[1:length] >= built[1:length]:
             return ""
         return (
-            f"it was built version compatible by {card.flavor} {card.tensorrt_version}: {built[0]}.x from there on "
-            f"can load it, and {version} cannot"
+            f"it was built version compatible by {card.flavor} {card.tensorrt_version}; "
+            f"expected this version or a later {built[0]}.x to load it, got {version}"
         )
-    return f"it was built by {card.flavor} {card.tensorrt_version} and only that loads it; here is {version}"
+    return f"it was built by {card.flavor} {card.tensorrt_version}; expected the same version to load it, got {version}"
 
 
 def runs_on(card: EngineCard, gpu: Gpu) -> str:

@@ -136,7 +136,7 @@ def _profiles(source: GraphSource, options: BuildOptions) -> tuple[Profile, ...]
         if source.max_batch is not None and profile.most > source.max_batch:
             raise InputError(
                 f"profile {profile} goes beyond this bundle's batch of {source.max_batch}",
-                hint=f"export again with --max-batch {profile.most}, or ask for less",
+                hint=f"export again with --max-batch {profile.most}, or lower the largest batch of --batch",
             )
     return profiles
 
@@ -187,12 +187,12 @@ def _card(
     cost: MaskCost | None,
 ) -> EngineCard:
     gpu = visible_gpu()
-    named = {target or (gpu.name if gpu else "this GPU"): found for target, found in layers.items()}
+    named = {target or (gpu.name if gpu else "this GPU"): target_layers for target, target_layers in layers.items()}
     proofs: tuple[AttentionProof, ...] = tuple(
         proof
-        for target, found in named.items()
+        for target, target_layers in named.items()
         for proof in prove_attentions(
-            found,
+            target_layers,
             source.attentions,
             target=target,
             profiles=len(profiles),
@@ -202,8 +202,8 @@ def _card(
     )
     misses = tuple(
         miss
-        for target, found in named.items()
-        for miss in unreached(found, source.roles, options.precision, target=target, profiles=len(profiles))
+        for target, target_layers in named.items()
+        for miss in unreached(target_layers, source.roles, options.precision, target=target, profiles=len(profiles))
     )
     return EngineCard(
         sha256={"plan": sha256_of_file(plan.path), **source.hashes},
@@ -232,8 +232,8 @@ def _card(
         attentions=proofs,
         misses=misses,
         unjudged=source.unjudged,
-        shares={target: shares_of(found) for target, found in named.items()},
-        layers={target: _by_profile(found, len(profiles)) for target, found in named.items()},
+        shares={target: shares_of(target_layers) for target, target_layers in named.items()},
+        layers={target: _by_profile(target_layers, len(profiles)) for target, target_layers in named.items()},
         unfolded=source.unfolded,
         mask_cost=cost,
         versions={**tool_versions(), flavor.name: flavor.version},
@@ -249,28 +249,28 @@ def _require(card: EngineCard, options: BuildOptions) -> None:
         (options.require_fused, lambda: _not_fused(card)),
         (options.require_precision, lambda: _not_reached(card)),
     ]
-    problems = [problem for wanted, find in checks if wanted for problem in find()]
+    problems = [problem for required, find_problems in checks if required for problem in find_problems()]
     if problems:
         shown = "; ".join(problems[:4]) + (f"; and {len(problems) - 4} more" if len(problems) > 4 else "")
         raise EngineError(
-            f"the engine was built, and is not what was required: {shown}",
-            hint="nothing was written; without --require-fused and --require-precision its card says the same",
+            f"the engine does not meet the requirements: {shown}",
+            hint="nothing was written; to keep the engine, leave out --require-fused and --require-precision",
         )
 
 
 def _not_fused(card: EngineCard) -> list[str]:
     if not card.attentions:
-        return ["no attention was found in the graph"]
+        return ["the graph has no attention"]
     return list(card.unfolded) + [
-        f"{one.name} is not one kernel on {one.target}, profile {one.profile}: {one.reason}"
-        for one in card.attentions
-        if not one.fused
+        f"{proof.name} is not one kernel on {proof.target}, profile {proof.profile}: {proof.reason}"
+        for proof in card.attentions
+        if not proof.fused
     ]
 
 
 def _not_reached(card: EngineCard) -> list[str]:
     unjudged = [f"precision cannot be judged: {card.unjudged}"] if card.unjudged else []
     return unjudged + [
-        f"{miss.node} runs in {miss.found} on {miss.target}, profile {miss.profile}; expected {miss.wanted}"
+        f"{miss.node} runs in {miss.actual} on {miss.target}, profile {miss.profile}; expected {miss.expected}"
         for miss in card.misses
     ]

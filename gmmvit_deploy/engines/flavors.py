@@ -124,22 +124,25 @@ def _refuse_rtx(options: BuildOptions, flavor: Flavor) -> None:
     gpu = visible_gpu()
     if not options.capabilities and gpu is None:
         raise InputError(
-            "no GPU is here to build for, and no compute capability was named",
-            hint=f"--compute-capability, one or more of {', '.join(flavor.capabilities)}; 8.9 is an RTX 4090 or L40S",
+            "this machine has no GPU to build for, and no compute capability was named",
+            hint=f"type --compute-capability with one of {', '.join(flavor.capabilities)}; 8.9 is an RTX 4090 or L40S",
         )
     here = (gpu.capability,) if gpu else ()
     for capability in options.capabilities or here:
         _refuse_capability(capability, options, flavor)
-    for asked, what in (
+    for requested, what in (
         (options.version_compatible, "--version-compatible: it comes without the lean runtime that such engines carry"),
-        (options.hardware_compatible != "none", "--hardware-compatible: name several --compute-capability instead"),
+        (
+            options.hardware_compatible != "none",
+            "--hardware-compatible: type --compute-capability several times instead",
+        ),
         (
             options.timing_cache is not None,
-            "--timing-cache: it times nothing while it builds, so there is none to keep",
+            "--timing-cache: its builder times no kernels, so there are no timings to keep",
         ),
     ):
-        if asked:
-            raise InputError(f"tensorrt-rtx {flavor.version} cannot do {what}")
+        if requested:
+            raise InputError(f"tensorrt-rtx {flavor.version} does not support {what}")
 
 
 def _refuse_capability(capability: str, options: BuildOptions, flavor: Flavor) -> None:
@@ -152,11 +155,11 @@ def _refuse_capability(capability: str, options: BuildOptions, flavor: Flavor) -
     if float(capability) < _LEAST[options.precision]:
         raise InputError(
             f"{options.precision} needs compute capability {_LEAST[options.precision]} or more, not {capability}",
-            hint="fp16 runs on all of them",
+            hint=f"type --precision fp16, or --compute-capability with {_LEAST[options.precision]} or more",
         )
     if capability == "7.5":
         raise InputError(
-            "tensorrt-rtx compiles no float32 matrix product for compute capability 7.5, and the head is one",
+            "tensorrt-rtx compiles no float32 matrix product, such as the head, for compute capability 7.5",
             hint="flavour tensorrt builds on such a GPU",
         )
 
@@ -165,14 +168,14 @@ def _refuse_tensorrt(options: BuildOptions, flavor: Flavor) -> None:
     gpu = visible_gpu()
     if gpu is None:
         raise InputError(
-            f"tensorrt {flavor.version} builds on the GPU that will run the engine, and none is here",
-            hint="--flavor tensorrt-rtx --compute-capability 8.9 builds without one",
+            f"tensorrt {flavor.version} builds on the GPU that will run the engine, but this machine has no GPU",
+            hint="type --flavor tensorrt-rtx --compute-capability 8.9 to build without a GPU",
         )
     if options.capabilities and set(options.capabilities) != {gpu.capability}:
         raise InputError(
-            f"tensorrt builds for the GPU that is here, {gpu.name} of compute capability {gpu.capability}, "
+            f"tensorrt builds for this machine's GPU, {gpu.name} of compute capability {gpu.capability}, "
             f"not for {', '.join(options.capabilities)}",
-            hint="leave --compute-capability out, or --hardware-compatible ampere+",
+            hint="leave out --compute-capability, or type --hardware-compatible ampere+",
         )
     if float(gpu.capability) < _LEAST[options.precision]:
         raise InputError(

@@ -103,12 +103,12 @@ def _without_role(operators: tuple[str, ...]) -> str:
 def _input(path: Path, proto: ModelProto) -> tuple[str, tuple[int, ...], str]:
     from onnx import helper
 
-    constants = {one.name for one in proto.graph.initializer}
-    inputs = [one for one in proto.graph.input if one.name not in constants]
+    constants = {tensor.name for tensor in proto.graph.initializer}
+    inputs = [value for value in proto.graph.input if value.name not in constants]
     if len(inputs) != 1:
         raise InputError(f"{path}: expected one input, the images, got {len(inputs)}")
     kind = inputs[0].type.tensor_type
-    dims = [one.dim_value for one in kind.shape.dim]
+    dims = [dim.dim_value for dim in kind.shape.dim]
     if len(dims) < 2 or dims[0] or not all(dims[1:]):
         raise InputError(f"{path}: expected an input with a dynamic batch and fixed other dimensions, got {dims}")
     return inputs[0].name, tuple(dims[1:]), str(helper.tensor_dtype_to_np_dtype(kind.elem_type))
@@ -131,7 +131,9 @@ def _head_dims(proto: ModelProto, attentions: tuple[Attention, ...]) -> dict[str
         inferred = shape_inference.infer_shapes(proto)
     except shape_inference.InferenceError:
         return {}  # some converters write inconsistent shapes; head dims are only used in messages
-    shapes = {one.name: [dim.dim_value for dim in one.type.tensor_type.shape.dim] for one in inferred.graph.value_info}
+    shapes = {
+        value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in inferred.graph.value_info
+    }
     first = {node.name: node.input[0] for node in proto.graph.node}
     dims = {attention.name: shapes.get(first[attention.nodes[0]], [0])[-1:] for attention in attentions}
     return {name: dim[0] for name, dim in dims.items() if dim and dim[0]}

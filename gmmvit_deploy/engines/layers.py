@@ -76,10 +76,10 @@ def layers_from_text(text: str) -> tuple[Layer, ...]:
 
     Errors: EngineError when the text has no layer: the builder's verbosity was not detailed, or its format changed.
     """
-    found = tuple(_layer(match) for line in text.splitlines() if (match := _LINE.match(line)))
-    if not found:
-        raise EngineError("TensorRT printed no layers, so nothing can be said about the engine")
-    return found
+    layers = tuple(_layer(match) for line in text.splitlines() if (match := _LINE.match(line)))
+    if not layers:
+        raise EngineError("TensorRT listed no layers, so the engine cannot be judged")
+    return layers
 
 
 def _layer(match: re.Match[str]) -> Layer:

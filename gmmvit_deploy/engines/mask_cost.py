@@ -34,7 +34,7 @@ def mask_cost_of(
 
     onnx_library.save(with_masks_of_one(source.proto), onnx)
     twin = build(onnx)
-    mine, its = (layers_from_text(next(iter(one.layers.values()))) for one in (plan, twin))
+    mine, its = (layers_from_text(next(iter(built.layers.values()))) for built in (plan, twin))
     times = _times(source, profiles, flavor, plan, twin) if visible_gpu() else (None, None)
     return MaskCost(
         layers=len(mine),
@@ -61,7 +61,7 @@ def _times(
     from gmmvit_deploy.engines.session import PlanSession
 
     def profile_of(batch: int) -> int:
-        return next(index for index, one in enumerate(profiles) if one.least <= batch <= one.most)
+        return next(index for index, profile in enumerate(profiles) if profile.least <= batch <= profile.most)
 
     sessions = [
         PlanSession(
@@ -73,12 +73,12 @@ def _times(
         )
         for plan in plans
     ]
-    batches = sorted({batch for one in profiles for batch in (one.least, one.best, one.most)})
-    found: tuple[dict[str, float], ...] = tuple({} for _ in plans)
+    batches = sorted({batch for profile in profiles for batch in (profile.least, profile.best, profile.most)})
+    medians: tuple[dict[str, float], ...] = tuple({} for _ in plans)
     for batch in batches:
         images = np.zeros((batch, *source.shape), source.dtype)
-        for session, times in zip(sessions, found, strict=True):
+        for session, times in zip(sessions, medians, strict=True):
             times[str(batch)] = session.milliseconds(images)
     for session in sessions:
         session.close()
-    return found
+    return medians

@@ -98,7 +98,7 @@ class BuildOptions:
             raise InputError(f"compute capabilities repeat: {', '.join(self.capabilities)}")
         if self.tf32 and self.precision != "fp32":
             raise InputError(
-                f"--tf32 is about float32 products; an engine in {self.precision} has them in its head alone"
+                f"--tf32 affects float32 products; an engine in {self.precision} has such a product in its head only"
             )
 
     def flags(self) -> dict[str, object]:

@@ -64,7 +64,7 @@ def _shortcomings(card: EngineCard) -> Iterator[str]:
     yield from (f"Not folded: {what}" for what in card.unfolded)
     missed: dict[tuple[str, str], list[str]] = defaultdict(list)
     for miss in card.misses:
-        missed[miss.wanted, miss.found].append(miss.node)
+        missed[miss.expected, miss.actual].append(miss.node)
     for (promised, actual), nodes in missed.items():
         yield f"{_counted(nodes, 'product')} in {actual}, expected {promised}: {_some(nodes)}"
     if card.unjudged:
@@ -76,7 +76,7 @@ def _shortcomings(card: EngineCard) -> Iterator[str]:
     for reason, names in reasons.items():
         yield f"{_counted(names, 'attention')} not a single kernel: {reason} ({_some(names)})"
     if not card.attentions:
-        yield "The graph has no attention that is known: nothing is proven of it"
+        yield "The graph has no known attention, so no fusion could be proven"
 
 
 def _scope(engine: Engine) -> Iterator[str]:
@@ -134,7 +134,7 @@ def _attentions(card: EngineCard) -> str:
 
 def _misses(card: EngineCard) -> str:
     rows = [
-        (escape(miss.node), escape(miss.target), str(miss.profile), escape(miss.wanted), escape(miss.found))
+        (escape(miss.node), escape(miss.target), str(miss.profile), escape(miss.expected), escape(miss.actual))
         for miss in card.misses
     ]
     return table("Products", ("node", "target", "profile", "expected", "actual"), rows) if rows else ""

@@ -42,14 +42,14 @@ class AttentionProof:
 class Miss:
     """A matrix product or convolution whose type differs from the type that the precision promises.
 
-    wanted: the promised type.  found: the type that it runs in.
+    expected: the promised type.  actual: the type that it runs in.
     """
 
     node: str
     target: str
     profile: int
-    wanted: str
-    found: str
+    expected: str
+    actual: str
 
 
 def prove_attentions(
@@ -66,13 +66,13 @@ def prove_attentions(
     profiles: number of optimisation profiles.  head_dims: attention → its head dim.
     unmatched: unknown attention → why its form does not match an attention; appended to the proof's reason.
     """
-    found = tuple(attentions)
+    candidates = tuple(attentions)
     proofs = [
         _prove([layer for layer in layers if layer.profile == profile], attention, target, profile, head_dims)
         for profile in range(profiles)
-        for attention in found
+        for attention in candidates
     ]
-    unknown = {attention.name for attention in found if not attention.known}
+    unknown = {attention.name for attention in candidates if not attention.known}
     words = {name: why for name, why in (unmatched or {}).items() if name in unknown}
     return tuple(
         replace(proof, reason=f"{proof.reason}: {words[proof.name]}") if proof.name in words else proof
@@ -83,9 +83,9 @@ def prove_attentions(
 def _prove(
     layers: Sequence[Layer], attention: Attention, target: str, profile: int, head_dims: Mapping[str, int]
 ) -> AttentionProof:
-    wanted = set(attention.nodes)
-    parts = [layer for layer in layers if wanted & set(layer.nodes)]
-    whole = [layer for layer in parts if wanted <= set(layer.nodes)]
+    nodes = set(attention.nodes)
+    parts = [layer for layer in layers if nodes & set(layer.nodes)]
+    whole = [layer for layer in parts if nodes <= set(layer.nodes)]
     fused = attention.known and len(parts) == 1 == len(whole)
     products = [layer.precision for layer in parts if layer.multiplies and layer.precision]
     return AttentionProof(
@@ -108,9 +108,9 @@ def _reason(
     head_dim: int | None,
 ) -> str:
     if not attention.known:
-        return "no attention that we know stands around this softmax"
+        return "this softmax is not part of a known form of attention"
     if not parts:
-        return "no layer says that it computes it"
+        return "no layer lists its nodes"
     if whole:
         return (
             f"one kernel, between {len(parts) - 1} copies that pad and cut its head dim {head_dim}: "
@@ -142,10 +142,10 @@ def unreached(
     misses = []
     for profile in range(profiles):
         here = [layer for layer in layers if layer.profile == profile]
-        for node, wanted in promised.items():
-            found = _type_of(node, here)
-            if found != wanted:
-                misses.append(Miss(node=node, target=target, profile=profile, wanted=wanted, found=found))
+        for node, expected in promised.items():
+            actual = _type_of(node, here)
+            if actual != expected:
+                misses.append(Miss(node=node, target=target, profile=profile, expected=expected, actual=actual))
     return tuple(misses)
 
 
@@ -155,4 +155,4 @@ def _type_of(node: str, layers: Sequence[Layer]) -> str:
     fused = [layer for layer in holding if layer.multiplies and "mha" in layer.name]
     computing = [layer for layer in holding if layer.multiplies and layer not in fused] or fused or holding
     kinds = dict.fromkeys(str(layer.precision) for layer in computing)
-    return ", ".join(kinds) or "nothing that TensorRT reports"
+    return ", ".join(kinds) or "no reported type"

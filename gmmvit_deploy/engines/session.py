@@ -58,16 +58,18 @@ class PlanSession:
     ) -> None:
         self._torch = require("torch", package="torch", extra=flavor)
         if not self._torch.cuda.is_available():
-            raise EngineError("an engine runs on an NVIDIA GPU, and PyTorch finds none here", hint="gmmvit doctor")
+            raise EngineError(
+                "an engine runs on an NVIDIA GPU, but PyTorch sees no GPU here", hint="type gmmvit doctor"
+            )
         library = tensorrt_library(flavor)
         self._logger = _errors_kept(library)
         runtime: trt.Runtime = library.Runtime(self._logger)
         runtime.engine_host_code_allowed = host_code
         engine: trt.ICudaEngine | None = runtime.deserialize_cuda_engine(plan)
         if engine is None:
-            said = "; ".join(self._logger.errors[:2]) or "it gave no reason"
+            reason = "; ".join(self._logger.errors[:2]) or "TensorRT gave no reason"
             raise EngineError(
-                f"{flavor} {library.__version__} does not load the plan: {said}", hint="build it again here"
+                f"{flavor} {library.__version__} does not load the plan: {reason}", hint="build it again here"
             )
         self._logits = _output_of(library, engine)
         self._runtime: Any = runtime

@@ -26,17 +26,18 @@ __all__ = ["GATES", "Accuracy", "Classes", "classes_of", "gate_of"]
 GATES: dict[Precision, float] = {"fp32": 0.999, "fp16": 0.999, "bf16": 0.999, "int8": 0.99, "fp8": 0.99}
 _TOP = 5
 _IMAGES_A_CLASS = 5
-_TOLD_APART = 0.5
+_SEPARATED_SHARE = 0.5
+"""Least share of the images that PyTorch must classify correctly under other names to suspect permuted labels."""
 
 
-def gate_of(precision: Precision, asked: float | None) -> float:
+def gate_of(precision: Precision, requested: float | None) -> float:
     """Return the requested gate, or MLPerf's gate for the precision.
 
     Errors: InputError when the gate lies outside (0, 1].
     """
-    if asked is not None and not 0 < asked <= 1:
-        raise InputError(f"--gate: expected a share of PyTorch's accuracy, such as 0.999, got {asked}")
-    return asked if asked is not None else GATES[precision]
+    if requested is not None and not 0 < requested <= 1:
+        raise InputError(f"--gate: expected a share of PyTorch's accuracy, such as 0.999, got {requested}")
+    return requested if requested is not None else GATES[precision]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,11 +90,11 @@ class Accuracy:
         self._answers = np.zeros((count, count), np.int64)  # of PyTorch: true class, class it chose
         self._unlabelled = 0
 
-    def add(self, labels: Sequence[int | None], trained: NDArray[Any], found: NDArray[Any]) -> None:
+    def add(self, labels: Sequence[int | None], trained: NDArray[Any], logits: NDArray[Any]) -> None:
         """Add a batch; a row with a value that is not finite counts as wrong.
 
         labels: the data's class indices; None marks an unlabelled image, which is counted and left out.
-        trained, found: logits (B, C) of PyTorch and of the runner.
+        trained, logits: (B, C) of PyTorch and of the runner.
         Errors: InputError when a label lies outside the model's classes.
         """
         known = np.array([label is not None for label in labels], bool)
@@ -103,12 +104,12 @@ class Accuracy:
             return
         if raw.min() < 0 or raw.max() >= len(self._labels):
             raise InputError(f"a label of the data is {raw.max()}; the model has {len(self._labels)} classes")
-        trained, found = trained[known], np.where(np.isfinite(found[known]), found[known], -np.inf)
+        trained, logits = trained[known], np.where(np.isfinite(logits[known]), logits[known], -np.inf)
         true = raw if self._classes.to_logit is None else np.array(self._classes.to_logit)[raw]
         np.add.at(self._answers, (true, trained.argmax(1)), 1)
-        right, also = _right(trained, true, 1), _right(found, true, 1)
+        right, also = _right(trained, true, 1), _right(logits, true, 1)
         np.add.at(self._top1, (true, right.astype(int), also.astype(int)), 1)
-        right, also = _right(trained, true, _TOP), _right(found, true, _TOP)
+        right, also = _right(trained, true, _TOP), _right(logits, true, _TOP)
         np.add.at(self._top5, (right.astype(int), also.astype(int)), 1)
 
     @property
@@ -132,15 +133,16 @@ class Accuracy:
         """Judge top-1 against the gate; top-5 is reported without a gate."""
         if not self._top1.sum():
             why = f"none of the {self._unlabelled} images has a true class"
-            return Check(name="accuracy", verdict="skipped", says=why, reasons=(why,))
+            return Check(name="accuracy", verdict="skipped", summary=why, reasons=(why,))
         pairs = self.top1
         low, high = pairs.interval()
-        allowed = (gate - 1) * pairs.wanted
+        allowed = (gate - 1) * pairs.pytorch_accuracy
         needed = images_needed(pairs, allowed)
         verdict: Verdict = "passed" if low >= allowed else "failed" if high < allowed else "undecided"
-        says = (
-            f"top-1 {pairs.found:.2%}, PyTorch {pairs.wanted:.2%}; difference {pairs.difference:+.2%} "
-            f"({low:+.2%} to {high:+.2%}), gate {allowed:+.3%}, on {pairs.images:,} images"
+        summary = (
+            f"top-1 {pairs.runner_accuracy:.2%}, PyTorch {pairs.pytorch_accuracy:.2%}; "
+            f"difference {pairs.difference:+.2%} ({low:+.2%} to {high:+.2%}), "
+            f"gate {allowed:+.3%}, on {pairs.images:,} images"
         )
         reasons = [*_why(verdict, pairs, allowed, needed)]
         if mixed_up := self._order_problem(pairs):
@@ -149,7 +151,7 @@ class Accuracy:
         return Check(
             name="accuracy",
             verdict=verdict,
-            says=says,
+            summary=summary,
             reasons=tuple(reasons),
             details={
                 "images": pairs.images,
@@ -173,12 +175,12 @@ class Accuracy:
             return ""
         renamed = _best_renaming(self._answers)
         share = sum(int(self._answers[true, answer]) for true, answer in renamed.items()) / pairs.images
-        if share < max(_TOLD_APART, 2 * pairs.wanted + 0.1):
+        if share < max(_SEPARATED_SHARE, 2 * pairs.pytorch_accuracy + 0.1):
             return ""
         wrong = [f"{self._labels[true]} is called {self._labels[new]}" for true, new in renamed.items() if true != new]
         return (
-            f"labels: PyTorch is right on {pairs.wanted:.1%} of the images by the bundle's labels, and on {share:.1%} "
-            f"by the same labels in another order: {', '.join(wrong[:3])}"
+            f"labels: PyTorch is right on {pairs.pytorch_accuracy:.1%} of the images by the bundle's labels, "
+            f"and on {share:.1%} by the same labels in another order: {', '.join(wrong[:3])}"
         )
 
 
@@ -215,8 +217,8 @@ def _paired(counts: NDArray[Any]) -> Paired:
 def _numbers(pairs: Paired) -> dict[str, Any]:
     low, high = pairs.interval()
     return {
-        "pytorch": pairs.wanted,
-        "runner": pairs.found,
+        "pytorch": pairs.pytorch_accuracy,
+        "runner": pairs.runner_accuracy,
         "difference": pairs.difference,
         "interval": [low, high],
         "mcnemar_p": mcnemar(pairs.lost, pairs.gained),
@@ -228,8 +230,8 @@ def _why(verdict: Verdict, pairs: Paired, allowed: float, needed: int | None) ->
     changed = f"{pairs.lost} lost, {pairs.gained} gained of {pairs.images:,}"
     if verdict == "failed":
         return [
-            f"accuracy is lost: {changed}, at most {-allowed:.3%} may be (McNemar p = "
-            f"{mcnemar(pairs.lost, pairs.gained):.2g})"
+            f"accuracy is lost: {changed}; expected a loss of at most {-allowed:.3%} "
+            f"(McNemar p = {mcnemar(pairs.lost, pairs.gained):.2g})"
         ]
     if verdict == "undecided":
         more = (

@@ -37,12 +37,12 @@ def check_calibration(bundle: Bundle, precision: Precision, batches: Iterable[ND
     calibration = record.calibration if record else None
     if record is None or calibration is None:
         why = f"{precision} is not calibrated"
-        return Check(name="calibration", verdict="skipped", says=why, reasons=(why,))
+        return Check(name="calibration", verdict="skipped", summary=why, reasons=(why,))
     proto = graph_before_quantization(bundle, record)
-    found = calibrate(proto, batches)
+    histograms = calibrate(proto, batches)
     made_by = {tensor: node.name for node in proto.graph.node for tensor in node.output}
     excess = {
-        made_by[tensor]: value for tensor, value in excess_errors(found, calibration["bounds"], precision).items()
+        made_by[tensor]: value for tensor, value in excess_errors(histograms, calibration["bounds"], precision).items()
     }
     worst = sorted(excess, key=lambda name: -excess[name])
     beyond = [name for name in worst if excess[name] > MOST_EXCESS]
@@ -57,7 +57,7 @@ def check_calibration(bundle: Bundle, precision: Precision, batches: Iterable[ND
     return Check(
         name="calibration",
         verdict="failed" if beyond else "passed",
-        says=f"calibrated on {source}: errors are at most {excess[worst[0]]:.2g} times what this data would give, "
+        summary=f"calibrated on {source}: errors are at most {excess[worst[0]]:.2g} times what this data would give, "
         f"in {len(excess)} activations",
         reasons=tuple(reasons),
         details={"source": calibration["source"], "sha256": calibration["sha256"], "excess": excess},

@@ -147,24 +147,24 @@ class _Tally:
         self._accuracy: Accuracy | None = None
         if options.data is not None:
             self._accuracy = Accuracy(labels, classes_of(options.data.classes, labels, options.data.name))
-        self._found: dict[str, NDArray[Any]] = {}
+        self._kept_logits: dict[str, NDArray[Any]] = {}
 
     def add(self, inputs: str, known: _Known, *, keep: bool = False) -> None:
         """Run a batch of the input set ``inputs`` and record its distances; ``keep`` stores the logits too."""
-        found = self._runner.rows(known.batch.inputs)
+        logits = self._runner.rows(known.batch.inputs)
         if keep:
-            self._found[inputs] = found
-        self._distances.setdefault(inputs, Distances(inputs)).add(found, known.trained, known.exact)
-        if not comparable(found, known.exact):
-            found = np.full(known.exact.shape, np.nan, np.float32)
-        whole = np.isfinite(found).all(1)
+            self._kept_logits[inputs] = logits
+        self._distances.setdefault(inputs, Distances(inputs)).add(logits, known.trained, known.exact)
+        if not comparable(logits, known.exact):
+            logits = np.full(known.exact.shape, np.nan, np.float32)
+        whole = np.isfinite(logits).all(1)
         where = [place for place, fine in zip(known.batch.where, whole, strict=True) if fine]
-        self._decisions.add(where, found[whole], known.trained[whole], known.exact[whole])
+        self._decisions.add(where, logits[whole], known.trained[whole], known.exact[whole])
         if self._accuracy is not None and not keep:
-            self._accuracy.add(known.batch.labels, known.trained, found)
+            self._accuracy.add(known.batch.labels, known.trained, logits)
 
     def sets(self) -> list[SetNumbers]:
-        return [one.numbers(self._runner.precision, self._recorded) for one in self._distances.values()]
+        return [distances.numbers(self._runner.precision, self._recorded) for distances in self._distances.values()]
 
     def report(
         self, reference: Reference, kept: dict[str, _Known], samples: Sequence[Sample], on_progress: OnProgress
@@ -172,8 +172,8 @@ class _Tally:
         """Judge the collected results, and run the checks that need their own inputs."""
         runner, bundle, sets = self._runner, self._bundle, self.sets()
         random = kept["random"]
-        limit = next(one.limit for one in sets if one.inputs == "random")
-        widest = max((one.limit for one in sets), key=lambda one: one.largest)
+        limit = next(numbers.limit for numbers in sets if numbers.inputs == "random")
+        widest = max((numbers.limit for numbers in sets), key=lambda numbers: numbers.largest)
         numeric = check_numeric(sets)
         if numeric.verdict == "failed":
             numeric = self._explained(numeric, reference, kept, limit)
@@ -207,7 +207,7 @@ class _Tally:
             on_progress(Progress(f"{runner.name}: block by block"))
             checks.append(localize(reference, runner, random.batch.inputs))
         else:
-            checks.append(_skipped("localize", "not asked for (--localize)"))
+            checks.append(_skipped("localize", "not requested (--localize)"))
         return RunnerReport(
             runner=runner.name,
             precision=runner.precision,
@@ -226,7 +226,7 @@ class _Tally:
         if precision not in QUANTIZED:
             return _skipped("calibration", f"{precision} is not calibrated")
         if not samples:
-            return _skipped("calibration", "no images were given to hold the bounds against (--data)")
+            return _skipped("calibration", "no images were given to compare the bounds with (--data)")
         on_progress(Progress(f"{self._runner.name}: calibration"))
         pixels = np.stack([sample.pixels for sample in samples])
         inputs = self._bundle.inputs_from_pixels(pixels)
@@ -235,15 +235,15 @@ class _Tally:
 
     def _explained(self, numeric: Check, reference: Reference, kept: dict[str, _Known], limit: Limit) -> Check:
         inputs = np.concatenate([known.batch.inputs for known in kept.values()])
-        found = list(self._found.values())
-        if len({one.shape[1:] for one in found}) > 1:
+        logits = list(self._kept_logits.values())
+        if len({rows.shape[1:] for rows in logits}) > 1:
             return numeric
-        guess = explain(self._bundle, reference, inputs, np.concatenate(found), limit.largest)
+        guess = explain(self._bundle, reference, inputs, np.concatenate(logits), limit.largest)
         return replace(numeric, reasons=(*numeric.reasons, f"its answers are those of {guess}")) if guess else numeric
 
 
 def _skipped(name: str, why: str) -> Check:
-    return Check(name=name, verdict="skipped", says=why, reasons=(why,))
+    return Check(name=name, verdict="skipped", summary=why, reasons=(why,))
 
 
 def _stream(bundle: Bundle, options: ParityOptions) -> ImageStream | None:

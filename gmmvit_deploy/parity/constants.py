@@ -35,9 +35,9 @@ def check_constants(bundle: Bundle, model: Model) -> Check:
     return Check(
         name="constants",
         verdict="failed" if reasons else "passed",
-        says=f"{count} masks and biases in the graph are bit for bit what the weights give"
+        summary=f"{count} masks and biases in the graph are bit for bit what the weights give"
         if not reasons
-        else f"{len(reasons)} things differ from what the weights give",
+        else f"{len(reasons)} differences from the masks and biases that the weights give",
         reasons=tuple(reasons),
         details={"masks": len(folded.masks), "biases": len(folded.biases)},
     )
@@ -45,10 +45,14 @@ def check_constants(bundle: Bundle, model: Model) -> Check:
 
 def _manifest_problems(kind: str, constants: Sequence[FoldedConstant], records: Sequence[ConstantRecord]) -> list[str]:
     recorded = {record.layer: record.trained_sha256 for record in records}
-    wanted = {one.layer: sha256_of_bytes(bytes_of_array(one.trained)) for one in constants}
+    expected = {constant.layer: sha256_of_bytes(bytes_of_array(constant.trained)) for constant in constants}
     return [
-        f"{layer}: the manifest has {kind} {recorded.get(layer, 'none')[:12]}, "
-        f"the weights give {wanted.get(layer, 'none')[:12]}"
-        for layer in sorted(recorded.keys() | wanted.keys())
-        if recorded.get(layer) != wanted.get(layer)
+        f"{layer}: expected the {kind} of the weights, {_short(expected.get(layer))}; "
+        f"the manifest has {_short(recorded.get(layer))}"
+        for layer in sorted(recorded.keys() | expected.keys())
+        if recorded.get(layer) != expected.get(layer)
     ]
+
+
+def _short(sha256: str | None) -> str:
+    return f"SHA-256 {sha256[:12]}…" if sha256 else "no such constant"

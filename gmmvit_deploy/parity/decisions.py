@@ -26,12 +26,12 @@ _MOST_LISTED = 1000
 class Flip:
     """An input that the runner and PyTorch classify differently.
 
-    wanted: label of PyTorch's class.  found: label of the runner's class.
+    pytorch_class, runner_class: labels of the chosen classes.
     """
 
     where: str
-    wanted: str
-    found: str
+    pytorch_class: str
+    runner_class: str
     margin: float
     within_noise: bool
 
@@ -47,19 +47,19 @@ class Decisions:
         self._seen = 0
         self._flips: list[tuple[str, int, int, float]] = []
 
-    def add(self, where: Sequence[str], found: NDArray[Any], trained: NDArray[Any], exact: NDArray[Any]) -> None:
-        """Add a batch.  found: the runner's logits (B, C), finite; trained: PyTorch's; exact: PyTorch's in float64."""
-        wanted_class, found_class = trained.argmax(1), found.argmax(1)
-        rows = np.arange(len(found))
+    def add(self, where: Sequence[str], logits: NDArray[Any], trained: NDArray[Any], exact: NDArray[Any]) -> None:
+        """Add a batch.  logits: the runner's (B, C), finite; trained: PyTorch's; exact: PyTorch's in float64."""
+        pytorch_class, runner_class = trained.argmax(1), logits.argmax(1)
+        rows = np.arange(len(logits))
         runner_up = np.partition(exact, -2, axis=1)[:, -2] if exact.shape[1] > 1 else exact[:, 0]
-        flipped = wanted_class != found_class
-        margins = np.where(flipped, exact[rows, wanted_class] - exact[rows, found_class], exact.max(1) - runner_up)
+        flipped = pytorch_class != runner_class
+        margins = np.where(flipped, exact[rows, pytorch_class] - exact[rows, runner_class], exact.max(1) - runner_up)
         self._margins.append(margins.astype(np.float32))
-        self._errors.append(np.abs(found - exact).max(1).astype(np.float32))
+        self._errors.append(np.abs(logits - exact).max(1).astype(np.float32))
         self._flipped.append(flipped)
-        self._seen += len(found)
+        self._seen += len(logits)
         for row in np.flatnonzero(flipped)[: _MOST_LISTED - len(self._flips)]:
-            self._flips.append((where[row], int(wanted_class[row]), int(found_class[row]), float(margins[row])))
+            self._flips.append((where[row], int(pytorch_class[row]), int(runner_class[row]), float(margins[row])))
 
     def points(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         """Return (margin, largest error, flipped) of every image, (N,) each, for the plot."""
@@ -76,19 +76,19 @@ class Decisions:
         flips = [
             Flip(
                 where=where,
-                wanted=self._labels[wanted],
-                found=self._labels[found],
+                pytorch_class=self._labels[pytorch_class],
+                runner_class=self._labels[runner_class],
                 margin=margin,
                 within_noise=margin <= threshold,
             )
-            for where, wanted, found, margin in self._flips
+            for where, pytorch_class, runner_class, margin in self._flips
         ]
         agreement = 1 - total / self._seen if self._seen else 0.0
-        says = f"the same class on {self._seen - total:,} of {self._seen:,} inputs"
+        summary = f"the same class on {self._seen - total:,} of {self._seen:,} inputs"
         if total:
-            says += f"; {total - wrong} flips within the noise, {wrong} wrong"
+            summary += f"; {total - wrong} flips within the noise, {wrong} wrong"
         reasons = tuple(
-            f"{flip.where}: {flip.wanted} became {flip.found} at a margin of {flip.margin:.3g}, "
+            f"{flip.where}: {flip.pytorch_class} became {flip.runner_class} at a margin of {flip.margin:.3g}, "
             f"beyond the {threshold:.3g} that noise explains"
             for flip in flips
             if not flip.within_noise
@@ -99,7 +99,7 @@ class Decisions:
         return Check(
             name="decisions",
             verdict="failed" if wrong or not self._seen else "passed",
-            says=says,
+            summary=summary,
             reasons=reasons,
             details={
                 "inputs": self._seen,

@@ -57,20 +57,20 @@ def batch_sizes(ranges: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
     return tuple(sorted(sizes))
 
 
-def mixed_up(found: NDArray[Any], wanted: NDArray[Any]) -> list[tuple[int, int]]:
+def mixed_up(logits: NDArray[Any], expected: NDArray[Any]) -> list[tuple[int, int]]:
     """Return (row, row whose answer it got) for every row far nearer to another row's reference than to its own.
 
-    found, wanted: logits (B, C) of the runner and of the reference.  "Far nearer" is a factor of four in Euclidean
+    logits, expected: (B, C), of the runner and of the reference.  "Far nearer" is a factor of four in Euclidean
     distance, so that the rounding of a coarse precision is not taken for a neighbour's answer.
     """
-    if found.shape != wanted.shape:
+    if logits.shape != expected.shape:
         return []
-    found, wanted = np.asarray(found, np.float64), np.asarray(wanted, np.float64)
-    distances = np.square(found).sum(1)[:, None] + np.square(wanted).sum(1)[None] - 2 * found @ wanted.T
+    logits, expected = np.asarray(logits, np.float64), np.asarray(expected, np.float64)
+    distances = np.square(logits).sum(1)[:, None] + np.square(expected).sum(1)[None] - 2 * logits @ expected.T
     nearest = np.nan_to_num(distances, nan=np.inf).argmin(1)
-    rows = np.arange(len(found))
-    to_own = np.square(found - wanted).sum(1)
-    to_nearest = np.square(found - wanted[nearest]).sum(1)
+    rows = np.arange(len(logits))
+    to_own = np.square(logits - expected).sum(1)
+    to_nearest = np.square(logits - expected[nearest]).sum(1)
     return [(int(row), int(nearest[row])) for row in rows[16 * to_nearest < to_own]]
 
 
@@ -96,10 +96,11 @@ def check_invariance(
         if strays := mixed_up(answers, exact[rows]):
             row, other = strays[0]
             reasons.append(
-                f"rows mixed up at batch {size}: row {row} got the answer of row {other}; {len(strays)} rows did"
+                f"rows mixed up at batch {size}: row {row} got the answer of row {other}; "
+                f"{len(strays)} rows are mixed up"
             )
-        for way, one, other_way in _ways(runner, inputs, rows, answers, generator):
-            trials.append(_tried(way, size, one, other_way, limit))
+        for way, logits, ordinary in _ways(runner, inputs, rows, answers, generator):
+            trials.append(_trial(way, size, logits, ordinary, limit))
             on_progress(Progress(f"{way}, batch {size}"))
     failed = [trial for trial in trials if not trial.passed]
     reasons += [
@@ -112,7 +113,7 @@ def check_invariance(
     return Check(
         name="batch invariance",
         verdict="failed" if reasons else "passed",
-        says=f"batches of {', '.join(map(str, sizes))}: a row's logits change by at most {worst:.2g} "
+        summary=f"batches of {', '.join(map(str, sizes))}: a row's logits change by at most {worst:.2g} "
         f"(limit {limit.largest:.2g}); bit for bit the same in {same} of {len(trials)} trials",
         reasons=tuple(reasons),
         details={"batches": list(sizes), "limit": limit.largest, "trials": [asdict(trial) for trial in trials]},
@@ -141,12 +142,12 @@ def _ways(
     yield "neighbours", runner.run(inputs[strangers])[kept : kept + 1], answers[kept : kept + 1]
 
 
-def _tried(way: str, batch: int, one: NDArray[Any], other: NDArray[Any], limit: Limit) -> Trial:
-    largest = distance(one, other)
+def _trial(way: str, batch: int, logits: NDArray[Any], ordinary: NDArray[Any], limit: Limit) -> Trial:
+    largest = distance(logits, ordinary)
     return Trial(
         way=way,
         batch=batch,
         largest=largest,
-        same_bits=bool(np.array_equal(one, other)),
+        same_bits=bool(np.array_equal(logits, ordinary)),
         passed=largest <= limit.largest,
     )

@@ -58,33 +58,33 @@ def localize(reference: Reference, runner: Runner, inputs: NDArray[Any]) -> Chec
     """
     graph, why_not = runner.inspectable()
     if graph is None:
-        return Check(name=NAME, verdict="skipped", says=why_not, reasons=(why_not,))
+        return Check(name=NAME, verdict="skipped", summary=why_not, reasons=(why_not,))
     precision = runner.precision
     names = blocks_of(reference.model)
     tensors = last_tensors(graph.proto, names)
-    found = graph.values(inputs, [*tensors.values()])
+    values = graph.values(inputs, [*tensors.values()])
     untouched = graph.values(inputs, [])[LOGITS]
     trained = _outputs(reference.model, names, reference.tensors(inputs))
     exact = _outputs(reference.exact, names, reference.tensors(inputs).double())
     tensors[LOGITS] = LOGITS
-    blocks = _errors(tensors, found, trained, exact, precision)
-    moved = float(np.abs(found[LOGITS] - untouched).max())
+    blocks = _errors(tensors, values, trained, exact, precision)
+    moved = float(np.abs(values[LOGITS] - untouched).max())
     first = next((block for block in blocks if not block.passed), None)
     steepest = max(blocks, key=lambda block: block.growth)
     of = f"{why_not}; {graph.name} in ONNX Runtime: " if why_not else ""
     if first is not None:
-        says = (
+        summary = (
             f"{of}the first block out of tolerance is {first.block}: {first.largest:.3g}, {first.limit:.3g} is allowed"
         )
     elif blocks[-1].limit is None:
-        says = f"{of}{precision} has no tolerance by block; the error grows most at {steepest.block}"
+        summary = f"{of}{precision} has no tolerance by block; the error grows most at {steepest.block}"
     else:
-        says = f"{of}all {len(blocks)} blocks are within tolerance"
+        summary = f"{of}all {len(blocks)} blocks are within tolerance"
     return Check(
         name=NAME,
         verdict="failed" if first else "passed",
-        says=says,
-        reasons=(f"{first.block}: its output is {first.largest:.3g} from the truth",) if first else (),
+        summary=summary,
+        reasons=(f"{first.block}: its output is {first.largest:.3g} from PyTorch's in float64",) if first else (),
         details={
             "graph": graph.name,
             "first": first.block if first else None,
@@ -129,7 +129,7 @@ def _outputs(model: Model, names: Iterable[str], tensors: torch.Tensor) -> dict[
 
 def _errors(
     tensors: dict[str, str],
-    found: Mapping[str, NDArray[Any]],
+    values: Mapping[str, NDArray[Any]],
     trained: dict[str, NDArray[Any]],
     exact: dict[str, NDArray[Any]],
     precision: Precision,
@@ -137,11 +137,11 @@ def _errors(
     blocks: list[BlockError] = []
     before = 0.0
     for name, tensor in tensors.items():
-        if tensor not in found or found[tensor].size != exact[name].size:
+        if tensor not in values or values[tensor].size != exact[name].size:
             continue  # an optimised graph may have no tensor that equals this block's output
         noise, error = ErrorMeasure(), ErrorMeasure()
         noise.add(trained[name], exact[name])
-        error.add(found[tensor].reshape(exact[name].shape), exact[name])
+        error.add(values[tensor].reshape(exact[name].shape), exact[name])
         errors = error.errors()
         limit = limit_from_noise(noise.noise(), precision) if precision in UNIT_ROUNDOFFS else None
         within = limit is None or (

@@ -1,7 +1,7 @@
-"""Measure distances between logits f and reference logits w, batch by batch in constant memory.
+"""Measure distances between logits x and reference logits r, batch by batch in constant memory.
 
-largest = max |f − w|      p99 = 99th percentile of all |f − w|      rms = √(mean (f − w)²)
-relative L2 = ‖f − w‖ / ‖w‖      cosine = smallest  f·w / (‖f‖ ‖w‖)  of any row
+largest = max |x − r|      p99 = 99th percentile of all |x − r|      rms = √(mean (x − r)²)
+relative L2 = ‖x − r‖ / ‖r‖      cosine = smallest  x·r / (‖x‖ ‖r‖)  of any row
 """
 
 from __future__ import annotations
@@ -37,41 +37,41 @@ class Errors:
     cosine: float
 
 
-def distance(found: NDArray[Any], wanted: NDArray[Any]) -> float:
-    """Return the largest |found − wanted|; NaN if the shapes differ or a value of ``found`` is not finite."""
-    if found.shape != wanted.shape or not np.isfinite(found).all():
+def distance(actual: NDArray[Any], expected: NDArray[Any]) -> float:
+    """Return the largest |actual − expected|; NaN if the shapes differ or a value of ``actual`` is not finite."""
+    if actual.shape != expected.shape or not np.isfinite(actual).all():
         return math.nan
-    return float(np.abs(found - wanted).max())
+    return float(np.abs(actual - expected).max())
 
 
 class ErrorMeasure:
-    """Accumulate distances: call ``add(found, wanted)`` for each batch, then ``errors()``."""
+    """Accumulate distances: call ``add(actual, expected)`` for each batch, then ``errors()``."""
 
     def __init__(self) -> None:
         low, high = _DECADES
         self._counts = np.zeros((high - low) * _BINS_A_DECADE + 1, dtype=np.int64)
         self._rows = self._broken = self._values = 0
         self._largest = self._scale = 0.0
-        self._error_squares = self._wanted_squares = 0.0
+        self._error_squares = self._expected_squares = 0.0
         self._cosine = 1.0
 
-    def add(self, found: NDArray[Any], wanted: NDArray[Any]) -> None:
-        """Add a batch; found, wanted: (B, C) logits, or any other arrays (B, …), flattened to rows."""
-        found, wanted = (np.asarray(a, np.float64).reshape(len(a), -1) for a in (found, wanted))
-        self._rows += len(found)
-        whole = np.isfinite(found).all(1)
+    def add(self, actual: NDArray[Any], expected: NDArray[Any]) -> None:
+        """Add a batch; actual, expected: (B, C) logits, or any other arrays (B, …), flattened to rows."""
+        actual, expected = (np.asarray(a, np.float64).reshape(len(a), -1) for a in (actual, expected))
+        self._rows += len(actual)
+        whole = np.isfinite(actual).all(1)
         self._broken += int((~whole).sum())
-        found, wanted = found[whole], wanted[whole]
-        if not found.size:
+        actual, expected = actual[whole], expected[whole]
+        if not actual.size:
             return
-        errors = np.abs(found - wanted)
+        errors = np.abs(actual - expected)
         self._values += errors.size
         self._largest = max(self._largest, float(errors.max()))
-        self._scale = max(self._scale, float(np.abs(wanted).max()))
+        self._scale = max(self._scale, float(np.abs(expected).max()))
         self._error_squares += float((errors**2).sum())
-        self._wanted_squares += float((wanted**2).sum())
-        norms = np.linalg.norm(found, axis=1) * np.linalg.norm(wanted, axis=1)
-        cosines = np.divide((found * wanted).sum(1), norms, out=np.zeros_like(norms), where=norms > 0)
+        self._expected_squares += float((expected**2).sum())
+        norms = np.linalg.norm(actual, axis=1) * np.linalg.norm(expected, axis=1)
+        cosines = np.divide((actual * expected).sum(1), norms, out=np.zeros_like(norms), where=norms > 0)
         self._cosine = min(self._cosine, float(cosines.min()))
         self._counts += np.bincount(_bins(errors), minlength=len(self._counts))
 
@@ -83,12 +83,12 @@ class ErrorMeasure:
             largest=self._largest if self._values else math.nan,
             p99=self._percentile(0.99) if self._values else math.nan,
             rms=math.sqrt(self._error_squares / values) if self._values else math.nan,
-            relative_l2=math.sqrt(self._error_squares / self._wanted_squares) if self._wanted_squares else math.nan,
+            relative_l2=math.sqrt(self._error_squares / self._expected_squares) if self._expected_squares else math.nan,
             cosine=self._cosine if self._values else math.nan,
         )
 
     def noise(self) -> Noise:
-        """Return the distances as the noise that a limit is derived from: ``found`` float32, ``wanted`` float64."""
+        """Return the distances as the noise that a limit is derived from: ``actual`` float32, ``expected`` float64."""
         errors = self.errors()
         return Noise(largest=errors.largest, rms=errors.rms, scale=self._scale)
 

@@ -21,9 +21,9 @@ from gmmvit_deploy.tolerances import Limit, Noise, limit_from_noise
 __all__ = ["Distances", "SetNumbers", "check_numeric", "check_stored", "comparable"]
 
 
-def comparable(found: NDArray[Any], wanted: NDArray[Any]) -> bool:
+def comparable(logits: NDArray[Any], expected: NDArray[Any]) -> bool:
     """Return True if the logits have the expected shape."""
-    return found.shape == wanted.shape
+    return logits.shape == expected.shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,23 +46,23 @@ class SetNumbers:
         """Return the reasons why this set does not pass; empty if it passes."""
         if self.misshapen:
             return [f"{self.inputs}: {self.misshapen}"]
-        found = self.from_exact
-        if found.broken:
-            return [f"{self.inputs}: logits of {found.broken} of {found.rows} inputs are not finite"]
+        errors = self.from_exact
+        if errors.broken:
+            return [f"{self.inputs}: logits of {errors.broken} of {errors.rows} inputs are not finite"]
         if not self.noise.usable:
             return [
                 f"{self.inputs}: PyTorch's own float32 logits are {self.noise.largest:.3g} off at logits of "
-                f"{self.noise.scale:.3g}: float32 is no reference for this model, and nothing can be told"
+                f"{self.noise.scale:.3g}: float32 is no reference for this model, so the runner cannot be judged"
             ]
         problems = []
-        if not found.largest <= self.limit.largest:
+        if not errors.largest <= self.limit.largest:
             problems.append(
-                f"{self.inputs}: logits are up to {found.largest:.3g} from the truth; "
+                f"{self.inputs}: logits are up to {errors.largest:.3g} from PyTorch's in float64; "
                 f"{self.limit.largest:.3g} is allowed: {self.limit.derivation}"
             )
-        elif self.limit.rms is not None and not found.rms <= self.limit.rms:
+        elif self.limit.rms is not None and not errors.rms <= self.limit.rms:
             problems.append(
-                f"{self.inputs}: logits are {found.rms:.3g} (rms) from the truth; "
+                f"{self.inputs}: logits are {errors.rms:.3g} (rms) from PyTorch's in float64; "
                 f"{self.limit.rms:.3g} is allowed: {self.limit.derivation}"
             )
         return problems
@@ -76,14 +76,14 @@ class Distances:
         self._noise, self._exact, self._trained = ErrorMeasure(), ErrorMeasure(), ErrorMeasure()
         self._misshapen = ""
 
-    def add(self, found: NDArray[Any], trained: NDArray[Any], exact: NDArray[Any]) -> None:
-        """Add a batch of logits, all (B, C); logits ``found`` of another shape make the check fail."""
+    def add(self, logits: NDArray[Any], trained: NDArray[Any], exact: NDArray[Any]) -> None:
+        """Add a batch of logits, all (B, C); ``logits`` of another shape make the check fail."""
         self._noise.add(trained, exact)
-        if not comparable(found, exact):
-            self._misshapen = f"expected logits {exact.shape}, got {found.shape}"
+        if not comparable(logits, exact):
+            self._misshapen = f"expected logits {exact.shape}, got {logits.shape}"
             return
-        self._exact.add(found, exact)
-        self._trained.add(found, trained)
+        self._exact.add(logits, exact)
+        self._trained.add(logits, trained)
 
     def numbers(self, precision: Precision, recorded: float | None) -> SetNumbers:
         noise = self._noise.noise()
@@ -101,18 +101,18 @@ def check_numeric(sets: list[SetNumbers]) -> Check:
     """Fail if any set of inputs has a problem, or if there are no sets."""
     reasons = [problem for numbers in sets for problem in numbers.problems()]
     whole = [numbers for numbers in sets if not np.isnan(numbers.from_exact.largest)]
-    says = "no logits that could be compared"
+    summary = "no comparable logits"
     if whole:
         worst = max(whole, key=lambda numbers: numbers.from_exact.largest / numbers.limit.largest)
-        found = worst.from_exact
-        says = (
-            f"{worst.inputs}: at most {found.largest:.2g} from float64 (99 %: {found.p99:.2g}, "
-            f"relative L2 {found.relative_l2:.1g}), limit {worst.limit.largest:.2g}"
+        errors = worst.from_exact
+        summary = (
+            f"{worst.inputs}: at most {errors.largest:.2g} from float64 (99 %: {errors.p99:.2g}, "
+            f"relative L2 {errors.relative_l2:.1g}), limit {worst.limit.largest:.2g}"
         )
     return Check(
         name="numeric",
         verdict="failed" if reasons or not sets else "passed",
-        says=says,
+        summary=summary,
         reasons=tuple(reasons),
         details={"sets": [asdict(numbers) for numbers in sets]},
     )
@@ -128,11 +128,11 @@ def check_stored(stored: NDArray[Any], trained: NDArray[Any], exact: NDArray[Any
     largest = distance(stored, trained)
     limit = limit_from_noise(noise.noise()).largest
     passed = largest <= limit
-    reason = f"PyTorch gives logits here that are {largest:.3g} from those it gave at export; {limit:.3g} is allowed"
+    reason = f"PyTorch's logits here are {largest:.3g} from its logits at export; {limit:.3g} is allowed"
     return Check(
         name="reference",
         verdict="passed" if passed else "failed",
-        says=f"PyTorch here is within {largest:.2g} of what it gave at export (limit {limit:.2g})",
+        summary=f"PyTorch here is within {largest:.2g} of what it gave at export (limit {limit:.2g})",
         reasons=() if passed else (reason,),
         details={"largest": largest, "limit": limit},
     )

@@ -52,7 +52,7 @@ def page_of(report: ParityReport) -> str:
 
 def _checks_table(report: ParityReport) -> str:
     cells = [
-        (escape(who), escape(precision), escape(check.name), verdict_word(check.verdict), escape(check.says))
+        (escape(who), escape(precision), escape(check.name), verdict_word(check.verdict), escape(check.summary))
         for who, precision, check in _checks(report)
         if check.verdict != "skipped"
     ]
@@ -66,7 +66,7 @@ def _failures(report: ParityReport) -> str:
 
 def _skipped(report: ParityReport) -> str:
     cells = [
-        (escape(who), escape(precision), escape(check.name), verdict_word("skipped"), escape(check.says))
+        (escape(who), escape(precision), escape(check.name), verdict_word("skipped"), escape(check.summary))
         for who, precision, check in _checks(report)
         if check.verdict == "skipped"
     ]
@@ -93,7 +93,7 @@ def _runner(runner: RunnerReport) -> str:
     blocks = checks["localize"].details.get("blocks") if "localize" in checks else None
     if blocks:
         changed = checks["localize"].details["looking_changed_logits_by"]
-        what = f"{checks['localize'].says}. Reading the blocks' outputs changed the logits by {changed:.2g}."
+        what = f"{checks['localize'].summary}. Reading the blocks' outputs changed the logits by {changed:.2g}."
         figures.append(figure(block_plot(blocks), f"Error by block: {name}", what))
     accuracy = checks["accuracy"].details
     if accuracy:
@@ -158,8 +158,8 @@ def _flips(name: str, details: Mapping[str, Any]) -> str:
     rows = [
         (
             escape(flip["where"]),
-            escape(flip["wanted"]),
-            escape(flip["found"]),
+            escape(flip["pytorch_class"]),
+            escape(flip["runner_class"]),
             f"{flip['margin']:.3g}",
             verdict_word("passed", "within the noise") if flip["within_noise"] else verdict_word("failed", "wrong"),
         )

@@ -36,12 +36,12 @@ class Paired:
         return self.both + self.lost + self.gained + self.neither
 
     @property
-    def wanted(self) -> float:
+    def pytorch_accuracy(self) -> float:
         """Accuracy of PyTorch, as a share of the images."""
         return (self.both + self.lost) / self.images
 
     @property
-    def found(self) -> float:
+    def runner_accuracy(self) -> float:
         """Accuracy of the runner, as a share of the images."""
         return (self.both + self.gained) / self.images
 

@@ -57,7 +57,7 @@ def check_preprocessing(bundle: Bundle, runner: Runner, limit: Limit, *, samples
     spec = bundle.manifest.image
     if spec.normalisation is None:
         why = "the bundle does not say how images become its input"
-        return Check(name=NAME, verdict="skipped", says=why, reasons=(why,))
+        return Check(name=NAME, verdict="skipped", summary=why, reasons=(why,))
     golden = bundle.golden_set()
     seen = [f"{len(golden.images)} images decode here as at export"]
     reasons = []
@@ -68,13 +68,15 @@ def check_preprocessing(bundle: Bundle, runner: Runner, limit: Limit, *, samples
         reasons += _graph_problems(runner.graph.path, golden, spec)
     if runner.server is not None:
         sent = min(len(samples), _MOST_SENT)
-        seen.append(f"the server makes the same of them, and PyTorch's logits of {sent} raw images of the data")
+        seen.append(
+            f"the server preprocesses them likewise and gives PyTorch's logits for {sent} raw images of the data"
+        )
         reasons += _server_problems(runner.server, bundle, golden, spec, limit, runner.max_batch)
         reasons += _sample_problems(runner.server, samples, limit)
     return Check(
         name=NAME,
         verdict="failed" if reasons else "passed",
-        says="; ".join(seen) if not reasons else f"{len(reasons)} things differ from the contract",
+        summary="; ".join(seen) if not reasons else f"{len(reasons)} differences from the contract",
         reasons=tuple(reasons),
         details={"images": len(golden.images)},
     )
@@ -101,22 +103,22 @@ def normalisations(spec: ImageSpec) -> Iterator[tuple[str, ImageSpec]]:
 
 def _graph_problems(path: Path, golden: GoldenSet, spec: ImageSpec) -> list[str]:
     pixels = np.concatenate([golden.inputs, golden.image_pixels])
-    found = normalised_in_graph(path, pixels)
-    if found is None:
-        return [f"{path.name}: nothing in it turns pixels into a tensor; it must normalise"]
-    return [f"{path.name}: {why}" for why in _tensor_problem(found, pixels, spec)]
+    tensor = normalised_in_graph(path, pixels)
+    if tensor is None:
+        return [f"{path.name}: expected a graph that normalises pixels, got a graph without this step"]
+    return [f"{path.name}: {why}" for why in _tensor_problem(tensor, pixels, spec)]
 
 
 def _server_problems(
     server: Served, bundle: Bundle, golden: GoldenSet, spec: ImageSpec, limit: Limit, max_batch: int
 ) -> list[str]:
     served = server.connection.model(server.preprocess)
-    wanted = spec.to_json()
-    said = {name: (served.preprocessing or {}).get(name) for name in wanted}
+    expected = spec.to_json()
+    stated = {name: (served.preprocessing or {}).get(name) for name in expected}
     reasons = [
-        f"{server.preprocess} on the server has {name} {said[name]}, the bundle {wanted[name]}"
-        for name in wanted
-        if said[name] != wanted[name]
+        f"{server.preprocess} on the server: expected {name} {expected[name]} as in the bundle, got {stated[name]}"
+        for name in expected
+        if stated[name] != expected[name]
     ]
     bytes_of = np.array([[image] for image in golden.images], dtype=np.object_)
     size = max(1, min(served.max_batch, max_batch))
@@ -147,25 +149,25 @@ def _sample_problems(server: Served, samples: Sequence[Sample], limit: Limit) ->
     samples = samples[:_MOST_SENT]
     for sample in samples:
         image = np.array([[sample.encoded]], dtype=np.object_)
-        found = server.connection.infer(server.ensemble, "IMAGE", image)[0]
-        largest = distance(found, sample.exact)
+        logits = server.connection.infer(server.ensemble, "IMAGE", image)[0]
+        largest = distance(logits, sample.exact)
         if not largest <= limit.largest:
             reasons.append(
-                f"{sample.where}: its bytes give logits on the server that are {largest:.3g} from PyTorch's on the "
+                f"{sample.where}: the server's logits for its bytes are {largest:.3g} from PyTorch's for the "
                 f"pixels decoded here; {limit.largest:.3g} is allowed"
             )
     return reasons[:1] + ([f"and {len(reasons) - 1} of {len(samples)} images more"] if len(reasons) > 1 else [])
 
 
-def _pixel_problem(found: NDArray[Any], golden: GoldenSet, spec: ImageSpec) -> list[str]:
-    wanted = golden.image_pixels
-    if found.shape == wanted.shape and np.array_equal(found, wanted):
+def _pixel_problem(pixels: NDArray[Any], golden: GoldenSet, spec: ImageSpec) -> list[str]:
+    expected = golden.image_pixels
+    if pixels.shape == expected.shape and np.array_equal(pixels, expected):
         return []
-    if found.shape != wanted.shape:
-        return [f"expected pixels {wanted.shape}, got {found.shape}"]
-    apart = np.abs(found.astype(int) - wanted)
+    if pixels.shape != expected.shape:
+        return [f"expected pixels {expected.shape}, got {pixels.shape}"]
+    apart = np.abs(pixels.astype(int) - expected)
     what = f"{np.count_nonzero(apart)} values of pixels differ, by up to {apart.max()}"
-    return [f"{what}{_named(name for name, made in _other_pixels(golden, spec) if np.array_equal(made, found))}"]
+    return [f"{what}{_named(name for name, made in _other_pixels(golden, spec) if np.array_equal(made, pixels))}"]
 
 
 def _other_pixels(golden: GoldenSet, spec: ImageSpec) -> Iterator[tuple[str, NDArray[Any]]]:
@@ -188,14 +190,14 @@ def _other_pixels(golden: GoldenSet, spec: ImageSpec) -> Iterator[tuple[str, NDA
             yield name, np.stack(made).reshape(golden.image_pixels.shape)
 
 
-def _tensor_problem(found: NDArray[Any], pixels: NDArray[Any], spec: ImageSpec) -> list[str]:
-    wanted = spec.tensor_from_pixels(pixels)
-    if _same_tensor(found, wanted):
+def _tensor_problem(tensor: NDArray[Any], pixels: NDArray[Any], spec: ImageSpec) -> list[str]:
+    expected = spec.tensor_from_pixels(pixels)
+    if _same_tensor(tensor, expected):
         return []
-    if found.shape != wanted.shape:
-        return [f"expected a tensor {wanted.shape}, got {found.shape}"]
-    what = f"the normalised tensor differs by up to {np.abs(found - wanted).max():.3g}"
-    return [f"{what}{_named(name for name, made in _other_tensors(pixels, spec) if _same_tensor(found, made))}"]
+    if tensor.shape != expected.shape:
+        return [f"expected a tensor {expected.shape}, got {tensor.shape}"]
+    what = f"the normalised tensor differs by up to {np.abs(tensor - expected).max():.3g}"
+    return [f"{what}{_named(name for name, made in _other_tensors(pixels, spec) if _same_tensor(tensor, made))}"]
 
 
 def _other_tensors(pixels: NDArray[Any], spec: ImageSpec) -> Iterator[tuple[str, NDArray[Any]]]:
@@ -205,9 +207,9 @@ def _other_tensors(pixels: NDArray[Any], spec: ImageSpec) -> Iterator[tuple[str,
         yield name, other.tensor_from_pixels(pixels)
 
 
-def _same_tensor(found: NDArray[Any], wanted: NDArray[Any]) -> bool:
-    return found.shape == wanted.shape and bool(
-        np.abs(found - wanted).max() <= _TENSOR_ROUNDING * max(1.0, float(np.abs(wanted).max()))
+def _same_tensor(tensor: NDArray[Any], expected: NDArray[Any]) -> bool:
+    return tensor.shape == expected.shape and bool(
+        np.abs(tensor - expected).max() <= _TENSOR_ROUNDING * max(1.0, float(np.abs(expected).max()))
     )
 
 

@@ -109,4 +109,4 @@ class ParityReport:
 
 
 def _reasons(check: Check) -> tuple[str, ...]:
-    return (check.reasons or (check.says,)) if check.verdict == "failed" else ()
+    return (check.reasons or (check.summary,)) if check.verdict == "failed" else ()

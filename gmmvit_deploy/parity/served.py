@@ -72,13 +72,13 @@ def check_served(
     reasons = list(judged.reasons)
     if verdict == "undecided":
         reasons.append(
-            f"the server never joined two of {mixed['requests']} requests into one execution, so nothing was mixed; "
-            "a busier server, or a repository with --max-queue-delay-us, would"
+            f"the server never joined two of {mixed['requests']} requests into one execution, so the check saw no "
+            "mixed requests; serve with --max-queue-delay-us, or repeat the check on a busier server"
         )
     return Check(
         name="served",
         verdict=verdict,
-        says=f"{judged.answers:,} answers, each to its own request; {mixed['requests']} concurrent requests ran as "
+        summary=f"{judged.answers:,} answers, each to its own request; {mixed['requests']} concurrent requests ran as "
         f"{mixed['executions']} executions"
         if not judged.reasons
         else server.other_bundle or f"{len(judged.reasons)} kinds of wrong answers",
@@ -97,28 +97,29 @@ class _Judged:
         self.answers = 0
         self.largest = 0.0
 
-    def add(self, kind: str, found: NDArray[Any], exact: NDArray[Any], among: NDArray[Any] | None = None) -> None:
+    def add(self, kind: str, logits: NDArray[Any], exact: NDArray[Any], among: NDArray[Any] | None = None) -> None:
         """Judge the answers of a request.
 
-        found, exact: logits (B, C) of the server and of PyTorch.  among: expected logits of all concurrent requests,
+        logits, exact: (B, C), of the server and of PyTorch.  among: expected logits of all concurrent requests,
         to identify the request that a wrong answer belongs to.
         """
-        self.answers += len(found)
-        largest = distance(found, exact)
+        self.answers += len(logits)
+        largest = distance(logits, exact)
         self.largest = float(np.fmax(self.largest, largest))
         if largest <= self._limit.largest or kind in self._failed:
             return
         self._failed.add(kind)
-        whose = _whose(found, exact, exact if among is None else among)
+        whose = _whose(logits, exact, exact if among is None else among)
         self.reasons.append(
-            f"{kind}: logits are up to {largest:.3g} from the truth; {self._limit.largest:.3g} is allowed{whose}"
+            f"{kind}: logits are up to {largest:.3g} from PyTorch's in float64; "
+            f"{self._limit.largest:.3g} is allowed{whose}"
         )
 
 
-def _whose(found: NDArray[Any], exact: NDArray[Any], among: NDArray[Any]) -> str:
-    if found.shape != exact.shape:
-        return f": expected {exact.shape}, got {found.shape}"
-    for row, own in zip(found, exact, strict=True):
+def _whose(logits: NDArray[Any], exact: NDArray[Any], among: NDArray[Any]) -> str:
+    if logits.shape != exact.shape:
+        return f": expected {exact.shape}, got {logits.shape}"
+    for row, own in zip(logits, exact, strict=True):
         strays = mixed_up(np.repeat(row[None], 2, 0), np.stack([own, among[np.square(among - row).sum(1).argmin()]]))
         if any(stray == (0, 1) for stray in strays):
             return ": a request got the answer to another"
@@ -146,8 +147,8 @@ def _mix(
             answers = list(pool.map(lambda rows: runner.run(inputs[rows]), asked))
         executions += server.connection.counts(server.network)[1] - before
         requests += len(asked)
-        for rows, found in zip(asked, answers, strict=True):
-            judged.add("many clients at once", found, exact[rows], among=exact)
+        for rows, logits in zip(asked, answers, strict=True):
+            judged.add("many clients at once", logits, exact[rows], among=exact)
         if executions < requests:
             break
     return {"requests": requests, "executions": executions, "joined": requests - executions}
@@ -163,9 +164,9 @@ def _images_at_once(bundle: Bundle, server: Served, generator: np.random.Generat
 
     with ThreadPoolExecutor(max_workers=_CLIENTS) as pool:
         answers = list(pool.map(ask, chosen))
-    for index, found in zip(chosen, answers, strict=True):
-        wanted = golden.image_logits[index : index + 1]
-        judged.add("encoded images, many clients at once", found, wanted, among=golden.image_logits)
+    for index, logits in zip(chosen, answers, strict=True):
+        expected = golden.image_logits[index : index + 1]
+        judged.add("encoded images, many clients at once", logits, expected, among=golden.image_logits)
 
 
 def _label_problems(bundle: Bundle, server: Served, max_batch: int) -> list[str]:

@@ -51,7 +51,7 @@ def _reasons(checks: Sequence[tuple[str, Check]]) -> Iterator[str]:
     """Yield ``runners: check: reason``; runners with the same reason share a line."""
     shared: dict[tuple[str, str], list[str]] = defaultdict(list)
     for who, check in checks:
-        reasons = check.reasons or (check.says,)
+        reasons = check.reasons or (check.summary,)
         for why in reasons[:_MOST_REASONS]:
             shared[check.name, why].append(who)
         if len(reasons) > _MOST_REASONS:

@@ -34,41 +34,41 @@ def explain(
     bundle: Bundle,
     reference: Reference,
     inputs: NDArray[Any],
-    found: NDArray[Any],
+    logits: NDArray[Any],
     limit: float,
     *,
     mistakes: Iterable[tuple[str, NDArray[Any]]] | None = None,
 ) -> str:
-    """Return the name of the mistake that explains the logits ``found``, or an empty string if no mistake does.
+    """Return the name of the mistake that explains ``logits``, or an empty string if no mistake does.
 
-    inputs: (B, …) as the graph takes them.  found: the runner's logits (B, C).  limit: largest absolute difference
+    inputs: (B, …) as the graph takes them.  logits: the runner's (B, C).  limit: largest absolute difference
     allowed for a correct runner.  mistakes: the output of `suspects` for these inputs, to reuse it.
     """
     trained, _ = reference.logits(inputs)
-    if found.shape != trained.shape or not np.isfinite(found).all():
+    if logits.shape != trained.shape or not np.isfinite(logits).all():
         return ""
-    if _are_halves(found, trained, limit):
+    if _are_halves(logits, trained, limit):
         return "the logits rounded to float16"
-    unexplained = float(np.abs(found - trained).max())
+    unexplained = float(np.abs(logits - trained).max())
     best, nearest = "", max(limit, _EXPLAINED * unexplained)
-    for name, logits in suspects(bundle, reference, inputs) if mistakes is None else mistakes:
-        distance = float(np.abs(found - logits).max())
+    for name, mistaken in suspects(bundle, reference, inputs) if mistakes is None else mistakes:
+        distance = float(np.abs(logits - mistaken).max())
         # The mistake must change the logits by much more than the difference that remains.
-        if distance < nearest and distance < _EXPLAINED * float(np.abs(logits - trained).max()):
+        if distance < nearest and distance < _EXPLAINED * float(np.abs(mistaken - trained).max()):
             best, nearest = name, distance
     return best
 
 
-def _are_halves(found: NDArray[Any], trained: NDArray[Any], limit: float) -> bool:
+def _are_halves(logits: NDArray[Any], trained: NDArray[Any], limit: float) -> bool:
     """Return True if every logit is a float16 value within one float16 step plus ``limit`` of the trained logit.
 
     Comparing with the rounded trained logits would miss ties: near the middle of two float16 values the runner's
     logit may be rounded to the other value.
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        halves = found.astype(np.float16)
+        halves = logits.astype(np.float16)
         steps = np.spacing(np.abs(halves)).astype(np.float64)
-    return bool((halves == found).all() and (np.abs(found - trained) <= steps + limit).all())
+    return bool((halves == logits).all() and (np.abs(logits - trained) <= steps + limit).all())
 
 
 @torch.inference_mode()

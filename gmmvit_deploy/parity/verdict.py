@@ -20,13 +20,13 @@ Verdict = Literal["passed", "failed", "undecided", "skipped"]
 class Check:
     """The result of a check.
 
-    name: as listed at the head of ``parity/check.py``.  says: the result in a single line.
+    name: as listed at the head of ``parity/check.py``.  summary: the result in a single line.
     reasons: why the check did not pass, a line each.  details: the numbers, as plain JSON values.
     """
 
     name: str
     verdict: Verdict
-    says: str
+    summary: str
     reasons: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
 

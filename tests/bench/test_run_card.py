@@ -37,7 +37,7 @@ class TestRunCard:
         wide = Ratio(median=1.0, low=0.8, high=1.1)
         card = self.card(tmp_path, wide)
         assert card["verdict"] == "INVALID"
-        assert card["reasons"] == ["unstable: vit, 1, over_plain: its interval is 30% of it wide"]
+        assert card["reasons"] == ["unstable: vit, 1, over_plain: its interval spans 30% of the ratio"]
         assert self.card(tmp_path, wide, timed=False)["verdict"] == "VALID"
 
     def test_nothing_is_faster_than_the_hardware(self, tmp_path: Path) -> None:

@@ -111,8 +111,8 @@ def test_calibration_images_of_the_wrong_size(gmmvit: Gmmvit, copied: Path, tmp_
         (("--compute-capability", "8.9", "--batch", "8:4:2"), "expected 1 ≤ MIN ≤ OPT ≤ MAX"),
         (("--compute-capability", "8.9", "--batch", "1:8:64"), "beyond this bundle's batch of 8"),
         (("--compute-capability", "8.6", "--precision", "fp8"), "fp8 needs compute capability 8.9 or more"),
-        (("--compute-capability", "8.9", "--timing-cache", "x"), "cannot do --timing-cache"),
-        (("--compute-capability", "8.9", "--tf32"), "--tf32 is about float32 products"),
+        (("--compute-capability", "8.9", "--timing-cache", "x"), "does not support --timing-cache"),
+        (("--compute-capability", "8.9", "--tf32"), "--tf32 affects float32 products"),
         (("--compute-capability", "8.9", "--precision", "fp32", "--require-fused"), "float32: fused kernels take"),
         (("--compute-capability", "8.9", "--workspace-mib", "1"), "within workspace limit"),
     ],
@@ -165,8 +165,8 @@ def test_doctor_refuses_a_server_without_a_bundle_and_a_server_given_twice(gmmvi
 def test_repository_takes_an_engine(gmmvit: Gmmvit, precise_bundle: Bundle, engine: object, tmp_path: Path) -> None:
     plan = served_by_tensorrt(engine, tmp_path / "e").path
     command = ("repository", precise_bundle.path, "-o", tmp_path / "r", "--backend", "tensorrt", "--engine", plan)
-    refused(gmmvit(*command, "--server-version", "24.06"), "only that loads it; here is 10.1.0")
-    refused(gmmvit(*command), "nothing says which one the server has")
+    refused(gmmvit(*command, "--server-version", "24.06"), "expected the same version to load it, got 10.1.0")
+    refused(gmmvit(*command), "the server's version is not known")
     written = gmmvit(*command, "--server-version", "25.04")
     assert written.returncode == 0, written.stderr
     assert (tmp_path / "r" / "gmmvit_network" / "1" / "model.plan").is_file()

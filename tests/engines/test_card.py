@@ -32,7 +32,7 @@ def edited(path: Path, **changes: object) -> None:
         (lambda p: (p / "model.plan").unlink(), "model.plan is missing"),
         (
             lambda p: (p / "model.plan").write_bytes((p / "model.plan").read_bytes()[:1000]),
-            "it has 1000 bytes, its card",
+            "bytes, got 1000: it is truncated",
         ),
         (
             lambda p: (p / "model.plan").write_bytes(b"x" + (p / "model.plan").read_bytes()[1:]),
@@ -138,7 +138,7 @@ def test_servers_and_their_tensorrt() -> None:
         ({"release": "26.09"}, "release 26.09 is not in the table"),
         ({"triton": "9.9.9"}, "the server is Triton 9.9.9"),
         ({"tensorrt": "ten"}, "expected a version"),
-        ({}, "nothing says which one the server has"),
+        ({}, "the server's version is not known"),
     ):
         with pytest.raises(InputError, match=message) as caught:
             server_tensorrt(**options)

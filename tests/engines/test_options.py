@@ -38,7 +38,7 @@ def test_profiles_that_cannot_be(text: str) -> None:
         ({"workspace_mib": 0}, "expected at least 1"),
         ({"capabilities": ("89",)}, "expected a number such as 8.9"),
         ({"capabilities": ("8.9", "8.9")}, "repeat"),
-        ({"tf32": True, "precision": "fp16"}, "--tf32 is about float32 products"),
+        ({"tf32": True, "precision": "fp16"}, "--tf32 affects float32 products"),
     ],
 )
 def test_options_that_cannot_be(changes: dict[str, object], message: str) -> None:
@@ -49,15 +49,15 @@ def test_options_that_cannot_be(changes: dict[str, object], message: str) -> Non
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"capabilities": ()}, "no GPU is here to build for"),
+        ({"capabilities": ()}, "no GPU to build for"),
         ({"capabilities": ("9.0",)}, "does not build for compute capability 9.0: Hopper"),
         ({"capabilities": ("8.9", "6.1")}, "does not build for compute capability 6.1"),
         ({"capabilities": ("8.6",), "precision": "fp8"}, "fp8 needs compute capability 8.9 or more, not 8.6"),
         ({"capabilities": ("7.5",), "precision": "bf16"}, "bf16 needs compute capability 8.0 or more, not 7.5"),
-        ({"capabilities": ("7.5",)}, "no float32 matrix product for compute capability 7.5"),
-        ({"version_compatible": True}, "cannot do --version-compatible"),
-        ({"hardware_compatible": "ampere+"}, "cannot do --hardware-compatible"),
-        ({"timing_cache": Path("x")}, "cannot do --timing-cache"),
+        ({"capabilities": ("7.5",)}, "no float32 matrix product, such as the head, for compute capability 7.5"),
+        ({"version_compatible": True}, "does not support --version-compatible"),
+        ({"hardware_compatible": "ampere+"}, "does not support --hardware-compatible"),
+        ({"timing_cache": Path("x")}, "does not support --timing-cache"),
     ],
 )
 def test_what_rtx_cannot_do(changes: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,7 @@ def test_what_rtx_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("gpu", "changes", "message"),
     [
-        (None, {}, "builds on the GPU that will run the engine, and none is here"),
+        (None, {}, "builds on the GPU that will run the engine, but this machine has no GPU"),
         ("8.9", {"capabilities": ("9.0",)}, "not for 9.0"),
         ("7.5", {"precision": "bf16"}, "bf16 needs compute capability 8.0 or more; a GPU has 7.5"),
         ("8.6", {"precision": "fp8"}, "fp8 needs compute capability 8.9 or more; a GPU has 8.6"),

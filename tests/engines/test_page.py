@@ -61,13 +61,13 @@ def test_attentions_that_are_not_a_single_kernel(engine: Engine) -> None:
     ("change", "outcome", "line"),
     [
         (
-            {"misses": (Miss(node="head", target="8.9", profile=0, wanted="fp16", found="fp32"),)},
+            {"misses": (Miss(node="head", target="8.9", profile=0, expected="fp16", actual="fp32"),)},
             "failed",
             "1 product in fp32, expected fp16: head",
         ),
         ({"unfolded": ("a mask",)}, "failed", "Not folded: a mask"),
         ({"unjudged": "no roles"}, "undecided", "Precision not judged: no roles"),
-        ({"attentions": ()}, "undecided", "The graph has no attention that is known: nothing is proven of it"),
+        ({"attentions": ()}, "undecided", "The graph has no known attention, so no fusion could be proven"),
     ],
 )
 def test_what_stands_against_an_engine(change: dict[str, Any], outcome: str, line: str, engine: Engine) -> None:

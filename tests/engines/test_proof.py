@@ -84,7 +84,7 @@ def test_shape_arithmetic_has_no_precision() -> None:
 
 
 def test_text_without_layers_is_no_proof() -> None:
-    with pytest.raises(EngineError, match="printed no layers"):
+    with pytest.raises(EngineError, match="listed no layers"):
         layers_from_text("Layers:\nsomething new\n")
 
 
@@ -133,12 +133,12 @@ def test_one_kernel_is_fused() -> None:
             {"a": 32},
             "the builder made 2 kernels of it",
         ),
-        ([line("other_myl0_0", "z")], ATTENTION, {}, "no layer says that it computes it"),
+        ([line("other_myl0_0", "z")], ATTENTION, {}, "no layer lists its nodes"),
         (
             [line("_gemm_mha_v2_myl0_1", "softmax")],
             Attention(name="a", nodes=("softmax",), known=False),
             {},
-            "no attention that we know",
+            "not part of a known form of attention",
         ),
     ],
 )
@@ -155,7 +155,7 @@ def test_every_profile_is_judged_on_its_own() -> None:
     split = [line("g_myl1_0", "qk", kind="gemm"), line("h_myl1_1", "mask", "softmax", "pv", kind="gemm")]
     proofs = prove_attentions(layers(fused, *split), [ATTENTION], target="8.9", profiles=3, head_dims={})
     assert [(proof.profile, proof.fused) for proof in proofs] == [(0, True), (1, False), (2, False)]
-    assert proofs[2].reason == "no layer says that it computes it"  # a profile without listed layers proves nothing
+    assert proofs[2].reason == "no layer lists its nodes"  # a profile without listed layers proves nothing
 
 
 ROLES = {"p": "projection", "qk": "product", "e": "embedding", "n": "norm"}
@@ -177,13 +177,13 @@ def test_a_promise_that_was_kept() -> None:
     [
         ([line("p_myl0_0", "p", kind="gemm")], "p", "int8", "fp16"),
         ([line("p_myl0_0", "p", kind="runtime_fusion", reads="Float")], "p", "int8", "fp32"),
-        ([], "p", "int8", "nothing that TensorRT reports"),
+        ([], "p", "int8", "no reported type"),
     ],
 )
 def test_a_promise_that_was_broken(lines: list[str], node: str, promised: str, seen: str) -> None:
     others = [line("_gemm_mha_v2_myl0_2", "qk"), line("e_myl0_3", "e", kind="correlation")]
     (miss,) = unreached(layers(*lines, *others), ROLES, "int8", target="8.9", profiles=1)
-    assert (miss.node, miss.wanted, miss.found, miss.target) == (node, promised, seen, "8.9")
+    assert (miss.node, miss.expected, miss.actual, miss.target) == (node, promised, seen, "8.9")
 
 
 def test_a_softmax_that_is_not_known_is_explained() -> None:
@@ -194,7 +194,7 @@ def test_a_softmax_that_is_not_known_is_explained() -> None:
     plain = prove_attentions(built, [known, unknown], target="8.9", profiles=1, head_dims={})
     assert proofs[0] == plain[0]
     assert proofs[1].reason == f"{plain[1].reason}: {why['b']}"
-    assert plain[1].reason == "no attention that we know stands around this softmax"
+    assert plain[1].reason == "this softmax is not part of a known form of attention"
 
 
 def test_the_source_gives_the_reason_why_a_softmax_is_no_attention(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_parity_passes(small: Bundle) -> None:
     with OnnxRuntimeRunner(small) as runner:
         report = check_parity(small, [runner], ParityOptions(data=data, localize=True))
     assert report.passed, report.failures()
-    assert "normalises as the manifest says" in report.runners[0].check("preprocessing").says
+    assert "normalises as the manifest says" in report.runners[0].check("preprocessing").summary
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "RGB", "RGBA", "P"])

@@ -108,7 +108,7 @@ def test_the_page_shows_everything_and_fetches_nothing(report: ParityReport, tmp
     (fold,) = tree.all("details")
     for runner in report.runners:
         for check in runner.checks:
-            assert (check.says in fold.text) == (check.verdict == "skipped")
+            assert (check.summary in fold.text) == (check.verdict == "skipped")
 
 
 @pytest.mark.browser
@@ -125,7 +125,7 @@ def _changed(report: ParityReport, name: str, **changes: Any) -> ParityReport:
 
 
 def undecided_checks(runner: RunnerReport) -> tuple[Check, ...]:
-    undecided = Check(name="accuracy", verdict="undecided", says="", reasons=("too few images",))
+    undecided = Check(name="accuracy", verdict="undecided", summary="", reasons=("too few images",))
     return tuple(undecided if check.name == "accuracy" else check for check in runner.checks)
 
 
@@ -174,7 +174,12 @@ def test_flips_within_the_noise_are_separated_from_wrong_answers(bundle: Bundle)
     assert check.verdict == "failed"
     assert (check.details["flips_within_noise"], check.details["flips_wrong"]) == (1, 1)
     tie, wrong = check.details["flips"]
-    assert (tie["where"], tie["wanted"], tie["found"], tie["within_noise"]) == ("tie.png", "dog", "cat", True)
+    assert (tie["where"], tie["pytorch_class"], tie["runner_class"], tie["within_noise"]) == (
+        "tie.png",
+        "dog",
+        "cat",
+        True,
+    )
     assert tie["margin"] == pytest.approx(1e-7)
     assert (wrong["where"], wrong["margin"], wrong["within_noise"]) == ("wrong.png", 1.0, False)
     assert check.reasons == ("wrong.png: cat became dog at a margin of 1, beyond the 2e-06 that noise explains",)
@@ -284,7 +289,7 @@ def test_data_without_classes_is_skipped_with_a_reason(bundle: Bundle) -> None:
     unlabelled = ArrayImages("x", np.zeros((3, 32, 32, 3), np.uint8), None)
     with OnnxRuntimeRunner(bundle) as runner:
         accuracy = check_parity(bundle, [runner], ParityOptions(data=unlabelled)).runners[0].check("accuracy")
-    assert (accuracy.verdict, accuracy.says) == ("skipped", "none of the 3 images has a true class")
+    assert (accuracy.verdict, accuracy.summary) == ("skipped", "none of the 3 images has a true class")
 
 
 def test_data_for_a_bundle_that_cannot_take_images(tensor_bundles: dict[str, Bundle]) -> None:

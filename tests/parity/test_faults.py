@@ -198,7 +198,7 @@ RUNNERS = {
     "right at batch 1 only": (_first_row_for_all, "batch invariance", "rows mixed up at batch 2: row 1 got"),
     "wrong at the largest batch": (lambda x: x + 1 if len(x) == 8 else x, "batch invariance", "alone at batch 8"),
     "rounds to fp16": (_rounded, "numeric", "logits rounded to float16"),
-    "a little off": (lambda logits: logits + np.float32(2e-5), "numeric", "from the truth"),
+    "a little off": (lambda logits: logits + np.float32(2e-5), "numeric", "from PyTorch's in float64"),
     "classes reversed": (lambda logits: logits[:, ::-1], "decisions", "beyond the"),
     "not finite": (lambda logits: np.where(np.arange(10) == 3, np.nan, logits), "numeric", "are not finite"),
     "too few classes": (lambda logits: logits[:, :-1], "numeric", r"expected logits (15, 10), got (15, 9)"),

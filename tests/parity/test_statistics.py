@@ -141,7 +141,7 @@ def accuracy_of(numbers: Paired) -> Accuracy:
 )
 def test_gates_are_judged_on_the_interval(numbers: Paired, gate: float, verdict: str) -> None:
     check = accuracy_of(numbers).check(gate)
-    assert check.verdict == verdict, check.says
+    assert check.verdict == verdict, check.summary
     assert check.details["top1"]["lost"] == numbers.lost
     assert check.details["top1"]["gained"] == numbers.gained
     assert (verdict == "undecided") == any("too few images to decide" in why for why in check.reasons)
@@ -163,7 +163,7 @@ def test_top_5_and_classes() -> None:
 def test_equal_logits_do_not_count_twice() -> None:
     collected = Accuracy(["a", "b"], Classes(to_logit=None, note=""))
     collected.add([0, 1], np.zeros((2, 2)), np.zeros((2, 2)))
-    assert collected.top1.wanted == 0.5
+    assert collected.top1.pytorch_accuracy == 0.5
 
 
 def test_classes_are_matched_by_name() -> None:

@@ -22,7 +22,7 @@ NO_GPU = visible_gpu() is None
 
 @pytest.mark.skipif(not NO_GPU, reason="a GPU is here")
 def test_without_a_gpu_the_error_names_the_gpu(engine: Engine, precise_bundle: Bundle) -> None:
-    with pytest.raises(EngineError, match="an engine runs on an NVIDIA GPU, and PyTorch finds none here"):
+    with pytest.raises(EngineError, match="an engine runs on an NVIDIA GPU, but PyTorch sees no GPU here"):
         EngineRunner(precise_bundle, engine)
 
 
@@ -33,7 +33,9 @@ def test_an_engine_of_another_bundle_is_refused(engine: Engine, tensor_bundles: 
 
 def test_an_engine_of_another_version_is_refused(engine: Engine, precise_bundle: Bundle) -> None:
     old = Engine(path=engine.path, card=replace(engine.card, tensorrt_version="1.0.0.1"))
-    with pytest.raises(EngineError, match=r"it was built by tensorrt-rtx 1\.0\.0\.1 and only that loads it") as caught:
+    with pytest.raises(
+        EngineError, match=r"it was built by tensorrt-rtx 1\.0\.0\.1; expected the same version to load it"
+    ) as caught:
         EngineRunner(precise_bundle, old)
     assert "gmmvit build" in caught.value.hint
 

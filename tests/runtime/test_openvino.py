@@ -36,7 +36,7 @@ def test_every_family_passes_parity(name: str, tensor_bundles: dict[str, Bundle]
         report = check_parity(bundle, runners, ParityOptions(localize=True))
     assert report.passed, report.failures()
     assert [runner.precision for runner in report.runners] == (["fp32", "bf16"] if has_bf16() else ["fp32"])
-    summaries = [runner.check("localize").says for runner in report.runners]
+    summaries = [runner.check("localize").summary for runner in report.runners]
     assert all(text.startswith("all ") and text.endswith("blocks are within tolerance") for text in summaries)
     assert {runner.check("localize").details["graph"] for runner in report.runners} == {"model.onnx in OpenVINO"}
     jsonschema.validate(report.to_json(), json.loads(SCHEMA_PATH.read_text()))
@@ -125,7 +125,7 @@ def test_the_compiled_module(tensor_bundles: dict[str, Bundle]) -> None:
     with open_runner("compile", bundle) as runner:
         report = check_parity(bundle, [runner], ParityOptions(localize=True))
     assert report.passed, report.failures()
-    assert report.runners[0].check("localize").says == "compile runs the trained module, not the bundle's graph"
+    assert report.runners[0].check("localize").summary == "compile runs the trained module, not the bundle's graph"
 
 
 @pytest.mark.skipif(visible_gpu() is not None, reason="a GPU is here")

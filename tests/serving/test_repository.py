@@ -158,8 +158,12 @@ def test_engines_that_the_server_would_not_load(engine: Engine, precise_bundle: 
     options = RepositoryOptions(backend="tensorrt")
     plan = served_by_tensorrt(engine, tmp_path / "e")
     for given, server, message in (
-        (plan, server_tensorrt(release="24.12"), "only that loads it; here is 10.7.0 on Triton 24.12; build it again"),
-        (plan, None, "nothing says which one the server has"),
+        (
+            plan,
+            server_tensorrt(release="24.12"),
+            "expected the same version to load it, got 10.7.0 on Triton 24.12; build it again",
+        ),
+        (plan, None, "the server's version is not known"),
         (engine, SERVER, "which Triton's tensorrt backend does not load"),
         (served_by_tensorrt(engine, tmp_path / "f", profiles=["4:8:8"]), SERVER, "no profile of it holds a batch of 1"),
     ):
