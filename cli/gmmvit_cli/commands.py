@@ -100,7 +100,7 @@ class Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         quiet, verbose = (ctx.params.pop(name) for name in ("quiet", "verbose"))
         if quiet and verbose:
-            raise InputError("--quiet and --verbose exclude each other", hint="give one of the two")
+            raise InputError("--quiet and --verbose exclude each other", hint="type --quiet or --verbose, not both")
         set_verbosity("quiet" if quiet else "verbose" if verbose else "normal")
         return super().invoke(ctx)
 

@@ -41,7 +41,7 @@ def doctor(
         there = server_from(server_version, server, server_tensorrt)
         if bundle is None and there is not None:
             raise InputError(
-                "which bundle is the server to load engines of?", hint="type gmmvit doctor BUNDLE --server URL"
+                "--server and --server-version need a bundle", hint="type gmmvit doctor BUNDLE --server URL"
             )
         on_progress(Progress("try every runner" if bundle is None else "check the graphs and engines"))
         checks = examine() if bundle is None else examine_bundle(open_bundle(bundle), there)

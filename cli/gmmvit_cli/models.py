@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from gmmvit_cli.choices import complete, one_of, read_by
+from gmmvit_cli.choices import choice_from, complete, read_by
 from gmmvit_cli.options import MODEL
 from gmmvit_deploy.families import PRESETS, family_of_preset
 from gmmvit_deploy.sources.hints import LoadHints
@@ -37,7 +37,7 @@ MASK_FORM = typer.Option(
     rich_help_panel=MODEL,
     help="stored: the mask raises the stored base to a power, as the released code does. "
     "closed: the model was trained with the paper's formula from distances.",
-    callback=one_of("--mask-form", lambda: _MASK_FORMS),
+    callback=choice_from("--mask-form", lambda: _MASK_FORMS),
     autocompletion=complete(lambda: _MASK_FORMS),
 )
 IMAGE_SIZE = typer.Option(

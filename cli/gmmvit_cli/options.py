@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from gmmvit_cli.choices import complete, listed, one_of, read_by
+from gmmvit_cli.choices import choice_from, complete, listed, read_by
 from gmmvit_deploy.data.kinds import KINDS, SPLITS
 from gmmvit_deploy.datasets import DATASETS, dataset
 from gmmvit_deploy.errors import InputError
@@ -108,7 +108,7 @@ CPU_KERNELS = typer.Option(
     show_default="auto",
     help="This project's CPU kernels: auto uses them where they work here, off leaves the graph to the runtime's own "
     "operators.",
-    callback=one_of("--cpu-kernels", lambda: _CPU_KERNELS),
+    callback=choice_from("--cpu-kernels", lambda: _CPU_KERNELS),
     autocompletion=complete(lambda: _CPU_KERNELS),
 )
 
@@ -179,7 +179,7 @@ def normalisation_from(name: str | None, mean: str | None, std: str | None) -> N
     if name is not None:
         if mean is not None or std is not None:
             raise InputError(
-                "--dataset already says mean and std",
+                "--dataset already sets mean and std",
                 hint=f"type --dataset {name} alone, or --mean and --std without it",
             )
         data = dataset(name)
@@ -235,7 +235,7 @@ def require_calibration(precisions: tuple[Precision, ...], calibration: str | No
         return
     if not quantized:
         raise InputError(
-            f"--calibration is for {' and '.join(QUANTIZED)}; {', '.join(precisions)} needs none",
+            f"--calibration is for {' and '.join(QUANTIZED)}; {', '.join(precisions)} needs no calibration",
             hint=f"leave --calibration out, or type --precision {QUANTIZED[0]}",
         )
     require_source(calibration)
@@ -248,7 +248,7 @@ def server_from(release: str | None, url: str | None, tensorrt: str | None) -> S
 
     if release is not None and url is not None:
         raise InputError(
-            "--server-version and --server both say which server",
+            "--server-version and --server both name the server",
             hint=f"type --server {url} alone, or --server-version",
         )
     if url is not None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import typer
 
-from gmmvit_cli.choices import complete, listed, one_of, read_by
+from gmmvit_cli.choices import choice_from, complete, listed, read_by
 from gmmvit_cli.options import (
     CPU_KERNELS,
     ENGINE,
@@ -41,7 +41,7 @@ def repository(
         rich_help_panel=_BACKEND,
         help="python: ONNX Runtime or OpenVINO in Triton's Python backend, which every server has. "
         "onnxruntime: Triton's own. tensorrt: an engine.",
-        callback=one_of("--backend", lambda: BACKENDS),
+        callback=choice_from("--backend", lambda: BACKENDS),
         autocompletion=complete(lambda: BACKENDS),
     ),
     runtime: str | None = typer.Option(
@@ -67,7 +67,7 @@ def repository(
         metavar="NAME",
         rich_help_panel=_BACKEND,
         help="tensorrt: the server's ONNX Runtime builds an engine when it loads the model.",
-        callback=one_of("--accelerator", lambda: ACCELERATORS),
+        callback=choice_from("--accelerator", lambda: ACCELERATORS),
         autocompletion=complete(lambda: ACCELERATORS),
     ),
     max_queue_delay_us: int = typer.Option(
@@ -99,7 +99,7 @@ def repository(
     kernels = cpu_kernels_from(cpu_kernels)
     if runtime is not None and kernels is not None:
         raise InputError(
-            f"--runtime {runtime} already says whether our kernels are in it; --cpu-kernels goes without --runtime",
+            f"--runtime {runtime} already states the use of our kernels; it excludes --cpu-kernels",
             hint=f"type --runtime {runtime} alone, or --cpu-kernels {kernels} alone",
         )
     from gmmvit_deploy.artifacts import open_bundle

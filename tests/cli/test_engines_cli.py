@@ -85,7 +85,7 @@ def test_an_export_whose_precision_fails_leaves_nothing(gmmvit: Gmmvit, tmp_path
     [
         (("--precision", "fp4"), "'fp4' is not known"),
         (("--precision", "int8"), "int8 needs calibration images"),
-        (("--precision", "fp16", "--calibration", "x"), "fp16 needs none"),
+        (("--precision", "fp16", "--calibration", "x"), "fp16 needs no calibration"),
         (("--precision", "int8", "--calibration", "nowhere"), "nowhere: no such file, folder or match"),
     ],
 )
@@ -156,10 +156,10 @@ def test_doctor_of_a_bundle(
 
 
 def test_doctor_wants_to_know_which_bundle_and_which_server(gmmvit: Gmmvit, bundle: Bundle) -> None:
-    refused(gmmvit("doctor", "--server-version", "25.04"), "which bundle is the server to load engines of?")
+    refused(gmmvit("doctor", "--server-version", "25.04"), "--server and --server-version need a bundle")
     refused(gmmvit("doctor", bundle.path, "--server-version", "26.09"), "release 26.09 is not in the table")
     both = ("--server-version", "25.04", "--server", "grpc://localhost:1")
-    refused(gmmvit("doctor", bundle.path, *both), "both say which server")
+    refused(gmmvit("doctor", bundle.path, *both), "both name the server")
 
 
 def test_repository_takes_an_engine(gmmvit: Gmmvit, precise_bundle: Bundle, engine: object, tmp_path: Path) -> None:

@@ -224,7 +224,7 @@ def test_hints_say_what_to_type() -> None:
     [
         (("--precision", "int8"), "int8 needs calibration images"),
         (("--precision", "fp16,fp8"), "fp8 needs calibration images"),
-        (("--precision", "fp16", "--calibration", "photos"), "fp16 needs none"),
+        (("--precision", "fp16", "--calibration", "photos"), "fp16 needs no calibration"),
         (("--precision", "int8", "--calibration", "photos"), "photos: no such file, folder or match"),
         (("--precision", "int8", "--calibration", "x.npz"), "x.npz: no such file"),
         (("--precision", "int8", "--calibration", "cifar10:x"), "x: no such file or folder"),
