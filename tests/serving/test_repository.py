@@ -93,7 +93,7 @@ def test_without_kernels_there_is_nothing_of_them(runtime: str, bundle: Bundle, 
         if name == "off":
             assert not ours
             assert stated_use.why_not == f"{tmp_path / 'off'} was written without them"
-            assert str(written.cpu_kernels) == "off: not asked for"
+            assert str(written.cpu_kernels) == "off: not requested"
         elif not written.cpu_kernels.used:
             assert written.cpu_kernels.why_not
 
@@ -129,11 +129,11 @@ def test_kernels_that_must_be_there_and_cannot(runtime: str, tensor_bundles: dic
 
 def test_a_runtimes_name_decides(gmmvit, bundle: Bundle, tmp_path: Path) -> None:
     plain = gmmvit("repository", bundle.path, "-o", tmp_path / "plain", "--runtime", "onnxruntime", "--json")
-    assert json.loads(plain.stdout)["cpu_kernels"] == {"used": False, "why_not": "not asked for"}
+    assert json.loads(plain.stdout)["cpu_kernels"] == {"used": False, "why_not": "not requested"}
     off = gmmvit("repository", bundle.path, "-o", tmp_path / "off", "--cpu-kernels", "off")
-    assert "cpu kernels: off: not asked for" in off.stderr
+    assert "cpu kernels: off: not requested" in off.stderr
     for arguments, says in (
-        (("--runtime", "onnxruntime+kernels", "--cpu-kernels", "auto"), "already says whether our kernels are in it"),
+        (("--runtime", "onnxruntime+kernels", "--cpu-kernels", "auto"), "already states the use of our kernels"),
         (("--cpu-kernels", "on"), "--cpu-kernels: expected auto or off, got 'on'"),
         (("--runtime", "onnxruntime+", "--json"), "runtime 'onnxruntime+' is not known"),
     ):

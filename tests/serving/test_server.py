@@ -471,7 +471,7 @@ class TestInstalls:
     def test_named_server_must_be_a_program(self, tmp_path: Path) -> None:
         (tmp_path / "tritonserver").write_text("text")
         for path in (tmp_path / "tritonserver", tmp_path / "nowhere"):
-            with pytest.raises(ServerError, match="nothing there can be run"):
+            with pytest.raises(ServerError, match="expected an executable tritonserver program"):
                 find_server(path)
 
     def test_a_server_on_path_comes_first(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
