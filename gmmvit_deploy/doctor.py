@@ -90,8 +90,10 @@ def examine_bundle(bundle: Bundle, server: ServerTensorRT | None) -> list[Check]
 
     server: TensorRT of the server; None skips the checks for a server.
     """
-    present = [one for one in PRECISIONS if (bundle.path / onnx_file(one)).exists()]
-    checks = [_tried("graph", onnx_file(one), partial(_graph, bundle, one), fix="") for one in present]
+    present = [precision for precision in PRECISIONS if (bundle.path / onnx_file(precision)).exists()]
+    checks = [
+        _tried("graph", onnx_file(precision), partial(_graph, bundle, precision), fix="") for precision in present
+    ]
     folders = sorted(path.parent for path in (bundle.path / "engines").glob(f"*/{CARD_FILE}"))
     for folder in folders:
         checks.append(_tried("engine", folder.name, partial(_engine_here, bundle, folder), fix=""))
@@ -157,7 +159,7 @@ def _package(name: str, extra: str) -> Check:
 def _gpu() -> str:
     gpu = visible_gpu()
     if gpu is None:
-        raise GmmvitError("none found (nvidia-smi does not answer); only running engines needs one")
+        raise GmmvitError("no GPU is visible (nvidia-smi does not answer); only running an engine needs a GPU")
     return f"{gpu.name}, compute capability {gpu.capability}, driver {gpu.driver}"
 
 
