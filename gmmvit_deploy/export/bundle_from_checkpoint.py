@@ -124,7 +124,7 @@ def _fitting_labels(labels: tuple[str, ...] | None, spec: ModelSpec) -> tuple[st
         )
     if broken := [label for label in labels if not label.strip() or "\n" in label or ":" in label]:
         # The classification extension answers "score:index:label".
-        raise InputError(f"expected labels that are not empty and hold no ':' or line break, got {broken[:3]}")
+        raise InputError(f"labels must not be empty or hold ':' or a line break, got {broken[:3]}")
     if len(set(labels)) != len(labels):
         raise InputError(f"labels repeat: {sorted({x for x in labels if labels.count(x) > 1})[:3]}")
     return labels

@@ -37,5 +37,5 @@ def calibrate(proto: ModelProto, batches: Iterable[NDArray[Any]]) -> Histograms:
             histograms.add(name, values)
         histograms.images += len(batch)
     if not histograms.images:
-        raise InputError("expected images to calibrate on, got no image", hint="--calibration takes a folder or .npz")
+        raise InputError("calibration needs images, got no image", hint="--calibration takes a folder or .npz")
     return histograms

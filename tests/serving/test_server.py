@@ -257,7 +257,7 @@ class TestStarting:
     def test_a_port_in_use(self, service: str, server: TritonServer, repository: Repository) -> None:
         taken = getattr(server, service)
         with pytest.raises(
-            ServerError, match=rf"port {taken} on 127\.0\.0\.1 cannot be had: Address already in use"
+            ServerError, match=rf"port {taken} on 127\.0\.0\.1 cannot be opened: Address already in use"
         ) as e:
             self.start(repository.path, **{service: taken})
         assert f"--{service.replace('_', '-').split('-')[0]}-port" in e.value.hint
