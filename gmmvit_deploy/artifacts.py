@@ -68,13 +68,13 @@ def tool_versions(*also: str) -> dict[str, str]:
 
     import gmmvit_deploy
 
-    found = {"gmmvit-deploy": gmmvit_deploy.__version__, "python": platform.python_version()}
+    versions = {"gmmvit-deploy": gmmvit_deploy.__version__, "python": platform.python_version()}
     for name in ("torch", "onnx", "onnxscript", "onnxruntime", "numpy", "pillow", "safetensors", *also):
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            versions[name] = "not installed"
+    return versions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,8 +199,8 @@ class Bundle:
 
     def golden(self) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return (inputs, logits): inputs (B, …) of the graph; logits (B, C) float32, from PyTorch at export."""
-        found = self.golden_set()
-        return found.inputs, found.logits
+        stored = self.golden_set()
+        return stored.inputs, stored.logits
 
     def golden_set(self) -> GoldenSet:
         """Read the golden inputs, images and logits that every runner is compared with.
@@ -222,7 +222,7 @@ class Bundle:
             return pixels
         if self.manifest.image.normalisation is None:
             raise InputError(
-                f"{self.path}: it does not say how images are normalised, so images cannot be fed to it",
+                f"{self.path}: it states no mean and std, so images cannot be normalised for its input",
                 hint="export it with --dataset, or --mean --std --labels",
             )
         return self.manifest.image.tensor_from_pixels(pixels)
@@ -282,12 +282,12 @@ def _check_files(path: Path, manifest: Manifest, *, hint: str) -> None:
         if Path(name).name != name or not file.is_file():
             raise BundleError(f"{path}: {name} is missing", hint=hint)
         try:
-            found = sha256_of_file(file)
+            digest = sha256_of_file(file)
         except OSError as exc:
             raise BundleError(f"{file}: cannot be read: {exc.strerror}") from exc
-        if found != expected:
+        if digest != expected:
             raise BundleError(
-                f"{file}: its SHA-256 is {found[:12]}…, the manifest has {expected[:12]}…: it was changed or damaged",
+                f"{file}: its SHA-256 is {digest[:12]}…, the manifest has {expected[:12]}…: it was changed or damaged",
                 hint=hint,
             )
 
@@ -310,5 +310,5 @@ def _check_contract(bundle: Bundle) -> None:
         raise BundleError(
             f"{bundle.path}: preprocessing: {problem}",
             hint=f"Pillow is {version('pillow')} here and was {bundle.manifest.versions.get('pillow')} at export; "
-            "use that one, or export here",
+            "install that version of Pillow, or export again here",
         )

@@ -176,7 +176,7 @@ def _package(name: str, extra: str) -> Check:
 def _gpu() -> str:
     gpu = visible_gpu()
     if gpu is None:
-        raise GmmvitError("none found (nvidia-smi does not answer); only running engines needs one")
+        raise GmmvitError("no GPU is visible (nvidia-smi does not answer); only running an engine needs a GPU")
     return f"{gpu.name}, compute capability {gpu.capability}, driver {gpu.driver}"
 
 

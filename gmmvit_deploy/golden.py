@@ -76,20 +76,20 @@ def preprocessing_problem(golden: GoldenSet, spec: ImageSpec) -> str:
     """Preprocess the golden images and describe the first difference from export; empty if there is no difference."""
     import numpy as np
 
-    for index, (image, wanted) in enumerate(zip(golden.images, golden.image_pixels, strict=True)):
+    for index, (image, expected) in enumerate(zip(golden.images, golden.image_pixels, strict=True)):
         try:
-            found = spec.pixels_from_bytes(image)
+            pixels = spec.pixels_from_bytes(image)
         except UnusableImage as exc:
             return f"golden image {index}: {exc}"
-        if found.shape != wanted.shape or (found != wanted).any():
-            apart = np.abs(found.astype(int) - wanted) if found.shape == wanted.shape else np.array([255])
+        if pixels.shape != expected.shape or (pixels != expected).any():
+            apart = np.abs(pixels.astype(int) - expected) if pixels.shape == expected.shape else np.array([255])
             return (
                 f"golden image {index} becomes other pixels here than at export: "
                 f"{np.count_nonzero(apart)} values differ, by up to {apart.max()}"
             )
     if golden.inputs.dtype == np.uint8:
-        found = spec.tensor_from_pixels(golden.inputs)
-        if not np.array_equal(found, golden.tensors):
-            largest = float(np.abs(found - golden.tensors).max())
+        tensors = spec.tensor_from_pixels(golden.inputs)
+        if not np.array_equal(tensors, golden.tensors):
+            largest = float(np.abs(tensors - golden.tensors).max())
             return f"the golden pixels become another tensor here than at export: it differs by up to {largest:.3g}"
     return ""

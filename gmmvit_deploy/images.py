@@ -112,7 +112,7 @@ class ImageSpec:
         """
         if self.mean is None or self.std is None:
             raise InputError(
-                "nobody said how images are normalised, so no tensor can be made of pixels",
+                "the normalisation of the images is unknown: expected mean and std",
                 hint="export with --dataset, or --mean --std --labels",
             )
         return tensor_from_pixels(pixels, self.mean, self.std)

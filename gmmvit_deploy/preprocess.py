@@ -1,19 +1,19 @@
-"""Image bytes → what the network takes, exactly as training made it.
+"""Convert image bytes to the network's input, exactly as in training.
 
     decode (JPEG, PNG, WebP, BMP; first frame) → L, LA, RGB or RGBA → resize to height × width
     pixels: uint8 (height, width, channels)
     tensor: (pixels / 255 − mean) / std, float32, (channels, height, width)
 
-This is the one implementation: export, parity and client import it, and ``gmmvit repository``
-copies this very file beside the server's preprocessing model. So it stands alone: standard library, numpy
-and Pillow. The operations and their order are those of torchvision's ImageFolder loader, Resize on
-a Pillow image, ToTensor and Normalize.
+This is the only implementation: export, parity and client import it, and ``gmmvit repository`` copies this file
+beside the server's preprocessing model. It therefore imports only the standard library, numpy and Pillow. The
+operations and their order are those of torchvision's ImageFolder loader, Resize on a Pillow image, ToTensor and
+Normalize.
 
-A file of another mode than the network's becomes what Pillow's ``Image.convert`` makes of it:
+A file in another mode than the network's is converted with Pillow's ``Image.convert``:
 
     colour → grey     L = 0.299 R + 0.587 G + 0.114 B, in integers, rounded
     grey → colour     R = G = B = L
-    alpha             dropped where the network takes none; 255 where the file has none.  Resizing weights
+    alpha             dropped if the network has no alpha channel; 255 if the file has no alpha.  Resizing weights
                       colours by their alpha, so the colour of a fully transparent pixel becomes 0
 """
 
@@ -44,20 +44,20 @@ MAX_IMAGE_BYTES = 32 * 2**20
 MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 """Channels of the network → Pillow mode that a file is decoded to."""
 RESAMPLING = {"stretch-bilinear": "BILINEAR", "stretch-bicubic": "BICUBIC"}
-"""Resize rule → name in ``PIL.Image.Resampling``.  ``stretch``: both sides to the network's, whatever the
-proportions; Pillow's filters are antialiased."""
+"""Resize rule → name in ``PIL.Image.Resampling``.  ``stretch`` resizes both sides to the network's and ignores the
+aspect ratio; Pillow's filters are antialiased."""
 _WIDE_MODES = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
 
 
-class UnusableImage(ValueError):  # noqa: N818 - reads as what it says
-    """The bytes are no image we take; the message says why."""
+class UnusableImage(ValueError):  # noqa: N818 - the image is unusable; the name reads better without Error
+    """The bytes are not an image that can be used; the message gives the reason."""
 
 
 def pixels_from_bytes(data: bytes, *, height: int, width: int, channels: int, resize: str) -> NDArray[Any]:
-    """Decode one encoded image.
+    """Decode an encoded image.
 
-    height, width: in pixels; channels: a key of `MODES`; resize: a key of `RESAMPLING`; all as the network takes
-    them.  Returns uint8 (height, width, channels).  EXIF rotation is not applied, as in training.
+    height, width: in pixels; channels: a key of `MODES`; resize: a key of `RESAMPLING`; all as of the network.
+    Returns uint8 (height, width, channels).  EXIF rotation is not applied, as in training.
     Errors: UnusableImage on bytes that are empty, no image, truncated, too large, or deeper than
     8 bits a channel.
     """
@@ -69,7 +69,7 @@ def pixels_from_bytes(data: bytes, *, height: int, width: int, channels: int, re
         raise UnusableImage(f"it has {len(data)} bytes; at most {MAX_IMAGE_BYTES} are taken")
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
-    # Pillow's own guard against bombs fires while it reads the header, before ours can.
+    # Pillow's own check for decompression bombs raises while it reads the header, before the check below.
     except Image.DecompressionBombError as exc:
         raise UnusableImage(f"it is too large: {exc}") from exc
     except Exception as exc:
@@ -82,13 +82,13 @@ def pixels_from_bytes(data: bytes, *, height: int, width: int, channels: int, re
             raise UnusableImage(f"it has more than 8 bits a channel (mode {image.mode}); convert it to 8 bits")
         try:
             return pixels_from_image(image, height=height, width=width, channels=channels, resize=resize)
-        # A damaged file can fail inside a decoder with any exception there is.
+        # A damaged file can raise any exception inside a decoder.
         except Exception as exc:
             raise UnusableImage(f"it is a damaged or truncated {image.format}: {exc}") from exc
 
 
 def pixels_from_image(image: Any, *, height: int, width: int, channels: int, resize: str) -> NDArray[Any]:
-    """An opened ``PIL.Image`` → uint8 (height, width, channels): converted, then resized.
+    """Convert and resize an opened ``PIL.Image``; return uint8 (height, width, channels).
 
     channels, resize: as for `pixels_from_bytes`.
     """
@@ -102,7 +102,7 @@ def pixels_from_image(image: Any, *, height: int, width: int, channels: int, res
 
 
 def tensor_from_pixels(pixels: NDArray[Any], mean: Sequence[float], std: Sequence[float]) -> NDArray[Any]:
-    """(pixels / 255 − mean) / std in float32, channels first.
+    """Normalise: (pixels / 255 − mean) / std in float32, channels first.
 
     pixels: uint8 (..., height, width, channels).  Returns float32 (..., channels, height, width), contiguous.
     """

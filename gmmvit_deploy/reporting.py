@@ -28,9 +28,9 @@ def described_bundle(bundle: Bundle) -> dict[str, Any]:
 def plain(value: Any) -> Any:
     """Convert to plain JSON values; numbers that are not finite become null."""
     if isinstance(value, Mapping):
-        return {key: plain(one) for key, one in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value

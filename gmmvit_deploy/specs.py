@@ -55,7 +55,7 @@ def require_tiling(image_size: int, patch_size: int) -> None:
 def require_stages(depths: tuple[int, ...], heads: tuple[int, ...], mlp_dims: tuple[int, ...]) -> None:
     require(
         len(depths) == len(heads) == len(mlp_dims),
-        f"{len(depths)} depths, {len(heads)} heads and {len(mlp_dims)} mlp widths; one a stage",
+        f"{len(depths)} depths, {len(heads)} heads and {len(mlp_dims)} mlp widths; expected one of each per stage",
     )
 
 
@@ -84,7 +84,7 @@ class MaskSpec:
             f"mask kind {self.kind!r} is not one of {', '.join(get_args(MaskKind))}",
         )
         if self.kind == "gmm":
-            require(self.kernels >= 1, f"a Gaussian mixture needs kernels, found {self.kernels}")
+            require(self.kernels >= 1, f"expected at least 1 kernel in a Gaussian mixture, got {self.kernels}")
         else:
             require(
                 self.kernels == 0 and not self.shared and not self.closed_form,

@@ -82,10 +82,10 @@ def limit_from_noise(noise: Noise, precision: Precision = "fp32", *, recorded: f
             f"{noise.largest:.2g} (float32 noise); rms likewise × {noise.rms:.2g}",
         )
     if recorded is None:
-        raise ValueError(f"{precision}: the limit follows from the graph's own recorded distance, and none was given")
+        raise ValueError(f"{precision}: expected the graph's recorded distance, from which the limit follows, got None")
     return Limit(
         largest=_RECORDED_SHARE * recorded,
         rms=None,
         derivation=f"{_RECORDED_SHARE:g} × {recorded:.2g} ({precision}'s recorded distance on the golden inputs): "
-        "says that the graph is run as recorded; accuracy says whether it is good",
+        "it holds the runner to the recorded graph; the accuracy check judges the graph itself",
     )

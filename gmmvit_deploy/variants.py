@@ -104,12 +104,12 @@ def open_variant(bundle: Bundle, precision: Precision) -> Variant:
         raise BundleError(f"{record_path}: not the record of a precision: {exc}", hint=again) from exc
     if record.bundle_sha256 != bundle.sha256:
         raise BundleError(
-            f"{path}: it was made for bundle {record.bundle_sha256[:12]}…, this one is {bundle.sha256[:12]}…",
+            f"{path}: it was made for bundle {record.bundle_sha256[:12]}…, this bundle is {bundle.sha256[:12]}…",
             hint=again,
         )
-    found = sha256_of_file(path)
-    if found != record.onnx_sha256 or record.precision != precision:
+    digest = sha256_of_file(path)
+    if digest != record.onnx_sha256 or record.precision != precision:
         raise BundleError(
             f"{path}: it is not the graph that its record describes: it was changed or damaged", hint=again
         )
-    return Variant(precision=precision, path=path, sha256=found, record=record)
+    return Variant(precision=precision, path=path, sha256=digest, record=record)

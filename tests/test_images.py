@@ -84,7 +84,7 @@ def test_sides_are_height_then_width() -> None:
 
 
 def test_no_tensor_without_mean_and_std() -> None:
-    with pytest.raises(InputError, match="nobody said how images are normalised"):
+    with pytest.raises(InputError, match="the normalisation of the images is unknown"):
         replace(GREY, mean=None, std=None).tensor_from_pixels(np.zeros(GREY.pixels_shape, np.uint8))
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from gmmvit_cli.choices import complete, listed, one_of, read_by
+from gmmvit_cli.choices import choice_from, complete, listed, read_by
 from gmmvit_cli.options import INPUT, OUTPUT, PRECISION, require_output, require_output_file
 from gmmvit_cli.output import JSON_OPTION, note, print_json, print_table
 from gmmvit_cli.progress import progress
@@ -95,7 +95,7 @@ def build(
         rich_help_panel=_ENGINE,
         help=f"Other GPUs that can run the engine: {listed(HARDWARE_COMPATIBILITIES)}. ampere+ is Ampere and later; "
         "same-cc is GPUs of the same compute capability. Only with flavor tensorrt.",
-        callback=one_of("--hardware-compatible", lambda: HARDWARE_COMPATIBILITIES),
+        callback=choice_from("--hardware-compatible", lambda: HARDWARE_COMPATIBILITIES),
         autocompletion=complete(lambda: HARDWARE_COMPATIBILITIES),
     ),
     workspace_mib: int | None = typer.Option(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from gmmvit_deploy.errors import InputError
 
-__all__ = ["Names", "complete", "complete_list", "listed", "one_of", "read_by"]
+__all__ = ["Names", "choice_from", "complete", "complete_list", "listed", "read_by"]
 
 Names = Callable[[], Sequence[str]]
 """The names an option takes: a function, so that a list is imported only where it is needed."""
@@ -20,7 +20,7 @@ def listed(names: Sequence[str]) -> str:
     return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-def one_of(option: str, names: Names) -> Callable[[str | None], str | None]:
+def choice_from(option: str, names: Names) -> Callable[[str | None], str | None]:
     """Return the callback of an option that takes a single name.  It raises InputError on any other text."""
 
     def check(value: str | None) -> str | None:

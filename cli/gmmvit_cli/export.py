@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from gmmvit_cli.choices import complete, complete_list, listed, one_of, read_by
+from gmmvit_cli.choices import choice_from, complete, complete_list, listed, read_by
 from gmmvit_cli.convert import converted, note_disagreements, print_variants
 from gmmvit_cli.models import CHANNELS, HEADS, IMAGE_SIZE, MASK_FORM, PRESET, hints_from
 from gmmvit_cli.options import (
@@ -74,7 +74,7 @@ def export(
         metavar="KIND",
         rich_help_panel=INPUT,
         help="Input of the graph. pixels: uint8, which the graph normalises. tensor: float32, already normalised.",
-        callback=one_of("--input", lambda: _INPUT_KINDS),
+        callback=choice_from("--input", lambda: _INPUT_KINDS),
         autocompletion=complete(lambda: _INPUT_KINDS),
     ),
     heads: int | None = HEADS,

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import typer
 
-from gmmvit_cli.choices import complete, listed, one_of
+from gmmvit_cli.choices import choice_from, complete, listed
 from gmmvit_cli.models import CHANNELS, HEADS, IMAGE_SIZE, MASK_FORM, PRESET, hints_from
 from gmmvit_cli.options import INPUT, OUTPUT, require_output_file
 from gmmvit_cli.output import JSON_OPTION, note, print_json, print_table
@@ -42,7 +42,7 @@ def inspect(
         rich_help_panel=_WITHOUT_FILE,
         help=f"Mask on the attention scores: {listed(_MASKS)}. plain is no mask, gmm a Gaussian mixture mask, elm a "
         "learned matrix.",
-        callback=one_of("--mask", lambda: _MASKS),
+        callback=choice_from("--mask", lambda: _MASKS),
         autocompletion=complete(lambda: _MASKS),
     ),
     kernels: int = typer.Option(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from gmmvit_cli.choices import complete, one_of, read_by
+from gmmvit_cli.choices import choice_from, complete, read_by
 from gmmvit_cli.options import MODEL
 from gmmvit_deploy.families import PRESETS, family_of_preset
 from gmmvit_deploy.sources.hints import LoadHints
@@ -38,7 +38,7 @@ MASK_FORM = typer.Option(
     help="Form of Gaussian mixture masks in training. stored: powers of a base matrix that the checkpoint stores, as "
     "in the paper authors' code. closed: the paper's formula, computed from token distances. A wrong form gives wrong "
     "logits.",
-    callback=one_of("--mask-form", lambda: _MASK_FORMS),
+    callback=choice_from("--mask-form", lambda: _MASK_FORMS),
     autocompletion=complete(lambda: _MASK_FORMS),
 )
 IMAGE_SIZE = typer.Option(

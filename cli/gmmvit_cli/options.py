@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from gmmvit_cli.choices import complete, listed, one_of, read_by
+from gmmvit_cli.choices import choice_from, complete, listed, read_by
 from gmmvit_deploy.data.kinds import KINDS, SPLITS
 from gmmvit_deploy.datasets import DATASETS, dataset
 from gmmvit_deploy.errors import InputError
@@ -118,7 +118,7 @@ CPU_KERNELS = typer.Option(
     show_default="auto",
     help="CPU kernels (this project's compiled code for attention). auto: use them where they are available. off: use "
     "only the runtime's built-in operators.",
-    callback=one_of("--cpu-kernels", lambda: _CPU_KERNELS),
+    callback=choice_from("--cpu-kernels", lambda: _CPU_KERNELS),
     autocompletion=complete(lambda: _CPU_KERNELS),
 )
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gmmvit_cli.choices import complete, one_of
+from gmmvit_cli.choices import choice_from, complete
 from gmmvit_cli.options import DATA, ENGINE, INPUT, MODEL_NAME, OUTPUT, require_output_file
 from gmmvit_cli.output import JSON_OPTION, MESSAGES, complain, note, print_json, print_table
 from gmmvit_cli.progress import progress
@@ -45,7 +45,7 @@ def parity(
         metavar="ACTION",
         rich_help_panel=INPUT,
         help="Action if an image of the data cannot be read: fail, or skip the image and report it.",
-        callback=one_of("--on-broken", lambda: _ON_BROKEN),
+        callback=choice_from("--on-broken", lambda: _ON_BROKEN),
         autocompletion=complete(lambda: _ON_BROKEN),
     ),
     runner: str | None = runner_option(

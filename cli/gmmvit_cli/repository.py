@@ -5,7 +5,7 @@ from pathlib import Path
 
 import typer
 
-from gmmvit_cli.choices import complete, listed, one_of, read_by
+from gmmvit_cli.choices import choice_from, complete, listed, read_by
 from gmmvit_cli.options import (
     CPU_KERNELS,
     ENGINE,
@@ -42,7 +42,7 @@ def repository(
         rich_help_panel=_BACKEND,
         help="Triton backend that runs the network. python: ONNX Runtime or OpenVINO in Triton's Python backend, which "
         "every server has. onnxruntime: Triton's ONNX Runtime backend. tensorrt: the engine of --engine.",
-        callback=one_of("--backend", lambda: BACKENDS),
+        callback=choice_from("--backend", lambda: BACKENDS),
         autocompletion=complete(lambda: BACKENDS),
     ),
     runtime: str | None = typer.Option(
@@ -69,7 +69,7 @@ def repository(
         rich_help_panel=_BACKEND,
         help="none or tensorrt. With tensorrt and --backend onnxruntime, the server builds a TensorRT engine when it "
         "loads the model.",
-        callback=one_of("--accelerator", lambda: ACCELERATORS),
+        callback=choice_from("--accelerator", lambda: ACCELERATORS),
         autocompletion=complete(lambda: ACCELERATORS),
     ),
     max_queue_delay_us: int = typer.Option(

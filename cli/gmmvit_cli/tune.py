@@ -5,7 +5,7 @@ from typing import Any
 
 import typer
 
-from gmmvit_cli.choices import complete, complete_list, listed, one_of, read_by
+from gmmvit_cli.choices import choice_from, complete, complete_list, listed, read_by
 from gmmvit_cli.options import CPU_KERNELS, FORCE, INPUT, MODEL_NAME, OUTPUT, cpu_kernels_from, require_output
 from gmmvit_cli.output import JSON_OPTION, note, print_json, print_table
 from gmmvit_cli.progress import progress
@@ -51,7 +51,7 @@ def tune(
         metavar="NAME",
         rich_help_panel=_SEARCH,
         help=f"Protocol of the measured requests: {listed(_PROTOCOLS)}.",
-        callback=one_of("--protocol", lambda: _PROTOCOLS),
+        callback=choice_from("--protocol", lambda: _PROTOCOLS),
         autocompletion=complete(lambda: _PROTOCOLS),
     ),
     name: str = MODEL_NAME,

@@ -89,7 +89,7 @@ def _audit_base(layer: str, base: Tensor) -> Iterator[Finding]:
         yield Finding(
             severity="note" if largest < 1e-6 else "warning",
             where=layer,
-            what=f"the stored base differs from sqrt(exp(−d²)) by up to {largest:.3g}; the stored one is used",
+            what=f"the stored base differs from sqrt(exp(−d²)) by up to {largest:.3g}; the stored base is used",
         )
     zeros = int((base == 0).sum())
     coarse = int(((base.square() < _SMALLEST_NORMAL) & (base != 0)).sum())

@@ -63,11 +63,11 @@ def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpo
     name = str(path)
     if hints.closed_form and "gmm" not in family.mask_kinds:
         raise CheckpointError(
-            f"{name}: --mask-form closed is for Gaussian mixture masks, and {family.name} has none",
+            f"{name}: --mask-form closed is for Gaussian mixture masks, and {family.name} has no such mask",
             hint="leave --mask-form out",
         )
     spec = source.spec(Shapes(file.tensors, name, channels=hints.channels), hints)
-    check_image_hints(name, hints, image_size=spec.image_size, channels=spec.channels, evidence="its tensors tell")
+    check_image_hints(name, hints, image_size=spec.image_size, channels=spec.channels, evidence="its tensors show")
     _compare_with_preset(spec, hints, name)
     origins = source.tensors(spec)
     unused = {key: why for key, why in source.known_unused(spec).items() if key in file.tensors}
@@ -93,7 +93,7 @@ def _known_sources() -> str:
 
 
 def _family_of_source(source: CheckpointSource) -> Family:
-    return next(family for family in FAMILIES if any(one is source for one in family.sources))
+    return next(family for family in FAMILIES if any(own is source for own in family.sources))
 
 
 def _check_preset(family: Family, hints: LoadHints) -> None:

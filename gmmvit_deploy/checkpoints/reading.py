@@ -86,11 +86,11 @@ def read_tensors(path: Path) -> TensorFile:
         raise CheckpointError(f"{path}: cannot be read: {exc.strerror}") from exc
     metadata: dict[str, str] = {}
     if _looks_like_safetensors(head, path.stat().st_size):
-        found, metadata = _read_safetensors(path)
+        entries, metadata = _read_safetensors(path)
         wrapping = "safetensors"
     else:
-        found, wrapping = _unwrap(path, _read_pytorch(path, head))
-    tensors, prefixed = _without_prefix(_only_tensors(path, found))
+        entries, wrapping = _unwrap(path, _read_pytorch(path, head))
+    tensors, prefixed = _without_prefix(_only_tensors(path, entries))
     if prefixed:
         wrapping += ", keys with a 'module.' prefix"
     return TensorFile(path=path, sha256=digest, wrapping=wrapping, tensors=tensors, metadata=metadata)
@@ -137,10 +137,10 @@ def _read_pytorch(path: Path, head: bytes) -> object:
         forbidden = re.search(r"GLOBAL ([\w.]+)", text)
         if forbidden:
             raise CheckpointError(
-                f"{path}: it asks for {forbidden.group(1)} to be called while loading, "
-                "which only code needs; nothing of it was run",
+                f"{path}: its pickle calls {forbidden.group(1)}, which no checkpoint of tensors needs; "
+                "no code of the file was run",
                 hint="where the file was made, save torch.save({'model_state_dict': "
-                "model.state_dict()}, 'weights.pth') and use that",
+                "model.state_dict()}, 'weights.pth') and use weights.pth",
             ) from exc
         if "TorchScript" in text:
             raise CheckpointError(
@@ -167,27 +167,27 @@ def _unwrap(path: Path, loaded: object) -> tuple[dict[str, Any], str]:
     return loaded, "bare state dict"
 
 
-def _only_tensors(path: Path, found: Mapping[str, Any]) -> dict[str, Tensor]:
+def _only_tensors(path: Path, entries: Mapping[str, Any]) -> dict[str, Tensor]:
     import torch
 
-    if not found:
+    if not entries:
         raise CheckpointError(f"{path}: it holds no tensors")
     others = [
         f"{name!r} ({type(value).__name__})"
-        for name, value in found.items()
+        for name, value in entries.items()
         if not (isinstance(name, str) and isinstance(value, torch.Tensor))
     ]
     if others:
         raise CheckpointError(
-            f"{path}: a state dict maps names to tensors, found also {', '.join(others[:5])}",
+            f"{path}: expected a state dict of names and tensors, got also {', '.join(others[:5])}",
             hint=f"weights are looked for at the top level or under {', '.join(_WRAPPER_KEYS)}",
         )
-    for name, tensor in found.items():
+    for name, tensor in entries.items():
         # Copying a view that repeats a small storage would exhaust the memory.
         dense = tensor.layout == torch.strided and not tensor.is_quantized
         if not dense or tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():
             raise CheckpointError(f"{path}: {name} is no plain dense tensor")
-    return dict(found)
+    return dict(entries)
 
 
 def _without_prefix(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], bool]:

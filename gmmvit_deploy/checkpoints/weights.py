@@ -90,9 +90,9 @@ def _misfit(origin: str | Conversion, tensors: Mapping[str, Tensor], expected: T
         return
     of = "has shape" if isinstance(origin, str) else "is converted to shape"
     if tensor.shape != expected.shape:
-        yield f"{keys} {of} {tuple(tensor.shape)}, wanted {tuple(expected.shape)}"
+        yield f"{keys} {of} {tuple(tensor.shape)}, expected {tuple(expected.shape)}"
     elif tensor.dtype != expected.dtype:
-        yield f"{keys} is {tensor.dtype}, wanted {expected.dtype}"
+        yield f"{keys} is {tensor.dtype}, expected {expected.dtype}"
 
 
 def tensor_from_file(origin: str | Conversion, tensors: Mapping[str, Tensor]) -> Tensor:

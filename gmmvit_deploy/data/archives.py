@@ -32,8 +32,8 @@ def member(path: Path, name: str) -> bytes:
     """
     try:
         if path.is_dir():
-            (found,) = [file for file in path.rglob("*") if file.name == name and file.is_file()]
-            data = found.read_bytes()
+            (only,) = [file for file in path.rglob("*") if file.name == name and file.is_file()]
+            data = only.read_bytes()
         else:
             (full,) = [full for full in _archive_names(path) if Path(full).name == name]
             with tarfile.open(path) as archive:
@@ -49,7 +49,7 @@ def member(path: Path, name: str) -> bytes:
 def _archive_names(path: Path) -> list[str]:
     try:
         with tarfile.open(path) as archive:
-            return [one.name for one in archive if one.isfile()]
+            return [entry.name for entry in archive if entry.isfile()]
     except FileNotFoundError as exc:
         raise InputError(f"{path}: no such file or folder") from exc
     except _BROKEN as exc:

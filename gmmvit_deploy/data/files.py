@@ -22,14 +22,14 @@ def image_files(arguments: Iterable[str]) -> list[Path]:
     for argument in arguments:
         path = Path(argument)
         if path.is_dir():
-            found = sorted(f for f in path.rglob("*") if f.suffix.lower() in SUFFIXES and f.is_file())
-            if not found:
+            matches = sorted(f for f in path.rglob("*") if f.suffix.lower() in SUFFIXES and f.is_file())
+            if not matches:
                 raise InputError(f"{argument}: the folder holds no {', '.join(SUFFIXES)} file")
         elif path.exists():
-            found = [path]
+            matches = [path]
         else:
-            found = sorted(Path(name) for name in glob.glob(argument, recursive=True) if Path(name).is_file())  # noqa: PTH207
-            if not found:
+            matches = sorted(Path(name) for name in glob.glob(argument, recursive=True) if Path(name).is_file())  # noqa: PTH207
+            if not matches:
                 raise InputError(f"{argument}: no such file, folder or match")
-        files += found
+        files += matches
     return list(dict.fromkeys(files))

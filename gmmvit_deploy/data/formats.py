@@ -42,9 +42,10 @@ def cifar(path: Path, split: str, *, classes: int) -> Images:
     elif {f"{stem}.bin" for stem in stems} <= present:
         parts = [_cifar_binary(member(path, f"{stem}.bin"), f"{path}: {stem}.bin", classes) for stem in stems]
     else:
-        wanted = f"{stems[0]} or {stems[0]}.bin"
+        expected = f"{stems[0]} or {stems[0]}.bin"
         raise InputError(
-            f"{path}: no CIFAR-{classes}: expected {wanted} in it", hint="the archive as downloaded will do"
+            f"{path}: no CIFAR-{classes}: expected {expected} in it",
+            hint="give the downloaded archive, or the folder it unpacks to",
         )
     images, labels = (np.concatenate(column) for column in zip(*parts, strict=True))
     name = f"cifar{classes}"
@@ -54,10 +55,10 @@ def cifar(path: Path, split: str, *, classes: int) -> Images:
 def _cifar_python(data: bytes, name: str, classes: int) -> tuple[NDArray[Any], NDArray[Any]]:
     import numpy as np
 
-    found = arrays_from_pickle(data, name)
-    rows, labels = found.get("data"), found.get("labels" if classes == 10 else "fine_labels")
+    arrays = arrays_from_pickle(data, name)
+    rows, labels = arrays.get("data"), arrays.get("labels" if classes == 10 else "fine_labels")
     if not isinstance(rows, np.ndarray) or rows.dtype != np.uint8 or rows.ndim != 2 or labels is None:
-        raise InputError(f"{name}: expected data and labels of CIFAR-{classes}, got {', '.join(sorted(found))}")
+        raise InputError(f"{name}: expected data and labels of CIFAR-{classes}, got {', '.join(sorted(arrays))}")
     return _planes(rows, name), np.asarray(labels)
 
 
@@ -88,8 +89,8 @@ def svhn(path: Path, split: str) -> Images:
     loadmat = require("scipy.io", package="scipy", extra="demo").loadmat
     file = path / f"{split}_32x32.mat" if path.is_dir() else path
     try:
-        found = loadmat(io.BytesIO(file.read_bytes()))
-        images, labels = found["X"].transpose(3, 0, 1, 2), found["y"].reshape(-1) % 10
+        arrays = loadmat(io.BytesIO(file.read_bytes()))
+        images, labels = arrays["X"].transpose(3, 0, 1, 2), arrays["y"].reshape(-1) % 10
     except FileNotFoundError as exc:
         raise InputError(f"{file}: no such file") from exc
     # scipy's reader raises various exceptions on damaged files.
@@ -181,10 +182,10 @@ def arrays_in(path: Path) -> dict[str, NDArray[Any]]:
 
 def array_file(path: Path) -> Images:
     """Read an .npz with ``images`` (and ``labels``), or an .npy of images.  Errors: InputError."""
-    found = arrays_in(path)
-    if "images" not in found:
-        raise InputError(f"{path}: expected an array called images, got {', '.join(found) or 'no array'}")
-    return ArrayImages(path.name, found["images"], found.get("labels"))
+    arrays = arrays_in(path)
+    if "images" not in arrays:
+        raise InputError(f"{path}: expected an array called images, got {', '.join(arrays) or 'no array'}")
+    return ArrayImages(path.name, arrays["images"], arrays.get("labels"))
 
 
 def digits(split: str) -> Images:

@@ -225,14 +225,14 @@ def _benched(bundle: Bundle, names: Sequence[str], server: TritonServer, page: P
     if report.wrong:
         raise GmmvitError(f"bench: {report.wrong[0]}")
     rates = {cell.runner: cell.samples_per_second for cell in report.cells if cell.scenario == "Offline"}
-    said = ", ".join(f"{name} {rate:,.0f}" for name, rate in rates.items())
-    return f"images a second: {said}; {report.verdict}{f': {report.reasons[0]}' if report.reasons else ''}"
+    listed = ", ".join(f"{name} {rate:,.0f}" for name, rate in rates.items())
+    return f"images a second: {listed}; {report.verdict}{f': {report.reasons[0]}' if report.reasons else ''}"
 
 
 def _accuracies(report: ParityReport) -> dict[str, float]:
     """Return the top-1 accuracy on the held-out digits, of PyTorch and of every runner."""
-    found = {runner.runner: runner.check("accuracy").details["top1"] for runner in report.runners}
-    return {f"{name}, by parity": numbers["runner"] for name, numbers in found.items()}
+    top1 = {runner.runner: runner.check("accuracy").details["top1"] for runner in report.runners}
+    return {f"{name}, by parity": numbers["runner"] for name, numbers in top1.items()}
 
 
 def _top1(answers: Sequence[Classification]) -> float:
@@ -243,8 +243,8 @@ def _top1(answers: Sequence[Classification]) -> float:
 
 
 def _judge(top1: dict[str, float]) -> None:
-    for (one, a), (other, b) in itertools.pairwise(top1.items()):
+    for (name, a), (other, b) in itertools.pairwise(top1.items()):
         if a != b:
-            raise GmmvitError(f"{one} has {a:.2%} of the held-out digits right, {other} {b:.2%}: they must be equal")
+            raise GmmvitError(f"{name} has {a:.2%} of the held-out digits right, {other} {b:.2%}: they must be equal")
     if min(top1.values()) < _LEAST_TOP1:
         raise GmmvitError(f"the trained model has {min(top1.values()):.2%} right; expected at least {_LEAST_TOP1:.0%}")

@@ -55,7 +55,7 @@ class ExportOptions:
             raise InputError(f"--max-batch is {self.max_batch}; expected at least 1")
         if self.input_kind == "pixels" and (None in (self.mean, self.std, self.labels)):
             raise InputError(
-                "with pixels as input, the graph normalises, so it must be told how training did",
+                "a graph that takes pixels normalises them, so it needs mean, std and labels of training",
                 hint="--dataset NAME, or all of --mean --std --labels; or --input tensor to normalise outside",
             )
 
@@ -124,7 +124,7 @@ def _fitting_labels(labels: tuple[str, ...] | None, spec: ModelSpec) -> tuple[st
         )
     if broken := [label for label in labels if not label.strip() or "\n" in label or ":" in label]:
         # The classification extension answers "score:index:label".
-        raise InputError(f"labels must not be empty or hold ':' or a line break, found {broken[:3]}")
+        raise InputError(f"labels must not be empty or hold ':' or a line break, got {broken[:3]}")
     if len(set(labels)) != len(labels):
         raise InputError(f"labels repeat: {sorted({x for x in labels if labels.count(x) > 1})[:3]}")
     return labels
@@ -214,4 +214,4 @@ def _prove_numerically(
     differences, skipped = proven_programs(programs, inputs, expected, limit, what=what)
     if not differences:
         raise ExportError(f"{what}: no runtime here can prove its graph: {'; '.join(skipped.values())}")
-    return {**{f"{name}_largest_abs": found for name, found in differences.items()}, "limit": limit}, skipped
+    return {**{f"{name}_largest_abs": difference for name, difference in differences.items()}, "limit": limit}, skipped

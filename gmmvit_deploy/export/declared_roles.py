@@ -88,7 +88,7 @@ def declare_roles(proto: ModelProto, exported: nn.Module) -> None:
     if missing:
         raise ExportError(
             f"{len(missing)} operators have no role in the precision policy:"
-            + "".join(f"\n  {one}" for one in missing),
+            + "".join(f"\n  {line}" for line in missing),
             hint="declare it where the module is written: with_role(layer, role), or operator_roles of its class",
         )
     _require_products(proto)

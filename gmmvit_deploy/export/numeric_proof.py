@@ -83,7 +83,7 @@ def proven_difference(
         raise ExportError(f"{what}: runner {runner.label} cannot run it: {str(exc).strip()}") from exc
     if batched.shape != expected.shape:
         raise ExportError(f"{what}: runner {runner.label} gives logits {batched.shape}, expected {expected.shape}")
-    largest = max(float(np.abs(found - expected).max()) for found in (batched, single))
+    largest = max(float(np.abs(logits - expected).max()) for logits in (batched, single))
     if not largest <= limit:  # so that NaN does not pass
         kernels = " with our kernels" if runner.own_kernels else ""
         raise ExportError(

@@ -169,10 +169,10 @@ def graph_from_model(
     disagreements = role_disagreements(proto.graph)
     notes: dict[str, Any] | None = None
     if calibration is not None:
-        found = calibrate(proto, calibration)
-        bounds = bounds_of(found, precision)
+        histograms = calibrate(proto, calibration)
+        bounds = bounds_of(histograms, precision)
         proto = quantize_graph(proto, precision, bounds)
-        notes = {"images": found.images, "bounds": dict(bounds)}
+        notes = {"images": histograms.images, "bounds": dict(bounds)}
     proto = cast_graph(proto, precision)
     constants, hashes = prove_masks(proto, folded.masks, records, precision)
     return PreparedGraph(
@@ -229,16 +229,16 @@ def _proven(bundle: Bundle, data: bytes, precision: Precision, recorded: float) 
 
 
 def _measured(bundle: Bundle, proto: ModelProto, precision: Precision) -> dict[str, float]:
-    inputs, wanted = bundle.golden()
-    found = emulated_logits(proto, inputs, name=onnx_file(precision))
-    if not np.isfinite(found).all():
+    inputs, expected = bundle.golden()
+    logits = emulated_logits(proto, inputs, name=onnx_file(precision))
+    if not np.isfinite(logits).all():
         raise ExportError(
             f"{bundle.path}: in {precision} its logits are not finite: a value left the range of the type",
             hint="bf16 has float32's range",
         )
-    largest = float(np.abs(found - wanted).max())
+    largest = float(np.abs(logits - expected).max())
     return {
         "largest_abs": largest,
-        "largest_rel": largest / float(np.abs(wanted).max()),
-        "argmax_agreement": float((found.argmax(1) == wanted.argmax(1)).mean()),
+        "largest_rel": largest / float(np.abs(expected).max()),
+        "argmax_agreement": float((logits.argmax(1) == expected.argmax(1)).mean()),
     }

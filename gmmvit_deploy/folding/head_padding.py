@@ -32,12 +32,12 @@ def pad_heads(model: nn.Module) -> tuple[str, ...]:
             raise FoldError(f"{name}: its projections are separate already; pad its heads first")
         heads = attention.heads
         head_dim = attention.out.in_features // heads
-        wanted = padded_head_dim(head_dim)
-        if wanted == head_dim:
+        padded_dim = padded_head_dim(head_dim)
+        if padded_dim == head_dim:
             continue
-        qkv = _with_rows(attention.qkv, groups=3 * heads, wanted=wanted)
-        out = with_role_of(attention.out, nn.Linear(heads * wanted, attention.out.out_features))
-        out.weight.copy_(_pad(attention.out.weight.t(), groups=heads, wanted=wanted).t())
+        qkv = _with_rows(attention.qkv, groups=3 * heads, padded_dim=padded_dim)
+        out = with_role_of(attention.out, nn.Linear(heads * padded_dim, attention.out.out_features))
+        out.weight.copy_(_pad(attention.out.weight.t(), groups=heads, padded_dim=padded_dim).t())
         out.bias.copy_(attention.out.bias)
         if out.weight.count_nonzero() != attention.out.weight.count_nonzero():
             raise FoldError(f"{name}: padding its heads changed its output projection")
@@ -46,15 +46,15 @@ def pad_heads(model: nn.Module) -> tuple[str, ...]:
     return tuple(changed)
 
 
-def _with_rows(linear: nn.Linear, *, groups: int, wanted: int) -> nn.Linear:
-    padded = with_role_of(linear, nn.Linear(linear.in_features, groups * wanted, bias=linear.bias is not None))
-    padded.weight.copy_(_pad(linear.weight, groups=groups, wanted=wanted))
+def _with_rows(linear: nn.Linear, *, groups: int, padded_dim: int) -> nn.Linear:
+    padded = with_role_of(linear, nn.Linear(linear.in_features, groups * padded_dim, bias=linear.bias is not None))
+    padded.weight.copy_(_pad(linear.weight, groups=groups, padded_dim=padded_dim))
     if linear.bias is not None:
-        padded.bias.copy_(_pad(linear.bias[:, None], groups=groups, wanted=wanted)[:, 0])
+        padded.bias.copy_(_pad(linear.bias[:, None], groups=groups, padded_dim=padded_dim)[:, 0])
     return padded
 
 
-def _pad(rows: Tensor, *, groups: int, wanted: int) -> Tensor:
-    """(groups·d, c) → (groups·wanted, c): append zeros to the rows of each group."""
+def _pad(rows: Tensor, *, groups: int, padded_dim: int) -> Tensor:
+    """(groups·d, c) → (groups·padded_dim, c): append zeros to the rows of each group."""
     grouped = rows.unflatten(0, (groups, -1))
-    return nn.functional.pad(grouped, (0, 0, 0, wanted - grouped.shape[1])).flatten(0, 1)
+    return nn.functional.pad(grouped, (0, 0, 0, padded_dim - grouped.shape[1])).flatten(0, 1)

@@ -43,10 +43,10 @@ def narrow_last_block(model: Model) -> tuple[str, ...]:
         with_role(block.mlp[-1], "head")  # a linear map after the mean over tokens: a row per image
     width = block.attention_norm.normalized_shape[0]
     tokens = torch.randn(2, n, width, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    wanted = before(tokens)
-    wanted = wanted[:, :1] if reads_first else wanted.mean(dim=1, keepdim=True)
-    found = copy.deepcopy(block).double()(tokens)
-    if not torch.allclose(found, wanted, rtol=1e-9, atol=1e-12):
-        off = float((found - wanted).abs().max())
-        raise FoldError(f"{name}: narrowed to the {block.gives} of its tokens, it gives others, {off:.2e} away")
+    expected = before(tokens)
+    expected = expected[:, :1] if reads_first else expected.mean(dim=1, keepdim=True)
+    narrowed = copy.deepcopy(block).double()(tokens)
+    if not torch.allclose(narrowed, expected, rtol=1e-9, atol=1e-12):
+        off = float((narrowed - expected).abs().max())
+        raise FoldError(f"{name}: narrowed to the {block.gives} of its tokens, its output differs by {off:.2e}")
     return (name,)

@@ -59,22 +59,26 @@ class Histograms:
         counts += np.histogram(magnitudes, bins=_BINS, range=(0.0, top))[0]
 
 
-def bounds_of(found: Histograms, precision: Precision) -> Mapping[str, float]:
+def bounds_of(histograms: Histograms, precision: Precision) -> Mapping[str, float]:
     """Map each tensor to its bound: the magnitude that the largest quantised value stands for."""
     if precision == "fp8":
-        return dict(found.largest)
-    return {name: _least_error(counts, found.top[name], found.largest[name]) for name, counts in found.counts.items()}
+        return dict(histograms.largest)
+    return {
+        name: _least_error(counts, histograms.top[name], histograms.largest[name])
+        for name, counts in histograms.counts.items()
+    }
 
 
-def excess_errors(found: Histograms, bounds: Mapping[str, float], precision: Precision) -> dict[str, float]:
-    """Map each tensor to its rms quantisation error with ``bounds``, divided by the error with the bounds of ``found``.
+def excess_errors(histograms: Histograms, bounds: Mapping[str, float], precision: Precision) -> dict[str, float]:
+    """Map each tensor to its rms quantisation error with ``bounds``, divided by the error with its own bounds.
 
-    The ratio is about 1 if the bounds were calibrated on similar images, and several times larger if not.
+    Its own bounds are those that `bounds_of` computes from ``histograms``. The ratio is about 1 if ``bounds`` were
+    calibrated on similar images, and several times larger if not.
     """
-    own = bounds_of(found, precision)
+    own = bounds_of(histograms, precision)
     excess = {}
-    for name, counts in found.counts.items():
-        given, best = _squared_errors(counts, found.top[name], [bounds[name], own[name]], precision)
+    for name, counts in histograms.counts.items():
+        given, best = _squared_errors(counts, histograms.top[name], [bounds[name], own[name]], precision)
         excess[name] = float((given / best) ** 0.5) if best > 0 else 1.0
     return excess
 

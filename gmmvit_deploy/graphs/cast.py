@@ -53,13 +53,17 @@ class _Cast:
         self._proto = proto
         self._types = types
         self._roles = roles_of(proto.graph)
-        self._floats = {one.name: one for one in proto.graph.initializer if one.data_type == TensorProto.FLOAT}
+        self._floats = {
+            constant.name: constant for constant in proto.graph.initializer if constant.data_type == TensorProto.FLOAT
+        }
         self._constants: dict[str, TensorProto] = {}
         self._kinds: dict[str, ElementType] = {
-            one.name: "float32" for one in proto.graph.input if one.type.tensor_type.elem_type == TensorProto.FLOAT
+            value.name: "float32"
+            for value in proto.graph.input
+            if value.type.tensor_type.elem_type == TensorProto.FLOAT
         }
         self._nodes: list[NodeProto] = []
-        self._image = {one.name for one in proto.graph.input}  # the image, also scaled or rearranged
+        self._image = {value.name for value in proto.graph.input}  # the image, also scaled or rearranged
         self._attentions = {name: declared_attention(node) for node in proto.graph.node for name in node.output}
 
     def run(self) -> ModelProto:
@@ -70,7 +74,7 @@ class _Cast:
         for result in out.graph.output:
             if self._kinds[result.name] != "float32":
                 raise ExportError(f"{result.name}: expected float32, got {self._kinds[result.name]}")
-        others = [one for one in out.graph.initializer if one.name not in self._floats]
+        others = [constant for constant in out.graph.initializer if constant.name not in self._floats]
         rewrite_graph(out.graph, self._nodes, [*others, *self._constants.values()])
         if "bfloat16" in self._types.values():
             # Opsets 21 and 22 add bfloat16 to convolutions, and change no other operator that is used here.

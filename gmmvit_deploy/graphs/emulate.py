@@ -23,10 +23,10 @@ def without_bfloat16(proto: ModelProto) -> ModelProto:
     import numpy as np
     from onnx import TensorProto, helper, numpy_helper, shape_inference
 
-    if not any(one.data_type == TensorProto.BFLOAT16 for one in proto.graph.initializer):
+    if not any(constant.data_type == TensorProto.BFLOAT16 for constant in proto.graph.initializer):
         return proto
     out = shape_inference.infer_shapes(proto, strict_mode=True)
-    rounded = {one.name for one in out.graph.value_info if one.type.tensor_type.elem_type == TensorProto.BFLOAT16}
+    rounded = {value.name for value in out.graph.value_info if value.type.tensor_type.elem_type == TensorProto.BFLOAT16}
     nodes = []
     for node in out.graph.node:
         names = [name for name in node.output if name in rounded]
@@ -44,10 +44,10 @@ def without_bfloat16(proto: ModelProto) -> ModelProto:
                 helper.make_node("Cast", [f"{name}.bf16"], [name], name=f"{name}/widen", to=TensorProto.FLOAT),
             ]
     constants = [
-        numpy_helper.from_array(numpy_helper.to_array(one).astype(np.float32), one.name)
-        if one.data_type == TensorProto.BFLOAT16
-        else one
-        for one in out.graph.initializer
+        numpy_helper.from_array(numpy_helper.to_array(constant).astype(np.float32), constant.name)
+        if constant.data_type == TensorProto.BFLOAT16
+        else constant
+        for constant in out.graph.initializer
     ]
     rewrite_graph(out.graph, nodes, constants)
     return out

@@ -80,9 +80,9 @@ def _walk(node: NodeProto | None, wiring: Wiring, onwards: Callable[[NodeProto],
 def guessed_roles(graph: GraphProto) -> dict[str, Role]:
     """Map each node's name to its role, ``unknown`` if no rule applies."""
     wiring = Wiring(graph)
-    logits = {one.name for one in graph.output}
+    logits = {value.name for value in graph.output}
     inside = {name for attention in guessed_attentions(graph) for name in attention.nodes}
-    image = {one.name for one in graph.input}  # the image, also scaled, normalised or rearranged
+    image = {value.name for value in graph.input}  # the image, also scaled, normalised or rearranged
     roles: dict[str, Role] = {}
     for node in graph.node:
         on_image = all(name in image for name in wiring.computed_inputs(node))

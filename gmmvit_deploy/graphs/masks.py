@@ -83,13 +83,13 @@ def prove_masks(
 
     require_folded(proto)
     kind = POLICY["mask"][precision]
-    constants = {one.name: one for one in proto.graph.initializer}
+    constants = {constant.name: constant for constant in proto.graph.initializer}
     names, hashes = {}, {}
     for mask, record in zip(masks, records, strict=True):
         name = record.constant if kind == "float32" else f"{record.constant}.{kind}"
-        wanted = array_of(mask.constant).astype(numpy_type(kind))
-        found: NDArray[Any] | None = numpy_helper.to_array(constants[name]) if name in constants else None
-        if found is None or found.tobytes() != wanted.tobytes():
+        expected = array_of(mask.constant).astype(numpy_type(kind))
+        stored: NDArray[Any] | None = numpy_helper.to_array(constants[name]) if name in constants else None
+        if stored is None or stored.tobytes() != expected.tobytes():
             raise ExportError(f"{mask.layer}: its mask in {kind} is not in the graph")
-        names[mask.layer], hashes[mask.layer] = name, sha256_of_bytes(wanted.tobytes())
+        names[mask.layer], hashes[mask.layer] = name, sha256_of_bytes(expected.tobytes())
     return names, hashes

@@ -14,7 +14,7 @@ _CHANNELS_FIRST = [0, 3, 1, 2]
 
 def end_of_normalisation(graph: GraphProto) -> str | None:
     """Follow the input's only path to the Transpose that moves channels first; return its output's name, or None."""
-    constants = {one.name for one in graph.initializer}
+    constants = {constant.name for constant in graph.initializer}
     name: str = graph.input[0].name
     for _ in range(len(graph.node)):
         # A Shape node that reads the batch size is not a step of the normalisation.

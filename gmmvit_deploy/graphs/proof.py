@@ -24,14 +24,14 @@ FORBIDDEN = frozenset({"Einsum", "Exp", "Pow", "Reciprocal", "ScatterND", "Sqrt"
 def constant_nodes(graph: GraphProto) -> list[str]:
     """Return the nodes whose inputs are all constants: they should have been folded."""
     constants = {initializer.name for initializer in graph.initializer}
-    found = []
+    idle = []
     for node in graph.node:
         if node.op_type == "Constant":
             constants.update(node.output)
         elif all(name in constants or not name for name in node.input):
-            found.append(f"{node.name or node.output[0]} ({node.op_type})")
+            idle.append(f"{node.name or node.output[0]} ({node.op_type})")
             constants.update(node.output)
-    return found
+    return idle
 
 
 def prove_folded(
@@ -58,30 +58,33 @@ def prove_folded(
 def _find_constants(
     graph: GraphProto, constants: Sequence[LayerConstant], *, what: str, operator: str
 ) -> tuple[ConstantRecord, ...]:
-    names_by_bytes = _float_constants(graph, {tuple(one.constant.shape) for one in constants})
-    layers_by_bytes = Counter(bytes_of_array(one.constant) for one in constants)
+    names_by_bytes = _float_constants(graph, {tuple(folded_constant.constant.shape) for folded_constant in constants})
+    layers_by_bytes = Counter(bytes_of_array(folded_constant.constant) for folded_constant in constants)
     records = []
-    for one in constants:
-        data = bytes_of_array(one.constant)
+    for folded_constant in constants:
+        data = bytes_of_array(folded_constant.constant)
         names = names_by_bytes.get(data, [])
         layers = layers_by_bytes[data]
         # The exporter merges equal constants only if they are small: equal layers share a constant or have a copy each.
         if not 1 <= len(names) <= layers:
             once = "once" if layers == 1 else f"1 to {layers} times"
-            raise ExportError(f"{one.layer}: its {what} is in the graph {len(names)} times; expected {once}")
+            raise ExportError(
+                f"{folded_constant.layer}: its {what} is in the graph {len(names)} times; expected {once}"
+            )
         readers = {name: [node for node in graph.node if name in node.input] for name in names}
         uses = [node.op_type for nodes in readers.values() for node in nodes]
         if uses != [operator] * layers or not all(readers.values()):
             raise ExportError(
-                f"{one.layer}: its {what} is used by {uses or 'nothing'}; expected one {operator} in each layer"
+                f"{folded_constant.layer}: its {what} is used by {uses or 'no node'}; "
+                f"expected one {operator} in each layer"
             )
-        own = f"{one.layer}.scores"
+        own = f"{folded_constant.layer}.scores"
         name = next((name for name in names if any(node.name.startswith(own) for node in readers[name])), names[0])
         records.append(
             ConstantRecord(
-                layer=one.layer,
-                shape=tuple(one.constant.shape),
-                trained_sha256=sha256_of_bytes(bytes_of_array(one.trained)),
+                layer=folded_constant.layer,
+                shape=tuple(folded_constant.constant.shape),
+                trained_sha256=sha256_of_bytes(bytes_of_array(folded_constant.trained)),
                 constant_sha256=sha256_of_bytes(data),
                 constant=name,
             )
@@ -101,9 +104,9 @@ def _float_constants(graph: GraphProto, shapes: set[tuple[int, ...]]) -> dict[by
         for attribute in node.attribute
         if attribute.name == "value"
     ]
-    found: dict[bytes, list[str]] = {}
+    names_by_bytes: dict[bytes, list[str]] = {}
     for name, tensor in tensors:
         if tensor.data_type == TensorProto.FLOAT and tuple(tensor.dims) in shapes:
             values = numpy_helper.to_array(tensor)
-            found.setdefault(np.ascontiguousarray(values).astype("<f4", copy=False).tobytes(), []).append(name)
-    return found
+            names_by_bytes.setdefault(np.ascontiguousarray(values).astype("<f4", copy=False).tobytes(), []).append(name)
+    return names_by_bytes

@@ -91,7 +91,7 @@ def quantize_graph(proto: ModelProto, precision: Precision, largest: Mapping[str
     out = type(proto)()
     out.CopyFrom(proto)
     grid = grid_of(precision)
-    weights = {one.name: one for one in out.graph.initializer}
+    weights = {constant.name: constant for constant in out.graph.initializer}
     pairs = _Pairs(grid)
     projections = {node.name for node in _projections(out.graph)}
     nodes: list[NodeProto] = []
@@ -100,13 +100,13 @@ def quantize_graph(proto: ModelProto, precision: Precision, largest: Mapping[str
             activation, weight = node.input[0], node.input[1]
             bound = largest.get(activation, 0.0)
             if not (np.isfinite(bound) and bound > 0):
-                raise ExportError(f"{node.name}: calibration found no range for its input ({bound})")
+                raise ExportError(f"{node.name}: calibration gave no range for its input ({bound})")
             node.input[0] = pairs.activation(node.name, activation, bound)
             node.input[1] = pairs.weight(weight, numpy_helper.to_array(weights[weight]), axis=_output_axis(node))
             nodes.extend(pairs.take())
         nodes.append(node)
     read = {name for node in nodes for name in node.input}
-    kept = [one for one in out.graph.initializer if one.name in read]
+    kept = [constant for constant in out.graph.initializer if constant.name in read]
     rewrite_graph(out.graph, nodes, [*kept, *pairs.constants])
     return out
 

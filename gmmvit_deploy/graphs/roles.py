@@ -77,7 +77,7 @@ def declared_attentions(graph: GraphProto) -> tuple[Attention, ...]:
         name = declared_attention(node)
         if name is not None:
             parts.setdefault(name, []).append(node)
-    matrices = {one.name for one in graph.initializer if math.prod(one.dims) > 1}
+    matrices = {constant.name for constant in graph.initializer if math.prod(constant.dims) > 1}
     return tuple(_declared(name, nodes, matrices) for name, nodes in parts.items())
 
 

@@ -24,12 +24,16 @@ def with_masks_of_one(proto: ModelProto) -> ModelProto:
     out = type(proto)()
     out.CopyFrom(proto)
     masks = {attention.mask for attention in attentions_of(out.graph) if attention.mask}
-    types = {one.name: numpy_helper.to_array(one).dtype for one in out.graph.initializer if one.name in masks}
+    types = {
+        constant.name: numpy_helper.to_array(constant).dtype
+        for constant in out.graph.initializer
+        if constant.name in masks
+    }
     for node in out.graph.node:
         for index, name in enumerate(node.input):
             if name in masks:
                 node.input[index] = f"{name}.one"
-    kept = [one for one in out.graph.initializer if one.name not in masks]
+    kept = [constant for constant in out.graph.initializer if constant.name not in masks]
     kept += [numpy_helper.from_array(np.asarray(0.25, kind), f"{name}.one") for name, kind in types.items()]
     rewrite_graph(out.graph, out.graph.node, kept)
     return out

@@ -32,7 +32,8 @@ class Wiring:
         for node in graph.node:
             if node.op_type == "Constant":
                 self.sizes[node.output[0]] = max(
-                    (math.prod(one.t.dims) for one in node.attribute if one.name == "value"), default=1
+                    (math.prod(attribute.t.dims) for attribute in node.attribute if attribute.name == "value"),
+                    default=1,
                 )
         for node in graph.node:
             if node.input and all(name in self.sizes or not name for name in node.input):

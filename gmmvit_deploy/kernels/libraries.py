@@ -161,7 +161,7 @@ def _compile(recipe: _Recipe, compiler: list[str], path: Path) -> None:
     command = [*compiler, *_FLAGS, *include, *recipe.flags, *parts, "-x", "none", *map(str, recipe.linked)]
     answer = subprocess.run([*command, "-o", str(path)], capture_output=True, text=True, errors="replace", check=False)
     if answer.returncode:
-        lines = [line for line in answer.stderr.splitlines() if "error" in line] or ["it said nothing"]
+        lines = [line for line in answer.stderr.splitlines() if "error" in line] or ["it printed no error"]
         why = f"the compiler {compiler[0]} failed: {lines[0].strip()}"
         if _SOURCE_ERROR.search(answer.stderr) and not _SHORTAGE.search(answer.stderr):
             raise SourceError(f"{why}; to try again: {_TRY_AGAIN}")
@@ -175,5 +175,5 @@ def _language(source: str) -> list[str]:
 
 def _reason(exc: Exception) -> str:
     if isinstance(exc, FileNotFoundError) and exc.filename and os.sep not in str(exc.filename):
-        return f"no C++ compiler: {exc.filename} is not there; install g++, or name another in CXX"
+        return f"no C++ compiler: {exc.filename} does not exist; install g++, or name another compiler in CXX"
     return str(exc)

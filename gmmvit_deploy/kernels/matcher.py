@@ -1,11 +1,11 @@
-"""Find the attentions that our kernel computes.  Imports only its neighbours: a server's model brings this file along.
+"""Find the attentions that our kernel computes.  Imports only modules beside it: it is copied into a server's model.
 
-    O = after(softmax(before((Q Kᵀ) ∘ M + B))) V        M: (heads, n, n) or a number; B: (…, heads, n, n) or none
+    O = after(softmax(before((Q Kᵀ) ∘ M + B))) V        M: (heads, n, n) or a number; B: (…, heads, n, n) or absent
                                                         before, after: products over heads, both or neither
 
-with Q, K and V cut out of columns (…, n, columns) by Split, Reshape and Transpose, and O put back by Transpose and
-Reshape. All else is refused, with the reason. The algorithm is written once, over `GraphView`; `onnx_view.py` and
-`openvino_view.py` show it a graph of their kind.
+Q, K and V are cut out of columns (…, n, columns) by Split, Reshape and Transpose; O is put back by Transpose and
+Reshape. Every other attention is refused, with the reason. The algorithm works on `GraphView`, which `onnx_view.py`
+and `openvino_view.py` implement for their graphs.
 """
 
 from __future__ import annotations
@@ -16,76 +16,76 @@ from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
-# By its place beside this file, which is the same in a server's model.
+# A relative import, because a server's model has this module beside this file too.
 from .prepared_masks import LANES, takes_bias
 
 __all__ = ["GraphView", "MatchedAttention", "Part", "Refusal", "attentions_in", "summary_of"]
 
 _MOST_MIXED = 16
-# With a dimension for windows, or without:
+# Without and with a dimension for windows:
 _HEADS_APART = [0, 2, 1, 3], [0, 1, 3, 2, 4]  # (B, n, H, d) → (B, H, n, d), and back
 _KEYS_ACROSS = [0, 2, 3, 1], [0, 1, 3, 4, 2]  # (B, n, H, d) → (B, H, d, n)
 
 
 class GraphView(Protocol):
-    """What the matcher asks of a graph. A value is whatever the graph's own library calls a tensor.
+    """What the matcher asks of a graph.  A value is the object by which the graph's library identifies a tensor.
 
-    kind and inputs are of the operator that gives a value.  Shapes leave the batch out.
+    ``kind`` and ``inputs`` describe the operator that computes a value.  Shapes are without the batch.
     """
 
     def softmaxes(self) -> Sequence[Any]:
-        """The values that softmaxes give, in the graph's order."""
+        """Return the outputs of all softmaxes, in the graph's order."""
 
     def name(self, value: Any) -> str:
-        """Of the operator that gives it, as ``blocks.0.attention/Softmax``."""
+        """Return the name of the operator that computes the value, such as ``blocks.0.attention/Softmax``."""
 
     def kind(self, value: Any) -> str:
-        """``product`` (transposing neither factor), ``multiply``, ``add``, ``reshape``, ``transpose``, ``softmax``
-        or ``conversion``; any other operator under the name that its library has for it.
+        """Return ``product`` (a MatMul that transposes neither factor), ``multiply``, ``add``, ``reshape``,
+        ``transpose``, ``softmax`` or ``conversion``; for any other operator the name that its library has for it.
         """
 
     def inputs(self, value: Any) -> Sequence[Any]: ...
 
     def constant(self, value: Any) -> Any:
-        """A numpy array; None for a value that is computed."""
+        """Return the numpy array of a constant; None for a computed value."""
 
     def plain(self, value: Any) -> Any:
-        """The value before conversions of type, where the kernel computes across them."""
+        """Return the value before type conversions, if the kernel computes across them."""
 
     def reader(self, value: Any, *, through_conversions: bool = False) -> Any:
-        """The output of the only operator that reads this value; None where there is not exactly one."""
+        """Return the output of the only operator that reads this value; None unless it has exactly 1 reader."""
 
     def readers(self, value: Any) -> list[str]:
-        """The kinds of all operators that read this value."""
+        """Return the kinds of all operators that read this value."""
 
     def shape(self, value: Any) -> tuple[int, ...] | None:
-        """None where it is not known in full."""
+        """Return the shape of a value; None if a dimension is unknown."""
 
     def target(self, value: Any) -> tuple[int, ...] | None:
-        """The shape that a reshape gives; None where it is not known in full."""
+        """Return the shape that a reshape produces; None if a dimension is unknown."""
 
     def order(self, value: Any) -> list[int]:
-        """Of a transpose."""
+        """Return the permutation of a transpose."""
 
     def axis(self, value: Any) -> int:
-        """Of a softmax."""
+        """Return the axis of a softmax."""
 
     def columns(self, value: Any) -> tuple[Any, int, int] | None:
-        """(source, index, parts) of one of equal parts of a source's last dimension; (value, 0, 1) of any other value.
+        """Return (source, index, parts) of an equal part of a source's last dimension; None for any other split.
 
-        None for a split into other parts.
+        Returns (value, 0, 1) for a value that is not split.
         """
 
     def refused_type(self, value: Any) -> str:
-        """The value's type if the kernel does not compute in it; empty if it does."""
+        """Return the value's type if the kernel does not compute in it, else an empty string."""
 
     def takes_constant(self, array: Any) -> bool:
-        """Does the kernel take constants of this type?"""
+        """Return whether the kernel takes constants of this type."""
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Q, K or V: (B, …, n, heads, head_dim) of the columns of ``source`` (B, …, n, columns), from ``column`` on.
+    """Q, K or V: (B, …, n, heads, head_dim), the columns of ``source`` (B, …, n, columns) from ``column`` on.
 
     rows: (…, n), tokens last.
     """
@@ -101,10 +101,10 @@ class Part:
 class MatchedAttention:
     """An attention that the kernel computes.
 
-    name: of its module.  parts: Q, K, V, of the same rows, heads and head dim.
-    mask: (heads, n, n), or None; scale: a number that the scores are multiplied by besides (1 where there is a mask).
+    name: of its module.  parts: Q, K, V, with the same rows, heads and head dim.
+    mask: (heads, n, n), or None.  scale: a number that the scores are multiplied by; 1 with a mask.
     bias: as the graph has it, or None.  mixing: () or (before, after), each [from head, to head].
-    last: the value that it gives, (B, …, n, heads · head_dim).
+    last: the attention's output, (B, …, n, heads · head_dim).
     """
 
     name: str
@@ -129,13 +129,13 @@ class MatchedAttention:
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """The dimensions between batch and heads."""
+        """Dimensions between batch and heads."""
         return self.parts[0].rows[:-1]
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """A softmax whose attention the kernel does not take.  name: of its module.  reason: in words."""
+    """An attention that the kernel does not take.  name: of its module.  reason: a clause for messages."""
 
     name: str
     reason: str
@@ -146,12 +146,12 @@ class _RefusedError(Exception):
 
 
 def attentions_in(view: GraphView) -> list[MatchedAttention | Refusal]:
-    """For every softmax of a graph, in its order: the attention around it, or why the kernel does not take it."""
+    """Return, for every softmax of a graph in its order, the attention around it or why the kernel does not take it."""
     return [_attention_of(softmax, view) for softmax in view.softmaxes()]
 
 
 def summary_of(matches: Sequence[MatchedAttention | Refusal]) -> str:
-    """As ``3 of 5; not: blocks.3.attention (its head dim 12 is not a multiple of 16)``; a reason is given once."""
+    """Summarise: ``3 of 5; not: blocks.3.attention (its head dim 12 is not a multiple of 16)``; each reason once."""
     by_reason: dict[str, list[str]] = {}
     for match in matches:
         if isinstance(match, Refusal):
@@ -180,7 +180,7 @@ def _matched(softmax: Any, name: str, view: GraphView) -> MatchedAttention:
     q = _part(query, "queries", _HEADS_APART, view)
     k = _part(key, "keys", _KEYS_ACROSS, view)
     v = _part(value, "values", _HEADS_APART, view)
-    _require_one_size(q, k, v)
+    _require_equal_sizes(q, k, v)
     rows, heads, head_dim = q.rows, q.heads, q.head_dim
     if view.axis(softmax) not in (-1, len(rows) + 2):
         _refuse("its softmax is not over the keys")
@@ -201,7 +201,7 @@ def _matched(softmax: Any, name: str, view: GraphView) -> MatchedAttention:
     return MatchedAttention(name, (q, k, v), factor.reshape(heads, n, n), 1.0, bias, mixing, last)
 
 
-def _require_one_size(q: Part, k: Part, v: Part) -> None:
+def _require_equal_sizes(q: Part, k: Part, v: Part) -> None:
     if q.rows != k.rows and len(q.rows) == len(k.rows) == 1:
         _refuse(f"its queries are {_tokens(q.rows[0])} and its keys {k.rows[0]}")
     sizes = {(part.rows, part.heads, part.head_dim) for part in (q, k, v)}
@@ -224,14 +224,14 @@ def _mixing(before: Any, after: Any, heads: int) -> tuple[Any, ...]:
 
 
 def _scores(softmax: Any, view: GraphView) -> tuple[Any, Any, Any, Any, Any]:
-    """(Q, Kᵀ, M or the scale, the bias or None, the mixing or None) of what goes into this softmax."""
-    one = np.ones((), np.float32)
+    """Return (Q, Kᵀ, M or the scale, the bias or None, the mixing or None) of the input of this softmax."""
+    unit = np.ones((), np.float32)
     at, before = view.plain(view.inputs(softmax)[0]), None
     mixed = _unmixed(at, view)
     if mixed is not None:
         before, at = mixed
     bias, at = _constant_and_other(at, "add", view) or (None, at)
-    factor, at = _constant_and_other(view.plain(at), "multiply", view) or (one, at)
+    factor, at = _constant_and_other(view.plain(at), "multiply", view) or (unit, at)
     at = view.plain(at)
     if view.kind(at) != "product":
         _refuse(_unknown_step(at, "before", view))
@@ -239,7 +239,7 @@ def _scores(softmax: Any, view: GraphView) -> tuple[Any, Any, Any, Any, Any]:
         if constant is not None and not view.takes_constant(constant):
             _refuse(f"its constants are {constant.dtype}, which the kernel does not take")
     query, key = map(view.plain, view.inputs(at))
-    scale, unscaled = _constant_and_other(query, "multiply", view) or (one, query)
+    scale, unscaled = _constant_and_other(query, "multiply", view) or (unit, query)
     factor = np.asarray(factor, np.float32)
     if scale.size == 1 and view.takes_constant(scale):  # of Q alone, before the product
         factor, query = factor * scale.reshape(()), view.plain(unscaled)
@@ -247,7 +247,7 @@ def _scores(softmax: Any, view: GraphView) -> tuple[Any, Any, Any, Any, Any]:
 
 
 def _output(softmax: Any, view: GraphView) -> tuple[Any, Any, Any]:
-    """(V, the value that has the heads side by side again, the mixing or None)."""
+    """Return (V, the value with the heads side by side again, the mixing or None)."""
     weights, after = softmax, None
     at = view.reader(weights, through_conversions=True)
     if at is not None and view.kind(at) == "reshape":
@@ -272,7 +272,7 @@ def _output(softmax: Any, view: GraphView) -> tuple[Any, Any, Any]:
 
 
 def _unmixed(value: Any, view: GraphView) -> tuple[Any, Any] | None:
-    """Reshape(W @ Reshape(x))  →  (Wᵀ, x): heads mixed by one product."""
+    """Match Reshape(W @ Reshape(x)), heads mixed by a product: return (Wᵀ, x), or None for any other value."""
     if view.kind(value) != "reshape":
         return None
     product = view.inputs(value)[0]
@@ -289,13 +289,13 @@ def _unmixed(value: Any, view: GraphView) -> tuple[Any, Any] | None:
 
 
 def _part(value: Any, what: str, orders: tuple[list[int], ...], view: GraphView) -> Part:
-    """Transpose(Reshape(x)), or of one of equal parts of a Split along the columns."""
+    """Match Transpose(Reshape(x)), where x may be an equal part of a Split along the columns."""
     reshape = view.inputs(value)[0] if view.kind(value) == "transpose" else None
     if reshape is None or view.kind(reshape) != "reshape" or view.order(value) not in orders:
         _refuse(f"its {what} are not columns cut into heads by a Reshape and a Transpose: {view.kind(value)}")
     apart = view.target(reshape)
     if apart is None or len(apart) < 3:
-        _refuse(f"the graph does not say how many heads its {what} have")
+        _refuse(f"the graph does not state how many heads its {what} have")
     *rows, heads, head_dim = apart
     columns = view.columns(view.inputs(reshape)[0])
     if columns is None:
@@ -304,7 +304,7 @@ def _part(value: Any, what: str, orders: tuple[list[int], ...], view: GraphView)
     if kind := view.refused_type(source):
         _refuse(f"it computes in {kind}, which the kernel does not take")
     if view.shape(source) is None:
-        _refuse(f"the graph does not say the shape of what its {what} are cut from")
+        _refuse(f"the graph does not state the shape of the tensor that its {what} are cut from")
     width = heads * head_dim
     if view.shape(source) != (*rows, parts * width):
         _refuse(f"its {what} come from {_words(view.shape(source))}, expected {_words((*rows, parts * width))}")
@@ -312,7 +312,7 @@ def _part(value: Any, what: str, orders: tuple[list[int], ...], view: GraphView)
 
 
 def _constant_and_other(value: Any, kind: str, view: GraphView) -> tuple[Any, Any] | None:
-    """(the constant, the other input) of the operator that gives this value, if of this kind with one constant."""
+    """Return (constant, other input) of the operator of this value; None for another kind, or without 1 constant."""
     if view.kind(value) != kind:
         return None
     first, second = view.inputs(value)
@@ -334,7 +334,7 @@ def _unknown_step(value: Any, side: str, view: GraphView) -> str:
 
 
 def _both_computed(value: Any, view: GraphView) -> bool:
-    return all(view.constant(one) is None for one in view.inputs(value))
+    return all(view.constant(operand) is None for operand in view.inputs(value))
 
 
 def _tokens(n: int) -> str:

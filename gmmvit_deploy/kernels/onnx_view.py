@@ -65,11 +65,13 @@ class OnnxView:
         """Return the shape in the Reshape's constant without the batch; None if a dimension is left open."""
         inputs = self.wiring.maker[value].input
         constant = self.wiring.array(inputs[1]) if len(inputs) > 1 else None  # before opset 5 the shape is an attribute
-        inner = () if constant is None else tuple(int(one) for one in constant.reshape(-1)[1:])
+        inner = () if constant is None else tuple(int(size) for size in constant.reshape(-1)[1:])
         return inner if inner and min(inner) > 0 else None
 
     def order(self, value: str) -> list[int]:
-        return next((list(one.ints) for one in self.wiring.maker[value].attribute if one.name == "perm"), [])
+        return next(
+            (list(attribute.ints) for attribute in self.wiring.maker[value].attribute if attribute.name == "perm"), []
+        )
 
     def axis(self, value: str) -> int:
         return _axis(self.wiring.maker[value], -1)
@@ -95,4 +97,4 @@ class OnnxView:
 
 
 def _axis(node: NodeProto, default: int) -> int:
-    return next((int(one.i) for one in node.attribute if one.name == "axis"), default)
+    return next((int(attribute.i) for attribute in node.attribute if attribute.name == "axis"), default)

@@ -45,9 +45,11 @@ def with_fused_attention(proto: ModelProto) -> tuple[ModelProto, int]:
         if attention.bias is not None:
             bias = prepared_bias(attention.bias, attention.heads, attention.tokens, attention.windows)
         constants = [mask and mask.numbers, bias, *(attention.mixing or (None, None))]
-        names = ["" if one is None else f"{DOMAIN}.{index}.{place}" for place, one in enumerate(constants)]
+        names = ["" if constant is None else f"{DOMAIN}.{index}.{place}" for place, constant in enumerate(constants)]
         out.graph.initializer.extend(
-            numpy_helper.from_array(one, name) for name, one in zip(names, constants, strict=True) if one is not None
+            numpy_helper.from_array(constant, name)
+            for name, constant in zip(names, constants, strict=True)
+            if constant is not None
         )
         query, key, value = attention.parts
         last = view.wiring.maker[attention.last]
@@ -74,15 +76,15 @@ def with_fused_attention(proto: ModelProto) -> tuple[ModelProto, int]:
 
 
 def _keep_what_is_read(graph: GraphProto, nodes: list[NodeProto]) -> None:
-    read = {one.name for one in graph.output}
+    read = {value.name for value in graph.output}
     kept = []
     for node in reversed(nodes):
         if read.intersection(node.output):
             kept.append(node)
             read.update(node.input)
-    constants = [one for one in graph.initializer if one.name in read]
+    constants = [constant for constant in graph.initializer if constant.name in read]
     made = {name for node in kept for name in node.output}
-    values = [one for one in graph.value_info if one.name in made]
+    values = [value for value in graph.value_info if value.name in made]
     kept.reverse()
     del graph.node[:], graph.initializer[:], graph.value_info[:]
     graph.node.extend(kept)

@@ -120,7 +120,7 @@ typedef struct {
     int64_t sizes[MOST_DIMENSIONS];
 } Shape;
 
-/* Of input `index` the numbers and, where wanted, the shape; data NULL where there is none. */
+/* Reads the numbers and, if `shape` is not NULL, the shape of input `index`; data is NULL for an absent input. */
 static OrtStatus *input(const Node *node, OrtContext *context, size_t index, const float **data, Shape *shape) {
     const Api api = node->api;
     const OrtValue *value = NULL;
@@ -130,14 +130,14 @@ static OrtStatus *input(const Node *node, OrtContext *context, size_t index, con
     if (wrong || !value) return wrong;
     wrong = CALL(api, TENSOR_DATA, OrtStatus *(*)(const OrtValue *, const float **))(value, data);
     if (wrong || !shape) return wrong;
-    OrtShape *found = NULL;
-    wrong = CALL(api, TENSOR_SHAPE, OrtStatus *(*)(const OrtValue *, OrtShape **))(value, &found);
-    if (!wrong) wrong = CALL(api, DIMENSIONS_COUNT, OrtStatus *(*)(const OrtShape *, size_t *))(found, &shape->rank);
+    OrtShape *measured = NULL;
+    wrong = CALL(api, TENSOR_SHAPE, OrtStatus *(*)(const OrtValue *, OrtShape **))(value, &measured);
+    if (!wrong) wrong = CALL(api, DIMENSIONS_COUNT, OrtStatus *(*)(const OrtShape *, size_t *))(measured, &shape->rank);
     if (!wrong && (shape->rank < 3 || shape->rank > MOST_DIMENSIONS))
-        wrong = failure(api, "MaskedAttention: three or four dimensions were wanted");
+        wrong = failure(api, "MaskedAttention: expected three or four dimensions");
     if (!wrong)
-        wrong = CALL(api, DIMENSIONS, OrtStatus *(*)(const OrtShape *, int64_t *, size_t))(found, shape->sizes, shape->rank);
-    if (found) CALL(api, RELEASE_SHAPE, void (*)(OrtShape *))(found);
+        wrong = CALL(api, DIMENSIONS, OrtStatus *(*)(const OrtShape *, int64_t *, size_t))(measured, shape->sizes, shape->rank);
+    if (measured) CALL(api, RELEASE_SHAPE, void (*)(OrtShape *))(measured);
     return wrong;
 }
 
@@ -171,7 +171,8 @@ static OrtStatus *compute(void *kernel, OrtContext *context) {
         if (wrong) break;
         const int64_t columns = shape.sizes[shape.rank - 1];
         if (shape.sizes[shape.rank - 2] != node->n || columns < node->columns[i] + node->heads * node->d)
-            wrong = failure(api, "MaskedAttention: what Q, K and V lie in has another shape than the node was made for");
+            wrong = failure(api,
+                            "MaskedAttention: the tensor with Q, K and V has another shape than the node was made for");
         *rows[i] = columns;
         *parts[i] += node->columns[i];
     }

@@ -1,13 +1,13 @@
-"""Our own kernels inside OpenVINO.  Imports nothing of ours but its neighbours: a server's model brings them along.
+"""Run this project's kernels inside OpenVINO.  Imports only modules beside it: they are copied into a server's model.
 
     Split, Reshape, Transpose, MatMul, Multiply by M, Add, Softmax, MatMul, Transpose, Reshape  →  one operation
 
-which `masked_attention.c` computes in one pass over the cache; and in a graph that is quantised
+which `masked_attention.c` computes in one pass over the cache; and, in a quantised graph,
 
     Add, LayerNorm, QuantizeLinear  →  one operation
 
-by `residual_norm.c`. Which attentions are replaced `matcher.py` says, with the reason for each that is not; whatever
-else a graph has stays OpenVINO's own.
+which `residual_norm.c` computes. `matcher.py` decides which attentions are replaced, and gives the reason for each
+attention that is not. All other operators stay OpenVINO's own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-# By their place beside this file, which is the same in a server's model.
+# Relative imports, because a server's model has these modules beside this file too.
 from .matcher import MatchedAttention, attentions_in, summary_of
 from .openvino_view import OpenVinoView, constant, constant_and_other, down, nodes_of, static, takers, up
 from .prepared_masks import LANES, LOG2_E, Arithmetic, prepared_bias, prepared_mask
@@ -32,10 +32,11 @@ _FALLBACK: dict[Arithmetic, tuple[Arithmetic, ...]] = {"f32": (), "bf16": ("f32"
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """A part of a graph that one operation of ours computes.
+    """A part of a graph that one of our operations replaces.
 
-    attributes, inputs, constants: the operation's.  last: the node whose value it gives; quantised: those that have
-    it in int8, where nothing else of it is read.  sum: of the inputs, given besides.
+    attributes, inputs, constants: of the operation.  last: the node whose output the operation computes.
+    quantised: the nodes that hold this output in int8, if nothing reads it in another type.
+    sum: the sum of the inputs, if the operation has it as a second output.
     """
 
     attributes: dict[str, Any]
@@ -48,39 +49,39 @@ class Form:
 
 @dataclass(frozen=True, eq=False)
 class Kernels:
-    """Our operations, loaded.  arithmetic: that attention is computed in."""
+    """Our operations, loaded into OpenVINO.  arithmetic: the type that attention is computed in."""
 
     arithmetic: Arithmetic
     _factory: Any
 
     def fuse_attention(self, model: Any) -> int:
-        """Replace the attentions of an OpenVINO model, with the quantising of what they give; return how many."""
+        """Replace the attentions of an OpenVINO model and the quantisation of their outputs; return their number."""
         matches = attentions_in(OpenVinoView(model))
-        found = [_form_of(match, self.arithmetic) for match in matches if isinstance(match, MatchedAttention)]
-        grids = [_quantised(form.last) for form in found]
+        forms = [_form_of(match, self.arithmetic) for match in matches if isinstance(match, MatchedAttention)]
+        grids = [_quantised(form.last) for form in forms]
         if not _quantises_beside(model, sum(len(nodes) for _, nodes in grids)):
-            grids = [(None, ()) for _ in found]
-        for form, (step, quantised) in zip(found, grids, strict=True):
+            grids = [(None, ()) for _ in forms]
+        for form, (step, quantised) in zip(forms, grids, strict=True):
             attributes = {**form.attributes, "steps": 1 / step if step else 0.0}
             self._put("MaskedAttention", replace(form, attributes=attributes, quantised=quantised))
         model.validate_nodes_and_infer_types()
-        return len(found)
+        return len(forms)
 
     def describe_attention(self, model: Any) -> str:
-        """How many attentions of a model `fuse_attention` would replace, and why not the others: `summary_of`."""
+        """Describe which attentions of a model `fuse_attention` would replace, and why not the others: `summary_of`."""
         return summary_of(attentions_in(OpenVinoView(model)))
 
     def fuse_norms(self, model: Any) -> int:
-        """How many LayerNorms of an OpenVINO model, all of whose values are quantised, were replaced.
+        """Replace the LayerNorms of an OpenVINO model whose outputs are all quantised; return their number.
 
-        Worth it where rows are many: each operation of ours costs OpenVINO some microseconds to call.
+        This pays only for many rows: OpenVINO needs some microseconds to call an operation of ours.
         """
         nodes = nodes_of(model, "MVN")
-        if not _quantises_beside(model, sum(len(form.quantised) for one in nodes if (form := _matched_norm(one)))):
+        if not _quantises_beside(model, sum(len(form.quantised) for node in nodes if (form := _matched_norm(node)))):
             return 0
         replaced = 0
         for node in nodes:
-            form = _matched_norm(node)  # only now: what goes in may be what the one before gives
+            form = _matched_norm(node)  # matched only now: the previous replacement may have changed its input
             if form is not None:
                 self._put("ResidualNorm", form)
                 replaced += 1
@@ -90,7 +91,7 @@ class Kernels:
     def _put(self, operation: str, form: Form) -> None:
         from openvino import opset13
 
-        constants = [opset13.constant(one) for one in form.constants]
+        constants = [opset13.constant(values) for values in form.constants]
         fused = self._factory.create(operation, [*form.inputs, *constants], form.attributes)
         fused.set_friendly_name(form.last.get_friendly_name())
         for replaced in form.quantised or (form.last,):
@@ -99,11 +100,11 @@ class Kernels:
             form.sum.replace(fused.output(1))
 
 
-def kernels_from(library: Path, wanted: Arithmetic) -> tuple[Kernels | None, str]:
-    """(our kernels, the arithmetic that attention is computed in); or (None, why there are none).
+def kernels_from(library: Path, requested: Arithmetic) -> tuple[Kernels | None, str]:
+    """Load our kernels; return (kernels, arithmetic of attention), or (None, the reason why they cannot be loaded).
 
-    library: openvino_operations.cpp, compiled for the OpenVINO that is here.
-    The arithmetic is the requested one, or float32 where the processor has no bf16.
+    library: openvino_operations.cpp, compiled for the installed OpenVINO.
+    requested: the arithmetic; float32 replaces bf16 on a processor without bf16.
     """
     from openvino.utils.node_factory import NodeFactory
 
@@ -114,17 +115,17 @@ def kernels_from(library: Path, wanted: Arithmetic) -> tuple[Kernels | None, str
     # OpenVINO raises RuntimeError for a library that was compiled for another version of it.
     except (OSError, RuntimeError) as exc:
         return None, f"{library.name} cannot be loaded: {exc}"
-    for arithmetic in (wanted, *_FALLBACK[wanted]):
+    for arithmetic in (requested, *_FALLBACK[requested]):
         if support >= _ARITHMETIC[arithmetic]:
             return Kernels(arithmetic, factory), arithmetic
     return None, "this processor has no AVX-512"
 
 
-# ---- one operation from one attention ----------------------------------------------------------------------------
+# ---- make an operation from an attention -------------------------------------------------------------------------
 
 
 def _form_of(attention: MatchedAttention, arithmetic: Arithmetic) -> Form:
-    """float32 if the mask does not fit the arithmetic."""
+    """Return the operation for an attention, in float32 if the mask does not fit ``arithmetic``."""
     inputs, parts = _sources([(part.source, part.column) for part in attention.parts])
     masks, biases, grid, scale = [], [], 0, 1.0
     if attention.mask is None:
@@ -150,7 +151,7 @@ def _form_of(attention: MatchedAttention, arithmetic: Arithmetic) -> Form:
 
 
 def _sources(ends: list[tuple[Any, int]]) -> tuple[list[Any], tuple[tuple[int, int], ...]]:
-    """(the distinct values, for each end which of them and at which column)."""
+    """Return (the distinct values, for each (value, column) of ``ends`` the value's index and the column)."""
     inputs: list[Any] = []
     keys: list[tuple[str, int]] = []
     parts = []
@@ -163,11 +164,14 @@ def _sources(ends: list[tuple[Any, int]]) -> tuple[list[Any], tuple[tuple[int, i
     return inputs, tuple(parts)
 
 
-# ---- finding norms, and what is quantised -------------------------------------------------------------------------
+# ---- find norms and quantised values ------------------------------------------------------------------------------
 
 
 def _matched_norm(mvn: Any) -> Form | None:
-    """Its form when Quantize(norm(x)), or of x + branch, is all that this normalisation is for."""
+    """Return the operation for a normalisation that is only read as Quantize(norm(x)) or Quantize(norm(x + branch)).
+
+    Returns None for every other normalisation.
+    """
     attributes = mvn.get_attributes()
     scaled = down(mvn, "Convert")
     weight = constant_and_other(scaled, "Multiply") if scaled is not None else None
@@ -180,8 +184,8 @@ def _matched_norm(mvn: Any) -> Form | None:
     width = static(x)[-1:]
     if step is None or len(static(x)) != 3 or width[0] % LANES:
         return None
-    constants = [np.asarray(one[0], np.float32).reshape(-1) / np.float32(step) for one in (weight, bias)]
-    if any(one.size != width[0] for one in constants):
+    constants = [np.asarray(vector[0], np.float32).reshape(-1) / np.float32(step) for vector in (weight, bias)]
+    if any(vector.size != width[0] for vector in constants):
         return None
     summands = _summands(x)
     attributes = {"adds": bool(summands), "epsilon": float(attributes["eps"])}
@@ -189,34 +193,34 @@ def _matched_norm(mvn: Any) -> Form | None:
 
 
 def _quantised(value: Any) -> tuple[float | None, tuple[Any, ...]]:
-    """(the step, the int8 nodes) of what takes this value, when all of it is int8 on one and the same grid."""
+    """Return (step, int8 nodes) if all readers of this value quantise it to int8 on the same grid, else (None, ())."""
     steps: set[float] = set()
-    found = []
+    nodes: list[Any] = []
     for node in takers(value):
         bounds = [constant(node.input_value(index)) for index in range(1, len(node.inputs()))]
-        if node.get_type_name() != "FakeQuantize" or any(one is None or one.size != 1 for one in bounds):
+        if node.get_type_name() != "FakeQuantize" or any(bound is None or bound.size != 1 for bound in bounds):
             return None, ()
-        low, high, least, most = (float(one.reshape(())) for one in bounds)
+        low, high, least, most = (float(bound.reshape(())) for bound in bounds)
         if (least, most, node.get_attributes()["levels"]) != (-128, 127, 256) or not np.isclose(low * 127, high * -128):
             return None, ()
         steps.add(high / 127)
-        found += [target.get_node() for target in node.output(0).get_target_inputs()]
-    whole = all(one.get_output_element_type(0).get_type_name() == "i8" for one in found)
-    return (steps.pop(), tuple(found)) if len(steps) == 1 and whole else (None, ())
+        nodes += [target.get_node() for target in node.output(0).get_target_inputs()]
+    whole = all(node.get_output_element_type(0).get_type_name() == "i8" for node in nodes)
+    return (steps.pop(), tuple(nodes)) if len(steps) == 1 and whole else (None, ())
 
 
 def _quantises_beside(model: Any, taken: int) -> bool:
-    """OpenVINO multiplies in int8 only in a graph that quantises something itself: is any left?"""
+    """Return whether the graph keeps a FakeQuantize of its own; OpenVINO multiplies in int8 only in such graphs."""
     return len(nodes_of(model, "FakeQuantize")) > taken
 
 
 def _over_last_axis(mvn: Any) -> bool:
-    """Its axes, which an importer may leave as arithmetic on constants."""
+    """Return whether the normalisation is over the last axis; an importer may leave the axes as a Range."""
     axes = mvn.input_value(1).get_node()
     values = constant(mvn.input_value(1))
     if values is None and axes.get_type_name() == "Range":
         ends = [constant(axes.input_value(index)) for index in range(3)]
-        values = None if any(one is None for one in ends) else np.arange(*(int(one.reshape(())) for one in ends))
+        values = None if any(end is None for end in ends) else np.arange(*(int(end.reshape(())) for end in ends))
     return values is not None and values.reshape(-1).tolist() in ([-1], [2])
 
 
@@ -226,4 +230,4 @@ def _summands(value: Any) -> tuple[Any, ...]:
     if node.get_type_name() != "Add":
         return ()
     both = (node.input_value(0), node.input_value(1))
-    return both if all(constant(one) is None and static(one) == static(value) for one in both) else ()
+    return both if all(constant(addend) is None and static(addend) == static(value) for addend in both) else ()

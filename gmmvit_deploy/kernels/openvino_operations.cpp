@@ -66,7 +66,7 @@ public:
     bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
         const auto& shape = inputs.at(0).get_shape();
         OPENVINO_ASSERT(shape.size() >= 3 && shape[shape.size() - 2] == static_cast<size_t>(m_n), "MaskedAttention over ",
-                        m_n, " tokens was given ", shape);
+                        m_n, " tokens got ", shape);
         ::MaskedAttention what{};
         place(inputs, 0, what.q, what.q_row);
         place(inputs, 1, what.k, what.k_row);
@@ -98,7 +98,7 @@ public:
                 if (const int error = masked_attention(&what, first, last)) failed = error;
         });
         OPENVINO_ASSERT(failed == 0, "MaskedAttention of ", m_heads, " heads, ", m_d, " wide: ",
-                        failed == 2 ? "no memory is left" : "not a form or a processor for it");
+                        failed == 2 ? "no memory is left" : "its sizes or its arithmetic are not supported here");
         return true;
     }
 
@@ -159,7 +159,7 @@ public:
             ov::splitter(rows, threads, thread, first, last);
             if (const int error = residual_norm(&what, first, last)) failed = error;
         });
-        OPENVINO_ASSERT(failed == 0, "ResidualNorm is not for rows of ", what.width);
+        OPENVINO_ASSERT(failed == 0, "ResidualNorm does not support rows of ", what.width);
         return true;
     }
 

@@ -1,7 +1,7 @@
-"""Read OpenVINO's graphs, also as the matcher sees them.  Imports nothing of ours: a server's model brings it along.
+"""Read OpenVINO's graphs, for the matcher too.  Imports no module of ours: it is copied into a server's model.
 
-Values are outputs of nodes. Conversions of type, which a graph of half precision is full of, are looked through where
-their name is given.
+Values are outputs of nodes. A function with a parameter ``through`` skips nodes of that type, such as the Converts
+that a graph in half precision has many of.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _KINDS = {
 
 
 class OpenVinoView:
-    """A `GraphView` whose values are outputs of nodes.  Its kernel computes across conversions of type."""
+    """A `GraphView` whose values are outputs of nodes.  Its kernel computes across type conversions."""
 
     def __init__(self, model: Any) -> None:
-        self._model = model  # its nodes live no longer than it does
+        self._model = model  # keeps the model alive, and with it its nodes
         self._softmaxes = [node.output(0) for node in nodes_of(model, "Softmax")]
 
     def softmaxes(self) -> list[Any]:
@@ -67,7 +67,7 @@ class OpenVinoView:
 
     def order(self, value: Any) -> list[int]:
         order = constant(value.get_node().input_value(1))
-        return [] if order is None else [int(one) for one in order.reshape(-1)]
+        return [] if order is None else [int(axis) for axis in order.reshape(-1)]
 
     def axis(self, value: Any) -> int:
         return int(value.get_node().get_attributes().get("axis", 1))
@@ -91,7 +91,7 @@ def nodes_of(model: Any, kind: str) -> list[Any]:
 
 
 def constant_and_other(node: Any, kind: str) -> tuple[Any, Any] | None:
-    """(the constant, the other input) of a node of this kind that has one constant input."""
+    """Return (the constant, the other input) of a node of this kind with exactly 1 constant input, else None."""
     if node.get_type_name() != kind:
         return None
     values = [constant(node.input_value(index)) for index in (0, 1)]
@@ -113,7 +113,7 @@ def up(value: Any, through: str) -> Any:
 
 
 def down(node: Any, through: str = "") -> Any:
-    """The one node that takes what this one gives; None where several do."""
+    """Return the node that reads this node's output, past nodes of type ``through``; None if it has several readers."""
     targets = list(node.output(0).get_target_inputs())
     if len(targets) != 1:
         return None
@@ -122,16 +122,16 @@ def down(node: Any, through: str = "") -> Any:
 
 
 def static(value: Any) -> list[int]:
-    """The shape, the batch as −1 whatever it is."""
+    """Return the shape, with −1 for the batch and −2 for any other unknown dimension."""
     shape = value.get_partial_shape()
     rest = [] if shape.rank.is_dynamic else list(shape)[1:]
-    return [-1, *(one.get_length() if one.is_static else -2 for one in rest)]
+    return [-1, *(dimension.get_length() if dimension.is_static else -2 for dimension in rest)]
 
 
 def takers(node: Any) -> list[Any]:
-    """The nodes that take what this one gives, through conversions."""
-    found = []
+    """Return the nodes that read this node's output, past type conversions."""
+    readers = []
     for target in node.output(0).get_target_inputs():
         taker = target.get_node()
-        found += takers(taker) if taker.get_type_name() == "Convert" else [taker]
-    return found
+        readers += takers(taker) if taker.get_type_name() == "Convert" else [taker]
+    return readers

@@ -1,8 +1,9 @@
-"""Masks and biases as `masked_attention.c` reads them.  Imports nothing of ours: a server's model brings it along.
+"""Lay out masks and biases for `masked_attention.c`.  Imports no module of ours: it is copied into a server's model.
 
-A Gaussian mixture over token distances depends on nothing but how many rows and columns apart two tokens are. So of
-g × g tokens a mask holds (2g − 1)² different numbers a head and not g⁴; no more than those come from memory then, as
-`masked_attention.h` says. Which it is, its numbers say; learned masks are not.
+An entry of a Gaussian mixture mask depends only on the offset between two tokens: on how many rows and columns they
+are apart. A mask over g × g tokens therefore has (2g − 1)² different numbers per head instead of g⁴, and the kernel
+reads only these from memory (see `masked_attention.h`). The layout is chosen from the numbers of the mask: learned
+masks do not depend on the offset alone and are stored whole.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ __all__ = ["LANES", "LOG2_E", "Arithmetic", "PreparedMask", "prepared_bias", "pr
 Arithmetic = Literal["f32", "bf16"]
 LANES = 16
 _TILE = 64
-_FEWEST_SPREAD = 32  # tokens; of fewer a mask is so small that reading it whole takes less than spreading it out
+_FEWEST_SPREAD = 32  # tokens; a smaller mask is read whole faster than it is spread out from its offsets
 LOG2_E = 1.4426950408889634
 
 
 @dataclass(frozen=True, eq=False)
 class PreparedMask:
-    """numbers: (H, …), float32, or two of float16 as one int32.  grid: 0 for a mask that is on none.
+    """A mask in the kernel's layout.
 
-    arithmetic: as requested, or float32 where a number is beyond float16.
+    numbers: (H, …), float32, or pairs of float16 packed into int32.  grid: g of a mask stored by offset; 0 for a mask
+    stored whole.  arithmetic: as requested, or float32 if a number is beyond the range of float16.
     """
 
     numbers: Any
@@ -34,26 +36,26 @@ class PreparedMask:
     arithmetic: Arithmetic
 
 
-def prepared_mask(mask: Any, wanted: Arithmetic) -> PreparedMask:
-    """M (H, n, n) → Mᵀ·log2(e), by offset where that is all it depends on."""
+def prepared_mask(mask: Any, requested: Arithmetic) -> PreparedMask:
+    """Convert M (H, n, n) to Mᵀ·log2(e), stored by offset if M depends on the offset alone."""
     turned = mask.transpose(0, 2, 1) * np.float32(LOG2_E)
     numbers, grid = _laid_out(turned)
-    if wanted == "f32" or not np.abs(numbers).max() <= np.finfo(np.float16).max:
+    if requested == "f32" or not np.abs(numbers).max() <= np.finfo(np.float16).max:
         return PreparedMask(numbers, grid, "f32")
-    return PreparedMask(numbers.astype(np.float16).view(np.int32), grid, wanted)
+    return PreparedMask(numbers.astype(np.float16).view(np.int32), grid, requested)
 
 
 def takes_bias(shape: tuple[int, ...], heads: int, n: int, outer: tuple[int, ...]) -> bool:
-    """Does the kernel take a bias of this shape, (…, H, n, n)?
+    """Return whether the kernel takes a bias of this shape, (…, H, n, n).
 
-    outer: the scores' dimensions between batch and heads. A bias is the same for all of them, or there is one each.
+    outer: the scores' dimensions between batch and heads. They share a bias, or each has its own.
     """
     windows = math.prod(shape[:-3])
     return shape[-3:] == (heads, n, n) and (windows == 1 or (windows,) == outer)
 
 
 def prepared_bias(bias: Any, heads: int, n: int, outer: tuple[int, ...]) -> Any:
-    """B (…, H, n, n) → Bᵀ·log2(e) (windows, H, …), float32; None for a bias that the kernel does not take.
+    """Convert B (…, H, n, n) to Bᵀ·log2(e) (windows, H, …), float32; None for a bias that the kernel does not take.
 
     outer: as in `takes_bias`.
     """
@@ -65,7 +67,7 @@ def prepared_bias(bias: Any, heads: int, n: int, outer: tuple[int, ...]) -> Any:
 
 
 def _laid_out(turned: Any) -> tuple[Any, int]:
-    """(numbers, grid): by offset if that gives these masks back, number for number, and is smaller; else whole."""
+    """Return (numbers, grid): by offset if that reproduces these masks exactly and is smaller, else whole."""
     whole = _by_tiles(turned)
     n = turned.shape[-1]
     grid = math.isqrt(n)
@@ -77,7 +79,7 @@ def _laid_out(turned: Any) -> tuple[Any, int]:
 
 
 def _by_tiles(turned: Any) -> Any:
-    """One tile of queries after the other, each (n, its queries)."""
+    """Store the masks tile by tile: each tile is (n keys, up to `_TILE` queries)."""
     heads, n, _ = turned.shape
     padded = np.zeros((heads, n, _whole(n)), np.float32)
     padded[:, :, :n] = turned
@@ -86,7 +88,7 @@ def _by_tiles(turned: Any) -> Any:
 
 
 def _by_offset(turned: Any, g: int) -> Any:
-    """T of masked_attention.h, of which every number is read off one place, and the class token's."""
+    """Return T of masked_attention.h, each number read from a single entry, and the class token's number behind it."""
     heads, n, _ = turned.shape
     first = n - g * g
     on_grid = turned[:, first:, first:].reshape(heads, g, g, g, g)  # rows and columns of the key, then of the query
@@ -100,7 +102,7 @@ def _by_offset(turned: Any, g: int) -> Any:
 
 
 def _from_offsets(numbers: Any, g: int, n: int) -> Any:
-    """What the kernel makes of it: (H, key, query)."""
+    """Return the masks that the kernel computes from these numbers: (H, key, query)."""
     first = n - g * g
     turned = np.empty((len(numbers), n, n), np.float32)
     turned[:, :first, :] = turned[:, :, :first] = numbers[:, (2 * g - 1) ** 2, None, None]

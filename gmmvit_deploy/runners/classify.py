@@ -129,7 +129,7 @@ class BundleClassifier(Classifier):
         """
         if bundle.manifest.image.normalisation is None:
             raise InputError(
-                f"{bundle.path}: it does not say how images become its input",
+                f"{bundle.path}: it states no mean and std to make its input from images",
                 hint="export it with --dataset, or --mean --std --labels",
             )
         self._bundle = bundle

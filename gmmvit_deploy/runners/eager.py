@@ -82,7 +82,7 @@ def _require_gpu(name: str) -> None:
     if not torch.cuda.is_available():
         raise InputError(
             f"runner {name}: PyTorch {torch.__version__} sees no GPU",
-            hint="nvidia-smi shows what the driver sees; leave the runner out where there is none",
+            hint="nvidia-smi shows the GPUs of the driver; leave this runner out on a machine without a GPU",
         )
 
 
@@ -108,7 +108,7 @@ class CompiledRunner(EagerRunner):
             reason = str(exc).strip().splitlines()[0] if str(exc).strip() else type(exc).__name__
             raise InputError(
                 f"runner {self.name}: torch.compile {torch.__version__} fails here: {reason}",
-                hint="it needs a C++ compiler such as g++; leave the runner out where there is none",
+                hint="install a C++ compiler such as g++, or leave this runner out",
             ) from exc
 
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:

@@ -55,7 +55,7 @@ def _values(
     # ONNX Runtime has no bfloat16 operators on a CPU.
     tapped = without_bfloat16(_with_outputs(proto, tensors))
     session = open_session(tapped.SerializeToString(), _NAMED.format(name))
-    (image,) = (one.name for one in proto.graph.input)
+    (image,) = (value.name for value in proto.graph.input)
     names = list(dict.fromkeys([*tensors, LOGITS]))
     try:
         return dict(zip(names, session.run(names, {image: inputs}), strict=True))
@@ -73,7 +73,7 @@ def _with_outputs(proto: ModelProto, tensors: Sequence[str]) -> ModelProto:
     for tensor in sorted(set(tensors) - present):
         copy.graph.output.append(onnx.ValueInfoProto(name=tensor))
     # ONNX Runtime infers the types of outputs; the ONNX checker requires them in the graph.
-    inferred = {one.name: one for one in onnx.shape_inference.infer_shapes(proto).graph.value_info}
+    inferred = {value.name: value for value in onnx.shape_inference.infer_shapes(proto).graph.value_info}
     for output in copy.graph.output:
         if output.name in inferred:
             output.CopyFrom(inferred[output.name])

@@ -52,8 +52,8 @@ class OnnxRuntimeRunner(Runner):
         self.precision = self.graph.precision
         if self.precision not in ONNXRUNTIME_PRECISIONS:
             raise RunnerUnavailableError(
-                f"runner {self.name}: ONNX Runtime computes in {', '.join(ONNXRUNTIME_PRECISIONS)} on a CPU; "
-                f"{self.precision} was asked for"
+                f"runner {self.name}: ONNX Runtime computes in {', '.join(ONNXRUNTIME_PRECISIONS)} on a CPU, "
+                f"not in {self.precision}"
             )
         self._fused = None
         if kernels:
@@ -62,7 +62,7 @@ class OnnxRuntimeRunner(Runner):
             self._fused, why = fused_graph(self.graph.path)
             if self._fused is None:
                 raise RunnerUnavailableError(
-                    f"runner {self.label} cannot be had: {why}",
+                    f"runner {self.label} cannot run here: {why}",
                     hint="runner onnxruntime runs the same graph in its own operators",
                 )
         self._program = program_from_onnx(self.graph.path, threads=threads, fused=self._fused)

@@ -135,11 +135,11 @@ def open_runners(
     takes_other_bundle: as in `TritonRunner`, so that parity can report the mismatch instead of failing.
     Errors: InputError when a runner is named twice, or when an option applies to no runner.
     """
-    wanted = [_with_precision(name, precision) for name in names]
-    bare = [name for name, _ in wanted]
+    requested = [_with_precision(name, precision) for name in names]
+    bare = [name for name, _ in requested]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise InputError(f"runner {', '.join(repeated)} is named more than once")
-    if repeated := sorted({f"{name}:{one}" for name, one in wanted if wanted.count((name, one)) > 1}):
+    if repeated := sorted({f"{name}:{own}" for name, own in requested if requested.count((name, own)) > 1}):
         raise InputError(f"runner {', '.join(repeated)} is named more than once")
     by_protocol = {url.partition(":")[0]: url for url in urls}
     if len(by_protocol) < len(urls):
@@ -148,14 +148,14 @@ def open_runners(
     if idle and not any(name in DEFAULT_URLS for name in bare):
         raise InputError(f"runner {', '.join(bare)} runs in this process; --url goes with triton-grpc and triton-http")
     if idle:
-        raise InputError(f"--url {idle[0]} goes with none of the runners {', '.join(bare)}")
+        raise InputError(f"--url {idle[0]} matches none of the runners {', '.join(bare)}")
     if engine is not None and not set(bare) & set(FLAVORS):
         raise InputError(f"runner {', '.join(bare)} takes no engine")
     if precision != "fp32" and not set(bare) & set(_OF_GRAPHS):
         raise InputError(f"the other runners have the precision they were made with; {_GOES_WITH}")
     with ExitStack() as stack:
         opened = []
-        for name, own in wanted:
+        for name, own in requested:
             runner = open_runner(
                 name,
                 bundle,

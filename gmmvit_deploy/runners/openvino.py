@@ -54,7 +54,7 @@ class OpenVinoRunner(Runner):
         super().__init__(bundle)
         if precision not in OPENVINO_HINTS:
             raise RunnerUnavailableError(
-                f"runner openvino computes in {', '.join(OPENVINO_HINTS)} on a CPU; {precision} was asked for"
+                f"runner openvino computes in {', '.join(OPENVINO_HINTS)} on a CPU, not in {precision}"
             )
         openvino = require("openvino", package="openvino", extra="openvino")
         self.precision = precision
@@ -67,7 +67,7 @@ class OpenVinoRunner(Runner):
             ours, why = kernels_for_graph(variant.path, precision)
             if ours is None:
                 raise RunnerUnavailableError(
-                    f"runner {self.label} cannot be had: {why}",
+                    f"runner {self.label} cannot run here: {why}",
                     hint="runner openvino runs the same graph in its own operations",
                 )
         self._arithmetic = ours.arithmetic if ours else ""

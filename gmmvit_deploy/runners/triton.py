@@ -57,10 +57,8 @@ class TritonRunner(Runner):
             raise
         other_bundle = ""
         if served.bundle_sha256 != bundle.sha256:
-            found = served.bundle_sha256[:12] + "…" if served.bundle_sha256 else "nothing we know"
-            other_bundle = (
-                f"{url} serves {self._network} from bundle {found}, not from {bundle.path} ({bundle.sha256[:12]}…)"
-            )
+            source = f"bundle {served.bundle_sha256[:12]}…" if served.bundle_sha256 else "an unknown bundle"
+            other_bundle = f"{url} serves {self._network} from {source}, not from {bundle.path} ({bundle.sha256[:12]}…)"
             alike = served.inputs == {self._input: bundle.input_shape} and served.labels == bundle.manifest.labels
             if not (takes_other_bundle and alike):
                 self._connection.close()

@@ -28,7 +28,7 @@ def emulated_logits(proto: ModelProto, inputs: NDArray[Any], *, name: str, batch
     import numpy as np
 
     session = session_from_bytes(without_bfloat16(proto).SerializeToString(), name, exact=True)
-    (image,) = (one.name for one in proto.graph.input)
+    (image,) = (value.name for value in proto.graph.input)
     parts = [session.run(["logits"], {image: inputs[i : i + batch]})[0] for i in range(0, len(inputs), batch)]
     logits: NDArray[Any] = np.concatenate(parts)
     return logits

@@ -30,12 +30,12 @@ def calibrate(proto: ModelProto, batches: Iterable[NDArray[Any]]) -> Histograms:
     names = activations_of(proto.graph)
     probed.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names)
     session = session_from_bytes(probed.SerializeToString(), "the graph that calibrates")
-    (image,) = (one.name for one in proto.graph.input)
-    found = Histograms()
+    (image,) = (value.name for value in proto.graph.input)
+    histograms = Histograms()
     for batch in batches:
         for name, values in zip(names, session.run(list(names), {image: batch}), strict=True):
-            found.add(name, values)
-        found.images += len(batch)
-    if not found.images:
-        raise InputError("calibration needs images, and there are none", hint="--calibration takes a folder or .npz")
-    return found
+            histograms.add(name, values)
+        histograms.images += len(batch)
+    if not histograms.images:
+        raise InputError("calibration needs images, got no image", hint="--calibration takes a folder or .npz")
+    return histograms

@@ -27,7 +27,7 @@ def normalised_in_graph(path: Path, pixels: NDArray[Any]) -> NDArray[Any] | None
     name = end_of_normalisation(proto.graph)
     if name is None:
         return None
-    (image,) = (one.name for one in proto.graph.input)
+    (image,) = (value.name for value in proto.graph.input)
     del proto.graph.output[:]
     proto.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
     session = session_from_bytes(proto.SerializeToString(), path.name, exact=True)

@@ -117,11 +117,11 @@ def _spread(count: int, limit: int) -> NDArray[Any]:
 def _array(path: Path, image: ImageSpec, input_kind: InputKind) -> NDArray[Any]:
     import numpy as np
 
-    found = arrays_in(path)
-    names: list[str] = [name for name in ("images", "inputs") if name in found] or list(found)
+    arrays = arrays_in(path)
+    names: list[str] = [name for name in ("images", "inputs") if name in arrays] or list(arrays)
     if names[:1] not in (["images"], ["inputs"]) and len(names) != 1:
         raise InputError(f"{path}: expected an array called images, got {', '.join(names) or 'no array'}")
-    array = found[names[0]]
+    array = arrays[names[0]]
     expected: set[tuple[str, tuple[int, ...]]] = {("uint8", image.pixels_shape)}
     if input_kind == "tensor":
         expected.add(("float32", image.tensor_shape))

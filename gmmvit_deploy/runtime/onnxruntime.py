@@ -63,7 +63,7 @@ def fused_graph(path: Path) -> tuple[FusedGraph | None, str]:
         return None, str(exc)
     attentions = summary_of(attentions_of_kernel(plain))
     if not replaced:
-        return None, f"none of its attention has the form that our kernel takes: {attentions}"
+        return None, f"our kernel takes no attention of this graph: {attentions}"
     return FusedGraph(proto.SerializeToString(), library, attentions), ""
 
 

@@ -1,8 +1,8 @@
-"""A network in ONNX Runtime on the CPU.  Imports nothing of ours: a server's model brings this very file along.
+"""Run a network in ONNX Runtime on the CPU.  Imports no module of ours: this file is copied into a server's model.
 
-A batch with a row for every core is cut into chunks of at most `ROWS_A_CORE` rows, which stay in a core's cache, and
-each core takes chunks of its own: no operator waits for another core (`benchmarks/settings/cpu_settings.py` is the
-measurement). A smaller batch is run at once, its operators shared by all cores.
+A batch with at least a row for every core is cut into chunks of at most `ROWS_A_CORE` rows, which stay in a core's
+cache, and each core runs whole chunks: no operator waits for another core (`benchmarks/settings/cpu_settings.py`
+measures this). A smaller batch runs as a whole, its operators shared by all cores.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ __all__ = ["ROWS_A_CORE", "OnnxRuntimeProgram", "session_options", "why_not"]
 ROWS_A_CORE = 4
 OUTPUT = "logits"
 _SESSION_ENTRIES = {"session.intra_op.spin_duration_us": "200"}
-"""After its last operator a thread looks for more work so long, and then sleeps: long enough for the gaps within an
-image. By default it is some 40 ms, taken from whatever else wants that core (`benchmarks/settings/spinning.py`)."""
+"""Time that a thread looks for more work after its last operator before it sleeps: long enough for the gaps within an
+image. The default is about 40 ms, which other programs on that core lose (`benchmarks/settings/spinning.py`)."""
 
 
 def why_not(library: Path) -> str:
-    """Why the attention kernel of this library, onnxruntime_operations.c, cannot run here; empty where it can."""
+    """Return why the attention kernel of this library, onnxruntime_operations.c, cannot run here; empty if it can."""
     try:
         support = ctypes.CDLL(str(library)).masked_attention_support()
     except OSError as exc:
@@ -36,9 +36,10 @@ def why_not(library: Path) -> str:
 
 
 def session_options(threads: int | None, library: Path | None) -> Any:
-    """``onnxruntime.SessionOptions``.
+    """Return ``onnxruntime.SessionOptions``.
 
-    threads: of one operator; None leaves it to ONNX Runtime (one a core).  library: that has our attention; or None.
+    threads: per operator; None leaves the number to ONNX Runtime (a thread per core).  library: with our attention
+    kernel, or None.
     """
     import onnxruntime
 
@@ -57,27 +58,29 @@ class OnnxRuntimeProgram:
     """``run(batch) -> logits``; may be called from several threads."""
 
     def __init__(self, open_session: Callable[[int], Any], *, threads: int = 0) -> None:
-        """open_session: threads of one operator → an ``InferenceSession``.  threads: 0 is one a core.
+        """Open the session.
 
-        Errors: what ``open_session`` raises.
+        open_session: function from the threads of an operator to an ``InferenceSession``.  threads: 0 uses a thread
+        per core.
+        Errors: as ``open_session``.
         """
         self.threads = threads or len(os.sched_getaffinity(0))
         self._open = open_session
-        self._shared = open_session(self.threads)  # what cannot be loaded shall fail here
+        self._shared = open_session(self.threads)  # so that a graph that cannot be loaded fails here
         self._input = self._shared.get_inputs()[0].name
         self._workers: tuple[Any, ThreadPoolExecutor] | None = None
         self._lock = threading.Lock()
 
     def prepare(self, most: int) -> None:
-        """Load now what batches up to ``most`` need, so that no request has to wait for it."""
+        """Open the sessions for batches of up to ``most`` rows now, so that no request waits for them."""
         if most >= self.threads > 1:
             self._made_workers()
 
     def run(self, batch: Any) -> Any:
-        """What the graph takes (B, …) → float32 (B, C)."""
+        """Return the logits, float32 (B, C), of a batch of the graph's input (B, …)."""
         if len(batch) < self.threads:
             return self._logits(self._shared, batch)
-        # As many chunks for each core, so that none idles at the end.
+        # The same number of chunks for each core, so that no core idles at the end.
         each = -(-len(batch) // (ROWS_A_CORE * self.threads))
         chunks = np.array_split(batch, min(len(batch), each * self.threads))
         if self.threads == 1:
@@ -89,7 +92,7 @@ class OnnxRuntimeProgram:
         return session.run([OUTPUT], {self._input: batch})[0]
 
     def _made_workers(self) -> tuple[Any, ThreadPoolExecutor]:
-        """A session whose operators run on one thread, and a thread for every core; made when first wanted."""
+        """Return (a session with single-threaded operators, a pool with a thread per core), made on first use."""
         with self._lock:
             if self._workers is None:
                 session = self._open(1)

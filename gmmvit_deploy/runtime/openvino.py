@@ -48,7 +48,7 @@ def kernels_for_graph(path: Path, precision: Precision) -> tuple[Kernels | None,
         return None, f"{path.name}: OpenVINO {openvino.__version__} cannot read it: {exc}"
     attentions = kernels.describe_attention(model)
     if not kernels.fuse_attention(model) + kernels.fuse_norms(model):
-        return None, f"none of its attention has the form that our kernel takes: {attentions}"
+        return None, f"our kernel takes no attention of this graph: {attentions}"
     return kernels, why
 
 

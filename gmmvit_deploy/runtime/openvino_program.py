@@ -1,8 +1,8 @@
-"""A network in OpenVINO on the CPU.  Imports nothing of ours, so that a server's model can bring this very file along.
+"""Run a network in OpenVINO on the CPU.  Imports no module of ours: this file is copied into a server's model.
 
-A batch is cut into chunks that stay in a core's cache (``CHUNK`` rows; `benchmarks/settings/cpu_settings.py` is
-the measurement), several of them side by side on cores of their own. Every chunk has a size of which
-a program was compiled with that shape: a graph whose shapes are known is fused further.
+A batch is cut into chunks that stay in a core's cache (``CHUNK`` rows; `benchmarks/settings/cpu_settings.py` measures
+this), several of them side by side, each on its own core. A program is compiled for each size of chunk, because
+OpenVINO fuses a graph with static shapes further.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ CHUNK = 16
 
 
 class OpenVinoProgram:
-    """``run(batch) -> logits``; may be called from several threads, one call at a time is run.
+    """``run(batch) -> logits``; may be called from several threads, but calls run one after another.
 
-    hint: what the products compute in.  It is never left to OpenVINO, whose own choice on a CPU that
-    has bf16 is bf16, whatever the graph says.
-    threads: cores to use; 0 is all that this process may run on.
-    kernels: our own, as `kernels_from` gives them; None leaves all to OpenVINO.
+    hint: type that the products compute in.  It is never left to OpenVINO, which on a CPU with bf16 chooses bf16
+    whatever the types in the graph.
+    threads: cores to use; 0 uses every core that this process may run on.
+    kernels: our kernels, from `kernels_from`; None uses OpenVINO's operations only.
     """
 
     def __init__(self, path: str, *, hint: Hint, threads: int = 0, kernels: Any = None) -> None:
@@ -41,26 +41,26 @@ class OpenVinoProgram:
         self._hint = hint
         self.threads = threads or len(os.sched_getaffinity(0))
         self.attentions = kernels.describe_attention(self._small) if kernels else ""
-        """How many attentions our kernel takes, and why not the others; empty without our kernels."""
+        """Which attentions our kernel replaces, and why not the others; empty without our kernels."""
         self.fused_attentions = kernels.fuse_attention(self._small) if kernels else 0
-        self._whole = self._small.clone()  # a chunk has rows enough for our norms to gain
+        self._whole = self._small.clone()  # a full chunk has enough rows for our norms to pay
         self.fused_norms = kernels.fuse_norms(self._whole) if kernels else 0
         self._requests: dict[tuple[int, int], list[Any]] = {}
         self._kernels: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self._prepared(1, 1)  # what cannot be compiled shall fail here
+        self._prepared(1, 1)  # so that a graph that cannot be compiled fails here
 
     @property
     def kernels(self) -> dict[str, int]:
-        """Kernel of every matrix product and fused attention → how often it is there, as OpenVINO itself tells it."""
+        """Kernel of every matrix product and fused attention → how often it occurs, as OpenVINO reports it."""
         return dict(self._kernels)
 
     def model(self, rows: int) -> Any:
-        """The ``openvino.Model`` that chunks of ``rows`` are run by, our operations in it; not to be changed."""
+        """Return the ``openvino.Model`` that runs chunks of ``rows`` rows, with our operations; do not change it."""
         return self._whole if rows == CHUNK else self._small
 
     def prepare(self, most: int) -> None:
-        """Compile now for every batch up to ``most``, so that no request has to wait for it."""
+        """Compile now for every batch of up to ``most`` rows, so that no request waits for it."""
         with self._lock:
             for size in (1 << power for power in range(min(CHUNK, most).bit_length())):
                 self._prepared(size, 1)
@@ -68,7 +68,7 @@ class OpenVinoProgram:
                 self._prepared(CHUNK, streams)
 
     def run(self, batch: Any) -> Any:
-        """What the graph takes (B, …) → float32 (B, C)."""
+        """Return the logits, float32 (B, C), of a batch of the graph's input (B, …)."""
         with self._lock:
             starts, streams = self._cut(len(batch))
             answers: list[Any] = [None] * len(starts)
@@ -77,17 +77,17 @@ class OpenVinoProgram:
             for index, (start, size) in enumerate(starts):
                 requests = self._prepared(size, streams if size == CHUNK else 1)
                 if used[size] >= len(requests):
-                    self._collect(waiting.pop(0), answers)  # the oldest, which is the one that comes round again
+                    self._collect(waiting.pop(0), answers)  # the oldest request, which is used next
                 request = requests[used[size] % len(requests)]
                 used[size] += 1
                 request.start_async({0: np.ascontiguousarray(batch[start : start + size])}, share_inputs=True)
                 waiting.append((request, index))
-            for one in waiting:
-                self._collect(one, answers)
+            for pending in waiting:
+                self._collect(pending, answers)
         return np.concatenate(answers) if len(answers) > 1 else answers[0]
 
     def _cut(self, rows: int) -> tuple[list[tuple[int, int]], int]:
-        """[(start, size)] with sizes that are powers of two up to `CHUNK`, and how many run side by side."""
+        """Return ([(start, size)], how many full chunks run side by side); sizes are powers of two up to `CHUNK`."""
         whole = rows // CHUNK
         streams = max(1, min(self.threads, whole))
         starts = [(index * CHUNK, CHUNK) for index in range(whole)]
@@ -98,13 +98,13 @@ class OpenVinoProgram:
             start += size
         return starts, streams
 
-    def _collect(self, waiting: tuple[Any, int], answers: list[Any]) -> None:
-        request, index = waiting
+    def _collect(self, pending: tuple[Any, int], answers: list[Any]) -> None:
+        request, index = pending
         request.wait()
         answers[index] = request.get_output_tensor(0).data.copy()
 
     def _prepared(self, size: int, streams: int) -> list[Any]:
-        """Requests for chunks of this size; compiled when they are first wanted."""
+        """Return the inference requests for chunks of this size, compiled on first use."""
         if (size, streams) not in self._requests:
             model = self.model(size).clone()
             shape = model.inputs[0].partial_shape
@@ -114,7 +114,7 @@ class OpenVinoProgram:
                 "INFERENCE_PRECISION_HINT": self._hint,
                 "NUM_STREAMS": str(streams),
                 "INFERENCE_NUM_THREADS": str(self.threads),
-                # Pinned, two programs of one thread each would both sit on the first core.
+                # If they were pinned, two programs with a thread each would share the first core.
                 "ENABLE_CPU_PINNING": self.threads == len(os.sched_getaffinity(0)),
             }
             compiled = self._core.compile_model(model, "CPU", settings)
@@ -125,16 +125,16 @@ class OpenVinoProgram:
 
     def _require_hint(self, compiled: Any) -> None:
         types = {"f32": self._openvino.Type.f32, "bf16": self._openvino.Type.bf16}
-        found = compiled.get_property("INFERENCE_PRECISION_HINT")
-        if found != types[self._hint]:
-            raise RuntimeError(f"{self._hint} was asked for; OpenVINO computes in {found}")
+        actual = compiled.get_property("INFERENCE_PRECISION_HINT")
+        if actual != types[self._hint]:
+            raise RuntimeError(f"expected OpenVINO to compute in {self._hint}, got {actual}")
 
 
 def _kernels(compiled: Any) -> Counter[str]:
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for node in compiled.get_runtime_model().get_ordered_ops():
         notes = node.get_rt_info()
         kind, kernel = (notes[key].astype(str) for key in ("layerType", "primitiveType"))
         if kind in ("FullyConnected", "MatMul", "Subgraph", "Reference"):
-            found[f"{kind} {kernel}"] += 1
-    return found
+            counts[f"{kind} {kernel}"] += 1
+    return counts

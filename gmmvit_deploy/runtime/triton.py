@@ -33,13 +33,13 @@ def parse_url(url: str) -> tuple[Literal["grpc", "http"], str]:
     The port defaults to 8001 for gRPC and to 8000 for HTTP.
     Errors: InputError on any other address.
     """
-    found = re.fullmatch(r"(grpc|http)://(\[[0-9a-fA-F:]+\]|[^:/\[\]]+)(?::(\d{1,5}))?/?", url)
-    if found is None:
+    match = re.fullmatch(r"(grpc|http)://(\[[0-9a-fA-F:]+\]|[^:/\[\]]+)(?::(\d{1,5}))?/?", url)
+    if match is None:
         raise InputError(
             f"{url!r} is no server address", hint="grpc://host:port or http://host:port, such as grpc://localhost:8001"
         )
-    protocol: Literal["grpc", "http"] = "grpc" if found.group(1) == "grpc" else "http"
-    return protocol, f"{found.group(2)}:{found.group(3) or _DEFAULT_PORTS[protocol]}"
+    protocol: Literal["grpc", "http"] = "grpc" if match.group(1) == "grpc" else "http"
+    return protocol, f"{match.group(2)}:{match.group(3) or _DEFAULT_PORTS[protocol]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,19 +133,19 @@ class TritonConnection:
 
     def best_classes(self, model: str, name: str, values: NDArray[Any]) -> list[tuple[int, str]]:
         """Return (index, label) of each input's most likely class, from the server's classification extension."""
-        wanted = self._module.InferRequestedOutput("logits", class_count=1)
-        answers = self._infer(model, name, values, wanted, "logits")
+        output = self._module.InferRequestedOutput("logits", class_count=1)
+        answers = self._infer(model, name, values, output, "logits")
         texts = [bytes(answer).decode() for answer in answers.reshape(-1)]
         return [(int(text.split(":")[1]), text.split(":", 2)[2]) for text in texts]
 
-    def _infer(self, model: str, name: str, values: NDArray[Any], wanted: Any, output: str) -> NDArray[Any]:
+    def _infer(self, model: str, name: str, values: NDArray[Any], requested: Any, output: str) -> NDArray[Any]:
         tensor = self._module.InferInput(name, list(values.shape), _TRITON_TYPES[str(values.dtype)])
         tensor.set_data_from_numpy(values)
-        answer = self._call(model, "infer", model_name=model, inputs=[tensor], outputs=[wanted])
+        answer = self._call(model, "infer", model_name=model, inputs=[tensor], outputs=[requested])
         rows: NDArray[Any] | None = answer.as_numpy(output)
         if rows is None or rows.shape[0] != values.shape[0]:
-            found = "nothing" if rows is None else f"shape {rows.shape}"
-            raise ServerError(f"{model} at {self.url}: expected {output} for {values.shape[0]} inputs, got {found}")
+            received = "no output" if rows is None else f"shape {rows.shape}"
+            raise ServerError(f"{model} at {self.url}: expected {output} for {values.shape[0]} inputs, got {received}")
         return rows
 
     def model(self, name: str) -> ServedModel:
@@ -233,7 +233,7 @@ class TritonConnection:
         if "unknown model" in message or "is not found" in message or "NOT_FOUND" in status or "404" in status:
             return ServerError(
                 f"the server at {self.url} has no model {model!r}",
-                hint="name the one it has with --model, or serve the bundle with gmmvit serve",
+                hint="name a model of this server with --model, or serve the bundle with gmmvit serve",
             )
         if any(code in status for code in _REJECTED):
             return RequestRejectedError(f"{model} at {self.url} refused the request: {_without_ensemble(message)}")

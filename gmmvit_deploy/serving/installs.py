@@ -68,7 +68,7 @@ def system_server(binary: Path) -> ServerInstall:
     Errors: ServerError when ``binary`` is not an executable file.
     """
     if not binary.is_file() or not os.access(binary, os.X_OK):
-        raise ServerError(f"{binary}: expected a tritonserver program; nothing there can be run")
+        raise ServerError(f"{binary}: expected an executable tritonserver program")
     beside = binary.resolve().parent.parent / "backends"
     return ServerInstall(kind="system", binary=binary, backends=beside if beside.is_dir() else _SYSTEM_BACKENDS)
 
@@ -88,7 +88,7 @@ def wheel_server() -> ServerInstall:
         there = ", ".join(sorted(folder.name for folder in stub.parent.parent.iterdir()))
         raise ServerError(
             f"the nvidia-pytriton wheel has no stub for Python {sys.version_info.major}.{sys.version_info.minor}",
-            hint=f"it has stubs for {there}; use one of those",
+            hint=f"use a Python that it has a stub for: {there}",
         )
     _require_old_numpy()
     libraries = [_libpython_folder(), root.parent.parent / "nvidia_pytriton.libs"]
@@ -135,12 +135,12 @@ def _require_old_numpy() -> None:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        found = version("numpy")
+        installed = version("numpy")
     except PackageNotFoundError as exc:
         raise MissingDependencyError("numpy", extra="serve") from exc
-    if int(found.split(".")[0]) >= 2:
+    if int(installed.split(".")[0]) >= 2:
         # With numpy 2 the outputs had the right shapes and no bytes, without any error.
         raise ServerError(
-            f"the server of nvidia-pytriton returns empty outputs under numpy {found}",
+            f"the server of nvidia-pytriton returns empty outputs under numpy {installed}",
             hint="pip install 'gmmvit-deploy[serve]', which takes numpy 1.26",
         )

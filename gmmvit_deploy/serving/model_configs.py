@@ -93,9 +93,7 @@ class RepositoryOptions:
         if self.runtime == "openvino" and self.backend != "python":
             raise InputError(f"--runtime openvino goes with --backend python, not {self.backend}")
         if self.runtime == "openvino" and self.precision not in OPENVINO_HINTS:
-            raise InputError(
-                f"OpenVINO computes in {', '.join(OPENVINO_HINTS)} on a CPU; {self.precision} was asked for"
-            )
+            raise InputError(f"OpenVINO computes in {', '.join(OPENVINO_HINTS)} on a CPU, not in {self.precision}")
 
     @property
     def network(self) -> str:
@@ -214,7 +212,7 @@ def _preprocess(bundle: Bundle, options: RepositoryOptions) -> Any:
     config.instance_group.add(count=1, kind=pb.ModelInstanceGroup.KIND_CPU)
     config.dynamic_batching.max_queue_delay_microseconds = 0
     if bundle.manifest.image.normalisation is None:
-        raise RepositoryError(f"{bundle.path}: it does not say how its images are normalised")
+        raise RepositoryError(f"{bundle.path}: it states no mean and std to normalise its images with")
     config.parameters["preprocessing"].string_value = json.dumps({**bundle.manifest.image.to_json(), "threads": 2})
     sample = config.model_warmup.add(name="one image", batch_size=1)
     sample.inputs[IMAGE_INPUT].CopyFrom(

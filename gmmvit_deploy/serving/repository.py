@@ -93,7 +93,7 @@ def repository_from_bundle(
     kernels = _kernels(source, options)
     if options.cpu_kernels == "on" and not kernels.use.used:
         raise InputError(
-            f"runtime {options.runtime}+kernels cannot be had: {kernels.use.why_not}",
+            f"runtime {options.runtime}+kernels cannot run here: {kernels.use.why_not}",
             hint=f"--runtime {options.runtime} runs the same graph in the runtime's own operators",
         )
     on_progress(Progress("write the models"))
@@ -129,13 +129,13 @@ def stated_cpu_kernels(repository: Path) -> CpuKernelsUse | None:
         return None
     if stated == {"on"}:
         return CpuKernelsUse(used=True)
-    return CpuKernelsUse(used=False, why_not=f"{repository} was written without them")
+    return CpuKernelsUse(used=False, why_not=f"{repository} was written without our kernels")
 
 
 _STATED = re.compile(r'key\s*:\s*"cpu_kernels"\s*,?\s*value\s*:?\s*\{\s*string_value\s*:\s*"(on|off)"')
 _NO_PREPROCESSING = (
-    "no model takes encoded images: the bundle does not say how they are normalised; "
-    "export with --dataset or --mean --std to get one"
+    "no model takes encoded images: the bundle states no mean and std; "
+    "export with --dataset or --mean --std to add such a model"
 )
 
 
@@ -181,7 +181,7 @@ def _kernels(network: Path, options: RepositoryOptions) -> _Kernels:
         why = f"the {options.backend} backend runs the network by itself"
         return _Kernels(use=CpuKernelsUse(used=False, why_not=why))
     if options.cpu_kernels == "off":
-        return _Kernels(use=CpuKernelsUse(used=False, why_not="not asked for"))
+        return _Kernels(use=CpuKernelsUse(used=False, why_not="not requested"))
     if options.runtime == "onnxruntime":
         fused, why = fused_graph(network)
         if fused is None:

@@ -153,14 +153,14 @@ class TritonServer:
             _kill_group(self._process.pid)
 
     def _free_ports(self) -> tuple[int, int, int]:
-        wanted = {
+        ports = {
             "HTTP": self.options.http_port,
             "gRPC": self.options.grpc_port,
             "metrics": self.options.metrics_port,
         }
         taken: list[socket.socket] = []
         try:
-            for service, port in wanted.items():
+            for service, port in ports.items():
                 taken.append(_bound(self.options.host, port, service))
             http, grpc, metrics = (probe.getsockname()[1] for probe in taken)
         finally:
@@ -230,7 +230,7 @@ class TritonServer:
         if cancelled():
             return
         raise ServerError(
-            f"the server was not ready after {self.options.start_timeout_s:.0f} s; last it said: {self._last_words()}",
+            f"the server was not ready after {self.options.start_timeout_s:.0f} s; {self._last_words()}",
             hint="type --start-timeout 300 to wait longer, or --log FILE to keep its log",
         )
 
@@ -240,11 +240,12 @@ class TritonServer:
         code = self._process.returncode if self._process is not None else None
         how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"status {code}"
         causes = _causes(self._lines)
-        detail = ":\n  " + "\n  ".join(causes) if causes else f"; last it said: {self._last_words()}"
+        detail = ":\n  " + "\n  ".join(causes) if causes else f"; {self._last_words()}"
         return ServerError(f"the Triton server {what} ({how}){detail}", hint="type --log FILE to keep its whole log")
 
     def _last_words(self) -> str:
-        return next((line.strip() for line in reversed(self._lines) if line.strip()), "nothing")
+        last = next((line.strip() for line in reversed(self._lines) if line.strip()), "")
+        return f"the last line of its log: {last}" if last else "its log is empty"
 
 
 def _opened_log(path: Path | None) -> TextIO | None:
@@ -294,7 +295,7 @@ def _bound(host: str, port: int, service: str) -> socket.socket:
     except OSError as exc:
         probe.close()
         raise ServerError(
-            f"{service} port {port} on {host} cannot be had: {exc.strerror}",
+            f"{service} port {port} on {host} cannot be opened: {exc.strerror}",
             hint=f"another server may be running; stop it, or choose another port with --{service.lower()}-port "
             "(0 takes a free one)",
         ) from exc
@@ -309,11 +310,11 @@ def _check_backends(repository: Path, install: ServerInstall) -> None:
             hint="type gmmvit repository BUNDLE to write a repository",
         )
     for config in configs:
-        found = re.search(r'^backend:\s*"(\w+)"', config.read_text(encoding="utf-8"), re.MULTILINE)
-        if found and found.group(1) not in install.backend_names:
+        match = re.search(r'^backend:\s*"(\w+)"', config.read_text(encoding="utf-8"), re.MULTILINE)
+        if match and match.group(1) not in install.backend_names:
             there = ", ".join(install.backend_names) or "none"
             raise RepositoryError(
-                f"{config.parent.name} needs the {found.group(1)} backend; {install.binary} has: {there}",
+                f"{config.parent.name} needs the {match.group(1)} backend; {install.binary} has: {there}",
                 hint="write the repository with --backend python, or name a server that has it with --tritonserver",
             )
 

@@ -27,12 +27,12 @@ def released_source(
     """
 
     def unused(model_spec: Any) -> Mapping[str, str]:
-        found = known_unused(model_spec)
+        reasons = known_unused(model_spec)
         if not model_spec.mask.closed_form:
-            return found
+            return reasons
         reason = "a stored base; this model was trained with the closed form"
         alphas = [name for name in names(model_spec).values() if name.endswith(".mask.alpha")]
-        return found | {f"{alpha.removesuffix('.alpha')}.mask": reason for alpha in alphas}
+        return reasons | {f"{alpha.removesuffix('.alpha')}.mask": reason for alpha in alphas}
 
     return CheckpointSource(
         name="the released code", signature=signature, spec=spec, tensors=names, known_unused=unused

@@ -63,8 +63,8 @@ class Shapes:
 
     def count(self, pattern: str) -> int:
         """Return 1 + the largest number that the first group of ``pattern`` matches in any name; 0 without a match."""
-        found = [match for match in map(re.compile(pattern).match, self.tensors) if match]
-        return max((int(match.group(1)) + 1 for match in found), default=0)
+        matches = [match for match in map(re.compile(pattern).match, self.tensors) if match]
+        return max((int(match.group(1)) + 1 for match in matches), default=0)
 
     def grid(self, positions: int, *, where: str) -> int:
         """Return the side of a square grid.  Errors: CheckpointError when ``positions`` is not a square number."""
@@ -123,7 +123,7 @@ def infer_mask(shapes: Shapes, hints: LoadHints, prefix: str) -> tuple[MaskSpec,
     parts = {part for part in ("alpha", "sigma", "mask") if f"{prefix}.{part}" in shapes}
     if not parts & {"alpha", "sigma"}:
         if hints.closed_form:
-            raise CheckpointError(f"{source}: closed form was asked for, but the file holds no alpha and sigma")
+            raise CheckpointError(f"{source}: --mask-form closed was given, but the file holds no alpha and sigma")
         return MaskSpec(kind="elm" if parts else "plain"), None
     if missing := {"alpha", "sigma"} - parts:
         raise CheckpointError(f"{source}: {prefix}.{missing.pop()} is missing")
@@ -151,12 +151,12 @@ def infer_heads(
     width: of q, H·d.  known: heads that follow from the file, or None.  evidence: source of ``known``, for messages.
     Errors: CheckpointError when the number is unknown, contradictory, or does not divide ``width``.
     """
-    told = hints.heads
-    if told is not None and preset_heads is not None and told != preset_heads:
-        raise CheckpointError(f"{source}: {told} heads were named, but the preset has {preset_heads}")
-    if known is not None and told is not None and told != known:
-        raise CheckpointError(f"{source}: {told} heads were named, but {evidence} {known}")
-    heads = known or told or preset_heads
+    hinted = hints.heads
+    if hinted is not None and preset_heads is not None and hinted != preset_heads:
+        raise CheckpointError(f"{source}: --heads {hinted}, but the preset has {preset_heads}")
+    if known is not None and hinted is not None and hinted != known:
+        raise CheckpointError(f"{source}: --heads {hinted}, but {evidence} {known}")
+    heads = known or hinted or preset_heads
     if heads is None:
         raise CheckpointError(
             f"{source}: the number of attention heads cannot be read off this file",
@@ -166,7 +166,7 @@ def infer_heads(
     if width % heads:
         raise CheckpointError(
             f"{source}: {heads} heads do not divide q, k and v, which are {width} wide",
-            hint=f"one of {_divisors(width)}: the number it was trained with",
+            hint=f"type --heads with the number it was trained with, one of {_divisors(width)}",
         )
     return heads
 
@@ -179,7 +179,7 @@ def _divisors(width: int) -> list[int]:
 def check_image_hints(source: str, hints: LoadHints, *, image_size: int, channels: int, evidence: str) -> None:
     """Check the user's image size and channels.  Errors: CheckpointError when they contradict the file.
 
-    evidence: the source of the file's values, for the message, such as "its tensors tell".
+    evidence: the source of the file's values, for the message, such as "its tensors show".
     """
     for option, given, own in (
         ("--image-size", hints.image_size, image_size),
@@ -201,7 +201,7 @@ def asked_image(source: str, hints: LoadHints, *, example: str = "--image-size 2
     missing = [option for option, value in options.items() if value is None]
     if hints.image_size is None or hints.channels is None:
         raise CheckpointError(
-            f"{source}: no tensor of this file tells {_ASKED_FOR[tuple(missing)]}",
+            f"{source}: no tensor of this file shows {_ASKED_FOR[tuple(missing)]}",
             hint=f"type {' and '.join(missing)} as it was trained, such as {example}",
         )
     return hints.image_size, hints.channels

@@ -254,7 +254,7 @@ class TestPreset:
 
     def test_against_heads(self, tmp_path: Path) -> None:
         path = saved(tmp_path, released_state_dict(ViT(self.spec(MaskSpec()))))
-        with pytest.raises(CheckpointError, match="6 heads were named, but the preset has 12"):
+        with pytest.raises(CheckpointError, match="--heads 6, but the preset has 12"):
             load_checkpoint(path, LoadHints(preset="vit", heads=6))
 
 
@@ -279,11 +279,17 @@ _BLOCK0 = "transformer.layers.0.0.fn"
         (_drop(f"{_BLOCK0}.mask.alpha"), r"alpha is missing"),
         (_drop("transformer.layers.1.0.fn.mask.sigma"), r"missing transformer\.layers\.1\.0\.fn\.mask\.sigma"),
         (_set("stowaway", torch.zeros(3)), r"unknown key stowaway \(3,\)"),
-        (_set("mlp_head.0.weight", torch.zeros(7)), r"mlp_head\.0\.weight has shape \(7,\), wanted \(48,\)"),
-        (_set("mlp_head.0.weight", torch.zeros(48, dtype=torch.float16)), r"is torch\.float16, wanted torch\.float32"),
+        (_set("mlp_head.0.weight", torch.zeros(7)), r"mlp_head\.0\.weight has shape \(7,\), expected \(48,\)"),
+        (
+            _set("mlp_head.0.weight", torch.zeros(48, dtype=torch.float16)),
+            r"is torch\.float16, expected torch\.float32",
+        ),
         (_set(f"{_BLOCK0}.mask.alpha", torch.zeros(5)), "4 dimensions"),
-        (_set("transformer.layers.1.0.fn.mask.alpha", torch.zeros(5, 3)), r"has shape \(5, 3\), wanted \(5, 3, 1, 1\)"),
-        (_set("transformer.layers.1.0.fn.mask.sigma", torch.zeros(5, 3, 1)), r"wanted \(5, 3, 1, 1\)"),
+        (
+            _set("transformer.layers.1.0.fn.mask.alpha", torch.zeros(5, 3)),
+            r"has shape \(5, 3\), expected \(5, 3, 1, 1\)",
+        ),
+        (_set("transformer.layers.1.0.fn.mask.sigma", torch.zeros(5, 3, 1)), r"expected \(5, 3, 1, 1\)"),
         (_set("pos_embedding", torch.zeros(1, 63, 48)), "square grid"),
         (_set("to_patch_embedding.1.weight", torch.zeros(48, 47)), r"3·p·p"),
         (_set("mlp_head.0.weight", torch.full((48,), float("nan"))), "NaN or infinite"),
@@ -329,13 +335,13 @@ def test_heads_that_contradict_the_file(name: str, heads: int, evidence: str) ->
 @pytest.mark.parametrize(
     ("name", "key", "tensor", "message"),
     [
-        ("swin_gmm", "layers.0.blocks.0.attn.relative_position_index", torch.zeros(16, 16), "wanted torch.int64"),
-        ("swin_gmm", "layers.0.blocks.1.attn_mask", torch.zeros(4, 16, 16), r"wanted \(16, 16, 16\)"),
-        ("swin_gmm", "layers.1.blocks.0.attn.mask.alpha", torch.zeros(5, 3, 1, 1), r"wanted \(5, 6, 1, 1\)"),
+        ("swin_gmm", "layers.0.blocks.0.attn.relative_position_index", torch.zeros(16, 16), "expected torch.int64"),
+        ("swin_gmm", "layers.0.blocks.1.attn_mask", torch.zeros(4, 16, 16), r"expected \(16, 16, 16\)"),
+        ("swin_gmm", "layers.1.blocks.0.attn.mask.alpha", torch.zeros(5, 3, 1, 1), r"expected \(5, 6, 1, 1\)"),
         ("swin_plain", "layers.0.blocks.0.attn.mask.mask", torch.zeros(16, 16), "no ELM-Swin"),
         ("cait_gmm", "cls_transformer.layers.0.0.fn.fn.mask.mask", torch.zeros(1), "unknown key cls_transformer"),
-        ("pit_gmm", "layers.1.cls_ff.weight", torch.zeros(48, 25), r"wanted \(48, 24\)"),
-        ("t2t_gmm", "tokens_to_token.attention1.attn.mask.sigma", torch.zeros(5, 1), r"wanted \(5, 1, 1, 1\)"),
+        ("pit_gmm", "layers.1.cls_ff.weight", torch.zeros(48, 25), r"expected \(48, 24\)"),
+        ("t2t_gmm", "tokens_to_token.attention1.attn.mask.sigma", torch.zeros(5, 1), r"expected \(5, 1, 1, 1\)"),
         (
             "swin_gmm",
             "layers.0.blocks.0.attn.relative_position_index",
@@ -391,5 +397,5 @@ class TestOwnSpec:
 
 def test_a_closed_form_is_refused_where_there_is_no_gaussian_mixture() -> None:
     case = golden("mnist_vit")
-    with pytest.raises(CheckpointError, match=r"closed is for Gaussian mixture masks, and naive_vit has none"):
+    with pytest.raises(CheckpointError, match=r"closed is for Gaussian mixture masks, and naive_vit has no such mask"):
         load_checkpoint(case.path, replace(case.hints, closed_form=True))

@@ -148,8 +148,8 @@ def test_tensors_that_do_not_fit_the_spec_are_listed(bundle: Bundle, tmp_path: P
     for line in (
         "missing head.bias",
         "unknown key stowaway (3,)",
-        "head.weight has shape (10, 7), wanted (10, 48)",
-        "head_norm.weight is torch.float64, wanted torch.float32",
+        "head.weight has shape (10, 7), expected (10, 48)",
+        "head_norm.weight is torch.float64, expected torch.float32",
     ):
         assert line in str(caught.value)
 
@@ -213,7 +213,7 @@ class TestImagesOfReleasedCheckpoints:
         ("hints", "message"),
         [
             ({"channels": 1}, r"patches of 48 values, which does not go with --channels 1: expected 1·p·p"),
-            ({"image_size": 28}, r"--image-size 28 contradicts the file: its tensors tell 16"),
+            ({"image_size": 28}, r"--image-size 28 contradicts the file: its tensors show 16"),
         ],
         ids=["channels", "image size"],
     )
@@ -224,7 +224,7 @@ class TestImagesOfReleasedCheckpoints:
     @pytest.mark.parametrize("name", ["swin_plain", "pit_gmm", "t2t_gmm"])
     def test_channels_are_read_off_convolutions_and_unfolds(self, name: str) -> None:
         case = golden(name)
-        with pytest.raises(CheckpointError, match=r"--channels 1 contradicts the file: its tensors tell 3"):
+        with pytest.raises(CheckpointError, match=r"--channels 1 contradicts the file: its tensors show 3"):
             load_checkpoint(case.path, replace(case.hints, channels=1))
 
     def test_unfolds_of_no_image(self, tmp_path: Path) -> None:
@@ -260,8 +260,8 @@ class TestAskedImage:
         ("hints", "message", "hint"),
         [
             ({}, "the side and the channels", "type --image-size and --channels"),
-            ({"channels": 1}, "tells the side of its images", "type --image-size as"),
-            ({"image_size": 28}, "tells the channels of its images", "type --channels as"),
+            ({"channels": 1}, "shows the side of its images", "type --image-size as"),
+            ({"image_size": 28}, "shows the channels of its images", "type --channels as"),
         ],
         ids=["neither", "no side", "no channels"],
     )

@@ -208,7 +208,7 @@ BAD_CHECKPOINTS = {
     "absent": (lambda folder: folder / "nowhere.pth", "does not exist"),
     "text": (_text, "got something else"),
     "truncated": (_cut, "truncated or damaged"),
-    "code": (_evil, "nothing of it was run"),
+    "code": (_evil, "no code of the file was run"),
     "unknown architecture": (
         lambda folder: saved(folder, {"conv1.weight": torch.zeros(64, 3, 7, 7)}),
         "unknown architecture",
@@ -235,7 +235,7 @@ def test_bad_checkpoints(make: Callable[[Path], Path], message: str, gmmvit: Gmm
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "must be told how training did"),
+        ((), "normalises them, so it needs mean, std and labels"),
         (("--dataset", "imagenet"), "is not known"),
         (("--dataset", "cifar100"), "100 labels were given for a model of 10 classes"),
         (("--mean", "0.5,0.5,0.5"), "--mean and --std go together"),

@@ -150,7 +150,7 @@ class TestOptions:
         ids=["neither", "no labels", "no mean and std"],
     )
     def test_pixels_have_no_silent_default(self, options: dict[str, Any]) -> None:
-        with pytest.raises(InputError, match="must be told how training did"):
+        with pytest.raises(InputError, match="normalises them, so it needs mean, std and labels"):
             ExportOptions(**options)
 
     def test_tensor_needs_nothing(self, tensor_bundles: dict[str, Bundle]) -> None:

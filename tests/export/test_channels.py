@@ -180,7 +180,7 @@ def test_command_line(gmmvit: Gmmvit, tmp_path: Path) -> None:
     described = json.loads(gmmvit("inspect", checkpoint, "--channels", "1", "--image-size", "20", "--json").stdout)
     assert described["spec"]["channels"] == 1
     answer = gmmvit("inspect", checkpoint, "--channels", "1", "--image-size", "28")
-    assert "--image-size 28 contradicts the file: its tensors tell 20" in answer.stderr
+    assert "--image-size 28 contradicts the file: its tensors show 20" in answer.stderr
     arguments = ("export", checkpoint, "-o", tmp_path / "bundle", "--channels", "1")
     assert "image mean: expected 1 numbers" in gmmvit(*arguments, "--dataset", "digits").stderr
     answer = gmmvit(*arguments, "--dataset", "mnist", "--resize", "stretch-bicubic", "--max-batch", "2", "--json")
@@ -243,7 +243,7 @@ def test_tensor_input_without_normalisation(tmp_path: Path) -> None:
     inputs, logits = bundle.golden()
     with OnnxRuntimeRunner(bundle) as runner:
         np.testing.assert_allclose(runner.run(inputs), logits, rtol=0, atol=1e-5)
-    with pytest.raises(InputError, match="does not say how images"):
+    with pytest.raises(InputError, match="states no mean and std"):
         BundleClassifier(bundle)
 
 

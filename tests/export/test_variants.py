@@ -186,7 +186,7 @@ class TestImages:
         self, tensor_bundles: dict[str, Bundle], tmp_path: Path
     ) -> None:
         np.save(tmp_path / "x.npy", np.zeros((2, 32, 32, 3), np.uint8))
-        with pytest.raises(InputError, match="does not say how images are normalised"):
+        with pytest.raises(InputError, match="states no mean and std"):
             list(open_images(tensor_bundles["vit_gmm"], str(tmp_path / "x.npy"), limit=2))
         np.save(tmp_path / "t.npy", np.zeros((2, 3, 32, 32), np.float32))
         assert len(list(open_images(tensor_bundles["vit_gmm"], str(tmp_path / "t.npy"), limit=2))) == 1

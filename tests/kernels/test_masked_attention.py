@@ -292,7 +292,7 @@ def test_the_fused_graph_gives_the_same_answers(
         assert runner.settings["attention"] == "OpenVINO's"
         theirs = runner.rows(inputs)
     if not some:
-        with pytest.raises(InputError, match="none of its attention has the form that our kernel takes"):
+        with pytest.raises(InputError, match="our kernel takes no attention of this graph"):
             open_runner("openvino+kernels", bundle)
         return
     with open_runner("openvino+kernels", bundle) as runner:
@@ -303,7 +303,7 @@ def test_the_fused_graph_gives_the_same_answers(
         assert "Reference ref_f32" in runner.program.kernels
     np.testing.assert_allclose(ours, theirs, atol=2e-5)
     monkeypatch.setattr(runner_module, "openvino_library", lambda: (None, "switched off"))
-    with pytest.raises(InputError, match=r"runner openvino\+kernels cannot be had: switched off"):
+    with pytest.raises(InputError, match=r"runner openvino\+kernels cannot run here: switched off"):
         open_runner("openvino+kernels", bundle)
 
 
@@ -463,7 +463,7 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, bundle: Bundle, tmp
     monkeypatch.setenv("CXX", "no-such-compiler")
     library, why = openvino_library()
     assert library is None
-    assert why == "no C++ compiler: no-such-compiler is not there; install g++, or name another in CXX"
+    assert why == "no C++ compiler: no-such-compiler does not exist; install g++, or name another compiler in CXX"
     with open_runner("openvino", bundle) as runner:
         assert runner.settings["attention"] == "OpenVINO's"
         assert runner.run(fresh_inputs(bundle, 2)).shape[0] == 2

@@ -109,7 +109,7 @@ def test_both_runtimes_give_the_same_reason(other: dict[str, Any], reason: str) 
     ("other", "reason"),
     [
         ({"weights_are_used": True}, "its weights go to more than the product with its values: product, Relu"),
-        ({"no_shapes": True}, "the graph does not say the shape of what its queries are cut from"),
+        ({"no_shapes": True}, "the graph does not state the shape of the tensor that its queries are cut from"),
         ({"type": TensorProto.FLOAT16}, "its constants are float16, which the kernel does not take"),
     ],
     ids=str,

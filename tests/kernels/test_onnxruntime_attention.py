@@ -46,7 +46,7 @@ def test_the_fused_graph_gives_the_same_answers(
     fused, why = fused_graph(bundle.onnx_path)
     if not ours:
         assert fused is None
-        assert why.startswith("none of its attention has the form that our kernel takes: 0 of ")
+        assert why.startswith("our kernel takes no attention of this graph: 0 of ")
         assert "is not a multiple of 16" in why
         return
     assert fused is not None, why
@@ -91,7 +91,7 @@ def test_the_runner_states_which_attention_it_has(
     with open_runner("onnxruntime", bundle) as runner:
         assert runner.settings["attention"] == "ONNX Runtime's"
     monkeypatch.setattr(runtime_module, "onnxruntime_library", lambda: (None, "switched off"))
-    with pytest.raises(InputError, match=r"runner onnxruntime\+kernels cannot be had: switched off"):
+    with pytest.raises(InputError, match=r"runner onnxruntime\+kernels cannot run here: switched off"):
         open_runner("onnxruntime+kernels", bundle)
 
 
@@ -239,7 +239,7 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, bundle: Bundle, tmp
     finally:
         kernel_libraries.onnxruntime_library.cache_clear()
     assert fused is None
-    assert why == "no C++ compiler: no-such-compiler is not there; install g++, or name another in CXX"
+    assert why == "no C++ compiler: no-such-compiler does not exist; install g++, or name another compiler in CXX"
 
 
 def test_a_library_that_cannot_be_loaded(tmp_path: Path) -> None:

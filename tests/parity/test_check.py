@@ -253,7 +253,7 @@ def test_runner_names(arguments: dict[str, str], message: str, bundle: Bundle) -
     [
         (["eager", "eager"], {}, "eager is named more than once"),
         (["eager"], {"urls": ["grpc://localhost:1"]}, "runs in this process"),
-        (["triton-grpc"], {"urls": ["http://localhost:1"]}, "goes with none of the runners"),
+        (["triton-grpc"], {"urls": ["http://localhost:1"]}, "matches none of the runners"),
         (["triton-grpc"], {"urls": ["grpc://localhost:1", "grpc://localhost:2"]}, "once for each protocol"),
         (["eager"], {"engine": Path("engine")}, "takes no engine"),
         (["eager"], {"precision": "fp16"}, "goes with onnxruntime"),
@@ -295,7 +295,7 @@ def test_data_without_classes_is_skipped_with_a_reason(bundle: Bundle) -> None:
 def test_data_for_a_bundle_that_cannot_take_images(tensor_bundles: dict[str, Bundle]) -> None:
     bundle = tensor_bundles["vit_gmm"]
     data = ArrayImages("x", np.zeros((3, 32, 32, 3), np.uint8), [1, 2, 3])
-    with OnnxRuntimeRunner(bundle) as runner, pytest.raises(InputError, match="does not say how images are normalised"):
+    with OnnxRuntimeRunner(bundle) as runner, pytest.raises(InputError, match="states no mean and std"):
         check_parity(bundle, [runner], ParityOptions(data=data))
 
 

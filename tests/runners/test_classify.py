@@ -106,7 +106,7 @@ def test_tensor_bundles_with_normalisation_classify_too(tensor_bundle: Bundle, f
 
 
 def test_a_bundle_without_normalisation_cannot_classify(tensor_bundles: dict[str, Bundle]) -> None:
-    with pytest.raises(InputError, match="does not say how images become its input"):
+    with pytest.raises(InputError, match="states no mean and std to make its input from images"):
         BundleClassifier(tensor_bundles["vit_gmm"])
 
 

@@ -74,7 +74,7 @@ def test_a_module_has_no_graph(bundle: Bundle) -> None:
 
 @pytest.mark.parametrize("name", OURS)
 def test_kernels_that_take_nothing_of_a_graph(name: str, tensor_bundles: dict[str, Bundle]) -> None:
-    with pytest.raises(InputError, match=rf"runner {name.replace('+', '.')} cannot be had: ") as caught:
+    with pytest.raises(InputError, match=rf"runner {name.replace('+', '.')} cannot run here: ") as caught:
         open_runner(name, tensor_bundles["swin_gmm"])  # heads of 8 and 12
     assert f"runner {name.removesuffix('+kernels')} runs the same graph" in caught.value.hint
 
@@ -84,7 +84,7 @@ def test_kernels_that_cannot_be_compiled_are_skipped_with_the_reason(
 ) -> None:
     monkeypatch.setattr(runtime_module, "onnxruntime_library", lambda: (None, "no C++ compiler"))
     assert default_runners(bundle) == (["onnxruntime"], ["onnxruntime+kernels: no C++ compiler"])
-    with pytest.raises(InputError, match=r"onnxruntime\+kernels cannot be had: no C\+\+ compiler"):
+    with pytest.raises(InputError, match=r"onnxruntime\+kernels cannot run here: no C\+\+ compiler"):
         open_runner("onnxruntime+kernels", bundle)
 
 
@@ -94,7 +94,7 @@ def test_a_precision_goes_behind_any_of_the_four(precise_bundle: Bundle) -> None
     with open_runners(names, precise_bundle) as runners:
         assert [runner.label for runner in runners] == names
         assert [runner.precision for runner in runners] == ["fp16", "fp32", "int8", "int8"]
-    with pytest.raises(InputError, match=r"onnxruntime\+kernels:fp16 cannot be had: none of its attention"):
+    with pytest.raises(InputError, match=r"onnxruntime\+kernels:fp16 cannot run here: our kernel takes no attention"):
         open_runner("onnxruntime+kernels", precise_bundle, precision="fp16")
 
 

@@ -91,7 +91,7 @@ def test_what_is_prepared_need_not_be_compiled_later(bundle: Bundle, monkeypatch
 
 
 def test_precisions_that_it_does_not_compute_in(bundle: Bundle) -> None:
-    with pytest.raises(InputError, match="openvino computes in fp32, bf16, int8 on a CPU; fp16 was asked for"):
+    with pytest.raises(InputError, match="openvino computes in fp32, bf16, int8 on a CPU, not in fp16"):
         OpenVinoRunner(bundle, open_variant(bundle, "fp32"), precision="fp16")
     assert "fp16" not in OPENVINO_HINTS
 

@@ -92,8 +92,8 @@ def test_without_kernels_there_is_nothing_of_them(runtime: str, bundle: Bundle, 
         assert stated_use.used == written.cpu_kernels.used
         if name == "off":
             assert not ours
-            assert stated_use.why_not == f"{tmp_path / 'off'} was written without them"
-            assert str(written.cpu_kernels) == "off: not asked for"
+            assert stated_use.why_not == f"{tmp_path / 'off'} was written without our kernels"
+            assert str(written.cpu_kernels) == "off: not requested"
         elif not written.cpu_kernels.used:
             assert written.cpu_kernels.why_not
 
@@ -118,7 +118,7 @@ def test_what_repositories_state_about_kernels(bundle: Bundle, tmp_path: Path) -
 @pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
 def test_kernels_that_must_be_there_and_cannot(runtime: str, tensor_bundles: dict[str, Bundle], tmp_path: Path) -> None:
     options = RepositoryOptions(runtime=runtime, cpu_kernels="on")
-    with pytest.raises(InputError, match=rf"runtime {runtime}\+kernels cannot be had: ") as caught:
+    with pytest.raises(InputError, match=rf"runtime {runtime}\+kernels cannot run here: ") as caught:
         repository_from_bundle(tensor_bundles["swin_gmm"], tmp_path / "r", options)  # heads of 8 and 12
     assert f"--runtime {runtime} runs the same graph" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
@@ -129,9 +129,9 @@ def test_kernels_that_must_be_there_and_cannot(runtime: str, tensor_bundles: dic
 
 def test_a_runtimes_name_decides(gmmvit, bundle: Bundle, tmp_path: Path) -> None:
     plain = gmmvit("repository", bundle.path, "-o", tmp_path / "plain", "--runtime", "onnxruntime", "--json")
-    assert json.loads(plain.stdout)["cpu_kernels"] == {"used": False, "why_not": "not asked for"}
+    assert json.loads(plain.stdout)["cpu_kernels"] == {"used": False, "why_not": "not requested"}
     off = gmmvit("repository", bundle.path, "-o", tmp_path / "off", "--cpu-kernels", "off")
-    assert "cpu kernels: off: not asked for" in off.stderr
+    assert "cpu kernels: off: not requested" in off.stderr
     for arguments, message in (
         (("--runtime", "onnxruntime+kernels", "--cpu-kernels", "auto"), "already states whether CPU kernels are used"),
         (("--cpu-kernels", "on"), "--cpu-kernels: expected auto or off, got 'on'"),
@@ -237,7 +237,7 @@ def test_warmup_image_decodes(bundle: Bundle, tmp_path: Path) -> None:
 def test_without_normalisation_there_is_only_the_network(tensor_bundles: dict[str, Bundle], tmp_path: Path) -> None:
     written = repository_from_bundle(tensor_bundles["vit_gmm"], tmp_path / "r")
     assert written.models == ("gmmvit_network",)
-    assert "how they are normalised" in written.skipped[0]
+    assert "the bundle states no mean and std" in written.skipped[0]
     assert [folder.name for folder in (tmp_path / "r").iterdir()] == ["gmmvit_network"]
 
 

@@ -257,7 +257,7 @@ class TestStarting:
     def test_a_port_in_use(self, service: str, server: TritonServer, repository: Repository) -> None:
         taken = getattr(server, service)
         with pytest.raises(
-            ServerError, match=rf"port {taken} on 127\.0\.0\.1 cannot be had: Address already in use"
+            ServerError, match=rf"port {taken} on 127\.0\.0\.1 cannot be opened: Address already in use"
         ) as e:
             self.start(repository.path, **{service: taken})
         assert f"--{service.replace('_', '-').split('-')[0]}-port" in e.value.hint
@@ -472,7 +472,7 @@ class TestInstalls:
     def test_named_server_must_be_a_program(self, tmp_path: Path) -> None:
         (tmp_path / "tritonserver").write_text("text")
         for path in (tmp_path / "tritonserver", tmp_path / "nowhere"):
-            with pytest.raises(ServerError, match="nothing there can be run"):
+            with pytest.raises(ServerError, match="expected an executable tritonserver program"):
                 find_server(path)
 
     def test_a_server_on_path_comes_first(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,7 @@ def test_a_conversion_makes_our_tensor_and_the_longest_signature_decides(model: 
 
 
 def test_what_the_source_asks_for_is_an_error_without_it(model: Model, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no tensor of this file tells") as caught:
+    with pytest.raises(CheckpointError, match="no tensor of this file shows") as caught:
         load_checkpoint(_saved(_state(model), tmp_path))
     assert "--image-size" in caught.value.hint
     assert "--channels" in caught.value.hint
@@ -100,7 +100,7 @@ def test_what_the_source_asks_for_is_an_error_without_it(model: Model, tmp_path:
         ({"separate.1.v": torch.zeros(32, 7)}, r"cannot be converted: "),
         ({"separate.2.q": torch.zeros(1)}, r"unknown key separate\.2\.q"),
         ({"separate.1.v": None}, r"missing separate\.1\.v"),
-        ({"mlp_head.0.bias": torch.zeros(7)}, r"mlp_head\.0\.bias has shape \(7,\), wanted \(32,\)"),
+        ({"mlp_head.0.bias": torch.zeros(7)}, r"mlp_head\.0\.bias has shape \(7,\), expected \(32,\)"),
     ],
     ids=["another shape", "cannot be stacked", "unknown", "missing", "not converted"],
 )

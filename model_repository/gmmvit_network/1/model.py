@@ -1,9 +1,9 @@
 """Triton Python-backend model: the network, run by ONNX Runtime or OpenVINO.
 
 ``gmmvit repository --backend python`` copies this file to ``<network>/1/model.py`` beside
-``model.onnx``. It needs numpy and the runtime in the server's Python, and of this project only the
-files that are copied beside it. The dynamic batcher hands over several requests at once; they run as
-one batch, in chunks that stay in the cores' caches.
+``model.onnx``. It needs numpy and the runtime in the server's Python; of this project it needs only
+the files that are copied beside it. The dynamic batcher passes several requests at once; they run as
+a single batch, in chunks that stay in the cores' caches.
 """
 
 import hashlib
@@ -23,9 +23,9 @@ class TritonPythonModel:
         parameters = {name: value["string_value"] for name, value in config["parameters"].items()}
         self.max_batch = config["max_batch_size"]
         self.input = config["input"][0]["name"]
-        threads = int(parameters["threads"])  # 0: one a core
+        threads = int(parameters["threads"])  # 0: a thread per core
         graph = str(Path(__file__).with_name("model.onnx"))
-        kernels = parameters["cpu_kernels"] == "on"  # as the repository was written
+        kernels = parameters["cpu_kernels"] == "on"  # set when the repository was written
         if parameters["runtime"] == "openvino":
             network = _openvino(graph, threads, parameters["openvino_hint"], parameters["attention"], kernels)
         else:
@@ -36,31 +36,31 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> list[Any]:
         batches = [pb_utils.get_input_tensor_by_name(request, self.input).as_numpy() for request in requests]
         answers: list[Any] = [None] * len(requests)
-        sound = []
+        valid = []
         for i, batch in enumerate(batches):
             if 1 <= len(batch) <= self.max_batch:
-                sound.append(i)
+                valid.append(i)
             else:
-                message = f"a batch of 1 to {self.max_batch} was wanted, found {len(batch)}"
+                message = f"expected a batch of 1 to {self.max_batch}, got {len(batch)}"
                 answers[i] = pb_utils.InferenceResponse(
                     error=pb_utils.TritonError(message, pb_utils.TritonError.INVALID_ARG)
                 )
-        if sound:
-            self._run(batches, sound, answers)
+        if valid:
+            self._run(batches, valid, answers)
         return answers
 
-    def _run(self, batches: list[Any], sound: list[int], answers: list[Any]) -> None:
-        """Run the sound requests as one batch and put each one's rows into its answer."""
-        together = batches[sound[0]] if len(sound) == 1 else np.concatenate([batches[i] for i in sound])
+    def _run(self, batches: list[Any], valid: list[int], answers: list[Any]) -> None:
+        """Run the valid requests as a single batch and give each request its rows of the logits."""
+        together = batches[valid[0]] if len(valid) == 1 else np.concatenate([batches[i] for i in valid])
         try:
             logits = self.program(together)
-        except Exception as exc:  # whatever the runtime raises is this request's failure, not the server's end
+        except Exception as exc:  # an error of the runtime fails these requests, not the server
             error = pb_utils.TritonError(f"{type(exc).__name__}: {exc}")
-            for i in sound:
+            for i in valid:
                 answers[i] = pb_utils.InferenceResponse(error=error)
             return
         start = 0
-        for i in sound:
+        for i in valid:
             rows = logits[start : start + len(batches[i])]
             start += len(batches[i])
             answers[i] = pb_utils.InferenceResponse([pb_utils.Tensor(OUTPUT, np.ascontiguousarray(rows))])
@@ -75,7 +75,7 @@ def _onnxruntime(graph: str, threads: int, kernels: bool) -> Any:
     if kernels:
         folder = Path(__file__).parent
         library = folder / "onnxruntime_kernels.so"
-        # Named after the graph that it was made of: another model.onnx in its place is not answered for by this one.
+        # Its name holds the hash of its source graph: it does not match a model.onnx that was replaced later.
         fused = folder / f"fused-{hashlib.sha256(Path(graph).read_bytes()).hexdigest()[:16]}.onnx"
         _require_kernels(why_not(library) if fused.exists() else f"there is no {fused.name}")
         network = str(fused)
@@ -100,13 +100,13 @@ def _openvino(graph: str, threads: int, hint: str, attention: str, kernels: bool
     _require_kernels("" if ours else why)
     program = OpenVinoProgram(graph, hint=hint, threads=threads, kernels=ours)
     if not program.fused_attentions + program.fused_norms:
-        _require_kernels(f"they take nothing of this model.onnx: {program.attentions}")
+        _require_kernels(f"they replace no operator of this model.onnx: {program.attentions}")
     _log_attention("OpenVINO", kernels)
     return program
 
 
 def _require_kernels(why: str) -> None:
-    """Fail the load where our kernels cannot run: the configuration states that they do, and clients read it there."""
+    """Fail the load if our kernels cannot run: the configuration states that they run, and clients rely on it."""
     if why:
         raise pb_utils.TritonModelException(
             f"cpu_kernels is on, and our kernels cannot run on this server: {why}; "

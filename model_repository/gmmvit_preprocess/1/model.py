@@ -1,7 +1,7 @@
-"""Triton Python-backend model: encoded images in, the network's input out.
+"""Triton Python-backend model: convert encoded images to the network's input.
 
 ``gmmvit repository`` copies this file to ``<preprocess>/1/model.py`` and, beside it, the project's
-own ``preprocess.py`` as ``gmmvit_preprocess.py``: the server decodes with the code that parity
+own ``preprocess.py`` as ``gmmvit_preprocess.py``, so the server decodes with the code that parity
 checked. It needs numpy and Pillow in the server's Python.
 """
 
@@ -28,7 +28,7 @@ class TritonPythonModel:
         settings = json.loads(config["parameters"]["preprocessing"]["string_value"])
         self.target = {name: settings[name] for name in ("height", "width", "channels", "resize")}
         self.mean, self.std = settings["mean"], settings["std"]
-        # Pillow decodes outside the interpreter lock, so images of one batch decode side by side.
+        # Pillow releases the interpreter lock while it decodes, so the images of a batch decode in parallel.
         self.pool = ThreadPoolExecutor(max_workers=settings["threads"])
 
     def execute(self, requests: list[Any]) -> list[Any]:
@@ -40,9 +40,9 @@ class TritonPythonModel:
     def _answer(self, request: Any) -> Any:
         images = pb_utils.get_input_tensor_by_name(request, INPUT).as_numpy().reshape(-1)
         if not 1 <= len(images) <= self.max_batch:
-            return _refused(f"a batch of 1 to {self.max_batch} images was wanted, found {len(images)}")
+            return _refused(f"expected a batch of 1 to {self.max_batch} images, got {len(images)}")
         decoded = list(self.pool.map(self._decoded, images))
-        problems = [f"image {i}: {found}" for i, found in enumerate(decoded) if isinstance(found, str)]
+        problems = [f"image {i}: {reason}" for i, reason in enumerate(decoded) if isinstance(reason, str)]
         if problems:
             return _refused("; ".join(problems[:5]))
         batch = np.stack(decoded)
@@ -51,7 +51,7 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse([pb_utils.Tensor(self.output, batch)])
 
     def _decoded(self, data: bytes) -> Any:
-        """Pixels, or in words why not: one bad image must not hide which one it was."""
+        """Return the pixels, or the reason why the image cannot be used; the caller adds the image's index."""
         try:
             return pixels_from_bytes(data, **self.target)
         except UnusableImage as exc:
