@@ -145,7 +145,7 @@ def _run_console(block: Block, shell: Shell) -> None:
 
 
 def _not_here(line: str) -> bool:
-    """Lines about our CPU kernels are not compared where they cannot be had."""
+    """Lines about our CPU kernels are not compared where they are not available."""
     return "+kernels" in line and onnxruntime_library()[0] is None
 
 

@@ -41,7 +41,7 @@ for index in range(8):
 
 
 def find_python(version: str) -> Path | str:
-    """Return the interpreter of a version such as "3.11", or in words why there is none on this machine.
+    """Return the interpreter of a version such as "3.11", or the reason why this machine does not have the version.
 
     The running interpreter, else pythonX.Y on PATH, else pyenv's.
     """

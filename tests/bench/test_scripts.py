@@ -30,7 +30,7 @@ from gmmvit_deploy.layers.attention import MaskedAttention
 from tests.conftest import RELEASED, golden
 
 ROOT = Path(__file__).parents[2]
-NEEDS_KERNELS = pytest.mark.skipif(onnxruntime_library()[0] is None, reason="our kernels cannot be had here")
+NEEDS_KERNELS = pytest.mark.skipif(onnxruntime_library()[0] is None, reason="our kernels are not available here")
 
 
 Run = Callable[..., None]

@@ -126,7 +126,7 @@ def test_minus_infinity_in_a_constant_stays(precision: str, graph: onnx.ModelPro
 def test_bfloat16_is_emulated_with_every_rounding() -> None:
     """Y = (x + 1) · 3, each step rounded to bfloat16, against ml_dtypes."""
     value = helper.make_tensor_value_info
-    one, three = (np.array(number, ml_dtypes.bfloat16) for number in (1.0, 3.0))
+    unit, triple = (np.array(number, ml_dtypes.bfloat16) for number in (1.0, 3.0))
     nodes = [
         helper.make_node("Cast", ["x"], ["b"], name="down", to=TensorProto.BFLOAT16),
         helper.make_node("Add", ["b", "one"], ["s"], name="add"),
@@ -139,13 +139,13 @@ def test_bfloat16_is_emulated_with_every_rounding() -> None:
             "g",
             [value("x", TensorProto.FLOAT, ["n", 1])],
             [value("logits", TensorProto.FLOAT, ["n", 1])],
-            [numpy_helper.from_array(one, "one"), numpy_helper.from_array(three, "three")],
+            [numpy_helper.from_array(unit, "one"), numpy_helper.from_array(triple, "three")],
         ),
         opset_imports=[helper.make_opsetid("", 20)],
         ir_version=10,
     )
     x = np.random.default_rng(0).standard_normal((50, 1), dtype=np.float32)
-    expected = ((x.astype(ml_dtypes.bfloat16) + one) * three).astype(np.float32)
+    expected = ((x.astype(ml_dtypes.bfloat16) + unit) * triple).astype(np.float32)
     assert emulated_logits(proto, x, name="x").tobytes() == expected.tobytes()
     emulated = without_bfloat16(proto)
     assert {node.op_type for node in emulated.graph.node if node.name in ("add", "mul")} == {"Add", "Mul"}

@@ -446,7 +446,7 @@ def test_bf16_falls_back_to_what_the_processor_has(monkeypatch: pytest.MonkeyPat
         assert kernels_from(library, "bf16")[1] == outcome
 
 
-# ---- where it cannot be had --------------------------------------------------------------------------------------
+# ---- where it is not available ---------------------------------------------------------------------------------
 
 
 @pytest.fixture

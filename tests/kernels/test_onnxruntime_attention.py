@@ -227,7 +227,7 @@ def test_another_shape_than_the_node_was_made_for_is_an_error() -> None:
         session.run(None, {"pixels": np.zeros((1, N, 3 * HEADS * WIDTH), np.float32)})
 
 
-# ---- where it cannot be had --------------------------------------------------------------------------------------
+# ---- where it is not available ---------------------------------------------------------------------------------
 
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, bundle: Bundle, tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_a_file_that_cannot_be_read(classifier: Classifier, folder: Path, monkey
     real = Path.read_bytes
 
     def refuse(path: Path) -> bytes:
-        # root may read everything, so the refusal cannot be had with permissions alone
+        # root may read everything, so permissions alone cannot cause the refusal
         if path.name == "3.png":
             raise PermissionError(13, "Permission denied")
         return real(path)

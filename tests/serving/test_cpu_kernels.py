@@ -45,7 +45,7 @@ def test_a_server_without_the_kernels_that_its_config_states_does_not_start(
 ) -> None:
     repository = repository_from_bundle(bundle, tmp_path / "models", RepositoryOptions(runtime=runtime, threads=1))
     if not repository.cpu_kernels.used:
-        pytest.skip(f"our kernels cannot be had here: {repository.cpu_kernels.why_not}")
+        pytest.skip(f"our kernels are not available here: {repository.cpu_kernels.why_not}")
     library = repository.path / "gmmvit_network" / "1" / f"{runtime}_kernels.so"
     library.write_bytes(b"compiled for another machine")
     with pytest.raises(ServerError, match="cpu_kernels is on, and our kernels cannot run on this server") as caught:
@@ -59,7 +59,7 @@ def test_a_graph_that_the_kernels_were_not_made_for_does_not_load(
 ) -> None:
     repository = repository_from_bundle(bundle, tmp_path / "models", RepositoryOptions(threads=1))
     if not repository.cpu_kernels.used:
-        pytest.skip(f"our kernels cannot be had here: {repository.cpu_kernels.why_not}")
+        pytest.skip(f"our kernels are not available here: {repository.cpu_kernels.why_not}")
     network = repository.path / "gmmvit_network" / "1" / "model.onnx"
     network.write_bytes(tensor_bundles["vit_plain"].onnx_path.read_bytes())
     with pytest.raises(ServerError, match=r"our kernels cannot run on this server: there is no fused-"):
