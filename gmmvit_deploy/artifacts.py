@@ -50,7 +50,7 @@ MODEL_FILE, WEIGHTS_FILE, GOLDEN_FILE, LABELS_FILE = (
     "labels.txt",
 )
 MANIFEST_FILE = "manifest.json"
-_EXPORT_AGAIN = "type gmmvit export CHECKPOINT -o BUNDLE --force to write it again"
+_EXPORT_AGAIN = "type gmmvit export CHECKPOINT -o BUNDLE --force to write the bundle again"
 InputKind = Literal["pixels", "tensor"]
 Task = Literal["single-label"]
 """Task of the network.  ``single-label``: each image has exactly one class; probabilities = softmax(logits)."""

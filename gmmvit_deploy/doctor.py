@@ -1,4 +1,7 @@
-"""Check each part of the toolkit by running the part on this machine, with the command that installs a missing part."""
+"""Check which parts of the toolkit work on this machine, by running each part.
+
+A part that does not work is listed with the reason, and with the command that installs the part if there is any.
+"""
 
 from __future__ import annotations
 
@@ -208,7 +211,7 @@ def _openvino_arithmetic() -> str:
 
 
 def _kernels(name: str, library: Callable[[], tuple[Path | None, str]], arithmetic: Callable[[], str]) -> Check:
-    """Check that the CPU kernels for a runtime compile and load.  fix: the command that compiles the kernels again."""
+    """Check that the CPU kernels for a runtime compile and load, or return the reason and what to type."""
 
     def state() -> str:
         path, why = library()

@@ -147,7 +147,7 @@ def _fitting_labels(labels: tuple[str, ...] | None, spec: ModelSpec) -> tuple[st
 
 
 def _image(options: ExportOptions, spec: ModelSpec) -> ImageSpec:
-    """Return the network's `ImageSpec`.  Errors: InputError when mean or std has not one number for each channel."""
+    """Return the network's `ImageSpec`.  Errors: InputError when mean or std does not fit the channels."""
     side = spec.image_size
     return ImageSpec(
         height=side, width=side, channels=spec.channels, mean=options.mean, std=options.std, resize=options.resize
@@ -217,9 +217,8 @@ def _prove_numerically(
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Run ``model.onnx`` in ONNX Runtime and OpenVINO, and compare the logits with the golden logits.
 
-    Each runtime runs the graph twice. With its built-in operators, it stands for runtimes that load ``model.onnx``
-    unchanged, such as the backends of a Triton server. With this project's CPU kernels, it is what this project serves
-    on CPUs.
+    Each runtime runs the graph twice: with the runtime's built-in operators, as the C++ backends of a Triton server do,
+    and with this project's CPU kernels, as this project's Triton models do on CPUs.
     Returns (largest difference of each runner, with the limit; runner → reason why the runner was skipped).
     Errors: ExportError when a runner fails or exceeds the limit (`proven_programs`), or when every runner was skipped.
     """

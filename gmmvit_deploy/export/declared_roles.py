@@ -1,9 +1,9 @@
 """Name the nodes of an exported graph after their modules, and write the role and the attention into each node.
 
-A role says what an operator is for; the precision policy maps it to an element type (`gmmvit_deploy.graphs.roles`). The
-exporter records each node's module and PyTorch operator in the node's metadata. The module declares the role of that
-operator (`gmmvit_deploy.layers.roles`), so no role is inferred from the graph. A node that only moves values always has
-the role ``shape``.
+A role says what an operator is for; the precision policy maps each role to an element type
+(`gmmvit_deploy.graphs.roles`). The exporter records each node's module and PyTorch operator in the node's metadata. The
+module declares the role of that operator (`gmmvit_deploy.layers.roles`), so no role is inferred from the graph. A node
+that only moves values always has the role ``shape``.
 """
 
 from __future__ import annotations

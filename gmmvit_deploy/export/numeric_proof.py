@@ -30,7 +30,7 @@ __all__ = ["golden_rows", "proven_difference", "proven_programs"]
 
 
 def golden_rows(bundle: Bundle) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the golden (inputs, logits), including those of the golden images after preprocessing."""
+    """Return (inputs, logits) of the golden inputs, followed by those of the golden images after preprocessing."""
     golden = bundle.golden_set()
     if not golden.images:
         return golden.inputs, golden.logits

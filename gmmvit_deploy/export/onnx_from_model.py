@@ -113,7 +113,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _strip_traces(proto: ModelProto) -> None:
-    """Remove the exporter's metadata, because they contain paths of this machine and differ between runs."""
+    """Remove the exporter's metadata, which contains paths of this machine and differs between runs."""
     del proto.metadata_props[:]
     for part in (*proto.graph.value_info, *proto.graph.input, *proto.graph.output):
         del part.metadata_props[:]

@@ -86,7 +86,7 @@ def variant_from_bundle(
     """Write ``model.<precision>.onnx`` and its record into the bundle.
 
     calibration: real images, required for int8 and fp8.
-    padded: pad each head dim that engines do not fuse to a larger head dim, with zeros.
+    padded: if engines do not fuse attention with the model's head dim, pad the heads with zeros to a larger head dim.
     force: replace existing files.
     Errors, each of which leaves the bundle unchanged:
         InputError: calibration images are missing, or given for a precision that does not need them.

@@ -47,7 +47,7 @@ class Histograms:
         self.largest: dict[str, float] = {}
 
     def add(self, name: str, values: NDArray[Any]) -> None:
-        """Add the values of a tensor for a batch to its histogram.  Errors: InputError when a value is not finite."""
+        """Add the values of a batch to a tensor's histogram.  Errors: InputError when a value is not finite."""
         import numpy as np
 
         magnitudes = np.abs(values).ravel()

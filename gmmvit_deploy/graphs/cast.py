@@ -1,4 +1,4 @@
-"""Cast a float32 graph to a strongly typed graph: the policy gives each role the type in which its nodes compute.
+"""Cast a float32 graph to the types of a precision: each node computes in the type that the policy gives to its role.
 
 A constant is stored in every type in which a node reads it. A Cast node is added where a computed tensor changes its
 type. A node that only moves values keeps the type of its input.

@@ -3,7 +3,7 @@
     gmmvit.role         the node's role in the precision policy
     gmmvit.attention    the module name of the attention that the node belongs to, for nodes from Q Kᵀ to P V
 
-Runtimes ignore this metadata. It is kept when a graph is saved and loaded, and by every rewrite of this package.
+Runtimes ignore this metadata. Saving, loading and every rewrite of this package keep the metadata.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Attention:
 
 
 def declare(node: NodeProto, role: Role, *, attention: str | None = None) -> NodeProto:
-    """Write a node's role, and the attention that it belongs to, into its metadata; return the node."""
+    """Write the role, and the name of the attention if given, into the node's metadata; return the node."""
     kept = [(note.key, note.value) for note in node.metadata_props if note.key not in (ROLE_KEY, ATTENTION_KEY)]
     del node.metadata_props[:]
     for key, value in [*kept, (ROLE_KEY, role), *([(ATTENTION_KEY, attention)] if attention else [])]:

@@ -115,7 +115,7 @@ def quantize_graph(proto: ModelProto, precision: Precision, largest: Mapping[str
 
 
 def _output_axis(node: NodeProto) -> int:
-    """Return the index of the dimension of the weight that counts output channels."""
+    """Return the index of the weight's dimension of output channels: 0 or 1."""
     if node.op_type == "Conv":
         return 0
     transposed = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)

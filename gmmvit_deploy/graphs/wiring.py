@@ -46,9 +46,9 @@ class Wiring:
         return node if node is not None and node.op_type == operator else None
 
     def only_reader(self, name: str, operator: str | None = None) -> NodeProto | None:
-        """Return the only node that reads the tensor ``name``, or None if the tensor has no reader or several.
+        """Return the only node that reads the tensor ``name``, or None if the number of readers is not 1.
 
-        operator: return None also if the operator of the node is another; None accepts every operator.
+        operator: also return None if the node has another operator; None accepts every operator.
         """
         readers = self.readers.get(name, [])
         return readers[0] if len(readers) == 1 and operator in (None, readers[0].op_type) else None

@@ -14,7 +14,7 @@ CpuKernels = Literal["auto", "on", "off"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 ACCELERATORS = ("none", "tensorrt")
 RUNTIMES = tuple(f"{runtime}{kernels}" for runtime in get_args(Runtime) for kernels in ("", "+kernels"))
-"""Runtimes of the python backend; ``+kernels`` means with this project's CPU kernels for attention."""
+"""Runtimes of the python backend; with ``+kernels``, this project's CPU kernels compute the attentions."""
 
 
 def runtime_from(name: str) -> tuple[Runtime, CpuKernels]:

@@ -55,7 +55,7 @@ class ServerOptions:
 class TritonServer:
     """A Triton server.  Inside ``with TritonServer(repository) as server:`` every model is ready.
 
-    Start the server from the main thread, because the kernel stops the server when the thread that started it ends.
+    Start the server from the main thread, because Linux stops the server when the thread that started the server ends.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class TritonServer:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            start_new_session=True,  # Ctrl-C reaches only this process, which then stops the server in order
+            start_new_session=True,  # Ctrl-C reaches only this process, which then stops the server
         )
         self._reader = threading.Thread(target=self._read_log, args=(self._process, log), daemon=True)
         self._reader.start()
