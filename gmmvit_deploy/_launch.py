@@ -1,7 +1,7 @@
-"""Replace this process by a program that ends with its parent.  Run as a script: PARENT_PID PROGRAM ARG...
+"""Replace this process by a program that ends when its parent ends.
 
-The kernel sends the signal when the parent ends for any reason, including SIGKILL, so that no server remains after a
-supervisor that could not clean up.
+Run this file as a script with the arguments PARENT_PID PROGRAM ARG... . Linux sends SIGTERM to the program when
+the parent ends for any reason, including SIGKILL. So no server keeps running without the process that started it.
 """
 
 import ctypes

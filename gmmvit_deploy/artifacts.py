@@ -1,10 +1,10 @@
-"""Bundles: the folder on disk that ``export`` writes and every later step reads.
+"""Read bundles.  A bundle is the folder that ``gmmvit export`` writes and every later step reads.
 
 Contents of a bundle:
 
     model.onnx           the folded network, float32
-    weights.safetensors  the tensors as trained, named after the modules of this package (`checkpoints.weights`)
-    golden.npz           inputs, raw images and the logits of eager PyTorch (`golden`)
+    weights.safetensors  the trained tensors, named after the modules of this package (`checkpoints.weights`)
+    golden.npz           inputs, encoded images, and the logits that PyTorch computes for these (`golden`)
     labels.txt           one class name per line
     manifest.json        `Manifest`: describes the model and lists the SHA-256 of every other file
 """
@@ -50,12 +50,12 @@ MODEL_FILE, WEIGHTS_FILE, GOLDEN_FILE, LABELS_FILE = (
     "labels.txt",
 )
 MANIFEST_FILE = "manifest.json"
-_EXPORT_AGAIN = "type gmmvit export CHECKPOINT -o BUNDLE --force to write it again"
+_EXPORT_AGAIN = "type gmmvit export CHECKPOINT -o BUNDLE --force to write the bundle again"
 InputKind = Literal["pixels", "tensor"]
 Task = Literal["single-label"]
-"""Task that the logits solve.  ``single-label``: each image has exactly one class; probabilities = softmax(logits)."""
+"""Task of the network.  ``single-label``: each image has exactly one class; probabilities = softmax(logits)."""
 OutputMeaning = Literal["class logits"]
-"""Meaning of an output.  ``class logits``: a logit per class, in the order of the labels."""
+"""Meaning of an output's values.  ``class logits``: a logit per class, in the order of the labels."""
 
 
 def tool_versions(*also: str) -> dict[str, str]:
@@ -81,7 +81,8 @@ def tool_versions(*also: str) -> dict[str, str]:
 class OutputRecord:
     """An output of the network.
 
-    shape: for a single image, without the batch dimension.  meaning: of the values.
+    name: the name in the graph.  shape: the shape for a single image, without the batch dimension.
+    meaning: the meaning of the values.
     """
 
     name: str
@@ -97,19 +98,25 @@ class OutputRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Content of ``manifest.json``.  `to_json` and `from_json` are inverse.
+    """Content of ``manifest.json``.  `to_json` and `from_json` are inverse functions.
 
-    checkpoint: name, SHA-256 and wrapping of the source file.
-    unused_keys: key of the source file that the network never reads → reason; its tensor is not in the bundle.
-    image: size, channels and normalisation of the input images; mean and std are None when ``input_kind`` is
+    spec: the numbers that define the architecture.  trainable_parameters: the number of trainable parameters.
+    checkpoint: name, SHA-256 and wrapping of the checkpoint file; the wrapping is the form of the file's content.
+    unused_keys: key of the checkpoint that the network never reads → reason. The bundle does not contain its tensor.
+    input_kind, max_batch: as in `ExportOptions`.
+    image: size, channels and normalisation of the input images. The mean and std are None when ``input_kind`` is
     ``tensor`` and no normalisation was given at export.
-    task: the task that the logits solve.  outputs: in the order of the graph.
-    role_disagreements: nodes of ``model.onnx`` whose declared role differs from the role that operators and wiring
-    suggest.
-    export_parity: largest difference of each program that export compared with PyTorch, and the limit for all of them.
-    export_skipped: runner → reason why its program was not available at export and was not compared.
-    float32_noise: largest difference between PyTorch's float32 and float64 logits on the golden inputs.
+    task: the task of the network.  outputs: the outputs in the order of the graph.
+    labels: the class names in the order of the class index.  opset: the version of the ONNX operators.
+    folding: the names of the folding passes that changed the model.
+    masks, biases: the record of each layer's mask and bias on the scores.
+    role_disagreements: a description of each node of ``model.onnx`` whose declared role differs from the inferred role.
+    export_parity: largest difference from PyTorch's logits for each runner that export compared, and their limit.
+    export_skipped: runner → reason why export could not compare the runner.
+    float32_noise: the largest difference between PyTorch's float32 and float64 logits on the golden inputs.
+    versions: name → version of the toolkit, Python and packages at export.
     files: file name → SHA-256, for every file except the manifest.
+    Errors: ValueError when the size of ``image`` contradicts ``spec``, or when ``pixels`` has no mean and std.
     """
 
     spec: ModelSpec
@@ -136,10 +143,10 @@ class Manifest:
     def __post_init__(self) -> None:
         if self.image.tensor_shape != input_shape(self.spec):
             raise ValueError(
-                f"image: expected {input_shape(self.spec)} (channels, height, width), got {self.image.tensor_shape}"
+                f"image: expected {input_shape(self.spec)} as (channels, height, width), got {self.image.tensor_shape}"
             )
         if self.input_kind == "pixels" and self.image.normalisation is None:
-            raise ValueError("the input is pixels, but image has no mean and std to normalise them with")
+            raise ValueError("image: expected mean and std, because input_kind is pixels, got no values")
 
     def to_json(self) -> dict[str, Any]:
         data = {name: getattr(self, name) for name in self.__slots__}
@@ -151,7 +158,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Manifest:
-        """Rebuild a manifest.  Errors: KeyError, TypeError, ValueError or InputError if ``data`` is not a manifest."""
+        """Rebuild a manifest.  Errors: KeyError, TypeError, ValueError or InputError for ``data`` of another form."""
         fields = {name: value for name, value in data.items() if name != "format"}
         for name, known in (("input_kind", get_args(InputKind)), ("task", get_args(Task))):
             if fields[name] not in known:
@@ -168,7 +175,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """An opened bundle: every file is present and matches its hash."""
+    """An opened bundle; every file was present and matched its hash when the bundle was opened."""
 
     path: Path
     manifest: Manifest
@@ -183,7 +190,7 @@ class Bundle:
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the manifest.  Identifies the bundle, since the manifest holds the hash of every other file."""
+        """SHA-256 of the manifest, which identifies the bundle: the manifest contains the hash of every other file."""
         return sha256_of_file(self.path / MANIFEST_FILE)
 
     @property
@@ -198,7 +205,7 @@ class Bundle:
         return "uint8" if self.manifest.input_kind == "pixels" else "float32"
 
     def golden(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return (inputs, logits): inputs (B, …) of the graph; logits (B, C) float32, from PyTorch at export."""
+        """Return (inputs, logits): the golden inputs (B, …) of the graph, and PyTorch's logits (B, C) as float32."""
         stored = self.golden_set()
         return stored.inputs, stored.logits
 
@@ -211,19 +218,19 @@ class Bundle:
         try:
             return golden_from_bytes(path.read_bytes())
         except (OSError, ValueError, KeyError, EOFError) as exc:
-            raise BundleError(f"{path}: not the golden inputs of a bundle: {exc}", hint=_EXPORT_AGAIN) from exc
+            raise BundleError(f"{path}: expected the golden inputs of a bundle: {exc}", hint=_EXPORT_AGAIN) from exc
 
     def inputs_from_pixels(self, pixels: NDArray[Any]) -> NDArray[Any]:
-        """Convert uint8 (B, height, width, channels) to the input of the graph.
+        """Convert uint8 pixels (B, height, width, channels) to inputs of the graph.
 
-        Errors: InputError when the graph takes tensors and the bundle has no mean and std to normalise images with.
+        Errors: InputError when the graph takes normalised tensors, and the bundle has no mean and std.
         """
         if self.manifest.input_kind == "pixels":
             return pixels
         if self.manifest.image.normalisation is None:
             raise InputError(
                 f"{self.path}: it states no mean and std, so images cannot be normalised for its input",
-                hint="export it with --dataset, or --mean --std --labels",
+                hint="export the checkpoint again with --dataset, or with --mean, --std and --labels",
             )
         return self.manifest.image.tensor_from_pixels(pixels)
 
@@ -231,15 +238,18 @@ class Bundle:
 def open_bundle(path: Path) -> Bundle:
     """Open a bundle and check it: files, hashes, labels and preprocessing.
 
-    Errors: BundleError when ``path`` is not a bundle or has an unsupported format version, when a file is missing or
-    does not match its hash, when the labels differ from the manifest's, or when preprocessing the golden images gives
-    other pixels than at export.
+    Errors: BundleError when
+
+    - ``path`` is not a bundle, or its format version is not supported;
+    - a file is missing or does not match its hash;
+    - the labels differ from the labels in the manifest;
+    - preprocessing of the golden images gives other pixels than at export.
     """
     manifest_path = path / MANIFEST_FILE
     if not manifest_path.is_file():
-        problem = "holds no manifest.json" if path.is_dir() else "is no folder" if path.exists() else "does not exist"
+        problem = "has no manifest.json" if path.is_dir() else "is a file" if path.exists() else "does not exist"
         raise BundleError(
-            f"{path}: expected a bundle, but it {problem}",
+            f"{path}: expected a bundle, but this path {problem}",
             hint="type gmmvit export CHECKPOINT -o BUNDLE to make a bundle",
         )
     try:
@@ -247,7 +257,7 @@ def open_bundle(path: Path) -> Bundle:
         bundle_format = data.get("format")
         if bundle_format != BUNDLE_FORMAT:
             raise BundleError(
-                f"{path}: format {bundle_format!r}; this version reads {BUNDLE_FORMAT!r}",
+                f"{path}: expected a bundle of format {BUNDLE_FORMAT!r}, got {bundle_format!r}",
                 hint=_export_again(path, data) if bundle_format == _PREVIOUS_FORMAT else _EXPORT_AGAIN,
             )
         manifest = Manifest.from_json(data)
@@ -256,7 +266,7 @@ def open_bundle(path: Path) -> Bundle:
     except (ValueError, KeyError, TypeError, AttributeError, InputError) as exc:
         if isinstance(exc, BundleError):
             raise
-        raise BundleError(f"{manifest_path}: not a manifest: {exc}", hint=_EXPORT_AGAIN) from exc
+        raise BundleError(f"{manifest_path}: expected a manifest of a bundle: {exc}", hint=_EXPORT_AGAIN) from exc
     _check_files(path, manifest, hint=_EXPORT_AGAIN)
     bundle = Bundle(path=path, manifest=manifest)
     _check_contract(bundle)
@@ -264,23 +274,23 @@ def open_bundle(path: Path) -> Bundle:
 
 
 def _export_again(path: Path, data: Mapping[str, Any]) -> str:
-    """Return a hint with the export command that upgrades a bundle of the previous format, from its own files."""
+    """Return a hint with the command that exports a bundle of the previous format again, from the bundle's files."""
     normalisation = data["preprocessing"]
     command = ["gmmvit", "export", str(path / WEIGHTS_FILE), "-o", f"{path.resolve()}-3", "--input", data["input_kind"]]
     command += ["--max-batch", str(data["max_batch"]), "--labels", str(path / LABELS_FILE)]
     for name in ("mean", "std") if normalisation else ():
         command += [f"--{name}", ",".join(map(str, normalisation[name]))]
-    return f"export it again: {shlex.join(command)}"
+    return f"type {shlex.join(command)} to write a bundle of the new format"
 
 
 def _check_files(path: Path, manifest: Manifest, *, hint: str) -> None:
     required = {MODEL_FILE, WEIGHTS_FILE, GOLDEN_FILE, LABELS_FILE}
     if unlisted := required - manifest.files.keys():
-        raise BundleError(f"{path}: the manifest lists no {', '.join(sorted(unlisted))}", hint=hint)
+        raise BundleError(f"{path}: the manifest does not list {', '.join(sorted(unlisted))}", hint=hint)
     for name, expected in manifest.files.items():
         file = path / name
         if Path(name).name != name or not file.is_file():
-            raise BundleError(f"{path}: {name} is missing", hint=hint)
+            raise BundleError(f"{path}: the file {name} is missing", hint=hint)
         try:
             digest = sha256_of_file(file)
         except OSError as exc:
@@ -293,12 +303,15 @@ def _check_files(path: Path, manifest: Manifest, *, hint: str) -> None:
 
 
 def _check_contract(bundle: Bundle) -> None:
-    """Check that the labels match the manifest, and that preprocessing gives the same values as at export."""
+    """Check that the labels match the manifest, and that preprocessing gives the same pixels as at export.
+
+    Errors: BundleError.
+    """
     labels = tuple((bundle.path / LABELS_FILE).read_text(encoding="utf-8").splitlines())
     if labels != bundle.manifest.labels:
         raise BundleError(
-            f"{bundle.path}: {LABELS_FILE} is not the manifest's list of labels: {labels[:3]} against "
-            f"{bundle.manifest.labels[:3]}",
+            f"{bundle.path}: expected the manifest's labels in {LABELS_FILE}, beginning {bundle.manifest.labels[:3]}, "
+            f"got {labels[:3]}",
             hint=_EXPORT_AGAIN,
         )
     if bundle.manifest.image.normalisation is None:

@@ -1,7 +1,8 @@
-"""Data sets: normalisation of the images and names of the classes.
+"""Normalisation and class names of known data sets, for ``--dataset``.
 
-Classes are in the order of the class index. Tiny-ImageNet's classes are sorted by WordNet ID, as by a loader of a
-folder per class; each name is the first lemma of the synset.
+The class names are in the order of the class index. Tiny-ImageNet's classes are sorted by WordNet ID, because loaders
+sort the class folders by name, and the folders are named by WordNet ID. Each class name is the first lemma of the
+synset.
 """
 
 from __future__ import annotations
@@ -49,7 +50,11 @@ espresso; alp; cliff; coral reef; lakeside; seashore; acorn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """mean, std: a number per channel, for values in [0, 1], as used in training.  labels: by class index."""
+    """Normalisation and class names of a data set.
+
+    mean, std: a number per channel, for pixel values scaled to [0, 1], as used in training.
+    labels: the class names in the order of the class index.
+    """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -69,17 +74,18 @@ DATASETS: dict[str, Dataset] = {
         std=(0.2770, 0.2691, 0.2821),
         labels=tuple(name.strip() for name in _TINY_IMAGENET.replace("\n", " ").split(";")),
     ),
-    # grey images; the usual tutorials train on values in [0, 1] without normalisation
+    # The images are grey. Common tutorials train on values in [0, 1] without further normalisation.
     "mnist": Dataset(mean=(0.0,), std=(1.0,), labels=tuple("0123456789")),
-    # scikit-learn's handwritten digits, grey values 0..16 scaled to [0, 1], all 1,797 images
+    # scikit-learn's handwritten digits: mean and std over all 1,797 images, with grey values 0..16 scaled to [0, 1]
     "digits": Dataset(mean=(0.3053, 0.3053, 0.3053), std=(0.3760, 0.3760, 0.3760), labels=tuple("0123456789")),
 }
 
 
 def dataset(name: str) -> Dataset:
-    """Return the data set with this name.  Errors: InputError on a name that is not in `DATASETS`."""
+    """Return the data set with this name.  Errors: InputError when the name is not in `DATASETS`."""
     if name not in DATASETS:
         raise InputError(
-            f"data set {name!r} is not known", hint=f"known: {', '.join(DATASETS)}; or --mean --std --labels"
+            f"data set {name!r} is not known",
+            hint=f"type one of {', '.join(DATASETS)}, or use --mean, --std and --labels instead of --dataset",
         )
     return DATASETS[name]

@@ -1,4 +1,7 @@
-"""Check each part of the toolkit by running it here, and name the command that installs a missing part."""
+"""Check which parts of the toolkit work on this machine, by running each part.
+
+A part that does not work is listed with the reason, and with the command that installs the part if there is any.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,11 @@ Kind = Literal["package", "runner", "kernel", "engine", "server", "hardware", "g
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """A part of the toolkit and whether it works here.  fix: the command that installs it, if there is any."""
+    """The result of checking a part of the toolkit.
+
+    works: True if the part works on this machine.  detail: version and abilities, or the reason of the failure.
+    fix: what to type to make the part work; empty if no command helps.
+    """
 
     kind: Kind
     name: str
@@ -123,7 +130,7 @@ def examine_bundle(bundle: Bundle, server: ServerTensorRT | None, *, on_progress
 
 
 def _graph(bundle: Bundle, precision: Precision) -> str:
-    return f"whole, SHA-256 {open_variant(bundle, precision).sha256[:12]}…"
+    return f"complete and unchanged, SHA-256 {open_variant(bundle, precision).sha256[:12]}…"
 
 
 def _engine_here(bundle: Bundle, folder: Path) -> str:
@@ -132,13 +139,13 @@ def _engine_here(bundle: Bundle, folder: Path) -> str:
     card = engine.card
     runs = _runs_here(card)
     fused = sum(proof.fused for proof in card.attentions)
-    return f"whole; {fused} of {len(card.attentions)} attentions are one kernel each; {runs}"
+    return f"complete and unchanged; {fused} of {len(card.attentions)} attentions are fused to a single kernel; {runs}"
 
 
 def _runs_here(card: EngineCard) -> str:
     gpu = visible_gpu()
     if gpu is None:
-        return "no GPU is here to run it"
+        return "this machine has no GPU to run the engine"
     return runs_on(card, gpu) or loads_in(card, find_flavor(card.flavor).version) or f"runs on {gpu.name}"
 
 
@@ -147,7 +154,7 @@ def _engine_there(folder: Path, server: ServerTensorRT) -> str:
     if reason := loads_on(card, server):
         raise GmmvitError(reason)
     place = card.target["gpu"] or ", ".join(card.target["capabilities"])
-    return f"{server.name} has TensorRT {server.version} and loads it, on {place}"
+    return f"{server.name} has TensorRT {server.version}, which can load the engine, on {place}"
 
 
 def _install(extra: str) -> str:
@@ -160,7 +167,7 @@ def _tried(kind: Kind, name: str, attempt: Callable[[], str], *, fix: str) -> Ch
     except GmmvitError as exc:
         own_hint = exc.hint if exc.hint != exc.usual_hint else fix
         return Check(kind=kind, name=name, works=False, detail=str(exc), fix=own_hint)
-    # A broken install can raise any exception; each is reported.
+    # A broken installation can raise any exception; every exception is reported.
     except Exception as exc:
         return Check(kind=kind, name=name, works=False, detail=f"{type(exc).__name__}: {exc}"[:200], fix=fix)
 
@@ -184,7 +191,7 @@ def _eager() -> str:
     torch = require("torch", package="torch", extra="cpu")
     product = torch.ones(2, 2) @ torch.ones(2, 2)
     if float(product.sum()) != 8.0:
-        raise GmmvitError("torch multiplies wrongly here")
+        raise GmmvitError("torch computes a wrong matrix product on this machine")
     return f"torch {torch.__version__}, {torch.get_num_threads()} threads"
 
 
@@ -204,15 +211,15 @@ def _onnxruntime() -> str:
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     (answer,) = session.run(None, {"x": np.zeros(1, np.float32)})
     if answer[0] != 0:
-        raise GmmvitError("ONNX Runtime gives wrong answers here")
-    return f"onnxruntime {onnxruntime.__version__}, opset 20 runs"
+        raise GmmvitError("ONNX Runtime computes a wrong result on this machine")
+    return f"onnxruntime {onnxruntime.__version__}, runs graphs of opset 20"
 
 
 def _openvino() -> str:
     openvino = require("openvino", package="openvino", extra="openvino")
     capabilities = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     computed = [precision for precision, name in _COMPUTED.items() if name in capabilities]
-    return f"openvino {openvino.__version__}; this CPU computes {', '.join(computed)}"
+    return f"openvino {openvino.__version__}; computes in {', '.join(computed)} on this CPU"
 
 
 def _openvino_arithmetic() -> str:
@@ -223,17 +230,19 @@ def _openvino_arithmetic() -> str:
 
 
 def _kernels(name: str, library: Callable[[], tuple[Path | None, str]], arithmetic: Callable[[], str]) -> Check:
-    """Check the CPU kernels for a runtime: compiled and loaded, or the reason and the command that tries again."""
+    """Check that the CPU kernels for a runtime compile and load, or return the reason and what to type."""
 
     def state() -> str:
         path, why = library()
         if path is None:
             if record := why_recorded(name):
                 raise GmmvitError(f"{why} (recorded in {record})", hint=RETRY)
-            raise GmmvitError(why, hint="install g++, or name another compiler in CXX" if "compiler" in why else "")
+            raise GmmvitError(
+                why, hint="install g++, or set the variable CXX to another compiler" if "compiler" in why else ""
+            )
         if why := why_not(path):
             raise GmmvitError(why)
-        return f"{arithmetic()}; compiled, {path}"
+        return f"{arithmetic()}; compiled to {path}"
 
     return _tried("kernel", f"{name}+kernels", state, fix=_install("cpu" if name == "onnxruntime" else "openvino"))
 
@@ -242,16 +251,16 @@ RETRY = "gmmvit doctor --empty-kernel-cache"
 """Command that deletes compiled kernels and recorded failures, and compiles again."""
 
 _COMPUTED = {"fp32": "FP32", "bf16": "BF16", "int8": "INT8"}
-"""Precision → its name in OpenVINO."""
+"""Precision → name of the precision in OpenVINO."""
 
 
 def _client(protocol: str) -> str:
     require(f"tritonclient.{protocol}", package="tritonclient", extra="client")
-    return f"tritonclient {version('tritonclient')}; needs a server to talk to"
+    return f"tritonclient {version('tritonclient')}; needs a running server"
 
 
 def _builds(name: str) -> str:
-    """Build a small engine with the flavor ``name``; return a description of the result."""
+    """Build a small engine with the flavor ``name``, and return a description of the result."""
     flavor = find_flavor(name)
     gpu = visible_gpu()
     capabilities = () if gpu or not flavor.capabilities else (_BUILT_FOR,)
@@ -266,7 +275,7 @@ def _builds(name: str) -> str:
         )
         size = built.path.stat().st_size
     place = f"on {gpu.name}" if gpu else f"without a GPU, for {', '.join(flavor.capabilities)}"
-    return f"{flavor.version} builds {place} (an engine of {size:,} bytes, tried)"
+    return f"{flavor.version}; built a test engine of {size:,} bytes {place}"
 
 
 def _probe() -> bytes:
@@ -293,7 +302,7 @@ def _server() -> str:
 
 
 def _start_once(install: ServerInstall) -> None:
-    """Run the server with ``--help``, which loads every linked library and exits.  Errors: GmmvitError."""
+    """Run the server with ``--help``, for which it loads every linked library.  Errors: GmmvitError when this fails."""
     environment = {**os.environ, **install.environment}
     try:
         answer = subprocess.run(

@@ -1,4 +1,4 @@
-"""Every error that this package raises on purpose.
+"""The classes of all errors that this package raises on purpose.
 
     GmmvitError
     ├── InputError               a file, value or option from the user is invalid
@@ -16,8 +16,8 @@
     │   └── RequestRejectedError the server works, but refused the request
     └── MissingDependencyError   an optional package is required and not installed
 
-Each error has a ``hint``, the next step for the user: its own, or the default of its class. The command line prints
-``Error: <message>`` and ``hint: <hint>`` and exits with status 1.
+Each error has a ``hint`` with the next step for the user: a hint of the error itself, or the default of its class. The
+command line prints ``Error: <message>`` and ``hint: <hint>``, then exits with status 1.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ __all__ = [
 
 
 class GmmvitError(Exception):
-    """Root of the tree.
+    """Base class of all errors.
 
-    hint: the next step for the user; ``usual_hint`` of the class by default.
+    hint: the next step for the user; by default, ``usual_hint`` of the class.
     """
 
-    usual_hint = "type gmmvit doctor to see what works on this machine"
+    usual_hint = "type gmmvit doctor to see which parts work on this machine"
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -62,7 +62,7 @@ class GmmvitError(Exception):
 class InputError(GmmvitError):
     """A file, value or option from the user is invalid."""
 
-    usual_hint = "gmmvit --help lists the commands, gmmvit COMMAND --help the options of each"
+    usual_hint = "type gmmvit --help to list the commands, or gmmvit COMMAND --help to list the options of a command"
 
 
 class SpecError(InputError):
@@ -72,13 +72,13 @@ class SpecError(InputError):
 class CheckpointError(InputError):
     """A checkpoint file cannot be loaded, or not safely."""
 
-    usual_hint = "use the file that the training code saved, whole and unchanged"
+    usual_hint = "use the complete and unchanged file that the training code saved"
 
 
 class BundleError(InputError):
     """A bundle is incomplete, or contradicts its manifest."""
 
-    usual_hint = "type gmmvit export CHECKPOINT -o BUNDLE --force to write it again"
+    usual_hint = "type gmmvit export CHECKPOINT -o BUNDLE --force to write the bundle again"
 
 
 class RepositoryError(InputError):
@@ -90,7 +90,7 @@ class RepositoryError(InputError):
 class ImageError(InputError):
     """Bytes are not an image in a supported format."""
 
-    usual_hint = "JPEG, PNG, WebP and BMP with 8 bits a channel are taken"
+    usual_hint = "use a JPEG, PNG, WebP or BMP image with 8 bits per channel"
 
 
 class RunnerUnavailableError(InputError):
@@ -103,25 +103,25 @@ class RunnerUnavailableError(InputError):
 class FoldError(GmmvitError):
     """A folding pass could not prove its end state."""
 
-    usual_hint = "nothing was written; type gmmvit inspect CHECKPOINT to see what is odd"
+    usual_hint = "no file was written; type gmmvit inspect CHECKPOINT to see unusual values of the checkpoint"
 
 
 class ExportError(GmmvitError):
     """An exported graph failed a check."""
 
-    usual_hint = "nothing was written; type gmmvit doctor to see the installed versions"
+    usual_hint = "no file was written; type gmmvit doctor to see the installed versions"
 
 
 class EngineError(GmmvitError):
     """An engine was not built, or does not meet the requirements."""
 
-    usual_hint = "nothing was written; --log FILE keeps the output of the builder"
+    usual_hint = "no engine was written; add --log FILE to keep the output of the builder"
 
 
 class OutputError(GmmvitError):
     """A result could not be written; no partial output remains."""
 
-    usual_hint = "choose another place with -o, or make room"
+    usual_hint = "type -o with another path, or free space on the disk"
 
 
 class ServerError(GmmvitError):
@@ -131,7 +131,7 @@ class ServerError(GmmvitError):
 class RequestRejectedError(ServerError):
     """The server works, but refused the request."""
 
-    usual_hint = "send what the model states: GET /v2/models/MODEL on the HTTP port shows it"
+    usual_hint = "send the inputs that the model expects; GET /v2/models/MODEL on the HTTP port lists the inputs"
 
 
 class MissingDependencyError(GmmvitError):

@@ -1,4 +1,4 @@
-"""Import optional packages on demand, with an error that names the command to install them."""
+"""Import an optional package on demand; the error for a missing package names the command that installs it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ __all__ = ["require"]
 
 
 def require(module: str, *, package: str, extra: str) -> Any:
-    """Import ``module`` of the distribution ``package``, which the extra ``extra`` of this package installs.
+    """Import ``module`` of the distribution ``package``.
 
-    Errors: MissingDependencyError when it is not installed.
+    extra: the optional group of packages, as in ``pip install 'gmmvit-deploy[extra]'``, that installs ``package``.
+    Errors: MissingDependencyError when ``package`` is not installed.
     """
     try:
         imported: ModuleType = importlib.import_module(module)

@@ -1,11 +1,17 @@
-"""``golden.npz`` of a bundle: reference data from encoded images to logits, which every later stage must reproduce.
+"""Read and write ``golden.npz`` of a bundle: inputs, encoded images, and PyTorch's logits for these.
 
-    inputs, tensors, logits          inputs of the graph; the same normalised; logits of PyTorch
-    image_bytes, image_ends          encoded images, concatenated, and the end of each in bytes
-    image_pixels, image_logits       the same images decoded and resized; logits of PyTorch
+Every runner must reproduce these logits, and every preprocessing must reproduce the pixels of the images.
 
-A bundle without mean and std has no images. Images are losslessly encoded: pixels decoded from a JPEG differ by a level
-between builds of libjpeg, which an exact comparison does not allow.
+    inputs          inputs of the graph
+    tensors         the inputs after normalisation
+    logits          PyTorch's logits for the inputs
+    image_bytes     encoded images, concatenated
+    image_ends      offset in image_bytes at which each image ends
+    image_pixels    the images, decoded and resized
+    image_logits    PyTorch's logits for the images
+
+A bundle without mean and std has no images. The images are losslessly encoded, because builds of libjpeg decode a JPEG
+to pixels that can differ by 1, and the comparison is exact.
 """
 
 from __future__ import annotations
@@ -27,10 +33,12 @@ _ARRAYS = ("inputs", "tensors", "logits")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GoldenSet:
-    """inputs (B, …) of the graph; tensors float32 (B, channels, height, width); logits float32 (B, C).
+    """Content of ``golden.npz`` for B inputs, I images and C classes.
 
-    images: encoded, of any size.  image_pixels: uint8 (I, height, width, channels);
-    image_logits: float32 (I, C).
+    inputs: inputs of the graph, (B, …).  tensors: the normalised inputs, float32 (B, channels, height, width).
+    logits: PyTorch's logits for the inputs, float32 (B, C).  images: encoded images of various sizes.
+    image_pixels: the images, decoded and resized, uint8 (I, height, width, channels).
+    image_logits: PyTorch's logits for the images, float32 (I, C).
     """
 
     inputs: NDArray[Any]
@@ -58,7 +66,7 @@ def bytes_from_golden(golden: GoldenSet) -> bytes:
 
 
 def golden_from_bytes(data: bytes) -> GoldenSet:
-    """Read the content of ``golden.npz``.  Errors: ValueError, KeyError, OSError or EOFError when it is malformed."""
+    """Read the content of ``golden.npz``.  Errors: ValueError, KeyError, OSError or EOFError for malformed content."""
     import numpy as np
 
     with np.load(io.BytesIO(data), allow_pickle=False) as file:
@@ -73,7 +81,7 @@ def golden_from_bytes(data: bytes) -> GoldenSet:
 
 
 def preprocessing_problem(golden: GoldenSet, spec: ImageSpec) -> str:
-    """Preprocess the golden images and describe the first difference from export; empty if there is no difference."""
+    """Preprocess the golden images; return a description of the first difference from export, or an empty text."""
     import numpy as np
 
     for index, (image, expected) in enumerate(zip(golden.images, golden.image_pixels, strict=True)):
@@ -84,12 +92,12 @@ def preprocessing_problem(golden: GoldenSet, spec: ImageSpec) -> str:
         if pixels.shape != expected.shape or (pixels != expected).any():
             apart = np.abs(pixels.astype(int) - expected) if pixels.shape == expected.shape else np.array([255])
             return (
-                f"golden image {index} becomes other pixels here than at export: "
+                f"the pixels of golden image {index} differ from the pixels at export: "
                 f"{np.count_nonzero(apart)} values differ, by up to {apart.max()}"
             )
     if golden.inputs.dtype == np.uint8:
         tensors = spec.tensor_from_pixels(golden.inputs)
         if not np.array_equal(tensors, golden.tensors):
             largest = float(np.abs(tensors - golden.tensors).max())
-            return f"the golden pixels become another tensor here than at export: it differs by up to {largest:.3g}"
+            return f"the normalised golden inputs differ from those at export, by up to {largest:.3g}"
     return ""

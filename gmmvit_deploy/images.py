@@ -1,9 +1,9 @@
-"""Input images of a network: sides, channels, normalisation, and the conversion from a file of any size.
+"""Describe the input images of a network, and convert images of any size to inputs.
 
-    file → decoded to the channels → resized by the rule → pixels, uint8 (height, width, channels)
+    file → decode to the network's channels → resize → pixels, uint8 (height, width, channels)
     pixels → (pixels / 255 − mean) / std → tensor, float32 (channels, height, width)
 
-`gmmvit_deploy.preprocess` computes this and documents the conversion of other colour modes.
+`gmmvit_deploy.preprocess` computes both conversions, and documents the conversion of other colour modes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["ImageSpec", "ResizeRule", "image_from_json", "image_from_pixels", "resize_rule_from"]
 
 ResizeRule = Literal["stretch-bilinear", "stretch-bicubic"]
-"""``stretch``: resize both sides to the network's, ignoring the aspect ratio; antialiased.  A rule that crops would be
-a further value of this type, with its parameters as further fields of `ImageSpec`."""
+"""Rule for resizing images.  ``stretch``: resize to the network's height and width, without keeping the aspect ratio,
+with an antialiasing filter.  A rule that crops would be a further value of this type, and the parameters of the rule
+further fields of `ImageSpec`."""
 
 
 class _Target(TypedDict):
@@ -37,9 +38,10 @@ class _Target(TypedDict):
 class ImageSpec:
     """Input images of a network.
 
-    height, width: in pixels.  channels: 1 grey, 2 grey and alpha, 3 RGB, 4 RGB and alpha.
-    mean, std: a number per channel, for values in [0, 1]; both None if the normalisation is unknown, in which case the
-    network can be given only tensors.
+    height, width: the size in pixels.  channels: 1 for grey, 2 for grey and alpha, 3 for RGB, 4 for RGB and alpha.
+    mean, std: a number per channel, for pixel values scaled to [0, 1]. Both are None if the normalisation is unknown;
+    images cannot be converted to tensors then.
+    resize: the rule for resizing images.
     Errors: InputError when a value is invalid.
     """
 
@@ -60,7 +62,9 @@ class ImageSpec:
         resize_rule_from(self.resize)
         if (self.mean is None) != (self.std is None):
             given, missing = ("mean", "std") if self.std is None else ("std", "mean")
-            raise InputError(f"image normalisation: got {given} but no {missing}; give both, or neither")
+            raise InputError(
+                f"image normalisation: expected both mean and std, or neither; got {given} without {missing}"
+            )
         for name in ("mean", "std"):
             self._check_numbers(name, getattr(self, name))
 
@@ -84,7 +88,7 @@ class ImageSpec:
 
     @property
     def mode(self) -> str:
-        """Pillow mode that files are decoded to: L, LA, RGB or RGBA."""
+        """Pillow mode to which files are decoded: L, LA, RGB or RGBA."""
         return MODES[self.channels]
 
     @property
@@ -98,11 +102,11 @@ class ImageSpec:
         return (self.channels, self.height, self.width)
 
     def pixels_from_bytes(self, data: bytes) -> NDArray[Any]:
-        """Decode an encoded image: uint8 (height, width, channels).  Errors: UnusableImage."""
+        """Decode and resize an encoded image; return uint8 (height, width, channels).  Errors: UnusableImage."""
         return pixels_from_bytes(data, **self._target)
 
     def pixels_from_image(self, image: Any) -> NDArray[Any]:
-        """Convert and resize an opened ``PIL.Image``: uint8 (height, width, channels)."""
+        """Convert and resize an opened ``PIL.Image``; return uint8 (height, width, channels)."""
         return pixels_from_image(image, **self._target)
 
     def tensor_from_pixels(self, pixels: NDArray[Any]) -> NDArray[Any]:
@@ -113,7 +117,7 @@ class ImageSpec:
         if self.mean is None or self.std is None:
             raise InputError(
                 "the normalisation of the images is unknown: expected mean and std",
-                hint="export with --dataset, or --mean --std --labels",
+                hint="export the checkpoint again with --dataset, or with --mean, --std and --labels",
             )
         return tensor_from_pixels(pixels, self.mean, self.std)
 
@@ -127,13 +131,13 @@ class ImageSpec:
 
 
 def image_from_json(data: Mapping[str, Any]) -> ImageSpec:
-    """Rebuild a spec.  Errors: TypeError on a missing or unknown field; InputError on an invalid value."""
+    """Rebuild a spec.  Errors: TypeError when a field is missing or unknown; InputError when a value is invalid."""
     fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
     return ImageSpec(**fields)
 
 
 def image_from_pixels(pixels: NDArray[Any]) -> Any:
-    """Make a ``PIL.Image`` of uint8 (height, width) or (height, width, channels)."""
+    """Convert uint8 pixels, (height, width) or (height, width, channels), to a ``PIL.Image``."""
     from PIL import Image
 
     # Pillow expects a grey image without the channel dimension.
@@ -141,7 +145,7 @@ def image_from_pixels(pixels: NDArray[Any]) -> Any:
 
 
 def resize_rule_from(text: str) -> ResizeRule:
-    """Parse the name of a resize rule.  Errors: InputError on an unknown name."""
+    """Parse the name of a resize rule.  Errors: InputError when the name is unknown."""
     for rule in get_args(ResizeRule):
         if rule == text:
             return rule  # type: ignore[no-any-return]  # get_args forgets the type

@@ -1,8 +1,8 @@
-"""Style of all pages: colours for light and dark mode, for screen and paper, and the stylesheet.
+"""Colours and stylesheet of all pages, for light and dark mode, for screen and paper.
 
-Text has a contrast of 4.5:1 or more on every background here, lines and bars of plots 3:1 (WCAG 2.2, levels AA).
-All series remain distinguishable with protanopia, deuteranopia and tritanopia; plots give each series a dash, a marker
-or a hatching besides, and a verdict has a sign and a word.
+Text has a contrast of at least 4.5:1 on each background, and lines and bars of plots a contrast of at least 3:1 (WCAG
+2.2, level AA). The colours of the series remain distinguishable with protanopia, deuteranopia and tritanopia. In
+addition, plots give each series a dash pattern, a marker or a hatching, and each verdict has a sign and a word.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ LIGHT = {
     "undecided": "#744b00",
     "skipped": "#4b535d",
 }
-"""Name of a CSS variable → colour.  paper and panel are backgrounds, line is for borders, the rest is text."""
+"""Name of a CSS variable → colour.  ``paper`` and ``panel`` are backgrounds, ``line`` is for borders; the other colours
+are for text."""
 
 DARK = {
     "paper": "#14171a",
@@ -35,7 +36,7 @@ DARK = {
 }
 
 SERIES = ("#0072b2", "#d55e00", "#552222", "#9900ff", "#bb7777", "#221188", "#883300", "#553366")
-"""Colours of the series in a plot, in the order in which they are used."""
+"""Colours of the series in a plot, in the order of the series."""
 
 DARK_SERIES = ("#56b4e9", "#ff8c42", "#9933ff", "#ffddcc", "#dd0055", "#bbff00", "#6666cc", "#999999")
 

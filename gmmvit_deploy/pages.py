@@ -1,7 +1,11 @@
-"""Frame and elements of the self-contained HTML reports: a single file, without requests, for screen, phone and paper.
+"""Build HTML reports.  A report is a single file that loads no other file, for screen, phone and paper.
 
-Order of a report: the verdict, in a sentence for the reader who approves it; what would change it; figures and tables;
-skipped checks, folded away.
+A report contains, in this order:
+
+1. the verdict, in a sentence for the person who approves the release;
+2. reasons that would change the verdict;
+3. figures and tables;
+4. skipped checks, in sections that are closed until the reader opens them.
 """
 
 from __future__ import annotations
@@ -43,8 +47,9 @@ _SIGNS: Mapping[Outcome, str] = {"passed": "✓", "failed": "✗", "undecided": 
 class Summary:
     """Summary at the top of a report, as plain text.
 
-    word: the verdict in a word or two, such as PASSED.  sentence: the verdict, understandable on its own.
-    changes: what would change the verdict, a line each: reasons to remove, limits that are close, scope.
+    word: the verdict in a word or two, such as PASSED.
+    sentence: the verdict in a sentence that is understandable on its own.
+    changes: what would change the verdict, a line per item: failures to repair, limits that are close, missing checks.
     """
 
     outcome: Outcome
@@ -56,9 +61,10 @@ class Summary:
 def page(*, kind: str, title: str, summary: Summary, sections: Iterable[str], style: str = "") -> str:
     """Return the HTML text of a whole page.
 
-    kind: such as "Parity report".  title: plain text.  sections: HTML.  style: CSS after `STYLE`.
+    kind: the kind of the report, such as "Parity report".  title: plain text.  sections: HTML.
+    style: CSS to append to `STYLE`.
     """
-    changes = section("What would change it", items(summary.changes)) if summary.changes else ""
+    changes = section("What would change the verdict", items(summary.changes)) if summary.changes else ""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -72,9 +78,9 @@ def page(*, kind: str, title: str, summary: Summary, sections: Iterable[str], st
 
 
 def verdict_word(outcome: Outcome, word: str | None = None) -> str:
-    """Return a verdict as HTML with a colour, a sign and a word, so that no reader depends on the colour.
+    """Return a verdict as HTML with a colour, a sign and a word, so that readers do not depend on the colour.
 
-    word: plain text; the name of the outcome by default.
+    word: plain text; by default, the name of the outcome.
     """
     sign = f'<span aria-hidden="true">{_SIGNS[outcome]}</span>'
     return f'<span class="word {outcome}">{sign} {escape(word or outcome)}</span>'
@@ -93,7 +99,10 @@ def items(lines: Iterable[str]) -> str:
 
 
 def folded(title: str, count: int, *content: str) -> str:
-    """Return a folded section with ``count`` after the title, or "" for 0.  title: plain text.  content: HTML."""
+    """Return a closed section that the reader can open, or "" if ``count`` is 0.
+
+    count: number of entries, shown after the title.  title: plain text.  content: HTML.
+    """
     if not count:
         return ""
     return f"<details><summary>{escape(title)} ({count})</summary>{''.join(content)}</details>\n"
@@ -113,8 +122,8 @@ def plots(figures: Iterable[str]) -> str:
 def figure(svg: str, title: str, caption: str) -> str:
     """Return a plot with its title and caption, both plain text.
 
-    svg: as returned by `gmmvit_deploy.plotting.svg`, with a description in words.  title: unique on the page, because
-    it makes the IDs inside the SVG unique.
+    svg: as returned by `gmmvit_deploy.plotting.svg`.
+    title: unique on the page, because the IDs inside the SVG are derived from the title.
     """
     name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
     named = svg.replace(
@@ -126,7 +135,7 @@ def figure(svg: str, title: str, caption: str) -> str:
 
 _NUMBER = re.compile(r"[+−-]?[\d.,]+(e[+-]?\d+)?%?")
 _LONG = 40
-"""Length of a cell, in characters, above which it is styled as long text with line breaks."""
+"""Length in characters above which a cell is styled as long text, with line breaks."""
 
 
 def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, row_head: int = 0) -> str:
@@ -141,7 +150,7 @@ def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, r
         for name, number in zip(head, numbers, strict=True)
     )
     lines = "".join("<tr>" + "".join(_cells(row, numbers, row_head)) + "</tr>" for row in rows)
-    # Focusable, so that the arrow keys scroll a table wider than the window.
+    # The table can receive the keyboard focus, so that the arrow keys scroll a table wider than the window.
     return (
         f'<div class="scroll" role="group" aria-label="{escape(caption)}" tabindex="0"><table>'
         f"<caption>{escape(caption)}</caption><thead><tr>{titles}</tr></thead><tbody>{lines}</tbody></table></div>"
@@ -166,7 +175,7 @@ def _text(cell: str) -> str:
 
 
 def written_page(html: str, path: Path, *, force: bool) -> None:
-    """Write a page to ``path``, whole or not at all.  Errors: InputError if the suffix is not .html; OutputError."""
+    """Write a page to ``path``, completely or not at all.  Errors: as in `require_page`, without the plots."""
     require_page(path, force=force, plots=False)
     with new_file(path, force=force) as file:
         file.write(html.encode())
@@ -175,11 +184,16 @@ def written_page(html: str, path: Path, *, force: bool) -> None:
 def require_page(path: Path, *, force: bool, plots: bool = True) -> None:
     """Check before work begins that a page can be written to ``path``.
 
-    plots: whether the page has plots.
-    Errors: InputError if the suffix is not .html; OutputError; MissingDependencyError for plots without matplotlib.
+    plots: True if the page has plots, which need matplotlib.
+    Errors:
+        InputError: the suffix of ``path`` is not .html.
+        OutputError: ``path`` exists and ``force`` is not set, or its folder does not exist.
+        MissingDependencyError: the page has plots, and matplotlib is not installed.
     """
     if path.suffix.lower() != ".html":
-        raise InputError(f"{path}: a report is a .html page", hint=f"type {path.with_suffix('.html')}")
+        raise InputError(
+            f"{path}: expected a path that ends in .html for the report", hint=f"type {path.with_suffix('.html')}"
+        )
     if plots:
         require("matplotlib", package="matplotlib", extra="report")
     require_free_file(path, force=force)

@@ -1,4 +1,4 @@
-"""Figures for the plots of reports: drawn without a window and written as reproducible SVG."""
+"""Draw the plots of reports without a window, as SVG that is the same for the same data."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _PAPER, _INK = "#ffffff", "#000000"
 
 
 def figure_and_axes(*, height: float) -> tuple[Any, Any]:
-    """Return a figure and its axes, 7.5 inches wide.
+    """Return a matplotlib figure, 7.5 inches wide, and its axes.
 
-    height: in inches.  Errors: MissingDependencyError without matplotlib.
+    height: the height in inches.  Errors: MissingDependencyError when matplotlib is not installed.
     """
     figure = require("matplotlib.figure", package="matplotlib", extra="report").Figure(
         figsize=(7.5, height), layout="constrained"
@@ -37,22 +37,28 @@ def figure_and_axes(*, height: float) -> tuple[Any, Any]:
 
 
 def line_style(number: int, *, marker: bool = False) -> dict[str, Any]:
-    """Return keyword arguments for a line: colour, dashes and, if requested, a marker.  number: index of the series."""
+    """Return matplotlib's keyword arguments for a line: colour, dashes and, if ``marker`` is set, a marker.
+
+    number: the index of the series.
+    """
     style = {"color": SERIES[number % len(SERIES)], "linestyle": _DASHES[number % len(_DASHES)]}
     return {**style, "marker": _MARKERS[number % len(_MARKERS)]} if marker else style
 
 
 def bar_style(number: int) -> dict[str, Any]:
-    """Return keyword arguments for a bar: colour, and hatching in the paper colour.  number: index of the series."""
+    """Return matplotlib's keyword arguments for a bar: colour, and a hatching in the colour of the background.
+
+    number: the index of the series.
+    """
     style = {"color": SERIES[number % len(SERIES)], "edgecolor": _PAPER, "linewidth": 0.5}
     return {**style, "hatch": _HATCHES[number % len(_HATCHES)]}
 
 
 def svg(figure: Any, description: str) -> str:
-    """Return the SVG text of a figure, without a date and with deterministic IDs: the same report gives the same bytes.
+    """Return the SVG text of a figure.  The text has no date and deterministic IDs, so equal figures give equal bytes.
 
-    description: the content of the plot in words, for readers who cannot see it.  Colours are the CSS variables of
-    `page_style`, so that a plot follows the dark mode of its page.
+    The colours are CSS variables of `page_style`, so that a plot follows the dark mode of its page.
+    description: the content of the plot in words, for readers who cannot see the plot.
     """
     context = require("matplotlib", package="matplotlib", extra="report").rc_context
     file = io.StringIO()
@@ -69,6 +75,6 @@ def svg(figure: Any, description: str) -> str:
 
 
 def _variables() -> dict[str, str]:
-    """Return colour as written by matplotlib → CSS value."""
+    """Map each colour, as matplotlib writes it, to the CSS value that replaces the colour."""
     series = {colour: f"var(--series-{number}, {colour})" for number, colour in enumerate(SERIES, start=1)}
     return {_PAPER: f"var(--paper, {_PAPER})", _INK: "currentColor", **series}

@@ -1,7 +1,8 @@
-"""Supported precisions, and the policy: the element type of each part of the network in each precision.
+"""Supported precisions, and the precision policy: the element type of each role in each precision.
 
-The policy is a single table, which the cast pass applies and docs/pages/precisions.md prints. Masks are folded in
-float32 before they are cast: an unfolded base mask flushes to zero in half precision.
+A role says what an operator of the network is for (`graphs/roles.py`). `graphs/cast.py` applies the policy, and
+docs/pages/precisions.md shows the policy. Masks are folded in float32 before the cast, because small entries of an
+unfolded base matrix would become zero in half precision.
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ Role = Literal[
     "shape",
     "unknown",
 ]
-"""Role of a part of the network in the policy; graphs/roles.py explains each role."""
+"""Role of an operator of the network; graphs/roles.py explains each role."""
 
 _F32: ElementType = "float32"
 _F16: ElementType = "float16"
 _B16: ElementType = "bfloat16"
 
-# In int8 and fp8 both inputs of a projection additionally go through Q/DQ pairs. The products of attention are never
-# quantised, because int8 there prevents the fused kernel.
+# In int8 and fp8, Q/DQ pairs additionally quantise both inputs of every projection. The matrix products of attention
+# are never quantised, because Q/DQ pairs there prevent the fused kernel.
 POLICY: Mapping[str, Mapping[Precision, ElementType]] = {
     role: dict(zip(PRECISIONS, types, strict=True))
     for role, types in {
@@ -83,21 +84,29 @@ POLICY: Mapping[str, Mapping[Precision, ElementType]] = {
 
 
 def precision_from(text: str) -> Precision:
-    """Parse the name of a precision.  Errors: InputError when it is unknown."""
+    """Parse the name of a precision.  Errors: InputError when the name is unknown."""
     if text not in PRECISIONS:
-        raise InputError(f"precision {text!r} is not known", hint=f"known: {', '.join(PRECISIONS)}")
+        raise InputError(f"precision {text!r} is not known", hint=f"type one of {', '.join(PRECISIONS)}")
     return text
 
 
 def precision_behind(text: str) -> tuple[str, Precision | None]:
-    """Split ``openvino:bf16`` into (openvino, bf16); None without a precision.  Errors: as `precision_from`."""
+    """Split ``openvino:bf16`` into (openvino, bf16), and ``openvino`` into (openvino, None).
+
+    Errors: InputError when the precision is unknown.
+    """
     name, colon, precision = text.strip().partition(":")
     return name, precision_from(precision) if colon else None
 
 
 def precisions_from(text: str) -> tuple[Precision, ...]:
-    """Parse ``fp16,int8`` into precisions, each once.  Errors: InputError on an unknown name or an empty list."""
+    """Parse names such as ``fp16,int8`` into different precisions.
+
+    Errors: InputError when a name is unknown, or when there is no name.
+    """
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
-        raise InputError("no precision was named", hint=f"known: {', '.join(PRECISIONS)}")
+        raise InputError(
+            "expected at least one precision, got an empty list", hint=f"type one or more of {', '.join(PRECISIONS)}"
+        )
     return tuple(dict.fromkeys(precision_from(part) for part in parts))

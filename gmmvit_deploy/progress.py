@@ -1,4 +1,6 @@
-"""Progress of long work: the event type and the callback of all long-running functions.
+"""Report the progress of long-running functions: the event type, and the callback that receives the events.
+
+A long-running function has this parameter and reports like this:
 
 def long_work(..., *, on_progress: OnProgress = ignore) -> Result:
     on_progress(Progress("fold the masks", done=1, total=4))
@@ -14,10 +16,11 @@ __all__ = ["OnProgress", "Progress", "detailed", "ignore", "prefixed"]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Event: a step begins or advances.
+    """The event that a step begins or advances.
 
-    step: description in a few words.  done: number of finished units.  total: number of units, of the step or of the
-    whole work, or None if unknown.  detail: an additional value to show, such as a loss.
+    step: the name of the step in a few words.  done: the number of finished units.
+    total: the number of all units, of the step or of the whole work; None if unknown.
+    detail: additional text to show, such as the loss in training.
     """
 
     step: str
@@ -30,7 +33,7 @@ OnProgress = Callable[[Progress], None]
 
 
 def ignore(event: Progress) -> None:
-    """Do nothing.  Default of every ``on_progress``."""
+    """Ignore the event; the default of every ``on_progress``."""
 
 
 def prefixed(prefix: str, on_progress: OnProgress) -> OnProgress:
@@ -39,5 +42,5 @@ def prefixed(prefix: str, on_progress: OnProgress) -> OnProgress:
 
 
 def detailed(step: Progress, on_progress: OnProgress) -> OnProgress:
-    """Return a callback for the work within ``step``, whose steps appear as the detail of ``step``."""
+    """Return a callback for a function that is a part of ``step``; its steps appear as the detail of ``step``."""
     return lambda event: on_progress(replace(step, detail=event.step))

@@ -1,4 +1,4 @@
-"""Parts of every report: the description of its bundle, and conversion to JSON values."""
+"""Describe a bundle for reports, and convert values to JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["described_bundle", "plain"]
 
 
 def described_bundle(bundle: Bundle) -> dict[str, Any]:
-    """Return path, hashes, checkpoint, model, input kind and versions of a bundle."""
+    """Return the path, hashes, checkpoint, model, input kind and export versions of a bundle."""
     manifest = bundle.manifest
     return {
         "path": str(bundle.path),
@@ -26,7 +26,7 @@ def described_bundle(bundle: Bundle) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Convert to plain JSON values; numbers that are not finite become null."""
+    """Convert a value to plain JSON values.  NaN and infinite numbers become null."""
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

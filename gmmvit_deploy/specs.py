@@ -1,9 +1,9 @@
 """Model specs: the numbers that define an architecture, without weights.
 
-`ModelSpec` holds the fields common to all models; each family adds its own (`gmmvit_deploy.families`).
+`ModelSpec` has the fields that are common to all models; each family adds fields (`gmmvit_deploy.families`).
 
-Shape letters used in this package: B batch, N tokens, H heads, d head dim, D model dim,
-K mixture kernels, C classes, S image side in pixels, p patch side in pixels, c image channels.
+This package uses these letters in shapes: B batch, N tokens, H heads, d head dim, D model dim, K Gaussians of a mixture
+(mixture kernels), C classes, S image side in pixels, p patch side in pixels, c image channels.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CHANNELS = (1, 2, 3, 4)
 
 
 def require(condition: bool, message: str, hint: str = "") -> None:
-    """Check a condition.  Errors: SpecError with ``message`` and ``hint`` if it is false."""
+    """Check a condition.  Errors: SpecError with ``message`` and ``hint`` when the condition is false."""
     if not condition:
         raise SpecError(message, hint=hint)
 
@@ -44,12 +44,14 @@ def require_counts(spec: object, *names: str) -> None:
         numbers = value if isinstance(value, tuple) else (value,)
         require(
             bool(numbers) and all(isinstance(number, int) and number >= 1 for number in numbers),
-            f"{name} is {value!r}; expected whole numbers of at least 1",
+            f"{name}: expected whole numbers of at least 1, got {value!r}",
         )
 
 
 def require_tiling(image_size: int, patch_size: int) -> None:
-    require(image_size % patch_size == 0, f"patches of {patch_size} pixels do not tile an image of {image_size}")
+    require(
+        image_size % patch_size == 0, f"patch size: expected a divisor of the image size {image_size}, got {patch_size}"
+    )
 
 
 def require_stages(depths: tuple[int, ...], heads: tuple[int, ...], mlp_dims: tuple[int, ...]) -> None:
@@ -63,14 +65,14 @@ def require_stages(depths: tuple[int, ...], heads: tuple[int, ...], mlp_dims: tu
 class MaskSpec:
     """The mask on the attention scores of every block.
 
-    kind:        ``plain`` no mask; ``gmm`` Gaussian mixture; ``elm`` element-wise learnable matrix
-    kernels:     K, Gaussians in the mixture (0 unless gmm)
-    shared:      all heads share a Gaussian mixture, instead of a mixture per head
-    closed_form: the model was trained with the paper's formula Σ α·exp(−d²/(2σ²+ε)), computed
-                 from distances. The released code instead raises a stored float32 base to a power, and the base has
-                 underflowed to zero far from the diagonal. The two forms are different networks, so the form is part
-                 of the spec.
-    Errors:      SpecError when the fields contradict each other
+    kind:        ``plain``: no mask; ``gmm``: Gaussian mixture mask; ``elm``: elementwise learnable mask.
+    kernels:     K, the number of Gaussians in a mixture; 0 unless ``kind`` is ``gmm``.
+    shared:      True if all heads share a Gaussian mixture, False if each head has a mixture.
+    closed_form: True if the model was trained with the paper's formula Σ α·exp(−d²/(2σ²+ε)), computed from the token
+                 distances d. False if the model was trained with the paper authors' code, which raises a stored float32
+                 base to a power. The stored base has underflowed to zero far from the diagonal, so the two forms are
+                 different networks.
+    Errors:      SpecError when the fields contradict each other.
     """
 
     kind: MaskKind = "plain"
@@ -81,14 +83,14 @@ class MaskSpec:
     def __post_init__(self) -> None:
         require(
             self.kind in get_args(MaskKind),
-            f"mask kind {self.kind!r} is not one of {', '.join(get_args(MaskKind))}",
+            f"mask kind: expected one of {', '.join(get_args(MaskKind))}, got {self.kind!r}",
         )
         if self.kind == "gmm":
             require(self.kernels >= 1, f"expected at least 1 kernel in a Gaussian mixture, got {self.kernels}")
         else:
             require(
                 self.kernels == 0 and not self.shared and not self.closed_form,
-                f"a {self.kind} mask has no kernels, sharing or closed form",
+                f"mask kind {self.kind}: kernels, shared and closed_form are only for Gaussian mixture masks",
             )
 
     def __str__(self) -> str:
@@ -100,9 +102,11 @@ class MaskSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """Fields common to all models.  Abstract: each family derives its own spec.
+    """Fields common to all models.  Abstract class: each family derives a spec.
 
-    family: name of the family (`gmmvit_deploy.families`).  image_size: S.  classes: C.  channels: c.
+    family: the name of the family (`gmmvit_deploy.families`).  image_size: S, height and width in pixels.
+    classes: C, the number of classes.  mask: the mask on the attention scores.  channels: c, the image channels.
+    Errors: SpecError when a value is invalid.
     """
 
     family: ClassVar[str]
@@ -120,7 +124,7 @@ class ModelSpec:
 
     @property
     def first_heads(self) -> int | None:
-        """Heads of the first attention, as set by ``--heads``; None for a spec without ``heads``."""
+        """Number of heads of the first attention, which ``--heads`` sets; None for a spec without ``heads``."""
         heads = getattr(self, "heads", None)
         return heads[0] if isinstance(heads, tuple) else heads
 

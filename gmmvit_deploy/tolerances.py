@@ -1,18 +1,24 @@
-"""Limits for the distance of logits from the float64 logits, derived from PyTorch's own float32 distance.
+"""Limits for the difference between a runner's logits and PyTorch's float64 logits.
 
-    noise    distance of PyTorch's float32 logits from its float64 logits, on the same inputs
-    fp32     largest ≤ 8 · noise + the last bit of the largest logit;          rms ≤ 3 · noise
-    fp16     largest ≤ 2 · 2¹³ · noise, bf16 ≤ 2 · 2¹⁶ · noise;                rms likewise
-    int8     largest ≤ 4 · recorded distance on the golden inputs;             rms not limited
-    fp8      as int8
+The noise of a model is the difference between PyTorch's float32 logits and PyTorch's float64 logits on the same inputs.
 
-Two float32 programs that add in a different order are each about this noise away from the float64 logits. The rounding
-of a narrower float, and with it the error of the logits, is larger by the ratio of the unit roundoffs (2⁻²⁴, 2⁻¹¹,
-2⁻⁸). The effect of quantisation depends on the data: its limit only checks that the graph runs as recorded, and only
-accuracy shows whether the graph is good.
+    precision   largest difference at most                        rms difference at most
+    fp32        8 · noise + the last bit of the largest logit     3 · noise + half of that last bit
+    fp16        2 · 2¹³ · noise                                   2 · 2¹³ · noise
+    bf16        2 · 2¹⁶ · noise                                   2 · 2¹⁶ · noise
+    int8, fp8   4 · recorded difference on the golden inputs      no limit
 
-Measurements behind the factors (``benchmarks/reported/parity_limits.py``, all golden models): correct runners reached
-2.2 times the noise (rms 1.7), fp16 and bf16 0.6 times the scaled noise (rms 0.6).
+In the column "largest", noise means the largest difference of these logits; in the column "rms", their rms difference.
+
+Every correct float32 program differs from the float64 logits by about the noise, because each program adds in a
+different order. In fp16 and bf16 the roundings, and with them the errors of the logits, are larger by the ratio of the
+unit roundoffs (fp32 2⁻²⁴, fp16 2⁻¹¹, bf16 2⁻⁸). The effect of quantisation depends on the data, so the limit for int8
+and fp8 only checks that a runner computes the graph as recorded at conversion; the accuracy shows whether the graph is
+good.
+
+Measurements behind the factors (``benchmarks/reported/parity_limits.py``, all golden models): correct fp32 runners
+reached 2.2 times the noise (rms 1.7 times); correct fp16 and bf16 runners reached 0.6 times the noise after scaling by
+the ratio of the unit roundoffs (rms 0.6 times).
 """
 
 from __future__ import annotations
@@ -29,12 +35,15 @@ LAST_BIT = 2.0**-23
 UNIT_ROUNDOFFS: dict[str, float] = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
 _LARGEST_SHARE, _RMS_SHARE, _NARROW_SHARE, _RECORDED_SHARE = 8.0, 3.0, 2.0, 4.0
 MOST_NOISE = 1e-3
-"""Largest ratio of float32 noise to the largest logit at which float32 is a reference; the largest measured is 8e-6."""
+"""Largest ratio of the noise to the largest logit at which float32 can be a reference.  Models reach at most 8e-6."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
-    """Distance of PyTorch's float32 logits from its float64 logits.  scale: the largest |logit|."""
+    """Difference between PyTorch's float32 logits and PyTorch's float64 logits, on the same inputs.
+
+    largest: the largest absolute difference.  rms: the root mean square.  scale: the largest |logit|.
+    """
 
     largest: float
     rms: float
@@ -42,15 +51,16 @@ class Noise:
 
     @property
     def usable(self) -> bool:
-        """False when float32 is too coarse to be a reference for this model."""
+        """False if the float32 logits of this model are too inaccurate to be a reference."""
         return self.largest <= MOST_NOISE * self.scale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """Largest permitted distance from the float64 logits.  rms: None for no limit on the rms.
+    """Limit for the difference between a runner's logits and the float64 logits.
 
-    derivation: the same in words and numbers, for the reader who approves the report.
+    largest: the limit for the largest absolute difference.  rms: the limit for the rms, or None for no limit.
+    derivation: the computation of the limits in words and numbers, for the person who approves the release.
     """
 
     largest: float
@@ -61,9 +71,9 @@ class Limit:
 def limit_from_noise(noise: Noise, precision: Precision = "fp32", *, recorded: float | None = None) -> Limit:
     """Return the limit for a runner that computes in ``precision``.
 
-    recorded: largest distance of the quantised graph's logits on the golden inputs, with every rounding emulated on the
-    CPU; for int8 and fp8.
-    Errors: ValueError for a quantised precision without ``recorded``.
+    recorded: for int8 and fp8, the largest difference that conversion recorded on the golden inputs. The recorded
+    logits are computed on the CPU, with every rounding of the graph emulated.
+    Errors: ValueError when ``recorded`` is None for int8 or fp8.
     """
     if precision == "fp32":
         last_bit = LAST_BIT * noise.scale
@@ -78,7 +88,7 @@ def limit_from_noise(noise: Noise, precision: Precision = "fp32", *, recorded: f
         return Limit(
             largest=_NARROW_SHARE * ratio * noise.largest,
             rms=_NARROW_SHARE * ratio * noise.rms,
-            derivation=f"{_NARROW_SHARE:g} × {ratio:g} (unit roundoff of {precision} over float32's) × "
+            derivation=f"{_NARROW_SHARE:g} × {ratio:g} (unit roundoff of {precision} divided by that of float32) × "
             f"{noise.largest:.2g} (float32 noise); rms likewise × {noise.rms:.2g}",
         )
     if recorded is None:

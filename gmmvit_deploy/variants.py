@@ -1,7 +1,10 @@
-"""``model.<precision>.onnx`` of a bundle, and the record beside it with the effects of the precision.
+"""Read the variants of a bundle.  A variant is the network in another precision, with a record.
 
-A variant is written after its bundle and does not change it: ``model.<precision>.json`` identifies the bundle and the
-graph by hash. ``fp32`` is ``model.onnx`` itself and has no record.
+    model.<precision>.onnx    the graph
+    model.<precision>.json    the record: hashes of the bundle and the graph, and the effects of the precision
+
+A variant is written after its bundle, and the bundle does not change. For ``fp32`` the graph is ``model.onnx``, which
+has no record.
 """
 
 from __future__ import annotations
@@ -29,15 +32,20 @@ VARIANT_FORMAT = "gmmvit-variant/1"
 class VariantRecord:
     """Content of ``model.<precision>.json``.
 
-    passes: engine pass that changed the model → number of changed layers.
-    constants: layer → name of its mask in this graph.  mask_sha256: layer → SHA-256 of the mask in this precision.
-    calibration: source, images and SHA-256 of the data, and each activation's bound; None unless quantised.
-    golden: largest difference to the golden logits, the same divided by the largest logit, and argmax agreement;
-    emulated on the CPU with every rounding in the graph.
-    role_disagreements: nodes whose declared role differs from the role that operators and wiring suggest; the declared
-    role applies.
-    programs: runner → largest difference to the golden logits when it runs this file, and its limit; or the reason why
-    it could not run.
+    bundle_sha256, onnx_sha256: the hashes of the bundle and of the graph.
+    passes: folding pass that changed the model → number of changed layers.
+    constants: layer → name of the layer's mask in this graph.
+    mask_sha256: layer → SHA-256 of the layer's mask in this precision.
+    masks: the effect of the precision on each mask.
+    calibration: source and SHA-256 of the calibration data, number of images, and the bound of each activation; None
+    unless quantised.
+    golden: the difference between the golden logits and the logits of this graph, which are emulated on the CPU with
+    every rounding of the graph: the largest difference, the largest difference divided by the largest golden logit, and
+    the share of equal predicted classes.
+    versions: name → version of the toolkit, Python and packages at conversion.
+    role_disagreements: a description of each node whose declared role differs from the inferred role.
+    programs: runner → largest difference from the golden logits when the runner runs this graph, with the limit, or the
+    reason why the runner could not run the graph.
     """
 
     precision: Precision
@@ -61,7 +69,7 @@ class VariantRecord:
     def from_json(cls, data: Mapping[str, Any]) -> VariantRecord:
         """Rebuild a record.  Errors: KeyError, TypeError or ValueError when ``data`` is not a record of this format."""
         if data["format"] != VARIANT_FORMAT:
-            raise ValueError(f"format {data['format']!r}; this version reads {VARIANT_FORMAT!r}")
+            raise ValueError(f"expected the format {VARIANT_FORMAT!r}, got {data['format']!r}")
         fields = {name: value for name, value in data.items() if name != "format"}
         fields["role_disagreements"] = tuple(fields["role_disagreements"])
         return cls(**{**fields, "masks": tuple(MaskChange(**mask) for mask in fields["masks"])})
@@ -69,7 +77,10 @@ class VariantRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """The graph of a bundle in a given precision.  record: None for fp32."""
+    """The graph of a bundle in a given precision.
+
+    path, sha256: the file of the graph, and its hash.  record: the record of the variant; None for fp32.
+    """
 
     precision: Precision
     path: Path
@@ -88,20 +99,20 @@ def record_file(precision: Precision) -> str:
 def open_variant(bundle: Bundle, precision: Precision) -> Variant:
     """Open the graph of a bundle in ``precision``.
 
-    Errors: BundleError when it does not exist, was changed, or belongs to another bundle.
+    Errors: BundleError when the variant does not exist, was changed, or was made from another bundle.
     """
     path = bundle.path / onnx_file(precision)
     if precision == "fp32":
         return Variant(precision=precision, path=path, sha256=bundle.manifest.files[path.name], record=None)
-    again = f"gmmvit convert {bundle.path} --precision {precision} --force"
+    again = f"type gmmvit convert {bundle.path} --precision {precision} --force"
     record_path = bundle.path / record_file(precision)
     if not path.is_file() or not record_path.is_file():
         hint = again.removesuffix(" --force")
-        raise BundleError(f"{bundle.path}: it has no {path.name} with its record", hint=hint)
+        raise BundleError(f"{bundle.path}: the bundle has no {path.name} with a record {record_path.name}", hint=hint)
     try:
         record = VariantRecord.from_json(json.loads(record_path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError) as exc:
-        raise BundleError(f"{record_path}: not the record of a precision: {exc}", hint=again) from exc
+        raise BundleError(f"{record_path}: expected the record of a variant: {exc}", hint=again) from exc
     if record.bundle_sha256 != bundle.sha256:
         raise BundleError(
             f"{path}: it was made for bundle {record.bundle_sha256[:12]}…, this bundle is {bundle.sha256[:12]}…",
@@ -110,6 +121,6 @@ def open_variant(bundle: Bundle, precision: Precision) -> Variant:
     digest = sha256_of_file(path)
     if digest != record.onnx_sha256 or record.precision != precision:
         raise BundleError(
-            f"{path}: it is not the graph that its record describes: it was changed or damaged", hint=again
+            f"{path}: the file does not match its record {record_path.name}: it was changed or damaged", hint=again
         )
     return Variant(precision=precision, path=path, sha256=digest, record=record)

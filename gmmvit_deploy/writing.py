@@ -1,4 +1,4 @@
-"""Write files and folders completely or not at all, and hash them."""
+"""Write files and folders, completely or not at all, and compute hashes."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ def sha256_of_file(path: Path) -> str:
 
 @contextmanager
 def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
-    """Yield an empty folder to fill; it becomes ``path`` if the block succeeds, and is deleted otherwise.
+    """Yield an empty folder to fill; the folder becomes ``path`` if the block succeeds, and is deleted otherwise.
 
-    The folder is filled beside ``path`` and then renamed, so an incomplete folder never appears at ``path``.
+    The folder is filled under another name beside ``path`` and then renamed, so an incomplete folder never appears at
+    ``path``.
     force: replace an existing folder at ``path`` once the new folder is complete.
     Errors: OutputError when ``path`` exists and ``force`` is not set, or when writing fails.
     """
@@ -49,25 +50,31 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
             _publish(staging, path, force=force)
         except OSError as exc:
             raise OutputError(
-                f"{path}: cannot be written: {exc.strerror or exc}; nothing was left behind",
-                hint="choose another place with -o, or make room",
+                f"{path}: cannot be written: {exc.strerror or exc}; no partial output remains",
+                hint="type -o with another path, or free space on the disk",
             ) from exc
     except BaseException as exc:
         if staging is not None:
             shutil.rmtree(staging, ignore_errors=True)
             if isinstance(exc, GmmvitError):
-                exc.replace_path(staging, named)  # the path from the user; the staging folder is deleted
+                exc.replace_path(staging, named)  # name the user's path, because the staging folder is deleted
         for folder in reversed(created):
             folder.rmdir()
         raise
 
 
 def require_free(path: Path, *, force: bool) -> None:
-    """Check that a folder can be created at ``path``.  Errors: OutputError if an existing path may not be replaced."""
+    """Check that a folder can be created at ``path``.
+
+    Errors: OutputError when ``path`` exists and ``force`` is not set, or when ``path`` is not a folder.
+    """
     if os.path.lexists(path) and not force:
-        raise OutputError(f"{path} exists", hint="choose another place with -o, or replace it with --force")
+        raise OutputError(f"{path} exists", hint="type -o with another path, or add --force to replace the folder")
     if path.is_symlink() or (path.exists() and not path.is_dir()):
-        raise OutputError(f"{path} is no folder, so --force does not replace it", hint="remove it by hand")
+        raise OutputError(
+            f"{path}: expected a folder, got a file or link, which --force does not replace",
+            hint="type -o with another path, or remove the file or link",
+        )
 
 
 def _make_parents(parent: Path) -> list[Path]:
@@ -83,8 +90,8 @@ def _make_parents(parent: Path) -> list[Path]:
 
 
 def _publish(staging: Path, path: Path, *, force: bool) -> None:
-    staging.chmod(0o777 & ~_umask())  # mkdtemp creates it private
-    require_free(path, force=force)  # another process may have created it meanwhile
+    staging.chmod(0o777 & ~_umask())  # mkdtemp creates folders that only their owner can read
+    require_free(path, force=force)  # another process may have created path in the meantime
     if not path.exists():
         staging.rename(path)
         return
@@ -102,17 +109,20 @@ def _publish(staging: Path, path: Path, *, force: bool) -> None:
 def require_free_file(path: Path, *, force: bool) -> None:
     """Check that a file can be created at ``path``.
 
-    Errors: OutputError when an existing path may not be replaced, or the parent folder does not exist.
+    Errors: OutputError when ``path`` exists and ``force`` is not set, when ``path`` is a folder, or when the parent
+    folder does not exist.
     """
     if os.path.lexists(path) and (not force or path.is_dir()):
-        raise OutputError(f"{path} exists", hint="choose another name, or replace the file with --force")
+        raise OutputError(f"{path} exists", hint="type another path, or add --force to replace the file")
     if not path.parent.is_dir():
-        raise OutputError(f"{path}: there is no folder {path.parent}", hint="make it, or choose another place")
+        raise OutputError(
+            f"{path}: the folder {path.parent} does not exist", hint="create the folder, or type another path"
+        )
 
 
 @contextmanager
 def new_file(path: Path, *, force: bool = False) -> Iterator[IO[bytes]]:
-    """Yield a file to write; it becomes ``path`` if the block succeeds, and is deleted otherwise.
+    """Yield a file to write; the file becomes ``path`` if the block succeeds, and is deleted otherwise.
 
     Errors: OutputError when ``path`` exists and ``force`` is not set, or when writing fails.
     """
@@ -127,8 +137,8 @@ def new_file(path: Path, *, force: bool = False) -> Iterator[IO[bytes]]:
         staging.replace(path)
     except OSError as exc:
         raise OutputError(
-            f"{path}: cannot be written: {exc.strerror or exc}; nothing was left behind",
-            hint="choose another place, or make room",
+            f"{path}: cannot be written: {exc.strerror or exc}; no partial output remains",
+            hint="type another path, or free space on the disk",
         ) from exc
     finally:
         if staging is not None:

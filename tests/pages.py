@@ -101,7 +101,7 @@ def _require_order(tree: Element) -> None:
     (main,) = tree.all("main")
     first, second = main.all("h2")[:2]
     assert first.text.startswith("Verdict: ")
-    assert second.text == "What would change it"
+    assert second.text == "What would change the verdict"
     assert main.children[0].attributes["class"].startswith("verdict ")
     assert main.children[0].all("p")[0].text.endswith(".")
     assert main.children[1].all("li")

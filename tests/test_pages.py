@@ -70,7 +70,7 @@ def test_a_page_is_readable() -> None:
     tree = require_readable_page(a_page())
     assert [heading.text for heading in tree.all("h2")] == [
         "Verdict: ✓ PASSED",
-        "What would change it",
+        "What would change the verdict",
         "Pictures",
         "Numbers",
     ]
@@ -161,7 +161,7 @@ def test_a_plot_takes_the_colours_of_its_page() -> None:
 
 
 def test_a_page_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"a report is a \.html page") as refused:
+    with pytest.raises(InputError, match=r"expected a path that ends in \.html") as refused:
         require_page(tmp_path / "report.pdf", force=False)
     assert refused.value.hint == f"type {tmp_path / 'report.html'}"
     written_page("text", tmp_path / "report.html", force=False)

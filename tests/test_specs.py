@@ -31,8 +31,8 @@ def test_json_round_trip() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"patch_size": 5}, "do not tile"),
-        ({"heads": 0}, "heads is 0"),
+        ({"patch_size": 5}, "expected a divisor of the image size"),
+        ({"heads": 0}, "heads: expected whole numbers of at least 1, got 0"),
         ({"class_token": True}, "no class token"),
     ],
     ids=["patches that do not tile", "no heads", "class token with a mask"],

@@ -16,7 +16,7 @@ _BROKEN = (OSError, EOFError, tarfile.TarError, zlib.error)
 
 
 def members(path: Path) -> set[str]:
-    """Return the names of the files below a folder or in a tar archive, without their folders.
+    """Return the names of all files below a folder or in a tar archive, without the names of their folders.
 
     Errors: InputError when the path is neither a folder nor a tar archive.
     """
@@ -26,7 +26,7 @@ def members(path: Path) -> set[str]:
 
 
 def member(path: Path, name: str) -> bytes:
-    """Read the file called ``name`` below a folder or in a tar archive; a name in .gz is decompressed.
+    """Read the file called ``name`` below a folder or in a tar archive; decompress it if ``name`` ends in .gz.
 
     Errors: InputError when the file is missing, occurs more than once, or cannot be read.
     """
@@ -41,7 +41,7 @@ def member(path: Path, name: str) -> bytes:
                 data = file.read() if file else b""
         return gzip.decompress(data) if name.endswith(".gz") else data
     except ValueError as exc:
-        raise InputError(f"{path}: expected exactly one file called {name} in it") from exc
+        raise InputError(f"{path}: expected exactly one file called {name} in this folder or archive") from exc
     except _BROKEN as exc:
         raise InputError(f"{path}: {name} cannot be read: {exc}") from exc
 

@@ -1,4 +1,4 @@
-"""Image files by name: files, folders and patterns."""
+"""List the image files that paths, folders and glob patterns name."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
 
 def image_files(arguments: Iterable[str]) -> list[Path]:
-    """Files, folders (searched all the way down for images) and glob patterns → files, sorted within each.
+    """Return the files that the arguments name, each once, in the order of the arguments.
 
-    Errors: InputError when an argument names nothing, or a folder holds no image.
+    An argument is a file, a folder, or a glob pattern. A folder gives the images in the folder and in all its
+    subfolders. The files of each folder and each pattern are sorted.
+    Errors: InputError when an argument matches no file, or a folder contains no image.
     """
     files: list[Path] = []
     for argument in arguments:
@@ -24,12 +26,12 @@ def image_files(arguments: Iterable[str]) -> list[Path]:
         if path.is_dir():
             matches = sorted(f for f in path.rglob("*") if f.suffix.lower() in SUFFIXES and f.is_file())
             if not matches:
-                raise InputError(f"{argument}: the folder holds no {', '.join(SUFFIXES)} file")
+                raise InputError(f"{argument}: the folder contains no image file ({', '.join(SUFFIXES)})")
         elif path.exists():
             matches = [path]
         else:
             matches = sorted(Path(name) for name in glob.glob(argument, recursive=True) if Path(name).is_file())  # noqa: PTH207
             if not matches:
-                raise InputError(f"{argument}: no such file, folder or match")
+                raise InputError(f"{argument}: no such file or folder, and no file matches it as a pattern")
         files += matches
     return list(dict.fromkeys(files))

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 __all__ = ["array_file", "arrays_in", "cifar", "class_folders", "digits", "idx", "svhn", "tiny_imagenet"]
 
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
-_SIDE = 32  # of CIFAR's images
+_SIDE = 32  # height and width of CIFAR's images, in pixels
 
 
 def cifar(path: Path, split: str, *, classes: int) -> Images:
-    """Read CIFAR-10 or -100: the python or the binary version, a folder or the archive as downloaded.
+    """Read CIFAR-10 or CIFAR-100 in the python or the binary version, from the downloaded archive or a folder.
 
-    split: ``test`` or ``train``.  Errors: InputError.
+    split: ``test`` or ``train``.  Errors: InputError when a file is missing or has another format.
     """
     import numpy as np
 
@@ -65,26 +65,29 @@ def _cifar_python(data: bytes, name: str, classes: int) -> tuple[NDArray[Any], N
 def _cifar_binary(data: bytes, name: str, classes: int) -> tuple[NDArray[Any], NDArray[Any]]:
     import numpy as np
 
-    head = 1 if classes == 10 else 2  # CIFAR-100 has the coarse label first
+    head = 1 if classes == 10 else 2  # in CIFAR-100 the coarse label precedes the fine label
     width = head + 3 * _SIDE**2
     if not data or len(data) % width:
-        raise InputError(f"{name}: expected rows of {width} bytes, got {len(data)} bytes")
+        raise InputError(
+            f"{name}: expected a multiple of {width} bytes ({head} of labels and {3 * _SIDE**2} of pixels per image), "
+            f"got {len(data)} bytes"
+        )
     rows = np.frombuffer(data, np.uint8).reshape(-1, width)
     return _planes(rows[:, head:], name), rows[:, head - 1].astype(np.int64)
 
 
 def _planes(rows: NDArray[Any], name: str) -> NDArray[Any]:
-    """Reshape rows (N, 3072) of a red, a green and a blue plane to images (N, 32, 32, 3)."""
+    """Reshape rows (N, 3072), each a red, a green and a blue plane, to images (N, 32, 32, 3)."""
     if rows.shape[1] != 3 * _SIDE**2:
-        raise InputError(f"{name}: expected rows of {3 * _SIDE**2} values, got {rows.shape[1]}")
+        raise InputError(f"{name}: expected {3 * _SIDE**2} values per image, got {rows.shape[1]}")
     images: NDArray[Any] = rows.reshape(-1, 3, _SIDE, _SIDE).transpose(0, 2, 3, 1)
     return images
 
 
 def svhn(path: Path, split: str) -> Images:
-    """Read SVHN's cropped digits: ``test_32x32.mat`` or its folder.  Its class 10, the digit 0, becomes class 0.
+    """Read SVHN's cropped digits from ``test_32x32.mat``, or from the folder of this file.
 
-    Errors: InputError.
+    The file's class 10, which is the digit 0, becomes class 0.  Errors: InputError when the file is missing or damaged.
     """
     loadmat = require("scipy.io", package="scipy", extra="demo").loadmat
     file = path / f"{split}_32x32.mat" if path.is_dir() else path
@@ -95,14 +98,14 @@ def svhn(path: Path, split: str) -> Images:
         raise InputError(f"{file}: no such file") from exc
     # scipy's reader raises various exceptions on damaged files.
     except Exception as exc:
-        raise InputError(f"{file}: not SVHN's cropped digits: {exc}") from exc
+        raise InputError(f"{file}: expected a .mat file of SVHN's cropped digits: {exc}") from exc
     return ArrayImages(f"svhn {split}", images, labels, DATASETS["svhn"].labels)
 
 
 def idx(path: Path, split: str) -> Images:
-    """Read MNIST and data sets of its format: ``t10k-images-idx3-ubyte`` and labels, compressed with gzip or not.
+    """Read MNIST, or another data set in the files of MNIST, such as ``t10k-images-idx3-ubyte`` with its labels.
 
-    Errors: InputError.
+    The files may be compressed with gzip.  Errors: InputError when a file is missing or damaged.
     """
     stem = "t10k" if split == "test" else "train"
     present = members(path)
@@ -119,17 +122,17 @@ def _idx(data: bytes, name: str, dims: int) -> NDArray[Any]:
 
     start = 4 + 4 * dims
     if len(data) < start or data[:4] != bytes((0, 0, 8, dims)):
-        raise InputError(f"{name}: expected an IDX file of bytes in {dims} dimensions")
+        raise InputError(f"{name}: expected an IDX file of unsigned bytes with {dims} dimension{'s' * (dims > 1)}")
     shape = struct.unpack(f">{dims}I", data[4:start])
     if len(data) - start != int(np.prod(shape)):
-        raise InputError(f"{name}: expected {int(np.prod(shape))} values after its header, got {len(data) - start}")
+        raise InputError(f"{name}: expected {int(np.prod(shape))} values after the header, got {len(data) - start}")
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
 
 
 def tiny_imagenet(path: Path, split: str) -> Images:
-    """Read Tiny-ImageNet's folder; a class index is the place of its WordNet ID in sorted ``wnids.txt``.
+    """Read the folder of Tiny-ImageNet.  The class index is the position of the WordNet ID in the sorted ``wnids.txt``.
 
-    Errors: InputError.
+    Errors: InputError when the folder is not Tiny-ImageNet's.
     """
     try:
         order = {name: index for index, name in enumerate(sorted((path / "wnids.txt").read_text().split()))}
@@ -142,18 +145,23 @@ def tiny_imagenet(path: Path, split: str) -> Images:
             names = [line[1] for line in lines]
         labels = [order[name] for name in names]
     except (OSError, KeyError, IndexError) as exc:
-        raise InputError(f"{path}: not Tiny-ImageNet's folder: {exc}", hint="the folder tiny-imagenet-200") from exc
+        raise InputError(
+            f"{path}: expected the folder of Tiny-ImageNet: {exc}",
+            hint="type tiny-imagenet:PATH with the path of the folder tiny-imagenet-200",
+        ) from exc
     return FileImages(f"tiny-imagenet {split}", files, labels, DATASETS["tiny-imagenet"].labels)
 
 
 def class_folders(path: Path, split: str) -> Images:
-    """Read a folder of class folders, classes in sorted order; without class folders, images without classes.
+    """Read a folder that has a subfolder per class; the sorted names of the subfolders are the classes.
 
-    split: read the subfolder of this name if it exists.  Errors: InputError.
+    A folder without subfolders gives images without classes.
+    split: if ``path`` has a subfolder of this name, read that subfolder instead.
+    Errors: InputError when ``path`` is not a folder, or contains no image.
     """
     root = path / split if (path / split).is_dir() else path
     if not root.is_dir():
-        raise InputError(f"{path}: expected a folder of class folders")
+        raise InputError(f"{path}: expected a folder of images, or a folder with a subfolder of images per class")
     folders = sorted(folder for folder in root.iterdir() if folder.is_dir())
     files = [
         file for folder in folders or [root] for file in sorted(folder.rglob("*")) if file.suffix.lower() in _SUFFIXES
@@ -165,9 +173,9 @@ def class_folders(path: Path, split: str) -> Images:
 
 
 def arrays_in(path: Path) -> dict[str, NDArray[Any]]:
-    """Read the arrays of an .npz by their names, or the array of an .npy as ``images``.
+    """Return name → array for an .npz file; the array of an .npy file has the name ``images``.
 
-    Errors: InputError when the file is neither, or holds objects that would have to be unpickled.
+    Errors: InputError when the file is neither an .npz nor an .npy, or stores pickled objects, which are not read.
     """
     import numpy as np
 
@@ -177,11 +185,11 @@ def arrays_in(path: Path) -> dict[str, NDArray[Any]]:
     except FileNotFoundError as exc:
         raise InputError(f"{path}: no such file") from exc
     except (OSError, ValueError, EOFError) as exc:
-        raise InputError(f"{path}: not an .npz or .npy file of plain arrays: {exc}") from exc
+        raise InputError(f"{path}: expected an .npz or .npy file of plain arrays: {exc}") from exc
 
 
 def array_file(path: Path) -> Images:
-    """Read an .npz with ``images`` (and ``labels``), or an .npy of images.  Errors: InputError."""
+    """Read an .npz file with ``images`` and optional ``labels``, or an .npy file of images.  Errors: InputError."""
     arrays = arrays_in(path)
     if "images" not in arrays:
         raise InputError(f"{path}: expected an array called images, got {', '.join(arrays) or 'no array'}")
@@ -189,7 +197,10 @@ def array_file(path: Path) -> Images:
 
 
 def digits(split: str) -> Images:
-    """Read scikit-learn's bundled digits (N, 8, 8); ``test`` is the 360 digits that the demo holds out."""
+    """Read the digits that come with scikit-learn, (N, 8, 8).
+
+    split: ``test`` gives the 360 digits that the demo does not train on, ``train`` the other digits.
+    """
     import numpy as np
 
     bunch = require("sklearn.datasets", package="scikit-learn", extra="demo").load_digits()

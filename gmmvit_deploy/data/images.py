@@ -1,4 +1,4 @@
-"""Labelled images from any storage, decoded singly and on demand."""
+"""Labelled images in arrays or files.  Each image is decoded only when it is requested."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ __all__ = ["ArrayImages", "FileImages", "Images"]
 
 
 class Images:
-    """Abstract: labelled images, addressed by index; ``len(images)`` is their number.
+    """Abstract class: labelled images, addressed by index.  ``len(images)`` is the number of images.
 
-    name: of the data set.  classes: class names by index; empty if the data names no classes.
-    An image that cannot be decoded raises ImageError; callers decide whether to skip it.
+    name: the name of the data set.  classes: the class names in the order of the class index; empty if the data has no
+    class names.
+    An image that cannot be decoded raises ImageError; the caller decides whether to skip that image.
     """
 
     name: str
@@ -31,14 +32,14 @@ class Images:
         raise NotImplementedError
 
     def pixels(self, index: int, image: ImageSpec) -> NDArray[Any]:
-        """Return uint8 (height, width, channels), converted and resized as on a server.
+        """Return the image as uint8 (height, width, channels), converted and resized as on a server.
 
-        Errors: ImageError on a broken file.
+        Errors: ImageError when the image cannot be decoded.
         """
         raise NotImplementedError
 
     def encoded(self, index: int) -> bytes:
-        """Return the image as a client would send it: the file's bytes, or a PNG of the array.
+        """Return the encoded image as a client would send it: the bytes of the file, or a PNG of the array.
 
         Errors: ImageError when the file cannot be read.
         """
@@ -49,12 +50,12 @@ class Images:
         raise NotImplementedError
 
     def where(self, index: int) -> str:
-        """Return a text that identifies the image: a path, or ``test_batch[17]``."""
+        """Return a text that identifies the image in messages: its path, or for example ``test_batch[17]``."""
         raise NotImplementedError
 
 
 class ArrayImages(Images):
-    """Images of equal size in an array: uint8 (N, h, w) in grey, or (N, h, w, channels) with 1 to 4 channels."""
+    """Images in a uint8 array: (N, height, width) for grey, or (N, height, width, channels) with 1 to 4 channels."""
 
     def __init__(
         self,
@@ -63,19 +64,22 @@ class ArrayImages(Images):
         labels: Sequence[int] | NDArray[Any] | None,
         classes: tuple[str, ...] = (),
     ) -> None:
-        """Errors: InputError when the array does not hold images, or the labels do not fit it."""
+        """Store the images.  Errors: InputError when the array is empty or of another form, or labels do not fit."""
         import numpy as np
 
         shape = images.shape
         if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and shape[3] not in MODES):
-            raise InputError(f"{name}: expected uint8 (N, h, w) or (N, h, w, 1..4), got {images.dtype} {shape}")
+            raise InputError(
+                f"{name}: expected uint8 images (N, height, width) or (N, height, width, 1 to 4 channels), "
+                f"got {images.dtype} {shape}"
+            )
         if not len(images):
-            raise InputError(f"{name}: it holds no image")
+            raise InputError(f"{name}: expected at least one image, got an empty array")
         self._labels = None if labels is None else np.asarray(labels).reshape(-1)
         if self._labels is not None and (len(self._labels) != len(images) or self._labels.dtype.kind not in "iu"):
             raise InputError(
-                f"{name}: expected {len(images)} whole numbers as labels, "
-                f"got {len(self._labels)} of {self._labels.dtype}"
+                f"{name}: expected {len(images)} labels, all whole numbers, "
+                f"got {len(self._labels)} labels of type {self._labels.dtype}"
             )
         self.name, self.classes = name, classes
         self._images = images
@@ -104,9 +108,9 @@ class FileImages(Images):
     def __init__(
         self, name: str, files: Sequence[Path], labels: Sequence[int] | None, classes: tuple[str, ...] = ()
     ) -> None:
-        """Errors: InputError when ``files`` is empty."""
+        """Store the paths of the files.  Errors: InputError when ``files`` is empty."""
         if not files:
-            raise InputError(f"{name}: it holds no image")
+            raise InputError(f"{name}: expected at least one image file, got no file")
         self.name, self.classes = name, classes
         self._files, self._labels = list(files), labels
 
@@ -123,7 +127,7 @@ class FileImages(Images):
         try:
             return self._files[index].read_bytes()
         except OSError as exc:
-            raise ImageError(f"{self._files[index]}: it cannot be read: {exc.strerror or exc}") from exc
+            raise ImageError(f"{self._files[index]}: cannot be read: {exc.strerror or exc}") from exc
 
     def label(self, index: int) -> int | None:
         return None if self._labels is None else self._labels[index]

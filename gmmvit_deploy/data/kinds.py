@@ -1,4 +1,4 @@
-"""List the kinds of data for ``--data`` and ``--calibration``, without importing their readers."""
+"""Kinds and splits of the data for ``--data`` and ``--calibration``; this module imports no readers."""
 
 from __future__ import annotations
 

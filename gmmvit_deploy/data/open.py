@@ -1,11 +1,11 @@
-"""Open the data that ``--data`` and ``--calibration`` name.
+"""Open the data that the options ``--data`` and ``--calibration`` name.
 
     cifar10:PATH   cifar100:PATH   svhn:PATH   mnist:PATH   tiny-imagenet:PATH
-    folder:PATH    class folders, or a folder of images
-    array:PATH     an .npz or .npy of images
-    digits         scikit-learn's bundled digits
+    folder:PATH    a folder with a subfolder per class, or a folder of images
+    array:PATH     an .npz or .npy file of images
+    digits         the digits that come with scikit-learn
 
-The suffix ``#train`` or ``#test`` names the split; without it the split is ``test``.
+The suffix ``#train`` or ``#test`` names the split; the default is ``test``.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ _READERS: dict[str, Callable[[Path, str], Images]] = {
 
 
 def is_named(text: str) -> bool:
-    """Return True if the text names a kind of data, rather than only a path."""
+    """Return True if the text begins with a kind of data, and False if the text is only a path."""
     return text.partition("#")[0].partition(":")[0] in KINDS
 
 
 def open_data(text: str) -> Images:
     """Open ``kind:path#split``.
 
-    Errors: InputError on an unknown kind or split, a path that does not exist, or data of another kind.
+    Errors: InputError when the kind or split is unknown, the path does not exist, or the data is of another kind.
     """
     kind, path, split = _parts(text)
     return _READERS[kind](path, split)
 
 
 def require_data(text: str) -> None:
-    """Check the text and that its path exists, without reading the data.  Errors: InputError."""
+    """Check ``kind:path#split`` and that the path exists, without reading the data.  Errors: InputError."""
     kind, path, _ = _parts(text)
     if kind != _WITHOUT_PATH and not path.exists():
-        raise InputError(f"{path}: no such file or folder", hint=f"type {kind}: followed by the path of the data")
+        raise InputError(f"{path}: no such file or folder", hint=f"type {kind}:PATH with the path of the data")
 
 
 def _parts(text: str) -> tuple[str, Path, str]:
@@ -60,10 +60,15 @@ def _parts(text: str) -> tuple[str, Path, str]:
     described, _, split = text.partition("#")
     kind, _, path = described.partition(":")
     if kind not in _READERS:
-        raise InputError(f"data {text!r}: kind {kind!r} is not known", hint=f"KIND:PATH with one of {', '.join(KINDS)}")
+        raise InputError(
+            f"data {text!r}: kind {kind!r} is not known",
+            hint=f"type {KINDS[-1]}, or KIND:PATH with {', '.join(KINDS[:-1])} as KIND",
+        )
     if split not in (*SPLITS, ""):
-        raise InputError(f"data {text!r}: split {split!r} is not known", hint=f"known: {', '.join(SPLITS)}")
+        raise InputError(
+            f"data {text!r}: split {split!r} is not known", hint=f"type #{' or #'.join(SPLITS)} after the path"
+        )
     if (kind == _WITHOUT_PATH) == bool(path):
-        problem = "digits take no path" if path else f"expected a path, as in {kind}:PATH"
+        problem = f"{kind} takes no path" if path else "expected a path after the kind"
         raise InputError(f"data {text!r}: {problem}", hint=f"type {kind}" if path else f"type {kind}:PATH")
     return kind, Path(path), split or "test"

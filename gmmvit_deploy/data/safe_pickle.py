@@ -1,4 +1,7 @@
-"""Read the pickles of the CIFAR archives without executing code: only arrays, numbers, text and containers."""
+"""Read the pickles of the CIFAR archives without executing code from the files.
+
+Only arrays, numbers, text and containers are read; every other content is refused.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +19,24 @@ _ADMITTED = {
     ("numpy", "ndarray"),
     ("numpy", "dtype"),
 }
-"""Globals that a pickled array imports; they only create arrays. Any other global could run code."""
+"""Globals that a pickled array imports: functions and classes that only create arrays. Other globals could run code."""
 
 
 class _ArraysOnly(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """Import a global that an array needs.  Errors: InputError on any other global."""
+        """Import a global of `_ADMITTED`.  Errors: InputError for any other global."""
         if (module, name) not in _ADMITTED:
-            raise InputError(f"it asks for {module}.{name}, which no array needs: refused, nothing was executed")
+            raise InputError(
+                f"refused, because the pickle calls {module}.{name}, which no array needs; no code of the file was run"
+            )
         return super().find_class(module, name)
 
 
 def arrays_from_pickle(data: bytes, name: str) -> dict[str, Any]:
-    """Read a pickled dictionary, with its keys as text.
+    """Read a pickled dictionary; return it with its keys as text.
 
-    Errors: InputError when the pickle needs more than arrays, is damaged, or is not a dictionary.
+    name: the name of the file, for messages.
+    Errors: InputError when the pickle contains more than arrays, is damaged, or is not a dictionary.
     """
     try:
         loaded = _ArraysOnly(io.BytesIO(data), encoding="bytes").load()
@@ -38,7 +44,7 @@ def arrays_from_pickle(data: bytes, name: str) -> dict[str, Any]:
         raise InputError(f"{name}: {exc}") from exc
     # A damaged pickle can raise almost any exception.
     except Exception as exc:
-        raise InputError(f"{name}: not a pickle of arrays: {exc}") from exc
+        raise InputError(f"{name}: expected a pickle of arrays: {exc}") from exc
     if not isinstance(loaded, dict):
         raise InputError(f"{name}: expected a dictionary, got {type(loaded).__name__}")
     return {key.decode() if isinstance(key, bytes) else str(key): value for key, value in loaded.items()}

@@ -1,4 +1,8 @@
-"""Checkpoint → bundle: load, fold, export and check; write the whole bundle, or nothing."""
+"""Export a checkpoint to a bundle: the folder that every later step reads.
+
+The export loads the checkpoint, folds its masks, writes the ONNX graph, and compares the runtimes of this machine with
+PyTorch. It writes the whole bundle, or nothing.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +39,16 @@ _STEPS = 5  # number of calls of `_Steps.begin` in an export
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOptions:
-    """The exported network's input, and its labels.
+    """Input and labels of the network to export.
 
-    input_kind: ``pixels`` (uint8, normalised inside the graph) needs mean, std and labels;
-    ``tensor`` (float32, normalised by the caller) accepts them too, so that a server can normalise.
-    max_batch: largest batch of the bundle.  mean, std: a number for each channel of the network, for values in [0, 1].
-    resize: as in training.  labels: in the order of the class index; None numbers the classes.
+    input_kind: ``pixels`` or ``tensor``. A graph that takes ``pixels`` (uint8) normalises the images, so it needs mean,
+    std and labels. A graph that takes ``tensor`` (float32) leaves the normalisation to the caller; mean and std are
+    then optional, and a server normalises with them.
+    max_batch: the largest batch that the bundle accepts.
+    mean, std: a number for each channel of the network, for pixel values scaled to [0, 1].
+    resize: the rule by which training resized the images.
+    labels: the class names in the order of the class index; None numbers the classes from 0.
+    Errors: InputError when max_batch is below 1, or when ``pixels`` has no mean, std or labels.
     """
 
     input_kind: InputKind = "pixels"
@@ -52,11 +60,12 @@ class ExportOptions:
 
     def __post_init__(self) -> None:
         if self.max_batch < 1:
-            raise InputError(f"--max-batch is {self.max_batch}; expected at least 1")
+            raise InputError(f"--max-batch: expected at least 1, got {self.max_batch}")
         if self.input_kind == "pixels" and (None in (self.mean, self.std, self.labels)):
             raise InputError(
                 "a graph that takes pixels normalises them, so it needs mean, std and labels of training",
-                hint="--dataset NAME, or all of --mean --std --labels; or --input tensor to normalise outside",
+                hint="add --dataset NAME, or all of --mean, --std and --labels; or add --input tensor to normalise "
+                "the images outside the graph",
             )
 
 
@@ -74,11 +83,17 @@ def bundle_from_checkpoint(
     """Export a checkpoint to a bundle in the folder ``out``.
 
     hints: how to read a checkpoint that does not describe its model.
-    check: called with the network's `ImageSpec` before the export begins; an error that it raises ends the export.
-    also: called with the finished bundle to write more files into it, before the bundle appears at ``out``.
-    force: replace a folder that exists at ``out``.
-    Errors: CheckpointError; FoldError; ExportError; OutputError; InputError when the labels, or mean and std, do not
-    fit the model. After any error, ``out`` is unchanged.
+    check: called with the network's `ImageSpec` before the export begins; an error that ``check`` raises ends the
+    export.
+    also: called with the finished bundle, to write more files into the bundle before it appears at ``out``.
+    force: replace an existing folder at ``out``.
+    on_progress: called at the beginning of each step.
+    Errors, each of which leaves ``out`` unchanged:
+        CheckpointError: the checkpoint cannot be loaded, or not safely.
+        InputError: the labels, or mean and std, do not fit the model.
+        FoldError: a folding pass could not prove its end state.
+        ExportError: the exporter fails, a check of the graph fails, or a runtime's logits exceed the limit.
+        OutputError: ``out`` exists and ``force`` is not set, or writing fails.
     """
     require_free(out, force=force)
     steps = _Steps(on_progress)
@@ -92,7 +107,7 @@ def bundle_from_checkpoint(
     with new_folder(out, force=force) as folder:
         manifest, noise = _write(folder, loaded, folded, options, image, labels, steps)
         _write_manifest(folder, manifest)
-        # The check opens the files from disk, as every later step does.
+        # The comparison opens the files on disk, as every later step does.
         steps.begin("compare the runtimes with PyTorch")
         differences, skipped = _prove_numerically(open_bundle(folder), loaded, noise)
         manifest.export_parity.update(differences)
@@ -103,7 +118,7 @@ def bundle_from_checkpoint(
 
 
 class _Steps:
-    """Reports the steps of an export to ``on_progress``, with their number."""
+    """Counts the steps of an export, and reports each step to ``on_progress``."""
 
     def __init__(self, on_progress: OnProgress) -> None:
         self._on_progress = on_progress
@@ -119,19 +134,20 @@ def _fitting_labels(labels: tuple[str, ...] | None, spec: ModelSpec) -> tuple[st
         return tuple(str(index) for index in range(spec.classes))
     if len(labels) != spec.classes:
         raise InputError(
-            f"{len(labels)} labels were given for a model of {spec.classes} classes",
-            hint="--labels takes a file with one label a line, in the order of the class index",
+            f"expected {spec.classes} labels, one for each class of the model, got {len(labels)}",
+            hint="add --labels FILE; the file holds one label per line, in the order of the class index",
         )
     if broken := [label for label in labels if not label.strip() or "\n" in label or ":" in label]:
-        # The classification extension answers "score:index:label".
+        # Triton's classification extension returns "score:index:label", which a label with ":" would break.
         raise InputError(f"labels must not be empty or hold ':' or a line break, got {broken[:3]}")
     if len(set(labels)) != len(labels):
-        raise InputError(f"labels repeat: {sorted({x for x in labels if labels.count(x) > 1})[:3]}")
+        repeated = sorted({label for label in labels if labels.count(label) > 1})
+        raise InputError(f"expected different labels, got these more than once: {repeated[:3]}")
     return labels
 
 
 def _image(options: ExportOptions, spec: ModelSpec) -> ImageSpec:
-    """Errors: InputError when mean and std are not a number for each channel of the model."""
+    """Return the network's `ImageSpec`.  Errors: InputError when mean or std does not fit the channels."""
     side = spec.image_size
     return ImageSpec(
         height=side, width=side, channels=spec.channels, mean=options.mean, std=options.std, resize=options.resize
@@ -147,7 +163,7 @@ def _write(
     labels: Sequence[str],
     steps: _Steps,
 ) -> tuple[Manifest, Noise]:
-    """Write all files but the manifest.  Returns (the manifest, the model's float32 noise)."""
+    """Write all files except the manifest; return (the manifest, the noise of the model's float32 logits)."""
     inside = image if options.input_kind == "pixels" else None
     steps.begin("export to ONNX")
     proto = onnx_from_model(folded.model, preprocessing=inside, max_batch=options.max_batch)
@@ -199,19 +215,21 @@ def _write_manifest(folder: Path, manifest: Manifest) -> None:
 def _prove_numerically(
     bundle: Bundle, loaded: LoadedCheckpoint, noise: Noise
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Run ``model.onnx`` in ONNX Runtime and OpenVINO, plain and with our kernels, and compare with the golden logits.
+    """Run ``model.onnx`` in ONNX Runtime and OpenVINO, and compare the logits with the golden logits.
 
-    Other runtimes, such as the backends of a Triton server, load the plain file; the programs with our kernels are
-    those that this project serves on CPUs.
-    Returns (each runner's largest difference and the limit, runner → reason why it was skipped).
-    Errors: ExportError as `proven_programs`, and when every program was skipped.
+    Each runtime runs the graph twice: with the runtime's built-in operators, as the C++ backends of a Triton server do,
+    and with this project's CPU kernels, as this project's Triton models do on CPUs.
+    Returns (largest difference of each runner, with the limit; runner → reason why the runner was skipped).
+    Errors: ExportError when a runner fails or exceeds the limit (`proven_programs`), or when every runner was skipped.
     """
     inputs, expected = golden_rows(bundle)
-    # The limit counts from exact logits; the stored logits may differ from these by the float32 noise.
+    # The limit is a distance from float64 logits, and the golden logits may differ from these by the float32 noise.
     limit = limit_from_noise(noise).largest + noise.largest
     programs = proof_programs(bundle, open_variant(bundle, "fp32"))
     what = str(loaded.file.path)
     differences, skipped = proven_programs(programs, inputs, expected, limit, what=what)
     if not differences:
-        raise ExportError(f"{what}: no runtime here can prove its graph: {'; '.join(skipped.values())}")
+        raise ExportError(
+            f"{what}: no runtime on this machine can run the exported graph: {'; '.join(skipped.values())}"
+        )
     return {**{f"{name}_largest_abs": difference for name, difference in differences.items()}, "limit": limit}, skipped

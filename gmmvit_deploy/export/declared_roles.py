@@ -1,8 +1,9 @@
-"""Name exported nodes after their modules, and declare their roles and attentions.
+"""Name the nodes of an exported graph after their modules, and write the role and the attention into each node.
 
-The exporter records each node's module and PyTorch operator in the node's metadata. The module declares the role of
-that operator (`gmmvit_deploy.layers.roles`), so no role is inferred from the graph. A node that only moves values has
-the role ``shape``, whatever its module.
+A role says what an operator is for; the precision policy maps each role to an element type
+(`gmmvit_deploy.graphs.roles`). The exporter records each node's module and PyTorch operator in the node's metadata. The
+module declares the role of that operator (`gmmvit_deploy.layers.roles`), so no role is inferred from the graph. A node
+that only moves values always has the role ``shape``.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ __all__ = ["declare_roles", "name_nodes"]
 
 _PIXELS = "model"  # `PixelInput` holds the network under this name
 _ATTENDING: tuple[Role, ...] = ("product", "softmax")
-"""Roles of an attention module's own operators that belong to its attention; its projections do not."""
+"""Roles by which an attention module's own operators belong to its attention; the module's projections do not."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """The origin of a node.
+    """The module and the PyTorch operator that a node was exported from.
 
-    module: dotted path of its module in the exported module.  operator: name such as ``add``, of ``aten.add``.
+    module: dotted path of the node's module in the exported module.  operator: such as ``add`` for ``aten.add``.
     """
 
     module: str
@@ -44,7 +45,7 @@ class _Origin:
 
 
 def _origin(node: NodeProto) -> _Origin | None:
-    """Read a node's origin from its metadata; None for a node that the exporter's optimiser added."""
+    """Read a node's origin from the node's metadata; return None for a node that the exporter's optimiser added."""
     notes = {note.key: note.value for note in node.metadata_props}
     scopes = ast.literal_eval(notes.get("pkg.torch.onnx.name_scopes", "[]"))
     classes = ast.literal_eval(notes.get("pkg.torch.onnx.class_hierarchy", "[]"))
@@ -55,7 +56,7 @@ def _origin(node: NodeProto) -> _Origin | None:
 
 
 def name_nodes(proto: ModelProto) -> None:
-    """Name every node after its module, as ``blocks.0.attention/Softmax``.  Engines report these names."""
+    """Name every node after its module, for example ``blocks.0.attention/Softmax``; engines report these names."""
     taken: Counter[str] = Counter()
     for node in proto.graph.node:
         origin = _origin(node)
@@ -65,16 +66,16 @@ def name_nodes(proto: ModelProto) -> None:
 
 
 def _in_network(path: str) -> str:
-    """Return a module's path in the network, without the wrapper `PixelInput`; ``model`` for the network itself."""
+    """Return a module's path in the network, without the wrapper `PixelInput`.  The network itself is ``model``."""
     return path.removeprefix(_PIXELS).removeprefix(".") or "model"
 
 
 def declare_roles(proto: ModelProto, exported: nn.Module) -> None:
-    """Write its role, and the attention that it belongs to, into every node.
+    """Write the role, and the attention that the node belongs to, into every node.
 
     exported: the module that the graph was exported from.
-    Errors: ExportError that lists every node without a role, or every attention without a product before and a product
-    after its softmax.
+    Errors: ExportError when a node has no role, or when an attention has no matrix product before or after its softmax.
+    The message lists these nodes or attentions.
     """
     attentions = _attentions(exported)
     missing = []
@@ -87,24 +88,24 @@ def declare_roles(proto: ModelProto, exported: nn.Module) -> None:
             declare(node, role, attention=_attention(role, origin, attentions))
     if missing:
         raise ExportError(
-            f"{len(missing)} operators have no role in the precision policy:"
+            f"expected a declared role for each operator; these {len(missing)} have no role:"
             + "".join(f"\n  {line}" for line in missing),
-            hint="declare it where the module is written: with_role(layer, role), or operator_roles of its class",
+            hint="declare the role in the source of the module: with_role(layer, role), or operator_roles in its class",
         )
     _require_products(proto)
 
 
 def _require_products(proto: ModelProto) -> None:
-    """Check that each declared attention has a product before and a product after its softmax.
+    """Check that each declared attention has a matrix product before and after its softmax.
 
-    Errors: ExportError that lists the other attentions.
+    Errors: ExportError that lists the attentions without these products.
     """
     broken = [attention for attention in declared_attentions(proto.graph) if not attention.known]
     if broken:
         raise ExportError(
-            f"expected a product, a softmax and a product in each attention, got {len(broken)} without:"
-            + "".join(f"\n  {attention.name}: it declares {', '.join(attention.nodes)}" for attention in broken),
-            hint="the class that holds the scores declares its products and its softmax in operator_roles",
+            f"expected each attention to declare a product, a softmax and a product; {len(broken)} do not:"
+            + "".join(f"\n  {attention.name} declares {', '.join(attention.nodes)}" for attention in broken),
+            hint="declare the products and the softmax in operator_roles of the class that holds the scores",
         )
 
 
@@ -117,19 +118,19 @@ def _role(node: NodeProto, origin: _Origin | None, exported: nn.Module) -> Role 
     role = layer_role(module)
     if role is None:
         return operator_role(module, origin.operator)
-    # The Add of a linear map or a convolution is its bias; a step on the scores has the same role for all its nodes.
+    # The Add of a linear map or a convolution adds the bias. All nodes of a step on the scores have the same role.
     return "bias" if node.op_type == "Add" and not isinstance(module, Step) else role
 
 
 def _missing(origin: _Origin | None, exported: nn.Module) -> str:
     if origin is None:
-        return "the exporter made it, and no module stands behind it"
+        return "the exporter added this node, and it belongs to no module"
     kind = type(exported.get_submodule(origin.module)).__name__
     return f"{kind} declares no role for {origin.operator}"
 
 
 def _attentions(exported: nn.Module) -> dict[str, AttentionScores]:
-    """Map the path of each module that contains scores to these scores."""
+    """Map the path of each module that contains an `AttentionScores` to that `AttentionScores`."""
     return {
         path.rpartition(".")[0]: module
         for path, module in exported.named_modules()
@@ -138,7 +139,11 @@ def _attentions(exported: nn.Module) -> dict[str, AttentionScores]:
 
 
 def _attention(role: Role, origin: _Origin | None, attentions: dict[str, AttentionScores]) -> str | None:
-    """Return the attention that a node belongs to: Q Kᵀ, the steps, softmax or P V; None for every other node."""
+    """Return the name of the attention that a node belongs to, or None.
+
+    The nodes of an attention are Q Kᵀ, the steps on the scores, the softmax and P V. A step that scales Q before the
+    product does not belong to it.
+    """
     if origin is None:
         return None
     for path, scores in attentions.items():

@@ -1,4 +1,7 @@
-"""Make a bundle's golden set: inputs, encoded images, and the trained module's logits for them."""
+"""Make the golden set of a bundle, the reference for every runner.
+
+The golden set holds inputs, encoded images, and the logits that the trained module computes for these.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,10 @@ _BATCH = 8
 
 
 def golden_from_model(model: Model, input_kind: InputKind, image: ImageSpec) -> tuple[GoldenSet, Noise]:
-    """Compute the golden set of a trained model before any folding.
+    """Compute the golden set of a trained model that is not folded.
 
-    Returns (the golden set, the noise: the errors of its float32 logits, measured against float64 logits).
+    Returns (the golden set, the noise). The noise measures the errors of the float32 logits, relative to the logits of
+    the same model in float64.
     """
     generator = np.random.default_rng(_SEED)
     normalised = image.normalisation is not None
@@ -60,7 +64,7 @@ def golden_from_model(model: Model, input_kind: InputKind, image: ImageSpec) -> 
 
 
 def _pixels(generator: np.random.Generator, image: ImageSpec) -> NDArray[Any]:
-    """Make noise, ramps, a black and a white image, uint8 (B, height, width, channels): all values occur."""
+    """Generate noise, ramps, a black and a white image as uint8 (B, height, width, channels)."""
     pixels = generator.integers(0, 256, (_BATCH, *image.pixels_shape), dtype=np.uint8)
     pixels[0] = np.linspace(0, 255, image.width).astype(np.uint8)[None, :, None]
     pixels[1] = np.linspace(0, 255, image.height).astype(np.uint8)[:, None, None]
@@ -69,9 +73,10 @@ def _pixels(generator: np.random.Generator, image: ImageSpec) -> NDArray[Any]:
 
 
 def _images(generator: np.random.Generator, *, width: int, height: int) -> tuple[bytes, ...]:
-    """Encode images that exercise every path of the decoder: sizes, aspect ratios, colour modes and file formats.
+    """Encode images of various sizes, aspect ratios, colour modes and lossless file formats.
 
-    width, height: of the network's input.  The modes do not depend on the network's channels: the decoder converts.
+    width, height: the size of the network's input.  Every network gets the same colour modes, because the decoder
+    converts each image to the network's channels.
     """
     from PIL import Image
 

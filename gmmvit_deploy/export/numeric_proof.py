@@ -1,4 +1,8 @@
-"""Compare the logits of each runner with the golden logits, in whole batches and row by row."""
+"""Compare the logits of each runner with the golden logits.
+
+A runner is a program that computes logits, such as a runtime with a graph. Each runner computes every golden input
+twice: in the largest batches that it accepts, and alone in a batch of 1.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ __all__ = ["golden_rows", "proven_difference", "proven_programs"]
 
 
 def golden_rows(bundle: Bundle) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return (inputs, logits) of the golden set, including its encoded images after preprocessing."""
+    """Return (inputs, logits) of the golden inputs, followed by those of the golden images after preprocessing."""
     golden = bundle.golden_set()
     if not golden.images:
         return golden.inputs, golden.logits
@@ -44,9 +48,10 @@ def proven_programs(
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Compare every program that is available on this machine with ``expected``.
 
-    programs: runner → function that opens it.  Other arguments: see `proven_difference`.
-    Returns (runner → its largest difference, runner → the reason why it is not available).
-    Errors: as `proven_difference`; ExportError when a runtime cannot load a file of a precision that it supports.
+    programs: name of a runner → function that opens the runner.  The other arguments are as in `proven_difference`.
+    Returns (runner → largest difference, runner → reason why the runner is not available).
+    Errors: ExportError as in `proven_difference`, and when a runtime cannot load a file of a precision that the runtime
+    supports.
     """
     differences: dict[str, float] = {}
     skipped: dict[str, str] = {}
@@ -57,7 +62,7 @@ def proven_programs(
             skipped[name] = str(exc)
             continue
         except BundleError as exc:
-            raise ExportError(f"{what}: runner {name} cannot load it: {exc.__cause__ or exc}") from exc
+            raise ExportError(f"{what}: runner {name} cannot load the graph: {exc.__cause__ or exc}") from exc
         with program as runner:
             differences[name] = proven_difference(runner, inputs, expected, limit, what=what)
     return differences, skipped
@@ -68,9 +73,9 @@ def proven_difference(
 ) -> float:
     """Return the largest absolute difference between the runner's logits and ``expected`` (B, C).
 
-    what: name of the file in errors.
-    Errors: ExportError when the difference exceeds the limit or is NaN, when the logits have another shape, or when
-    the runtime cannot run its graph.
+    what: the name of the graph's file, for error messages.
+    Errors: ExportError when the difference exceeds the limit or is NaN, when the logits do not have the shape of
+    ``expected``, or when the runtime cannot run the graph.
     """
     size = runner.max_batch
     try:
@@ -80,12 +85,12 @@ def proven_difference(
         raise
     # Each runtime raises its own exception classes for a graph that it loads but cannot run.
     except Exception as exc:
-        raise ExportError(f"{what}: runner {runner.label} cannot run it: {str(exc).strip()}") from exc
+        raise ExportError(f"{what}: runner {runner.label} cannot run the graph: {str(exc).strip()}") from exc
     if batched.shape != expected.shape:
-        raise ExportError(f"{what}: runner {runner.label} gives logits {batched.shape}, expected {expected.shape}")
+        raise ExportError(f"{what}: expected logits of shape {expected.shape}, got {batched.shape} from {runner.label}")
     largest = max(float(np.abs(logits - expected).max()) for logits in (batched, single))
-    if not largest <= limit:  # so that NaN does not pass
-        kernels = " with our kernels" if runner.own_kernels else ""
+    if not largest <= limit:  # unlike largest > limit, this also refuses NaN
+        kernels = " with this project's kernels" if runner.own_kernels else ""
         raise ExportError(
             f"{what}: {runner.runtime or runner.name}'s logits{kernels} differ from PyTorch's by {largest:.3g}; "
             f"expected at most {limit:.3g}"

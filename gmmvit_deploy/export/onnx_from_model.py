@@ -26,14 +26,15 @@ if TYPE_CHECKING:
 
 __all__ = ["OPSET", "OUTPUT_NAME", "PixelInput", "onnx_from_model"]
 
-OPSET = 20  # the first with Gelu; LayerNormalization came with 17
+OPSET = 20  # the first opset with Gelu; LayerNormalization exists since opset 17
 OUTPUT_NAME = "logits"
 
 
 class PixelInput(nn.Module):
-    """Scale and normalise uint8 pixels (B, height, width, channels), and compute the model's logits (B, C).
+    """Scale and normalise uint8 pixels (B, height, width, channels), then compute the model's logits (B, C).
 
-    x = (pixels / 255 − mean) / std, in this order, which gives the same bits as ToTensor and Normalize in training.
+    x = (pixels / 255 − mean) / std.  In this order of operations, x equals bit for bit the result of torchvision's
+    ToTensor and Normalize in training.
     """
 
     mean: Tensor
@@ -44,7 +45,7 @@ class PixelInput(nn.Module):
         """Wrap a model.  Errors: InputError when ``image`` has no mean and std."""
         super().__init__()
         if image.normalisation is None:
-            raise InputError("a graph that takes pixels normalises them, so the images need mean and std")
+            raise InputError("a graph that takes pixels normalises the images: expected mean and std, got no values")
         mean, std = image.normalisation
         self.model = model
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32))
@@ -60,10 +61,11 @@ def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch:
     """Export a folded model to an ONNX graph with the output ``logits`` (float32, B × C) and a dynamic batch B.
 
     preprocessing: with an `ImageSpec`, the input is ``pixels`` (uint8, B × height × width × channels), which the graph
-    normalises; with None, the input is ``tensor`` (float32, B × channels × height × width).
-    max_batch: largest batch.
-    Errors: ExportError when the exporter fails, or when a module declares no role for its own operator; InputError
-    when ``preprocessing`` has no mean and std.
+    normalises. With None, the input is ``tensor`` (float32, B × channels × height × width).
+    max_batch: the largest batch.
+    Errors:
+        ExportError: the exporter fails, or a module declares no role for an operator of its own.
+        InputError: ``preprocessing`` has no mean and std.
     """
     if preprocessing is None:
         module: nn.Module = model
@@ -86,9 +88,9 @@ def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch:
                 verbose=False,
             )
     except torch.onnx.OnnxExporterError as exc:
-        raise ExportError(f"the torch {torch.__version__} exporter failed: {exc}") from exc
+        raise ExportError(f"the ONNX exporter of torch {torch.__version__} failed: {exc}") from exc
     if program is None:
-        raise ExportError(f"the torch {torch.__version__} exporter returned nothing")
+        raise ExportError(f"the ONNX exporter of torch {torch.__version__} returned no graph")
     proto = program.model_proto
     name_nodes(proto)
     declare_roles(proto, module)
@@ -98,7 +100,7 @@ def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the exporter's messages about its progress, deprecations and missing torchvision."""
+    """Silence the exporter's messages about progress, deprecations and missing torchvision."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,6 +1,9 @@
-"""Bundle → the same network in another precision, in forms that engines fuse; checked, recorded, written atomically.
+"""Write a bundle's network in another precision, as ``model.<precision>.onnx`` with a record of the checks.
 
-weights → model → folded → folded for engines → ONNX, float32 → (int8, fp8: Q/DQ) → cast → record
+    weights → model → fold → fold for engines → float32 ONNX → Q/DQ (int8 and fp8) → cast → check → record
+
+Folding for engines rewrites each attention into a form that TensorRT fuses to a single kernel. Q/DQ are the operators
+that quantise and dequantise. Both files are written completely, or not at all.
 """
 
 from __future__ import annotations
@@ -54,12 +57,14 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PreparedGraph:
-    """A graph in a given precision, before it is written, with the facts that its record states.
+    """A graph in a given precision that is not yet written, with the facts for its record.
 
-    proto: the strongly typed graph.  folded: the model that it was exported from.
-    constants: layer → name of its mask in the graph.  mask_sha256: layer → SHA-256 of its mask's bytes in the graph.
+    proto: the graph, strongly typed: each node's input types fix the type that the node computes in.
+    folded: the model that the graph was exported from.
+    constants: layer → name of the layer's mask in the graph.
+    mask_sha256: layer → SHA-256 of the bytes of the layer's mask in the graph.
     calibration: as in `VariantRecord`; None without calibration.
-    role_disagreements: see `graphs.roles.role_disagreements`.
+    role_disagreements: as returned by `graphs.roles.role_disagreements`.
     """
 
     proto: ModelProto
@@ -80,16 +85,19 @@ def variant_from_bundle(
 ) -> Variant:
     """Write ``model.<precision>.onnx`` and its record into the bundle.
 
-    calibration: real images, required for int8 and fp8.  padded: pad head dims that engines do not fuse.
+    calibration: real images, required for int8 and fp8.
+    padded: if engines do not fuse attention with the model's head dim, pad the heads with zeros to a larger head dim.
     force: replace existing files.
-    Errors: InputError when calibration images are missing, or given but not needed; FoldError; OutputError;
-    ExportError when a check of the graph fails, when its logits are not finite, or when a runtime that loads it gives
-    logits beyond the limit. After any error, the bundle is unchanged.
+    Errors, each of which leaves the bundle unchanged:
+        InputError: calibration images are missing, or given for a precision that does not need them.
+        FoldError: a folding pass could not prove its end state.
+        ExportError: a check of the graph fails, its logits are not finite, or a runtime's logits exceed the limit.
+        OutputError: a file exists and ``force`` is not set, or writing fails.
     """
     if precision == "fp32":
         return open_variant(bundle, precision)
     graph_path, record_path = bundle.path / onnx_file(precision), bundle.path / record_file(precision)
-    require_free_file(graph_path, force=force)  # not after minutes of calibration
+    require_free_file(graph_path, force=force)  # checked here, before minutes of calibration
     prepared = prepared_graph(bundle, precision, calibration=calibration, padded=padded)
     data = prepared.proto.SerializeToString(deterministic=True)
     golden = _measured(bundle, prepared.proto, precision)
@@ -123,14 +131,15 @@ def prepared_graph(
 ) -> PreparedGraph:
     """Make the graph of a precision in memory, without writing it.
 
-    Errors: InputError when calibration images are missing, or given but not needed; as `graph_from_model`.
+    Errors: InputError when calibration images are missing, or given for a precision that does not need them; also the
+    errors of `graph_from_model`.
     """
     if (precision in QUANTIZED) != (calibration is not None):
         raise InputError(
-            f"{precision} {'needs' if precision in QUANTIZED else 'takes no'} calibration images",
-            hint="--calibration FOLDER_OR_NPZ, with images as the model will see them"
+            f"{precision} {'needs' if precision in QUANTIZED else 'does not use'} calibration images",
+            hint="add --calibration FOLDER_OR_NPZ, with images like those that the model will get in production"
             if precision in QUANTIZED
-            else "",
+            else "remove --calibration, or add int8 or fp8 to the precisions",
         )
     manifest = bundle.manifest
     prepared = graph_from_model(
@@ -157,11 +166,13 @@ def graph_from_model(
     calibration: Iterable[NDArray[Any]] | None = None,
     padded: bool = True,
 ) -> PreparedGraph:
-    """Fold a trained model, bring it into forms that engines fuse, and export it as a strongly typed graph.
+    """Fold a trained model, rewrite it into forms that engines fuse, and export it as a strongly typed graph.
 
     preprocessing: as in `onnx_from_model`.  calibration: batches of the graph's input, for int8 and fp8.
-    Errors: FoldError; ExportError when a check of the graph fails; InputError when calibration has no image or a
-    value is not finite.
+    Errors:
+        FoldError: a folding pass could not prove its end state.
+        ExportError: a check of the graph fails.
+        InputError: ``calibration`` yields no image, or an activation is not finite on its images.
     """
     folded = _folded(model, precision, padded=padded)
     proto = onnx_from_model(folded.model, preprocessing=preprocessing, max_batch=max_batch)
@@ -186,7 +197,7 @@ def graph_from_model(
 
 
 def graph_before_quantization(bundle: Bundle, record: VariantRecord) -> ModelProto:
-    """Export again the float32 graph from which a quantised variant was made; its tensors have the same names."""
+    """Export again the float32 graph that a quantised variant was made from, with the same tensor names."""
     manifest = bundle.manifest
     model = model_from_bundle(manifest, bundle.weights_path)
     folded = _folded(model, record.precision, padded=pad_heads.__name__ in record.passes)
@@ -196,24 +207,24 @@ def graph_before_quantization(bundle: Bundle, record: VariantRecord) -> ModelPro
 
 def _folded(model: Model, precision: Precision, *, padded: bool) -> FoldedModel:
     folded = fold(model)
-    if precision == "fp32":  # engines fuse no attention in float32, so the engine forms would only cost time
+    if precision == "fp32":  # engines fuse no attention in float32, so the rewritten forms would only cost time
         return folded
     return fold_for_engines(folded, engine_passes(model.spec, padded=padded, quantized=precision in QUANTIZED))
 
 
 def _proven(bundle: Bundle, data: bytes, precision: Precision, recorded: float) -> dict[str, dict[str, Any]]:
-    """Run the graph's bytes in every CPU runtime that supports the precision, plain and with our kernels.
+    """Run the graph in every CPU runtime that supports the precision, with and without this project's kernels.
 
-    For bf16, OpenVINO runs ``model.onnx``, as it does on a server.
-    recorded: the emulated graph's largest absolute difference from the golden logits.
-    Returns runner → its largest absolute difference and the limit, or the reason why it was skipped.
-    Errors: ExportError when a runtime that supports the precision cannot load the graph, or gives logits beyond the
-    precision's limit (`tolerances`).
+    For bf16, OpenVINO runs ``model.onnx`` and computes in bf16, as OpenVINO does on a server.
+    data: the graph's bytes.  recorded: the emulated graph's largest absolute difference from the golden logits.
+    Returns runner → its largest absolute difference and the limit, or the reason why the runner was skipped.
+    Errors: ExportError when a runtime that supports the precision cannot load the graph, or when a runtime's logits
+    exceed the precision's limit (`tolerances`).
     """
     inputs, expected = golden_rows(bundle)
     own = bundle.manifest.float32_noise
     noise = Noise(largest=own, rms=own, scale=float(np.abs(expected).max()))
-    # The limit counts from exact logits; the stored logits may differ from these by the float32 noise.
+    # The limit is a distance from float64 logits, and the golden logits may differ from these by the float32 noise.
     limit = limit_from_noise(noise, precision, recorded=recorded).largest + own
     with TemporaryDirectory(prefix="gmmvit-proof-") as folder:
         path = Path(folder) / onnx_file(precision)
@@ -233,8 +244,8 @@ def _measured(bundle: Bundle, proto: ModelProto, precision: Precision) -> dict[s
     logits = emulated_logits(proto, inputs, name=onnx_file(precision))
     if not np.isfinite(logits).all():
         raise ExportError(
-            f"{bundle.path}: in {precision} its logits are not finite: a value left the range of the type",
-            hint="bf16 has float32's range",
+            f"{bundle.path}: the logits in {precision} are not finite, because a value exceeds the range of the type",
+            hint="type --precision bf16: bfloat16 has the range of float32",
         )
     largest = float(np.abs(logits - expected).max())
     return {

@@ -1,13 +1,17 @@
-"""Choose the range of each projection's input from the magnitudes that it has on real images.
+"""Choose the range to quantise for each projection's input, from the magnitudes of that input on real images.
 
-`runtime/graph_calibration.py` runs the graph and fills the histograms.
+`runtime/graph_calibration.py` runs the graph on the images and fills the histograms of |x|. The bound of a tensor is
+the magnitude that becomes the largest quantised value; larger magnitudes saturate.
 
-For fp8 the bound is the largest magnitude: the steps of fp8 grow with the value. For int8 all steps are equal, so a
-single outlier would make every step coarser; the bound c is the cut-off with the smallest expected error
+For fp8 the bound is the largest magnitude, because the steps between fp8 values grow with the value. For int8 all steps
+are equal, so a single outlier would make every step coarser. The int8 bound is the cut-off c with the smallest squared
+error over the histogram:
 
-    E(c) = Σ_x  c² / (12·127²)  for |x| ≤ c,   (|x| − c)²  beyond
+    E(c) = Σ_x  (c/127)² / 12   if |x| ≤ c   (rounding)
+                (|x| − c)²      if |x| > c   (saturation)
 
-over a histogram of |x|. For fp8 the first term is (x/8)² / 12, because E4M3 has three mantissa bits.
+The same error for fp8, which only `excess_errors` needs, has the rounding term (x/8)² / 12: E4M3 has three mantissa
+bits.
 """
 
 from __future__ import annotations
@@ -31,8 +35,9 @@ _BINS = 2048
 class Histograms:
     """Histograms of |x| of several tensors, filled batch by batch in bounded memory.
 
-    images: number of images.  counts: tensor → count of each bin.  largest: tensor → largest |x|.
-    top: tensor → upper end of its histogram, which begins at 0; a larger |x| doubles it and merges bins in pairs.
+    images: the number of images.  counts: tensor → number of values in each bin.  largest: tensor → largest |x|.
+    top: tensor → upper end of the tensor's histogram, which begins at 0. A larger |x| doubles the upper end and merges
+    the bins in pairs.
     """
 
     def __init__(self) -> None:
@@ -42,13 +47,13 @@ class Histograms:
         self.largest: dict[str, float] = {}
 
     def add(self, name: str, values: NDArray[Any]) -> None:
-        """Count the magnitudes of a batch of a tensor.  Errors: InputError when a value is not finite."""
+        """Add the values of a batch to a tensor's histogram.  Errors: InputError when a value is not finite."""
         import numpy as np
 
         magnitudes = np.abs(values).ravel()
         largest = float(magnitudes.max(initial=0.0))
         if not np.isfinite(largest):
-            raise InputError(f"calibration: {name} is not finite on these images")
+            raise InputError(f"calibration: tensor {name} is not finite for these images")
         counts = self.counts.setdefault(name, np.zeros(_BINS))
         top = self.top.setdefault(name, max(largest, 1e-12))
         while largest > top:
@@ -60,7 +65,7 @@ class Histograms:
 
 
 def bounds_of(histograms: Histograms, precision: Precision) -> Mapping[str, float]:
-    """Map each tensor to its bound: the magnitude that the largest quantised value stands for."""
+    """Map each tensor to its bound: the magnitude that becomes the largest quantised value."""
     if precision == "fp8":
         return dict(histograms.largest)
     return {
@@ -93,7 +98,10 @@ def _least_error(counts: NDArray[Any], top: float, largest: float) -> float:
 def _squared_errors(
     counts: NDArray[Any], top: float, cuts: NDArray[Any] | list[float], precision: Precision
 ) -> NDArray[Any]:
-    """Return the error E(c), times the number of values, of each cut-off c in ``cuts``."""
+    """Return the summed squared error E(c) for each cut-off c in ``cuts``.
+
+    top: the upper end of the histogram ``counts``.
+    """
     import numpy as np
 
     values, bounds = (np.arange(_BINS) + 0.5) * (top / _BINS), np.asarray(cuts)[:, None]

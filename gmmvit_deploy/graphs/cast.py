@@ -1,7 +1,7 @@
-"""Cast a float32 graph to a strongly typed graph: each node computes in the type that the policy gives to its role.
+"""Cast a float32 graph to the types of a precision: each node computes in the type that the policy gives to its role.
 
-Constants are cast here, each once per type; computed tensors are cast by Cast nodes where the type changes. A node
-that only moves values keeps the type of its input.
+A constant is stored in every type in which a node reads it. A Cast node is added where a computed tensor changes its
+type. A node that only moves values keeps the type of its input.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def numpy_type(kind: ElementType) -> Any:
 
 
 def cast_graph(proto: ModelProto, precision: Precision) -> ModelProto:
-    """Return a new graph in this precision; inputs and outputs keep their types.
+    """Return a new graph in this precision.  The inputs and outputs of the graph keep their types.
 
-    Errors: ExportError when a declared role is not a role of the policy, when a finite constant overflows, or when an
-    output would not be float32.
+    Errors: ExportError when a declared role is not in the policy, when a finite constant overflows in its new type, or
+    when an output would not be float32.
     """
     return _Cast(proto, {role: kinds[precision] for role, kinds in POLICY.items()}).run()
 
@@ -63,7 +63,7 @@ class _Cast:
             if value.type.tensor_type.elem_type == TensorProto.FLOAT
         }
         self._nodes: list[NodeProto] = []
-        self._image = {value.name for value in proto.graph.input}  # the image, also scaled or rearranged
+        self._image = {value.name for value in proto.graph.input}  # the image, and the image scaled or rearranged
         self._attentions = {name: declared_attention(node) for node in proto.graph.node for name in node.output}
 
     def run(self) -> ModelProto:
@@ -73,11 +73,11 @@ class _Cast:
             self._add(node)
         for result in out.graph.output:
             if self._kinds[result.name] != "float32":
-                raise ExportError(f"{result.name}: expected float32, got {self._kinds[result.name]}")
+                raise ExportError(f"output {result.name}: expected float32, got {self._kinds[result.name]}")
         others = [constant for constant in out.graph.initializer if constant.name not in self._floats]
         rewrite_graph(out.graph, self._nodes, [*others, *self._constants.values()])
         if "bfloat16" in self._types.values():
-            # Opsets 21 and 22 add bfloat16 to convolutions, and change no other operator that is used here.
+            # Opset 22 is the first with bfloat16 convolutions. Opsets 21 and 22 change no other operator used here.
             out.opset_import[0].version = max(_FIRST_BF16_OPSET, out.opset_import[0].version)
         return out
 
@@ -94,7 +94,7 @@ class _Cast:
             self._image.update(node.output)
 
     def _kind(self, node: NodeProto) -> ElementType | None:
-        """Return the type that the node computes in; None if it has no floating-point input."""
+        """Return the type that the node computes in, or None if the node has no floating-point input."""
         role = self._roles[node.name]
         if role == "input" and node.op_type == "Cast":
             self._kinds[node.output[0]] = "float32"
@@ -112,7 +112,7 @@ class _Cast:
     def _as(self, name: str, kind: ElementType, *, reader: NodeProto) -> str:
         """Return the name of this tensor in the type ``kind``; tensors that are not floating point are not cast.
 
-        reader: the node that reads it.  A cast between two nodes of the same attention belongs to that attention.
+        reader: the node that reads the tensor.  A Cast between two nodes of an attention belongs to that attention.
         """
         if name in self._floats:
             return self._constant(name, kind)
@@ -141,12 +141,12 @@ class _Cast:
             with np.errstate(over="ignore"):
                 rounded = values.astype(numpy_type(kind))
             held = rounded.astype(np.float32)
-            # −∞ in a constant is intended: it masks entries of the scores. A finite value must remain finite.
+            # −∞ in a constant is intended: −∞ masks entries of the scores. A finite value must remain finite.
             if not (np.isfinite(held) | (np.isneginf(values) & np.isneginf(held))).all():
                 largest = np.abs(values[~np.isneginf(values)]).max()
                 raise ExportError(
-                    f"{name}: its largest value, {largest:.3g}, is more than {kind} can hold",
-                    hint="bf16 has float32's range",
+                    f"constant {name}: the largest value, {largest:.3g}, exceeds the range of {kind}",
+                    hint="type --precision bf16: bfloat16 has the range of float32",
                 )
             self._constants[cast] = numpy_helper.from_array(rounded, cast)
         return cast

@@ -1,7 +1,8 @@
-"""The constants of a folded model, as the proofs of a graph read them, and the records that the proofs make.
+"""Types for the masks and biases of a folded model, and for the records about them in a bundle.
 
-`folding.fold.FoldedConstant` and `FoldedModel` implement the protocols `LayerConstant` and `LayerConstants`; this
-module imports neither them nor torch.
+The checks of a graph take any object with the protocols `LayerConstant` and `LayerConstants`. The classes
+`FoldedConstant` and `FoldedModel` in `folding.fold` implement the protocols. This module imports neither class, nor
+torch.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ __all__ = ["ConstantRecord", "LayerConstant", "LayerConstants", "MaskChange", "a
 
 
 class LayerConstant(Protocol):
-    """A mask or bias of a layer.
+    """A mask or bias on the scores of a layer.
 
-    layer: name of the attention.  trained: the matrix of the trained module.  constant: the matrix in the graph.
-    Both are values that ``numpy.asarray`` accepts.
+    layer: the name of the attention.  trained: the matrix in the trained module.  constant: the matrix in the graph.
+    Both matrices are values that ``numpy.asarray`` accepts.
     """
 
     @property
@@ -45,11 +46,12 @@ class LayerConstants(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConstantRecord:
-    """The record of a layer's mask, or of its bias on the scores.
+    """Record of the mask of a layer, or of the bias on the scores of a layer.
 
-    shape: of the matrix.  constant: its name in ``model.onnx``.
-    trained_sha256: of the little-endian float32 bytes of the matrix that the trained module multiplies by, or adds.
-    constant_sha256: likewise of the constant in the graph, which is M·d^(−1/2) for a mask.
+    shape: the shape of the matrix.  constant: the name of the matrix in ``model.onnx``.
+    trained_sha256: SHA-256 of the matrix that the trained module multiplies with the scores, or adds to the scores.
+    constant_sha256: SHA-256 of the constant in the graph; for a mask M, the constant is M·d^(−1/2).
+    Both hashes are of the little-endian float32 bytes.
     """
 
     layer: str
@@ -61,13 +63,15 @@ class ConstantRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskChange:
-    """The effect of a precision on a head's mask.
+    """The effect of a precision on the mask of a head.
 
-    head: its index; in a shifted Swin block w·H + h.  entries: number of entries, N².
-    largest_change: largest absolute change of an entry.
-    relative_change: largest |change| / |entry|, without flushed and saturated entries.
-    flushed: number of entries that became 0.  subnormal: number that became subnormal, with fewer bits than the
-    precision has.  saturated: number that became infinite.
+    head: the index of the head; in a shifted Swin block, w·H + h for head h of H in window w.
+    entries: the number of entries of the mask, N².
+    largest_change: the largest absolute change of an entry.
+    relative_change: the largest |change| / |entry|, over the entries that are neither flushed nor saturated.
+    flushed: the number of entries that became 0.
+    subnormal: the number of entries that became subnormal, so that fewer significant bits remain.
+    saturated: the number of entries that became infinite.
     """
 
     layer: str
@@ -81,7 +85,7 @@ class MaskChange:
 
 
 def array_of(values: Any) -> NDArray[Any]:
-    """Return an array, or a tensor on the CPU, as a numpy array; the tensor may require gradients."""
+    """Return an array, or a tensor on the CPU, as a numpy array.  The tensor may require gradients."""
     import numpy as np
 
     array: NDArray[Any] = np.asarray(values.detach() if hasattr(values, "detach") else values)
@@ -89,5 +93,5 @@ def array_of(values: Any) -> NDArray[Any]:
 
 
 def bytes_of_array(values: Any) -> bytes:
-    """Return the values as little-endian float32 bytes in C order, the bytes of which a mask's SHA-256 is computed."""
+    """Return the values as little-endian float32 bytes in C order.  The hash of a mask is computed from these bytes."""
     return array_of(values).astype("<f4", copy=False).tobytes()

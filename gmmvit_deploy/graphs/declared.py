@@ -1,9 +1,9 @@
-"""Write and read the roles and attentions that a graph's nodes declare.
+"""Write and read two metadata entries of a graph's nodes: the role and the attention.
 
     gmmvit.role         the node's role in the precision policy
-    gmmvit.attention    the attention that the node belongs to, from Q Kᵀ to P V, by the name of its module
+    gmmvit.attention    the module name of the attention that the node belongs to, for nodes from Q Kᵀ to P V
 
-Both are node metadata: runtimes ignore them, and they are kept when a graph is saved, loaded or rewritten by us.
+Runtimes ignore this metadata. Saving, loading and every rewrite of this package keep the metadata.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SHAPE_OPERATORS = frozenset(
         "Unsqueeze",
     }
 )
-"""Operators that move values and compute nothing, wherever they occur."""
+"""Operators that only move values; a node with such an operator has the role ``shape`` in every module."""
 ROLE_KEY = "gmmvit.role"
 ATTENTION_KEY = "gmmvit.attention"
 
@@ -51,10 +51,11 @@ ATTENTION_KEY = "gmmvit.attention"
 class Attention:
     """An attention in a graph.
 
-    name: of its module, as ``blocks.0.attention``.  nodes: names of its nodes, from Q Kᵀ to P V, both included.
-    mask: name of the constant that multiplies the scores; None if the constant is a scalar.
-    mixes_heads: it has products over heads around its softmax.
-    known: False if its softmax is not between two products; ``nodes`` is then the softmax alone.
+    name: the name of its module, for example ``blocks.0.attention``.
+    nodes: the names of its nodes, from Q Kᵀ to P V inclusive.
+    mask: the name of the constant matrix that multiplies the scores, or None if there is no such matrix.
+    mixes_heads: True if a matrix product with a (heads, heads) matrix mixes the heads before or after the softmax.
+    known: False if the softmax is not between two matrix products; ``nodes`` then contains only the softmax.
     """
 
     name: str
@@ -65,7 +66,7 @@ class Attention:
 
 
 def declare(node: NodeProto, role: Role, *, attention: str | None = None) -> NodeProto:
-    """Write a node's role, and the attention that it belongs to, into its metadata; return the node."""
+    """Write the role, and the name of the attention if given, into the node's metadata; return the node."""
     kept = [(note.key, note.value) for note in node.metadata_props if note.key not in (ROLE_KEY, ATTENTION_KEY)]
     del node.metadata_props[:]
     for key, value in [*kept, (ROLE_KEY, role), *([(ATTENTION_KEY, attention)] if attention else [])]:
@@ -74,18 +75,18 @@ def declare(node: NodeProto, role: Role, *, attention: str | None = None) -> Nod
 
 
 def declared_role(node: NodeProto) -> Role | None:
-    """Return the role in a node's metadata, or None.  Errors: ExportError when it is not a role of the policy."""
+    """Return the role in a node's metadata, or None.  Errors: ExportError when the role is not in the policy."""
     role = _note(node, ROLE_KEY)
     for known in get_args(Role):
         if role == known:
             return known  # type: ignore[no-any-return]  # get_args forgets the type
     if role is not None:
-        raise ExportError(f"{node.name}: its declared role is {role!r}, expected one of {', '.join(get_args(Role))}")
+        raise ExportError(f"node {node.name}: expected a role out of {', '.join(get_args(Role))}, got {role!r}")
     return None
 
 
 def declared_attention(node: NodeProto) -> str | None:
-    """Return the attention in a node's metadata, or None."""
+    """Return the name of the attention in a node's metadata, or None."""
     return _note(node, ATTENTION_KEY)
 
 

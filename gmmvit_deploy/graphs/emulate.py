@@ -1,6 +1,6 @@
 """Rewrite bfloat16 nodes as float32 nodes whose results are rounded to bfloat16.
 
-For runtimes without bfloat16 kernels; `runtime/emulated_precision.py` runs the result.
+Runtimes that cannot compute in bfloat16 can run the rewritten graph; `runtime/emulated_precision.py` does so.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["without_bfloat16"]
 
 
 def without_bfloat16(proto: ModelProto) -> ModelProto:
-    """Return a graph whose nodes compute in float32 and round each result that was bfloat16 to bfloat16.
+    """Return a graph whose nodes compute in float32, and which rounds each formerly bfloat16 tensor to bfloat16.
 
     A graph without bfloat16 constants is returned unchanged.
     """

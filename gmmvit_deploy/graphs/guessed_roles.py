@@ -1,7 +1,7 @@
-"""Infer the roles of nodes from operators and wiring, for graphs from other exporters.
+"""Infer the roles of nodes in graphs from other exporters, from their operators and their connections.
 
-Our own graphs declare their roles (`declared`), which take precedence. A node that no rule matches has the role
-``unknown`` and computes in float32 in every precision.
+Graphs of this package declare their roles (`declared`), and declared roles take precedence. A node that no rule matches
+has the role ``unknown`` and computes in float32 in every precision.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BETWEEN = frozenset({"Add", "Cast", "Mul", "Reshape"})
 
 
 def guessed_attentions(graph: GraphProto) -> tuple[Attention, ...]:
-    """Return an attention for every softmax, with ``known=False`` unless the softmax is between two products."""
+    """Return an attention for every softmax.  ``known`` is True if the softmax is between two matrix products."""
     wiring = Wiring(graph)
     return tuple(_attention(node, wiring) for node in graph.node if node.op_type == "Softmax")
 
@@ -65,7 +65,10 @@ def _attention(softmax: NodeProto, wiring: Wiring) -> Attention:
 
 
 def _walk(node: NodeProto | None, wiring: Wiring, onwards: Callable[[NodeProto], NodeProto | None]) -> list[NodeProto]:
-    """Return the nodes from ``node`` to the next product, both included; empty if no product is reached."""
+    """Return the nodes from ``node`` to the next matrix product, both included; empty if no product is reached.
+
+    onwards: a function that returns the next node on the path, or None at its end.
+    """
     passed: list[NodeProto] = []
     while node is not None:
         passed.append(node)
@@ -78,11 +81,11 @@ def _walk(node: NodeProto | None, wiring: Wiring, onwards: Callable[[NodeProto],
 
 
 def guessed_roles(graph: GraphProto) -> dict[str, Role]:
-    """Map each node's name to its role, ``unknown`` if no rule applies."""
+    """Map the name of each node to its role, or to ``unknown`` if no rule applies."""
     wiring = Wiring(graph)
     logits = {value.name for value in graph.output}
     inside = {name for attention in guessed_attentions(graph) for name in attention.nodes}
-    image = {value.name for value in graph.input}  # the image, also scaled, normalised or rearranged
+    image = {value.name for value in graph.input}  # the image, and the image scaled, normalised or rearranged
     roles: dict[str, Role] = {}
     for node in graph.node:
         on_image = all(name in image for name in wiring.computed_inputs(node))

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 __all__ = ["changes_of", "prove_masks", "require_folded"]
 
-_EXPORT = "gmmvit export folds masks and proves it"
+_EXPORT = "type gmmvit export CHECKPOINT -o BUNDLE to write a graph with folded masks"
 
 
 def changes_of(masks: Sequence[LayerConstant], precision: Precision) -> Iterator[MaskChange]:
-    """Compare each layer's and head's float32 mask with the mask in this precision."""
+    """Measure, for each head of each layer, how the float32 mask changes in this precision."""
     import numpy as np
 
     kind = numpy_type(POLICY["mask"][precision])
@@ -56,18 +56,24 @@ def _smallest_normal(kind: Any) -> float:
 
 
 def require_folded(proto: ModelProto) -> None:
-    """Check that a graph is folded.
+    """Check that a graph is folded: its masks and all other constants are stored, not computed at run time.
 
-    Errors: ExportError when the graph computes a mask, or any other constant, at run time.
+    Errors: ExportError when the graph computes a mask or another constant at run time.
     """
     operators = {node.op_type for node in proto.graph.node}
     if left := sorted(FORBIDDEN & operators):
-        raise ExportError(f"the graph still computes its mask: it has {', '.join(left)}", hint=_EXPORT)
+        raise ExportError(
+            f"the graph computes its mask at run time, with the operators {', '.join(left)}", hint=_EXPORT
+        )
     idle = [name for name in constant_nodes(proto.graph) if not name.endswith("(DequantizeLinear)")]
     if idle:
-        what = "still computes its mask" if any("mask" in name for name in idle) else "computes constants at run time"
+        what = (
+            "computes its mask at run time"
+            if any("mask" in name for name in idle)
+            else "computes constants at run time"
+        )
         more = f" and {len(idle) - 3} more" if len(idle) > 3 else ""
-        raise ExportError(f"the graph {what}: {', '.join(idle[:3])}{more}", hint=_EXPORT)
+        raise ExportError(f"the graph {what}, in {', '.join(idle[:3])}{more}", hint=_EXPORT)
 
 
 def prove_masks(
@@ -75,9 +81,9 @@ def prove_masks(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Check that each mask of a cast graph is a constant, equal bit for bit to the folded mask in the new type.
 
-    masks, records: of the float32 graph before the cast.
-    Returns (layer → name of its mask in the graph, layer → SHA-256 of its mask's bytes).
-    Errors: ExportError when a mask is absent or differs from the cast of the folded mask; as `require_folded`.
+    masks, records: the masks of the folded model, and their records from the float32 graph before the cast.
+    Returns (layer → name of the layer's mask in the graph, layer → SHA-256 of that mask's bytes).
+    Errors: ExportError when a mask is absent or differs from the cast of the folded mask, and as in `require_folded`.
     """
     from onnx import numpy_helper
 
@@ -90,6 +96,6 @@ def prove_masks(
         expected = array_of(mask.constant).astype(numpy_type(kind))
         stored: NDArray[Any] | None = numpy_helper.to_array(constants[name]) if name in constants else None
         if stored is None or stored.tobytes() != expected.tobytes():
-            raise ExportError(f"{mask.layer}: its mask in {kind} is not in the graph")
+            raise ExportError(f"{mask.layer}: the graph does not contain the folded mask of this layer in {kind}")
         names[mask.layer], hashes[mask.layer] = name, sha256_of_bytes(expected.tobytes())
     return names, hashes

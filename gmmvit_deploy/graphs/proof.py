@@ -1,4 +1,4 @@
-"""Prove that an exported graph is folded: each mask and bias is a constant, and nothing computes it at run time."""
+"""Prove that an exported graph is folded: each mask and bias is stored as a constant, not computed at run time."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 __all__ = ["constant_nodes", "prove_folded"]
 
 FORBIDDEN = frozenset({"Einsum", "Exp", "Pow", "Reciprocal", "ScatterND", "Sqrt"})
-"""Operators that a folded graph does not contain: each is a remaining part of a mask's computation."""
+"""Operators that compute a mask; a folded graph contains no such operator."""
 
 
 def constant_nodes(graph: GraphProto) -> list[str]:
-    """Return the nodes whose inputs are all constants: they should have been folded."""
+    """Return the nodes whose inputs are all constants, as ``name (operator)``; a folded graph has no such nodes."""
     constants = {initializer.name for initializer in graph.initializer}
     idle = []
     for node in graph.node:
@@ -37,16 +37,19 @@ def constant_nodes(graph: GraphProto) -> list[str]:
 def prove_folded(
     proto: ModelProto, folded: LayerConstants
 ) -> tuple[tuple[ConstantRecord, ...], tuple[ConstantRecord, ...]]:
-    """Check the whole graph, and find the constant of every mask and every bias.
+    """Check that a graph is folded; return the records (masks, biases) of its layers.
 
-    Layers with equal masks may share a constant.  Returns (masks, biases).
-    Errors: ExportError when the graph has an operator of `FORBIDDEN`, when all inputs of a node are constants, or when
-    a mask or bias is absent, stored more often than layers use it, or not read exactly once by each of its layers.
+    Layers with equal masks, or equal biases, may share a constant.
+    Errors: ExportError when
+
+    - the graph has an operator of `FORBIDDEN`, or a node whose inputs are all constants;
+    - a mask or bias is absent, or has more copies in the graph than layers that use it;
+    - a mask is not read by exactly one Mul per layer, or a bias by exactly one Add per layer.
     """
     graph = proto.graph
     operators = Counter(node.op_type for node in graph.node)
     if left := sorted(FORBIDDEN & operators.keys()):
-        raise ExportError(f"the graph is not folded: it still has {', '.join(left)}")
+        raise ExportError(f"the graph is not folded: it contains the operators {', '.join(left)}")
     if idle := constant_nodes(graph):
         raise ExportError(f"the graph computes constants at run time: {', '.join(idle)}")
     return (
@@ -65,7 +68,7 @@ def _find_constants(
         data = bytes_of_array(folded_constant.constant)
         names = names_by_bytes.get(data, [])
         layers = layers_by_bytes[data]
-        # The exporter merges equal constants only if they are small: equal layers share a constant or have a copy each.
+        # The exporter merges equal constants only if they are small, so equal layers share a constant or have copies.
         if not 1 <= len(names) <= layers:
             once = "once" if layers == 1 else f"1 to {layers} times"
             raise ExportError(
@@ -93,7 +96,7 @@ def _find_constants(
 
 
 def _float_constants(graph: GraphProto, shapes: set[tuple[int, ...]]) -> dict[bytes, list[str]]:
-    """Map the bytes of every float32 constant of the given shapes to the names of the constants with these bytes."""
+    """Map the bytes of each float32 constant with one of the shapes to the names of all constants with these bytes."""
     from onnx import TensorProto, numpy_helper
 
     tensors = [(initializer.name, initializer) for initializer in graph.initializer]

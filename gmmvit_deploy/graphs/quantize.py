@@ -1,10 +1,13 @@
 """Quantise a graph to int8 or fp8 with Q/DQ pairs on both inputs of every projection.
 
-    Q(x) = saturate(round(x / s)),  DQ(q) = q · s,  symmetric: every zero point is 0
+    Q(x) = saturate(round(x / s)),  DQ(q) = q · s
 
-Each activation has a scale, from calibration; each weight has a scale per output channel. Not quantised are the first
-linear map (on the image) and the head, which matter most for accuracy and cost little; depthwise convolutions; biases;
-and the products of attention, where Q/DQ would prevent a fused kernel.
+Q quantises and DQ dequantises; the quantisation is symmetric, so every zero point is 0. Each activation has a scale s
+from calibration, and each weight has a scale per output channel. These operators are not quantised:
+
+- the first linear map (on the image) and the head, which matter most for accuracy and take little time;
+- the matrix products of attention, where Q/DQ would prevent a fused kernel;
+- depthwise convolutions and biases.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ _SMALLEST_SCALE = 2.0**-24  # the smallest positive float16; scales are stored a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """The values of a quantised type.  name: ``int8`` or ``fp8``.  largest: the largest value at scale 1."""
+    """The values that a quantised type can represent.  name: ``int8`` or ``fp8``.  largest: the largest value."""
 
     name: Precision
     largest: float
@@ -45,7 +48,7 @@ class Grid:
         return np.int8 if self.name == "int8" else ml_dtypes.float8_e4m3fn
 
     def quantized(self, values: NDArray[Any], scale: NDArray[Any]) -> NDArray[Any]:
-        """Quantise ``values`` with ``scale``, which broadcasts over them; values out of range saturate."""
+        """Quantise ``values``; values out of range saturate.  scale: an array that broadcasts to ``values``."""
         import numpy as np
 
         scaled = np.clip(values / scale, -self.largest, self.largest)
@@ -53,9 +56,9 @@ class Grid:
         return result
 
     def scale(self, largest: NDArray[Any]) -> NDArray[Any]:
-        """Return the scale at which ``largest`` is the largest quantised value, rounded to float16.
+        """Return the scale at which ``largest`` becomes the largest quantised value, rounded to float16.
 
-        The scale is rounded before it is used to quantise, so the rounding costs no accuracy.
+        Quantisation and dequantisation use the same rounded scale, so the rounding adds no error.
         """
         import numpy as np
 
@@ -65,12 +68,12 @@ class Grid:
 
 
 def grid_of(precision: Precision) -> Grid:
-    """Return the grid of a precision: −127 … 127 for int8, E4M3 up to ±448 for fp8."""
+    """Return the grid of a precision: −127 to 127 for int8, E4M3 values from −448 to 448 for fp8."""
     return Grid(name=precision, largest=127.0 if precision == "int8" else 448.0)
 
 
 def activations_of(graph: GraphProto) -> tuple[str, ...]:
-    """Return the tensors that need a scale: the inputs of projections, in the graph's order, without repeats."""
+    """Return the tensors that need a scale: the inputs of projections, each once, in the order of the graph."""
     return tuple(dict.fromkeys(node.input[0] for node in _projections(graph)))
 
 
@@ -80,10 +83,10 @@ def _projections(graph: GraphProto) -> list[NodeProto]:
 
 
 def quantize_graph(proto: ModelProto, precision: Precision, largest: Mapping[str, float]) -> ModelProto:
-    """Return a new float32 graph with Q/DQ pairs.
+    """Return a new float32 graph with Q/DQ pairs on both inputs of every projection.
 
-    largest: activation → the magnitude that becomes the grid's largest value; see `calibration`.
-    Errors: ExportError when an activation has no calibrated value, or a value that is not positive and finite.
+    largest: activation → the magnitude that becomes the grid's largest value, from `calibration.bounds_of`.
+    Errors: ExportError when ``largest`` has no value for an activation, or a value that is not positive and finite.
     """
     import numpy as np
     from onnx import numpy_helper
@@ -112,7 +115,7 @@ def quantize_graph(proto: ModelProto, precision: Precision, largest: Mapping[str
 
 
 def _output_axis(node: NodeProto) -> int:
-    """Return the index of the weight's dimension of output channels."""
+    """Return the index of the weight's dimension of output channels: 0 or 1."""
     if node.op_type == "Conv":
         return 0
     transposed = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
@@ -120,7 +123,7 @@ def _output_axis(node: NodeProto) -> int:
 
 
 class _Pairs:
-    """Makes Q/DQ pairs, and reuses the dequantised weights that exist."""
+    """Makes Q/DQ pairs.  Nodes with the same weight share the dequantised weight."""
 
     def __init__(self, grid: Grid) -> None:
         self.constants: list[TensorProto] = []
@@ -134,7 +137,11 @@ class _Pairs:
         return nodes
 
     def activation(self, reader: str, name: str, largest: float) -> str:
-        """Make DQ(Q(x)) for a single reader, so that the pair fuses into that reader's product; return its name."""
+        """Add DQ(Q(x)) for the activation x of a projection; return the name of the DQ node's output.
+
+        reader: the projection.  Each projection has its own pair, so that an engine can fuse both.
+        name: the name of x.  largest: the magnitude that becomes the largest quantised value.
+        """
         import numpy as np
         from onnx import helper
 
@@ -158,7 +165,10 @@ class _Pairs:
         return stem
 
     def weight(self, name: str, values: NDArray[Any], *, axis: int) -> str:
-        """Replace a constant by its quantised values and a DQ node that all readers share; return the DQ's output."""
+        """Replace a weight by quantised values and a DQ node; return the name of the DQ node's output.
+
+        axis: the dimension of output channels.  All readers of the weight share the DQ node.
+        """
         import numpy as np
         from onnx import helper
 

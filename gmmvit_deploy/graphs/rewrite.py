@@ -12,8 +12,8 @@ __all__ = ["rewrite_graph"]
 
 
 def rewrite_graph(graph: GraphProto, nodes: Iterable[NodeProto], constants: Iterable[TensorProto]) -> None:
-    """Replace a graph's nodes and constants in place, and drop inferred types, which may no longer hold."""
-    new_nodes, new_constants = list(nodes), list(constants)  # before emptying: they may be the graph's own
+    """Replace a graph's nodes and constants in place, and delete the inferred types, which may no longer be correct."""
+    new_nodes, new_constants = list(nodes), list(constants)  # copied first: the arguments may be the lists of the graph
     del graph.node[:], graph.initializer[:], graph.value_info[:]
     graph.node.extend(new_nodes)
     graph.initializer.extend(new_constants)

@@ -1,27 +1,27 @@
-"""Roles of a graph's nodes, by which the precision policy assigns types.
+"""Roles of a graph's nodes.  The precision policy assigns a type to each role.
 
 input        scaling and normalisation of pixels
-embedding    the first linear map or convolution, on the image itself
-projection   any later linear map: QKV, output projection, mlp, merging
+embedding    the first linear map or convolution, which reads the image
+projection   a later linear map: QKV, output projection, MLP, patch merging
 depthwise    a convolution that mixes no channels: PiT's pooling, T2T's unfold
-product      Q Kᵀ and P V: no constant on either side
-scale        the scalar d^(−1/2), where no mask contains it
-mask         M ∘ S
-score_bias   + B on the scores
-softmax      its sums and exponentials
-mixing       CaiT's products over heads, or the multiplications and sums that replace them
+product      the matrix products Q Kᵀ and P V, which have no constant input
+scale        multiplication by the scalar d^(−1/2), in models whose mask does not contain this factor
+mask         elementwise multiplication of the scores S by the mask M
+score_bias   addition of a bias B to the scores
+softmax      the softmax of the scores
+mixing       head mixing: a matrix product with a (heads, heads) matrix (CaiT), or the sums that replace it
 norm         LayerNorm: mean, variance, scale and shift
 gelu         GELU
-bias         + a constant beside a linear map, or the position embedding
+bias         addition of the bias of a linear map, or of the position embedding
 residual     the sum of a branch and the input of the branch
 pooling      the mean over tokens
-head         a linear map after the mean over tokens, with a row per image, and the node that outputs the logits
+head         the node that outputs the logits, and other linear maps after pooling, on a single row per image
 quantize     QuantizeLinear and DequantizeLinear around a projection
-shape        moves values, computes nothing
-unknown      a node of a graph from another exporter that no rule matches: float32 in every precision
+shape        operators that only move values, such as Reshape
+unknown      a node of a graph from another exporter that no rule matches; float32 in every precision
 
-Our exporter writes the role into each node (`declared`). Graphs from other exporters declare no roles; `guessed_roles`
-infers them.
+The exporter of this package writes the role into each node (`declared`). Graphs from other exporters declare no roles;
+`guessed_roles` infers their roles.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ __all__ = [
 
 
 def roles_of(graph: GraphProto) -> dict[str, Role]:
-    """Map each node's name to its declared role, or to the role that `guessed_roles` infers if it declares no role.
+    """Map the name of each node to its role: the declared role, or the role that `guessed_roles` infers.
 
-    Errors: ExportError when a declared role is not a role of the policy.
+    Errors: ExportError when a declared role is not in the policy.
     """
     declared = {node.name: declared_role(node) for node in graph.node}
     roles = {name: role for name, role in declared.items() if role is not None}
@@ -61,16 +61,16 @@ def roles_of(graph: GraphProto) -> dict[str, Role]:
 
 
 def attentions_of(graph: GraphProto) -> tuple[Attention, ...]:
-    """Return every attention in the graph's order, as declared, or inferred if no node declares a role."""
+    """Return the declared attentions in the order of the graph, or inferred attentions if no node declares a role."""
     if not any(declared_role(node) for node in graph.node):
         return guessed_attentions(graph)
     return declared_attentions(graph)
 
 
 def declared_attentions(graph: GraphProto) -> tuple[Attention, ...]:
-    """Return every attention that the graph's nodes declare, in the graph's order.
+    """Return every attention that the graph's nodes declare, in the order of the graph.
 
-    An attention without a product before and a product after its softmax has ``known=False``.
+    An attention has ``known=False`` if there is no matrix product before its softmax, or no matrix product after it.
     """
     parts: dict[str, list[NodeProto]] = {}
     for node in graph.node:
@@ -103,24 +103,27 @@ def _declared(name: str, nodes: list[NodeProto], matrices: set[str]) -> Attentio
 
 
 def role_disagreements(graph: GraphProto) -> tuple[str, ...]:
-    """Describe each node whose declared role differs from the inferred role; the declared role is used.
+    """Describe each node whose declared role differs from the role that `guessed_roles` infers, a line per node.
 
-    Inferred roles are only a cross-check: if the rules fail on a graph, a single line states the failure.
-    Errors: ExportError when a declared role is not a role of the policy.
+    The inferred roles are only a cross-check, and the declared roles are used. If the rules fail on a graph, the result
+    is a single line that describes the failure.
+    Errors: ExportError when a declared role is not in the policy.
     """
     declared = {node.name: role for node in graph.node if (role := declared_role(node)) is not None}
     try:
         guessed = guessed_roles(graph)
         return tuple(
-            f"{name}: declared {role}, its operators and wiring suggest {guessed[name]}"
+            f"{name}: the declared role is {role}, but the inferred role is {guessed[name]}"
             for name, role in declared.items()
             if guessed[name] not in (role, "unknown")
         )
     except Exception as exc:  # a failed cross-check must not end the export of a graph that declares its roles
-        return (f"every node: the rules for operators and wiring fail on this graph ({type(exc).__name__}: {exc})",)
+        return (
+            f"every node: the cross-check of the declared roles failed on this graph ({type(exc).__name__}: {exc})",
+        )
 
 
 def unknown_operators(graph: GraphProto) -> tuple[str, ...]:
-    """List ``name: operator`` of every node whose role is unknown."""
+    """Return ``name: operator`` for each node whose role is unknown."""
     roles = roles_of(graph)
     return tuple(f"{node.name}: {node.op_type}" for node in graph.node if roles[node.name] == "unknown")

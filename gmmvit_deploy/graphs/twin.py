@@ -1,4 +1,4 @@
-"""Make the twin of a graph with M = 1, to measure the cost of the same network without its masks."""
+"""Make the twin of a graph: the same network without masks, to measure the time that the masks cost."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ __all__ = ["with_masks_of_one"]
 
 
 def with_masks_of_one(proto: ModelProto) -> ModelProto:
-    """Return a graph in which every mask is replaced by a scalar of the same type, like 1/√d in a plain model.
+    """Return a graph in which a scalar replaces every mask, as in a model without masks, which multiplies by 1/√d.
 
-    Use it to measure cost only: the scalar's value is arbitrary, so the logits are meaningless.
+    The scalar has the mask's type and an arbitrary value, so the logits are meaningless. Use the graph only to measure
+    time.
     """
     import numpy as np
     from onnx import numpy_helper

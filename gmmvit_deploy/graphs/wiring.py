@@ -1,4 +1,4 @@
-"""The nodes that make and read each tensor of an ONNX graph, its constant tensors, and the shapes of its tensors."""
+"""Look up how an ONNX graph is connected: the producer and readers of each tensor, constants, shapes and types."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ __all__ = ["Wiring"]
 
 
 class Wiring:
-    """The connections of a graph at the time of the call; later changes of the graph have no effect.
+    """The connections of a graph when the object is created; later changes of the graph have no effect.
 
-    maker: tensor → the node that outputs it.  readers: tensor → the nodes that read it, once for each input.
-    initializers: tensor → its stored constant.
-    sizes: constant tensor → an upper bound of its number of elements. Constant tensors are initializers, outputs of
-    Constant nodes, and tensors computed from constants alone, such as a dequantised weight.
+    maker: tensor → the node that outputs the tensor.
+    readers: tensor → the nodes that read the tensor; a node that reads it twice is listed twice.
+    initializers: tensor → the stored constant.
+    sizes: constant tensor → an upper bound of the number of its elements. Constant tensors are initializers, outputs of
+    Constant nodes, and tensors computed only from constants, such as a dequantised weight.
     """
 
     def __init__(self, graph: GraphProto) -> None:
@@ -41,34 +42,34 @@ class Wiring:
         self._types: dict[str, ValueInfoProto] = {value.name: value for value in graph.value_info}
 
     def made_by(self, name: str, operator: str) -> NodeProto | None:
-        """Return the node that outputs this tensor if it is such an operator, else None."""
+        """Return the node that outputs the tensor ``name`` if the node's operator is ``operator``, else None."""
         node = self.maker.get(name)
         return node if node is not None and node.op_type == operator else None
 
     def only_reader(self, name: str, operator: str | None = None) -> NodeProto | None:
-        """Return the node that reads this tensor; None if the tensor does not have exactly one reader.
+        """Return the only node that reads the tensor ``name``, or None if the number of readers is not 1.
 
-        operator: also return None if the node is another operator; None accepts every operator.
+        operator: also return None if the node has another operator; None accepts every operator.
         """
         readers = self.readers.get(name, [])
         return readers[0] if len(readers) == 1 and operator in (None, readers[0].op_type) else None
 
     def constant_input(self, node: NodeProto) -> int | None:
-        """Return the index of the first constant input, or None."""
+        """Return the index of the node's first constant input, or None if every input is computed."""
         return next((index for index, name in enumerate(node.input) if name in self.sizes), None)
 
     def computed_inputs(self, node: NodeProto) -> list[str]:
         return [name for name in node.input if name and name not in self.sizes]
 
     def array(self, name: str) -> NDArray[Any] | None:
-        """Return the values of an initializer; None for any other tensor."""
+        """Return the values of an initializer, or None for any other tensor."""
         from onnx import numpy_helper
 
         tensor = self.initializers.get(name)
         return None if tensor is None else numpy_helper.to_array(tensor)
 
     def inner_shape(self, name: str) -> tuple[int, ...] | None:
-        """Return all dimensions but the batch, as the graph declares them; None if a dimension is unknown."""
+        """Return the declared dimensions of a tensor without the batch, or None if a dimension is unknown."""
         value = self._types.get(name)
         if value is None:
             return None
@@ -81,9 +82,9 @@ class Wiring:
         return value.type.tensor_type.elem_type if value is not None else None
 
     def is_product(self, node: NodeProto) -> bool:
-        """Return whether the node is a matrix product of two computed tensors."""
+        """Return True if the node is a matrix product of two computed tensors."""
         return node.op_type == "MatMul" and self.constant_input(node) is None
 
     def is_mixing(self, node: NodeProto) -> bool:
-        """Return whether the node is a product with a constant on the left, which mixes heads."""
+        """Return True if the node is a matrix product with a constant on the left, as in head mixing."""
         return node.op_type == "MatMul" and self.constant_input(node) == 0

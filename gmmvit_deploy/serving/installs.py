@@ -1,8 +1,8 @@
-"""Locate the Triton server of this machine, and provide what is needed to start it.
+"""Locate a Triton server on this machine, with its backends and the environment variables to start it.
 
-A server on PATH, or named by the user, has its backends in its own folder. The server of the nvidia-pytriton wheel
-has only the Python backend and needs a separate backend folder: the stub for the running interpreter must lie beside
-the backend, and the wheel itself stays unchanged.
+A server that the user names, or that is on PATH, has its backends in its own folder. The server in the nvidia-pytriton
+wheel has only the Python backend. That backend needs its stub, a program for the running Python version, in the same
+folder. The wheel must stay unchanged, so the backend and its stub are copied to a new backend folder.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ _SYSTEM_BACKENDS = Path("/opt/tritonserver/backends")
 class ServerInstall:
     """An installed Triton server.
 
-    kind: ``wheel`` for the server of nvidia-pytriton, else ``system``.  binary: path of ``tritonserver``.
-    backends: folder of the backends that it may load.  environment: variables to add to those of this process.
+    kind: ``wheel`` for the server of nvidia-pytriton, else ``system``.  binary: the path of ``tritonserver``.
+    backends: the folder of the server's backends.
+    environment: variables to add to the environment of this process when the server is started.
     """
 
     kind: Literal["system", "wheel"]
@@ -46,15 +47,16 @@ class ServerInstall:
 
     @property
     def best_backend(self) -> Literal["onnxruntime", "python"]:
-        """The backend that runs an ONNX network: ``onnxruntime`` (C++) if available, else ``python``."""
+        """The backend to run an ONNX network with: ``onnxruntime`` (C++) if the server has it, else ``python``."""
         return "onnxruntime" if "onnxruntime" in self.backend_names else "python"
 
 
 def find_server(given: Path | None = None) -> ServerInstall:
     """Return the server at ``given``, else the server on PATH, else the server of the nvidia-pytriton wheel.
 
-    Errors: ServerError when ``given`` is not an executable file, or the wheel's server cannot work here;
-    MissingDependencyError when no server is installed.
+    Errors:
+        ServerError: ``given`` is not an executable file, or the server of the wheel does not support this Python.
+        MissingDependencyError: no server is installed.
     """
     if given is not None:
         return system_server(given)
@@ -63,7 +65,7 @@ def find_server(given: Path | None = None) -> ServerInstall:
 
 
 def system_server(binary: Path) -> ServerInstall:
-    """Return a server with its backends beside it, as in NVIDIA's containers.
+    """Return the server ``binary`` and its folder of backends, as laid out in NVIDIA's containers.
 
     Errors: ServerError when ``binary`` is not an executable file.
     """
@@ -76,8 +78,9 @@ def system_server(binary: Path) -> ServerInstall:
 def wheel_server() -> ServerInstall:
     """Return the server of the nvidia-pytriton wheel.
 
-    Errors: MissingDependencyError when the wheel is absent; ServerError when this interpreter or
-    numpy cannot work with it.
+    Errors:
+        MissingDependencyError: the wheel is not installed.
+        ServerError: the wheel does not support this Python version, this build of Python, or the installed numpy.
     """
     package = importlib.util.find_spec("pytriton")
     if package is None or package.origin is None:
@@ -99,14 +102,14 @@ def wheel_server() -> ServerInstall:
         backends=root / "backends",
         environment={
             "LD_LIBRARY_PATH": os.pathsep.join([*map(str, libraries), *([inherited] if inherited else [])]),
-            # The stub takes its Python, and so its packages, from the first python3 on PATH.
+            # The stub runs the first python3 on PATH, and imports the packages of that Python.
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         },
     )
 
 
 def stage_backends(install: ServerInstall, folder: Path) -> Path:
-    """Return a backend folder for the server; for the wheel's server it is created below ``folder``."""
+    """Return the server's folder of backends; for the server of the wheel, create that folder below ``folder``."""
     if install.kind != "wheel":
         return install.backends
     staged = folder / "backends" / "python"
@@ -126,8 +129,8 @@ def _libpython_folder() -> Path:
         if ".so" in name and (folder / name).exists():
             return folder
     raise ServerError(
-        f"this Python has no shared libpython ({name} in {candidates[0]}), which Triton's Python backend loads",
-        hint="use a Python that was built with --enable-shared, such as your distribution's",
+        f"Triton's Python backend needs a shared libpython, but this Python has no {name} in {candidates[0]}",
+        hint="use a Python that was built with --enable-shared, such as the Python of your Linux distribution",
     )
 
 
@@ -139,8 +142,8 @@ def _require_old_numpy() -> None:
     except PackageNotFoundError as exc:
         raise MissingDependencyError("numpy", extra="serve") from exc
     if int(installed.split(".")[0]) >= 2:
-        # With numpy 2 the outputs had the right shapes and no bytes, without any error.
+        # With numpy 2 the outputs have the right shapes but no bytes, and the server reports no error.
         raise ServerError(
             f"the server of nvidia-pytriton returns empty outputs under numpy {installed}",
-            hint="pip install 'gmmvit-deploy[serve]', which takes numpy 1.26",
+            hint="pip install 'gmmvit-deploy[serve]' installs numpy 1.26, which the server needs",
         )

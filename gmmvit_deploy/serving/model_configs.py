@@ -1,8 +1,11 @@
-"""Build the three ``config.pbtxt`` of a repository as protobufs; each text is parsed back and compared.
+"""Build the ``config.pbtxt`` files of the three models in a Triton repository.
 
-<name>             ensemble: IMAGE (encoded bytes) → logits
+<name>             ensemble of the two models below: IMAGE (encoded bytes) → logits
 <name>_preprocess  IMAGE → the network's input: pixels or tensor
 <name>_network     pixels or tensor → logits
+
+Each configuration is built as a protobuf and converted to text. The text is parsed again, and the result is compared
+with the protobuf.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ __all__ = [
 
 LABELS_FILE = "labels.txt"
 WARMUP_FILE = "image"
-"""File in ``<preprocess>/warmup/``: an encoded image with its length before it, Triton's format of byte strings."""
+"""File in ``<name>_preprocess/warmup/``: an encoded image after its length, which is Triton's byte string format."""
 IMAGE_INPUT = "IMAGE"
 _TRT_MODES: dict[Precision, str] = {"fp32": "FP32", "fp16": "FP16", "bf16": "FP16", "int8": "INT8", "fp8": "FP16"}
 
@@ -44,14 +47,17 @@ _TRT_MODES: dict[Precision, str] = {"fp32": "FP32", "fp16": "FP16", "bf16": "FP1
 class RepositoryOptions:
     """Options of a repository.
 
-    name: of the ensemble; the names of the other models begin with it.
-    max_queue_delay_us: how long the batcher may hold a request to fill a batch.
-    instances: copies of the network that run side by side.
-    threads: of the runtime in an instance; 0 is a thread for each core.
-    runtime: of the python backend.  precision: of the network, for the backends that run a graph.
-    cpu_kernels: our kernels in the python backend: ``auto`` uses them if available; ``on`` fails if they are not;
-    ``off`` leaves the graph to the runtime's own operators.
-    accelerator: with ``tensorrt`` the server's ONNX Runtime builds an engine when it loads the model.
+    backend: the Triton backend that runs the network.
+    runtime: the runtime that the python backend uses.
+    cpu_kernels: whether the python backend uses this project's CPU kernels. ``auto`` uses the kernels if they are
+    available, ``on`` fails if they are not available, and ``off`` uses the built-in operators of the runtime.
+    precision: the precision of the network, for the backends that run an ONNX graph.
+    accelerator: with ``tensorrt``, the ONNX Runtime of the server builds an engine when the server loads the model.
+    name: the name of the ensemble; the names of the other models begin with this name.
+    max_queue_delay_us: how long the batcher may hold a request to fill a batch, in microseconds.
+    instances: the number of copies of the network that run in parallel.
+    threads: the number of threads of the runtime in an instance; 0 means a thread for each core.
+    Errors: InputError when a value is invalid, or when two values contradict each other.
     """
 
     backend: Backend = "python"
@@ -66,17 +72,22 @@ class RepositoryOptions:
 
     def __post_init__(self) -> None:
         if self.backend not in get_args(Backend):
-            raise InputError(f"backend {self.backend!r} is not one of {', '.join(get_args(Backend))}")
+            raise InputError(f"backend: expected one of {', '.join(get_args(Backend))}, got {self.backend!r}")
         precision_from(self.precision)
         self._check_runtime()
         if self.backend == "tensorrt" and self.precision != "fp32":
-            raise InputError("an engine has its precision already; --precision is for the other backends")
+            raise InputError(
+                "--precision does not go with --backend tensorrt, because the engine was built in a fixed precision",
+                hint="remove --precision, or type gmmvit build to build an engine in the other precision",
+            )
         if self.accelerator not in ACCELERATORS:
-            raise InputError(f"accelerator {self.accelerator!r} is not known", hint=f"known: {', '.join(ACCELERATORS)}")
+            raise InputError(
+                f"accelerator {self.accelerator!r} is not known", hint=f"type one of {', '.join(ACCELERATORS)}"
+            )
         if self.accelerator == "tensorrt" and self.backend != "onnxruntime":
-            raise InputError(f"--accelerator tensorrt goes with --backend onnxruntime, not {self.backend}")
+            raise InputError(f"--accelerator tensorrt needs --backend onnxruntime, got --backend {self.backend}")
         if not self.name.replace("_", "").replace("-", "").isalnum() or not self.name.isascii():
-            raise InputError(f"model name {self.name!r}: expected letters, digits, - and _")
+            raise InputError(f"model name: expected only letters, digits, - and _, got {self.name!r}")
         for field in ("max_queue_delay_us", "threads"):
             if getattr(self, field) < 0:
                 raise InputError(f"{field}: expected at least 0, got {getattr(self, field)}")
@@ -85,13 +96,15 @@ class RepositoryOptions:
 
     def _check_runtime(self) -> None:
         if self.runtime not in get_args(Runtime):
-            raise InputError(f"runtime {self.runtime!r} is not one of {', '.join(get_args(Runtime))}")
+            raise InputError(f"runtime: expected one of {', '.join(get_args(Runtime))}, got {self.runtime!r}")
         if self.cpu_kernels not in get_args(CpuKernels):
-            raise InputError(f"cpu_kernels is {self.cpu_kernels!r}; expected {', '.join(get_args(CpuKernels))}")
+            raise InputError(
+                f"cpu_kernels: expected one of {', '.join(get_args(CpuKernels))}, got {self.cpu_kernels!r}"
+            )
         if self.cpu_kernels == "on" and self.backend != "python":
-            raise InputError(f"our CPU kernels go with --backend python, not {self.backend}")
+            raise InputError(f"the CPU kernels need --backend python, got --backend {self.backend}")
         if self.runtime == "openvino" and self.backend != "python":
-            raise InputError(f"--runtime openvino goes with --backend python, not {self.backend}")
+            raise InputError(f"--runtime openvino needs --backend python, got --backend {self.backend}")
         if self.runtime == "openvino" and self.precision not in OPENVINO_HINTS:
             raise InputError(f"OpenVINO computes in {', '.join(OPENVINO_HINTS)} on a CPU, not in {self.precision}")
 
@@ -107,9 +120,11 @@ class RepositoryOptions:
 def model_configs(
     bundle: Bundle, options: RepositoryOptions, card: EngineCard | None = None, *, kernels: bool = False
 ) -> dict[str, Any]:
-    """Return model name → ``ModelConfig`` protobuf; without a known normalisation only the network's.
+    """Return model name → ``ModelConfig`` protobuf for the models of a repository.
 
-    card: of the engine, for the tensorrt backend.  kernels: our kernels lie beside the network, in the python backend.
+    A bundle without mean and std has only the network: preprocessing and ensemble need a normalisation.
+    card: the report on the engine, for the tensorrt backend.
+    kernels: the python backend runs the network with this project's CPU kernels, which are stored beside the network.
     """
     configs = {options.network: _network(bundle, options, card, kernels=kernels)}
     if bundle.manifest.image.normalisation is not None:
@@ -119,13 +134,13 @@ def model_configs(
 
 
 def config_text(config: Any) -> str:
-    """Convert a protobuf to text.  Errors: RepositoryError when parsing the text gives another protobuf."""
+    """Convert a protobuf to text.  Errors: RepositoryError when the parsed text differs from the protobuf."""
     text_format = require("google.protobuf.text_format", package="protobuf", extra="client")
     text: str = text_format.MessageToString(config)
     parsed = type(config)()
     text_format.Parse(text, parsed)
     if parsed != config:
-        raise RepositoryError(f"{config.name}: its configuration does not survive being written and read")
+        raise RepositoryError(f"model {config.name}: the configuration changes when its text is parsed again")
     return text
 
 
@@ -175,14 +190,16 @@ def _network(bundle: Bundle, options: RepositoryOptions, card: EngineCard | None
     kind = pb.ModelInstanceGroup.KIND_GPU if on_gpu else pb.ModelInstanceGroup.KIND_CPU
     group = config.instance_group.add(count=options.instances, kind=kind)
     if card is not None and len(card.profiles) > 1:
-        group.profile.extend(str(index) for index in range(len(card.profiles)))  # the default is the first profile only
+        group.profile.extend(
+            str(index) for index in range(len(card.profiles))
+        )  # by default Triton uses only the first profile
     if options.accelerator == "tensorrt":
         accelerator = config.optimization.execution_accelerators.gpu_execution_accelerator.add(name="tensorrt")
         # The graph is strongly typed; this setting only permits the types that the graph already has.
         accelerator.parameters["precision_mode"] = _TRT_MODES[options.precision]
     config.dynamic_batching.max_queue_delay_microseconds = options.max_queue_delay_us
     if options.backend == "onnxruntime":
-        config.parameters["cpu_kernels"].string_value = "off"  # the backend runs the network by itself
+        config.parameters["cpu_kernels"].string_value = "off"  # only the python backend can use the kernels
     if options.backend == "python":
         settings = {
             "runtime": options.runtime,

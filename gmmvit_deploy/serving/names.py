@@ -1,4 +1,4 @@
-"""List the backends and runtimes of a Triton repository by name, without importing what implements them."""
+"""Names of the backends and runtimes of a Triton repository; this module imports no backend and no runtime."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ CpuKernels = Literal["auto", "on", "off"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 ACCELERATORS = ("none", "tensorrt")
 RUNTIMES = tuple(f"{runtime}{kernels}" for runtime in get_args(Runtime) for kernels in ("", "+kernels"))
-"""Runtimes of the python backend: each with its own operators, and with the CPU kernels of this project."""
+"""Runtimes of the python backend; with ``+kernels``, this project's CPU kernels compute the attentions."""
 
 
 def runtime_from(name: str) -> tuple[Runtime, CpuKernels]:
-    """Split a name: ``openvino+kernels`` → (openvino, on); ``openvino`` → (openvino, off).
+    """Split a runtime's name: ``openvino+kernels`` → (openvino, on); ``openvino`` → (openvino, off).
 
-    Errors: InputError on an unknown name.
+    Errors: InputError when the name is unknown.
     """
     if name not in RUNTIMES:
-        raise InputError(f"runtime {name!r} is not known", hint=f"known: {', '.join(RUNTIMES)}")
+        raise InputError(f"runtime {name!r} is not known", hint=f"type one of {', '.join(RUNTIMES)}")
     runtime, plus, _ = name.partition("+")
     return runtime, "on" if plus else "off"  # type: ignore[return-value]  # checked above

@@ -1,4 +1,4 @@
-"""Write a Triton model repository from a bundle."""
+"""Write a Triton model repository: the folder of models that a Triton server loads."""
 
 from __future__ import annotations
 
@@ -36,14 +36,15 @@ from gmmvit_deploy.writing import new_folder, sha256_of_file
 __all__ = ["CpuKernelsUse", "Repository", "repository_from_bundle", "stated_cpu_kernels"]
 
 _TEMPLATES = Path(__file__).parent / "triton_models"
-_OPENVINO = "gmmvit_openvino"  # a package in the network's folder, whose files import each other by their places
+_OPENVINO = "gmmvit_openvino"  # a package in the network's folder, whose modules use relative imports
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuKernelsUse:
-    """Whether a network uses our CPU kernels.
+    """States whether a network uses this project's CPU kernels.
 
-    used: the kernels lie beside the network, which runs with them.  why_not: the reason if not used.
+    used: True if the network runs with the kernels, which are stored beside the network.
+    why_not: the reason why the kernels are not used; empty if they are used.
     """
 
     used: bool
@@ -57,8 +58,10 @@ class CpuKernelsUse:
 class Repository:
     """A written repository.
 
-    path: the value for ``tritonserver --model-repository``.  models: names; the first is the model that clients call.
-    skipped: models that were left out, each with the reason.  cpu_kernels: whether the network uses our kernels.
+    path: the folder to give to ``tritonserver --model-repository``.
+    models: the names of the models; clients call the first model.
+    skipped: a sentence for each model that could not be written, with the reason.
+    cpu_kernels: states whether the network uses this project's CPU kernels.
     """
 
     path: Path
@@ -78,13 +81,17 @@ def repository_from_bundle(
     force: bool = False,
     on_progress: OnProgress = ignore,
 ) -> Repository:
-    """Write the network, its preprocessing and the ensemble of both.
+    """Write a repository with the network, the preprocessing of images, and the ensemble of both.
 
-    engine: built from this bundle, for the tensorrt backend.  server: the server whose TensorRT must load the engine.
-    notes: file name → text, written beside the models; Triton ignores files there.
-    Errors: RepositoryError when the tensorrt backend has no engine, or an engine that the server would not load;
-    EngineError when the engine was built from another bundle; InputError when our kernels are required but not
-    available; OutputError.
+    engine: an engine that was built from this bundle; required for the tensorrt backend.
+    server: the server that will load the engine, with its TensorRT version; required for the tensorrt backend.
+    notes: file name → text to write beside the models, where Triton ignores files.
+    force: replace an existing folder at ``out``.
+    Errors:
+        RepositoryError: the tensorrt backend has no engine, or an engine that the server cannot load.
+        EngineError: the engine was built from another bundle.
+        InputError: the CPU kernels are required but not available, or ``server`` is missing for the tensorrt backend.
+        OutputError: ``out`` exists and ``force`` is not set, or writing fails.
     """
     options = options or RepositoryOptions()
     on_progress(Progress("check the graph"))
@@ -94,7 +101,7 @@ def repository_from_bundle(
     if options.cpu_kernels == "on" and not kernels.use.used:
         raise InputError(
             f"runtime {options.runtime}+kernels cannot run here: {kernels.use.why_not}",
-            hint=f"--runtime {options.runtime} runs the same graph in the runtime's own operators",
+            hint=f"add --runtime {options.runtime} to run the same graph with the built-in operators of the runtime",
         )
     on_progress(Progress("write the models"))
     configs = model_configs(bundle, options, engine.card if engine else None, kernels=kernels.use.used)
@@ -119,9 +126,10 @@ def repository_from_bundle(
 
 
 def stated_cpu_kernels(repository: Path) -> CpuKernelsUse | None:
-    """Return what the networks of a repository state about our CPU kernels; a network with "on" loads only with them.
+    """Read from a repository whether its network uses this project's CPU kernels.
 
-    Returns None if no network states it, or networks disagree.
+    The configuration of a network states "on" or "off"; a network with "on" fails to load without the kernels.
+    Returns None if no configuration states a value, or if two networks state different values.
     """
     configs = (path.read_text(encoding="utf-8", errors="replace") for path in repository.glob("*/config.pbtxt"))
     stated = {state for config in configs for state in _STATED.findall(config)}
@@ -144,31 +152,39 @@ def _network_file(
 ) -> tuple[Path, str]:
     if options.backend != "tensorrt":
         if engine is not None:
-            raise RepositoryError(f"an engine goes with --backend tensorrt, not {options.backend}")
+            raise RepositoryError(
+                f"an engine needs --backend tensorrt, got --backend {options.backend}",
+                hint="remove --engine, or add --backend tensorrt",
+            )
         precision = graph_precision(options.precision) if options.runtime == "openvino" else options.precision
         return open_variant(bundle, precision).path, "model.onnx"
     if engine is None:
         raise RepositoryError(
-            f"{bundle.path}: the tensorrt backend needs an engine",
-            hint=f"on the GPU that will serve: gmmvit build {bundle.path} --flavor tensorrt, then --engine",
+            f"{bundle.path}: --backend tensorrt needs an engine that was built from this bundle",
+            hint=f"type gmmvit build {bundle.path} --flavor tensorrt on the GPU that will serve; then add --engine DIR",
         )
     require_bundle(bundle, engine)
     if reason := loads_on(engine.card, server or server_tensorrt()):
         raise RepositoryError(
             f"{engine.path}: {reason}",
-            hint="type gmmvit doctor BUNDLE --server-version RELEASE to check this in advance",
+            hint=f"type gmmvit doctor {bundle.path} --server-version RELEASE to check which engines a server can load",
         )
     if not any(profile.least == 1 for profile in engine.card.profiles):
         raise RepositoryError(
-            f"{engine.path}: no profile of it holds a batch of 1, which Triton's batcher may send",
-            hint=f"build it with --batch 1:8:{engine.card.max_batch}",
+            f"{engine.path}: the engine has no profile for a batch of 1, which Triton's batcher may send",
+            hint=f"type gmmvit build {bundle.path} --batch 1:8:{engine.card.max_batch} to build such a profile",
         )
     return engine.plan_path, "model.plan"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kernels:
-    """library: to copy beside the network; None without kernels.  fused: graph with our kernels, for ONNX Runtime."""
+    """The CPU kernels of a network.
+
+    use: states whether the network uses the kernels.
+    library: the library of the kernels, which is copied beside the network; None without kernels.
+    fused: the graph in which the kernels replace the attentions; None unless ONNX Runtime runs the kernels.
+    """
 
     use: CpuKernelsUse
     library: Path | None = None
@@ -176,9 +192,9 @@ class _Kernels:
 
 
 def _kernels(network: Path, options: RepositoryOptions) -> _Kernels:
-    """Return our kernels for this network, or the reason why it runs without them."""
+    """Return the CPU kernels for this network, or the reason why the network runs without the kernels."""
     if options.backend != "python":
-        why = f"the {options.backend} backend runs the network by itself"
+        why = f"only the python backend can use the kernels, not the {options.backend} backend"
         return _Kernels(use=CpuKernelsUse(used=False, why_not=why))
     if options.cpu_kernels == "off":
         return _Kernels(use=CpuKernelsUse(used=False, why_not="not requested"))
@@ -195,7 +211,7 @@ def _kernels(network: Path, options: RepositoryOptions) -> _Kernels:
 
 
 def _copy_programs(options: RepositoryOptions, folder: Path, network: Path, kernels: _Kernels) -> None:
-    """Copy the source files of our runners, so that the same implementation runs in process and on the server."""
+    """Copy the source files of the runner, so that the server runs the same code as a runner in this process."""
     if options.runtime == "onnxruntime":
         copies = {str(onnxruntime_program.__file__): "gmmvit_onnxruntime.py"}
         if kernels.fused is not None:
@@ -215,7 +231,7 @@ def _write_preprocess(model: Path, bundle: Bundle) -> None:
     import numpy as np
 
     shutil.copyfile(_TEMPLATES / "preprocess_model.py", model / "1" / "model.py")
-    # The file that export and parity use too, so that images are decoded the same way everywhere.
+    # The server uses the same file as export and parity, so that images are decoded in the same way everywhere.
     shutil.copyfile(str(gmmvit_deploy.preprocess.__file__), model / "1" / "gmmvit_preprocess.py")
     encoded = io.BytesIO()
     image_from_pixels(np.full(bundle.manifest.image.pixels_shape, 128, np.uint8)).save(encoded, "PNG")

@@ -1,4 +1,4 @@
-"""Run a Triton server as a child process: start it, watch it, stop it, and remove all its traces."""
+"""Run a Triton server as a child process: start and stop the server, keep its log, and remove its files."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ _LINES_KEPT = 2000
 class ServerOptions:
     """Options of a server.
 
-    host: address to listen on; any address but loopback admits other machines.  Ports: 0 takes a free port.
+    host: the address to listen on. Every address other than loopback admits requests from other machines.
+    http_port, grpc_port, metrics_port: the ports to listen on; 0 means any free port.
     start_timeout_s: how long to wait until every model is ready.
     exit_timeout_s: how long requests in flight may take after the server is asked to stop.
-    log_path: file that the server's log is appended to; None keeps no log.
+    log_path: the file to append the server's log to; None writes no file.
     """
 
     host: str = "127.0.0.1"
@@ -52,9 +53,9 @@ class ServerOptions:
 
 
 class TritonServer:
-    """A Triton server: ``with TritonServer(repository) as server:`` has every model ready inside the block.
+    """A Triton server.  Inside ``with TritonServer(repository) as server:`` every model is ready.
 
-    Start it from the main thread: the server is asked to stop when the thread that started it ends.
+    Start the server from the main thread, because Linux stops the server when the thread that started the server ends.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class TritonServer:
 
     @property
     def pid(self) -> int:
-        """Process ID of ``tritonserver``; 0 if it does not run."""
+        """Process ID of ``tritonserver``, or 0 if the server is not running."""
         return self._process.pid if self._process is not None else 0
 
     def __enter__(self) -> TritonServer:
@@ -104,9 +105,10 @@ class TritonServer:
     def start(self, *, cancelled: Callable[[], bool] = lambda: False) -> None:
         """Start the server and wait until every model is ready, or until ``cancelled`` returns True.
 
-        Errors: RepositoryError when the folder is not a model repository, or needs a backend that this server
-        lacks; ServerError when a port is taken, a model fails to load, or time runs out. After an error no process
-        is left running.
+        Errors, each of which leaves no process running:
+            RepositoryError: the folder is not a model repository, or needs a backend that this server does not have.
+            ServerError: a port is in use, a model fails to load, or not every model is ready within start_timeout_s.
+            OutputError: the log file cannot be opened.
         """
         _check_backends(self.repository, self.install)
         self.http_port, self.grpc_port, self.metrics_port = self._free_ports()
@@ -119,14 +121,14 @@ class TritonServer:
             raise
 
     def wait(self, poll: Callable[[], bool] = lambda: False) -> None:
-        """Return when ``poll`` returns True.  Errors: ServerError when the server ends by itself."""
+        """Wait until ``poll`` returns True.  Errors: ServerError when the server ends before that."""
         while not poll():
             if self._process is None or self._process.poll() is not None:
-                raise self._ended("ended by itself")
+                raise self._ended("ended unexpectedly")
             time.sleep(_POLL_S)
 
     def stop(self) -> None:
-        """Ask the server to stop, let requests in flight finish, then remove its processes and files."""
+        """Ask the server to stop, wait for requests in flight, and remove all processes and temporary files."""
         process = self._process
         if process is not None:
             process.terminate()
@@ -135,7 +137,7 @@ class TritonServer:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-            # The Python backend's stub processes are in the server's process group and outlive a killed server.
+            # The stub processes of the Python backend belong to the server's process group and outlive a killed server.
             _kill_group(process.pid)
             self._process = None
         if self._reader is not None:
@@ -148,7 +150,7 @@ class TritonServer:
             self._runtime = None
 
     def kill_now(self) -> None:
-        """Kill the server at once.  Safe in a signal handler; `stop` must still be called to clean up."""
+        """Kill the server at once.  A signal handler may call this; `stop` must still be called to clean up."""
         if self._process is not None:
             _kill_group(self._process.pid)
 
@@ -189,7 +191,7 @@ class TritonServer:
 
     def _spawn(self) -> None:
         if self._runtime is None:
-            raise ServerError("the server has no runtime folder; start() makes one")
+            raise ServerError("the server has no temporary folder, because start() was not called")
         log = _opened_log(self.options.log_path)
         command = self._command(stage_backends(self.install, self._runtime), self._runtime.name)
         self._process = subprocess.Popen(
@@ -200,20 +202,20 @@ class TritonServer:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            start_new_session=True,  # Ctrl-C reaches us alone; we decide how the server ends
+            start_new_session=True,  # Ctrl-C reaches only this process, which then stops the server
         )
         self._reader = threading.Thread(target=self._read_log, args=(self._process, log), daemon=True)
         self._reader.start()
 
     def _read_log(self, process: subprocess.Popen[str], log: TextIO | None) -> None:
-        """Drain the server's output to its end: a full pipe would stop the server itself."""
+        """Read the server's output to its end, because the server would block on a full pipe."""
         sinks = [sink for sink in (self._on_log_line, _line_writer(log)) if sink is not None]
         for line in process.stdout or ():
             self._lines.append(line.rstrip("\n"))
             for sink in tuple(sinks):
                 try:
                     sink(line.rstrip("\n"))
-                except (OSError, ValueError):  # the disk is full, or the reader of our stderr went away
+                except (OSError, ValueError):  # the disk is full, or the reader of stderr has closed the pipe
                     sinks.remove(sink)
         if log is not None:
             with contextlib.suppress(OSError):
@@ -231,17 +233,19 @@ class TritonServer:
             return
         raise ServerError(
             f"the server was not ready after {self.options.start_timeout_s:.0f} s; {self._last_words()}",
-            hint="type --start-timeout 300 to wait longer, or --log FILE to keep its log",
+            hint="add --start-timeout 300 to wait longer, or --log FILE to keep the server's log",
         )
 
     def _ended(self, what: str) -> ServerError:
         if self._reader is not None:
             self._reader.join(timeout=5)
         code = self._process.returncode if self._process is not None else None
-        how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"status {code}"
+        how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit status {code}"
         causes = _causes(self._lines)
         detail = ":\n  " + "\n  ".join(causes) if causes else f"; {self._last_words()}"
-        return ServerError(f"the Triton server {what} ({how}){detail}", hint="type --log FILE to keep its whole log")
+        return ServerError(
+            f"the Triton server {what} ({how}){detail}", hint="add --log FILE to keep the whole log of the server"
+        )
 
     def _last_words(self) -> str:
         last = next((line.strip() for line in reversed(self._lines) if line.strip()), "")
@@ -254,7 +258,7 @@ def _opened_log(path: Path | None) -> TextIO | None:
     try:
         return path.open("a", encoding="utf-8")
     except OSError as exc:
-        raise OutputError(f"{path}: the server's log cannot be written there: {exc.strerror}") from exc
+        raise OutputError(f"{path}: cannot be opened for the server's log: {exc.strerror}") from exc
 
 
 def _line_writer(log: TextIO | None) -> Callable[[str], None] | None:
@@ -268,7 +272,7 @@ def _line_writer(log: TextIO | None) -> Callable[[str], None] | None:
     return write
 
 
-# The server runs on this machine, so requests to it must bypass any proxy of the environment.
+# The server runs on this machine, so requests to the server must bypass a proxy that the environment names.
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -282,12 +286,12 @@ def _is_ready(url: str) -> bool:
 
 def _bound(host: str, port: int, service: str) -> socket.socket:
     if not 0 <= port <= 65535:
-        raise ServerError(f"{service} port {port} is outside 0..65535")
+        raise ServerError(f"{service} port: expected a number from 0 to 65535, got {port}")
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         probe = socket.socket(family, kind)
     except OSError as exc:
-        raise ServerError(f"{host}: no address to listen on: {exc.strerror or exc}") from exc
+        raise ServerError(f"host {host}: the server cannot listen on this address: {exc.strerror or exc}") from exc
     try:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(address)
@@ -296,8 +300,8 @@ def _bound(host: str, port: int, service: str) -> socket.socket:
         probe.close()
         raise ServerError(
             f"{service} port {port} on {host} cannot be opened: {exc.strerror}",
-            hint=f"another server may be running; stop it, or choose another port with --{service.lower()}-port "
-            "(0 takes a free one)",
+            hint=f"stop the program that uses the port, or choose another port with --{service.lower()}-port; "
+            "0 means any free port",
         ) from exc
     return probe
 
@@ -306,21 +310,22 @@ def _check_backends(repository: Path, install: ServerInstall) -> None:
     configs = sorted(repository.glob("*/config.pbtxt")) if repository.is_dir() else []
     if not configs:
         raise RepositoryError(
-            f"{repository}: expected a Triton model repository; it holds no model's config.pbtxt",
+            f"{repository}: expected a Triton model repository, but there is no MODEL/config.pbtxt in this folder",
             hint="type gmmvit repository BUNDLE to write a repository",
         )
     for config in configs:
         match = re.search(r'^backend:\s*"(\w+)"', config.read_text(encoding="utf-8"), re.MULTILINE)
         if match and match.group(1) not in install.backend_names:
-            there = ", ".join(install.backend_names) or "none"
+            there = ", ".join(install.backend_names) or "no backend"
             raise RepositoryError(
                 f"{config.parent.name} needs the {match.group(1)} backend; {install.binary} has: {there}",
-                hint="write the repository with --backend python, or name a server that has it with --tritonserver",
+                hint="type gmmvit repository BUNDLE --backend python to write the repository for another backend, "
+                "or --tritonserver PATH to use a server with the required backend",
             )
 
 
 def _causes(lines: deque[str]) -> list[str]:
-    """Return up to five causes of the server's end from Triton's log, without prefixes and line breaks."""
+    """Return up to five reasons from Triton's log why the server ended, without log prefixes and line breaks."""
     text = "\n".join(lines)
     failed = re.findall(r"failed to load '([^']+)' version \d+: (.*?)(?=\n[A-Z]\d{4} |\n\+|\Z)", text, re.DOTALL)
     causes = [f"{model}: {_one_line(why)}" for model, why in failed]
@@ -334,5 +339,5 @@ def _one_line(text: str) -> str:
 
 
 def _kill_group(leader: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # the group may have ended already
+    with contextlib.suppress(ProcessLookupError):  # the processes of the group may have ended already
         os.killpg(leader, signal.SIGKILL)

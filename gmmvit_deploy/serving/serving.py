@@ -1,4 +1,4 @@
-"""Serve a bundle or a repository until a signal, as ``gmmvit serve`` does."""
+"""Serve a bundle or a repository until SIGINT or SIGTERM, as ``gmmvit serve`` does."""
 
 from __future__ import annotations
 
@@ -32,14 +32,19 @@ def serve_path(
 ) -> None:
     """Serve a bundle or a repository from the main thread until SIGINT or SIGTERM.
 
-    A bundle is served from a temporary repository, with the best backend of the server.
-    cpu_kernels: of the temporary repository; None is ``auto``.
-    on_kernels: called with whether the kernels are used: as decided for a bundle, as stated by a repository.
-    on_ready: called when every model is ready.  on_log_line: called with each line of the server's log.
-    on_progress: called with the steps until every model is ready.
+    A bundle is served from a temporary repository, which is written for the best backend of the server.
+    options: the ports, timeouts and log of the server.
+    cpu_kernels: whether the temporary repository uses this project's CPU kernels; None means ``auto``.
+    tritonserver: the path of the server program; None searches for an installed server.
+    on_kernels: called with the use of the CPU kernels: as decided for a bundle, or as stated by a repository.
+    on_ready: called with the server when every model is ready.
+    on_log_line: called with each line of the server's log.
+    on_progress: called with each step until every model is ready.
     A second signal kills the server at once instead of waiting for requests in flight.
-    Errors: as `TritonServer.start`; ServerError when the server ends by itself; InputError when ``cpu_kernels`` is
-    given for a repository, because its writing has already decided it.
+    Errors: those of `TritonServer.start`, `open_bundle` and `repository_from_bundle`, and
+        MissingDependencyError: no server is installed.
+        ServerError: ``tritonserver`` is not an executable file, or the server ends before a signal.
+        InputError: ``cpu_kernels`` is given for a repository, which was already written with or without the kernels.
     """
     install = find_server(tritonserver)
     with tempfile.TemporaryDirectory(prefix="gmmvit-repository-") as folder:
@@ -53,8 +58,8 @@ def serve_path(
             on_kernels(made.cpu_kernels)
         elif cpu_kernels is not None:
             raise InputError(
-                f"{path}: --cpu-kernels goes with a bundle; a repository was written with our kernels or without",
-                hint="type gmmvit repository BUNDLE --cpu-kernels auto (or off) to write it again",
+                f"{path}: --cpu-kernels needs a bundle; a repository was already written with or without kernels",
+                hint="remove --cpu-kernels, or type gmmvit repository BUNDLE --cpu-kernels auto for a new repository",
             )
         else:
             stated = stated_cpu_kernels(path)
@@ -77,7 +82,7 @@ def serve_path(
 
 
 class _Signals:
-    """Count SIGINT and SIGTERM; the second signal kills the server."""
+    """Counts SIGINT and SIGTERM; the second signal kills the server."""
 
     def __init__(self, server: TritonServer) -> None:
         self.seen = 0

@@ -187,10 +187,12 @@ def test_the_error_for_a_bundle_of_the_previous_format_gives_the_command(
     )
     manifest["files"]["weights.safetensors"] = sha256_of_file(old / "weights.safetensors")
     (old / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(BundleError, match=r"format 'gmmvit-bundle/2'; this version reads 'gmmvit-bundle/3'") as caught:
+    with pytest.raises(
+        BundleError, match=r"expected a bundle of format 'gmmvit-bundle/3', got 'gmmvit-bundle/2'"
+    ) as caught:
         open_bundle(old)
-    assert "export it again: gmmvit export " in caught.value.hint
-    command = shlex.split(caught.value.hint.removeprefix("export it again: "))
+    assert "type gmmvit export " in caught.value.hint
+    command = shlex.split(caught.value.hint.removeprefix("type ").removesuffix(" to write a bundle of the new format"))
     answer = gmmvit(*command[1:])
     assert answer.returncode == 0, answer.stderr
     again = open_bundle(Path(command[command.index("-o") + 1]))

@@ -135,7 +135,7 @@ def test_export_parity_repository_classify(gmmvit: Gmmvit, tmp_path: Path) -> No
         assert message in gmmvit("classify", tmp_path / "image.png", *arguments).stderr
     refused = gmmvit("serve", models, "--cpu-kernels", "off")
     assert refused.returncode == 1
-    assert "--cpu-kernels goes with a bundle" in refused.stderr
+    assert "--cpu-kernels needs a bundle" in refused.stderr
 
 
 def test_parity_table_and_status(gmmvit: Gmmvit, bundle: Bundle) -> None:
@@ -237,7 +237,7 @@ def test_bad_checkpoints(make: Callable[[Path], Path], message: str, gmmvit: Gmm
     [
         ((), "normalises them, so it needs mean, std and labels"),
         (("--dataset", "imagenet"), "is not known"),
-        (("--dataset", "cifar100"), "100 labels were given for a model of 10 classes"),
+        (("--dataset", "cifar100"), "expected 10 labels, one for each class of the model, got 100"),
         (("--mean", "0.5,0.5,0.5"), "--mean and --std go together"),
         (("--mean", "0.5", "--std", "0.5", "--labels", "0,1,2,3,4,5,6,7,8,9"), "image mean: expected 3 numbers"),
         (("--mean", "a,b,c", "--std", "1,1,1"), "a number for each channel"),

@@ -86,7 +86,7 @@ def test_an_export_whose_precision_fails_leaves_nothing(gmmvit: Gmmvit, tmp_path
         (("--precision", "fp4"), "'fp4' is not known"),
         (("--precision", "int8"), "int8 needs calibration images"),
         (("--precision", "fp16", "--calibration", "x"), "fp16 needs no calibration"),
-        (("--precision", "int8", "--calibration", "nowhere"), "nowhere: no such file, folder or match"),
+        (("--precision", "int8", "--calibration", "nowhere"), "nowhere: no such file or folder"),
     ],
 )
 def test_convert_refuses(arguments: tuple[str, ...], message: str, gmmvit: Gmmvit, copied: Path) -> None:
@@ -125,7 +125,7 @@ def test_build_refuses(arguments: tuple[str, ...], message: str, gmmvit: Gmmvit,
 def test_build_of_what_is_not_there(gmmvit: Gmmvit, bundle: Bundle, tmp_path: Path) -> None:
     named = ("--compute-capability", "8.9")
     assert "gmmvit convert" in refused(gmmvit("build", bundle.path, *named), "has no model.fp16.onnx")
-    refused(gmmvit("build", tmp_path / "nothing", *named), "expected a bundle, but it does not exist")
+    refused(gmmvit("build", tmp_path / "nothing", *named), "expected a bundle, but this path does not exist")
     refused(gmmvit("build", bundle.onnx_path, *named), "an ONNX file requires --output")
 
 

@@ -114,11 +114,14 @@ def test_manifest_and_json_are_inverse(bundle: Bundle, tensor_bundles: dict[str,
     ("change", "message"),
     [
         (lambda data: data["image"].update(channels=1, mean=[0.5], std=[0.5]), r"image: expected \(3, 32, 32\)"),
-        (lambda data: data["image"].update(mean=None, std=None), "no mean and std to normalise them"),
+        (
+            lambda data: data["image"].update(mean=None, std=None),
+            "image: expected mean and std, because input_kind is pixels",
+        ),
         (lambda data: data["image"].update(mean=[0.5]), "image mean: expected 3 numbers"),
         (lambda data: data.update(task="regression"), "task: expected one of single-label, got 'regression'"),
         (lambda data: data["outputs"][0].update(meaning="boxes"), "output meaning: expected one of class logits"),
-        (lambda data: data.pop("outputs"), "not a manifest: 'outputs'"),
+        (lambda data: data.pop("outputs"), "expected a manifest of a bundle: 'outputs'"),
     ],
     ids=["channels", "no normalisation", "mean", "task", "outputs", "no outputs"],
 )
@@ -161,10 +164,10 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("labels", "message"),
         [
-            (("cat", "dog"), "2 labels were given for a model of 10 classes"),
+            (("cat", "dog"), "expected 10 labels, one for each class of the model, got 2"),
             (("a:b", *"bcdefghij"), "must not be empty or hold"),
             (("", *"bcdefghij"), "must not be empty or hold"),
-            (("b", *"bcdefghij"), "repeat"),
+            (("b", *"bcdefghij"), "expected different labels"),
         ],
     )
     def test_labels_that_do_not_fit(self, labels: tuple[str, ...], message: str, tmp_path: Path) -> None:
@@ -210,7 +213,7 @@ class TestNothingHalfWritten:
 
     def test_force_does_not_replace_a_file(self, tmp_path: Path) -> None:
         (tmp_path / "bundle").write_text("a file")
-        with pytest.raises(OutputError, match="no folder"):
+        with pytest.raises(OutputError, match="expected a folder, got a file"):
             self.export(tmp_path / "bundle", force=True)
         assert (tmp_path / "bundle").read_text() == "a file"
 
@@ -268,13 +271,13 @@ def _rewrite(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
         (lambda path: _truncate(path / "model.onnx"), r"model\.onnx: its SHA-256 is"),
         (lambda path: _truncate(path / "weights.safetensors"), r"weights\.safetensors: its SHA-256 is"),
         (lambda path: (path / "golden.npz").unlink(), r"golden\.npz is missing"),
-        (lambda path: (path / "manifest.json").unlink(), r"holds no manifest\.json"),
-        (lambda path: (path / "manifest.json").write_text("{"), "not a manifest"),
-        (lambda path: (path / "manifest.json").write_text("[]"), "not a manifest"),
+        (lambda path: (path / "manifest.json").unlink(), r"has no manifest\.json"),
+        (lambda path: (path / "manifest.json").write_text("{"), "expected a manifest of a bundle"),
+        (lambda path: (path / "manifest.json").write_text("[]"), "expected a manifest of a bundle"),
         (_rewrite(lambda data: data.update(format="gmmvit-bundle/9")), "gmmvit-bundle/9"),
-        (_rewrite(lambda data: data.pop("masks")), "not a manifest"),
-        (_rewrite(lambda data: data.update(input_kind="sound")), "not a manifest"),
-        (_rewrite(lambda data: data["files"].pop("golden.npz")), r"lists no golden\.npz"),
+        (_rewrite(lambda data: data.pop("masks")), "expected a manifest of a bundle"),
+        (_rewrite(lambda data: data.update(input_kind="sound")), "expected a manifest of a bundle"),
+        (_rewrite(lambda data: data["files"].pop("golden.npz")), r"does not list golden\.npz"),
         (_rewrite(lambda data: data["files"].update({"../x": "0"})), "missing"),
     ],
 )

@@ -286,7 +286,7 @@ def test_every_family_takes_other_channels(spec: ModelSpec, tmp_path: Path) -> N
     [
         (1, {"mean": (0.5,) * 3, "std": (0.5,) * 3}, r"image mean: expected 1 numbers, one for each channel.*got 3"),
         (4, {"std": STD[:3]}, r"image std: expected 4 numbers, one for each channel.*got 3"),
-        (1, {"input_kind": "tensor", "std": None}, "got mean but no std"),
+        (1, {"input_kind": "tensor", "std": None}, "got mean without std"),
         (1, {"resize": "crop"}, "resize rule: expected stretch-bilinear or stretch-bicubic, got 'crop'"),
     ],
 )

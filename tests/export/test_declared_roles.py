@@ -86,7 +86,8 @@ def test_every_precision_declares_every_node(monkeypatch: pytest.MonkeyPatch) ->
         assert [node.name for node in prepared.proto.graph.node if declared_role(node) is None] == []
         # The rules are a second opinion: they fail, the export does not.
         assert prepared.role_disagreements == (
-            "every node: the rules for operators and wiring fail on this graph (AssertionError: a role was guessed)",
+            "every node: the cross-check of the declared roles failed on this graph "
+            "(AssertionError: a role was guessed)",
         )
 
 
@@ -105,7 +106,7 @@ def test_a_planted_disagreement_keeps_the_declared_role_and_is_reported() -> Non
     with_role(block, "head")
     after = graph_from_model(model, "int8", **options)
     (disagreement,) = after.role_disagreements
-    assert disagreement == "blocks.0.mlp.0/MatMul: declared head, its operators and wiring suggest projection"
+    assert disagreement == ("blocks.0.mlp.0/MatMul: the declared role is head, but the inferred role is projection")
     assert quantised(before.proto) - quantised(after.proto) == {"blocks.0.mlp.0"}
 
 
@@ -158,7 +159,7 @@ def test_a_patch_embedding_behind_a_layer_norm_stays_the_embedding() -> None:
     proto = exported(model)
     assert roles_of(proto.graph)["patch_embedding.project/MatMul"] == "embedding"
     assert role_disagreements(proto.graph) == (
-        "patch_embedding.project/MatMul: declared embedding, its operators and wiring suggest projection",
+        "patch_embedding.project/MatMul: the declared role is embedding, but the inferred role is projection",
     )
 
 
@@ -188,7 +189,7 @@ def test_an_attention_without_a_product_is_an_error_that_names_it(
 ) -> None:
     """Q Kᵀ is an operator of the scores, P V of the module that holds them."""
     monkeypatch.setattr(holder, "operator_roles", {"softmax": "softmax", "matmul": "projection"})
-    with pytest.raises(ExportError, match=r"\n  blocks\.0\.attention: it declares blocks\.0\.attention/Softmax$"):
+    with pytest.raises(ExportError, match=r"\n  blocks\.0\.attention declares blocks\.0\.attention/Softmax$"):
         exported(small())
 
 
@@ -197,5 +198,5 @@ def test_an_operator_that_no_module_stands_behind_is_refused() -> None:
     value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
     out = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
     proto = onnx.helper.make_model(onnx.helper.make_graph([node], "g", [value], [out]))
-    with pytest.raises(ExportError, match="made: the exporter made it, and no module stands behind it"):
+    with pytest.raises(ExportError, match="made: the exporter added this node, and it belongs to no module"):
         declare_roles(proto, nn.Identity())

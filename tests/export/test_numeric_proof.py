@@ -107,7 +107,7 @@ def test_a_fault_that_our_kernels_would_hide_ends_the_export(
     with open_runner("onnxruntime+kernels", damaged) as ours:
         np.testing.assert_allclose(ours.run(inputs), logits, atol=1e-5)
     exporting(batch_of_one, monkeypatch)
-    with pytest.raises(ExportError, match=r"vit_gmm\.pth: runner onnxruntime cannot run it"):
+    with pytest.raises(ExportError, match=r"vit_gmm\.pth: runner onnxruntime cannot run the graph"):
         export(tmp_path / "bundle")
     assert [path.name for path in tmp_path.iterdir()] == ["damaged"]
 
@@ -168,7 +168,7 @@ def test_a_fault_in_the_file_of_a_precision_ends_the_conversion(
     # The emulation would detect the fault as well; it is patched, so that only the proof of the file can.
     monkeypatch.setattr(variants, "emulated_logits", lambda *given, **options: bundle.golden()[1])
     monkeypatch.setattr(variants, "prepared_graph", broken)
-    with pytest.raises(ExportError, match=r"model\.fp16\.onnx: runner onnxruntime:fp16 cannot run it"):
+    with pytest.raises(ExportError, match=r"model\.fp16\.onnx: runner onnxruntime:fp16 cannot run the graph"):
         variant_from_bundle(copied, "fp16")
     assert {path.name for path in copied.path.iterdir()} == before
 
@@ -188,7 +188,7 @@ def test_a_file_that_a_runtime_cannot_load_ends_the_conversion(
 
     monkeypatch.setattr(variants, "emulated_logits", lambda *given, **options: bundle.golden()[1])
     monkeypatch.setattr(variants, "prepared_graph", broken)
-    with pytest.raises(ExportError, match=r"model\.fp16\.onnx: runner onnxruntime cannot load it: .*NoSuchOperator"):
+    with pytest.raises(ExportError, match=r"model\.fp16\.onnx: runner onnxruntime cannot load the graph: .*NoSuch"):
         variant_from_bundle(copied, "fp16")
     assert {path.name for path in copied.path.iterdir()} == before
 
@@ -248,7 +248,7 @@ def test_an_export_that_no_runtime_can_prove_ends(tmp_path: Path, monkeypatch: p
         raise MissingDependencyError("onnxruntime", extra="cpu")
 
     monkeypatch.setattr(module, "proof_programs", lambda *given: dict.fromkeys(PROVEN, missing))
-    with pytest.raises(ExportError, match="no runtime here can prove its graph: onnxruntime is not installed"):
+    with pytest.raises(ExportError, match="no runtime on this machine can run the exported graph: onnxruntime is not"):
         export(tmp_path / "bundle")
     assert list(tmp_path.iterdir()) == []
 

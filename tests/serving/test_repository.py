@@ -120,7 +120,7 @@ def test_kernels_that_must_be_there_and_cannot(runtime: str, tensor_bundles: dic
     options = RepositoryOptions(runtime=runtime, cpu_kernels="on")
     with pytest.raises(InputError, match=rf"runtime {runtime}\+kernels cannot run here: ") as caught:
         repository_from_bundle(tensor_bundles["swin_gmm"], tmp_path / "r", options)  # heads of 8 and 12
-    assert f"--runtime {runtime} runs the same graph" in caught.value.hint
+    assert f"add --runtime {runtime} to run the same graph" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
     auto = repository_from_bundle(tensor_bundles["swin_gmm"], tmp_path / "r", RepositoryOptions(runtime=runtime))
     assert not auto.cpu_kernels.used
@@ -165,7 +165,7 @@ def test_engines_that_the_server_would_not_load(engine: Engine, precise_bundle: 
         ),
         (plan, None, "the server's version is not known"),
         (engine, SERVER, "which Triton's tensorrt backend does not load"),
-        (served_by_tensorrt(engine, tmp_path / "f", profiles=["4:8:8"]), SERVER, "no profile of it holds a batch of 1"),
+        (served_by_tensorrt(engine, tmp_path / "f", profiles=["4:8:8"]), SERVER, "no profile for a batch of 1"),
     ):
         with pytest.raises(InputError, match=message):
             repository_from_bundle(precise_bundle, tmp_path / "r", options, engine=given, server=server)
@@ -191,9 +191,9 @@ def test_the_servers_onnxruntime_may_build_on_load(precise_bundle: Bundle, tmp_p
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"accelerator": "tensorrt"}, "goes with --backend onnxruntime, not python"),
+        ({"accelerator": "tensorrt"}, "needs --backend onnxruntime, got --backend python"),
         ({"accelerator": "cuda", "backend": "onnxruntime"}, "'cuda' is not known"),
-        ({"backend": "tensorrt", "precision": "fp16"}, "an engine has its precision already"),
+        ({"backend": "tensorrt", "precision": "fp16"}, "the engine was built in a fixed precision"),
         ({"precision": "fp4"}, "'fp4' is not known"),
     ],
 )
@@ -249,7 +249,7 @@ def test_tensorrt_without_an_engine_gives_the_build_command(bundle: Bundle, tmp_
 
 
 def test_an_engine_goes_with_tensorrt_only(engine: Engine, precise_bundle: Bundle, tmp_path: Path) -> None:
-    with pytest.raises(RepositoryError, match="goes with --backend tensorrt"):
+    with pytest.raises(RepositoryError, match="an engine needs --backend tensorrt"):
         repository_from_bundle(precise_bundle, tmp_path / "r", engine=engine)
 
 

@@ -300,7 +300,7 @@ class TestStarting:
         assert "--backend python" in caught.value.hint
 
     def test_no_repository(self, tmp_path: Path) -> None:
-        with pytest.raises(RepositoryError, match=r"it holds no model's config\.pbtxt"):
+        with pytest.raises(RepositoryError, match=r"there is no MODEL/config\.pbtxt in this folder"):
             self.start(tmp_path)
 
     def test_time_that_runs_out(self, repository: Repository) -> None:
@@ -315,7 +315,7 @@ class TestStarting:
         self.start(repository.path, start_timeout_s=30)
 
     def test_log_that_cannot_be_written(self, repository: Repository) -> None:
-        with pytest.raises(Exception, match="log cannot be written"):
+        with pytest.raises(Exception, match="cannot be opened for the server's log"):
             self.start(repository.path, log_path=Path("/proc/gmmvit/log"))
 
     def test_runtime_folders_are_removed(self, repository: Repository, tmp_path: Path, monkeypatch) -> None:
@@ -399,7 +399,7 @@ class TestStopping:
         os.kill(running.ready()["pid"], signal.SIGKILL)
         status, errors = running.end()
         assert status == 1
-        assert "Error: the Triton server ended by itself (signal SIGKILL)" in errors
+        assert "Error: the Triton server ended unexpectedly (signal SIGKILL)" in errors
         assert wait_gone(str(running.path)) == {}
 
     def test_killing_gmmvit_ends_triton(self, serve: Callable[..., Serve]) -> None:
