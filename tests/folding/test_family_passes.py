@@ -72,7 +72,7 @@ def test_layer_scale_is_merged_as_the_product() -> None:
 def test_layer_scale_wants_a_linear_map_to_go_into() -> None:
     model = trained("cait_plain")
     model.patch_blocks[0].mlp.inner = nn.Sequential(nn.GELU())
-    with pytest.raises(FoldError, match="does not end in a linear map"):
+    with pytest.raises(FoldError, match="expected the residual branch to end in a linear layer"):
         merge_layer_scale(model)
 
 
