@@ -145,7 +145,7 @@ def test_what_we_write_is_what_the_released_code_writes(each_golden: Golden) -> 
 
 class TestHeads:
     def test_asked_for_where_the_file_cannot_tell(self) -> None:
-        with pytest.raises(CheckpointError, match="cannot be read off") as caught:
+        with pytest.raises(CheckpointError, match="does not determine the number") as caught:
             load_checkpoint(GOLDEN / "vit_plain.pth")
         assert "--heads" in caught.value.hint
 
@@ -183,7 +183,7 @@ class TestSharedMask:
         return saved(tmp_path, state)
 
     def test_needs_heads(self, path: Path) -> None:
-        with pytest.raises(CheckpointError, match="cannot be read off"):
+        with pytest.raises(CheckpointError, match="does not determine the number"):
             load_checkpoint(path)
 
     def test_is_one_mask_for_all(self, path: Path) -> None:
@@ -245,7 +245,7 @@ class TestPreset:
         assert load_checkpoint(path, LoadHints(preset="vit")).spec.heads == 12
 
     def test_that_does_not_fit_lists_what_differs(self) -> None:
-        with pytest.raises(CheckpointError, match=r"not a vit: .*dim 48 \(the preset has 192\)"):
+        with pytest.raises(CheckpointError, match=r"does not match the preset vit: .*dim 48 \(the preset has 192\)"):
             load_checkpoint(GOLDEN / "vit_gmm.pth", LoadHints(preset="vit"))
 
     def test_unknown(self) -> None:
@@ -308,7 +308,7 @@ def test_another_architecture_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["pit_plain", "pit_elm", "t2t_plain", "t2t_elm"])
 def test_heads_of_pit_and_t2t_are_asked_for(name: str) -> None:
-    with pytest.raises(CheckpointError, match="cannot be read off"):
+    with pytest.raises(CheckpointError, match="does not determine the number"):
         load_checkpoint(GOLDEN / f"{name}.pth")
 
 

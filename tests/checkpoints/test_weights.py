@@ -103,7 +103,7 @@ def test_export_from_a_bundles_weights_gives_the_same_network(
         ({"closed_form": True}, r"--mask-form closed, but its own spec has a gmm, K=2"),
         ({"image_size": 32}, r"--image-size 32 contradicts the file: its own spec has 16"),
         ({"channels": 1}, r"--channels 1 contradicts the file: its own spec has 3"),
-        ({"preset": "vit"}, "not a vit: "),
+        ({"preset": "vit"}, "does not match the preset vit: "),
         ({"preset": "cait"}, "the file holds a vit, the preset cait is a cait"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -202,7 +202,7 @@ class TestImagesOfReleasedCheckpoints:
     def test_are_rgb_unless_the_user_says_otherwise(self, tmp_path: Path) -> None:
         assert load_checkpoint(released(tmp_path / "rgb.pth", SPEC)).spec.channels == 3
         grey = released(tmp_path / "grey.pth", replace(SPEC, channels=1))
-        with pytest.raises(CheckpointError, match=r"takes patches of 16 values.*expected 3·p·p") as caught:
+        with pytest.raises(CheckpointError, match=r"takes 16 values per patch.*expected 3·p·p") as caught:
             load_checkpoint(grey)
         assert "--channels 1 or 4" in caught.value.hint
         assert load_checkpoint(grey, LoadHints(channels=1)).spec == replace(SPEC, channels=1)
@@ -210,7 +210,7 @@ class TestImagesOfReleasedCheckpoints:
     @pytest.mark.parametrize(
         ("hints", "message"),
         [
-            ({"channels": 1}, r"patches of 48 values, which does not go with --channels 1: expected 1·p·p"),
+            ({"channels": 1}, r"takes 48 values per patch; expected 1·p·p for square patches and --channels 1"),
             ({"image_size": 28}, r"--image-size 28 contradicts the file: its tensors tell 16"),
         ],
         ids=["channels", "image size"],

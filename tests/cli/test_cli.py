@@ -215,7 +215,7 @@ BAD_CHECKPOINTS = {
     ),
     "extra key": (_extra, "unknown key stowaway"),
     "nan": (_nan, "NaN or infinite"),
-    "heads not said": (lambda folder: GOLDEN / "vit_plain.pth", "cannot be read off"),
+    "heads not said": (lambda folder: GOLDEN / "vit_plain.pth", "does not determine the number"),
 }
 
 
