@@ -28,7 +28,7 @@ def _edit(name: str, change: Callable[[torch.Tensor], None]) -> State:
 def test_nothing_but_the_underflow_in_a_sound_file(tmp_path: Path) -> None:
     (only,) = findings(released_state(), tmp_path)
     assert only[0] == "note"
-    assert only[2].startswith("0 of 4096 entries underflowed to zero and 4 lost digits")
+    assert only[2].startswith("0 of 4096 entries of the stored base mask underflowed to zero and 4 lost digits")
 
 
 def test_underflow_is_counted() -> None:
@@ -44,7 +44,7 @@ def test_underflow_is_counted() -> None:
         (_edit(ALPHA, lambda t: t[:, 2].fill_(0)), "blocks.1 head 2", "mask is zero"),
         (_edit(SIGMA, lambda t: t[:, 2].fill_(1e6)), "blocks.1 head 2", "mask is constant"),
         (_edit(BASE, lambda t: t[0, 0, 0, 1].fill_(0.5)), "blocks.1", "differs from"),
-        (_edit("mask", lambda t: t.fill_(0.5)), "mask", "unused base differs"),
+        (_edit("mask", lambda t: t.fill_(0.5)), "mask", "unused base mask differs"),
     ],
     ids=["narrow sigma", "dead kernel", "zero mask", "constant mask", "bases differ", "root base differs"],
 )

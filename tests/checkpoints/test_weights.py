@@ -99,12 +99,12 @@ def test_export_from_a_bundles_weights_gives_the_same_network(
 @pytest.mark.parametrize(
     ("hints", "message"),
     [
-        ({"heads": 4}, r"--heads 4, but its own spec has 2"),
-        ({"closed_form": True}, r"--mask-form closed, but its own spec has a gmm, K=2"),
-        ({"image_size": 32}, r"--image-size 32 contradicts the file: its own spec has 16"),
-        ({"channels": 1}, r"--channels 1 contradicts the file: its own spec has 3"),
+        ({"heads": 4}, r"--heads 4, but the spec stored in the file has 2"),
+        ({"closed_form": True}, r"--mask-form closed, but the spec stored in the file has a gmm, K=2"),
+        ({"image_size": 32}, r"--image-size 32 contradicts the file: the spec stored in the file has 16"),
+        ({"channels": 1}, r"--channels 1 contradicts the file: the spec stored in the file has 3"),
         ({"preset": "vit"}, "does not match the preset vit: "),
-        ({"preset": "cait"}, "the file holds a vit, the preset cait is a cait"),
+        ({"preset": "cait"}, "the file has the family vit, but the preset cait has the family cait"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -160,7 +160,7 @@ def test_weights_of_other_heads_are_not_the_manifests(bundle: Bundle, tmp_path: 
     other = replace(spec, heads=6, head_dim=spec.dim // 6) if isinstance(spec, ViTSpec) else spec
     metadata = {MODEL_METADATA_KEY: json.dumps(spec_to_json(other))}
     broken = with_weights(bundle, tmp_path / "bundle", load_file(bundle.weights_path), metadata)
-    with pytest.raises(BundleError, match=r"the weights are those of .*heads=6.* the manifest describes .*heads=3"):
+    with pytest.raises(BundleError, match=r"the weights belong to .*heads=6.* the manifest describes .*heads=3"):
         model_from_bundle(broken.manifest, broken.weights_path)
 
 

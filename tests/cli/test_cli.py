@@ -206,7 +206,7 @@ def _nan(folder: Path) -> Path:
 
 BAD_CHECKPOINTS = {
     "absent": (lambda folder: folder / "nowhere.pth", "does not exist"),
-    "text": (_text, "got something else"),
+    "text": (_text, "got a file that torch.load cannot read"),
     "truncated": (_cut, "truncated or damaged"),
     "code": (_evil, "nothing of it was run"),
     "unknown architecture": (

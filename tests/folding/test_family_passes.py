@@ -46,7 +46,7 @@ def test_fold_biases_wants_evaluation_mode() -> None:
 def test_a_bias_that_is_not_finite_is_refused() -> None:
     model = trained("swin_plain")
     next(attention_scores(model))[1].before.bias.table[0, 0] = float("inf")
-    with pytest.raises(FoldError, match="its bias has NaN or infinite"):
+    with pytest.raises(FoldError, match="the bias has NaN or infinite"):
         fold_biases(model)
 
 
