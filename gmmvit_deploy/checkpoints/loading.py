@@ -58,7 +58,7 @@ def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpo
     if source is None:
         raise CheckpointError(
             f"{path}: unknown architecture; the first keys of the file are {', '.join(list(file.tensors)[:4])}",
-            hint=f"use a checkpoint of a known code base and family: {_known_sources()}",
+            hint=f"use a checkpoint that a known code base wrote ({_known_sources()})",
         )
     family = _family_of_source(source)
     _check_preset(family, hints)
@@ -118,7 +118,10 @@ def _compare_with_preset(spec: ModelSpec, hints: LoadHints, source: str) -> None
 
 
 def _load_own(file: TensorFile, hints: LoadHints) -> LoadedCheckpoint:
-    """Load the weights file of a bundle, which contains its spec.  Errors: CheckpointError if a hint contradicts it."""
+    """Load a bundle's weights file, which contains the model spec.
+
+    Errors: CheckpointError if a hint contradicts the spec, or if the tensors do not fit the spec.
+    """
     spec, source = spec_from_json(file.spec_json() or {}), str(file.path)
     evidence = "the spec stored in the file has"
     check_image_hints(source, hints, image_size=spec.image_size, channels=spec.channels, evidence=evidence)
@@ -164,7 +167,7 @@ def _with_own_spec(file: TensorFile, hints: LoadHints) -> LoadHints:
 def _refuse_misfits(
     file: TensorFile, spec: ModelSpec, origins: TensorOrigins | None, unused: Mapping[str, str]
 ) -> None:
-    """Check that the tensors fit the spec.  Errors: CheckpointError that lists every misfit.  origins: as `misfits`."""
+    """Check that the tensors fit the spec.  Errors: CheckpointError that lists every misfit.  origins: see `misfits`."""
     problems = misfits(spec, {key: tensor for key, tensor in file.tensors.items() if key not in unused}, origins)
     if problems:
         raise CheckpointError(

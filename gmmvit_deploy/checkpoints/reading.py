@@ -27,7 +27,7 @@ SPEC_METADATA_KEY = "gmmvit_spec"
 weights of bundles up to format gmmvit-bundle/2."""
 MODEL_METADATA_KEY = "gmmvit_model"
 """Safetensors metadata entry with the model spec as JSON, in files whose tensors are named after the modules of this
-package.  It is the only entry: safetensors writes several entries in an order that changes from run to run."""
+package.  Such files have no other entry, because safetensors writes several entries in an order that varies."""
 
 _WRAPPER_KEYS = ("model_state_dict", "state_dict", "model")
 _ZIP_MAGIC = b"PK\x03\x04"  # torch.save writes zip files since 1.6

@@ -1,4 +1,4 @@
-"""Count the parameters and multiply-accumulates of a model without weights and without running it."""
+"""Count the parameters and multiply-accumulates of a model from shapes only, without weights and images."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ __all__ = ["Family", "LastBlock", "Mistake", "OwnPass", "Windows", "no_passes", 
 OwnPass = Callable[["Model"], tuple[str, ...]]
 """A folding or engine pass of a family: changes a model in place and returns the names of the changed modules.
 
-The signature is the signature of `gmmvit_deploy.folding.passes.FoldingPass`.
+Such a pass has the signature of `gmmvit_deploy.folding.passes.FoldingPass`.
 """
 
 Mistake = tuple[str, Callable[["Model"], bool]]

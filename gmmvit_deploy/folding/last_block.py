@@ -42,7 +42,7 @@ def narrow_last_block(model: Model) -> tuple[str, ...]:
     before = copy.deepcopy(block).double()
     block.gives = "first" if reads_first else "mean"
     if not reads_first:
-        with_role(block.mlp[-1], "head")  # after the mean, its input is a row per image
+        with_role(block.mlp[-1], "head")  # the input of this layer is now a row per image
     width = block.attention_norm.normalized_shape[0]
     tokens = torch.randn(2, n, width, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     wanted = before(tokens)

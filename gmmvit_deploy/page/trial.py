@@ -44,7 +44,7 @@ __all__ = ["TOP", "Agreement", "Answer", "Trial"]
 TOP = 5
 """Number of classes that an answer lists."""
 _REPEATS = 5
-_LONGEST_MS = 300  # no repeats of a step after this time: decoding an image of 50 million pixels takes a second
+_LONGEST_MS = 300  # no further repeats of a step after this time: an image of 50 million pixels decodes for a second
 _Result = TypeVar("_Result")
 
 

@@ -26,8 +26,8 @@ _MISSING = "the diagonal not masked"
 class MaskedDiagonal(Add):
     """B = value on the diagonal, 0 elsewhere.  value: −∞, or a large negative number such as −987654321.
 
-    The released code of LSA overwrites the diagonal instead. Both give the same attention weights, because the weights
-    on the diagonal are exactly 0 after softmax.
+    The released code of LSA overwrites the diagonal instead. Adding and overwriting give the same attention weights,
+    because the weights on the diagonal are exactly 0 after softmax.
     """
 
     masked: Tensor

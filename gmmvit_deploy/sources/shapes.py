@@ -90,7 +90,7 @@ class Shapes:
             raise CheckpointError(
                 f"{self.source}: {name} takes {values} values per patch; expected {channels}·p·p for square patches "
                 f"and {given}",
-                hint=f"if the model was trained on such images, type --channels {' or '.join(map(str, possible))}"
+                hint=f"type --channels {' or '.join(map(str, possible))}, which fits the file"
                 if possible
                 else "use another file: no supported number of channels makes these patches square",
             )

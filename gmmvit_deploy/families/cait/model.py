@@ -82,7 +82,7 @@ class ScaledBranch(nn.Module):
 
 
 class CaiTBlock(nn.Module):
-    """x + scaled attention, then x + scaled mlp."""
+    """A block with LayerScale: x + attention branch, then x + mlp branch."""
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"add": "residual"}
 

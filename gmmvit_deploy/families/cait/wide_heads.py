@@ -98,7 +98,7 @@ def widen_heads(model: nn.Module) -> tuple[str, ...]:
 
 
 def _widens(name: str, scores: AttentionScores) -> bool:
-    """Return whether the steps are factors shared by all heads, then mixing, then softmax, then only mixing.
+    """Return True if the steps are factors shared by all heads, then head mixing, then softmax, then head mixing.
 
     Errors: FoldError when the factors are not folded, or the scale is not merged.
     """

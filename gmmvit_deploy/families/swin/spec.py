@@ -12,7 +12,7 @@ __all__ = ["SwinSpec"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwinSpec(ModelSpec):
-    """Swin: windows of ``window`` × ``window`` tokens, shifted in odd blocks; stages halve the grid.
+    """Swin: windows of ``window`` × ``window`` tokens, shifted in odd blocks; each later stage halves the grid.
 
     dim: the width of the first stage; the width doubles from stage to stage.  depths, heads, mlp_dims: the number of
     blocks, the number of heads and the mlp width of each stage.

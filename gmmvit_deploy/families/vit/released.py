@@ -69,8 +69,8 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> ViTSpec:
     mask, mask_heads = infer_mask(shapes, hints, f"{_FIRST}.mask")
     if class_token and mask.kind != "plain":
         raise CheckpointError(
-            f"{source}: the file has a class token and a {mask.kind} mask; expected at most one of them, "
-            "since the masked ViTs of the released code have no class token"
+            f"{source}: the file has a class token and a {mask.kind} mask; expected no class token, "
+            "because the masked ViTs of the released code have no class token"
         )
     inner_dim = shapes.of(f"{_FIRST}.to_qkv.weight", rank=2)[0] // 3
     classes = shapes.of("mlp_head.1.weight", rank=2)[0]
