@@ -167,7 +167,7 @@ def _with_own_spec(file: TensorFile, hints: LoadHints) -> LoadHints:
 def _refuse_misfits(
     file: TensorFile, spec: ModelSpec, origins: TensorOrigins | None, unused: Mapping[str, str]
 ) -> None:
-    """Check that the tensors fit the spec.  Errors: CheckpointError that lists every misfit.  origins: see `misfits`."""
+    """Check that the tensors fit the spec.  origins: see `misfits`.  Errors: CheckpointError that lists all misfits."""
     problems = misfits(spec, {key: tensor for key, tensor in file.tensors.items() if key not in unused}, origins)
     if problems:
         raise CheckpointError(
