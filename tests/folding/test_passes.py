@@ -126,7 +126,7 @@ def test_a_mask_that_is_not_finite_is_refused() -> None:
     model = small(MASKED["elm"])
     with torch.no_grad():
         model.blocks[0].attention.scores.before.mask.weight[0, 0] = float("nan")
-    with pytest.raises(FoldError, match=r"blocks\.0\.attention: its mask has NaN"):
+    with pytest.raises(FoldError, match=r"blocks\.0\.attention: the mask has NaN"):
         fold_masks(model)
 
 

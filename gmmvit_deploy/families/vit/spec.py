@@ -29,7 +29,7 @@ class ViTSpec(ModelSpec):
         require_tiling(self.image_size, self.patch_size)
         require(
             not (self.class_token and self.mask.kind != "plain"),
-            "a masked ViT must not have a class token: the mask covers only the patch grid",
+            "a masked ViT has no class token, because the mask covers only the patch grid",
         )
 
     @property
