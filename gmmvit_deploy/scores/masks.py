@@ -117,7 +117,7 @@ class GaussianMixtureMask(GaussianMask):
     def other_forms(self) -> Iterator[tuple[str, Mask]]:
         grid = round(self.base.shape[-1] ** 0.5)
         closed = ClosedFormGaussianMask(self.alpha.detach(), self.sigma.detach(), squared_distances(grid))
-        yield "the closed-form Gaussian mask in place of the mask from the stored base", closed
+        yield "the closed-form Gaussian mask in place of the stored base's", closed
 
     def oddities(self) -> Iterator[Oddity]:
         alpha, sigma = self.alpha.detach()[..., 0, 0], self.sigma.detach()[..., 0, 0]

@@ -30,7 +30,7 @@ _MISTAKES: tuple[tuple[str, Callable[[Tensor], Tensor]], ...] = (
     ("no mask at all", torch.ones_like),
     ("masks transposed", lambda m: m.transpose(-1, -2)),
     ("masks of the heads in reverse order", lambda m: m.flip(-3) if m.ndim > 2 else m),
-    ("each head with the mask of the head before", lambda m: m.roll(1, -3) if m.ndim > 2 else m),
+    ("masks of the heads moved on by one", lambda m: m.roll(1, -3) if m.ndim > 2 else m),
     ("masks of the first two heads exchanged", _swap_first_heads),
     ("masks shifted by one token, down", lambda m: m.roll(1, -2)),
     ("masks shifted by one token, across", lambda m: m.roll(1, -1)),

@@ -71,6 +71,6 @@ class LearnedTemperature(Multiply):
         yield (
             "the temperature's logarithm in place of the temperature"
             if self.is_logarithm
-            else "the exponential of the temperature in place of the temperature",
+            else "the temperature taken for its logarithm",
             other,
         )

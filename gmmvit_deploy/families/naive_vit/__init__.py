@@ -65,7 +65,7 @@ NAIVE_VIT = Family(
     last_block=_last_block,
     folding_passes=_folding_passes,
     mistakes=(
-        ("a softmax over the classes in place of the logits", _softmax_at_the_end),
-        ("positions counted from the first patch, not from the class token", _positions_without_class_token),
+        ("the softmax of training in place of the logits", _softmax_at_the_end),
+        ("positions counted from the first patch", _positions_without_class_token),
     ),
 )
