@@ -1,7 +1,7 @@
 """Audit a checkpoint before it is served.
 
-Only findings that make every result meaningless (NaN and infinities) stop a load. The others are reported with layer,
-head and kernel, and the user decides.
+Findings of severity ``error``, such as NaN in a tensor that the model uses, stop the load, because they make every
+result meaningless. All other findings are reported with layer, head and kernel, and the user decides.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _SMALLEST_NORMAL = 2.0**-126  # float32
 class Finding:
     """A result of the audit.
 
-    severity: ``error`` makes results meaningless, ``warning`` should be examined, ``note`` is for information.
-    where: tensor or layer, with head and kernel.  what: description.
+    severity: ``error`` makes every result meaningless, ``warning`` should be examined, ``note`` is for information.
+    where: the tensor or layer, with head and kernel.  what: the description.
     """
 
     severity: Literal["error", "warning", "note"]
@@ -36,7 +36,10 @@ class Finding:
 
 
 def audit_tensors(tensors: Mapping[str, Tensor], used: set[str]) -> Iterator[Finding]:
-    """Report values that are not finite: an error in a tensor that the model uses, otherwise a warning."""
+    """Yield a finding for each tensor with NaN or infinite values.
+
+    used: the tensors that the model uses: a finding in such a tensor is an error, in any other tensor a warning.
+    """
     for name, tensor in tensors.items():
         bad = int((~tensor.isfinite()).sum())
         if bad:
@@ -50,7 +53,8 @@ def audit_tensors(tensors: Mapping[str, Tensor], used: set[str]) -> Iterator[Fin
 def audit_model(model: nn.Module, unused: Mapping[str, Tensor]) -> list[Finding]:
     """Audit every step on the attention scores of a loaded model.
 
-    unused: tensors of the file that the model does not read; base masks among them are compared with the bases in use.
+    unused: the tensors of the file that the model does not read. Base masks among these tensors are compared with the
+    base masks that the model uses.
     """
     findings: list[Finding] = []
     bases: dict[str, Tensor] = {}
@@ -66,18 +70,20 @@ def audit_model(model: nn.Module, unused: Mapping[str, Tensor]) -> list[Finding]
 
 
 def _audit_bases(bases: Mapping[str, Tensor], unused: Mapping[str, Tensor]) -> Iterator[Finding]:
-    """Check that stored bases of the same size are equal and match sqrt(exp(−d²)); count underflowed entries."""
+    """Check that stored base masks of a size are equal and match sqrt(exp(−d²)); count the underflowed entries."""
     first_of_size: dict[int, str] = {}
     for layer, base in bases.items():
         first = first_of_size.setdefault(base.shape[-1], layer)
         if not base.equal(bases[first]):
             yield Finding(
-                severity="warning", where=layer, what=f"its stored base differs from that of {first}; each is used"
+                severity="warning",
+                where=layer,
+                what=f"the stored base mask differs from the base mask of {first}; each layer uses its own",
             )
     for name, tensor in unused.items():
         used = first_of_size.get(tensor.shape[-1]) if tensor.ndim == 4 else None
         if used is not None and not tensor.equal(bases[used]):
-            yield Finding(severity="warning", where=name, what="this unused base differs from those in use")
+            yield Finding(severity="warning", where=name, what="this unused base mask differs from the used base masks")
     for layer in first_of_size.values():
         yield from _audit_base(layer, bases[layer])
 
@@ -97,6 +103,6 @@ def _audit_base(layer: str, base: Tensor) -> Iterator[Finding]:
         yield Finding(
             severity="note",
             where=layer,
-            what=f"{zeros} of {base.numel()} entries underflowed to zero and {coarse} lost digits "
-            "when the base was stored; the network was trained with them and they are kept",
+            what=f"{zeros} of {base.numel()} entries of the stored base mask underflowed to zero and {coarse} lost "
+            "digits; the network was trained with these values, so they are kept",
         )

@@ -1,4 +1,4 @@
-"""Load a checkpoint file into a model; every key of the file is used, known to be unused, or refused."""
+"""Load a checkpoint file into a model.  Every key of the file is used, known to be unused, or refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["LoadedCheckpoint", "load_checkpoint", "released_state_dict"]
 class LoadedCheckpoint:
     """A trained model in evaluation mode, float32, on the CPU, with its file, spec and audit.
 
-    unused: key of the file → reason why the network never reads it.  findings: of the audit.
+    unused: key of the file → the reason why the network never reads the tensor.  findings: the results of the audit.
     """
 
     file: TensorFile
@@ -44,9 +44,11 @@ class LoadedCheckpoint:
 def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpoint:
     """Read the file, infer the spec, build the model, fill in the weights and audit them.
 
-    Errors: CheckpointError when the file cannot be read safely, has an unknown architecture, missing or unknown keys,
-    tensors of an unexpected shape or type, NaN or infinite values, or contradicts a hint; SpecError when the preset is
-    unknown.
+    hints: values from the user that the file may not determine.
+    Errors: CheckpointError when the file cannot be read safely, when its architecture is unknown, when keys are missing
+    or unknown, when a tensor has an unexpected shape or data type, when the model would use NaN or infinite values, or
+    when a hint contradicts the file.
+    SpecError when the preset is unknown.
     """
     file = read_tensors(path)
     if file.has_own_names:
@@ -55,8 +57,8 @@ def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpo
     source = _source_of(file)
     if source is None:
         raise CheckpointError(
-            f"{path}: unknown architecture; its first keys are {', '.join(list(file.tensors)[:4])}",
-            hint=f"known files: {_known_sources()}",
+            f"{path}: unknown architecture; the first keys of the file are {', '.join(list(file.tensors)[:4])}",
+            hint=f"use a checkpoint that a known code base wrote ({_known_sources()})",
         )
     family = _family_of_source(source)
     _check_preset(family, hints)
@@ -78,7 +80,7 @@ def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpo
 
 
 def _source_of(file: TensorFile) -> CheckpointSource | None:
-    """Return the source that recognises the file; of several, the source with the longest signature."""
+    """Return the source that recognises the file, or None; if several do, the source with the longest signature."""
     sources = [source for family in FAMILIES for source in family.sources if source.recognises(file.tensors)]
     return max(sources, key=lambda source: len(source.signature), default=None)
 
@@ -97,12 +99,15 @@ def _family_of_source(source: CheckpointSource) -> Family:
 
 
 def _check_preset(family: Family, hints: LoadHints) -> None:
-    """Check the preset.  Errors: SpecError if it is unknown; CheckpointError if its family is not the file's."""
+    """Check the preset.  Errors: SpecError if it is unknown; CheckpointError if the file is of another family."""
     if hints.preset is None:
         return
     other = family_of_preset(hints.preset)
     if other is not family:
-        raise CheckpointError(f"the file holds a {family.name}, the preset {hints.preset} is a {other.name}")
+        raise CheckpointError(
+            f"the file has the family {family.name}, but the preset {hints.preset} has the family {other.name}",
+            hint="omit --preset, or type a preset of the file's family",
+        )
 
 
 def _compare_with_preset(spec: ModelSpec, hints: LoadHints, source: str) -> None:
@@ -113,9 +118,12 @@ def _compare_with_preset(spec: ModelSpec, hints: LoadHints, source: str) -> None
 
 
 def _load_own(file: TensorFile, hints: LoadHints) -> LoadedCheckpoint:
-    """Load the weights file of a bundle, which contains its spec.  Errors: CheckpointError if a hint contradicts it."""
+    """Load a bundle's weights file, which contains the model spec.
+
+    Errors: CheckpointError if a hint contradicts the spec, or if the tensors do not fit the spec.
+    """
     spec, source = spec_from_json(file.spec_json() or {}), str(file.path)
-    evidence = "its own spec has"
+    evidence = "the spec stored in the file has"
     check_image_hints(source, hints, image_size=spec.image_size, channels=spec.channels, evidence=evidence)
     if hints.heads not in (None, spec.first_heads):
         raise CheckpointError(f"{source}: --heads {hints.heads}, but {evidence} {spec.first_heads}")
@@ -159,13 +167,13 @@ def _with_own_spec(file: TensorFile, hints: LoadHints) -> LoadHints:
 def _refuse_misfits(
     file: TensorFile, spec: ModelSpec, origins: TensorOrigins | None, unused: Mapping[str, str]
 ) -> None:
-    """Check that the tensors fit the spec.  Errors: CheckpointError that lists every misfit.  origins: as `misfits`."""
+    """Check that the tensors fit the spec.  origins: see `misfits`.  Errors: CheckpointError that lists all misfits."""
     problems = misfits(spec, {key: tensor for key, tensor in file.tensors.items() if key not in unused}, origins)
     if problems:
         raise CheckpointError(
-            f"{file.path}: read as {spec.family} with {spec.mask} mask, {len(problems)} keys do not fit:"
-            + listed(problems),
-            hint="the file and the architecture must agree key by key; nothing is filled in or left out silently",
+            f"{file.path}: the file was read as a {spec.family} with {spec.mask} mask, and {len(problems)} keys do not "
+            f"fit this architecture:{listed(problems)}",
+            hint="use a file whose keys all match the architecture: no tensor is filled in or left out silently",
         )
 
 
@@ -173,6 +181,6 @@ def _refuse(source: str, findings: list[Finding]) -> None:
     errors = [f"{finding.where}: {finding.what}" for finding in findings if finding.severity == "error"]
     if errors:
         raise CheckpointError(
-            f"{source}: it would give meaningless answers:{listed(errors)}",
-            hint="the training diverged, or the file is damaged",
+            f"{source}: every result of this model would be meaningless:{listed(errors)}",
+            hint="use another checkpoint: the training diverged, or the file is damaged",
         )

@@ -1,7 +1,7 @@
 """Read named tensors from a file without running any code in it.
 
-PyTorch files are read with the weights-only unpickler, which builds tensors and plain containers and refuses to call
-anything else. Safetensors files contain no code.
+PyTorch files are read with PyTorch's weights-only unpickler, which builds only tensors and plain containers and refuses
+every other call. Safetensors files contain no code.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SPEC_METADATA_KEY = "gmmvit_spec"
 weights of bundles up to format gmmvit-bundle/2."""
 MODEL_METADATA_KEY = "gmmvit_model"
 """Safetensors metadata entry with the model spec as JSON, in files whose tensors are named after the modules of this
-package.  It is the only entry: safetensors writes several entries in an order that changes from run to run."""
+package.  Such files have no other entry, because safetensors writes several entries in an order that varies."""
 
 _WRAPPER_KEYS = ("model_state_dict", "state_dict", "model")
 _ZIP_MAGIC = b"PK\x03\x04"  # torch.save writes zip files since 1.6
@@ -39,7 +39,7 @@ _EXPECTED = "expected a PyTorch checkpoint (.pth) or a safetensors file"
 class TensorFile:
     """The tensors of a checkpoint file by name, without the ``module.`` prefix.
 
-    wrapping: how the tensors were packed, in words.  metadata: text entries of a safetensors file.
+    wrapping: how the file packs the tensors, in words.  metadata: the text entries of a safetensors file.
     """
 
     path: Path
@@ -50,7 +50,7 @@ class TensorFile:
 
     @property
     def has_own_names(self) -> bool:
-        """Whether the tensors are named after the modules of this package, as in a bundle's weights file."""
+        """True if the tensors are named after the modules of this package, as in the weights file of a bundle."""
         return MODEL_METADATA_KEY in self.metadata
 
     def spec_json(self) -> Mapping[str, Any] | None:
@@ -64,17 +64,17 @@ class TensorFile:
         try:
             data = json.loads(text)
         except ValueError as exc:
-            raise CheckpointError(f"{self.path}: its spec metadata is not JSON: {exc}") from exc
+            raise CheckpointError(f"{self.path}: expected the model spec in the metadata to be JSON: {exc}") from exc
         if not isinstance(data, dict):
-            raise CheckpointError(f"{self.path}: its spec metadata is not an object")
+            raise CheckpointError(f"{self.path}: expected the model spec in the metadata to be a JSON object")
         return data
 
 
 def read_tensors(path: Path) -> TensorFile:
     """Read a checkpoint file.
 
-    Supports safetensors and the files of the released training code: a dict with ``model_state_dict``, or a bare state
-    dict, keys with or without the prefix ``module.``.
+    Supported are safetensors files and the PyTorch files of the released training code: a dict with
+    ``model_state_dict``, or a bare state dict. The keys may have the prefix ``module.``.
     Errors: CheckpointError when the file is absent, damaged, of an unsupported type, or would run code.
     """
     require_checkpoint(path)
@@ -97,9 +97,9 @@ def read_tensors(path: Path) -> TensorFile:
 
 
 def require_checkpoint(path: Path) -> None:
-    """Check that the file exists.  Errors: CheckpointError.
+    """Check that the file exists.  Errors: CheckpointError when the path does not exist or is a folder.
 
-    Imports nothing heavy, so that a misspelt path is reported at once.
+    This check imports no heavy package, so that a misspelt path is reported at once.
     """
     if not path.is_file():
         problem = "is a folder" if path.is_dir() else "does not exist"
@@ -145,7 +145,7 @@ def _read_pytorch(path: Path, head: bytes) -> object:
         if "TorchScript" in text:
             raise CheckpointError(
                 f"{path}: {_EXPECTED}, got a TorchScript archive, which is code",
-                hint="save the model's state_dict() instead",
+                hint="save model.state_dict() with torch.save instead",
             ) from exc
         if head.startswith(_ZIP_MAGIC) or "unexpected EOF" in text:
             raise CheckpointError(
@@ -153,8 +153,8 @@ def _read_pytorch(path: Path, head: bytes) -> object:
                 hint="copy or download the file again",
             ) from exc
         raise CheckpointError(
-            f"{path}: {_EXPECTED}, got something else ({type(exc).__name__})",
-            hint="name the file that torch.save or safetensors wrote",
+            f"{path}: {_EXPECTED}, got a file that torch.load cannot read ({type(exc).__name__})",
+            hint="give the path of a file that torch.save or safetensors wrote",
         ) from exc
 
 

@@ -1,9 +1,9 @@
-"""``weights.safetensors`` of a bundle: the tensors of a trained model, named after the modules of this package.
+"""Write and read ``weights.safetensors`` of a bundle: the tensors of a trained model, named after its modules.
 
     metadata   the model spec as JSON
     tensors    the model's state dict: every parameter and stored buffer, as trained
 
-A model is rebuilt from the stored spec; nothing is inferred from names or shapes.
+A model is rebuilt from the stored spec; no size is inferred from names or shapes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MOST_LISTED = 12
 
 
 def bytes_from_model(model: Model) -> bytes:
-    """Return the content of ``weights.safetensors``.  Tied tensors are stored separately, as safetensors requires."""
+    """Return the content of ``weights.safetensors``.  Tensors that share storage are written separately."""
     from safetensors.torch import save
 
     separate = {name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()}
@@ -43,15 +43,16 @@ def model_from_bundle(manifest: Manifest, weights: Path) -> Model:
     """Build the trained model of a bundle from the manifest's spec and fill it from the weights file.
 
     Returns the model in evaluation mode, float32, on the CPU.
-    Errors: CheckpointError when the file cannot be read; BundleError that lists every tensor which is missing, unknown,
-    or of a different shape or type than in the spec, or when the file's own spec differs.
+    Errors: CheckpointError when the file cannot be read.
+    BundleError when the spec in the file differs from the manifest's spec, or when tensors are missing, unknown, or of
+    an unexpected shape or data type; the message lists every such tensor.
     """
     file = read_tensors(weights)
     written = file.spec_json()
     reasons = []
-    # A different number of heads or form of mask has the same names and shapes but gives different results.
+    # Models that differ in the number of heads or the form of the mask can have tensors of the same names and shapes.
     if written is not None and spec_from_json(written) != manifest.spec:
-        reasons.append(f"the weights are those of {spec_from_json(written)}, the manifest describes {manifest.spec}")
+        reasons.append(f"the weights belong to {spec_from_json(written)}, but the manifest describes {manifest.spec}")
     if problems := misfits(manifest.spec, file.tensors):
         reasons.append(f"{len(problems)} tensors do not fit the manifest's {manifest.spec.family}:{listed(problems)}")
     if reasons:
@@ -60,16 +61,16 @@ def model_from_bundle(manifest: Manifest, weights: Path) -> Model:
 
 
 def misfits(spec: ModelSpec, tensors: Mapping[str, Tensor], origins: TensorOrigins | None = None) -> list[str]:
-    """Describe every tensor that is missing, unknown to the model, or of an unexpected shape or type.
+    """Return a line for every tensor that is missing, unknown to the model, or of an unexpected shape or data type.
 
-    origins: the origin of each tensor of the model; the tensor of the same name by default.
+    origins: the origin of each tensor of the model; by default the tensor of the same name in the file.
     """
     with torch.device("meta"):
         state = model_from_spec(spec).state_dict()
     origins = origins or {name: name for name in state}
     used = dict.fromkeys(key for origin in origins.values() for key in origin_keys(origin))
-    problems = [f"no source for {name}" for name in state if name not in origins]
-    problems += [f"no tensor {name} in the model" for name in origins if name not in state]
+    problems = [f"no key of the file is assigned to the model's tensor {name}" for name in state if name not in origins]
+    problems += [f"the model has no tensor {name}" for name in origins if name not in state]
     problems += [f"missing {key}" for key in used if key not in tensors]
     problems += [f"unknown key {key} {tuple(tensor.shape)}" for key, tensor in tensors.items() if key not in used]
     for name, origin in origins.items():
@@ -79,7 +80,7 @@ def misfits(spec: ModelSpec, tensors: Mapping[str, Tensor], origins: TensorOrigi
 
 
 def _misfit(origin: str | Conversion, tensors: Mapping[str, Tensor], expected: Tensor) -> Iterator[str]:
-    """Describe the problem with a tensor, if any: its shape, its type, or a failed conversion."""
+    """Yield the problem with a tensor, if any: its shape, its data type, or a failed conversion."""
     keys = ", ".join(origin_keys(origin))
     try:
         tensor = tensor_from_file(origin, tensors)
@@ -103,7 +104,10 @@ def tensor_from_file(origin: str | Conversion, tensors: Mapping[str, Tensor]) ->
 
 
 def filled_model(spec: ModelSpec, state: Mapping[str, Tensor]) -> Model:
-    """Build a model of the spec and fill in ``state``, which must hold exactly its tensors, by name in the model."""
+    """Build a model of the spec and copy the tensors of ``state`` into it.
+
+    state: every tensor of the model, by name in the model, and no other tensor.
+    """
     model = model_from_spec(spec)
     # Tied tensors share storage in the file; copies keep layers independent here.
     model.load_state_dict({name: tensor.detach().clone() for name, tensor in state.items()}, strict=True)
@@ -111,7 +115,7 @@ def filled_model(spec: ModelSpec, state: Mapping[str, Tensor]) -> Model:
 
 
 def listed(lines: list[str]) -> str:
-    """Return the lines indented, each on a new line; after the first 12, only the number of the rest."""
+    """Return the lines indented, each on a new line; after the first 12, return only the number of the others."""
     more = len(lines) - _MOST_LISTED
     shown = lines[:_MOST_LISTED] + ([f"and {more} more"] if more > 0 else [])
     return "".join(f"\n  {line}" for line in shown)

@@ -1,4 +1,4 @@
-"""scikit-learn's bundled handwritten digits, and a small GMM-ViT trained on them."""
+"""Load the handwritten digits that scikit-learn contains, and train a small GMM-ViT on them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Digits:
 
 
 def load_digit_images() -> Digits:
-    """Load the 1,797 digits, 8×8 grey, enlarged to 32×32 RGB; the same 360 are held out in every run."""
+    """Load the 1,797 digits, 8×8 grey, enlarged to 32×32 RGB.  The same 360 digits are held out in every run."""
     image = ImageSpec(height=_IMAGE_SIZE, width=_IMAGE_SIZE, channels=DIGITS_SPEC.channels)
     parts = [digits(split) for split in ("train", "test")]
     pixels = [np.stack([part.pixels(index, image) for index in range(len(part))]) for part in parts]
@@ -68,7 +68,7 @@ def train(
     batch: int = 64,
     on_progress: OnProgress = ignore,
 ) -> Model:
-    """Train `DIGITS_SPEC` from scratch: AdamW, a one-cycle schedule, shifts by up to two pixels.
+    """Train `DIGITS_SPEC` from scratch with AdamW, a one-cycle schedule, and random shifts by up to two pixels.
 
     on_progress: called after each epoch, with its mean loss as the detail.
     """

@@ -1,4 +1,4 @@
-"""Run the whole workflow with its real parts: train, export, build, serve, prove parity, measure."""
+"""Run the whole workflow with the real components: train, export, build, serve, check parity, measure."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ _PARITY = "gmmvit parity bundle --runner {} --data digits --localize --report pa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoStep:
-    """A finished step: its result in words, its duration, and the command that does the same by hand."""
+    """A finished step of the demo.
+
+    result: the result in words.  seconds: the duration.  command: what to type to run the step without the demo.
+    """
 
     name: str
     result: str
@@ -67,7 +70,7 @@ class DemoStep:
 class DemoResult:
     """The result of the demo.
 
-    path: folder of all output.  top1: accuracy on the held-out digits by program, as a share.
+    path: the folder with all output.  top1: program → top-1 accuracy on the held-out digits, from 0 to 1.
     """
 
     path: Path
@@ -82,10 +85,11 @@ def run_demo(
     tritonserver: Path | None = None,
     on_progress: OnProgress = ignore,
 ) -> DemoResult:
-    """Run the demo and write all output to ``out``; after an error ``out`` is not written.
+    """Run the demo and write all output to ``out``.  After an error nothing is written to ``out``.
 
-    on_progress: called as each step begins, and after every epoch of the training.
-    Errors: GmmvitError when a step fails or its result is wrong, parity and accuracy included.
+    on_progress: called when a step begins, and after every epoch of the training.
+    Errors: GmmvitError when a step fails, when parity fails, when an accuracy is too low, or when the accuracies of two
+    programs differ.
     """
     require_free(out, force=force)
     install = find_server(tritonserver)  # fail before the training if the server is missing
@@ -103,7 +107,7 @@ def run_demo(
             demo.note(f"{loaded.spec.family}, {loaded.spec.mask}, {loaded.trainable_parameters:,} parameters")
         with demo.step("export", "gmmvit export checkpoint.pth -o bundle --dataset digits"):
             bundle = bundle_from_checkpoint(checkpoint, folder / "bundle", _export_options())
-            demo.note(f"{len(bundle.manifest.masks)} masks folded; model.onnx takes uint8 pixels")
+            demo.note(f"{len(bundle.manifest.masks)} masks folded; the input of model.onnx is uint8 pixels")
         with demo.step("convert", "gmmvit convert bundle --precision fp16"):
             record = variant_from_bundle(bundle, "fp16").record
             demo.note(f"logits differ by {record.golden['largest_abs']:.1e}" if record else "")
@@ -139,7 +143,7 @@ def run_demo(
                         answers = classify_files(remote, sorted(images.glob("*/*.png")), top=1)
                     top1[f"Triton, {protocol}"] = _top1(answers)
                     demo.note(f"top-1 {top1[f'Triton, {protocol}']:.1%} on PNG bytes")
-            _judge(top1)  # what is wrong need not be measured
+            _judge(top1)  # do not measure a wrong model
             with demo.step("bench", _BENCH.format(",".join(names))):
                 demo.note(_benched(bundle, names, server, folder / "bench.html"))
         finally:
@@ -148,7 +152,7 @@ def run_demo(
 
 
 class _Demo:
-    """Collect the steps: ``with demo.step(...): … demo.note(...)``."""
+    """Collect the finished steps; use it as ``with demo.step(...): … demo.note(...)``."""
 
     def __init__(self, on_progress: OnProgress) -> None:
         self.steps: list[DemoStep] = []
@@ -174,7 +178,7 @@ class _Demo:
 
 
 def _built(bundle: Bundle) -> str:
-    """Build an engine for a GPU that may be absent here; return its summary, or why TensorRT cannot build it."""
+    """Build an engine for a GPU that this machine may lack; return a summary, or why TensorRT is not available."""
     try:
         flavor = find_flavor("tensorrt-rtx")
     except MissingDependencyError as exc:
@@ -182,8 +186,8 @@ def _built(bundle: Bundle) -> str:
     options = BuildOptions(precision="fp16", capabilities=(_BUILT_FOR,), require_fused=True, require_precision=True)
     card = engine_from_bundle(bundle, open_variant(bundle, "fp16"), options, flavor, mask_cost=True).card
     cost = card.mask_cost
-    extra = f", and the mask costs {cost.kernels - cost.twin_kernels} kernels" if cost else ""
-    return f"all {len(card.attentions)} attentions are one kernel each, in fp16{extra}"
+    extra = f"; the masks add {cost.kernels - cost.twin_kernels} kernels" if cost else ""
+    return f"each of the {len(card.attentions)} attentions is a single fp16 kernel{extra}"
 
 
 def _export_options() -> ExportOptions:
@@ -192,7 +196,7 @@ def _export_options() -> ExportOptions:
 
 
 def _save_images(folder: Path, pixels: NDArray[Any], classes: NDArray[Any]) -> None:
-    """Write ``images/<class>/<number>.png``: the true class is the folder's name."""
+    """Write ``images/<class>/<number>.png``: the name of the folder is the true class."""
     from PIL import Image
 
     for number, (image, label) in enumerate(zip(pixels, classes, strict=True)):
@@ -247,4 +251,4 @@ def _judge(top1: dict[str, float]) -> None:
         if a != b:
             raise GmmvitError(f"{name} has {a:.2%} of the held-out digits right, {other} {b:.2%}: they must be equal")
     if min(top1.values()) < _LEAST_TOP1:
-        raise GmmvitError(f"the trained model has {min(top1.values()):.2%} right; expected at least {_LEAST_TOP1:.0%}")
+        raise GmmvitError(f"the trained model has top-1 {min(top1.values()):.2%}; expected at least {_LEAST_TOP1:.0%}")

@@ -36,8 +36,10 @@ FAMILIES: tuple[Family, ...] = (VIT, SWIN, CAIT, PIT, T2T, NAIVE_VIT)
 PRESETS: Mapping[str, Callable[[int, int, MaskSpec], ModelSpec]] = {
     name: preset for family in FAMILIES for name, preset in family.presets.items()
 }
-"""Presets of all families: name → (classes, image size, mask) → spec.  A file never needs a preset: its shapes
-determine every field except, for some files, the heads.
+"""Presets of all families: name → function that takes (classes, image size, mask) and returns a spec.
+
+No checkpoint file needs a preset: the shapes of its tensors determine every field of the spec, except the number of
+heads, the image size or the channels of some files, which the user can give instead.
 """
 
 
@@ -74,7 +76,10 @@ def preset_spec(name: str, *, classes: int, image_size: int, mask: MaskSpec) -> 
 
 
 def spec_from_json(data: Mapping[str, Any]) -> ModelSpec:
-    """Rebuild a spec.  Errors: SpecError on an unknown family, a missing or unknown field, or an invalid value."""
+    """Rebuild a spec from the output of `spec_to_json`.
+
+    Errors: SpecError on an unknown family, a missing or unknown field, or an invalid value.
+    """
     fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
     family = family_named(fields.pop("family", None))
     try:

@@ -18,19 +18,23 @@ if TYPE_CHECKING:
 __all__ = ["Family", "LastBlock", "Mistake", "OwnPass", "Windows", "no_passes", "small_mask"]
 
 OwnPass = Callable[["Model"], tuple[str, ...]]
-"""Same signature as `gmmvit_deploy.folding.passes.FoldingPass`: (model) → names of the changed parts."""
+"""A folding or engine pass of a family: changes a model in place and returns the names of the changed modules.
+
+Such a pass has the signature of `gmmvit_deploy.folding.passes.FoldingPass`.
+"""
 
 Mistake = tuple[str, Callable[["Model"], bool]]
-"""(mistake in words, a function that applies it to a model and returns whether the model changed)."""
+"""(mistake in words, function that makes the mistake in a model and returns True if the model changed)."""
 
 _SMALL_KERNELS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastBlock:
-    """A last `layers.blocks.Block` of which the rest of the network reads only the first token or the mean.
+    """The last `layers.blocks.Block` of a network that reads only the first token or the mean of the block's tokens.
 
-    name: of the module.  reads: the first token, or the mean of all tokens.  tokens: N.
+    name: the name of the module.  reads: ``first`` for the first token, ``mean`` for the mean of all tokens.
+    tokens: N, the number of tokens.
     """
 
     name: str
@@ -64,21 +68,26 @@ def _no_windows(spec: Any) -> Mapping[str, Windows]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Record of an architecture.  ``spec`` in the signatures is a spec of this family.
+    """Record of an architecture.
 
-    name:           as used in the spec's JSON, in commands and in reports
-    spec:           the class of the spec, a `ModelSpec`
-    build:          spec → the module with fresh weights
-    sources:        code bases that write checkpoint files of this family
-    presets:        name → (classes, image size, mask) → spec; no other family has a preset of the same name
-    mask_kinds:     supported kinds of mask
+    In the list below, ``arguments → result`` describes a function, and ``spec`` is a spec of this family.
+
+    name:           the name in the spec's JSON, in commands and in reports
+    spec:           the class of the family's specs, a subclass of `ModelSpec`
+    build:          spec → the PyTorch module with fresh weights
+    sources:        the code bases that write checkpoint files of this family
+    presets:        name → function (classes, image size, mask) → spec; each name exists in a single family
+    mask_kinds:     the supported kinds of mask
     small:          mask → the spec of a small model, for tests
-    blocks:         spec → names of the modules after which parity looks for a drift, in execution order
-    last_block:     spec → the last block and the tokens that are read of it, or None if folding must not narrow it
-    windows:        spec → name of each attention within windows → its windows; other attentions see all tokens
-    folding_passes: additional folding passes, run after the passes on the scores and before the last block is narrowed
-    engine_passes:  additional passes for GPU engines, run before heads are padded
-    mistakes:       usual mistakes that parity can name, in addition to those of the steps on the scores
+    blocks:         spec → names of the modules whose outputs ``gmmvit parity --localize`` compares, in execution order
+    last_block:     spec → the last block and what the network reads of its output, or None if folding must not change
+                    the block
+    windows:        spec → dict from the name of an attention to its windows; an attention without an entry attends to
+                    all tokens
+    folding_passes: () → additional folding passes; they run after the passes on the scores and before
+                    `folding.last_block.narrow_last_block`
+    engine_passes:  () → additional passes for GPU engines; they run before the head dim is padded
+    mistakes:       common deployment mistakes that parity can name, in addition to mistakes in the steps on the scores
     """
 
     name: str

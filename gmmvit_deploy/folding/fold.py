@@ -1,6 +1,6 @@
 """Fold a trained model: replace everything that does not depend on the input by constants.
 
-P = after(softmax(before(Q Kᵀ))) V        every step before and after softmax is a constant
+P = after(softmax(before(Q Kᵀ))) V        in the folded model every step before and after softmax is a constant
 """
 
 from __future__ import annotations
@@ -42,18 +42,19 @@ __all__ = [
 ]
 
 SCORE_PASSES: tuple[FoldingPass, ...] = (fold_scales, fold_masks, fold_biases, merge_scale, merge_scale_into_mixing)
-"""Passes on the steps of every attention, in execution order: a pass may require what an earlier pass ensures."""
+"""Passes on the steps of every attention, in execution order.  A pass may require what an earlier pass ensures."""
 
 
 def folding_passes(spec: ModelSpec) -> tuple[FoldingPass, ...]:
-    """Return the passes of `fold` for a model of this spec, in execution order: shared passes and its family's own."""
+    """Return the passes of `fold` for a model of this spec, in execution order: shared and family passes."""
     return (*SCORE_PASSES, *family_of(spec).folding_passes(), narrow_last_block)
 
 
 def engine_passes(spec: ModelSpec, *, padded: bool = True, quantized: bool = False) -> tuple[FoldingPass, ...]:
-    """Return the passes that help GPU engines but not CPUs: they enable fused attention kernels.
+    """Return the passes that GPU engines need for fused attention kernels, and CPUs do not need.
 
-    padded: also pad head dims that do not fuse without copies.  quantized: also separate the projections for int8, fp8.
+    padded: also pad head dims for which fused kernels need copies or do not exist.
+    quantized: also separate the stacked projections, for int8 and fp8.
     """
     return (
         *family_of(spec).engine_passes(),
@@ -64,10 +65,11 @@ def engine_passes(spec: ModelSpec, *, padded: bool = True, quantized: bool = Fal
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FoldedConstant:
-    """The constant of a step of an attention.
+    """The constant that folding stored for a step of an attention.
 
-    layer: name of the attention.  step: name of the step, such as ``before.mask``.  role: in the precision policy.
-    trained: matrix of the trained step.  constant: matrix in the folded model; for a mask, M · d^(−1/2).
+    layer: the name of the attention.  step: the name of the step, such as ``before.mask``.
+    role: the role of the step in the precision policy.  trained: the matrix of the trained step.
+    constant: the matrix in the folded model; for a mask that the scale was merged into, M · d^(−1/2).
     """
 
     layer: str
@@ -81,8 +83,9 @@ class FoldedConstant:
 class FoldedModel:
     """A folded model.
 
-    model: a new module that shares no weights.  passes: pass → names of the changed parts.
-    constants: of every remaining step, in the order in which the steps are applied.
+    model: a new module that shares no weights with the trained model.
+    passes: name of the pass → names of the modules or parameters that the pass changed.
+    constants: the constants of all remaining steps, in the order in which the steps are applied.
     """
 
     model: Model
@@ -102,8 +105,9 @@ class FoldedModel:
 def fold(model: Model) -> FoldedModel:
     """Run every folding pass on a copy of ``model``; ``model`` itself does not change.
 
-    Folding a folded model gives the same model and an empty tuple for every pass.
-    Errors: FoldError when a pass cannot start or cannot prove its end state, or when a step remains that no pass folds.
+    Folding a folded model returns an equal model, and an empty tuple for every pass.
+    Errors: FoldError when the requirements of a pass do not hold, when the check of its end state fails, or when a step
+    remains that no pass folds.
     """
     folded = copy.deepcopy(model).requires_grad_(False)
     passes = {run.__name__: run(folded) for run in folding_passes(model.spec)}
@@ -129,7 +133,7 @@ def fold(model: Model) -> FoldedModel:
 def fold_for_engines(folded: FoldedModel, passes: Sequence[FoldingPass] | None = None) -> FoldedModel:
     """Run the passes for GPU engines on a copy of a folded model.  passes: `engine_passes` by default.
 
-    Errors: FoldError when a pass cannot start or cannot prove its end state.
+    Errors: FoldError when the requirements of a pass do not hold, or when the check of its end state fails.
     """
     model = copy.deepcopy(folded.model)
     passes = engine_passes(model.spec) if passes is None else passes
@@ -141,7 +145,7 @@ def fold_for_engines(folded: FoldedModel, passes: Sequence[FoldingPass] | None =
         constants=tuple(
             replace(constant, constant=steps[constant.layer, constant.step].matrix().clone())
             for constant in folded.constants
-            if (constant.layer, constant.step) in steps  # wide heads have no mixing
+            if (constant.layer, constant.step) in steps  # a pass such as widen_heads can remove steps
         ),
     )
 

@@ -1,4 +1,4 @@
-"""Pad the weights with zeros up to a head dim that fused attention kernels accept without copies."""
+"""Pad the weights of attention with zeros, up to a head dim that fused kernels support without copies."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ __all__ = ["pad_heads"]
 
 @torch.no_grad()
 def pad_heads(model: nn.Module) -> tuple[str, ...]:
-    """D  →  d' ≥ d:  zero rows in the Q, K and V projections, zero columns in the output projection.
+    """Head dim d  →  d' ≥ d:  zero rows in the Q, K and V projections, zero columns in the output projection.
 
-    S = Q Kᵀ gains summands that are 0, P V gains columns that are 0, and the output projection does
-    not read them: exact. The scale stays d^(−1/2).
-    Left alone: head dims that need no padding, and attention without an output projection, where the zeros would have
+    The result is exact: Q Kᵀ gains summands that are 0, P V gains features that are 0, and the output projection
+    multiplies these features by 0. The scale stays d^(−1/2).
+    Unchanged: head dims that need no padding, and attention without an output projection, where the padding would have
     to be cut off again.
     Returns the names of the changed attentions.
-    Errors: FoldError when Q, K and V are already separate projections, or padding changed the output projection.
+    Errors: FoldError when Q, K and V are already separate projections, or when padding changed the nonzero weights of
+    the output projection.
     """
     changed = []
     for name, attention in masked_attentions(model):
         if not isinstance(attention.out, nn.Linear):
             continue
         if not isinstance(attention.qkv, nn.Linear):
-            raise FoldError(f"{name}: its projections are separate already; pad its heads first")
+            raise FoldError(f"{name}: Q, K and V are separate projections; run pad_heads before separate_projections")
         heads = attention.heads
         head_dim = attention.out.in_features // heads
         padded_dim = padded_head_dim(head_dim)
@@ -40,7 +41,7 @@ def pad_heads(model: nn.Module) -> tuple[str, ...]:
         out.weight.copy_(_pad(attention.out.weight.t(), groups=heads, padded_dim=padded_dim).t())
         out.bias.copy_(attention.out.bias)
         if out.weight.count_nonzero() != attention.out.weight.count_nonzero():
-            raise FoldError(f"{name}: padding its heads changed its output projection")
+            raise FoldError(f"{name}: padding the heads changed the nonzero weights of the output projection")
         attention.qkv, attention.out = qkv.requires_grad_(False), out.requires_grad_(False)
         changed.append(name)
     return tuple(changed)

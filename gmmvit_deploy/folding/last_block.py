@@ -1,4 +1,4 @@
-"""Limit the last block to the tokens that the rest of the network reads."""
+"""Limit the last block to the class token or the mean of the tokens, whichever the rest of the network reads."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ __all__ = ["narrow_last_block"]
 
 @torch.no_grad()
 def narrow_last_block(model: Model) -> tuple[str, ...]:
-    """Class token:  (x + mlp(norm(x)))[0]  →  x[0] + mlp(norm(x[0])).
+    """Rewrite the last block so that it computes only what the rest of the network reads.
 
-    Mean:  mean(x + W·h + b)  →  mean(x) + W·mean(h) + b,  h = gelu(first linear map of norm(x)).
+    Class token:  (x + mlp(norm(x)))[0]  →  x[0] + mlp(norm(x[0]))
+    Mean:         mean(x + W·h + b)  →  mean(x) + W·mean(h) + b,  where h = gelu(first linear layer of norm(x))
 
-    `Family.last_block` states whether the network reads the first token or the mean of the last block. It is None if
-    the block must stay: a norm between the block and the mean does not commute with the mean.
-    In a network of d blocks this saves about 1/d of the work of all mlps for a class token, and about 1/d of the work
-    of their second linear maps for the mean.
+    `Family.last_block` states whether the network reads the first token or the mean of the tokens. It is None if the
+    block must stay unchanged, for example because a norm between the block and the mean does not commute with the mean.
+    In a network of d blocks the pass saves about 1/d of the work of all mlps for a class token, and about 1/d of the
+    work of the second linear layers of all mlps for the mean.
     After this pass the block outputs a single token, so class-token and mean pooling both return it.
     Returns the name of the block, or an empty tuple if nothing changed.
-    Ensures: in float64 the block outputs the first of its tokens, or their mean, up to rounding.
+    Ensures: in float64 the new block outputs the first token, or the mean of the tokens, of the old block, up to
+    rounding.
     Errors: FoldError when the outputs differ.
     """
     last = family_of(model.spec).last_block(model.spec)
@@ -40,7 +42,7 @@ def narrow_last_block(model: Model) -> tuple[str, ...]:
     before = copy.deepcopy(block).double()
     block.gives = "first" if reads_first else "mean"
     if not reads_first:
-        with_role(block.mlp[-1], "head")  # a linear map after the mean over tokens: a row per image
+        with_role(block.mlp[-1], "head")  # the input of this layer is now a row per image
     width = block.attention_norm.normalized_shape[0]
     tokens = torch.randn(2, n, width, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     expected = before(tokens)

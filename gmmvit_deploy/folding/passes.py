@@ -1,8 +1,8 @@
 """Folding passes on attention scores: replace matrices that do not depend on the input by constants.
 
-A pass is a function ``(model) -> names of the changed attentions``. Its docstring states what it requires, does and
-ensures; it proves the end state before it returns. Running it again changes nothing. A pass visits the steps of every
-attention; only the step itself knows how to compute its matrix.
+A pass is a function ``(model) -> names of the changed attentions``. The docstring of a pass states what the pass
+requires, does and ensures. A pass checks its end state before it returns; a second run changes nothing. A pass visits
+the steps of every attention, but only the step itself knows how to compute its matrix.
 """
 
 from __future__ import annotations
@@ -37,20 +37,21 @@ _WORDS: dict[Role, str] = {"mask": "mask", "score_bias": "bias", "scale": "scale
 
 @torch.no_grad()
 def fold_scales(model: nn.Module) -> tuple[str, ...]:
-    """T = temperature, or exp(temperature)  →  the same t, stored.  A constant factor stays as it is.
+    """T = temperature, or T = exp(temperature)  →  the same T, stored as a constant.  A constant factor is unchanged.
 
-    Requires and ensures: as `fold_masks`.
+    Requirements, end state and errors are the same as for `fold_masks`, for scales in place of masks.
     """
     return _fold_role(model, "scale")
 
 
 @torch.no_grad()
 def fold_masks(model: nn.Module) -> tuple[str, ...]:
-    """M = Σ_k α_k · base ** (1/(σ_k²+ε)), or E, or the closed form, padded or not  →  the same M, stored.
+    """M = Σ_k α_k · base ** (1/(σ_k²+ε)), or E, or the closed form  →  the same M, stored as a constant.
 
-    Requires: evaluation mode; float32 (in half precision the base flushes to zero before it is raised to its power); a
-    finite matrix.
-    Ensures: every mask is a constant, equal bit for bit to the matrix of the trained module; masks have no parameters.
+    Masks that leave a class token unmasked are folded in the same way.
+    Requires: evaluation mode; a finite matrix; float32 tensors, because in half precision the base flushes to zero
+    before it is raised to its power.
+    Ensures: every mask is a constant that equals the matrix of the trained step bit for bit; no mask has parameters.
     Errors: FoldError when a requirement or the end state does not hold.
     """
     return _fold_role(model, "mask")
@@ -58,9 +59,10 @@ def fold_masks(model: nn.Module) -> tuple[str, ...]:
 
 @torch.no_grad()
 def fold_biases(model: nn.Module) -> tuple[str, ...]:
-    """B = table[index] + shift mask  →  the same B, stored: nothing is gathered at run time.
+    """B = table[index] + shift mask  →  the same B, stored as a constant, so that no table is read at run time.
 
-    Requires and ensures: as `fold_masks`, but a step may allow −∞.
+    Requirements, end state and errors are the same as for `fold_masks`, for biases in place of masks; but steps may
+    allow −∞.
     """
     return _fold_role(model, "score_bias")
 
@@ -69,10 +71,10 @@ def fold_biases(model: nn.Module) -> tuple[str, ...]:
 def merge_scale(model: nn.Module) -> tuple[str, ...]:
     """M ∘ (S · d^(−1/2))  →  (M · d^(−1/2)) ∘ S.
 
-    Requires: folded masks. An attention without a mask keeps its scale, for lack of a constant to merge it into.
-    Left alone: a scale with another step between it and the mask.
-    Ensures: no scale directly precedes a mask; a masked attention multiplies its scores Q Kᵀ once, by a constant.
-    Errors: FoldError when the scale or the mask is not folded yet.
+    Requires: folded scales and masks.
+    Unchanged: the scale of an attention without a mask, and a scale that is separated from the mask by another step.
+    Ensures: no scale directly precedes a mask.
+    Errors: FoldError when the scale or the mask is not folded yet, or when a scale still precedes a mask.
     """
     changed = []
     for name, scores in attention_scores(model):
@@ -80,7 +82,7 @@ def merge_scale(model: nn.Module) -> tuple[str, ...]:
             changed.append(name)
     left = [name for name, scores in attention_scores(model) if _scale_before("mask", scores)]
     if left:
-        raise FoldError(f"the scale is still applied on its own in: {', '.join(left)}")
+        raise FoldError(f"the scale was not merged into the mask in: {', '.join(left)}")
     return tuple(changed)
 
 
@@ -88,33 +90,34 @@ def merge_scale(model: nn.Module) -> tuple[str, ...]:
 def merge_scale_into_mixing(model: nn.Module) -> tuple[str, ...]:
     """W_preᵀ (S · d^(−1/2))  →  (d^(−1/2) · W_pre)ᵀ S, without a mask between them.
 
-    With a mask between them, `merge_scale` has merged the scale into the mask. The mask itself cannot be merged into
-    W_pre, since it multiplies each entry of the scores while the mixing sums over heads.
-    Left alone: a scale with another step between it and the mixing, such as a masked diagonal.
+    If a mask stands between the scale and the mixing, `merge_scale` has merged the scale into the mask. The mask itself
+    cannot be merged into W_pre, because the mask multiplies each entry of the scores while the mixing sums over heads.
+    Unchanged: a scale that is separated from the mixing by another step, such as a masked diagonal.
     Ensures: no scale directly precedes a mixing.
-    Errors: FoldError when the scale is not folded yet, or still has to be merged into a mask.
+    Errors: FoldError when the scale or the mixing is not folded yet, or when the scale directly precedes a mask.
     """
     changed = []
     for name, scores in attention_scores(model):
         roles = [step.role for _, step in scores.steps_before()]
         if ("scale", "mask") in pairwise(roles) and "mixing" in roles:
-            raise FoldError(f"{name}: its mask stands between the scale and the mixing; merge the scale into it first")
+            raise FoldError(f"{name}: a mask stands between the scale and the mixing; run merge_scale first")
         if merge_scale_into("mixing", name, scores):
             changed.append(name)
     return tuple(changed)
 
 
 def merge_scale_into(role: Role, name: str, scores: AttentionScores) -> bool:
-    """Merge the scales of an attention into the constant of ``role`` directly after them; True if any was merged.
+    """Merge each scale of an attention into the step of ``role`` directly after the scale.
 
-    name: of the attention.  Errors: FoldError when the scale or the step of ``role`` is not folded yet.
+    name: the name of the attention, for messages.  Returns True if a scale was merged.
+    Errors: FoldError when the scale or the step of ``role`` is not folded yet.
     """
     merged = False
     while pair := _scale_before(role, scores):
         (scale_name, scale), (next_name, following) = pair
         if not scale.is_constant or not following.is_constant:
             what = _WORDS.get(role, role)
-            raise FoldError(f"{name}: its {what} is not folded yet, so its scale cannot be merged into it")
+            raise FoldError(f"{name}: the scale or the {what} is not folded yet, so they cannot be merged")
         scores.put(next_name, following.after_factor(scale.matrix()))
         scores.put(scale_name, None)
         merged = True
@@ -130,7 +133,7 @@ def _scale_before(role: Role, scores: AttentionScores) -> tuple[tuple[str, Step]
 
 
 def require_constant_steps(model: nn.Module) -> None:
-    """Check that every step is a constant.  Errors: FoldError."""
+    """Check that every step is a constant.  Errors: FoldError that lists the steps which are not constants."""
     left = [
         f"{name}.scores.{step_name} ({step.role})"
         for name, scores in attention_scores(model)
@@ -138,11 +141,11 @@ def require_constant_steps(model: nn.Module) -> None:
         if not step.is_constant
     ]
     if left:
-        raise FoldError(f"no folding pass made a constant of: {', '.join(left)}")
+        raise FoldError(f"no folding pass folds these steps: {', '.join(left)}")
 
 
 def _fold_role(model: nn.Module, role: Role) -> tuple[str, ...]:
-    """Replace every step of ``role`` by the constant ``matrix()`` and prove that both are equal."""
+    """Replace every step of ``role`` by the constant ``matrix()``, and check that both are equal bit for bit."""
     changed = []
     for name, scores in attention_scores(model):
         trained = [
@@ -152,7 +155,7 @@ def _fold_role(model: nn.Module, role: Role) -> tuple[str, ...]:
             _require_foldable(name, step, training=model.training)
             folded = step.folded()
             if not folded.matrix().equal(step.matrix()):
-                raise FoldError(f"{name}: the folded {_WORDS[role]} is not the trained one, bit for bit")
+                raise FoldError(f"{name}: the folded {_WORDS[role]} is not bitwise equal to the trained {_WORDS[role]}")
             scores.put(step_name, folded)
         if trained:
             changed.append(name)
@@ -165,7 +168,7 @@ def _fold_role(model: nn.Module, role: Role) -> tuple[str, ...]:
         )
     ]
     if left:
-        raise FoldError(f"not folded: {', '.join(left)}")
+        raise FoldError(f"the {_WORDS[role]} was not folded in: {', '.join(left)}")
     return tuple(changed)
 
 
@@ -175,8 +178,8 @@ def _require_foldable(name: str, step: Step, *, training: bool) -> None:
         raise FoldError("the model is in training mode; folding is for inference", hint="call model.eval()")
     state = [tensor for tensor in (*step.parameters(), *step.buffers()) if tensor.is_floating_point()]
     if any(tensor.dtype != torch.float32 for tensor in state):
-        raise FoldError(f"{name}: its {what} is not float32; fold first, cast second")
+        raise FoldError(f"{name}: the {what} is not float32; fold the model before casting it")
     matrix = step.matrix()
     sound = matrix.isfinite() | (matrix.isneginf() if step.allows_minus_infinity else False)
     if not bool(sound.all()):
-        raise FoldError(f"{name}: its {what} has NaN or infinite entries")
+        raise FoldError(f"{name}: the {what} has NaN or infinite entries")

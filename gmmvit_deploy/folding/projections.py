@@ -1,4 +1,4 @@
-"""Split stacked projections, so that each part can be quantised."""
+"""Split stacked projections of Q, K and V into separate linear layers, so that each layer can be quantised."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["separate_projections"]
 
 @torch.no_grad()
 def separate_projections(model: nn.Module) -> tuple[str, ...]:
-    """[W_q; W_k; W_v] x, then split  →  W_q x, W_k x, W_v x.
+    """[W_q; W_k; W_v] x, then Split  →  W_q x, W_k x, W_v x.
 
-    Reason: the engine builder moves the split before the stacked product, dequantises the weights for this, and runs
-    the product in half precision (measured in tensorrt-rtx 1.7.1; `gmmvit build` reports it). It merges three separate
-    products again and runs them in int8 or fp8.
+    Reason: the engine builder moves the Split before the stacked matrix product. For this the builder dequantises the
+    weights and runs the matrix product in half precision (measured in tensorrt-rtx 1.7.1; `gmmvit build` reports it).
+    The builder merges three separate matrix products itself and runs them in int8 or fp8.
     Ensures: every weight is unchanged bit for bit.  Returns the names of the changed attentions.
     """
     changed = []

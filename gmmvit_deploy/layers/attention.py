@@ -1,8 +1,9 @@
-"""Self-attention with steps around its scores, trained or folded.
+"""Self-attention whose scores go through steps, such as a mask, before and after softmax.
 
     P = after(softmax(before(Q Kᵀ))) V
 
-`AttentionScores` computes softmax and the steps before and after it; the attention of every family has an instance.
+`AttentionScores` computes softmax and the steps before and after softmax, trained or folded. The attention module of
+every family contains an `AttentionScores`.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ __all__ = [
 
 
 def heads_of(x: Float[Tensor, "*batch n inner"], heads: int) -> Float[Tensor, "*batch heads n d"]:
-    """Cut the last dimension into heads and put them before the tokens."""
+    """Split the last dimension into heads, and move the dimension of the heads before the dimension of the tokens."""
     return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads).transpose(-3, -2)
 
 
 class SeparateProjections(nn.Module):
-    """x → (W_1 x + b_1, W_2 x + b_2, …): the parts of a stacked projection as separate products."""
+    """x → (W_1 x + b_1, W_2 x + b_2, …): the parts of a stacked projection as separate linear layers."""
 
     def __init__(self, stacked: nn.Linear, parts: int) -> None:
         super().__init__()
@@ -58,9 +59,10 @@ def projected(projection: nn.Module, x: Float[Tensor, "*batch n dim"], parts: in
 
 
 def stacked_projection(module: nn.Module) -> tuple[str, int] | None:
-    """Return (attribute, parts) of the projection with stacked Q, K and V, or K and V; None for a module without it.
+    """Return (name of the attribute, number of parts) of a module's stacked projection, or None without such a layer.
 
-    A class declares it as ``stacked_projection = ("qkv", 3)`` and applies the projection with `projected`.
+    A stacked projection computes Q, K and V, or K and V, in a single linear layer. A class with a stacked projection
+    declares ``stacked_projection = ("qkv", 3)`` and applies the layer with `projected`.
     """
     declared: tuple[str, int] | None = getattr(type(module), "stacked_projection", None)
     return declared
@@ -69,11 +71,11 @@ def stacked_projection(module: nn.Module) -> tuple[str, int] | None:
 class MaskedAttention(nn.Module):
     """Self-attention whose scores go through steps before and after softmax.
 
-    A single projection gives Q, K and V stacked in this order, each (H, d). As in the released code, there is no output
-    projection when a single head spans the whole model. Swin has a bias in its projection, and an additional batch
-    dimension for its windows.
+    A single linear layer computes Q, K and V, stacked in this order, each (H, d). As in the paper authors' code, there
+    is no output projection when a single head spans the whole model. In Swin the layer has a bias, and the input has an
+    additional batch dimension for the windows.
 
-    windows: None; or, after folding for engines, the number of windows that are processed as heads.
+    windows: None, or the number of windows that are processed as heads after folding for engines.
     """
 
     qkv: nn.Module

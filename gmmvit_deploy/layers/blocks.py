@@ -23,7 +23,7 @@ def layer_norm(dim: int) -> nn.LayerNorm:
 
 
 class PatchEmbedding(nn.Module):
-    """A linear map of each p×p patch, flattened with the channel fastest: (row, column, channel)."""
+    """Apply a linear layer to each p×p patch, flattened in the order (row, column, channel)."""
 
     def __init__(self, patch_size: int, dim: int, *, channels: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class PatchEmbedding(nn.Module):
 
 
 class Mlp(nn.Sequential):
-    """Linear, exact (erf) GELU, linear."""
+    """A linear layer, the exact (erf) GELU, and a second linear layer."""
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"mean": "pooling"}
 
@@ -51,7 +51,10 @@ class Mlp(nn.Sequential):
         )
 
     def mean_over_tokens(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch 1 dim"]:
-        """Return the mean of the outputs over tokens.  The second linear map commutes with the mean and runs once."""
+        """Return the mean of the outputs over the tokens.
+
+        The second linear layer commutes with the mean, so it runs after the mean, on a single row per image.
+        """
         first, gelu, second = self
         mean: Tensor = second(gelu(first(x)).mean(dim=1, keepdim=True))
         return mean
@@ -60,7 +63,8 @@ class Mlp(nn.Sequential):
 class Block(nn.Module):
     """Pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x)).
 
-    gives: the output: all tokens, or, after `folding.last_block`, only the first token or the mean.
+    gives: the output of the block: ``tokens`` for all tokens; after `folding.last_block`, ``first`` for the first token
+    only, or ``mean`` for the mean of the tokens.
     """
 
     gives: Literal["tokens", "first", "mean"]
@@ -75,7 +79,7 @@ class Block(nn.Module):
             heads=heads,
             head_dim=head_dim,
             scores=scores,
-            # The released attention drops its output projection when one head spans the model.
+            # The released attention has no output projection when a single head spans the model.
             projects_output=not (heads == 1 and head_dim == dim),
         )
         self.mlp_norm = layer_norm(dim)

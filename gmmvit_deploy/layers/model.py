@@ -1,4 +1,4 @@
-"""Base class of the models of all families: a classifier with its spec."""
+"""Base class of the models of all families: an image classifier with the spec that describes its architecture."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Model"]
 
 
 class Model(nn.Module):
-    """Abstract: each family derives its own.
+    """Abstract base class: each family derives its model class from `Model`.
 
     spec: the spec that the model was built from.
     forward: images (B, c, S, S), normalised, float32 → logits (B, C).

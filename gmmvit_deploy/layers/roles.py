@@ -1,12 +1,13 @@
-"""Declare the role of each operator in the module that runs it.
+"""Declare the role of each operator in the module that runs the operator.
 
-Two declarations make guessing from an exported graph unnecessary:
+A role states the purpose of an operator, such as ``projection`` or ``norm``. The role determines the precision of the
+operator. Two kinds of declaration exist, so that no role must be guessed from an exported graph:
 
     with_role(nn.Linear(...), "projection")        a PyTorch layer whose purpose depends on the module that owns it
     operator_roles = {"add": "residual"}           a class attribute: PyTorch operator, ``aten.add`` as ``add`` → role
 
-LayerNorm and GELU have a fixed role. The bias that a linear map adds has the role ``bias``. A step on the scores
-(`gmmvit_deploy.scores`) has a single role for all its operators. Operators that only move values need no role.
+LayerNorm and GELU have a fixed role. The bias that a linear layer adds has the role ``bias``. A step on the scores
+(`gmmvit_deploy.scores`) has a single role for all its operators. Operators that only move data need no role.
 ``graphs/roles.py`` explains the roles; the exporter writes them into the nodes (``export/declared_roles.py``).
 """
 
@@ -32,13 +33,13 @@ def with_role(layer: _Layer, role: Role) -> _Layer:
 
 
 def with_role_of(other: nn.Module, layer: _Layer) -> _Layer:
-    """Give ``layer`` the role of the layer ``other`` that it replaces, if any, and return ``layer``."""
+    """Give ``layer`` the role of ``other``, the layer that it replaces, if ``other`` has a role.  Return ``layer``."""
     role = layer_role(other)
     return layer if role is None else with_role(layer, role)
 
 
 def layer_role(layer: nn.Module) -> Role | None:
-    """Return the role of all operators of a layer, or None if its operators have separate roles."""
+    """Return the common role of all operators of a layer, or None if the layer has no such role."""
     declared = getattr(layer, "role", None)
     return cast("Role", declared) if declared is not None else _SINGLE_PURPOSE.get(type(layer))
 

@@ -1,4 +1,4 @@
-"""Read what a bundle states about itself: its parity at export, and its card as rows of text."""
+"""Read the parity at export and the metadata of a bundle from its manifest, as rows of text."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 __all__ = ["ExportParity", "bundle_card", "export_parity"]
 
-_LARGEST = "_largest_abs"  # of each program in a manifest's export_parity
+_LARGEST = "_largest_abs"  # the suffix of the entry of each program in a manifest's export_parity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportParity:
-    """Parity with PyTorch when the bundle was made.
+    """Parity with PyTorch, as measured when the bundle was exported.
 
-    differences: program → largest difference of its logits on the golden inputs.  limit: the largest allowed.
-    skipped: program → why it was not available there.
+    differences: program → largest difference between the program's logits and PyTorch's logits on the golden inputs.
+    limit: the largest allowed difference.  skipped: program → why the program was not available at export.
     """
 
     differences: dict[str, float]
@@ -31,18 +31,18 @@ class ExportParity:
 
     @property
     def passed(self) -> bool:
-        """True if at least a single program was compared and every difference is within the limit."""
+        """True if at least 1 program was compared and every difference is within the limit."""
         return bool(self.differences) and all(largest <= self.limit for largest in self.differences.values())
 
     def sentence(self) -> str:
         """Return the verdict as a sentence."""
         if not self.differences:
-            return "Parity at export: not proven; the manifest states no comparison with PyTorch."
+            return "Parity at export: not checked. The manifest records no comparison with PyTorch."
         program, largest = max(self.differences.items(), key=lambda item: item[1])
         verdict = "passed" if self.passed else "FAILED"
         return (
-            f"Parity at export: {verdict}. {len(self.differences)} programs were compared with PyTorch; the largest "
-            f"difference is {largest:.2g} ({program}), the limit {self.limit:.2g}."
+            f"Parity at export: {verdict}. The logits of {len(self.differences)} programs were compared with PyTorch; "
+            f"the largest difference is {largest:.2g} ({program}), and the limit is {self.limit:.2g}."
         )
 
 
@@ -57,7 +57,7 @@ def export_parity(bundle: Bundle) -> ExportParity:
 
 
 def bundle_card(bundle: Bundle) -> dict[str, str]:
-    """Return name → value: hash, model, input, labels, precisions and versions."""
+    """Return name → value: hash, model, input, classes, masks, precisions and versions."""
     manifest, image = bundle.manifest, bundle.manifest.image
     sizes = {name: value for name, value in asdict(manifest.spec).items() if name not in ("family", "mask")}
     normalisation = ""
@@ -75,7 +75,7 @@ def bundle_card(bundle: Bundle) -> dict[str, str]:
         "input": f"{manifest.input_kind}: {bundle.input_dtype} (1..{manifest.max_batch}, "
         f"{', '.join(map(str, bundle.input_shape))})",
         "classes": f"{manifest.spec.classes}",
-        "masks": f"{len(manifest.masks)} folded, a constant each",
+        "masks": f"{len(manifest.masks)}, each folded into a constant",
         "precisions": ", ".join(name for name in PRECISIONS if (bundle.path / onnx_file(name)).is_file()),
         "made with": ", ".join(f"{name} {value}" for name, value in manifest.versions.items()),
     }

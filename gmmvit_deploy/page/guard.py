@@ -3,7 +3,7 @@
 host      on loopback, a request with a foreign Host header is refused (DNS rebinding)
 origin    a request from a page of another origin is refused
 size      a body beyond the bound is refused before it is stored
-loads     the browser loads nothing from any other address (Content-Security-Policy)
+loads     the browser loads nothing from other addresses (Content-Security-Policy)
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ Application = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
 class Guard:
-    """ASGI middleware.  most_bytes: largest body of a request.  hosts: allowed Host headers; empty allows all."""
+    """ASGI middleware.
+
+    most_bytes: the maximum size of a request body.  hosts: the allowed Host headers; empty allows every header.
+    """
 
     def __init__(self, app: Application, *, most_bytes: int, hosts: tuple[str, ...]) -> None:
         self._app, self._most_bytes, self._hosts = app, most_bytes, hosts
@@ -55,17 +58,17 @@ class Guard:
         """Return (status, reason) of a refusal; an empty reason accepts the request."""
         host = headers.get("host", "")
         if self._hosts and _name(host) not in self._hosts:
-            return 421, f"this page is served as {' or '.join(self._hosts)}, not as {_name(host)!r}\n"
+            return 421, f"expected the Host header {' or '.join(self._hosts)}, got {_name(host)!r}\n"
         origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2] != host:
             return 403, "requests from pages of another origin are refused\n"
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > self._most_bytes:
-            return 413, f"expected at most {self._most_bytes} bytes\n"
+            return 413, f"the upload is too large: expected at most {self._most_bytes} bytes\n"
         return 200, ""
 
     def _bounded(self, receive: Receive) -> Receive:
-        """Wrap ``receive`` to count the bytes of the body, whose length may be unstated or wrong."""
+        """Wrap ``receive`` to count the bytes of the body, because the stated length may be missing or wrong."""
         received = 0
 
         async def bounded() -> Message:
@@ -76,14 +79,14 @@ class Guard:
                 if received > self._most_bytes:
                     from starlette.exceptions import HTTPException
 
-                    raise HTTPException(413, f"expected at most {self._most_bytes} bytes")
+                    raise HTTPException(413, f"the upload is too large: expected at most {self._most_bytes} bytes")
             return message
 
         return bounded
 
 
 def _name(host: str) -> str:
-    """Remove the port: ``localhost:8080`` → localhost;  ``[::1]:8080`` → ::1."""
+    """Return a Host header without the port: ``localhost:8080`` → localhost;  ``[::1]:8080`` → ::1."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.rpartition(":")[0] if ":" in host else host

@@ -1,4 +1,4 @@
-"""Convert answers and facts to HTML.  All text is escaped; pictures are embedded, so nothing is fetched."""
+"""Convert answers and facts to HTML.  All text is escaped, and pictures are embedded in the HTML."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _SHOWN_SIDE = 280  # pixels; small images are enlarged by an integer factor
 
 
 def message_html(text: str, *, kind: str = "note") -> str:
-    """Return a paragraph.  kind: ``note`` or ``error``; an error begins with the word Error, besides its colour."""
+    """Return a paragraph.  kind: ``note`` or ``error``; an error has a colour and begins with the word Error."""
     label = "<b>Error:</b> " if kind == "error" else ""
     return f'<p class="{kind}">{label}{escape(text)}</p>'
 
 
 def predictions_html(answer: Answer) -> str:
-    """Return a table with label, probability and a bar of the probability."""
+    """Return a table with a row for each class: label, probability, and the probability as a bar."""
     rows = "".join(
         f'<tr><th scope="row">{escape(p.label)}</th><td>{p.probability:.1%}</td>'
         f'<td class="track"><div class="bar" style="width:{100 * p.probability:.2f}%"></div></td></tr>'
@@ -58,14 +58,14 @@ def predictions_html(answer: Answer) -> str:
 
 
 def agreement_html(answer: Answer, *, url: str | None) -> str:
-    """Return whether each program agrees with PyTorch on this image: first in a sentence, then in numbers."""
+    """Return whether each program agrees with PyTorch on this image: first as sentences, then as a table."""
     sentences = []
     if url is not None:
         sentences.append(_server_sentence(answer, url))
     if answer.other_bundle:
         sentences.append(message_html(answer.other_bundle, kind="error"))
     rows = "".join(_agreement_row(agreement) for agreement in answer.agreements)
-    names = ("program", "answer", "distance from PyTorch", "limit", "agrees")
+    names = ("program", "predicted class", "distance from PyTorch", "limit", "agrees")
     head = "".join(f'<th scope="col">{name}</th>' for name in names)
     derivations = "".join(
         f"<li>{escape(agreement.program)}: {agreement.limit:.2g} = {escape(agreement.derivation)}</li>"
@@ -80,18 +80,18 @@ def agreement_html(answer: Answer, *, url: str | None) -> str:
 
 def _server_sentence(answer: Answer, url: str) -> str:
     if answer.server_error:
-        return message_html(f"no answer from the server: {answer.server_error}", kind="error")
+        return message_html(f"no answer from the server at {url}: {answer.server_error}", kind="error")
     local, *served = answer.agreements
     if all(agreement.agrees for agreement in served) and local.agrees:
-        return message_html(f"The server at {url} agrees: its answer is that of this bundle, within parity's limit.")
+        return message_html(f"The server at {url} agrees: both answers match PyTorch within the parity limit.")
     odd = ", ".join(agreement.program for agreement in answer.agreements if not agreement.agrees)
-    return message_html(f"the answers do not agree: {odd} is outside parity's limit", kind="error")
+    return message_html(f"the answers do not agree; outside the parity limit: {odd}", kind="error")
 
 
 def _agreement_row(agreement: Agreement) -> str:
     words = "yes" if agreement.agrees else "NO"
     if agreement.close:
-        words += ", two classes within rounding of each other"
+        words += ", another class within rounding"
     shown = "not a number" if math.isnan(agreement.distance) else f"{agreement.distance:.2g}"
     return (
         f'<tr><th scope="row">{escape(agreement.program)}</th><td>{escape(agreement.prediction.label)}, '
@@ -115,7 +115,7 @@ def shown_picture(pixels: NDArray[Any]) -> Image.Image:
 
 
 def steps_html(steps: tuple[Step, ...]) -> str:
-    """Return a table with a row for each step: its time, a bar, and the parts of a server's time."""
+    """Return a table with a row for each step: the time, the time as a bar, and the parts of a server's time."""
     longest = max(step.ms for step in steps) or 1.0
     rows = "".join(_step_row(step, longest) for step in steps)
     head = (
@@ -123,13 +123,13 @@ def steps_html(steps: tuple[Step, ...]) -> str:
         '<th scope="col" class="parts">parts of the server\'s time, ms</th>'
     )
     return (
-        f'<div class="scroll"><table class="steps"><caption>Median time of a few repeats with this image</caption>'
+        f'<div class="scroll"><table class="steps"><caption>Median time of up to 5 repeats with this image</caption>'
         f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
 
 
 def _step_row(step: Step, longest: float) -> str:
-    # Parts come from a mean and the bar from a median, so the parts are scaled to fill the bar.
+    # The parts are parts of a mean time, but the bar shows a median, so the parts are scaled to fill the bar.
     parts = step.parts or {"": step.ms}
     total = sum(parts.values()) or 1.0
     segments = "".join(
@@ -145,7 +145,10 @@ def _step_row(step: Step, longest: float) -> str:
 
 
 def _by_model(parts: Mapping[str, float]) -> list[tuple[str, list[str]]]:
-    """Group ``gmmvit_network infer`` → ms into gmmvit_network → ``infer 1.41`` and so on; the rest has no model."""
+    """Group ``gmmvit_network infer`` → ms into gmmvit_network → ``infer 1.41`` and so on.
+
+    A part without a model, such as ``unexplained``, is listed under an empty name.
+    """
     models: dict[str, list[str]] = {}
     for name, ms in parts.items():
         model, _, part = name.rpartition(" ")
@@ -154,7 +157,7 @@ def _by_model(parts: Mapping[str, float]) -> list[tuple[str, list[str]]]:
 
 
 def parity_html(parity: ExportParity) -> str:
-    """Return the verdict, with the numbers in a folded table."""
+    """Return the verdict as a sentence, and the numbers in a table that the visitor can unfold."""
     rows = "".join(
         f'<tr><th scope="row">{escape(name)}</th><td>{largest:.2g}</td><td>{parity.limit:.2g}</td>'
         f"<td>{'yes' if largest <= parity.limit else 'NO'}</td></tr>"

@@ -15,12 +15,12 @@ from gmmvit_deploy.preprocess import MAX_IMAGE_BYTES
 
 __all__ = ["is_loopback", "listening_socket", "page_app", "require_page_library", "serve_page"]
 
-_ENVELOPE_BYTES = 64 * 2**10  # of a form around an uploaded file
+_ENVELOPE_BYTES = 64 * 2**10  # size of the form around an uploaded file
 _STOP_S = 3
 
 
 def require_page_library() -> Any:
-    """Import NiceGUI, which draws the page.  Errors: MissingDependencyError."""
+    """Import NiceGUI, which draws the page.  Errors: MissingDependencyError when NiceGUI is not installed."""
     return require("nicegui", package="nicegui", extra="page")
 
 
@@ -56,10 +56,10 @@ def url_of(listener: socket.socket) -> str:
 
 
 def page_app(trial: Trial, *, host: str) -> Any:
-    """Return the ASGI application of the page; create it once per process, since NiceGUI keeps a single application.
+    """Return the ASGI application of the page.  Call this once per process, since NiceGUI keeps a single application.
 
-    host: the address to listen on; on loopback only requests with a Host header of this machine pass.
-    Errors: MissingDependencyError.
+    host: the address to listen on. On a loopback address, requests need a Host header that names this machine.
+    Errors: MissingDependencyError when NiceGUI is not installed.
     """
     ui = require_page_library().ui
     from fastapi import FastAPI
@@ -74,7 +74,7 @@ def page_app(trial: Trial, *, host: str) -> Any:
         title=f"Try {trial.bundle.path.name}",
         favicon="🔎",
         language="en-US",
-        dark=None,  # as the visitor's system has it
+        dark=None,  # follow the setting of the visitor's system
         tailwind=False,
         show_welcome_message=False,
     )
@@ -87,9 +87,10 @@ def page_app(trial: Trial, *, host: str) -> Any:
 
 
 def serve_page(trial: Trial, listener: socket.socket, *, on_ready: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM.  on_ready: called with the address once it accepts connections.
+    """Serve the page until SIGINT or SIGTERM.
 
-    Errors: MissingDependencyError.
+    on_ready: called with the URL of the page when the server accepts connections.
+    Errors: MissingDependencyError when NiceGUI or Uvicorn is not installed.
     """
     app = page_app(trial, host=listener.getsockname()[0])
     uvicorn = require("uvicorn", package="uvicorn", extra="page")
@@ -99,7 +100,7 @@ def serve_page(trial: Trial, listener: socket.socket, *, on_ready: Callable[[str
 
     async def startup(sockets: list[socket.socket] | None = None) -> None:
         await start(sockets)
-        # Signal handlers are installed only now.
+        # The URL is announced here, because the signal handlers are not installed any earlier.
         on_ready(url_of(listener))
 
     server.startup = startup

@@ -89,7 +89,7 @@
     event.preventDefault();
   });
 
-  // Called by the page.  Returns a PNG as a data URL, or null where nothing is drawn.
+  // Called by the page.  read returns the drawing as a PNG data URL, or null if the canvas is empty.
   window.gmmvitSketch = {
     read: () => {
       const canvas = document.querySelector("canvas.sketch");

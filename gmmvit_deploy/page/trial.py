@@ -1,10 +1,11 @@
-"""Try an encoded image: labels, the pixels that the network sees, the time of each step, agreement of programs.
+"""Classify an encoded image: labels, the pixels that the network sees, the time of each step, agreement of programs.
 
 bytes → decode and resize → pixels → normalise → tensor → network → logits → softmax → probabilities
 
-A program agrees if its logits lie within parity's limit of PyTorch's float64 logits and it chooses PyTorch's class,
-or a class so close that rounding within that limit exchanges both. The limit is derived from the float32 noise of
-this image or of the golden inputs, whichever is larger, because a single image can have very little noise by chance.
+A program agrees if its logits lie within the parity limit of PyTorch's float64 logits, and if the program predicts the
+same class as PyTorch, or a class so close that rounding within the limit can exchange the two classes. The limit is
+derived from the float32 noise of this image or of the golden inputs, whichever is larger, because a single image can
+have very little noise by chance.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["TOP", "Agreement", "Answer", "Trial"]
 
 TOP = 5
-"""Classes that an answer lists."""
+"""Number of classes that an answer lists."""
 _REPEATS = 5
 _SERVER_TIMEOUT_S = 10.0  # somebody waits at the page, and a server that hangs must not hold its worker
 _LONGEST_MS = 300  # no further repeats of a step after this time: an image of 50 million pixels decodes for a second
@@ -52,9 +53,12 @@ _Result = TypeVar("_Result")
 class Agreement:
     """A program compared with PyTorch on an image.
 
-    prediction: its likeliest class.  distance: largest distance of its logits from PyTorch's float64 logits, NaN if
-    they cannot be compared.  limit: the largest distance allowed.  derivation: of the limit, in words and numbers.
-    same_class: whether it chooses PyTorch's class.  close: whether it chooses another class, but within rounding.
+    prediction: the likeliest class of the program.
+    distance: the largest distance of the program's logits from PyTorch's float64 logits; NaN if the logits cannot be
+    compared.
+    limit: the largest allowed distance.  derivation: the derivation of the limit, in words and numbers.
+    same_class: True if the program predicts PyTorch's class.
+    close: True if the program predicts another class that is within rounding of PyTorch's class.
     """
 
     program: str
@@ -74,9 +78,11 @@ class Agreement:
 class Answer:
     """The result for an image.
 
-    predictions: likeliest first.  pixels: uint8 (height, width, channels), after decoding and resizing.
-    steps: as in the waterfall of ``gmmvit bench``.  agreements: of the local program, then of the server's programs.
-    server_error: why the server gave no answer, with a hint; empty if it answered or no server is asked.
+    predictions: the predicted classes, likeliest first.
+    pixels: uint8 (height, width, channels), after decoding and resizing.
+    steps: the time of each step, as in the waterfall of ``gmmvit bench``.
+    agreements: for the local program, then for the server's programs.
+    server_error: why the server gave no answer, with a hint; empty if the server answered or no server is asked.
     other_bundle: a description of the mismatch if the server serves another bundle; else empty.
     """
 
@@ -89,25 +95,26 @@ class Answer:
 
 
 class Trial:
-    """A bundle in this process, its PyTorch reference, and a server if an address is given.  A context manager.
+    """A bundle in this process, its PyTorch reference, and a server if its URL is given.  Use it as a context manager.
 
-    masks: of every attention layer with masks.  windows: name of an attention layer → how it divides the tokens.
-    notice: why our CPU kernels are not used; empty if they are used, or not requested.
+    masks: the masks of every attention layer with masks.  windows: name of an attention layer → its windows.
+    notice: why the project's CPU kernels are not used; empty if the kernels are used or not requested.
     """
 
     def __init__(
         self, bundle: Bundle, *, url: str | None = None, model: str = DEFAULT_MODEL, cpu_kernels: bool = True
     ) -> None:
-        """url: of a Triton server, which may start later.
+        """Load the bundle.
 
-        Errors: InputError when the bundle does not state how images are normalised, or the address cannot be read;
-        BundleError when its weights or graph cannot be loaded.
+        url: the URL of a Triton server, which may start later.
+        Errors: InputError when the bundle does not state how images are normalised, or when the URL is not valid.
+        BundleError when the weights or the graph of the bundle cannot be loaded.
         """
         manifest = bundle.manifest
         if manifest.image.normalisation is None:
             raise InputError(
-                f"{bundle.path}: it does not state how images are normalised, so no image can be tried",
-                hint="export it with --dataset, or --mean --std --labels",
+                f"{bundle.path}: the bundle does not state how images are normalised, so no image can be classified",
+                hint="export the checkpoint again with --dataset, or with --mean, --std and --labels",
             )
         self.bundle, self.url, self.model = bundle, url, model
         if url is not None:
@@ -127,12 +134,15 @@ class Trial:
         self.close()
 
     def close(self) -> None:
-        """Release the programs and close the connection."""
+        """Release the local program and close the connection to the server."""
         self.runner.close()
         self._forget_server()
 
     def answer(self, data: bytes) -> Answer:
-        """Classify an encoded image.  Errors: ImageError when it cannot be used; whatever the runner raises."""
+        """Classify an encoded image.
+
+        Errors: ImageError when the image cannot be used; any error of the local runner.
+        """
         image = self.bundle.manifest.image
         try:
             pixels, decode_ms = _timed(lambda: image.pixels_from_bytes(data))
@@ -156,7 +166,7 @@ class Trial:
                     times.append((program, ms, parts))
                     agreements.append(self._agreement(program, rows, exact, noise, server.precision))
             except GmmvitError as exc:
-                # Reconnect for the next image: the server may be back by then.
+                # Connect again for the next image: the server may be back by then.
                 self._forget_server()
                 server_error = f"{exc} ({exc.hint})"
         return Answer(
@@ -221,12 +231,12 @@ def _asked(
         ),
     )
     for program, models, request in requests:
-        request()  # opens the connection, and wakes the server
+        request()  # not measured: opens the connection and warms up the server
         before = [server.connection.timings(model) for model in models]
         logits, times_ms = _repeated(request)
         after = [server.connection.timings(model) for model in models]
         parts = server_parts(models, before, after)
-        # The server reports mean times, so the unexplained rest is also a part of the mean.
+        # The server reports mean times, so the unexplained rest is also computed from the mean.
         unexplained = max(0.0, float(np.mean(times_ms)) - sum(parts.values()))
         yield program, logits, float(np.median(times_ms)), {**parts, "unexplained": unexplained}
 

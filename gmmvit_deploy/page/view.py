@@ -1,7 +1,7 @@
-"""The page, drawn with NiceGUI: three ways to give an image, and the bundle's answer.
+"""Draw the page with NiceGUI: three ways to give an image, and the bundle's answer.
 
-Each visitor has a `Visit` with their own pictures and choices. All visitors share a trial and a single worker thread:
-images are answered in sequence, so that neither memory nor times depend on the number of visitors.
+Each visitor has a `Visit` with separate pictures and choices. All visitors share a `Trial` and a single worker thread
+that answers the images in sequence, so that neither memory nor times depend on the number of visitors.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _Result = TypeVar("_Result")
 
 
 class PageView:
-    """``build`` draws the page for a new visitor."""
+    """The page of a trial; `build` draws the page for a new visitor."""
 
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
@@ -52,7 +52,10 @@ class PageView:
         Visit(self._trial, self._answer).build()
 
     async def _answer(self, data: bytes) -> Answer:
-        """Errors: InputError when too many images wait; as `Trial.answer`."""
+        """Answer an image in the worker thread.
+
+        Errors: InputError when too many images wait; the errors of `Trial.answer`.
+        """
         if self._waiting >= _MOST_WAITING:
             raise InputError(f"{self._waiting} images are waiting already; try again in a moment")
         self._waiting += 1
@@ -63,7 +66,7 @@ class PageView:
 
 
 class Visit:
-    """The elements that a visitor sees.  answer: encoded image → answer, in a thread of its own."""
+    """The elements that a visitor sees.  answer: async function from an encoded image to its `Answer`."""
 
     def __init__(self, trial: Trial, answer: Callable[[bytes], Any]) -> None:
         self._trial, self._answer = trial, answer
@@ -83,7 +86,7 @@ class Visit:
         with ui.element("div").classes("try"):
             self._html(f"<h1>Try {escape(trial.bundle.path.name)}</h1>{html.parity_html(export_parity(trial.bundle))}")
             if trial.notice:
-                self._html(html.message_html(f"CPU kernels: off: {trial.notice}"))
+                self._html(html.message_html(f"The CPU kernels are off: {trial.notice}"))
             with ui.element("div").classes("columns"):
                 self._section("Give an image", self._build_inputs)
                 self._section("Answer", self._build_answer)
@@ -99,7 +102,7 @@ class Visit:
             build()
 
     def _html(self, content: str = "") -> Any:
-        return self._ui.html(content, sanitize=False)  # our own HTML, escaped where it is made
+        return self._ui.html(content, sanitize=False)  # the HTML comes from page/html.py, which escapes all text
 
     # Ways to give an image
 
@@ -119,7 +122,10 @@ class Visit:
                     self._build_examples()
 
     def _build_uploader(self) -> None:
-        """Hidden: `upload.js` gives it files from elements that a keyboard and a screen reader can use."""
+        """Add a hidden uploader.
+
+        `upload.js` passes files to the uploader, from elements that a keyboard and a screen reader can use.
+        """
         self._upload = self._ui.upload(
             auto_upload=True,
             max_files=1,
@@ -157,7 +163,7 @@ class Visit:
                 button = ui.button(on_click=lambda data=data, number=number: self._show(data, f"example {number}"))
                 with button.props(f'flat padding="2px" aria-label="Example {number}"').classes("example"):
                     self._html(html.thumbnail(image.pixels_from_bytes(data), ""))
-        self._html('<p class="quiet">The golden images of the bundle: every program is held to their logits.</p>')
+        self._html('<p class="quiet">The golden images of the bundle, whose logits were recorded at export.</p>')
 
     async def _on_upload(self, event: Any) -> None:
         data = await event.file.read()
@@ -169,12 +175,12 @@ class Visit:
 
     def _on_failed(self) -> None:
         self._upload.reset()
-        self._fail("the upload failed: the program that serves this page did not take the file")
+        self._fail("the upload failed: the program that serves this page did not accept the file")
 
     async def _on_sketch(self) -> None:
         url = await self._ui.run_javascript("return gmmvitSketch.read()", timeout=_SKETCH_TIMEOUT_S)
         if url is None:
-            self._fail("the canvas is empty: draw on it first")
+            self._fail("the canvas is empty: draw on the canvas first")
             return
         try:
             data = data_from_url(url)
@@ -183,7 +189,7 @@ class Visit:
             return
         await self._show(data, "the drawing")
 
-    # What is made of it
+    # The answer
 
     def _build_answer(self) -> None:
         self._status = self._html(html.message_html("No image yet.")).props('role="status" aria-live="polite"')
@@ -194,15 +200,15 @@ class Visit:
         self._seen = self._html().classes("seen")
         image = self._trial.bundle.manifest.image
         self._html(
-            f'<p class="quiet">After decoding to {image.mode} and resizing to {image.height}×{image.width} by '
-            f"{image.resize}; normalisation follows.</p>"
+            f'<p class="quiet">The image after decoding to {image.mode} and resizing to {image.height}×{image.width} '
+            f"({image.resize}), before normalisation.</p>"
         )
 
     def _build_steps(self) -> None:
         self._steps = self._html(html.message_html("No image yet.")).classes("steps-table")
 
     async def _show(self, data: bytes, source: str) -> None:
-        """Show the answer for an image, or the error in its place."""
+        """Show the answer for an image, or an error in place of the answer."""
         self._status.set_content(html.message_html(f"Working on {source}."))
         try:
             answer = await self._answer(data)
@@ -210,9 +216,9 @@ class Visit:
             self._fail(f"{source}: {exc}", hint=exc.hint)
             return
         except Exception as exc:
-            # Last resort: the traceback goes to the log of whoever runs the page, not to the visitor.
+            # Last resort: the traceback goes to the log of the program, not to the visitor.
             _log.exception("no answer for %s", source)
-            self._fail(f"{source}: unexpected {type(exc).__name__}; the program that serves this page logged it")
+            self._fail(f"{source}: unexpected {type(exc).__name__}; see the log of the program that serves this page")
             return
         self._picture = image_from_pixels(answer.pixels)
         self._status.set_content(html.message_html(f"Answer for {source}:"))
@@ -223,7 +229,7 @@ class Visit:
         self._draw_mask()
 
     def _fail(self, message: str, *, hint: str = "") -> None:
-        """Show an error in place of the answer, and remove the results of the image before."""
+        """Show an error in place of the answer, and remove the results of the previous image."""
         self._status.set_content(html.message_html(f"{message}{f' ({hint})' if hint else ''}", kind="error"))
         for element in (self._predictions, self._agreement, self._seen):
             element.set_content("")
@@ -247,13 +253,13 @@ class Visit:
         with ui.element("div").classes("controls"):
             self._sliders = (self._slider("Row of the token", 0), self._slider("Column of the token", 1))
         self._html(
-            '<p class="quiet">The row of the mask that belongs to the framed token: blue above 0, red below, '
-            "no colour at 0. Dark tokens are outside the window of the framed token.</p>"
+            '<p class="quiet">The colours show the mask row of the framed token: blue is above 0, red is below 0, '
+            "and 0 has no colour. Dark tokens are outside the window of the framed token.</p>"
         )
         self._draw_mask()
 
     def _slider(self, label: str, axis: int) -> Any:
-        """Add the browser's own slider, which loses no key press while an earlier update is under way."""
+        """Add a slider of the browser, not of NiceGUI: no key press is lost while an earlier update is under way."""
         ui, last = self._ui, self._grid() - 1
         with ui.element("label").classes("slider"):
             self._html(f'<span class="quiet">{label}</span>')
@@ -305,7 +311,7 @@ def data_from_url(url: object) -> bytes:
     """Decode the PNG data URL that a browser sends.  Errors: InputError on anything else."""
     prefix = "data:image/png;base64,"
     if not isinstance(url, str) or not url.startswith(prefix):
-        raise InputError("the drawing: expected a PNG as a data URL")
+        raise InputError("the drawing: expected a PNG as a data URL, got other data")
     try:
         return base64.b64decode(url.removeprefix(prefix), validate=True)
     except (binascii.Error, ValueError) as exc:

@@ -1,7 +1,7 @@
-"""Draw masks: each as a matrix, and as a small map for each token position.
+"""Draw masks: each mask as a matrix, and as a small map for each query token.
 
-Colours: white is 0, blue is above, red below. All heads of a layer share a scale, so that heads can be compared.
-The scale ends at the 99.5th percentile of |M|, so that a few extreme entries do not bleach the others.
+Colours: white is 0, blue is positive, red is negative. All heads of a layer share a scale, so that heads can be
+compared. The scale ends at the 99.5th percentile of |M|, so that a few extreme entries do not make all others pale.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ __all__ = ["colour_limit", "coloured", "matrix_image", "position_maps_image", "s
 
 _POSITIVE, _NEGATIVE = np.array([8, 64, 129]), np.array([165, 15, 21])
 _GAP = 1
-_MARGIN, _LINE, _SMALLEST_CELL = 12, 18, 160  # of a sheet, in pixels
+_MARGIN, _LINE, _SMALLEST_CELL = 12, 18, 160  # sizes in a sheet, in pixels
 
 
 def colour_limit(layer: LayerMasks) -> float:
-    """Return the |value| that gets the full colour."""
+    """Return the absolute value from which on an entry gets the full colour."""
     limit = float(np.percentile(np.abs(layer.matrices), 99.5))
     return limit or float(np.abs(layer.matrices).max()) or 1.0
 
@@ -41,7 +41,7 @@ def matrix_image(layer: LayerMasks, head: int) -> Image.Image:
 
 
 def position_maps_image(layer: LayerMasks, head: int) -> Image.Image:
-    """Draw a grid of grids: at the position of token i, row i of M as a map over the image (the paper's figure 3)."""
+    """Draw a grid of small maps: the map at the position of token i shows row i of M (as in the paper's figure 3)."""
     grid, step = layer.grid, layer.grid + _GAP
     canvas = np.full((grid * step - _GAP, grid * step - _GAP, 3), 200, np.uint8)
     maps = coloured(layer.matrices[head].reshape(grid, grid, grid, grid), colour_limit(layer))
@@ -53,7 +53,7 @@ def position_maps_image(layer: LayerMasks, head: int) -> Image.Image:
 
 
 def sheet(layers: list[LayerMasks], *, title: str) -> Image.Image:
-    """Draw all layers in a single picture: a row for each layer, in it each head's matrix and position maps."""
+    """Draw all layers in a single picture: each row shows the matrix and the position maps of every head of a layer."""
     pairs = [[(matrix_image(x, h), position_maps_image(x, h)) for h in range(len(x.heads))] for x in layers]
     cell = max(_SMALLEST_CELL, *(image.width for row in pairs for pair in row for image in pair))
     head_width = 2 * cell + 3 * _MARGIN

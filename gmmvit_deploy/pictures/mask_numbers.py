@@ -21,17 +21,18 @@ __all__ = ["HeadNumbers", "LayerMasks", "masks_of"]
 
 _DEAD_SHARE = 1e-6
 NEAR = (1, 2, 3)
-"""Distances, in tokens of the grid, for which `HeadNumbers.within` states the mask's mass."""
+"""Distances in tokens; `HeadNumbers.within` gives the share of the mask's mass up to each distance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadNumbers:
-    """The numbers of a head of a layer.
+    """Measurements of the mask M of a head.
 
-    within: share of Σ|M| at distance ≤ 1, ≤ 2 and ≤ 3 tokens.
-    itself: mean of the diagonal M[i, i] divided by the mean of all entries.
-    negative: share of entries below zero.  smallest, largest: entries of M.
-    dead: kernels whose |alpha| is below a millionth of the head's largest.  alpha, sigma: of each kernel.
+    within: the shares of the mass Σ|M| at distance ≤ 1, ≤ 2 and ≤ 3 tokens.
+    itself: the mean of the diagonal M[i, i] divided by the mean of all entries.
+    negative: the share of negative entries.  smallest, largest: the minimum and the maximum of M.
+    dead: the kernels without effect, whose |alpha| is below a millionth of the head's largest |alpha|.
+    alpha, sigma: the parameters of each kernel.
     """
 
     within: tuple[float, ...]
@@ -49,9 +50,10 @@ class HeadNumbers:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerMasks:
-    """The masks of an attention layer.  matrices: (H, N, N) over the patch grid of grid × grid tokens.
+    """The masks of an attention layer.
 
-    underflowed: entries of the stored base that are zero; None without a stored base.
+    matrices: (H, N, N), over the patch grid of grid × grid tokens.  heads: the measurements of each head.
+    underflowed: the number of zeros in the stored base mask; None without a stored base mask.
     """
 
     layer: str

@@ -1,4 +1,4 @@
-"""Write the masks of a checkpoint as a self-contained page with pictures and numbers, for phones and print too."""
+"""Write a checkpoint's masks as a self-contained page with pictures and numbers, which phones and printers can show."""
 
 from __future__ import annotations
 
@@ -30,19 +30,20 @@ _STYLE = """
 
 
 def write_report(loaded: LoadedCheckpoint, path: Path, *, force: bool = False) -> list[LayerMasks]:
-    """Write the report to ``path``: a page (.html) or a picture (.png).  Returns the masks it shows.
+    """Write the report to ``path``, as a page (.html) or a picture (.png), and return the masks in the report.
 
-    Errors: InputError on another suffix, or a model without masks as a picture; OutputError.
+    Errors: InputError when ``path`` has another suffix, or when a picture of a model without masks is requested.
+    OutputError when the file exists and ``force`` is false, or when the file cannot be written.
     """
     suffix = path.suffix.lower()
     if suffix not in (".html", ".png"):
-        raise InputError(f"{path}: a report is a .html page or a .png picture")
+        raise InputError(f"{path}: expected a report with the suffix .html (page) or .png (picture)")
     layers = masks_of(loaded.model)
     if suffix == ".png":
         if not layers:
             raise InputError(
-                f"{loaded.file.path}: it has no masks to draw",
-                hint="type --report FILE.html for the rest of the report",
+                f"{loaded.file.path}: the model has no masks to draw",
+                hint="type --report FILE.html to write the report without pictures as a page",
             )
         title = f"{loaded.file.path.name}: {loaded.spec.family}, {loaded.spec.mask}"
         data = _png(sheet(layers, title=title))
@@ -54,11 +55,11 @@ def write_report(loaded: LoadedCheckpoint, path: Path, *, force: bool = False) -
 
 
 def page_of(loaded: LoadedCheckpoint, layers: list[LayerMasks]) -> str:
-    """Return the page as HTML that fetches nothing from elsewhere."""
+    """Return the page as HTML; a browser that shows the page fetches no other file."""
     described = describe_checkpoint(loaded)
     unused = described["unused_keys"]
     return page(
-        kind="Checkpoint report: what is in the file, and is anything odd about it?",
+        kind="Checkpoint report: the content of the file and the findings of its audit",
         title=f"{loaded.file.path.name}: masks of a {loaded.spec.family}",
         summary=_verdict(described),
         sections=(
@@ -81,18 +82,18 @@ def _verdict(described: Mapping[str, Any]) -> Summary:
     count = len(errors) + len(warnings)
     model = f"a model of the family {described['family']} (mask: {described['mask_description']})"
     if outcome == "passed":
-        sentence = f"The file holds {model}. Every key is accounted for, and the audit has no warnings."
+        sentence = f"The file holds {model}. Every key is used or known to be unused, and the audit has no warnings."
     else:
-        sentence = f"The file holds {model}. Look at {count} finding{'s' * (count > 1)} of the audit before its export."
+        sentence = f"The file holds {model}. Examine {count} finding{'s' * (count > 1)} of the audit before the export."
     return Summary(
         outcome=outcome,
         word=words[outcome],
         sentence=sentence,
         changes=(
             *(f"{finding['where']}: {finding['what']}" for finding in (*errors, *warnings)),
-            "Other hints (--heads, --preset, --mask-form): sizes that the tensors do not show are read from them",
-            "An export: whether the deployed model gives right answers is proven by gmmvit export and gmmvit parity",
-            f"Another file: this page covers the file with SHA-256 {described['checkpoint']['sha256']}, no other",
+            "Other options: --heads, --preset and --mask-form determine sizes that the tensors do not show",
+            "The export: this page does not check the exported model; gmmvit export and gmmvit parity check it",
+            f"Another file: this page covers only the file with SHA-256 {described['checkpoint']['sha256']}",
         ),
     )
 
@@ -103,7 +104,7 @@ def _model(described: Mapping[str, Any]) -> str:
         "mask": described["mask_description"],
         "sizes": sizes,
         "trainable parameters": f"{described['trainable_parameters']:,}",
-        "multiply-accumulates": f"{described['macs'] / 1e6:,.1f} M an image",
+        "multiply-accumulates": f"{described['macs'] / 1e6:,.1f} million per image",
         "SHA-256": described["checkpoint"]["sha256"],
     }
     return definitions(rows)
@@ -114,7 +115,7 @@ _SEVERITIES: Mapping[str, Outcome] = {"error": "failed", "warning": "undecided",
 
 def _audit(findings: list[dict[str, str]]) -> str:
     if not findings:
-        return "<p>Nothing odd.</p>"
+        return "<p>The audit has no findings.</p>"
     rows = [
         (
             verdict_word(_SEVERITIES[finding["severity"]], finding["severity"]),
@@ -133,18 +134,21 @@ def _unused(keys: Mapping[str, str]) -> str:
 
 def _legend(layers: list[LayerMasks]) -> str:
     if not layers:
-        return "<p>A plain model: its attention has no mask.</p>"
+        return "<p>This is a plain model: its attention has no mask.</p>"
     return (
-        '<p class="quiet">Left: the mask as a matrix, with a row for each query token. Right: a small map for each '
-        "query token: how much it may look at each place. White is 0, blue above, red below, on the same scale for all "
-        "heads of a layer. Masses are shares of the absolute mask.</p>"
+        '<p class="quiet">Left: the mask as a matrix, with a row for each query token and a column for each key token. '
+        "Right: the same rows as small maps. The map at the position of a query token shows the factors for all key "
+        "tokens. White is 0, blue is positive, red is negative, on the same scale for all heads of a layer. Mass is "
+        "the sum of the absolute entries.</p>"
     )
 
 
 def _layer(layer: LayerMasks) -> str:
     limit = colour_limit(layer)
     underflow = (
-        f", {layer.underflowed} of {layer.grid**4} base entries underflowed to zero" if layer.underflowed else ""
+        f", {layer.underflowed} of {layer.grid**4} entries of the stored base underflowed to zero"
+        if layer.underflowed
+        else ""
     )
     figures = "".join(_head(layer, head) for head in range(len(layer.heads)))
     return section(
@@ -173,9 +177,9 @@ def _head(layer: LayerMasks, head: int) -> str:
 def _caption(numbers: HeadNumbers) -> str:
     near = ", ".join(f"≤{d}: {share:.0%}" for d, share in zip(NEAR, numbers.within, strict=True))
     far = 1 - numbers.within[-1]
-    dead = f"; dead kernels {', '.join(map(str, numbers.dead))}" if numbers.dead else ""
+    dead = f"; kernels without effect: {', '.join(map(str, numbers.dead))}" if numbers.dead else ""
     return (
-        f"mass at distance {near}, farther: {far:.0%}<br>own token: {numbers.itself:.2g}× the mean of its row; "
+        f"mass at distance {near}, farther: {far:.0%}<br>own token: {numbers.itself:.2g}× the mean of all entries; "
         f"{numbers.negative:.0%} negative; {numbers.smallest:.3g} to {numbers.largest:.3g}{dead}"
     )
 
@@ -198,5 +202,5 @@ def _png(image: Image.Image) -> bytes:
 
 
 def _encoded(image: Image.Image) -> str:
-    # 64 colours look the same to the eye and keep a page with hundreds of pictures small.
+    # 64 colours show no visible difference and keep a page with hundreds of pictures small.
     return base64.b64encode(_png(image.quantize(64))).decode()

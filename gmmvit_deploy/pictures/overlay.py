@@ -2,7 +2,8 @@
 
 map[r, c] = M[i, j] for the query token i and the key token j at row r, column c;  NaN if i does not attend to j
 
-White is 0, blue above, red below, as in `mask_images`; the strength of the colour is |M[i, j]| over the layer's limit.
+White is 0, blue is positive, red is negative, as in `mask_images`. The strength of the colour is |M[i, j]| divided by
+`colour_limit` of the layer.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from gmmvit_deploy.pictures.mask_numbers import LayerMasks
 
 __all__ = ["overlay_image", "token_grid", "token_map"]
 
-_STRONGEST = 0.8  # share of the colour over a pixel at full strength: the image stays visible
-_MARK = (255, 170, 0)  # apart from blue and red for every kind of colour vision
+_STRONGEST = 0.8  # opacity of the strongest colour, at which the image stays visible
+_MARK = (255, 170, 0)  # distinct from blue and red for every kind of colour vision
 
 
 def token_grid(layer: LayerMasks, windows: Windows | None) -> int:
@@ -33,11 +34,14 @@ def token_map(
 
     windows: how the attention divides the tokens; None for global attention.  Returns float32 (grid, grid), NaN
     at tokens that the query token does not attend to.
-    Errors: IndexError outside the grid or the heads.
+    Errors: IndexError when the token is outside the grid, or when the head does not exist.
     """
     grid = token_grid(layer, windows)
     if not (0 <= row < grid and 0 <= column < grid and 0 <= head < len(layer.heads)):
-        raise IndexError(f"head {head}, token {row}, {column}: outside {len(layer.heads)} heads, {grid}×{grid} tokens")
+        raise IndexError(
+            f"expected a head below {len(layer.heads)} and a token in the {grid}×{grid} grid, "
+            f"got head {head} and the token at row {row}, column {column}"
+        )
     if windows is None:
         whole: NDArray[np.float32] = layer.matrices[head][row * grid + column].reshape(grid, grid).copy()
         return whole
@@ -55,7 +59,11 @@ def token_map(
 
 
 def _bands(windows: Windows) -> NDArray[np.int64]:
-    """Return the band of each rolled row or column: 0 in full windows, 1 in the last window, 2 where rolled over."""
+    """Return the band of each rolled row or column.
+
+    0: the windows before the last window.  1: the last window, except band 2.  2: the rows or columns that the roll
+    moved here from the opposite side.  Without a shift every band is 0.
+    """
     places = np.arange(windows.grid)
     bands = (places >= windows.grid - windows.window).astype(np.int64)
     return bands + (places >= windows.grid - windows.shift) if windows.shift else np.zeros_like(bands)

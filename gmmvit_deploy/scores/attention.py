@@ -1,9 +1,10 @@
-"""Attention weights as steps around softmax.
+"""Compute attention weights as steps before and after softmax.
 
     weights = after(softmax(before(Q Kᵀ)))
 
-The attention of every family has an `AttentionScores`, the only part that folding of scores changes. In a trained model
-its steps compute their matrices; in a folded model they are constants, and the scale is merged into the next step.
+The attention of every family contains an `AttentionScores`; folding of scores changes no other part. In a trained model
+the steps compute their matrices. In a folded model the matrices are constants, and a scale that directly precedes a
+mask or a head mixing is merged into this step.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ __all__ = ["AttentionScores", "attention_scores", "scaled_scores"]
 class AttentionScores(nn.Module):
     """Q, K  →  after(softmax(before(Q Kᵀ))).
 
-    before, after: name → step, in the order in which they are applied; None omits a step. Steps on Q come first.
-    The name of a step is ``before.mask``; its tensors are ``before.mask.alpha`` and so on in the state dict.
-    Errors: ValueError when a step on Q follows a step on Q Kᵀ, or stands after softmax.
+    before, after: name → step, in the order in which the steps are applied; None omits a step. Steps on Q come first.
+    The step ``mask`` of ``before`` has the full name ``before.mask``; its tensors are called ``before.mask.alpha`` and
+    so on in the state dict.
+    Errors: ValueError when a step on Q follows a step on Q Kᵀ, or follows softmax.
     """
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"matmul": "product"}
@@ -54,7 +56,7 @@ class AttentionScores(nn.Module):
         return self.masked(query @ key.transpose(-2, -1))
 
     def masked(self, products: Float[Tensor, "*batch heads i j"]) -> Float[Tensor, "*batch heads i j"]:
-        """Apply the steps before softmax, except steps on Q, to given products Q Kᵀ."""
+        """Apply the steps before softmax, except steps on Q, to the given matrix products Q Kᵀ."""
         for _, step in _in(self.before):
             if not step.scales_query:
                 products = step(products)
@@ -63,7 +65,10 @@ class AttentionScores(nn.Module):
     def weights(
         self, query: Float[Tensor, "*batch heads i d"], key: Float[Tensor, "*batch heads j d"]
     ) -> Float[Tensor, "*batch heads i j"]:
-        """Return the attention weights.  Not `forward`, so that softmax counts as an operator of the attention."""
+        """Return the attention weights.
+
+        This method is not `forward`, so that the exporter counts softmax as an operator of the calling attention.
+        """
         return self.normalised(self(query, key))
 
     def normalised(self, scores: Float[Tensor, "*batch heads i j"]) -> Float[Tensor, "*batch heads i j"]:
@@ -75,7 +80,7 @@ class AttentionScores(nn.Module):
 
     @property
     def scales_query(self) -> bool:
-        """Whether any step is applied to Q in place of Q Kᵀ."""
+        """True if a step is applied to Q in place of Q Kᵀ."""
         return any(step.scales_query for _, step in self.steps())
 
     def steps(self) -> Iterator[tuple[str, Step]]:
@@ -84,15 +89,15 @@ class AttentionScores(nn.Module):
         yield from self.steps_after()
 
     def steps_before(self) -> list[tuple[str, Step]]:
-        """Return the steps before softmax, as `steps`."""
+        """Return (name, step) for each step before softmax, as `steps` yields them."""
         return [(f"before.{name}", step) for name, step in _in(self.before)]
 
     def steps_after(self) -> list[tuple[str, Step]]:
-        """Return the steps after softmax, as `steps`."""
+        """Return (name, step) for each step after softmax, as `steps` yields them."""
         return [(f"after.{name}", step) for name, step in _in(self.after)]
 
     def put(self, name: str, step: Step | None) -> None:
-        """Replace the step ``name``, such as ``before.mask``, in its place; None removes it."""
+        """Replace the step ``name``, such as ``before.mask``, and keep its position; None removes the step."""
         side, _, key = name.partition(".")
         steps = cast("nn.ModuleDict", getattr(self, side))
         if step is None:
@@ -109,7 +114,7 @@ def _in(steps: nn.ModuleDict) -> Iterator[tuple[str, Step]]:
 def scaled_scores(
     factor: float, *, mask: Step | None = None, bias: Step | None = None, scales_query: bool = False
 ) -> AttentionScores:
-    """Return softmax(M ∘ (Q Kᵀ · factor) + B), the most common attention.  factor: usually d^(−1/2)."""
+    """Return the scores of the most common attention, softmax(M ∘ (Q Kᵀ · factor) + B).  factor: usually d^(−1/2)."""
     return AttentionScores({"scale": Scale(factor, scales_query=scales_query), "mask": mask, "bias": bias})
 
 

@@ -1,6 +1,6 @@
 """Biases: steps that add a matrix B to the scores, S' = S + B.
 
-As for masks, B is computed only in ``matrix()``; folding stores the result.
+Only ``matrix()`` computes B, and folding stores the result as a constant.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gmmvit_deploy.scores.step import Add, Constant, Oddity, Step
 
 __all__ = ["ManhattanDecay", "WindowBias", "manhattan_distances", "relative_position_index", "shift_mask"]
 
-_OUTSIDE = -100.0  # the released code adds this to scores between tokens that are neighbours only after the roll
+_OUTSIDE = -100.0  # the released code adds this to the score of two tokens that are neighbours only after the roll
 
 
 def relative_position_index(window: int) -> Int[Tensor, "n n"]:
@@ -29,9 +29,9 @@ def relative_position_index(window: int) -> Int[Tensor, "n n"]:
 
 
 def shift_mask(grid: int, window: int, shift: int) -> Float[Tensor, "windows n n"]:
-    """Return 0 for two tokens in the same region of a rolled window, −100 for tokens that the roll brought together."""
+    """Return 0 for two tokens in the same region of a rolled window, and −100 for two tokens in different regions."""
     edges = torch.arange(grid)
-    # Three bands along each side: complete windows, the rest of the last window, the part that was rolled over.
+    # Three bands along each side: the complete windows, the rest of the last window, and the part that was rolled over.
     band = (edges >= grid - window).long() + (edges >= grid - shift).long()
     region = band[:, None] * 3 + band[None, :]
     side = grid // window
@@ -66,11 +66,11 @@ class WindowBias(Add):
             inside = bool(((self.index >= 0) & (self.index < self.table.shape[0])).all())
             yield Oddity(
                 severity="warning" if inside else "error",
-                what="its stored relative_position_index is not that of its window"
-                + ("; the stored one is used" if inside else ", and points outside the bias table"),
+                what="the stored relative_position_index differs from the index for this window size"
+                + ("; the stored index is used" if inside else " and points outside the bias table"),
             )
         if self.outside is not None and bool(((self.outside != 0) & (self.outside != _OUTSIDE)).any()):
-            yield Oddity(severity="warning", what="its stored shift mask holds values other than 0 and −100")
+            yield Oddity(severity="warning", what="the stored shift mask has values other than 0 and −100")
 
     def mistakes(self) -> Iterator[tuple[str, Step | None]]:
         unshifted = self if self.outside is None else WindowBias(self.table.detach(), self.index, None)
@@ -80,7 +80,7 @@ class WindowBias(Add):
 
 
 def manhattan_distances(grid: int) -> Float[Tensor, "n n"]:
-    """|Δrow| + |Δcolumn| between tokens i and j on a grid × grid lattice, row by row; float32, exact."""
+    """Return |Δrow| + |Δcolumn| between tokens i and j of a grid × grid lattice, row by row; float32, exact."""
     lattice = torch.arange(grid, dtype=torch.float32)
     rows, columns = torch.meshgrid(lattice, lattice, indexing="ij")
     points = torch.stack([rows.flatten(), columns.flatten()], dim=1)
@@ -90,7 +90,7 @@ def manhattan_distances(grid: int) -> Float[Tensor, "n n"]:
 class ManhattanDecay(Add):
     """B[h,i,j] = decay[h] · (|Δrow| + |Δcolumn|), over the whole grid.
 
-    decay: (H), log γ_h < 0, stored and not trained.  Source: RMT's Manhattan self-attention.
+    decay: (H), log γ_h < 0; the decay is stored but not trained.  Source: RMT's Manhattan self-attention.
     """
 
     decay: Tensor
@@ -99,7 +99,7 @@ class ManhattanDecay(Add):
     def __init__(self, decay: Float[Tensor, " heads"], grid: int) -> None:
         super().__init__()
         self.register_buffer("decay", decay)
-        # Follows from the grid: rebuilt, not part of the trained state.
+        # The distances follow from the grid: they are rebuilt, and are not part of the trained state.
         self.register_buffer("distances", manhattan_distances(grid), persistent=False)
 
     def matrix(self) -> Float[Tensor, "heads n n"]:

@@ -1,9 +1,9 @@
-"""Steps on the diagonal only: the score of a token with itself.
+"""Steps that change only the diagonal of the scores: the score of each token with itself.
 
     add        S'[i, i] = S[i, i] + value       −∞, or a finite number with the same effect in softmax
     multiply   S'[i, i] = 0                     M = 1 − I: the token still attends to itself
 
-Source: locality self-attention (LSA); the second form is that of its CaiT, where −∞ before head mixing would give NaN.
+Source: locality self-attention (LSA). CaiT with LSA uses the second form, because −∞ before head mixing would give NaN.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _MISSING = "the diagonal not masked"
 class MaskedDiagonal(Add):
     """B = value on the diagonal, 0 elsewhere.  value: −∞, or a large negative number such as −987654321.
 
-    Released code overwrites the diagonal. Addition gives the same weights: both are exactly 0 after softmax.
+    The released code of LSA overwrites the diagonal instead. Adding and overwriting give the same attention weights,
+    because the weights on the diagonal are exactly 0 after softmax.
     """
 
     masked: Tensor
@@ -34,7 +35,7 @@ class MaskedDiagonal(Add):
     def __init__(self, tokens: int, value: float = -math.inf) -> None:
         super().__init__()
         self.allows_minus_infinity = value == -math.inf
-        # Follows from the number of tokens: rebuilt, not part of the trained state.
+        # The diagonal follows from the number of tokens: it is rebuilt, and is not part of the trained state.
         self.register_buffer("masked", torch.zeros(tokens, tokens).fill_diagonal_(value), persistent=False)
 
     def matrix(self) -> Float[Tensor, "n n"]:
@@ -45,7 +46,7 @@ class MaskedDiagonal(Add):
 
 
 class ZeroDiagonal(Multiply):
-    """M = 1 − I."""
+    """M = 1 − I: the score of each token with itself becomes 0."""
 
     role: Role = "mask"
     kept: Tensor

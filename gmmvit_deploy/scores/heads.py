@@ -15,9 +15,9 @@ __all__ = ["HeadMixing", "HeadNorm"]
 
 
 class HeadMixing(Step):
-    """S'[g] = Σ_h S[h] · weight[h, g], as one matrix product.
+    """S'[g] = Σ_h S[h] · weight[h, g], computed as a single matrix product.
 
-    weight: (H, H), indexed [old, new]. It is applied as stored, so folding does not change it.
+    weight: (H, H), indexed [old head, new head]. The weight is applied as stored, so folding does not change this step.
     """
 
     operation: Operation = "mix"
@@ -44,9 +44,10 @@ class HeadMixing(Step):
 
 
 class HeadNorm(Step):
-    """S'[:, i, j] = LayerNorm(S[:, i, j]): over the H entries of each pair of tokens, then weight and bias by head.
+    """S'[:, i, j] = LayerNorm(S[:, i, j]) over the H scores of each pair of tokens, with a weight and a bias per head.
 
-    The deviation depends on the scores, so folding does not change this step.  Source: vit-pytorch's Re-attention.
+    The mean and the deviation depend on the scores, so folding does not change this step.
+    Source: vit-pytorch's Re-attention.
     """
 
     operation: Operation = "normalise"

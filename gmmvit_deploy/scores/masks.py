@@ -34,11 +34,11 @@ __all__ = [
 ]
 
 SIGMA_EPS = 1e-5  # keeps the exponent 1/(σ²+ε) finite; part of the trained function
-_DEAD = 1e-6  # a kernel whose |alpha| is below this fraction of the largest has no effect
+_DEAD = 1e-6  # a kernel has no effect if its |alpha| is below this fraction of the largest |alpha|
 
 
 def squared_distances(grid: int) -> Float[Tensor, "n n"]:
-    """d²[i,j] between tokens i and j on a grid × grid lattice, row by row; float32, exact."""
+    """Return d²[i,j] between tokens i and j of a grid × grid lattice, row by row; float32, exact."""
     coordinates = torch.arange(grid, dtype=torch.float32)
     rows, columns = torch.meshgrid(coordinates, coordinates, indexing="ij")
     points = torch.stack([rows.flatten(), columns.flatten()], dim=1)
@@ -47,21 +47,21 @@ def squared_distances(grid: int) -> Float[Tensor, "n n"]:
 
 
 def stored_base(grid: int) -> Float[Tensor, "1 1 n n"]:
-    """base[i,j] = sqrt(exp(−d²)) in float32, as released checkpoints store it.
+    """Return base[i,j] = sqrt(exp(−d²)) in float32, as released checkpoints store the base mask.
 
-    The order of operations matters: exp(−d²) is subnormal from d² = 88 on and zero from
-    d² = 104 on, before the root is taken. Networks were trained with those zeros.
+    The order of operations matters: before the root is taken, exp(−d²) is subnormal from d² = 88 on and zero from
+    d² = 104 on. The networks were trained with these zeros.
     """
     return torch.sqrt(torch.exp(-squared_distances(grid)))[None, None]
 
 
 class Mask(Multiply):
-    """A step that multiplies each entry of the scores by a factor of its own.  Abstract."""
+    """A step that multiplies each entry of the scores by a separate factor.  Abstract."""
 
     role: Role = "mask"
 
     def other_forms(self) -> Iterator[tuple[str, Mask]]:
-        """Yield (mistake in words, the mask computed with a formula that is easily confused with its own)."""
+        """Yield (mistake in words, mask computed with another formula that is easily taken for the right formula)."""
         yield from ()
 
     def numbers(self) -> StepNumbers:
@@ -121,14 +121,14 @@ class GaussianMixtureMask(GaussianMask):
 
     def oddities(self) -> Iterator[Oddity]:
         alpha, sigma = self.alpha.detach()[..., 0, 0], self.sigma.detach()[..., 0, 0]
-        # At distance 1 the kernel is exp(−1/(2(σ²+ε))); ln(1e-4) = −9.21, and below 1e-4 it reaches no neighbour.
+        # At distance 1 the kernel is exp(−1/(2(σ²+ε))). Below 1e-4 a neighbour has no influence; ln(1e-4) = −9.21.
         narrow = (sigma.square() + SIGMA_EPS) * 2 * 9.21 < 1
         dead = alpha.abs() < _DEAD * alpha.abs().amax().clamp_min(1e-30)
         for kernel, head in narrow.nonzero().tolist():
-            what = f"sigma is {float(sigma[kernel, head]):.3g}: a token sees only itself through it"
+            what = f"sigma is {float(sigma[kernel, head]):.3g}: through this kernel a token attends only to itself"
             yield Oddity(severity="warning", where=f" head {head} kernel {kernel}", what=what)
         for kernel, head in dead.nonzero().tolist():
-            what = f"alpha is {float(alpha[kernel, head]):.3g}: the kernel is dead"
+            what = f"alpha is {float(alpha[kernel, head]):.3g}: the kernel has no effect"
             yield Oddity(severity="warning", where=f" head {head} kernel {kernel}", what=what)
         yield from super().oddities()
 
@@ -136,8 +136,9 @@ class GaussianMixtureMask(GaussianMask):
 class ClosedFormGaussianMask(GaussianMask):
     """M[h,i,j] = Σ_k alpha[k,h] · exp(−d²[i,j] / (2·sigma[k,h]² + 2e-5)).
 
-    The paper's formula, evaluated from distances, without the underflow of a stored base. Only for models that were
-    trained with it.  Shapes as in `GaussianMixtureMask`, distances (N, N).
+    This is the paper's formula, evaluated from the distances, without the underflow of a stored base. It is only for
+    models that were trained with this formula.
+    Shapes: alpha and sigma as in `GaussianMixtureMask`; distances (N, N).
     """
 
     distances: Tensor
@@ -146,7 +147,7 @@ class ClosedFormGaussianMask(GaussianMask):
         super().__init__()
         self.alpha = nn.Parameter(alpha)
         self.sigma = nn.Parameter(sigma)
-        # Follows from the grid: rebuilt, not part of the trained state.
+        # The distances follow from the grid: they are rebuilt, and are not part of the trained state.
         self.register_buffer("distances", distances, persistent=False)
 
     def matrix(self) -> Float[Tensor, "heads n n"]:
@@ -155,7 +156,7 @@ class ClosedFormGaussianMask(GaussianMask):
 
 
 class ElementwiseMask(Mask):
-    """M = weight (N, N), every entry trained, shared by all heads (SLM in the released code)."""
+    """M = weight (N, N): all heads share a matrix whose every entry is trained (SLM in the released code)."""
 
     def __init__(self, weight: Float[Tensor, "n n"]) -> None:
         super().__init__()
@@ -166,7 +167,7 @@ class ElementwiseMask(Mask):
 
 
 class ClassTokenMask(Mask):
-    """A mask on the patch–patch scores; the row and column of the class token, which is first, stay unmasked.
+    """A mask on the patch–patch scores.  The class token is the first token; its row and column stay unmasked.
 
     M = [[1, 1], [1, M_patches]], of shape (H, N+1, N+1).
     """
@@ -199,9 +200,9 @@ class ClassTokenMask(Mask):
 
 
 def mask_from_spec(mask: MaskSpec, *, heads: int, grid: int) -> Mask | None:
-    """Return a mask with fresh weights: broad, positive and different in every kernel.  None for a plain model.
+    """Return a mask with fresh weights, or None for a plain model.  The kernels of a Gaussian mixture differ in width.
 
-    heads: H of the attention; grid: patches along one side.
+    heads: H, the number of heads of the attention.  grid: the number of patches along a side of the image.
     """
     if mask.kind == "plain":
         return None

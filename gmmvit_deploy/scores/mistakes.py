@@ -11,9 +11,9 @@ __all__ = ["matrix_mistakes"]
 
 
 def matrix_mistakes(matrix: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield (mistake in words, the matrix with the mistake), equal to ``matrix`` where the mistake changes nothing.
+    """Yield (mistake in words, the matrix with the mistake).  A mistake without effect yields the matrix unchanged.
 
-    matrix: (H, N, N), (1, N, N), or (N, N), for which heads cannot be confused.
+    matrix: (H, N, N), (1, N, N) or (N, N). Mistakes that confuse heads change only a matrix with several heads.
     """
     for name, change in _MISTAKES:
         yield name, change(matrix)

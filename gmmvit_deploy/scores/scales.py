@@ -15,7 +15,7 @@ __all__ = ["LearnedTemperature", "Scale"]
 
 
 class Scale(Multiply):
-    """S' = factor · S, with a constant factor such as d^(−1/2), kept in double precision until it is applied."""
+    """S' = factor · S, with a constant factor such as d^(−1/2).  The factor stays in float64 until it is applied."""
 
     role: Role = "scale"
     is_constant: bool = True
@@ -43,9 +43,10 @@ class Scale(Multiply):
 
 
 class LearnedTemperature(Multiply):
-    """S'[h] = t[h] · S[h]; t = temperature, or exp(temperature) if the logarithm is stored.
+    """S'[h] = t[h] · S[h], with t = temperature, or t = exp(temperature) if the stored value is a logarithm.
 
-    temperature: (H), or a scalar for all heads.  Source: locality self-attention (LSA), where it starts at d^(−1/2).
+    temperature: (H), or a scalar for all heads.
+    Source: locality self-attention (LSA), where training starts with t = d^(−1/2).
     """
 
     role: Role = "scale"

@@ -1,4 +1,4 @@
-"""A step on attention scores.
+"""Steps on attention scores, such as a scale, a mask, a bias or a head mixing.
 
     P = after(softmax(before(Q Kᵀ))) V        before and after are lists of steps
 
@@ -6,7 +6,8 @@
     mix         S'[g] = Σ_h S[h] · W[h, g]    normalise   over the heads of each entry
 
 M, B and W do not depend on the input. A step provides its matrix, its role in the precision policy, its values for
-pictures and audit, and the usual mistakes with it. Folding replaces it by a constant of the same role.
+pictures and audit, and the mistakes that are often made with such a step. Folding replaces a step by a constant of the
+same role.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from gmmvit_deploy.scores.mistakes import matrix_mistakes
 __all__ = ["Add", "Constant", "Multiply", "Oddity", "Operation", "Step", "StepNumbers", "matrix_oddities"]
 
 Operation = Literal["multiply", "add", "mix", "normalise"]
-_FLAT = 1e-6  # a mask that varies by less than this fraction of its largest |entry| is constant
+_FLAT = 1e-6  # a mask counts as constant if it varies by less than this fraction of its largest |entry|
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepNumbers:
-    """Values of a step for pictures and audit; None where the step does not have the value.
+    """Values of a step for pictures and audit.  A value that the step does not have is None.
 
-    patches: the matrix over the patch grid without class token, for drawing, (H, N, N) or (N, N).
-    alpha, sigma: of a Gaussian mixture, (K, H).  base: the stored base, (1, 1, N, N).
+    patches: (H, N, N) or (N, N), the matrix over the patch grid, without class token, for drawing.
+    alpha, sigma: (K, H), the parameters of a Gaussian mixture.  base: (1, 1, N, N), the stored base mask.
     """
 
     patches: Tensor | None = None
@@ -42,18 +43,21 @@ class StepNumbers:
 
     @property
     def kernels(self) -> int:
-        """K, or 0 for a step without a mixture."""
+        """K, the number of kernels of a Gaussian mixture; 0 for any other step."""
         return 0 if self.alpha is None else len(self.alpha)
 
     @property
     def underflowed(self) -> int | None:
-        """Number of zeros in the stored base; None without a stored base."""
+        """Number of zeros in the stored base mask; None without a stored base mask."""
         return None if self.base is None else int((self.base == 0).sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Oddity:
-    """An unusual property of a step.  where: head and kernel, as `` head 1 kernel 2``; empty for the whole step."""
+    """An unusual property of a step.
+
+    what: the description.  where: head and kernel, such as `` head 1 kernel 2``; empty for the whole step.
+    """
 
     severity: Literal["error", "warning", "note"]
     what: str
@@ -63,10 +67,11 @@ class Oddity:
 class Step(nn.Module):
     """A step on attention scores.  Abstract.
 
-    role: in the precision policy.  is_constant: the matrix is stored, not computed.
-    scales_query: applied to Q in place of Q Kᵀ, as in some released code. The formula is the same, but the last bits
-    of the logits differ.
-    allows_minus_infinity: −∞ is a valid entry, not a sign of damage.
+    operation: how the matrix acts on the scores.  role: the role in the precision policy.
+    is_constant: True if the matrix is stored, False if it is computed.
+    scales_query: True if the step is applied to Q in place of Q Kᵀ, as in some released code. The result is
+    mathematically equal, but the last bits of the logits differ.
+    allows_minus_infinity: True if −∞ is a valid entry of the matrix and not a sign of damage.
     """
 
     operation: Operation
@@ -76,14 +81,14 @@ class Step(nn.Module):
     allows_minus_infinity: bool = False
 
     def matrix(self) -> Tensor:
-        """Compute the matrix of this step, broadcastable over the scores.  Nothing else computes it."""
+        """Return the matrix of this step, broadcastable to the scores.  No other function computes the matrix."""
         raise NotImplementedError
 
     def forward(self, scores: Tensor) -> Tensor:
         raise NotImplementedError
 
     def folded(self) -> Step:
-        """Return a constant step of the same role with the same results bit for bit; itself if it is constant."""
+        """Return a constant step with the same role and bitwise equal results.  A constant step returns itself."""
         raise NotImplementedError
 
     def after_factor(self, factor: Tensor) -> Step:
@@ -94,11 +99,12 @@ class Step(nn.Module):
         raise FoldError(f"a factor cannot be merged into a step of role {self.role}")
 
     def for_windows(self, windows: int, heads: int) -> Step:
-        """Return the equivalent step on (B, windows · H, n, n), index w·H + h, in place of (B, windows, H, n, n).
+        """Return the equivalent step for scores in which windows and heads share a dimension, with index w·H + h.
 
+        The shape of the scores changes from (B, windows, H, n, n) to (B, windows · H, n, n).
         Errors: FoldError when no equivalent step exists.
         """
-        raise FoldError(f"windows cannot be joined with a step of role {self.role} in between")
+        raise FoldError(f"windows cannot be joined with heads: a step of role {self.role} has no joined form")
 
     def numbers(self) -> StepNumbers:
         return StepNumbers()
@@ -108,15 +114,16 @@ class Step(nn.Module):
         yield from ()
 
     def mistakes(self) -> Iterator[tuple[str, Step | None]]:
-        """Yield (mistake in words, the step with the mistake; None for omitting the step).
+        """Yield (mistake in words, step with the mistake), or (mistake in words, None) if the mistake omits the step.
 
-        Steps of a kind yield the same mistakes in the same order, the step itself where a mistake changes nothing.
+        All steps of a class yield the same mistakes in the same order. If a mistake changes nothing, it is yielded with
+        the unchanged step.
         """
         yield from ()
 
 
 class Multiply(Step):
-    """S' = M ∘ S.  Abstract: `matrix` gives M."""
+    """S' = M ∘ S.  Abstract: a subclass computes M in `matrix`."""
 
     operation: Operation = "multiply"
 
@@ -128,7 +135,7 @@ class Multiply(Step):
 
 
 class Add(Step):
-    """S' = S + B.  Abstract: `matrix` gives B."""
+    """S' = S + B.  Abstract: a subclass computes B in `matrix`."""
 
     operation: Operation = "add"
     role: Role = "score_bias"
@@ -143,7 +150,7 @@ class Add(Step):
 class Constant(Step):
     """A step with a stored matrix: the folded form of a step that multiplies or adds.
 
-    like: the step that it replaces, whose operation and role it takes over.
+    like: the step that the constant replaces; the constant takes over the operation and the role of ``like``.
     """
 
     constant: Tensor
@@ -170,7 +177,7 @@ class Constant(Step):
         return Constant(self.constant * factor, like=self)
 
     def for_windows(self, windows: int, heads: int) -> Step:
-        """(windows, H, n, n), (H, n, n) or (n, n)  →  (windows · H, n, n); a scalar stays."""
+        """(windows, H, n, n), (H, n, n) or (n, n)  →  (windows · H, n, n); a scalar stays unchanged."""
         if self.constant.dim() == 0:
             return self
         if self.constant.dim() == 4:
@@ -192,13 +199,21 @@ class Constant(Step):
 
 
 def matrix_oddities(matrix: Tensor) -> Iterator[Oddity]:
-    """Report a mask with NaN or infinite entries, and heads whose mask is zero or constant."""
+    """Yield an error for NaN or infinite entries of a mask, and a warning for each head with a constant mask."""
     if not bool(matrix.isfinite().all()):
-        yield Oddity(severity="error", what="its mask holds NaN or infinite entries")
+        yield Oddity(severity="error", what="the mask has NaN or infinite entries")
         return
     for head, mask in enumerate(matrix.reshape(-1, *matrix.shape[-2:])):
         size = float(mask.abs().max())
         if size == 0:
-            yield Oddity(severity="warning", where=f" head {head}", what="its mask is zero: the head averages")
+            yield Oddity(
+                severity="warning",
+                where=f" head {head}",
+                what="the mask is zero: all tokens get the same weight",
+            )
         elif float(mask.max() - mask.min()) < _FLAT * size:
-            yield Oddity(severity="warning", where=f" head {head}", what=f"its mask is constant ({size:.4g})")
+            yield Oddity(
+                severity="warning",
+                where=f" head {head}",
+                what=f"the mask is constant: |M| = {size:.4g}",
+            )

@@ -1,4 +1,4 @@
-"""Values from the user that a checkpoint file does not contain."""
+"""Values that the user gives because a checkpoint file may not contain them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ __all__ = ["LoadHints"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadHints:
-    """heads: H.  preset: a name of `families.PRESETS`.  image_size: S, in pixels.  channels: of the images.
+    """Values from the command line's options; None for an option that is not given.
 
-    closed_form: the mask was trained with the paper's formula from distances, not with the stored base of the released
-    code. None: not given, so the file must contain a stored base.
+    heads: the number of attention heads, in the first stage.  preset: a name of `families.PRESETS`.
+    image_size: the side of the images in pixels.  channels: the number of channels of the images.
+    closed_form: True if the mask was trained with the paper's formula from distances, not with the stored base mask of
+    the released code. Without this value the file must contain a stored base mask.
     Errors: InputError when a value is out of range.
     """
 

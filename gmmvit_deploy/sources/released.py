@@ -1,4 +1,4 @@
-"""Parts common to checkpoints of the paper's released training code, for all families."""
+"""Functions for checkpoints of the paper's released training code, shared by the families."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def released_source(
     names: Callable[[Any], dict[str, str]],
     known_unused: Callable[[Any], dict[str, str]],
 ) -> CheckpointSource:
-    """Return the source of a family whose tensors are stored unchanged.
+    """Return the checkpoint source of a family whose files store every tensor of the model unchanged.
 
-    names: spec → name in the model → name in the released file.
-    A model trained with the closed form never reads its stored bases, so these are added to ``known_unused``.
+    names: spec → dict from name in the model to name in the released file.
+    A model trained with the closed form never reads the stored base masks, so these are added to ``known_unused``.
     """
 
     def unused(model_spec: Any) -> Mapping[str, str]:
@@ -40,7 +40,7 @@ def released_source(
 
 
 def mask_names(mask: MaskSpec, ours: str, theirs: str) -> dict[str, str]:
-    """Return name in the model → name in the released file, for the tensors of a mask."""
+    """Return a dict from name in the model to name in the released file, for the tensors of a mask."""
     if mask.kind == "elm":
         return {f"{ours}.weight": f"{theirs}.mask"}
     if mask.kind == "plain":
@@ -52,7 +52,7 @@ def mask_names(mask: MaskSpec, ours: str, theirs: str) -> dict[str, str]:
 def block_names(
     ours: str, theirs: str, *, mask: MaskSpec, mask_at: str = "mask", projects: bool = True
 ) -> dict[str, str]:
-    """Return name in the model → name in the released file, for the tensors of a ViT or PiT block."""
+    """Return a dict from name in the model to name in the released file, for the tensors of a ViT or PiT block."""
     pairs = {
         "attention_norm": "0.norm",
         "mlp_norm": "1.norm",

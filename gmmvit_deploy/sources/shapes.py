@@ -1,8 +1,8 @@
 """Infer a spec from the names and shapes of tensors: functions shared by all families.
 
 Shapes determine almost every field. The number of heads follows only from per-head masks, position bias tables and
-mixing matrices. Where those are absent the user must give it, since a wrong number of heads raises no error and only
-gives wrong answers.
+mixing matrices. Where these tensors are absent, the user must give the number of heads: a model with a wrong number of
+heads loads without an error and computes wrong predictions.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _CONFIGURED_SIZES = (32, 64)  # the image sizes for which the released code has 
 
 
 class Shapes:
-    """Shapes by tensor name, with errors that state the expected shape.
+    """The shapes of a file's tensors by name, with errors that state the expected shape.
 
-    source: name of the file, for messages.  channels: of the images, as given by the user; None if not given.
+    source: the name of the file, for messages.  channels: the number of image channels from the user, or None.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], source: str, *, channels: int | None = None) -> None:
@@ -53,7 +53,9 @@ class Shapes:
     def of(self, name: str, *, rank: int) -> tuple[int, ...]:
         """Return the shape of a tensor.  Errors: CheckpointError when it is absent, empty, or not of rank ``rank``."""
         if name not in self.tensors:
-            raise CheckpointError(f"{self.source}: {name} is missing; the model's size is read off it")
+            raise CheckpointError(
+                f"{self.source}: tensor {name} is missing; its shape determines the size of the model"
+            )
         shape = tuple(self.tensors[name].shape)
         if len(shape) != rank or 0 in shape:
             raise CheckpointError(
@@ -86,11 +88,11 @@ class Shapes:
             possible = [c for c in CHANNELS if exact_root(values / c) is not None]
             given = f"--channels {channels}" if self._channels else f"images of {channels} channels"
             raise CheckpointError(
-                f"{self.source}: {name} takes patches of {values} values, which does not go with {given}: "
-                f"expected {channels}·p·p for a square patch",
-                hint=f"with --channels {' or '.join(map(str, possible))} it would fit"
+                f"{self.source}: {name} takes {values} values per patch; expected {channels}·p·p for square patches "
+                f"and {given}",
+                hint=f"type --channels {' or '.join(map(str, possible))}, which fits the file"
                 if possible
-                else "no number of channels makes a square patch of it",
+                else "use another file: no supported number of channels makes these patches square",
             )
         return side, channels
 
@@ -100,7 +102,7 @@ class Shapes:
         if channels not in CHANNELS or height != width:
             raise CheckpointError(
                 f"{self.source}: {name} has shape {(dim, channels, height, width)}; expected (D, c, p, p) with "
-                f"c one of {', '.join(map(str, CHANNELS))}"
+                f"c = {', '.join(map(str, CHANNELS[:-1]))} or {CHANNELS[-1]}"
             )
         return dim, height, channels
 
@@ -114,9 +116,9 @@ def exact_root(value: float) -> int | None:
 
 
 def infer_mask(shapes: Shapes, hints: LoadHints, prefix: str) -> tuple[MaskSpec, int | None]:
-    """Return the mask spec of an attention and the number of heads, or None where the mask does not give the heads.
+    """Return (mask spec of an attention, number of heads); the number is None if the mask does not determine it.
 
-    prefix: of the names of the mask's tensors.
+    prefix: the prefix of the names of the mask's tensors.
     Errors: CheckpointError when a tensor of the mask is missing or a hint contradicts the file.
     """
     source = shapes.source
@@ -148,7 +150,8 @@ def infer_heads(
 ) -> int:
     """Return the number of heads from the file, else from ``hints``, else from the preset.
 
-    width: of q, H·d.  known: heads that follow from the file, or None.  evidence: source of ``known``, for messages.
+    width: H·d, the width of q.  known: the number of heads that follows from the file, or None.
+    evidence: where ``known`` comes from, for messages that continue with the number.
     Errors: CheckpointError when the number is unknown, contradictory, or does not divide ``width``.
     """
     hinted = hints.heads
@@ -159,9 +162,10 @@ def infer_heads(
     heads = known or hinted or preset_heads
     if heads is None:
         raise CheckpointError(
-            f"{source}: the number of attention heads cannot be read off this file",
-            hint="type --heads N with the number it was trained with (wrong heads raise no error, they only give "
-            f"wrong answers); q, k and v are {width} wide, so one of {_divisors(width)}; or --preset NAME",
+            f"{source}: this file does not determine the number of attention heads",
+            hint="type --heads N or --preset NAME with the number of heads that the model was trained with; a wrong "
+            "number raises no error, but the predictions are wrong. "
+            f"N must divide {width}, the width of q, k and v: {_divisors(width)}",
         )
     if width % heads:
         raise CheckpointError(
@@ -188,7 +192,7 @@ def check_image_hints(source: str, hints: LoadHints, *, image_size: int, channel
         if given is not None and given != own:
             raise CheckpointError(
                 f"{source}: {option} {given} contradicts the file: {evidence} {own}",
-                hint=f"leave {option} out, or give {own}",
+                hint=f"omit {option}, or type {option} {own}",
             )
 
 
@@ -224,7 +228,7 @@ def preset_of(
 ) -> SpecT | None:
     """Return the spec of the preset in ``hints`` with the file's classes, image size and mask; None without a preset.
 
-    presets: of the file's family; `checkpoints.loading` has checked that it contains the preset.
+    presets: the presets of the file's family; `checkpoints.loading` has checked that they include the preset.
     """
     return None if hints.preset is None else presets[hints.preset](classes, image_size, mask)
 
@@ -244,4 +248,4 @@ def compared_with_preset(spec: ModelSpec, preset: ModelSpec, *, name: str, sourc
         if getattr(spec, field) != getattr(preset, field)
     ]
     if differing:
-        raise CheckpointError(f"{source}: not a {name}: {', '.join(differing)}")
+        raise CheckpointError(f"{source}: the file does not match the preset {name}: {', '.join(differing)}")

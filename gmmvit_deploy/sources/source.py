@@ -22,10 +22,10 @@ __all__ = ["CheckpointSource", "Conversion", "TensorOrigins", "origin_keys"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversion:
-    """Conversion of tensors of the file into a tensor of the model in another form.
+    """Conversion of tensors of the file into a tensor of the model.
 
-    keys: names in the file.  convert: takes the tensors of ``keys`` in this order and returns the model's tensor, whose
-    shape and type are checked afterwards.  It must not modify its arguments.
+    keys: the names of the tensors in the file.  convert: a function that takes these tensors in this order and returns
+    the tensor of the model, whose shape and data type are checked afterwards.  It must not modify its arguments.
     """
 
     keys: tuple[str, ...]
@@ -33,11 +33,11 @@ class Conversion:
 
 
 TensorOrigins = Mapping[str, "str | Conversion"]
-"""Name in the model → the key of the file with the same tensor, or the conversion that makes the tensor."""
+"""Name in the model → the key of the file with the same tensor, or the conversion that computes the tensor."""
 
 
 def origin_keys(origin: str | Conversion) -> tuple[str, ...]:
-    """Return the keys of the file that a tensor of the model is made of."""
+    """Return the keys of the file from which a tensor of the model is computed."""
     return (origin,) if isinstance(origin, str) else origin.keys
 
 
@@ -49,13 +49,13 @@ def _nothing_unused(spec: Any) -> Mapping[str, str]:
 class CheckpointSource:
     """Checkpoint files that a code base writes for a family.
 
-    name:         of the code base, for messages, such as ``the released code``
+    name:         the name of the code base, for messages, such as ``the released code``
     signature:    regular expressions; a file belongs to this source if each of them matches the start of some tensor's
                   name. If several sources recognise a file, the source with the most patterns applies.
     spec:         (shapes, hints) → the model's spec. Errors: CheckpointError, which asks for ``--heads``,
                   ``--image-size`` or ``--channels`` where the tensors do not determine them.
     tensors:      spec → the origin of each tensor of the model
-    known_unused: spec → key that the file may hold and the network never reads → reason
+    known_unused: spec → dict from each key that the file may contain but the network never reads to the reason
     """
 
     name: str

@@ -28,7 +28,7 @@ def _edit(name: str, change: Callable[[torch.Tensor], None]) -> State:
 def test_nothing_but_the_underflow_in_a_sound_file(tmp_path: Path) -> None:
     (only,) = findings(released_state(), tmp_path)
     assert only[0] == "note"
-    assert only[2].startswith("0 of 4096 entries underflowed to zero and 4 lost digits")
+    assert only[2].startswith("0 of 4096 entries of the stored base mask underflowed to zero and 4 lost digits")
 
 
 def test_underflow_is_counted() -> None:
@@ -39,12 +39,12 @@ def test_underflow_is_counted() -> None:
 @pytest.mark.parametrize(
     ("state", "where", "what"),
     [
-        (_edit(SIGMA, lambda t: t[2, 1].fill_(0.01)), "blocks.1 head 1 kernel 2", "sees only itself"),
-        (_edit(ALPHA, lambda t: t[3, 0].fill_(0)), "blocks.1 head 0 kernel 3", "kernel is dead"),
+        (_edit(SIGMA, lambda t: t[2, 1].fill_(0.01)), "blocks.1 head 1 kernel 2", "attends only to itself"),
+        (_edit(ALPHA, lambda t: t[3, 0].fill_(0)), "blocks.1 head 0 kernel 3", "the kernel has no effect"),
         (_edit(ALPHA, lambda t: t[:, 2].fill_(0)), "blocks.1 head 2", "mask is zero"),
         (_edit(SIGMA, lambda t: t[:, 2].fill_(1e6)), "blocks.1 head 2", "mask is constant"),
         (_edit(BASE, lambda t: t[0, 0, 0, 1].fill_(0.5)), "blocks.1", "differs from"),
-        (_edit("mask", lambda t: t.fill_(0.5)), "mask", "unused base differs"),
+        (_edit("mask", lambda t: t.fill_(0.5)), "mask", "unused base mask differs"),
     ],
     ids=["narrow sigma", "dead kernel", "zero mask", "constant mask", "bases differ", "root base differs"],
 )
@@ -61,5 +61,5 @@ def test_nan_in_an_unused_tensor_only_warns(tmp_path: Path) -> None:
 
 def test_a_mask_that_overflows_is_an_error(tmp_path: Path) -> None:
     state = _edit(ALPHA, lambda t: t.fill_(3e38))
-    with pytest.raises(CheckpointError, match=r"blocks\.1: its mask holds NaN or infinite"):
+    with pytest.raises(CheckpointError, match=r"blocks\.1: the mask has NaN or infinite"):
         load_checkpoint(saved(tmp_path, state))

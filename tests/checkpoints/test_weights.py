@@ -99,12 +99,12 @@ def test_export_from_a_bundles_weights_gives_the_same_network(
 @pytest.mark.parametrize(
     ("hints", "message"),
     [
-        ({"heads": 4}, r"--heads 4, but its own spec has 2"),
-        ({"closed_form": True}, r"--mask-form closed, but its own spec has a gmm, K=2"),
-        ({"image_size": 32}, r"--image-size 32 contradicts the file: its own spec has 16"),
-        ({"channels": 1}, r"--channels 1 contradicts the file: its own spec has 3"),
-        ({"preset": "vit"}, "not a vit: "),
-        ({"preset": "cait"}, "the file holds a vit, the preset cait is a cait"),
+        ({"heads": 4}, r"--heads 4, but the spec stored in the file has 2"),
+        ({"closed_form": True}, r"--mask-form closed, but the spec stored in the file has a gmm, K=2"),
+        ({"image_size": 32}, r"--image-size 32 contradicts the file: the spec stored in the file has 16"),
+        ({"channels": 1}, r"--channels 1 contradicts the file: the spec stored in the file has 3"),
+        ({"preset": "vit"}, "does not match the preset vit: "),
+        ({"preset": "cait"}, "the file has the family vit, but the preset cait has the family cait"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -160,7 +160,7 @@ def test_weights_of_other_heads_are_not_the_manifests(bundle: Bundle, tmp_path: 
     other = replace(spec, heads=6, head_dim=spec.dim // 6) if isinstance(spec, ViTSpec) else spec
     metadata = {MODEL_METADATA_KEY: json.dumps(spec_to_json(other))}
     broken = with_weights(bundle, tmp_path / "bundle", load_file(bundle.weights_path), metadata)
-    with pytest.raises(BundleError, match=r"the weights are those of .*heads=6.* the manifest describes .*heads=3"):
+    with pytest.raises(BundleError, match=r"the weights belong to .*heads=6.* the manifest describes .*heads=3"):
         model_from_bundle(broken.manifest, broken.weights_path)
 
 
@@ -206,7 +206,7 @@ class TestImagesOfReleasedCheckpoints:
     def test_are_rgb_unless_the_user_gives_the_channels(self, tmp_path: Path) -> None:
         assert load_checkpoint(released(tmp_path / "rgb.pth", SPEC)).spec.channels == 3
         grey = released(tmp_path / "grey.pth", replace(SPEC, channels=1))
-        with pytest.raises(CheckpointError, match=r"takes patches of 16 values.*expected 3·p·p") as caught:
+        with pytest.raises(CheckpointError, match=r"takes 16 values per patch.*expected 3·p·p") as caught:
             load_checkpoint(grey)
         assert "--channels 1 or 4" in caught.value.hint
         assert load_checkpoint(grey, LoadHints(channels=1)).spec == replace(SPEC, channels=1)
@@ -214,7 +214,7 @@ class TestImagesOfReleasedCheckpoints:
     @pytest.mark.parametrize(
         ("hints", "message"),
         [
-            ({"channels": 1}, r"patches of 48 values, which does not go with --channels 1: expected 1·p·p"),
+            ({"channels": 1}, r"takes 48 values per patch; expected 1·p·p for square patches and --channels 1"),
             ({"image_size": 28}, r"--image-size 28 contradicts the file: its tensors show 16"),
         ],
         ids=["channels", "image size"],
@@ -233,7 +233,7 @@ class TestImagesOfReleasedCheckpoints:
         state = dict(released_state_dict(model_from_spec(T2T)))
         state["tokens_to_token.attention1.attn.qkv.weight"] = torch.zeros(24, 45)
         torch.save(state, tmp_path / "model.pth")
-        with pytest.raises(CheckpointError, match=r"takes 45 values; expected 9·c with c one of 1, 2, 3, 4"):
+        with pytest.raises(CheckpointError, match="has input width 45; expected 9·c for images with c channels"):
             load_checkpoint(tmp_path / "model.pth", LoadHints(heads=2))
 
 

@@ -75,8 +75,8 @@ def test_inspect_a_preset_without_a_file(gmmvit: Gmmvit) -> None:
         (("--preset", "vit"), "expected a checkpoint, or all of"),
         (("--preset", "alexnet", "--classes", "10", "--image-size", "32"), "is not known"),
         (("--preset", "vit", "--classes", "10", "--image-size", "33"), "do not tile"),
-        (("--preset", "swin", "--classes", "10", "--image-size", "32", "--mask", "elm"), "no ELM-Swin"),
-        (("--preset", "swin", "--classes", "10", "--image-size", "40"), "windows of 4 do not tile"),
+        (("--preset", "swin", "--classes", "10", "--image-size", "32", "--mask", "elm"), "no element-wise mask"),
+        (("--preset", "swin", "--classes", "10", "--image-size", "40"), "windows of 4×4 tokens do not tile"),
         (("--preset", "vit", "--classes", "0", "--image-size", "32"), "classes is 0"),
         (
             ("--preset", "vit", "--classes", "9", "--image-size", "32", "--mask", "sparse"),
@@ -206,7 +206,7 @@ def _nan(folder: Path) -> Path:
 
 BAD_CHECKPOINTS = {
     "absent": (lambda folder: folder / "nowhere.pth", "does not exist"),
-    "text": (_text, "got something else"),
+    "text": (_text, "got a file that torch.load cannot read"),
     "truncated": (_cut, "truncated or damaged"),
     "code": (_evil, "no code of the file was run"),
     "unknown architecture": (
@@ -215,7 +215,7 @@ BAD_CHECKPOINTS = {
     ),
     "extra key": (_extra, "unknown key stowaway"),
     "nan": (_nan, "NaN or infinite"),
-    "heads not given": (lambda folder: GOLDEN / "vit_plain.pth", "cannot be read off"),
+    "heads not given": (lambda folder: GOLDEN / "vit_plain.pth", "does not determine the number"),
 }
 
 
@@ -248,7 +248,7 @@ def test_bad_checkpoints(make: Callable[[Path], Path], message: str, gmmvit: Gmm
         ((*CIFAR, "--input", "sound"), "pixels or tensor"),
         ((*CIFAR, "--max-batch", "0"), "at least 1"),
         ((*CIFAR, "--mask-form", "open"), "stored or closed"),
-        ((*CIFAR, "--heads", "7"), "its masks have 3"),
+        ((*CIFAR, "--heads", "7"), "its masks is 3"),
         ((*CIFAR, "--preset", "vit-huge"), "is not known"),
     ],
     ids=str,

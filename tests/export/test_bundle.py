@@ -302,7 +302,7 @@ def test_weights_that_are_not_the_manifest_s(bundle: Bundle, tensor_bundles: dic
     shutil.copyfile(tensor_bundles["vit_gmm_head_dim"].weights_path, path / "weights.safetensors")
     digest = sha256_of_file(path / "weights.safetensors")
     _rewrite(lambda data: data["files"].update({"weights.safetensors": digest}))(path)
-    with pytest.raises(BundleError, match="the weights are those of"):
+    with pytest.raises(BundleError, match="the weights belong to"):
         EagerRunner(open_bundle(path))
 
 

@@ -176,7 +176,7 @@ def test_a_wrong_normalisation_of_grey_images_is_named(tmp_path: Path) -> None:
 
 def test_command_line(gmmvit: Gmmvit, tmp_path: Path) -> None:
     checkpoint = saved_checkpoint(tmp_path / "grey.pth", replace(SPEC, channels=1, classes=10))
-    assert "with --channels 1 it would fit" in gmmvit("inspect", checkpoint).stderr
+    assert "type --channels 1, which fits the file" in gmmvit("inspect", checkpoint).stderr
     described = json.loads(gmmvit("inspect", checkpoint, "--channels", "1", "--image-size", "20", "--json").stdout)
     assert described["spec"]["channels"] == 1
     answer = gmmvit("inspect", checkpoint, "--channels", "1", "--image-size", "28")

@@ -175,7 +175,7 @@ def test_head_dims_that_are_good_are_left_alone(name: str) -> None:
 def test_heads_are_padded_before_projections_are_separated() -> None:
     model = copy.deepcopy(folded("pit_gmm").model)
     separate_projections(model)
-    with pytest.raises(FoldError, match="pad its heads first"):
+    with pytest.raises(FoldError, match="run pad_heads before separate_projections"):
         pad_heads(model)
 
 

@@ -46,7 +46,7 @@ def test_fold_biases_requires_evaluation_mode() -> None:
 def test_a_bias_that_is_not_finite_is_refused() -> None:
     model = trained("swin_plain")
     next(attention_scores(model))[1].before.bias.table[0, 0] = float("inf")
-    with pytest.raises(FoldError, match="its bias has NaN or infinite"):
+    with pytest.raises(FoldError, match="the bias has NaN or infinite"):
         fold_biases(model)
 
 
@@ -72,7 +72,7 @@ def test_layer_scale_is_merged_as_the_product() -> None:
 def test_layer_scale_requires_a_linear_map_to_go_into() -> None:
     model = trained("cait_plain")
     model.patch_blocks[0].mlp.inner = nn.Sequential(nn.GELU())
-    with pytest.raises(FoldError, match="does not end in a linear map"):
+    with pytest.raises(FoldError, match="expected the residual branch to end in a linear layer"):
         merge_layer_scale(model)
 
 

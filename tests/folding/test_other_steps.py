@@ -103,10 +103,10 @@ def test_norm_and_mixing_behind_softmax_are_left_as_they_are() -> None:
 def test_infinity_on_purpose_is_allowed_and_by_accident_is_not() -> None:
     assert fold_biases(attention(AttentionScores({"diagonal": MaskedDiagonal(N)}))) == ("attention",)
     wrong = ManhattanDecay(torch.tensor([-1.0, -math.inf]), 2)
-    with pytest.raises(FoldError, match="its bias has NaN or infinite entries"):
+    with pytest.raises(FoldError, match="the bias has NaN or infinite entries"):
         fold_biases(attention(AttentionScores({"decay": wrong})))
     up = MaskedDiagonal(N, math.inf)
-    with pytest.raises(FoldError, match="its bias has NaN or infinite entries"):
+    with pytest.raises(FoldError, match="the bias has NaN or infinite entries"):
         fold_biases(attention(AttentionScores({"diagonal": up})))
 
 
@@ -126,7 +126,7 @@ def test_a_step_that_no_pass_folds_is_an_error() -> None:
             return torch.ones(N, N)
 
     model = attention(AttentionScores({"novel": Novel()}))
-    with pytest.raises(FoldError, match=r"made a constant of: attention\.scores\.before\.novel \(mixing\)"):
+    with pytest.raises(FoldError, match=r"folds these steps: attention\.scores\.before\.novel \(mixing\)"):
         require_constant_steps(model)
 
 

@@ -118,7 +118,7 @@ def test_fold_masks_requires_evaluation_mode() -> None:
 
 
 def test_fold_first_cast_second() -> None:
-    with pytest.raises(FoldError, match="fold first, cast second"):
+    with pytest.raises(FoldError, match="fold the model before casting"):
         fold_masks(small(MASKED["gmm"]).half())
 
 
@@ -126,7 +126,7 @@ def test_a_mask_that_is_not_finite_is_refused() -> None:
     model = small(MASKED["elm"])
     with torch.no_grad():
         model.blocks[0].attention.scores.before.mask.weight[0, 0] = float("nan")
-    with pytest.raises(FoldError, match=r"blocks\.0\.attention: its mask has NaN"):
+    with pytest.raises(FoldError, match=r"blocks\.0\.attention: the mask has NaN"):
         fold_masks(model)
 
 
@@ -139,7 +139,7 @@ def test_the_proof_can_fail() -> None:
             return torch.randn(16, 16)
 
     model.blocks[1].attention.scores.before.mask = Restless(torch.zeros(16, 16))
-    with pytest.raises(FoldError, match=r"blocks\.1\.attention: the folded mask is not the trained one"):
+    with pytest.raises(FoldError, match=r"blocks\.1\.attention: the folded mask is not bitwise equal"):
         fold_masks(model)
 
 

@@ -176,7 +176,7 @@ def test_reports_are_not_overwritten_unasked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["masks.pdf", "masks"])
 def test_other_kinds_of_report_are_refused(path: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"\.html page or a \.png picture"):
+    with pytest.raises(InputError, match=r"suffix \.html \(page\) or \.png"):
         write_report(load_checkpoint(GOLDEN / "vit_gmm.pth"), tmp_path / path)
 
 

@@ -81,8 +81,8 @@ def test_oddities_name_head_and_kernel_and_nothing_in_a_sound_mask() -> None:
     alpha[1, 0], sigma[0, 1] = 0, 0.01
     oddities = [(odd.where, odd.what) for odd in GaussianMixtureMask(alpha, sigma, stored_base(2)).oddities()]
     assert oddities == [
-        (" head 1 kernel 0", "sigma is 0.01: a token sees only itself through it"),
-        (" head 0 kernel 1", "alpha is 0: the kernel is dead"),
+        (" head 1 kernel 0", "sigma is 0.01: through this kernel a token attends only to itself"),
+        (" head 0 kernel 1", "alpha is 0: the kernel has no effect"),
     ]
 
 

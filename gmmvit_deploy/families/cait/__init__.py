@@ -1,4 +1,4 @@
-"""CaiT: heads mix before and after softmax, LayerScale on each branch, separate class blocks read the patches."""
+"""CaiT: head mixing before and after softmax, LayerScale on each branch, class blocks that read the patch tokens."""
 
 from __future__ import annotations
 

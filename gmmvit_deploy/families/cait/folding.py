@@ -13,10 +13,11 @@ __all__ = ["merge_layer_scale"]
 
 @torch.no_grad()
 def merge_layer_scale(model: nn.Module) -> tuple[str, ...]:
-    """γ ∘ (W x + b)  →  (diag(γ) W) x + γ ∘ b, in the last linear map of each branch.
+    """γ ∘ (W x + b)  →  (diag(γ) W) x + γ ∘ b, in the last linear layer of each branch.
 
-    Requires: the branch ends in a linear map, as attention and mlp do.
-    Ensures: no γ remains, and the merged weight equals the product bit for bit.
+    Requires: each branch ends in a linear layer with a bias, as attention and mlp do.
+    Ensures: no γ remains, and each merged weight equals diag(γ) W bit for bit.
+    Returns the names of the changed branches.  Errors: FoldError when the requirement does not hold or a γ remains.
     """
     changed = []
     for name, branch in model.named_modules():
@@ -24,7 +25,7 @@ def merge_layer_scale(model: nn.Module) -> tuple[str, ...]:
             continue
         last = branch.inner.out if isinstance(branch.inner, TalkingHeadsAttention) else branch.inner[-1]  # type: ignore[index]
         if not isinstance(last, nn.Linear) or last.bias is None:
-            raise FoldError(f"{name}: its branch does not end in a linear map with a bias")
+            raise FoldError(f"{name}: expected the residual branch to end in a linear layer with a bias")
         gamma = branch.gamma.detach().flatten()
         last.weight.copy_(gamma[:, None] * last.weight)
         last.bias.copy_(gamma * last.bias)
@@ -32,5 +33,5 @@ def merge_layer_scale(model: nn.Module) -> tuple[str, ...]:
         changed.append(name)
     left = [name for name, _ in model.named_parameters() if name.endswith("gamma")]
     if left:
-        raise FoldError(f"LayerScale is still applied on its own in: {', '.join(left)}")
+        raise FoldError(f"LayerScale was not merged into the weights of: {', '.join(left)}")
     return tuple(changed)

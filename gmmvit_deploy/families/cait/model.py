@@ -1,9 +1,9 @@
-"""CaiT: heads mix before and after softmax, LayerScale on each branch, separate class blocks read the patches.
+"""CaiT: head mixing before and after softmax, LayerScale on each branch, class blocks that read the patch tokens.
 
-scores:        S' = W_preᵀ · (M ∘ (Q Kᵀ · d^(−1/2))) over the heads
-weights:       A' = W_postᵀ · softmax(S') over the heads;   out = A' V
+scores:        S' = W_preᵀ · (M ∘ (Q Kᵀ · d^(−1/2)))        W_pre, W_post: (heads, heads) matrices that mix the heads
+weights:       A' = W_postᵀ · softmax(S');   out = A' V
 patch blocks:  x = x + γ ∘ attention(norm(x));  x = x + γ ∘ mlp(norm(x))
-class blocks:  likewise, on the class token alone; keys and values are the patch tokens, not normed
+class blocks:  the same formulas for the class token only; K and V come from the patch tokens, which are not normed
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["CaiT", "ScaledBranch", "TalkingHeadsAttention"]
 class TalkingHeadsAttention(nn.Module):
     """Attention from ``x`` to ``context`` whose heads are mixed before and after softmax.
 
-    before: the steps on Q Kᵀ before the first mixing.
+    before: name → step, for the steps on Q Kᵀ before the first head mixing.
     """
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"softmax": "softmax", "matmul": "product"}
@@ -75,14 +75,14 @@ class ScaledBranch(nn.Module):
 
     def forward(self, x: Tensor, *context: Tensor) -> Tensor:
         normed = self.norm(x)
-        # Patch blocks attend to their normed input; class blocks attend to the patches, not normed.
+        # Patch blocks attend to their normed input; class blocks attend to the patch tokens, which are not normed.
         inputs = (normed,) if isinstance(self.inner, Mlp) else (normed, *(context or (normed,)))
         out: Tensor = self.inner(*inputs)
         return out if self.gamma is None else out * self.gamma
 
 
 class CaiTBlock(nn.Module):
-    """x + scaled attention, then x + scaled mlp."""
+    """A block with LayerScale: x + attention branch, then x + mlp branch."""
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"add": "residual"}
 

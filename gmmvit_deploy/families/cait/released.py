@@ -1,8 +1,8 @@
-"""CaiT checkpoints of the paper's released training code.
+"""CaiT checkpoints of the paper's released training code: names of the tensors, and the spec inferred from them.
 
 to_patch_embedding.1, pos_embedding (patches only), cls_token
 {patch,cls}_transformer.layers.{i}.0   scale, fn.norm, fn.fn.{to_q,to_kv,to_out.0},
-fn.fn.mix_heads_{pre,post}_attn, fn.fn.mask.{alpha,sigma,mask}
+                                       fn.fn.mix_heads_{pre,post}_attn, fn.fn.mask.{alpha,sigma,mask}
 {patch,cls}_transformer.layers.{i}.1   scale, fn.norm, fn.fn.net.{0,3}
 mlp_head.{0,1};  mask                  a second copy of the base mask, unused
 """
@@ -29,7 +29,7 @@ _BOTH = ("weight", "bias")
 
 
 def released_names(spec: CaiTSpec) -> dict[str, str]:
-    """Return name in the model → name in the released file, for every tensor of the trained model."""
+    """Return a dict from name in the model to name in the released file, for every tensor of the trained model."""
     pairs = {"patch_embedding.project": "to_patch_embedding.1", "head_norm": "mlp_head.0", "head": "mlp_head.1"}
     names = {"position_embedding": "pos_embedding", "class_token": "cls_token"}
     stacks = [(f"patch_blocks.{i}", f"{_PATCH}.{i}") for i in range(spec.depth)]
@@ -56,12 +56,16 @@ def released_names(spec: CaiTSpec) -> dict[str, str]:
 
 
 def known_unused(spec: CaiTSpec) -> dict[str, str]:
-    """Return key that a released file may hold and the network never reads → reason."""
-    return {"mask": "the base mask, stored once more at the root"}
+    """Return the keys that a released file may contain but the network never reads, each with the reason."""
+    return {"mask": "a second copy of the base mask, at the root of the file"}
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> CaiTSpec:
-    """Infer the spec from names and shapes; the heads follow from the mixing matrices.  Errors: CheckpointError."""
+    """Infer the spec from names and shapes; the number of heads follows from the mixing matrices.
+
+    Errors: CheckpointError when a required tensor is missing or has an impossible shape, or when a hint contradicts
+    the file.
+    """
     source, first = shapes.source, f"{_PATCH}.0.0.fn.fn"
     patch_size, channels = shapes.linear_patch("to_patch_embedding.1.weight")
     grid = shapes.grid(shapes.of("pos_embedding", rank=3)[1], where="pos_embedding")
@@ -73,7 +77,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> CaiTSpec:
         source,
         width=inner_dim,
         known=shapes.of(f"{first}.mix_heads_pre_attn", rank=2)[0],
-        evidence="its mixing matrices have",
+        evidence="the number of heads in its mixing matrices is",
         hints=hints,
         preset_heads=preset.heads if preset else None,
     )

@@ -12,7 +12,7 @@ __all__ = ["CaiTSpec"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaiTSpec(ModelSpec):
-    """CaiT: masked patch blocks that mix their heads, then class blocks that read from the patches."""
+    """CaiT: ``depth`` patch blocks with masks and head mixing, then ``class_depth`` class blocks."""
 
     family: ClassVar[str] = "cait"
     patch_size: int

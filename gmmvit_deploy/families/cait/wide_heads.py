@@ -1,14 +1,15 @@
 """CaiT: rewrite talking heads as plain heads of head dim H·d, which fused attention kernels support.
 
-With a single mask for all heads, mixing before softmax moves into Q and mixing after softmax into V:
+If all heads share a mask M, head mixing before softmax can move into Q, and head mixing after softmax into V:
 
     Σ_k pre[k,h] · M ∘ (Q_k K_kᵀ)   =  M ∘ (Q̃_h K̃ᵀ)    Q̃_h = [pre[0,h]·Q_0, …],  K̃ = [K_0, K_1, …]
     Σ_h post[h,g] · A_h V_g         =  (Σ_h A_h Ṽ_h)_g   Ṽ_h = [post[h,0]·V_0, …]
 
-The algebra is exact, with sums in a different order. It multiplies the work of both products by H, which is small
-compared with the projections, and only helps if head dim H·d fuses. With a separate mask per head this form does not
-exist, because M_k is inside the sum over k. Masks of rank R would need head dim R·H·d, which is too large to fuse for
-the released H·d = 256 and any R > 1.
+The algebra is exact; only the order of the sums changes. The rewrite multiplies the work of the matrix products Q̃ K̃ᵀ
+and A Ṽ by H. This work is small compared with the projections, but the rewrite only helps if fused attention kernels
+support head dim H·d. With a separate mask M_k per head this form does not exist, because M_k is inside the sum over k.
+Masks of matrix rank R could be merged into Q and K, which needs head dim R·H·d. For the released H·d = 256 and any
+R > 1 this head dim is too large to fuse.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ __all__ = ["WideHeadsAttention", "widen_heads"]
 
 
 class WideHeadsAttention(nn.Module):
-    """`TalkingHeadsAttention` without mixing: H heads, each as wide as all of them.
+    """`TalkingHeadsAttention` rewritten without head mixing: H heads with head dim H·d each.
 
-    queries, keys, values (H, 1, H·d): factors of each head on the projections; keys are all ones, stored because fused
-    kernels require a separate K for each head.
+    queries, keys, values: (H, 1, H·d), the factors by which each head multiplies the projections. The factors ``keys``
+    are all ones; they are stored because fused kernels require a separate K for each head.
     """
 
     operator_roles: ClassVar[Mapping[str, Role]] = {
@@ -76,10 +77,11 @@ class WideHeadsAttention(nn.Module):
 
 @torch.no_grad()
 def widen_heads(model: nn.Module) -> tuple[str, ...]:
-    """Talking heads with a shared mask or no mask, and H·d that fuses  →  wide heads; others stay.
+    """Rewrite talking heads as wide heads where all heads share a mask or have no mask, and head dim H·d fuses.
 
-    Requires: folded steps, and the scale merged into the mask or into the mixing.
-    Ensures: on random tokens the new attention outputs the same as the old attention, up to float64 rounding.
+    Other attentions stay unchanged.
+    Requires: folded steps, and the scale merged into the mask or into the head mixing.
+    Ensures: on random tokens the new and the old attention output the same values, up to float64 rounding.
     Returns the names of the changed attentions.  Errors: FoldError when a requirement or the end state does not hold.
     """
     changed = []
@@ -96,7 +98,7 @@ def widen_heads(model: nn.Module) -> tuple[str, ...]:
 
 
 def _widens(name: str, scores: AttentionScores) -> bool:
-    """Return whether the steps are factors shared by all heads, then mixing, then softmax, then only mixing.
+    """Return True if the steps are factors shared by all heads, then head mixing, then softmax, then head mixing.
 
     Errors: FoldError when the factors are not folded, or the scale is not merged.
     """
@@ -106,11 +108,11 @@ def _widens(name: str, scores: AttentionScores) -> bool:
         return False
     factors = before[:-1]
     if not all(step.is_constant for step in factors):
-        raise FoldError(f"{name}: its steps must be folded before its heads are widened")
+        raise FoldError(f"{name}: the steps on the scores must be folded before the heads are widened")
     if not all(step.operation == "multiply" and _same_for_all_heads(step) for step in factors):
         return False
     if any(step.role == "scale" for step in factors):
-        raise FoldError(f"{name}: its scale must be merged before its heads are widened")
+        raise FoldError(f"{name}: the scale must be merged into the mask or the mixing before the heads are widened")
     return True
 
 
@@ -129,4 +131,4 @@ def _require_equal(name: str, talking: TalkingHeadsAttention, wide: WideHeadsAtt
     talking.float()
     wide.float()
     if not torch.allclose(new, old, rtol=1e-9, atol=1e-9):
-        raise FoldError(f"{name}: widened heads do not give what its talking heads give")
+        raise FoldError(f"{name}: the widened heads and the talking heads output different values")

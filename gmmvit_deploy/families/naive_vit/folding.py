@@ -1,4 +1,4 @@
-"""Stack the headwise maps of Q, K and V into a linear map, which all kernels, engines and quantisers support."""
+"""Stack the per-head maps of Q, K and V into a linear layer, which all kernels, engines and quantisers support."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ __all__ = ["stack_heads"]
 def stack_heads(model: nn.Module) -> tuple[str, ...]:
     """[W_h for each head]  →  a matrix with W_h on its block diagonal and zeros elsewhere.
 
-    Ensures: in float64 the linear map equals the headwise maps, up to rounding.
+    Ensures: in float64 the linear layer and the per-head maps output the same values, up to rounding.
+    Returns the names of the changed projections.  Errors: FoldError when the outputs differ.
     """
     changed = []
     for name, parent in list(model.named_modules()):
@@ -38,5 +39,5 @@ def _stacked(name: str, projection: HeadwiseProjection) -> nn.Linear:
     expected, stacked = projection.double()(tokens), linear.double()(tokens)
     projection.float()
     if not torch.allclose(stacked, expected, rtol=1e-12, atol=1e-12):
-        raise FoldError(f"{name}: the stacked heads do not give what each head gives alone")
+        raise FoldError(f"{name}: the stacked linear layer and the per-head maps output different values")
     return with_role(linear.float(), "projection")

@@ -5,8 +5,8 @@ P[i, j] = sin(i / 10000^(j/D)) for even j,  cos(i / 10000^((j−1)/D)) for odd j
 x = x + attention(norm(x));  x = x + mlp(norm(x))          depth times, pre-norm
 logits = head(x of the class token)                        no norm before the head
 
-Head h maps columns h·d … (h+1)·d of the normed tokens to its own Q, K and V; there is no output projection. The
-tutorial's network ends in a softmax over the classes. It is omitted, because the served outputs are logits.
+Head h computes its Q, K and V from features h·d … (h+1)·d − 1 of the normed tokens. There is no output projection. The
+tutorial's network ends in a softmax over the classes; this model omits the softmax, because the outputs are logits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LONGEST_WAVE = 10000.0
 
 
 def sinusoidal_positions(tokens: int, dim: int) -> Float[Tensor, "1 n dim"]:
-    """P, computed in float64 and rounded once to float32, as the tutorial stores it."""
+    """Return the positions P, computed in float64 and rounded once to float32, as the tutorial stores them."""
     columns = torch.arange(dim)
     even = columns - columns % 2
     angles = torch.arange(tokens, dtype=torch.float64)[:, None] / _LONGEST_WAVE ** (even.double() / dim)
@@ -40,9 +40,9 @@ def sinusoidal_positions(tokens: int, dim: int) -> Float[Tensor, "1 n dim"]:
 
 
 class HeadwiseProjection(nn.Module):
-    """Q, K and V, each (H, d), where each head maps only its own columns of the tokens.
+    """Compute Q, K and V with a separate linear map for each head, which reads only this head's d features.
 
-    weight: (3, H, d, d), indexed [Q K V, head, column in, column out].  bias: (3, H, d).
+    weight: (3, H, d, d), indexed [Q K V, head, input feature, output feature].  bias: (3, H, d).
     """
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"matmul": "projection", "add": "bias"}
@@ -75,7 +75,7 @@ class NaiveViT(Model):
         self.spec = spec
         self.patch_embedding = PatchEmbedding(spec.patch_size, spec.dim, channels=spec.channels)
         self.class_token = nn.Parameter(torch.rand(1, 1, spec.dim))
-        # Follows from the sizes and is in no file: not part of the weights.
+        # The positions follow from the sizes. No checkpoint file contains them, so they are not part of the weights.
         self.register_buffer("positions", sinusoidal_positions(spec.tokens, spec.dim), persistent=False)
         self.blocks = nn.ModuleList(_block(spec) for _ in range(spec.depth))
         self.head = with_role(nn.Linear(spec.dim, spec.classes), "head")

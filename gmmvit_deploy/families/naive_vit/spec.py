@@ -12,7 +12,7 @@ __all__ = ["NaiveViTSpec"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NaiveViTSpec(ModelSpec):
-    """A ViT as in tutorials: class token, sinusoidal positions, and separate maps of Q, K and V for each head."""
+    """The tutorial's ViT: class token, sinusoidal positions, and separate maps of Q, K and V for each head."""
 
     family: ClassVar[str] = "naive_vit"
     patch_size: int
@@ -30,12 +30,12 @@ class NaiveViTSpec(ModelSpec):
 
     @property
     def grid(self) -> int:
-        """Patches along one side of the image."""
+        """Number of patches along a side of the image."""
         return self.image_size // self.patch_size
 
     @property
     def tokens(self) -> int:
-        """N: the class token and the patches."""
+        """N: the number of patches, plus 1 for the class token."""
         return self.grid**2 + 1
 
     @property

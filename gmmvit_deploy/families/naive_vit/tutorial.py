@@ -6,7 +6,8 @@ blocks.{i}                                norm1, norm2, mlp.0, mlp.2
 blocks.{i}.mhsa.{q,k,v}_mappings.{h}      (D/H, D/H), separate for each head
 mlp.0                                     the head
 
-Width, depth, heads, mlp width and classes follow from the file. The side and the channels of the images do not.
+Width, depth, heads, mlp width and classes follow from the file. The side and the channels of the images do not: the
+user gives them with --image-size and --channels.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _PARTS = ("weight", "bias")
 def infer_spec(shapes: Shapes, hints: LoadHints) -> NaiveViTSpec:
     """Infer the spec from names and shapes; the user gives the side and the channels of the images.
 
-    Errors: CheckpointError when they are not given, or do not fit the file's patches.
+    Errors: CheckpointError when the side or the channels are not given, or do not fit the file's patches.
     """
     source = shapes.source
     image_size, channels = asked_image(source, hints)
@@ -41,15 +42,15 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> NaiveViTSpec:
     patch_size = exact_root(values / channels)
     if patch_size is None or image_size % patch_size:
         raise CheckpointError(
-            f"{source}: {_MAPPER} takes patches of {values} values; expected {channels}·p·p values with patches of "
-            f"p × p pixels that tile an image of side {image_size}",
-            hint="type --image-size and --channels as the model was trained",
+            f"{source}: {_MAPPER} takes {values} values per patch; expected {channels}·p·p, where patches of "
+            f"p × p pixels tile an image of side {image_size}",
+            hint="type the --image-size and the --channels that the model was trained with",
         )
     heads = infer_heads(
         source,
         width=dim,
         known=shapes.count(rf"{_FIRST}\.(\d+)\."),
-        evidence="its first block has",
+        evidence="the number of heads in its first block is",
         hints=hints,
         preset_heads=None,
     )
@@ -67,7 +68,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> NaiveViTSpec:
 
 
 def tensor_origins(spec: NaiveViTSpec) -> TensorOrigins:
-    """Return name in the model → key of the file, or the conversion that makes the tensor."""
+    """Return, by name in the model, the key of the file or the conversion that computes the tensor."""
 
     def channel_fastest(weight: Tensor) -> Tensor:
         """(D, channel · row · column)  →  (D, row · column · channel)"""
@@ -104,7 +105,7 @@ def _stacked(*tensors: Tensor) -> Tensor:
 
 
 def _stacked_weights(*weights: Tensor) -> Tensor:
-    """Stack as `_stacked` and transpose, since a linear map stores (column out, column in)."""
+    """Stack as `_stacked` and transpose, since a linear layer stores (output feature, input feature)."""
     return _stacked(*weights).transpose(-2, -1).contiguous()
 
 

@@ -1,9 +1,9 @@
 """PiT: a ViT with class token in several stages, with pooling of the patches between stages.
 
 x = [class token, convolution(image)] + position
-stage:    ViT blocks; the mask multiplies patch–patch scores, the class row and column stay
-pooling:  patches: 3×3 depthwise convolution of stride 2 that doubles the channels, then 1×1;
-class token: linear
+stage:    ViT blocks; the mask multiplies the patch–patch scores; the class token's row and column stay unmasked
+pooling:  patches:      3×3 depthwise convolution of stride 2 that doubles the channels, then a 1×1 convolution
+          class token:  linear layer that doubles the channels
 logits = head(norm(class token))
 """
 
@@ -28,7 +28,7 @@ __all__ = ["PiT"]
 
 
 class Pooling(nn.Module):
-    """Halve the grid and double the width, with a depthwise and a pointwise convolution."""
+    """Halve the grid of the patches and double the width of all tokens, as the head of this module describes."""
 
     def __init__(self, grid: int, dim: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""PiT checkpoints of the paper's released training code.
+"""PiT checkpoints of the paper's released training code: names of the tensors, and the spec inferred from them.
 
 to_patch_embedding.0 (convolution), pos_embedding (1, N+1, D), cls_token
 layers.{0,2,4}.layers.{i}.{0,1}   blocks as in a ViT;  layers.{0,2,4}.mask   base masks, unused
@@ -29,7 +29,7 @@ _BOTH = ("weight", "bias")
 
 
 def released_names(spec: PiTSpec) -> dict[str, str]:
-    """Return name in the model → name in the released file, for every tensor of the trained model."""
+    """Return a dict from name in the model to name in the released file, for every tensor of the trained model."""
     pairs = {"patch_embedding": "to_patch_embedding.0", "head_norm": "mlp_head.0", "head": "mlp_head.1"}
     names = {"position_embedding": "pos_embedding", "class_token": "cls_token"}
     for s, depth in enumerate(spec.depths):
@@ -47,14 +47,16 @@ def released_names(spec: PiTSpec) -> dict[str, str]:
 
 
 def known_unused(spec: PiTSpec) -> dict[str, str]:
-    """Return key that a released file may hold and the network never reads → reason."""
-    return {f"layers.{2 * s}.mask": "the stage's base mask, stored once more" for s in range(len(spec.depths))}
+    """Return the keys that a released file may contain but the network never reads, each with the reason."""
+    return {f"layers.{2 * s}.mask": "a second copy of the stage's base mask" for s in range(len(spec.depths))}
 
 
 def _first_heads(widths: list[int], spoken: list[int]) -> int | None:
-    """Return the heads of the first stage, from the head dim of a stage with per-head masks, or None.
+    """Return the number of heads of the first stage, or None if no mask determines it.
 
-    widths: of q, by stage.  spoken: heads in the masks, by stage; 1 for a shared, single-head or missing mask.
+    A stage whose masks are per head gives the head dim, which is equal in all stages.
+    widths: the width of q in each stage.  spoken: the number of heads in the masks of each stage; 1 for a shared,
+    single-head or missing mask.
     """
     telling = [(width, heads) for width, heads in zip(widths, spoken, strict=True) if heads > 1]
     if not telling or telling[0][0] % telling[0][1]:
@@ -66,11 +68,13 @@ def _first_heads(widths: list[int], spoken: list[int]) -> int | None:
 def infer_spec(shapes: Shapes, hints: LoadHints) -> PiTSpec:
     """Infer the spec from names and shapes; the head dim is the same in all stages.
 
-    ``--heads`` sets the heads of the first stage.  Errors: CheckpointError.
+    ``--heads`` sets the number of heads of the first stage.
+    Errors: CheckpointError when a required tensor is missing or has an impossible shape, when the number of heads is
+    needed and not given, or when a hint contradicts the file.
     """
     source = shapes.source
     dim, patch_size, channels = shapes.convolution_patch("to_patch_embedding.0.weight")
-    grid = shapes.grid(shapes.of("pos_embedding", rank=3)[1] - 1, where="pos_embedding, less a class token,")
+    grid = shapes.grid(shapes.of("pos_embedding", rank=3)[1] - 1, where="pos_embedding without the class token")
     stages = (shapes.count(r"layers\.(\d+)\.layers\.") + 1) // 2
     prefixes = [f"layers.{2 * s}.layers.0.0.fn.mask" for s in range(stages)]
     mask, _ = infer_mask(shapes, hints, prefixes[0])
@@ -83,14 +87,17 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> PiTSpec:
         source,
         width=widths[0],
         known=1 if single else _first_heads(widths, spoken),
-        evidence="without an output projection its first stage has" if single else "its first masks have",
+        evidence="its first stage has no output projection, so the number of heads is"
+        if single
+        else "the number of heads in its first masks is",
         hints=hints,
         preset_heads=preset.heads[0] if preset else None,
     )
     if any(width % head_dim for width in widths):
-        raise CheckpointError(f"{source}: a head dim of {head_dim} does not divide the stages' widths {widths}")
+        raise CheckpointError(f"{source}: head dim {head_dim} does not divide the width of q in every stage: {widths}")
     heads = tuple(width // head_dim for width in widths)
-    # A stage with one head is ambiguous. Masks are shared if all have one head although a stage has several heads.
+    # A stage with a single head does not show whether its heads share a mask. Masks are shared if every mask has a
+    # single head although some stage has several heads.
     mask = replace(mask, shared=mask.kind == "gmm" and set(spoken) == {1} and set(heads) != {1})
     return PiTSpec(
         image_size=grid * patch_size,

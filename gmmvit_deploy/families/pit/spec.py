@@ -14,7 +14,8 @@ __all__ = ["PiTSpec"]
 class PiTSpec(ModelSpec):
     """PiT: ViT stages with a class token; between them a strided convolution halves the grid and doubles the width.
 
-    dim: of the first stage.  depths, heads, mlp_dims: by stage.  head_dim: the same in all stages.
+    dim: the width of the first stage.  depths, heads, mlp_dims: the number of blocks, the number of heads and the mlp
+    width of each stage.  head_dim: the head dim, equal in all stages.
     """
 
     family: ClassVar[str] = "pit"
@@ -33,7 +34,7 @@ class PiTSpec(ModelSpec):
 
     @property
     def grids(self) -> tuple[int, ...]:
-        """Patches along one side, by stage; a stride of 2 rounds up."""
+        """Number of patches along a side of the grid, by stage; an odd number is halved and rounded up."""
         grids = [self.image_size // self.patch_size]
         for _ in self.depths[1:]:
             grids.append((grids[-1] + 1) // 2)

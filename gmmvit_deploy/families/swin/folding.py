@@ -1,4 +1,4 @@
-"""Swin: remove the dimension of the windows, so that attention has the four dimensions of fused kernels."""
+"""Swin: remove the dimension of the windows, so that attention has the four dimensions that fused kernels require."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def join_windows(model: nn.Module) -> tuple[str, ...]:
     """Scores (B, W, H, n, n)  →  (B·W, H, n, n), or (B, W·H, n, n) if a step differs between windows.
 
     Requires: folded steps.
-    Ensures: the same products and sums in the same order. Where windows become heads, constants are repeated for each
-    window, index w·H + h, so that nothing broadcasts over windows.
+    Ensures: the model computes the same products and sums in the same order. Where windows become heads, the constants
+    are repeated for each window, with head index w·H + h, so that no constant is broadcast over windows.
     Returns the names of the changed blocks.  Errors: FoldError when a step is not folded yet.
     """
     changed = []
@@ -27,7 +27,7 @@ def join_windows(model: nn.Module) -> tuple[str, ...]:
         scores = block.attention.scores
         steps = list(scores.steps())
         if not all(step.is_constant for _, step in steps):
-            raise FoldError(f"{name}: its mask and bias must be folded before its windows are joined")
+            raise FoldError(f"{name}: the mask and the bias must be folded before the windows are joined")
         by_window = [matrix.shape[0] for _, step in steps if (matrix := step.matrix()).dim() == 4]
         if by_window:
             for step_name, step in steps:

@@ -1,8 +1,8 @@
 """Swin: attention within windows, which shift in every other block.
 
-windows(x):      x + attention(norm(x)), separately within each w×w window
+block:           x = x + attention(norm(x)), separately within each w×w window;  x = x + mlp(norm(x))
 scores:          M ∘ (Q Kᵀ · d^(−1/2)) + relative position bias + shift mask
-between stages:  2×2 neighbours concatenated, normed, reduced from 4D to 2D
+between stages:  each 2×2 group of neighbouring tokens is concatenated (4D), normed and projected to 2D
 logits = head(mean over tokens of norm(x))
 """
 
@@ -36,7 +36,7 @@ class WindowBlock(nn.Module):
     def __init__(self, spec: SwinSpec, *, stage: int, block: int) -> None:
         super().__init__()
         self.grid, self.window, self.shift = spec.grids[stage], spec.window, spec.shift(stage, block)
-        self.joined = False  # after folding for engines: windows without a dimension of their own are part of the batch
+        self.joined = False  # True after `folding.join_windows`: windows are part of the batch or of the heads
         dim, heads = spec.dims[stage], spec.heads[stage]
         outside = shift_mask(self.grid, self.window, self.shift) if self.shift else None
         table = 0.02 * torch.randn((2 * self.window - 1) ** 2, heads)
@@ -78,7 +78,10 @@ class WindowBlock(nn.Module):
 
 
 class PatchMerging(nn.Module):
-    """(even row, even column), (odd, even), (even, odd), (odd, odd) → LayerNorm(4D) → linear to 2D."""
+    """Concatenate each 2×2 group of tokens, then LayerNorm(4D) and a linear layer to 2D.
+
+    Order in the group, as (row, column): (even, even), (odd, even), (even, odd), (odd, odd).
+    """
 
     def __init__(self, grid: int, dim: int) -> None:
         super().__init__()
@@ -88,7 +91,7 @@ class PatchMerging(nn.Module):
 
     def forward(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch quarter twice"]:
         half, dim = self.grid // 2, x.shape[-1]
-        # (B, half, row parity, half, column parity, D) → column parity slower than row parity
+        # (B, half, row parity, half, column parity, D) → the column parity comes before the row parity
         quads = x.reshape(-1, half, 2, half, 2, dim).permute(0, 1, 3, 4, 2, 5)
         merged: Tensor = self.reduce(self.norm(quads.reshape(-1, half**2, 4 * dim)))
         return merged

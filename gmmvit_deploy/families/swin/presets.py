@@ -11,7 +11,7 @@ __all__ = ["PRESETS"]
 
 
 def _fine_patch(image_size: int) -> int:
-    """Return the patch side: 2 for 32×32 images, 4 for 64×64."""
+    """Return the side of a patch in pixels: 4 for 64×64 images, otherwise 2."""
     return 4 if image_size == 64 else 2
 
 

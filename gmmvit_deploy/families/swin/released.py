@@ -1,8 +1,8 @@
-"""Swin checkpoints of the paper's released training code.
+"""Swin checkpoints of the paper's released training code: names of the tensors, and the spec inferred from them.
 
 patch_embed.{proj,norm}, absolute_pos_embed
 layers.{s}.blocks.{b}         norm1, attn.{qkv,proj}, attn.relative_position_{bias_table,index},
-attn.mask.{alpha,sigma,mask}, attn_mask (shifted), norm2, mlp.{fc1,fc2}
+                              attn.mask.{alpha,sigma,mask}, attn_mask (in shifted blocks), norm2, mlp.{fc1,fc2}
 layers.{s}.downsample         norm, reduction
 norm, head;  mask             a second copy of the window's base mask, unused
 """
@@ -31,7 +31,7 @@ _BOTH = ("weight", "bias")
 
 
 def released_names(spec: SwinSpec) -> dict[str, str]:
-    """Return name in the model → name in the released file, for every tensor of the trained model."""
+    """Return a dict from name in the model to name in the released file, for every tensor of the trained model."""
     pairs = {"patch_embedding": "patch_embed.proj", "patch_norm": "patch_embed.norm", "norm": "norm", "head": "head"}
     names = {"position_embedding": "absolute_pos_embed"}
     inside = {
@@ -59,19 +59,23 @@ def released_names(spec: SwinSpec) -> dict[str, str]:
 
 
 def known_unused(spec: SwinSpec) -> dict[str, str]:
-    """Return key that a released file may hold and the network never reads → reason."""
-    return {"mask": "the window's base mask, stored once more at the root"}
+    """Return the keys that a released file may contain but the network never reads, each with the reason."""
+    return {"mask": "a second copy of the window's base mask, at the root of the file"}
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> SwinSpec:
-    """Infer the spec from names and shapes; the heads follow from the bias tables.  Errors: CheckpointError."""
+    """Infer the spec from names and shapes; the number of heads follows from the bias tables.
+
+    Errors: CheckpointError when a required tensor is missing or has an impossible shape, or when a hint contradicts
+    the file.
+    """
     source = shapes.source
     dim, patch_size, channels = shapes.convolution_patch("patch_embed.proj.weight")
     grid = shapes.grid(shapes.of("absolute_pos_embed", rank=3)[1], where="absolute_pos_embed")
     stages = shapes.count(r"layers\.(\d+)\.blocks\.")
     mask, _ = infer_mask(shapes, hints, "layers.0.blocks.0.attn.mask")
     if mask.kind == "elm":
-        raise CheckpointError(f"{source}: it has an element-wise mask; the released code has no ELM-Swin")
+        raise CheckpointError(f"{source}: the file has an element-wise mask (ELM), which a Swin does not support")
     tables = [shapes.of(f"layers.{s}.blocks.0.attn.relative_position_bias_table", rank=2) for s in range(stages)]
     offsets = exact_root(tables[0][0])
     if offsets is None or offsets % 2 == 0:
@@ -82,13 +86,14 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> SwinSpec:
         source,
         width=dim,
         known=tables[0][1],
-        evidence="its first position bias table has",
+        evidence="the number of heads in its first position bias table is",
         hints=hints,
         preset_heads=preset.heads[0] if preset else None,
     )
     heads = [table[1] for table in tables]
     spoken = mask_heads(shapes, [f"layers.{s}.blocks.0.attn.mask" for s in range(stages)])
-    # A stage with one head is ambiguous. Masks are shared if all have one head although a stage has several heads.
+    # A stage with a single head does not show whether its heads share a mask. Masks are shared if every mask has a
+    # single head although some stage has several heads.
     mask = replace(mask, shared=mask.kind == "gmm" and set(spoken) == {1} and set(heads) != {1})
     return SwinSpec(
         image_size=grid * patch_size,

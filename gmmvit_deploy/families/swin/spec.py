@@ -12,9 +12,10 @@ __all__ = ["SwinSpec"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwinSpec(ModelSpec):
-    """Swin: windows of ``window`` × ``window`` tokens, shifted in odd blocks; stages halve the grid.
+    """Swin: windows of ``window`` × ``window`` tokens, shifted in odd blocks; each later stage halves the grid.
 
-    dim: of the first stage; it doubles from stage to stage.  depths, heads, mlp_dims: by stage.
+    dim: the width of the first stage; the width doubles from stage to stage.  depths, heads, mlp_dims: the number of
+    blocks, the number of heads and the mlp width of each stage.
     """
 
     family: ClassVar[str] = "swin"
@@ -30,18 +31,18 @@ class SwinSpec(ModelSpec):
         require_counts(self, "patch_size", "dim", "depths", "heads", "window", "mlp_dims")
         require_tiling(self.image_size, self.patch_size)
         require_stages(self.depths, self.heads, self.mlp_dims)
-        require(self.mask.kind != "elm", "there is no ELM-Swin")
+        require(self.mask.kind != "elm", "a Swin supports no element-wise mask (ELM); expected plain or gmm")
         for stage, heads in enumerate(self.heads):
             grid, dim = self.grids[stage], self.dims[stage]
-            require(dim % heads == 0, f"stage {stage}: {heads} heads do not divide its width {dim}")
+            require(dim % heads == 0, f"stage {stage}: {heads} heads do not divide the width {dim}")
             require(
                 grid % self.window == 0 and grid >= self.window,
-                f"stage {stage}: windows of {self.window} do not tile its {grid}×{grid} grid",
+                f"stage {stage}: windows of {self.window}×{self.window} tokens do not tile the {grid}×{grid} grid",
             )
 
     @property
     def grids(self) -> tuple[int, ...]:
-        """Tokens along one side, by stage."""
+        """Number of tokens along a side of the grid, by stage."""
         return tuple((self.image_size // self.patch_size) >> stage for stage in range(len(self.depths)))
 
     @property
@@ -51,6 +52,6 @@ class SwinSpec(ModelSpec):
     def shift(self, stage: int, block: int) -> int:
         """Return the number of tokens by which a block rolls its grid.
 
-        Half a window in odd blocks of a stage with several windows, otherwise 0.
+        The number is half a window in odd blocks of a stage with several windows, otherwise 0.
         """
         return self.window // 2 if block % 2 and self.grids[stage] > self.window else 0

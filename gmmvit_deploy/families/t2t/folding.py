@@ -1,4 +1,4 @@
-"""T2T: replace unfolds by convolutions and remove tensors that the network never reads."""
+"""T2T: replace unfold operations by convolutions, and remove tensors that the network never reads."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _SIDE = 3
 class UnfoldConvolution(nn.Module):
     """`Unfold` as a depthwise convolution with nine kernels per channel, each of which selects a neighbour.
 
-    The selected value is multiplied by 1 and added to zeros, which is exact. Every runtime supports the operator, while
-    unfold itself would be exported as index arithmetic and gathers.
+    The convolution multiplies the selected value by 1 and adds zeros, which is exact. Every runtime supports
+    convolutions, while unfold itself would be exported as index arithmetic and Gather operators.
     """
 
     def __init__(self, channels: int) -> None:
@@ -35,9 +35,9 @@ class UnfoldConvolution(nn.Module):
 
 @torch.no_grad()
 def unfold_as_convolution(model: nn.Module) -> tuple[str, ...]:
-    """unfold(x)[b, :, (c, r, s)] = x[b, c, 2i+r−1, 2j+s−1]  →  a convolution with one-hot kernels.
+    """Replace each unfold, out[b, (i, j), (c, r, s)] = x[b, c, 2i+r−1, 2j+s−1], by a convolution with one-hot kernels.
 
-    Ensures: no `Unfold` remains, and each replacement gives the same values on a random lattice.
+    Ensures: no `Unfold` remains, and each convolution outputs the same values as its unfold on a random lattice.
     Returns the names of the replaced modules.  Errors: FoldError when the values differ or an `Unfold` remains.
     """
     if not isinstance(model, T2T):
@@ -50,11 +50,11 @@ def unfold_as_convolution(model: nn.Module) -> tuple[str, ...]:
         replacement = UnfoldConvolution(channels)
         lattice = torch.randn(2, channels, 8, 8, generator=torch.Generator().manual_seed(step))
         if not replacement(lattice).equal(unfold(lattice)):
-            raise FoldError(f"unfolds.{step}: the convolution does not pick what the unfold picks")
+            raise FoldError(f"unfolds.{step}: the convolution and the unfold that it replaces output different values")
         model.unfolds[step] = replacement
         changed.append(f"unfolds.{step}")
     if any(isinstance(module, Unfold) for module in model.modules()):
-        raise FoldError("an unfold is left")
+        raise FoldError("an Unfold module remains after every unfold of the model was replaced")
     return tuple(changed)
 
 

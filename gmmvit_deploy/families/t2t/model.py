@@ -1,12 +1,12 @@
-"""T2T-ViT: soft split into overlapping patches, re-structured by small single-head transformers.
+"""T2T-ViT: overlapping patches go through single-head token transformers, then through a ViT.
 
     tokens = unfold(image);  for each token transformer: tokens = unfold(grid(transformer(tokens)))
-    token transformer:  q, k, v = qkv(norm1(x)), scores · (input width)^(−1/2), x' = proj(attention) + v,
-                        x'' = x' + mlp(norm2(x')): no skip connection from x
+    token transformer:  q, k, v = qkv(norm1(x));  scores = q kᵀ · (input width)^(−1/2)
+                        x' = proj(attention) + v;  x'' = x' + mlp(norm2(x'))       no skip connection from x
     ViT block:          y = norm1(x);  x = x + (proj(attention(y)) + y);  x = x + mlp(norm2(x))
     logits = head(mean over tokens of norm(x))
 
-unfold is 3×3 of stride 2, padding 1; its channels are ordered (channel, row, column).
+unfold collects 3×3 neighbourhoods with stride 2 and padding 1, in the order (channel, row, column).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class TokenTransformer(nn.Module):
 
 
 class T2TBlock(nn.Module):
-    """A pre-norm block whose attention adds its own normed input."""
+    """A pre-norm block that also adds the normed input to the output of its attention."""
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"add": "residual"}
 
@@ -128,7 +128,7 @@ class T2T(Model):
         self.blocks = nn.ModuleList(T2TBlock(spec) for _ in range(spec.depth))
         self.norm = layer_norm(spec.dim)
         self.head = with_role(nn.Linear(spec.dim, spec.classes), "head")
-        # The released model trains these and never reads them; they count as its parameters.
+        # The released model stores these parameters but never reads them; they count as trainable parameters.
         self.unused = nn.ParameterDict(
             {
                 "class_token": torch.zeros(1, 1, spec.dim),

@@ -1,4 +1,4 @@
-"""T2T-ViT checkpoints of the paper's released training code.
+"""T2T-ViT checkpoints of the paper's released training code: names of the tensors, and the inferred spec.
 
 tokens_to_token.attention{1,2}   norm1, attn.{qkv,proj,mask}, norm2, mlp.{fc1,fc2};  mask: unused base
 tokens_to_token.project          after the last unfold;  tokens_to_token.norm: stored, never applied
@@ -31,7 +31,7 @@ _TOKENS = "tokens_to_token"
 
 
 def released_names(spec: T2TSpec) -> dict[str, str]:
-    """Return name in the model → name in the released file, for every tensor of the trained model."""
+    """Return a dict from name in the model to name in the released file, for every tensor of the trained model."""
     pairs = {"project": f"{_TOKENS}.project", "norm": "norm", "head": "head"}
     names = {
         "position_embedding": "pos_embed",
@@ -51,26 +51,31 @@ def released_names(spec: T2TSpec) -> dict[str, str]:
 
 
 def known_unused(spec: T2TSpec) -> dict[str, str]:
-    """Return key that a released file may hold and the network never reads → reason."""
-    unused = {"mask": "the base mask, stored once more at the root"}
+    """Return the keys that a released file may contain but the network never reads, each with the reason."""
+    unused = {"mask": "a second copy of the base mask, at the root of the file"}
     layers = [f"{_TOKENS}.attention{i + 1}" for i in range(spec.token_layers)]
-    unused |= {f"{layer}.mask": "the token transformer's base mask, stored once more" for layer in layers}
+    unused |= {f"{layer}.mask": "a second copy of the token transformer's base mask" for layer in layers}
     return unused
 
 
 def _channels(shapes: Shapes) -> int:
-    """Return the image channels, from the 3×3 neighbourhoods that the first token transformer takes."""
+    """Return the number of image channels, from the input width 9·c of the first token transformer."""
     name = f"{_TOKENS}.attention1.attn.qkv.weight"
     values = shapes.of(name, rank=2)[1]
     if values % 9 or values // 9 not in CHANNELS:
         raise CheckpointError(
-            f"{shapes.source}: {name} takes {values} values; expected 9·c with c one of {', '.join(map(str, CHANNELS))}"
+            f"{shapes.source}: {name} has input width {values}; expected 9·c for images with c channels, "
+            f"c = {', '.join(map(str, CHANNELS[:-1]))} or {CHANNELS[-1]}"
         )
     return values // 9
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> T2TSpec:
-    """Infer the spec from names and shapes; the heads follow only from per-head masks.  Errors: CheckpointError."""
+    """Infer the spec from names and shapes; the number of heads follows only from per-head masks.
+
+    Errors: CheckpointError when a required tensor is missing or has an impossible shape, when the number of heads is
+    needed and not given, or when a hint contradicts the file.
+    """
     source = shapes.source
     grid = shapes.grid(shapes.of("pos_embed", rank=3)[1], where="pos_embed")
     token_layers = shapes.count(rf"{_TOKENS}\.attention(\d+)\.") - 1
@@ -84,7 +89,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> T2TSpec:
         source,
         width=inner_dim,
         known=mask_heads,
-        evidence="its masks have",
+        evidence="the number of heads in its masks is",
         hints=hints,
         preset_heads=preset.heads if preset else None,
     )

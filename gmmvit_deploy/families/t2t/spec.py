@@ -14,7 +14,8 @@ __all__ = ["T2TSpec"]
 class T2TSpec(ModelSpec):
     """T2T-ViT: overlapping patches go through single-head token transformers, then through a ViT.
 
-    token_layers: token transformers before the last unfold.  token_mlp_dim: their mlp width.
+    token_layers: the number of token transformers.  token_dim, token_mlp_dim: the output width and the mlp width of
+    the token transformers.
     """
 
     family: ClassVar[str] = "t2t"
@@ -42,10 +43,11 @@ class T2TSpec(ModelSpec):
         )
         require(
             self.image_size % 2 ** (self.token_layers + 1) == 0,
-            f"an image of {self.image_size} cannot be halved {self.token_layers + 1} times",
+            f"image side {self.image_size}: expected a multiple of {2 ** (self.token_layers + 1)}, "
+            f"because the network halves the grid {self.token_layers + 1} times",
         )
 
     @property
     def grids(self) -> tuple[int, ...]:
-        """Tokens along one side in each token transformer, and last in the ViT."""
+        """Number of tokens along a side of the grid: in each token transformer, then in the ViT."""
         return tuple(self.image_size >> step for step in range(1, self.token_layers + 2))

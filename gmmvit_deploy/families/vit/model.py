@@ -2,8 +2,8 @@
 
 x = patches(image)·W + b  [class token first]  + position
 x = x + attention(norm(x));  x = x + mlp(norm(x))          depth times, pre-norm
-logits = head(norm(mean of the tokens))                    masked: no class token
-logits = head(norm(class token))                           plain, as released
+logits = head(norm(mean of the tokens))                    without a class token (masked models)
+logits = head(norm(class token))                           with a class token (plain models of the released code)
 """
 
 from __future__ import annotations

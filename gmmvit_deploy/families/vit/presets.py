@@ -28,7 +28,7 @@ def _vit(
 
 
 def vit(classes: int, image_size: int, mask: MaskSpec) -> ViTSpec:
-    """The paper's ViT d9."""
+    """Return the spec of the paper's ViT d9."""
     return _vit(dim=192, depth=9, heads=12, classes=classes, image_size=image_size, mask=mask)
 
 
@@ -62,12 +62,12 @@ def vit_d30(classes: int, image_size: int, mask: MaskSpec) -> ViTSpec:
 
 
 def vit_d30_star(classes: int, image_size: int, mask: MaskSpec) -> ViTSpec:
-    """d30* of the paper's Table 3."""
+    """Return the spec of d30* in the paper's Table 3."""
     return _vit(dim=108, depth=30, heads=12, classes=classes, image_size=image_size, mask=mask)
 
 
 def vit_d30_star_star(classes: int, image_size: int, mask: MaskSpec) -> ViTSpec:
-    """d30** of the paper's Table 4."""
+    """Return the spec of d30** in the paper's Table 4."""
     return _vit(dim=192, depth=30, heads=12, classes=classes, image_size=image_size, mask=mask)
 
 

@@ -31,7 +31,7 @@ _FIRST = f"{_LAYERS}.0.0.fn"
 
 
 def released_names(spec: ViTSpec) -> dict[str, str]:
-    """Return name in the model → name in the released file, for every tensor of the trained model."""
+    """Return a dict from name in the model to name in the released file, for every tensor of the trained model."""
     names = {
         "patch_embedding.project.weight": "to_patch_embedding.1.weight",
         "patch_embedding.project.bias": "to_patch_embedding.1.bias",
@@ -50,27 +50,27 @@ def released_names(spec: ViTSpec) -> dict[str, str]:
 
 
 def known_unused(spec: ViTSpec) -> dict[str, str]:
-    """Return key that a released file may hold and the network never reads → reason."""
-    return {"mask": "the base mask, stored once more at the root"}
+    """Return the keys that a released file may contain but the network never reads, each with the reason."""
+    return {"mask": "a second copy of the base mask, at the root of the file"}
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> ViTSpec:
-    """Infer the spec from names and shapes; ``hints`` supply only fields that do not follow from them.
+    """Infer the spec from names and shapes; ``hints`` supply only the fields that names and shapes do not determine.
 
-    Errors: CheckpointError when a required tensor is missing or has an impossible shape, when the heads are needed and
-    not given, or when hints contradict the file.
+    Errors: CheckpointError when a required tensor is missing or has an impossible shape, when the number of heads is
+    needed and not given, or when a hint contradicts the file.
     """
     source = shapes.source
     dim = shapes.of("to_patch_embedding.1.weight", rank=2)[0]
     patch_size, channels = shapes.linear_patch("to_patch_embedding.1.weight")
     class_token = "cls_token" in shapes
     positions = shapes.of("pos_embedding", rank=3)[1] - int(class_token)
-    grid = shapes.grid(positions, where="pos_embedding, less a class token," if class_token else "pos_embedding")
+    grid = shapes.grid(positions, where="pos_embedding without the class token" if class_token else "pos_embedding")
     mask, mask_heads = infer_mask(shapes, hints, f"{_FIRST}.mask")
     if class_token and mask.kind != "plain":
         raise CheckpointError(
-            f"{source}: it has a class token and a {mask.kind} mask; the released masked ViTs have none, "
-            "so how the two would meet is not known"
+            f"{source}: the file has a class token and a {mask.kind} mask; expected no class token, "
+            "because the masked ViTs of the released code have no class token"
         )
     inner_dim = shapes.of(f"{_FIRST}.to_qkv.weight", rank=2)[0] // 3
     classes = shapes.of("mlp_head.1.weight", rank=2)[0]
@@ -80,7 +80,9 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> ViTSpec:
         source,
         width=inner_dim,
         known=mask_heads or (1 if single else None),
-        evidence="its masks have" if mask_heads else "without an output projection it has",
+        evidence="the number of heads in its masks is"
+        if mask_heads
+        else "it has no output projection, so the number of heads is",
         hints=hints,
         preset_heads=preset.heads if preset else None,
     )

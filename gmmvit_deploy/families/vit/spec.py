@@ -29,15 +29,15 @@ class ViTSpec(ModelSpec):
         require_tiling(self.image_size, self.patch_size)
         require(
             not (self.class_token and self.mask.kind != "plain"),
-            "a masked ViT has no class token: the mask lies over the patch grid alone",
+            "a masked ViT has no class token, because the mask covers only the patch grid",
         )
 
     @property
     def grid(self) -> int:
-        """Patches along one side of the image."""
+        """Number of patches along a side of the image."""
         return self.image_size // self.patch_size
 
     @property
     def tokens(self) -> int:
-        """N: the patches, and the class token if the model has it."""
+        """N: the number of patches, plus 1 if the model has a class token."""
         return self.grid**2 + int(self.class_token)
