@@ -197,7 +197,9 @@ def test_the_command_empties_it(compiler: Compiler, folder: Path, monkeypatch: p
 
     from gmmvit_cli.main import app
 
-    monkeypatch.setattr(doctor, "examine", lambda: [doctor._kernels("onnxruntime", onnxruntime_library, str)])
+    monkeypatch.setattr(
+        doctor, "examine", lambda on_progress: [doctor._kernels("onnxruntime", onnxruntime_library, str)]
+    )
     compiler.write(version="1.0", fails=True)
     assert again()[0] is None
     compiler.write(version="1.0")
