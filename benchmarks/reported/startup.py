@@ -2,8 +2,8 @@
 
 Every process starts from nothing. `python -c "import typer, rich"` and `gmmvit COMMAND --help` take turns, in an order
 that changes with every round. The ratio is the time of the command / the time of the bare import; both times include
-the start of Python, as a user waits for it. typer itself imports more for a command with parameters than the bare import
-does; the help of a typer program with a single option shows how much.
+the start of Python, as a user waits for it. typer itself imports more for a command with parameters than the bare
+import does; the help of a typer program with a single option shows how much.
 
     python benchmarks/reported/startup.py [--rounds 25] [--output RESULT]
 """
