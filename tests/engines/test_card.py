@@ -32,7 +32,7 @@ def edited(path: Path, **changes: object) -> None:
         (lambda p: (p / "model.plan").unlink(), "model.plan is missing"),
         (
             lambda p: (p / "model.plan").write_bytes((p / "model.plan").read_bytes()[:1000]),
-            "bytes, got 1000: it is truncated",
+            "bytes, got 1000: the plan is truncated",
         ),
         (
             lambda p: (p / "model.plan").write_bytes(b"x" + (p / "model.plan").read_bytes()[1:]),
@@ -138,7 +138,7 @@ def test_servers_and_their_tensorrt() -> None:
     assert server_tensorrt(triton="9.9.9", tensorrt="11.1").version == "11.1"
     for options, message in (
         ({"release": "26.09"}, "expected a container release from 24.06 to 25.06, got 26.09"),
-        ({"triton": "9.9.9"}, "the server is Triton 9.9.9"),
+        ({"triton": "9.9.9"}, "the TensorRT version of Triton 9.9.9 is not known"),
         ({"tensorrt": "ten"}, "expected a version"),
         ({}, "the server's TensorRT version is not known"),
     ):

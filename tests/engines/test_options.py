@@ -37,7 +37,7 @@ def test_profiles_that_cannot_be(text: str) -> None:
         ({"hardware_compatible": "all"}, "'all' is not known"),
         ({"workspace_mib": 0}, "expected at least 1"),
         ({"capabilities": ("89",)}, "expected a number such as 8.9"),
-        ({"capabilities": ("8.9", "8.9")}, "repeat"),
+        ({"capabilities": ("8.9", "8.9")}, "expected each at most once"),
         ({"tf32": True, "precision": "fp16"}, "--tf32 is only for precision fp32"),
     ],
 )

@@ -66,7 +66,7 @@ def test_attentions_that_are_not_a_single_kernel(engine: Engine) -> None:
         (
             {"misses": (Miss(node="head", target="8.9", profile=0, expected="fp16", actual="fp32"),)},
             "failed",
-            "1 product in fp32, expected fp16: head",
+            "1 matrix product in fp32, expected fp16: head",
         ),
         ({"unfolded": ("a mask",)}, "failed", "Not folded: a mask"),
         ({"unjudged": "no roles"}, "undecided", "The types of the matrix products were not judged: no roles"),
