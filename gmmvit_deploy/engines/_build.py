@@ -1,8 +1,8 @@
-"""Build a plan.  Run as a separate program, with the path of a request file as its argument.
+"""Build a plan.  This file runs as a separate program, with the path of a request file as its argument.
 
-A separate process can be stopped, and does not end its parent when the builder crashes or runs out of memory. It
-prints the builder's progress to stdout, as a JSON object per line. The results are files: the plan, the builder's
-log, the layers of each target, and ``result.json``. SIGTERM stops the builder at its next step.
+A separate process can be stopped, and does not end its parent process when the builder crashes or runs out of memory.
+The program prints the builder's progress to stdout, as a JSON object per line. Its results are files: the plan, the
+builder's log, the layers of each target, and ``result.json``. SIGTERM stops the builder at the builder's next step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ def main(request_path: Path) -> None:
 
 
 def _build_all(library: Any, request: dict[str, Any], folder: Path, log: Any) -> dict[str, Any]:
-    """Build the plan and list its layers; for several targets, build for each target alone to list its layers."""
+    """Build the plan and list its layers.
+
+    With several targets, a plan for each single target is also built, to list the layers of this target.
+    """
     logger = logger_class(library)(log)
     monitor = monitor_class(library)()
     signal.signal(signal.SIGTERM, lambda *_: monitor.stop())
@@ -59,7 +62,8 @@ def _build_plan(
 ) -> tuple[bytes | None, str]:
     logger.layers = ""
     builder: trt.Builder = library.Builder(logger)
-    strongly = getattr(library.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)  # 11: no flag, always typed
+    # TensorRT 11 has no such flag, because its networks are always strongly typed.
+    strongly = getattr(library.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
     network: trt.INetworkDefinition = builder.create_network(0 if strongly is None else 1 << int(strongly))
     parser: trt.OnnxParser = library.OnnxParser(network, logger)
     if not parser.parse(Path(request["onnx"]).read_bytes()):
@@ -95,7 +99,8 @@ def configured(library: Any, builder: trt.Builder, request: dict[str, Any], targ
     if request["tf32"]:
         config.set_flag(library.BuilderFlag.TF32)
     else:
-        config.clear_flag(library.BuilderFlag.TF32)  # on by default, and drops 13 bits of float32 products' inputs
+        # TF32 is on by default, and drops 13 bits of the inputs of float32 matrix products.
+        config.clear_flag(library.BuilderFlag.TF32)
     if request["version_compatible"]:
         config.set_flag(library.BuilderFlag.VERSION_COMPATIBLE)
     levels = {"ampere+": "AMPERE_PLUS", "same-cc": "SAME_COMPUTE_CAPABILITY"}
@@ -114,9 +119,9 @@ def configured(library: Any, builder: trt.Builder, request: dict[str, Any], targ
 
 
 def inspected(library: Any, logger: Any, plan: bytes) -> str:
-    """Return the engine inspector's text of the layers, empty if the plan does not load.
+    """Return the engine inspector's text of the layers; empty if the plan does not load.
 
-    Needs a GPU that can run the plan.
+    A plan loads only on a machine with a GPU that can run it.
     """
     runtime: trt.Runtime = library.Runtime(logger)
     engine: trt.ICudaEngine | None = runtime.deserialize_cuda_engine(plan)

@@ -1,4 +1,4 @@
-"""ONNX → plan, built in a separate process that reports progress, can be stopped, and may crash without harm."""
+"""Build a plan from an ONNX file, in a separate process that reports progress, can be stopped, and may crash."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _KILLED_FOR_MEMORY = (-signal.SIGKILL, -signal.SIGABRT)
 class BuiltPlan:
     """A plan that was built.
 
-    path: the plan.  layers: target → TensorRT's text of its layers.  seconds: duration of the build.
-    log: the builder's log.
+    path: file of the plan.  layers: target → text in which TensorRT lists the layers.  seconds: duration of the build.
+    log: file of the builder's log.
     """
 
     path: Path
@@ -51,7 +51,7 @@ def build_plan(
 ) -> BuiltPlan:
     """Build a plan into ``folder``, which must be empty.
 
-    tensor, shape: of the graph's input, the shape without the batch.
+    tensor: name of the graph's input.  shape: shape of this input, without the batch.
     on_progress: called with the steps of the outermost phase.
     Errors: EngineError when the builder refuses the graph, fails, is killed, or is stopped. On an interrupt, the
     builder is stopped before KeyboardInterrupt is raised again.
@@ -75,7 +75,7 @@ def build_plan(
     if result["stopped"]:
         raise EngineError("the build was stopped")
     if result["errors"]:
-        raise EngineError(f"{flavor.name} {flavor.version} built no engine: {_short(result['errors'])}")
+        raise EngineError(f"{flavor.name} {flavor.version} failed to build the engine: {_short(result['errors'])}")
     layers = {
         target: (folder / f"layers.{number}.txt").read_text(encoding="utf-8")
         for number, target in enumerate(result["listed"])

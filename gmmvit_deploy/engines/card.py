@@ -49,13 +49,14 @@ class MaskCost:
 class EngineCard:
     """An engine's origin, options and checks.
 
-    sha256: of ``plan`` and ``onnx``, and of ``bundle`` and ``checkpoint`` if it was built from a bundle.
+    sha256: hashes of ``plan`` and ``onnx``, and of ``bundle`` and ``checkpoint`` if the engine was built from a bundle.
     masks: layer → SHA-256 of its mask's bytes in the ONNX graph.
-    target: compute capabilities that it was built for; or the GPU that it was built on, and its driver.
-    tensor: name, dtype and shape, without the batch, of the input.
-    attentions: how each attention is computed.  misses: products in another type than the precision promises.
+    target: compute capabilities that the engine was built for, or the GPU of the build and the GPU's driver.
+    tensor: name, dtype and shape of the input; the shape is without the batch.
+    attentions: how each attention is computed.
+    misses: matrix products and convolutions in another type than the precision promises.
     shares: target → type → share of the layers.  layers: target → number of layers in each profile.
-    unjudged: why the types of the products could not be checked; empty when they were.
+    unjudged: why the types of the products could not be checked; empty if the types were checked.
     unfolded: parts of the graph that should have been folded and are computed at run time.
     mask_cost: comparison with the twin without masks; None if it was not requested.
     """
@@ -95,8 +96,8 @@ class EngineCard:
                 return index
         ranges = ", ".join(f"{profile.least}..{profile.most}" for profile in self.profiles)
         raise InputError(
-            f"batch {batch} is outside this engine's {ranges}",
-            hint=f"rebuild with --batch 1:{min(8, batch)}:{max(batch, self.max_batch)}, or split the batch",
+            f"expected a batch of {ranges} images, as in the engine's profiles, got {batch}",
+            hint=f"type gmmvit build with --batch 1:{min(8, batch)}:{max(batch, self.max_batch)}, or split the batch",
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -114,7 +115,7 @@ class EngineCard:
         Errors: KeyError, TypeError, ValueError or InputError when the data is not a card of this format.
         """
         if data["format"] != CARD_FORMAT:
-            raise ValueError(f"format {data['format']!r}; this version reads {CARD_FORMAT!r}")
+            raise ValueError(f"expected format {CARD_FORMAT!r}, got {data['format']!r}")
         fields = {name: value for name, value in data.items() if name != "format"}
         fields["profiles"] = tuple(profile_from(text) for text in fields["profiles"])
         fields["attentions"] = tuple(
@@ -128,7 +129,7 @@ class EngineCard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """An opened engine whose plan has the size and hash that its card states."""
+    """An opened engine. The plan's size and SHA-256 match the card."""
 
     path: Path
     card: EngineCard
@@ -146,25 +147,28 @@ def open_engine(path: Path) -> Engine:
     """
     folder = path.parent if path.name == PLAN_FILE else path
     card_path, plan_path = folder / CARD_FILE, folder / PLAN_FILE
-    rebuild = "gmmvit build writes engines with their cards"
+    rebuild = "type gmmvit build BUNDLE to build the engine again"
     if not card_path.is_file():
         problem = "holds no card.json" if folder.is_dir() else "does not exist" if not path.exists() else "has no card"
-        raise EngineError(f"{path}: expected an engine, but it {problem}", hint=rebuild)
+        raise EngineError(f"{path}: expected the folder of an engine, but it {problem}", hint=rebuild)
     try:
         card = EngineCard.from_json(json.loads(card_path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, InputError) as exc:
-        raise EngineError(f"{card_path}: not the card of an engine: {exc}", hint=rebuild) from exc
+        raise EngineError(
+            f"{card_path}: expected the card of an engine, but the file cannot be read: {exc}", hint=rebuild
+        ) from exc
     if not plan_path.is_file():
         raise EngineError(f"{plan_path} is missing", hint=rebuild)
     size = plan_path.stat().st_size
     if size != card.size_bytes:
         raise EngineError(
-            f"{plan_path}: expected {card.size_bytes} bytes, got {size}: it is truncated, or not the plan of its card",
-            hint="build it again, or copy it again",
+            f"{plan_path}: expected {card.size_bytes} bytes, got {size}: the plan is truncated, "
+            "or does not belong to its card",
+            hint="copy the engine's folder again, or build the engine again",
         )
     if sha256_of_file(plan_path) != card.sha256["plan"]:
         raise EngineError(
-            f"{plan_path}: it is not the plan that its card describes: it was changed or damaged", hint=rebuild
+            f"{plan_path}: the SHA-256 of the plan differs from its card: the plan was changed or damaged", hint=rebuild
         )
     return Engine(path=folder, card=card)
 
@@ -178,6 +182,7 @@ def require_bundle(bundle: Bundle, engine: Engine) -> None:
     if made_from != bundle.sha256:
         origin = f"bundle {made_from[:12]}…" if made_from else "an ONNX file that belongs to no bundle"
         raise EngineError(
-            f"{engine.path}: it was built from {origin}; {bundle.path} is {bundle.sha256[:12]}…",
-            hint=f"gmmvit build {bundle.path}",
+            f"{engine.path}: expected an engine built from {bundle.path} ({bundle.sha256[:12]}…), "
+            f"got an engine built from {origin}",
+            hint=f"type gmmvit build {bundle.path}",
         )

@@ -1,6 +1,6 @@
-"""Check whether a server, or this machine, can load a plan, and what to build if it cannot.
+"""Check if a server, or this machine, can load a plan; if not, explain what to build.
 
-Only the TensorRT version that built a plan loads it; a version compatible plan is also loaded by later versions with
+A plan loads only in the TensorRT version that built it. A version compatible plan also loads in later versions with
 the same major version. Triton's tensorrt backend loads plans of TensorRT, never of TensorRT for RTX.
 """
 
@@ -34,14 +34,17 @@ _RELEASES = {
     "25.05": ("2.58.0", "10.10.0"),
     "25.06": ("2.59.0", "10.11.0"),
 }
-_FIND_OUT = "type --server-tensorrt VERSION; on the server, dpkg -l | grep libnvinfer-lean or tensorrt shows it"
+_FIND_OUT = (
+    "type --server-tensorrt VERSION; on the server, dpkg -l | grep -E 'libnvinfer-lean|tensorrt' shows the version"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTensorRT:
     """The TensorRT of a server.
 
-    name: of the server, for messages.  version: of its TensorRT, such as ``10.9.0``; trailing parts may be missing.
+    name: name of the server, for messages.
+    version: version of the server's TensorRT, such as ``10.9.0``; trailing parts may be missing.
     """
 
     name: str
@@ -53,8 +56,9 @@ def server_tensorrt(
 ) -> ServerTensorRT:
     """Find the TensorRT version of a server.
 
-    release: of NVIDIA's container, such as ``25.04``.  triton: the version that a live server reports, ``2.57.0``.
-    tensorrt: TensorRT's version itself, which overrides the other two.
+    release: release of NVIDIA's container, such as ``25.04``.
+    triton: Triton version that a live server reports, such as ``2.57.0``.
+    tensorrt: version of TensorRT, which overrides ``release`` and ``triton``.
     Errors: InputError on a malformed version, on a release or Triton version that is not in the table, or when all
     three are None.
     """
@@ -65,7 +69,7 @@ def server_tensorrt(
     if release is not None:
         if release not in _RELEASES:
             raise InputError(
-                f"release {release} is not in the table, {min(_RELEASES)} to {max(_RELEASES)}", hint=_FIND_OUT
+                f"expected a container release from {min(_RELEASES)} to {max(_RELEASES)}, got {release}", hint=_FIND_OUT
             )
         return ServerTensorRT(name=name or f"Triton {release}", version=_RELEASES[release][1])
     if triton is not None:
@@ -73,10 +77,10 @@ def server_tensorrt(
             if triton_version == triton:
                 return ServerTensorRT(name=name or f"Triton {triton} ({known_release})", version=tensorrt_version)
         raise InputError(
-            f"{name or 'the server'} is Triton {triton}, whose TensorRT is not in the table", hint=_FIND_OUT
+            f"{name or 'the server'}: the TensorRT version of Triton {triton} is not known", hint=_FIND_OUT
         )
     raise InputError(
-        "a plan loads in a single version of TensorRT, and the server's version is not known",
+        "a plan loads only in the TensorRT version that built it, and the server's TensorRT version is not known",
         hint="type --server-version 25.04 for NVIDIA's container, --server URL for a live server, "
         "or --server-tensorrt 10.9.0",
     )
@@ -92,10 +96,13 @@ def loads_in(card: EngineCard, version: str) -> str:
         if built[0] == there[0] and there[1:length] >= built[1:length]:
             return ""
         return (
-            f"it was built version compatible by {card.flavor} {card.tensorrt_version}; "
-            f"expected this version or a later {built[0]}.x to load it, got {version}"
+            f"the plan was built version compatible by {card.flavor} {card.tensorrt_version}; "
+            f"expected {card.flavor} {card.tensorrt_version} or a later {built[0]}.x to load the plan, got {version}"
         )
-    return f"it was built by {card.flavor} {card.tensorrt_version}; expected the same version to load it, got {version}"
+    return (
+        f"the plan was built by {card.flavor} {card.tensorrt_version}; "
+        f"expected the same version to load the plan, got {version}"
+    )
 
 
 def runs_on(card: EngineCard, gpu: Gpu) -> str:
@@ -105,20 +112,23 @@ def runs_on(card: EngineCard, gpu: Gpu) -> str:
     capabilities = card.target["capabilities"]
     if gpu.capability in capabilities:
         return ""
-    return f"it was built for compute capability {', '.join(capabilities)}, and {gpu.name} has {gpu.capability}"
+    return f"the engine was built for compute capability {', '.join(capabilities)}; {gpu.name} has {gpu.capability}"
 
 
 def loads_on(card: EngineCard, server: ServerTensorRT) -> str:
     """Return why the server cannot load the plan, and what to do; empty if it can."""
     if card.flavor != "tensorrt":
         return (
-            f"it is a plan of {card.flavor}, which Triton's tensorrt backend does not load; "
-            "on the server's GPU: gmmvit build BUNDLE --flavor tensorrt"
+            f"the plan was built by {card.flavor}, and Triton's tensorrt backend loads only plans of tensorrt; "
+            "type gmmvit build BUNDLE --flavor tensorrt on the server's GPU"
         )
     reason = loads_in(card, server.version)
     if not reason:
         return ""
-    return f"{reason} on {server.name}; build it again with tensorrt {server.version}, or with --version-compatible"
+    return (
+        f"{reason} on {server.name}; build the engine again with tensorrt {server.version}, "
+        "or with --version-compatible"
+    )
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -1,4 +1,7 @@
-"""ONNX → engine: check the request, build in a temporary folder, judge the layers, write all files or no file."""
+"""Build an engine from an ONNX file: check the options, build in a temporary folder, judge the layers, write all files.
+
+After an error, no file of the engine is written.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,7 @@ def engine_from_onnx(
 
 
 def engine_name(options: BuildOptions, flavor: Flavor) -> str:
-    """Return the folder name of an engine, as ``fp16-tensorrt-rtx-8.9``: precision, flavour, capabilities or GPU."""
+    """Return the folder name of an engine, such as ``fp16-tensorrt-rtx-8.9``: precision, flavour, target."""
     gpu = visible_gpu()
     place = "+".join(options.capabilities) or (gpu.name.replace(" ", "-").lower() if gpu else "unknown")
     return f"{options.precision}-{flavor.name}-{place}"
@@ -135,8 +138,8 @@ def _profiles(source: GraphSource, options: BuildOptions) -> tuple[Profile, ...]
     for profile in profiles:
         if source.max_batch is not None and profile.most > source.max_batch:
             raise InputError(
-                f"profile {profile} goes beyond this bundle's batch of {source.max_batch}",
-                hint=f"export again with --max-batch {profile.most}, or lower the largest batch of --batch",
+                f"profile {profile}: expected a maximum batch of at most {source.max_batch}, the limit of the bundle",
+                hint=f"export the checkpoint again with --max-batch {profile.most}, or lower MAX in --batch",
             )
     return profiles
 
@@ -254,7 +257,7 @@ def _require(card: EngineCard, options: BuildOptions) -> None:
         shown = "; ".join(problems[:4]) + (f"; and {len(problems) - 4} more" if len(problems) > 4 else "")
         raise EngineError(
             f"the engine does not meet the requirements: {shown}",
-            hint="nothing was written; to keep the engine, leave out --require-fused and --require-precision",
+            hint="no engine was written; build without --require-fused and --require-precision to keep the engine",
         )
 
 
@@ -262,14 +265,14 @@ def _not_fused(card: EngineCard) -> list[str]:
     if not card.attentions:
         return ["the graph has no attention"]
     return list(card.unfolded) + [
-        f"{proof.name} is not one kernel on {proof.target}, profile {proof.profile}: {proof.reason}"
+        f"{proof.name} is not a single kernel on {proof.target}, profile {proof.profile}: {proof.reason}"
         for proof in card.attentions
         if not proof.fused
     ]
 
 
 def _not_reached(card: EngineCard) -> list[str]:
-    unjudged = [f"precision cannot be judged: {card.unjudged}"] if card.unjudged else []
+    unjudged = [f"the types of the products cannot be judged: {card.unjudged}"] if card.unjudged else []
     return unjudged + [
         f"{miss.node} runs in {miss.actual} on {miss.target}, profile {miss.profile}; expected {miss.expected}"
         for miss in card.misses

@@ -1,4 +1,4 @@
-"""A single interface to TensorRT and TensorRT for RTX, and the options that each refuses.
+"""A single interface to TensorRT and TensorRT for RTX, called flavours, and the options that each flavour refuses.
 
 tensorrt       versions 10 and 11; builds on the GPU that will run the engine
 tensorrt-rtx   builds on any machine, for named compute capabilities; runs on GeForce and workstation GPUs
@@ -33,13 +33,13 @@ FlavorName = Literal["tensorrt", "tensorrt-rtx"]
 FLAVORS: tuple[FlavorName, ...] = get_args(FlavorName)
 _MODULES: dict[FlavorName, str] = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
 
-# Precision → lowest compute capability that it can be built for.
+# Precision → lowest compute capability that supports it.
 _LEAST: dict[str, float] = {"fp32": 7.5, "fp16": 7.5, "bf16": 8.0, "int8": 7.5, "fp8": 8.9}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A GPU.  name: as the driver reports it.  capability: compute capability, as ``8.9``.  driver: driver version."""
+    """A GPU.  name: name from the driver.  capability: compute capability, such as ``8.9``.  driver: driver version."""
 
     name: str
     capability: str
@@ -50,8 +50,8 @@ class Gpu:
 class Flavor:
     """An installed TensorRT.
 
-    capabilities: compute capabilities that it accepts as build targets; empty when it builds only for the GPU of this
-    machine.
+    capabilities: compute capabilities that the flavour accepts as build targets; empty if the flavour builds only for
+    the GPU of this machine.
     """
 
     name: FlavorName
@@ -80,7 +80,7 @@ def require_flavor(name: str) -> FlavorName | Literal["auto"]:
     if name == "auto":
         return "auto"
     if name not in FLAVORS:
-        raise InputError(f"flavour {name!r} is not known", hint=f"known: auto, {', '.join(FLAVORS)}")
+        raise InputError(f"flavour {name!r} is not known", hint=f"use auto, {' or '.join(FLAVORS)}")
     return name
 
 
@@ -88,7 +88,8 @@ def find_flavor(name: str) -> Flavor:
     """Return the installed flavour of this name; ``auto`` selects the first that can build on this machine.
 
     name: ``tensorrt``, ``tensorrt-rtx`` or ``auto``; ``auto`` tries ``tensorrt`` only where a GPU is visible.
-    Errors: InputError on another name; MissingDependencyError when the flavour is not installed, or neither is.
+    Errors: InputError on another name; MissingDependencyError when the flavour, or for ``auto`` every
+    flavour that can build here, is not installed.
     """
     flavor = require_flavor(name)
     if flavor == "auto":
@@ -131,14 +132,17 @@ def _refuse_rtx(options: BuildOptions, flavor: Flavor) -> None:
     for capability in options.capabilities or here:
         _refuse_capability(capability, options, flavor)
     for requested, what in (
-        (options.version_compatible, "--version-compatible: it comes without the lean runtime that such engines carry"),
+        (
+            options.version_compatible,
+            "--version-compatible: it has no lean runtime, which version compatible engines contain",
+        ),
         (
             options.hardware_compatible != "none",
-            "--hardware-compatible: type --compute-capability several times instead",
+            "--hardware-compatible; type --compute-capability once for each GPU instead",
         ),
         (
             options.timing_cache is not None,
-            "--timing-cache: its builder times no kernels, so there are no timings to keep",
+            "--timing-cache: its builder times no kernels, so the cache would be empty",
         ),
     ):
         if requested:
@@ -150,7 +154,7 @@ def _refuse_capability(capability: str, options: BuildOptions, flavor: Flavor) -
         others = ": Hopper and data-centre Blackwell need flavour tensorrt" if capability in ("9.0", "10.0") else ""
         raise InputError(
             f"tensorrt-rtx {flavor.version} does not build for compute capability {capability}{others}",
-            hint=f"it builds for {', '.join(flavor.capabilities)}",
+            hint=f"type --compute-capability with one of {', '.join(flavor.capabilities)}",
         )
     if float(capability) < _LEAST[options.precision]:
         raise InputError(
@@ -159,8 +163,8 @@ def _refuse_capability(capability: str, options: BuildOptions, flavor: Flavor) -
         )
     if capability == "7.5":
         raise InputError(
-            "tensorrt-rtx compiles no float32 matrix product, such as the head, for compute capability 7.5",
-            hint="flavour tensorrt builds on such a GPU",
+            "tensorrt-rtx compiles no float32 matrix product, such as the classifier head, for compute capability 7.5",
+            hint="type --flavor tensorrt on a machine with such a GPU",
         )
 
 
@@ -173,7 +177,7 @@ def _refuse_tensorrt(options: BuildOptions, flavor: Flavor) -> None:
         )
     if options.capabilities and set(options.capabilities) != {gpu.capability}:
         raise InputError(
-            f"tensorrt builds for this machine's GPU, {gpu.name} of compute capability {gpu.capability}, "
+            f"tensorrt builds only for this machine's GPU, {gpu.name} of compute capability {gpu.capability}, "
             f"not for {', '.join(options.capabilities)}",
             hint="leave out --compute-capability, or type --hardware-compatible ampere+",
         )
@@ -183,7 +187,7 @@ def _refuse_tensorrt(options: BuildOptions, flavor: Flavor) -> None:
             f"{gpu.name} has {gpu.capability}"
         )
     if float(gpu.capability) < 8.0 and options.hardware_compatible == "ampere+":
-        raise InputError(f"--hardware-compatible ampere+ needs an Ampere GPU or later; {gpu.name} is {gpu.capability}")
+        raise InputError(f"--hardware-compatible ampere+ needs an Ampere GPU or later; {gpu.name} has {gpu.capability}")
 
 
 _RULES: dict[FlavorName, Callable[[BuildOptions, Flavor], None]] = {

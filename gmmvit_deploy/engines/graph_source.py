@@ -1,4 +1,4 @@
-"""Read a graph to build an engine from: its input, attentions and roles, before the build begins."""
+"""Read the graph of an engine before the build begins: input, attentions, and roles of the nodes."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ __all__ = ["GraphSource", "source_from_onnx"]
 class GraphSource:
     """A graph to build an engine from.
 
-    tensor, shape, dtype: of its input, the shape without the batch.
-    head_dims: attention → head dim, where it can be inferred.
-    unmatched: unknown attention → why its form does not match an attention.
-    roles: node → role; empty if a node's role is unknown, and ``unjudged`` then names up to three such nodes.
-    unfolded: parts of the graph that should have been folded.  max_batch: of the bundle; None without a bundle.
+    tensor: name of the graph's input.  shape: shape of the input, without the batch.  dtype: element type of the input.
+    head_dims: attention → head dim, for attentions whose shapes can be inferred.
+    unmatched: softmax that is not part of a known attention → why its form does not match an attention.
+    roles: node → role in the precision policy; empty if an operator has no role.  unjudged: operators without a role,
+    as a reason why the precision cannot be judged; empty if every operator has a role.
+    unfolded: parts of the graph that should have been folded.
+    max_batch: maximum batch of the bundle; None without a bundle.
     hashes: SHA-256 of the graph's sources, for the card.  masks: layer → SHA-256 of its mask, for the card.
     """
 
@@ -97,7 +99,7 @@ def _without_role(operators: tuple[str, ...]) -> str:
         return ""
     more = f" and {len(operators) - 3} more" if len(operators) > 3 else ""
     verb = "has" if len(operators) == 1 else "have"
-    return f"{', '.join(operators[:3])}{more} {verb} no place in the precision policy"
+    return f"{', '.join(operators[:3])}{more} {verb} no role in the precision policy"
 
 
 def _input(path: Path, proto: ModelProto) -> tuple[str, tuple[int, ...], str]:
@@ -106,16 +108,18 @@ def _input(path: Path, proto: ModelProto) -> tuple[str, tuple[int, ...], str]:
     constants = {tensor.name for tensor in proto.graph.initializer}
     inputs = [value for value in proto.graph.input if value.name not in constants]
     if len(inputs) != 1:
-        raise InputError(f"{path}: expected one input, the images, got {len(inputs)}")
+        raise InputError(f"{path}: expected a single input, the images, got {len(inputs)} inputs")
     kind = inputs[0].type.tensor_type
     dims = [dim.dim_value for dim in kind.shape.dim]
     if len(dims) < 2 or dims[0] or not all(dims[1:]):
-        raise InputError(f"{path}: expected an input with a dynamic batch and fixed other dimensions, got {dims}")
+        raise InputError(
+            f"{path}: expected an input with a dynamic batch and fixed other dimensions, got {dims} (0 is dynamic)"
+        )
     return inputs[0].name, tuple(dims[1:]), str(helper.tensor_dtype_to_np_dtype(kind.elem_type))
 
 
 def _unmatched(proto: ModelProto, attentions: tuple[Attention, ...]) -> dict[str, str]:
-    """Map each attention without products around its softmax to the matcher's reason."""
+    """Map each softmax that is not part of a known attention to the matcher's reason."""
     unknown = {attention.name for attention in attentions if not attention.known}
     if not unknown:
         return {}
@@ -130,7 +134,7 @@ def _head_dims(proto: ModelProto, attentions: tuple[Attention, ...]) -> dict[str
     try:
         inferred = shape_inference.infer_shapes(proto)
     except shape_inference.InferenceError:
-        return {}  # some converters write inconsistent shapes; head dims are only used in messages
+        return {}  # some converters write inconsistent shapes; only messages use head dims
     shapes = {
         value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in inferred.graph.value_info
     }

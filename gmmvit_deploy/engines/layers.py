@@ -44,8 +44,8 @@ class Layer:
     """A kernel, or a step on the host.
 
     kind: TensorRT's type of the layer.  profile: index of the optimisation profile, from 0.
-    reads, writes: element types of its tensors without constants, by our names (``fp16``); empty for shape arithmetic.
-    nodes: ONNX nodes that it computes.
+    reads, writes: element types of the inputs and outputs, without constants, in this project's names (``fp16``); empty
+    for shape arithmetic.  nodes: ONNX nodes that the layer computes.
     """
 
     name: str
@@ -57,13 +57,13 @@ class Layer:
 
     @property
     def precision(self) -> str | None:
-        """The narrowest element type that it reads, or writes if it reads no tensor; None for shape arithmetic."""
+        """Narrowest element type that the layer reads, or writes if it reads no tensor; None for shape arithmetic."""
         types = self.reads or self.writes
         return min(types, key=_bits) if types else None
 
     @property
     def multiplies(self) -> bool:
-        """Whether it computes a matrix product or a convolution, alone or fused with other nodes."""
+        """True if the layer computes a matrix product or a convolution, alone or fused with other nodes."""
         return self.kind in _PRODUCTS or "mha" in self.name
 
 
@@ -74,11 +74,12 @@ def _bits(kind: str) -> int:
 def layers_from_text(text: str) -> tuple[Layer, ...]:
     """Read all layers, in order.
 
-    Errors: EngineError when the text has no layer: the builder's verbosity was not detailed, or its format changed.
+    Errors: EngineError when the text has no layer, because the builder's verbosity was not detailed or the format of
+    the text changed.
     """
     layers = tuple(_layer(match) for line in text.splitlines() if (match := _LINE.match(line)))
     if not layers:
-        raise EngineError("TensorRT listed no layers, so the engine cannot be judged")
+        raise EngineError("TensorRT listed no layers, so attentions and precision cannot be checked")
     return layers
 
 
@@ -96,7 +97,7 @@ def _layer(match: re.Match[str]) -> Layer:
 
 
 def _types(text: str) -> tuple[str, ...]:
-    """Return our names of the element types; types without a name of ours, such as 64-bit integers, are left out."""
+    """Return this project's names of the element types; types without a name, such as 64-bit integers, are left out."""
     named = (next((name for pattern, name in _NAMES if pattern.search(kind)), "") for kind in _TYPE.findall(text))
     return tuple(name for name in named if name)
 

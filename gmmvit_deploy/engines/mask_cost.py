@@ -1,4 +1,4 @@
-"""Measure the cost of the masks in an engine: compare it with its twin, the same graph with M = 1."""
+"""Measure the cost of the masks in an engine: compare the engine with its twin, the same graph with masks of ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def mask_cost_of(
     build: Callable[[Path], BuiltPlan],
     onnx: Path,
 ) -> MaskCost:
-    """Build the twin and compare layers, kernels and sizes, and on a GPU also the times.
+    """Build the twin, and compare layers, kernels and sizes; with a GPU, also compare the times.
 
     plan: the engine's plan.  build: builds a plan from an ONNX file.  onnx: file to write the twin's graph to.
     Errors: EngineError when the twin does not build.
@@ -55,7 +55,7 @@ def _kernels(layers: tuple[Layer, ...]) -> int:
 def _times(
     source: GraphSource, profiles: tuple[Profile, ...], flavor: Flavor, *plans: BuiltPlan
 ) -> tuple[dict[str, float], ...]:
-    """For each plan, map batch to median milliseconds; all plans run at a batch before the next batch."""
+    """Return batch → median milliseconds for each plan; all plans run a batch size before the next batch size."""
     import numpy as np
 
     from gmmvit_deploy.engines.session import PlanSession

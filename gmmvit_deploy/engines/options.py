@@ -55,15 +55,15 @@ def profile_from(text: str) -> Profile:
 class BuildOptions:
     """Options for building an engine.
 
-    profiles: batch ranges; the engine uses the first that contains a batch; empty selects a default profile.
+    profiles: batch ranges; the engine uses the first range that contains a batch. Empty selects a default profile.
     capabilities: compute capabilities, such as ``8.9``, for flavours that build without the GPU.
-    optimization_level: 0 to 5; a higher level takes longer to build; None uses the builder's default.
+    optimization_level: 0 to 5; higher levels take longer to build. None uses the builder's default.
     timing_cache: file that is read, if it exists, before the build and written after it.
     version_compatible: let later versions of the same major version load the engine.
     hardware_compatible: GPUs that can run the engine: ``none``, the GPU of the build; ``ampere+``, Ampere and later;
     ``same-cc``, the same compute capability.
-    tf32: let float32 products drop 13 bits of their inputs.
-    workspace_mib: GPU memory for kernels beside weights and activations; None allows all of the GPU's memory.
+    tf32: let float32 matrix products use TF32, which drops 13 bits of the inputs.
+    workspace_mib: GPU memory for temporary data of kernels, in MiB; None allows all of the GPU's memory.
     require_fused: fail unless every attention is a single kernel.
     require_precision: fail unless every product runs in the type that the precision promises.
     """
@@ -86,19 +86,18 @@ class BuildOptions:
             raise InputError(f"optimization level: expected 0 to 5, got {self.optimization_level}")
         if self.hardware_compatible not in get_args(HardwareCompatibility):
             known = ", ".join(get_args(HardwareCompatibility))
-            raise InputError(
-                f"hardware compatibility {self.hardware_compatible!r} is not known", hint=f"known: {known}"
-            )
+            raise InputError(f"hardware compatibility {self.hardware_compatible!r} is not known", hint=f"use {known}")
         if self.workspace_mib is not None and self.workspace_mib < 1:
             raise InputError(f"workspace: expected at least 1 MiB, got {self.workspace_mib}")
         for capability in self.capabilities:
             if not re.fullmatch(r"\d+\.\d", capability):
                 raise InputError(f"compute capability: expected a number such as 8.9, got {capability!r}")
         if len(set(self.capabilities)) != len(self.capabilities):
-            raise InputError(f"compute capabilities repeat: {', '.join(self.capabilities)}")
+            raise InputError(f"compute capabilities: expected each at most once, got {', '.join(self.capabilities)}")
         if self.tf32 and self.precision != "fp32":
             raise InputError(
-                f"--tf32 affects float32 products; an engine in {self.precision} has such a product in its head only"
+                f"--tf32 is only for precision fp32, got {self.precision}",
+                hint="leave out --tf32, or type --precision fp32",
             )
 
     def flags(self) -> dict[str, object]:
@@ -119,9 +118,9 @@ _HARDWARE_FLAGS = {"ampere+": "ampere+", "same-cc": "sameComputeCapability"}
 def trtexec_line(
     options: BuildOptions, profiles: tuple[Profile, ...], *, onnx: str, tensor: str, shape: tuple[int, ...], rtx: bool
 ) -> str:
-    """Return the command of NVIDIA's own tool that builds the same engine, to compare or to build without this package.
+    """Return the command line of NVIDIA's tool that builds the same engine, without this package.
 
-    rtx: for TensorRT for RTX.
+    rtx: return the command line for TensorRT for RTX.
     """
     parts = ["tensorrt_rtx" if rtx else "trtexec", f"--onnx={onnx}", "--saveEngine=model.plan"]
     if not rtx:

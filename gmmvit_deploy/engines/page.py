@@ -1,4 +1,4 @@
-"""Write an engine's card as a self-contained page: is each attention a single kernel, and in which type does it run?"""
+"""Write an engine's card as a self-contained page: which attentions are a single kernel, in which type each runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def page_of(engine: Engine) -> str:
         sections=(
             section("Engine", definitions(_facts(card))),
             section("Attentions", _attentions(card)),
-            section("Products in another type than promised", _misses(card)),
+            section("Matrix products in another type than promised", _misses(card)),
             section("Layers", _layers(card)),
             section("Cost of the masks", _mask_cost(card)),
             section("Provenance", definitions(_provenance(engine))),
@@ -42,18 +42,22 @@ def _verdict(engine: Engine) -> Summary:
     fused = f"{len(card.attentions) - len(scattered)} of {len(card.attentions)} attentions are a single kernel each"
     changes = (*_shortcomings(card), *_scope(engine))
     if card.misses or card.unfolded:
-        what = [f"{len(card.misses)} products miss {card.precision}"] if card.misses else []
+        what = (
+            [f"{len(card.misses)} matrix products do not run in the type that {card.precision} promises"]
+            if card.misses
+            else []
+        )
         what += [f"{len(card.unfolded)} parts of the graph are not folded"] if card.unfolded else []
         sentence = f"The engine is not what was promised: {' and '.join(what)}; {fused}."
         return Summary(outcome="failed", word="NOT AS PROMISED", sentence=sentence, changes=changes)
     if card.unjudged:
-        sentence = f"The precision of the products cannot be judged; {fused}."
+        sentence = f"The types of the matrix products cannot be judged; {fused}."
         return Summary(outcome="undecided", word="NOT JUDGED", sentence=sentence, changes=changes)
     if scattered or not card.attentions:
-        sentence = f"Every product runs in the type that {card.precision} promises, but only {fused}."
+        sentence = f"Every matrix product runs in the type that {card.precision} promises, but only {fused}."
         return Summary(outcome="undecided", word="NOT ALL FUSED", sentence=sentence, changes=changes)
     sentence = (
-        f"Every product runs in the type that {card.precision} promises, "
+        f"Every matrix product runs in the type that {card.precision} promises, "
         f"and all {len(card.attentions)} attentions are a single kernel each."
     )
     return Summary(outcome="passed", word="PROVEN", sentence=sentence, changes=changes)
@@ -66,26 +70,26 @@ def _shortcomings(card: EngineCard) -> Iterator[str]:
     for miss in card.misses:
         missed[miss.expected, miss.actual].append(miss.node)
     for (promised, actual), nodes in missed.items():
-        yield f"{_counted(nodes, 'product')} in {actual}, expected {promised}: {_some(nodes)}"
+        yield f"{_counted(nodes, 'matrix product')} in {actual}, expected {promised}: {_some(nodes)}"
     if card.unjudged:
-        yield f"Precision not judged: {card.unjudged}"
+        yield f"The types of the matrix products were not judged: {card.unjudged}"
     reasons: dict[str, list[str]] = defaultdict(list)
     for proof in card.attentions:
         if not proof.fused:
             reasons[proof.reason].append(proof.name)
     for reason, names in reasons.items():
-        yield f"{_counted(names, 'attention')} not a single kernel: {reason} ({_some(names)})"
+        yield f"{_counted(names, 'attention')} not fused into a single kernel: {reason} ({_some(names)})"
     if not card.attentions:
-        yield "The graph has no known attention, so no fusion could be proven"
+        yield "The graph has no attention, so fusion could not be checked"
 
 
 def _scope(engine: Engine) -> Iterator[str]:
     runner = engine.card.flavor
     yield (
-        "Wrong answers: this page is about kernels and types; gmmvit parity BUNDLE "
-        f"--runner {runner} --engine {engine.path} compares the engine's answers with PyTorch's"
+        "Wrong logits: this page covers kernels and types only. Type gmmvit parity BUNDLE "
+        f"--runner {runner} --engine {engine.path} to compare the engine's logits with PyTorch's"
     )
-    yield "Another GPU, TensorRT, precision or batch range: the builder chooses its kernels anew for each"
+    yield "Another GPU, TensorRT version, precision or batch range: the builder chooses the kernels anew for each build"
 
 
 def _counted(names: list[str], noun: str) -> str:
@@ -108,7 +112,7 @@ def _facts(card: EngineCard) -> dict[str, str]:
     return {
         "precision": card.precision,
         "built for": f"{target}, with {card.flavor} {card.tensorrt_version}",
-        "profiles": f"{', '.join(map(str, card.profiles))} (least, best and most images in a batch)",
+        "profiles": f"{', '.join(map(str, card.profiles))} (minimum, optimum and maximum batch)",
         "input": f"{card.tensor['name']}: {card.tensor['dtype']} (B, {shape})",
         "size": f"{card.size_bytes / 2**20:.2f} MiB, built in {card.build_seconds:.1f} s",
         "flags": ", ".join(flags) or "TF32 off",
@@ -128,7 +132,7 @@ def _attentions(card: EngineCard) -> str:
         )
         for proof in card.attentions
     ]
-    head = ("attention", "target", "profile", "mask", "single kernel", "products", "kernel, or reason")
+    head = ("attention", "target", "profile", "mask", "single kernel", "types of the products", "kernel, or reason")
     return table("Attentions as the builder reports them", head, rows) if rows else ""
 
 
@@ -137,7 +141,11 @@ def _misses(card: EngineCard) -> str:
         (escape(miss.node), escape(miss.target), str(miss.profile), escape(miss.expected), escape(miss.actual))
         for miss in card.misses
     ]
-    return table("Products", ("node", "target", "profile", "expected", "actual"), rows) if rows else ""
+    return (
+        table("Matrix products in another type", ("node", "target", "profile", "expected", "actual"), rows)
+        if rows
+        else ""
+    )
 
 
 def _layers(card: EngineCard) -> str:
@@ -165,7 +173,7 @@ def _mask_cost(card: EngineCard) -> str:
         (f"median ms at batch {batch}", f"{own:.3f}", f"{twin:.3f}", f"{own - twin:+.3f}")
         for batch, own, twin in _times(cost.milliseconds, cost.twin_milliseconds)
     ]
-    head = ("measure", "this engine", "twin without masks", "difference")
+    head = ("measure", "this engine", "twin with masks of ones", "difference")
     return table("The engine and its twin whose masks are all ones", head, rows)
 
 

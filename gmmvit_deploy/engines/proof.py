@@ -1,6 +1,6 @@
-"""Check that each attention is a single kernel, and that each product runs in the type that the precision promises.
+"""Check that each attention is a single kernel, and that each matrix product runs in the type of its precision.
 
-The checks read the layers that TensorRT reports for the engine, never the ONNX graph alone.
+The checks compare the ONNX graph with the layers that TensorRT reports for the engine.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ __all__ = ["AttentionProof", "Miss", "prove_attentions", "unreached"]
 class AttentionProof:
     """How an engine computes an attention, in a given optimisation profile on a given target.
 
-    target: compute capability or GPU.  masked: the attention has a mask.
-    fused: a single kernel computes it from Q Kᵀ to P V, and no other layer computes a part of it.
-    kernels: the layers that compute it or a part of it.  precision: the types that its products read.
-    reason: why it is not fused, as far as the cause is known; empty when it is fused.
+    target: compute capability or GPU.  masked: True if the attention has a mask.
+    fused: True if a single kernel computes the attention from Q Kᵀ to P V, and no other layer computes a part of it.
+    kernels: the layers that compute the attention or a part of it.  precision: types that its matrix products read.
+    reason: why the attention is not fused, as far as the cause is known; empty if it is fused.
     """
 
     name: str
@@ -42,7 +42,7 @@ class AttentionProof:
 class Miss:
     """A matrix product or convolution whose type differs from the type that the precision promises.
 
-    expected: the promised type.  actual: the type that it runs in.
+    expected: the promised type.  actual: the type that the product runs in.
     """
 
     node: str
@@ -110,19 +110,22 @@ def _reason(
     if not attention.known:
         return "this softmax is not part of a known form of attention"
     if not parts:
-        return "no layer lists its nodes"
+        return "no layer of the engine lists the attention's nodes"
     if whole:
         return (
-            f"one kernel, between {len(parts) - 1} copies that pad and cut its head dim {head_dim}: "
-            "convert with --pad-heads"
+            f"a single kernel, but other layers ({len(parts) - 1}) pad and cut its head dim {head_dim}: "
+            "type gmmvit convert with --pad-heads"
         )
     if attention.mixes_heads:
-        return "its heads are mixed around softmax, and each has a mask of its own: no form without mixing exists"
+        return (
+            "its heads are mixed around softmax, and each head has its own mask: "
+            "an equal form without mixing does not exist"
+        )
     if set(products) == {"fp32"}:
-        return "float32: fused kernels take fp16, bf16 and fp8"
+        return "it runs in float32: fused kernels exist for fp16, bf16 and fp8"
     if head_dim is not None and (head_dim < 16 or head_dim > 256):
-        return f"head dim {head_dim}: fused kernels take 16 to 256; convert with --pad-heads where it is too small"
-    return f"the builder made {len(parts)} kernels of it"
+        return f"head dim {head_dim}: fused kernels take 16 to 256; type gmmvit convert with --pad-heads if below 16"
+    return f"the builder split it into {len(parts)} kernels"
 
 
 _PROMISED: dict[Precision, dict[str, str]] = {
@@ -137,7 +140,7 @@ _PROMISED: dict[Precision, dict[str, str]] = {
 def unreached(
     layers: Sequence[Layer], roles: Mapping[str, Role], precision: Precision, *, target: str, profiles: int
 ) -> tuple[Miss, ...]:
-    """Return every product, in every profile, that runs in another type than ``precision`` promises."""
+    """Return every matrix product, in every profile, that runs in another type than ``precision`` promises."""
     promised = {node: kind for node, role in roles.items() if (kind := _PROMISED[precision].get(role))}
     misses = []
     for profile in range(profiles):

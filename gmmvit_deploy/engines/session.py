@@ -26,7 +26,7 @@ _WARM_UPS = 3  # executions before a capture: the first executions allocate memo
 
 @dataclass(slots=True)
 class _Slot:
-    """Context, buffers and CUDA graph of a batch size, made at its first batch."""
+    """Context, buffers and CUDA graph for a batch size, created for the first batch of this size."""
 
     context: Any
     host_in: Any
@@ -39,7 +39,7 @@ class _Slot:
 class PlanSession:
     """Runs a plan on the GPU.
 
-    tensor, dtype: of the input.  profile_of: batch → index of the optimisation profile.
+    tensor, dtype: name and element type of the input.  profile_of: batch → index of the optimisation profile.
     host_code: allow code inside the plan to run on the host, which version compatible plans need.
     cuda_graphs: capture a CUDA graph per batch size and replay it.
     Errors: MissingDependencyError; EngineError when PyTorch sees no GPU, or TensorRT does not load the plan.
@@ -59,7 +59,8 @@ class PlanSession:
         self._torch = require("torch", package="torch", extra=flavor)
         if not self._torch.cuda.is_available():
             raise EngineError(
-                "an engine runs on an NVIDIA GPU, but PyTorch sees no GPU here", hint="type gmmvit doctor"
+                "an engine runs on an NVIDIA GPU, but PyTorch sees no GPU here",
+                hint="type gmmvit doctor to check the installation",
             )
         library = tensorrt_library(flavor)
         self._logger = _errors_kept(library)
@@ -69,7 +70,8 @@ class PlanSession:
         if engine is None:
             reason = "; ".join(self._logger.errors[:2]) or "TensorRT gave no reason"
             raise EngineError(
-                f"{flavor} {library.__version__} does not load the plan: {reason}", hint="build it again here"
+                f"{flavor} {library.__version__} does not load the plan: {reason}",
+                hint="type gmmvit build on this machine to build the engine again",
             )
         self._logits = _output_of(library, engine)
         self._runtime: Any = runtime
@@ -149,7 +151,9 @@ class PlanSession:
             return
         context: trt.IExecutionContext = slot.context
         if not context.execute_async_v3(self._stream.cuda_stream):
-            raise EngineError(f"an execution was refused: {'; '.join(self._logger.errors[-2:]) or 'no reason given'}")
+            raise EngineError(
+                f"TensorRT refused the execution: {'; '.join(self._logger.errors[-2:]) or 'no reason given'}"
+            )
 
 
 def _output_of(library: Any, engine: trt.ICudaEngine) -> str:
@@ -158,7 +162,7 @@ def _output_of(library: Any, engine: trt.ICudaEngine) -> str:
     outputs: list[str] = [name for name in names if engine.get_tensor_mode(name) == library.TensorIOMode.OUTPUT]
     if len(outputs) != 1 or engine.get_tensor_dtype(outputs[0]) != library.DataType.FLOAT:
         raise EngineError(
-            f"expected a single output of float32, the logits; the engine has {', '.join(outputs) or 'no output'}"
+            f"expected a single float32 output, the logits; the engine's outputs are {', '.join(outputs) or 'missing'}"
         )
     return outputs[0]
 

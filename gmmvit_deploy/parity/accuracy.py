@@ -1,6 +1,6 @@
-"""Compare the runner's accuracy with PyTorch's, by the confidence interval of the difference.
+"""Compare the runner's accuracy with PyTorch's, and judge the confidence interval of the difference.
 
-gate g as in MLPerf:  runner's top-1 ≥ g · PyTorch's top-1;   0.999 for fp32, fp16, bf16;  0.99 for int8, fp8
+gate g     runner's top-1 ≥ g · PyTorch's top-1; as in MLPerf, 0.999 for fp32, fp16, bf16 and 0.99 for int8, fp8
 bound      (g − 1) · PyTorch's top-1: the lowest difference that passes
 passed     the whole interval of the difference lies at or above the bound
 failed     the whole interval lies below the bound
@@ -27,7 +27,7 @@ GATES: dict[Precision, float] = {"fp32": 0.999, "fp16": 0.999, "bf16": 0.999, "i
 _TOP = 5
 _IMAGES_A_CLASS = 5
 _SEPARATED_SHARE = 0.5
-"""Least share of the images that PyTorch must classify correctly under other names to suspect permuted labels."""
+"""Minimum share of images that PyTorch must classify correctly with permuted labels before permutation is suspected."""
 
 
 def gate_of(precision: Precision, requested: float | None) -> float:
@@ -42,10 +42,10 @@ def gate_of(precision: Precision, requested: float | None) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Classes:
-    """Map the data's class index to the index of the bundle's logit.
+    """The map from the data's class indices to the indices of the bundle's logits.
 
-    to_logit: None if the data has the bundle's classes in the same order, or names no classes.
-    note: how the classes were matched, in words.
+    to_logit: index of the logit for each class of the data; None if the data has the bundle's classes in the same
+    order, or names no classes.  note: how the classes were matched, in words.
     """
 
     to_logit: tuple[int, ...] | None
@@ -58,7 +58,7 @@ def classes_of(data: Sequence[str], labels: Sequence[str], source: str) -> Class
     Errors: InputError when the data has classes that the bundle lacks.
     """
     if not data:
-        return Classes(to_logit=None, note="the data names no classes; its labels are taken as indices of the logits")
+        return Classes(to_logit=None, note="the data names no classes; its labels are used as indices of the logits")
     if tuple(data) == tuple(labels):
         return Classes(to_logit=None, note="")
     if set(data) == set(labels):
@@ -73,21 +73,22 @@ def classes_of(data: Sequence[str], labels: Sequence[str], source: str) -> Class
             note=f"the data has {len(data)} of the bundle's {len(labels)} classes",
         )
     raise InputError(
-        f"{source}: its classes are not the bundle's: {len(data)} of them, such as {', '.join(alien[:3] or data[:3])}; "
-        f"the bundle has {len(labels)}, such as {', '.join(labels[:3])}",
-        hint="take the data set that the model was trained for, or export with its labels",
+        f"{source}: expected the bundle's {len(labels)} classes, such as {', '.join(labels[:3])}; "
+        f"the data has {len(data)} classes, such as {', '.join(alien[:3] or data[:3])}",
+        hint="type --data with the data set that the model was trained on, or export the checkpoint again with "
+        "the labels of this data",
     )
 
 
 class Accuracy:
-    """Count correct and wrong answers of PyTorch and of a runner, batch by batch."""
+    """Count correct and wrong predictions of PyTorch and of a runner, batch by batch."""
 
     def __init__(self, labels: Sequence[str], classes: Classes) -> None:
         count = len(labels)
         self._labels, self._classes = labels, classes
-        self._top1 = np.zeros((count, 2, 2), np.int64)  # true class, PyTorch right, runner right
+        self._top1 = np.zeros((count, 2, 2), np.int64)  # axes: true class, PyTorch right, runner right
         self._top5 = np.zeros((2, 2), np.int64)
-        self._answers = np.zeros((count, count), np.int64)  # of PyTorch: true class, class it chose
+        self._answers = np.zeros((count, count), np.int64)  # axes: true class, class that PyTorch predicts
         self._unlabelled = 0
 
     def add(self, labels: Sequence[int | None], trained: NDArray[Any], logits: NDArray[Any]) -> None:
@@ -103,7 +104,9 @@ class Accuracy:
         if not len(raw):
             return
         if raw.min() < 0 or raw.max() >= len(self._labels):
-            raise InputError(f"a label of the data is {raw.max()}; the model has {len(self._labels)} classes")
+            raise InputError(
+                f"labels of the data: expected class indices 0..{len(self._labels) - 1}, got {raw.min()}..{raw.max()}"
+            )
         trained, logits = trained[known], np.where(np.isfinite(logits[known]), logits[known], -np.inf)
         true = raw if self._classes.to_logit is None else np.array(self._classes.to_logit)[raw]
         np.add.at(self._answers, (true, trained.argmax(1)), 1)
@@ -132,7 +135,7 @@ class Accuracy:
     def check(self, gate: float) -> Check:
         """Judge top-1 against the gate; top-5 is reported without a gate."""
         if not self._top1.sum():
-            why = f"none of the {self._unlabelled} images has a true class"
+            why = f"the data has no labels: {self._unlabelled} images without a true class"
             return Check(name="accuracy", verdict="skipped", summary=why, reasons=(why,))
         pairs = self.top1
         low, high = pairs.interval()
@@ -179,15 +182,18 @@ class Accuracy:
             return ""
         wrong = [f"{self._labels[true]} is called {self._labels[new]}" for true, new in renamed.items() if true != new]
         return (
-            f"labels: PyTorch is right on {pairs.pytorch_accuracy:.1%} of the images by the bundle's labels, "
-            f"and on {share:.1%} by the same labels in another order: {', '.join(wrong[:3])}"
+            f"the labels are probably permuted: PyTorch classifies {pairs.pytorch_accuracy:.1%} of the images "
+            f"correctly with the bundle's labels, and {share:.1%} with the same labels in another order: "
+            f"{', '.join(wrong[:3])}"
         )
 
 
 def _best_renaming(answers: NDArray[Any]) -> dict[int, int]:
-    """Map each true class to the class PyTorch chose for it; greedy and injective, most frequent pairs first.
+    """Map each true class to a class that PyTorch predicts for it, and each predicted class to at most one true class.
 
-    answers: (C, C) counts of (true class, class chosen by PyTorch).
+    The map is greedy: the most frequent pairs come first.
+
+    answers: (C, C) counts of (true class, class that PyTorch predicts).
     """
     rows, columns = np.unravel_index(np.argsort(-answers, axis=None, kind="stable"), answers.shape)
     renamed: dict[int, int] = {}
@@ -227,17 +233,17 @@ def _numbers(pairs: Paired) -> dict[str, Any]:
 
 
 def _why(verdict: Verdict, pairs: Paired, allowed: float, needed: int | None) -> list[str]:
-    changed = f"{pairs.lost} lost, {pairs.gained} gained of {pairs.images:,}"
+    changed = f"of {pairs.images:,} images, only PyTorch is right on {pairs.lost} and only the runner on {pairs.gained}"
     if verdict == "failed":
         return [
-            f"accuracy is lost: {changed}; expected a loss of at most {-allowed:.3%} "
+            f"the loss of accuracy is too large: {changed}; expected a loss of at most {-allowed:.3%} "
             f"(McNemar p = {mcnemar(pairs.lost, pairs.gained):.2g})"
         ]
     if verdict == "undecided":
         more = (
-            f"{needed:,} images like these are enough"
+            f"{needed:,} images with the same shares would decide"
             if needed
-            else "the measured difference itself is beyond the gate"
+            else "more images would not help, because the measured difference itself is beyond the gate"
         )
         return [f"too few images to decide: {changed}; {more}"]
     return []

@@ -1,8 +1,9 @@
 """Check that a quantised graph was calibrated on images like the data's.
 
-For every quantised activation: the error that its calibrated bound gives on this data, divided by the error of the
-bound that this data itself would give. Bounds from other images of the same kind give a ratio near 1 (from eight
-digits at most 1.9, from five hundred 1.0); bounds from noise give 5 to 11 (on the demo's model). Accuracy alone may
+    ratio of an activation = error with its calibrated bound / error with the bound that this data gives
+
+Both errors are measured on this data. Bounds from other images of the same kind give a ratio near 1: at most 1.9 from
+eight digits, and 1.0 from five hundred digits. Bounds from noise give 5 to 11 on the demo's model. Accuracy alone may
 not show a wrong calibration, because a robust model tolerates some error.
 """
 
@@ -24,19 +25,19 @@ from gmmvit_deploy.variants import open_variant
 __all__ = ["check_calibration"]
 
 MOST_EXCESS = 3.0
-"""Largest ratio allowed: between 1.9, the worst of a correct calibration, and 5, the best of a wrong calibration."""
+"""Largest ratio allowed. It lies between 1.9, the worst correct calibration, and 5, the best wrong calibration."""
 _MOST_NAMED = 3
 
 
 def check_calibration(bundle: Bundle, precision: Precision, batches: Iterable[NDArray[Any]]) -> Check:
-    """Compare the calibrated bounds with those of the data.
+    """Compare the calibrated bounds with the bounds that the data gives.
 
-    batches: of real images (B, …) as the graph takes them.  Errors: InputError when there are no batches.
+    batches: real images (B, …) in the form of the graph's input.  Errors: InputError when there are no batches.
     """
     record = open_variant(bundle, precision).record
     calibration = record.calibration if record else None
     if record is None or calibration is None:
-        why = f"{precision} is not calibrated"
+        why = f"{precision} needs no calibration"
         return Check(name="calibration", verdict="skipped", summary=why, reasons=(why,))
     proto = graph_before_quantization(bundle, record)
     histograms = calibrate(proto, batches)
@@ -48,17 +49,17 @@ def check_calibration(bundle: Bundle, precision: Precision, batches: Iterable[ND
     beyond = [name for name in worst if excess[name] > MOST_EXCESS]
     source = f"{calibration['images']} images of {calibration['source']}"
     reasons = [
-        f"{name}: calibrated on {source}, its bound gives {excess[name]:.1f} times the error that a bound from this "
-        f"data would; at most {MOST_EXCESS:g} is allowed"
+        f"{name}: its bound was calibrated on {source}, and its error is {excess[name]:.1f} times the error of a bound "
+        f"from this data; expected at most {MOST_EXCESS:g} times"
         for name in beyond[:_MOST_NAMED]
     ]
     if len(beyond) > _MOST_NAMED:
-        reasons.append(f"and {len(beyond) - _MOST_NAMED} of {len(excess)} activations more")
+        reasons.append(f"and {len(beyond) - _MOST_NAMED} more of {len(excess)} activations")
     return Check(
         name="calibration",
         verdict="failed" if beyond else "passed",
-        summary=f"calibrated on {source}: errors are at most {excess[worst[0]]:.2g} times what this data would give, "
-        f"in {len(excess)} activations",
+        summary=f"calibrated on {source}: in {len(excess)} activations, errors are at most {excess[worst[0]]:.2g} "
+        "times the errors with bounds from this data",
         reasons=tuple(reasons),
         details={"source": calibration["source"], "sha256": calibration["sha256"], "excess": excess},
     )

@@ -1,15 +1,18 @@
 """Compare any number of runners with PyTorch: all parity checks in a single pass over the inputs.
 
-    constants         masks and biases in the graph, bit for bit                       (bundle)
-    reference         PyTorch here against PyTorch at export                           (bundle)
-    numeric           logits against float64, with a limit derived from float32's error
-    decisions         the chosen class, and the margin of every flip
-    accuracy          top-1 and top-5 on labelled images, with a gate on the interval
-    batch invariance  logits do not depend on the other images of the batch
-    calibration       the bounds of a quantised graph fit the data                     (int8, fp8)
-    preprocessing     raw bytes → tensor → logits
-    served            every answer goes back to its own request                        (Triton)
-    localize          the first block whose error exceeds the tolerance                (--localize)
+    constants         the masks and biases in the graph equal those folded from the weights, bit for bit
+    reference         PyTorch's logits here equal PyTorch's logits at export, within a tolerance
+    numeric           the runner's logits are near PyTorch's float64 logits; the limit follows from float32's error
+    decisions         the runner predicts PyTorch's class, or another class whose margin is within the noise
+    accuracy          top-1 and top-5 on labelled images; the interval of the difference is compared with a gate
+    batch invariance  the logits of an image do not depend on the other images of the batch
+    calibration       the bounds of a quantised graph fit the data
+    preprocessing     raw bytes → tensor → logits gives the same result in every place that preprocesses
+    served            every answer of a server goes back to its own request
+    localize          the error of each block is within the tolerance; the first block that exceeds it is named
+
+constants and reference check the bundle itself. calibration runs for int8 and fp8, served for Triton, and localize
+with the option --localize.
 
 Every input goes through PyTorch once and through each runner once; statistics are kept, images are not.
 """
@@ -59,7 +62,7 @@ class ParityOptions:
 
     data: labelled images.  limit: number of images to use, spread evenly over the data; None uses all.
     on_broken: ``fail`` ends the run at a broken image, ``skip`` leaves it out.
-    gate: required share of PyTorch's top-1; None takes MLPerf's gate for the runner's precision.
+    gate: required share of PyTorch's top-1; None uses MLPerf's gate for the runner's precision.
     localize: also measure the error block by block.
     """
 
@@ -88,11 +91,11 @@ def check_parity(
     """Run every check on every runner.
 
     skipped: runners that were left out, each with the reason, for the report.
-    Errors: InputError on data that does not fit the bundle; ImageError on a broken image; whatever a
-    runner raises. A difference raises no error; it makes the report's verdict ``failed``.
+    Errors: InputError when the data does not fit the bundle; ImageError on a broken image; every error that a runner
+    raises. A difference between runner and PyTorch raises no error: it makes the report's verdict ``failed``.
     """
     if not runners:
-        raise InputError("no runner was named")
+        raise InputError("expected at least one runner, got an empty list")
     options = options or ParityOptions()
     reference = Reference(bundle)
     tallies = [_Tally(bundle, runner, options) for runner in runners]
@@ -202,12 +205,12 @@ class _Tally:
                 )
             )
         else:
-            checks.append(_skipped("served", f"{runner.name} runs in this process"))
+            checks.append(_skipped("served", f"{runner.name} runs in this process, without a server"))
         if self._options.localize:
             on_progress(Progress(f"{runner.name}: block by block"))
             checks.append(localize(reference, runner, random.batch.inputs))
         else:
-            checks.append(_skipped("localize", "not requested (--localize)"))
+            checks.append(_skipped("localize", "not requested; add --localize"))
         return RunnerReport(
             runner=runner.name,
             precision=runner.precision,
@@ -218,15 +221,15 @@ class _Tally:
 
     def _judged_accuracy(self) -> Check:
         if self._accuracy is None:
-            return _skipped("accuracy", "no labelled images were given (--data)")
+            return _skipped("accuracy", "no labelled images were given; add --data")
         return self._accuracy.check(gate_of(self._runner.precision, self._options.gate))
 
     def _checked_calibration(self, samples: Sequence[Sample], on_progress: OnProgress) -> Check:
         precision = self._runner.precision
         if precision not in QUANTIZED:
-            return _skipped("calibration", f"{precision} is not calibrated")
+            return _skipped("calibration", f"{precision} needs no calibration")
         if not samples:
-            return _skipped("calibration", "no images were given to compare the bounds with (--data)")
+            return _skipped("calibration", "no images were given to compare the calibrated bounds with; add --data")
         on_progress(Progress(f"{self._runner.name}: calibration"))
         pixels = np.stack([sample.pixels for sample in samples])
         inputs = self._bundle.inputs_from_pixels(pixels)
@@ -239,7 +242,8 @@ class _Tally:
         if len({rows.shape[1:] for rows in logits}) > 1:
             return numeric
         guess = explain(self._bundle, reference, inputs, np.concatenate(logits), limit.largest)
-        return replace(numeric, reasons=(*numeric.reasons, f"its answers are those of {guess}")) if guess else numeric
+        why = f"this mistake gives the same logits in PyTorch: {guess}"
+        return replace(numeric, reasons=(*numeric.reasons, why)) if guess else numeric
 
 
 def _skipped(name: str, why: str) -> Check:

@@ -19,7 +19,10 @@ __all__ = ["check_constants"]
 
 
 def check_constants(bundle: Bundle, model: Model) -> Check:
-    """Name the layers whose constants differ, in the graph or in the manifest.  model: rebuilt from the weights."""
+    """Compare the constants in the graph and in the manifest with those folded from ``model``; name layers that differ.
+
+    model: the network rebuilt from the bundle's weights.
+    """
     folded = fold(model)
     reasons = []
     for kind, constants, records in (
@@ -35,9 +38,9 @@ def check_constants(bundle: Bundle, model: Model) -> Check:
     return Check(
         name="constants",
         verdict="failed" if reasons else "passed",
-        summary=f"{count} masks and biases in the graph are bit for bit what the weights give"
+        summary=f"{count} masks and biases in the graph equal those folded from the weights, bit for bit"
         if not reasons
-        else f"{len(reasons)} differences from the masks and biases that the weights give",
+        else f"{len(reasons)} differences from the masks and biases folded from the weights",
         reasons=tuple(reasons),
         details={"masks": len(folded.masks), "biases": len(folded.biases)},
     )
@@ -47,12 +50,12 @@ def _manifest_problems(kind: str, constants: Sequence[FoldedConstant], records: 
     recorded = {record.layer: record.trained_sha256 for record in records}
     expected = {constant.layer: sha256_of_bytes(bytes_of_array(constant.trained)) for constant in constants}
     return [
-        f"{layer}: expected the {kind} of the weights, {_short(expected.get(layer))}; "
-        f"the manifest has {_short(recorded.get(layer))}"
+        f"{layer}: the {kind} in the manifest differs from the {kind} folded from the weights: "
+        f"expected {_short(expected.get(layer))}, got {_short(recorded.get(layer))}"
         for layer in sorted(recorded.keys() | expected.keys())
         if recorded.get(layer) != expected.get(layer)
     ]
 
 
 def _short(sha256: str | None) -> str:
-    return f"SHA-256 {sha256[:12]}…" if sha256 else "no such constant"
+    return f"SHA-256 {sha256[:12]}…" if sha256 else "no constant"

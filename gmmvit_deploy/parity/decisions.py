@@ -1,8 +1,11 @@
-"""Compare the class that the runner chooses with PyTorch's; a flip is an input with different classes.
+"""Compare the class that the runner predicts with the class that PyTorch predicts.
 
-margin of a flip = t[PyTorch's class] − t[the runner's class], t the float64 logits. Each logit may be off by the
-limit, so two logits within twice the limit can change places: such a flip is within the noise. A flip at a larger
-margin is a wrong answer.
+    flip     an input for which the two classes differ
+    margin   t[PyTorch's class] − t[the runner's class] for a flip, with t the float64 logits;
+             largest logit − second largest logit of t for every other input
+
+Each logit may differ from t by the limit of the numeric check, so two logits that are less than twice the limit apart
+can change places: such a flip is within the noise. A flip with a larger margin is a wrong prediction.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ _MOST_LISTED = 1000
 class Flip:
     """An input that the runner and PyTorch classify differently.
 
-    pytorch_class, runner_class: labels of the chosen classes.
+    where: a text that identifies the input.  pytorch_class, runner_class: labels of the predicted classes.
     """
 
     where: str
@@ -37,7 +40,7 @@ class Flip:
 
 
 class Decisions:
-    """Accumulate decisions batch by batch; margin and error of each image are kept, images are not."""
+    """Accumulate predicted classes batch by batch; the margin and the error of each image are kept, images are not."""
 
     def __init__(self, labels: Sequence[str]) -> None:
         self._labels = labels
@@ -88,13 +91,13 @@ class Decisions:
         if total:
             summary += f"; {total - wrong} flips within the noise, {wrong} wrong"
         reasons = tuple(
-            f"{flip.where}: {flip.pytorch_class} became {flip.runner_class} at a margin of {flip.margin:.3g}, "
-            f"beyond the {threshold:.3g} that noise explains"
+            f"{flip.where}: PyTorch predicts {flip.pytorch_class}, the runner {flip.runner_class}; "
+            f"the margin is {flip.margin:.3g}, but noise explains at most {threshold:.3g}"
             for flip in flips
             if not flip.within_noise
         )
         if not self._seen:
-            reasons = ("no row of the runner's logits was finite and of the right shape",)
+            reasons = ("no row of the runner's logits is finite and has the expected shape",)
         smallest = float(margins.min()) if len(margins) else None
         return Check(
             name="decisions",
@@ -116,6 +119,6 @@ class Decisions:
 
 
 def _nearest(margins: NDArray[Any], errors: NDArray[Any], flipped: NDArray[Any]) -> float | None:
-    """Return the largest 2 · error / margin of any input that did not flip; from 1 on a flip is possible."""
+    """Return the largest 2 · error / margin of any input that did not flip; a flip is possible from 1 on."""
     steady = ~flipped & (margins > 0)
     return float((2 * errors[steady] / margins[steady]).max()) if steady.any() else None

@@ -1,7 +1,7 @@
 """The inputs of a parity run: golden inputs, fresh random inputs, and a stream of real images.
 
-Golden and random inputs are a single batch each; real images are read batch by batch, so that memory holds no more
-than a batch of them.
+Golden and random inputs are a single batch each. Real images are read batch by batch, so that memory holds at most
+one batch of real images.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _NAMED_BROKEN = 100
 class Batch:
     """A batch of inputs.
 
-    inputs: (B, …) as the graph takes them.  where: a text that identifies each input.  labels: true classes or None.
+    inputs: (B, …) in the form of the graph's input.  where: a text that identifies each input.
+    labels: index of the true class of each input; None for an input without a label.
     """
 
     inputs: NDArray[Any]
@@ -53,16 +54,16 @@ def golden_batch(bundle: Bundle) -> tuple[Batch, NDArray[Any]]:
 
 
 def random_batch(bundle: Bundle) -> Batch:
-    """Return 32 random inputs: the same in every run, and stored in no bundle."""
+    """Return 32 random inputs, which are the same in every run and are not stored in bundles."""
     where = tuple(f"random input {index}" for index in range(_RANDOM))
     return Batch(inputs=fresh_inputs(bundle, _RANDOM), where=where, labels=(None,) * _RANDOM)
 
 
 def fresh_inputs(bundle: Bundle, count: int, *, seed: int = _SEED) -> NDArray[Any]:
-    """Return ``count`` random images as the graph takes them: noisy patches of colour, of varying contrast.
+    """Return ``count`` random images in the form of the graph's input: noisy patches of colour, of varying contrast.
 
-    Not white noise: a vision transformer gives nearly the same logits for every white-noise image, so a row with
-    its neighbour's answer would go unnoticed.
+    White noise would not do: a vision transformer gives nearly the same logits for every white-noise image, so a row
+    with the logits of another row would go unnoticed.
     """
     generator = np.random.default_rng(seed)
     height, width, channels = bundle.manifest.image.pixels_shape
@@ -93,17 +94,18 @@ def open_images_of(source: str) -> Images:
     if path.suffix.lower() in (".npz", ".npy"):
         return open_data(f"array:{source}")
     raise InputError(
-        f"data {source!r}: expected a kind of data, a folder or an .npz",
-        hint="type --data digits, cifar10:PATH or folder:PATH; gmmvit parity --help lists all kinds",
+        f"--data {source!r}: expected a kind of data such as digits or cifar10:PATH, a folder, an .npz or an .npy",
+        hint="type --data digits, or --data folder:PATH; gmmvit parity --help lists all kinds",
     )
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ImageStream:
-    """Batches of a data set's images, spread evenly if ``limit`` leaves some out.  Iterate over it once only.
+    """Batches of a data set's images.  Iterate over a stream only once.
 
-    broken: (where, why) of the first 100 images that could not be decoded.  broken_indices: indices of all of these.
-    sha256: of the pixels of every image that was handed out, in order.
+    limit: number of images to read, spread evenly over the data; None reads all.  handed_out: number of images yielded.
+    broken: (where, why) of the first 100 images that could not be decoded.  broken_indices: indices of all such images.
+    sha256: SHA-256 of the pixels of every image that was yielded, in order.
     """
 
     bundle: Bundle
@@ -122,7 +124,7 @@ class ImageStream:
 
     @property
     def count(self) -> int:
-        """How many images are read, broken images included."""
+        """Number of images that are read, broken images included."""
         return len(self.images) if self.limit is None else min(self.limit, len(self.images))
 
     @property
@@ -154,11 +156,13 @@ class ImageStream:
         if taken:
             yield self._made(pixels, taken)
         if not self.handed_out:
-            raise InputError(f"{self.images.name}: not one of its {self.count} images can be decoded")
+            raise InputError(f"{self.images.name}: all {self.count} images are broken, so parity has no image to check")
 
     def _note_broken(self, index: int, exc: ImageError) -> None:
         if self.on_broken == "fail":
-            raise ImageError(str(exc), hint="remove it, or go on without it with --on-broken skip") from exc
+            raise ImageError(
+                str(exc), hint="remove the broken image, or add --on-broken skip to leave broken images out"
+            ) from exc
         self.broken_indices.add(index)
         if len(self.broken) < _NAMED_BROKEN:
             where = self.images.where(index)

@@ -1,15 +1,16 @@
 """Check that an image's logits do not depend on the other images of its batch.
 
-For every batch size (1, 2, 3, an odd size in the middle, the largest; of every optimisation profile):
+Each trial runs the same images in an ordinary batch and in another batch, and compares the logits:
 
-    alone         row k in a batch by itself, or in the smallest batch that the runner takes
-    duplicates    the same image in every row: all rows equal
-    permutations  rows in another order: logits in that order
-    neighbours    row k stays, every other row is another image
+    alone         row k runs without other images, in the smallest batch that the runner takes, filled with copies
+    duplicates    the same image is in every row; every row must have the logits of this image
+    permutations  the rows are in another order; the logits must be in the same other order
+    neighbours    row k stays, and every other row is another image; the logits of row k must not change
 
-Two runs of the same row may be rounded differently, so their difference is held to the limit that applies to the
-distance from float64. Assigning an answer to a row needs no tolerance: it belongs to the row with the nearest
-reference, if that reference is nearer by far.
+The batch sizes are, for every optimisation profile, the three smallest, an odd size in the middle, and the largest.
+Two runs of the same row may round differently, so the difference may be as large as the limit for the distance from
+float64. Mixed-up rows are detected without a tolerance: a row is mixed up if its logits are far nearer to the
+reference of another row than to the reference of its own image.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ _SEED = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A row's logits compared between two ways of batching.
+    """The logits of rows, compared between two batches.
 
-    way: as listed in the module's head.  largest: largest absolute difference of a row's logits between both ways.
+    way: name of the trial in the module's head.  largest: largest absolute difference of a row's logits between both
+    batches.  same_bits: True if the logits are equal bit for bit.
     """
 
     way: str
@@ -58,10 +60,10 @@ def batch_sizes(ranges: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
 
 
 def mixed_up(logits: NDArray[Any], expected: NDArray[Any]) -> list[tuple[int, int]]:
-    """Return (row, row whose answer it got) for every row far nearer to another row's reference than to its own.
+    """Return (row, other row) for every row whose logits are far nearer to the other row's reference than to its own.
 
-    logits, expected: (B, C), of the runner and of the reference.  "Far nearer" is a factor of four in Euclidean
-    distance, so that the rounding of a coarse precision is not taken for a neighbour's answer.
+    logits: (B, C) of the runner.  expected: (B, C) of the reference.  "Far nearer" is a factor of four in Euclidean
+    distance, so that the rounding of a coarse precision is not mistaken for the logits of another row.
     """
     if logits.shape != expected.shape:
         return []
@@ -84,7 +86,8 @@ def check_invariance(
 ) -> Check:
     """Batch the same images in the ways listed above and compare their logits.
 
-    inputs: at least 2 distinct images (N, …).  exact: their float64 logits (N, C).  Errors: whatever the runner raises.
+    inputs: at least 2 distinct images (N, …).  exact: their float64 logits (N, C).
+    Errors: every error that the runner raises.
     """
     sizes = batch_sizes(runner.ranges)
     trials: list[Trial] = []
@@ -96,15 +99,15 @@ def check_invariance(
         if strays := mixed_up(answers, exact[rows]):
             row, other = strays[0]
             reasons.append(
-                f"rows mixed up at batch {size}: row {row} got the answer of row {other}; "
-                f"{len(strays)} rows are mixed up"
+                f"rows are mixed up at batch {size}: row {row} got the logits of row {other}; "
+                f"mixed-up rows in this batch: {len(strays)}"
             )
         for way, logits, ordinary in _ways(runner, inputs, rows, answers, generator):
             trials.append(_trial(way, size, logits, ordinary, limit))
             on_progress(Progress(f"{way}, batch {size}"))
     failed = [trial for trial in trials if not trial.passed]
     reasons += [
-        f"{trial.way} at batch {trial.batch}: a row's logits change by {trial.largest:.3g}, "
+        f"trial {trial.way!r} at batch {trial.batch}: a row's logits change by {trial.largest:.3g}; "
         f"expected at most {limit.largest:.3g}"
         for trial in failed
     ]

@@ -1,8 +1,8 @@
 """Localise an error: compare the output of every block with the same block of float64 PyTorch.
 
-The runner's graph, with our kernels if it uses them, is run a second time with the blocks' outputs added to the
-graph's outputs. Additional outputs can keep a runtime from fusing operators across them, so the logits of this
-second run are compared with those of the unchanged graph, and their difference is reported.
+The runner's graph, with this project's CPU kernels if the runner uses these, runs a second time with the blocks'
+outputs added to the graph's outputs. Additional outputs can keep a runtime from fusing operators across blocks, so
+the logits of the second run are compared with the logits of the unchanged graph, and the difference is reported.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ NAME = "localize"
 class BlockError:
     """The error of a block's output.
 
-    limit: largest absolute error allowed; None if the precision has no tolerance by block.
-    growth: relative L2 error divided by that of the block before.
+    limit: largest absolute error allowed; None if the precision has no tolerance for single blocks.
+    growth: relative L2 error divided by the relative L2 error of the preceding block.
     """
 
     block: str
@@ -50,10 +50,10 @@ class BlockError:
 
 
 def localize(reference: Reference, runner: Runner, inputs: NDArray[Any]) -> Check:
-    """Name the first block of the runner's graph whose output leaves the tolerance.
+    """Name the first block of the runner's graph whose output exceeds the tolerance.
 
-    An engine's or a server's program cannot be read; for these the bundle's graph of the same precision runs in
-    ONNX Runtime instead, and the check's result states this.
+    The program of an engine or of a server cannot be inspected. In place of such a program, the bundle's graph of the
+    same precision runs in ONNX Runtime, and the summary of the check reports the replacement.
     Errors: BundleError when the runtime cannot run the graph.
     """
     graph, why_not = runner.inspectable()
@@ -71,20 +71,23 @@ def localize(reference: Reference, runner: Runner, inputs: NDArray[Any]) -> Chec
     moved = float(np.abs(values[LOGITS] - untouched).max())
     first = next((block for block in blocks if not block.passed), None)
     steepest = max(blocks, key=lambda block: block.growth)
-    of = f"{why_not}; {graph.name} in ONNX Runtime: " if why_not else ""
+    of = f"{why_not}, so {graph.name} ran in ONNX Runtime: " if why_not else ""
     if first is not None:
         summary = (
-            f"{of}the first block out of tolerance is {first.block}: {first.largest:.3g}, {first.limit:.3g} is allowed"
+            f"{of}the first block out of tolerance is {first.block}: its error is {first.largest:.3g}, "
+            f"expected at most {first.limit:.3g}"
         )
     elif blocks[-1].limit is None:
-        summary = f"{of}{precision} has no tolerance by block; the error grows most at {steepest.block}"
+        summary = f"{of}{precision} has no tolerance for single blocks; the error grows most at {steepest.block}"
     else:
         summary = f"{of}all {len(blocks)} blocks are within tolerance"
     return Check(
         name=NAME,
         verdict="failed" if first else "passed",
         summary=summary,
-        reasons=(f"{first.block}: its output is {first.largest:.3g} from PyTorch's in float64",) if first else (),
+        reasons=(f"{first.block}: its output differs by up to {first.largest:.3g} from PyTorch's float64 output",)
+        if first
+        else (),
         details={
             "graph": graph.name,
             "first": first.block if first else None,

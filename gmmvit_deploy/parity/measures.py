@@ -23,7 +23,7 @@ _BINS_A_DECADE = 100  # the 99th percentile is rounded up by at most 2.3 %
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errors:
-    """Distances as defined above.
+    """Distances as defined at the head of this module.
 
     rows: number of rows of logits.  broken: rows with a value that is not finite, left out of every distance.
     """
@@ -88,7 +88,11 @@ class ErrorMeasure:
         )
 
     def noise(self) -> Noise:
-        """Return the distances as the noise that a limit is derived from: ``actual`` float32, ``expected`` float64."""
+        """Return the distances as the noise from which limits are derived.
+
+        Every batch given to ``add`` must have PyTorch's float32 logits as ``actual`` and PyTorch's float64 logits as
+        ``expected``.
+        """
         errors = self.errors()
         return Noise(largest=errors.largest, rms=errors.rms, scale=self._scale)
 

@@ -1,8 +1,9 @@
 """Measure the distance of a runner's logits from PyTorch's and compare it with a limit.
 
-For each set of inputs: the distance from PyTorch's float64 logits, to which the limit applies, and from the
-float32 logits of the trained model. The limit is derived from the distance between PyTorch's own float32 and
-float64 logits (`tolerances`). On the golden inputs, PyTorch here is also compared with PyTorch at export.
+For each set of inputs, the check measures the distance from PyTorch's float64 logits, to which the limit applies, and
+the distance from PyTorch's float32 logits. The limit is derived from the distance between PyTorch's own float32 and
+float64 logits (module `tolerances`). On the golden inputs, PyTorch's logits here are also compared with PyTorch's
+logits at export.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ def comparable(logits: NDArray[Any], expected: NDArray[Any]) -> bool:
 class SetNumbers:
     """The numbers of a set of inputs.
 
-    inputs: name of the set.  noise: distance of PyTorch's float32 logits from float64.  limit: derived from it.
+    inputs: name of the set.  noise: distance of PyTorch's float32 logits from float64.  limit: derived from ``noise``.
     from_exact, from_trained: distances of the runner from PyTorch's float64 and float32 logits.
-    misshapen: expected and actual shape if they differ, else empty.
+    misshapen: expected and actual shape of the logits if the two differ, else empty.
     """
 
     inputs: str
@@ -48,22 +49,23 @@ class SetNumbers:
             return [f"{self.inputs}: {self.misshapen}"]
         errors = self.from_exact
         if errors.broken:
-            return [f"{self.inputs}: logits of {errors.broken} of {errors.rows} inputs are not finite"]
+            return [f"{self.inputs}: the logits of {errors.broken} of {errors.rows} inputs are not finite"]
         if not self.noise.usable:
             return [
-                f"{self.inputs}: PyTorch's own float32 logits are {self.noise.largest:.3g} off at logits of "
-                f"{self.noise.scale:.3g}: float32 is no reference for this model, so the runner cannot be judged"
+                f"{self.inputs}: PyTorch's own float32 logits differ by up to {self.noise.largest:.3g} from float64, "
+                f"at logits of up to {self.noise.scale:.3g}: float32 is too coarse for this model, "
+                "so the runner cannot be judged"
             ]
         problems = []
         if not errors.largest <= self.limit.largest:
             problems.append(
-                f"{self.inputs}: logits are up to {errors.largest:.3g} from PyTorch's in float64; "
-                f"{self.limit.largest:.3g} is allowed: {self.limit.derivation}"
+                f"{self.inputs}: logits differ by up to {errors.largest:.3g} from PyTorch's float64 logits; "
+                f"expected at most {self.limit.largest:.3g}; derivation: {self.limit.derivation}"
             )
         elif self.limit.rms is not None and not errors.rms <= self.limit.rms:
             problems.append(
-                f"{self.inputs}: logits are {errors.rms:.3g} (rms) from PyTorch's in float64; "
-                f"{self.limit.rms:.3g} is allowed: {self.limit.derivation}"
+                f"{self.inputs}: logits differ by {errors.rms:.3g} (rms) from PyTorch's float64 logits; "
+                f"expected an rms of at most {self.limit.rms:.3g}; derivation: {self.limit.derivation}"
             )
         return problems
 
@@ -106,7 +108,7 @@ def check_numeric(sets: list[SetNumbers]) -> Check:
         worst = max(whole, key=lambda numbers: numbers.from_exact.largest / numbers.limit.largest)
         errors = worst.from_exact
         summary = (
-            f"{worst.inputs}: at most {errors.largest:.2g} from float64 (99 %: {errors.p99:.2g}, "
+            f"{worst.inputs}: at most {errors.largest:.2g} from PyTorch's float64 logits (99 %: {errors.p99:.2g}, "
             f"relative L2 {errors.relative_l2:.1g}), limit {worst.limit.largest:.2g}"
         )
     return Check(
@@ -119,7 +121,7 @@ def check_numeric(sets: list[SetNumbers]) -> Check:
 
 
 def check_stored(stored: NDArray[Any], trained: NDArray[Any], exact: NDArray[Any]) -> Check:
-    """Compare PyTorch here with the bundle's golden logits: this checks the reference itself.
+    """Compare PyTorch's logits here with the bundle's golden logits, to check the reference itself.
 
     stored: golden logits (B, C) from the export; trained, exact: PyTorch's float32 and float64 logits here.
     """
@@ -128,11 +130,13 @@ def check_stored(stored: NDArray[Any], trained: NDArray[Any], exact: NDArray[Any
     largest = distance(stored, trained)
     limit = limit_from_noise(noise.noise()).largest
     passed = largest <= limit
-    reason = f"PyTorch's logits here are {largest:.3g} from its logits at export; {limit:.3g} is allowed"
+    reason = (
+        f"PyTorch's logits here differ by {largest:.3g} from PyTorch's logits at export; expected at most {limit:.3g}"
+    )
     return Check(
         name="reference",
         verdict="passed" if passed else "failed",
-        summary=f"PyTorch here is within {largest:.2g} of what it gave at export (limit {limit:.2g})",
+        summary=f"PyTorch's logits here differ by at most {largest:.2g} from its logits at export (limit {limit:.2g})",
         reasons=() if passed else (reason,),
         details={"largest": largest, "limit": limit},
     )

@@ -35,7 +35,7 @@ def write_page(report: ParityReport, path: Path, *, force: bool = False) -> None
 
 
 def page_of(report: ParityReport) -> str:
-    """Return the page as HTML that fetches nothing from elsewhere."""
+    """Return the page as HTML text, which loads nothing from the network."""
     name = Path(str(report.bundle["path"])).name
     return page(
         kind="Parity report: does the deployed model compute what PyTorch computes?",
@@ -88,7 +88,7 @@ def _runner(runner: RunnerReport) -> str:
     checks = {check.name: check for check in runner.checks}
     figures = []
     if len(runner.points[0]):
-        what = "A point for each input; flipped decisions are crosses."
+        what = "Each point is an input; a cross marks an input whose predicted class flipped."
         figures.append(figure(margin_plot(*runner.points), f"Margin against error: {name}", what))
     blocks = checks["localize"].details.get("blocks") if "localize" in checks else None
     if blocks:
@@ -123,7 +123,18 @@ def _distances(name: str, sets: Sequence[Mapping[str, Any]]) -> str:
             )
             first = (escape(numbers["inputs"]), str(distances["rows"]), reference)
             rows.append((*first, *shown, cosine, limit, escape(why)))
-    head = ("inputs", "rows", "reference", "largest", "99 %", "rms", "relative L2", "cosine", "limit", "derivation")
+    head = (
+        "inputs",
+        "rows",
+        "reference",
+        "largest",
+        "99th percentile",
+        "rms",
+        "relative L2",
+        "cosine",
+        "limit of the largest",
+        "derivation of the limit",
+    )
     return table(f"Distance of the logits from PyTorch's: {name}", head, rows)
 
 
@@ -146,15 +157,26 @@ def _accuracy(name: str, details: Mapping[str, Any]) -> str:
                     f"{numbers['mcnemar_p']:.2g}",
                 )
             )
-    head = ("measure", "PyTorch", "runner", "difference", "interval, each end 95 %", "lost, gained", "McNemar p")
-    gate = f"Gate: {details['gate']:g} of PyTorch's top-1, a difference of {details['lowest_difference_allowed']:+.3%}."
+    head = (
+        "measure",
+        "PyTorch",
+        "runner",
+        "difference",
+        "interval of the difference (each end is a one-sided 95 % bound)",
+        "only PyTorch right, only runner right",
+        "McNemar p",
+    )
+    gate = (
+        f"Gate: the runner's top-1 must be at least {details['gate']:g} times PyTorch's top-1, "
+        f"so the lowest difference that passes is {details['lowest_difference_allowed']:+.3%}."
+    )
     return f'{table(f"Accuracy: {name}", head, rows)}<p class="quiet">{gate}</p>'
 
 
 def _flips(name: str, details: Mapping[str, Any]) -> str:
     flips = details["flips"]
     if not flips:
-        return '<p class="quiet">No class flipped.</p>'
+        return '<p class="quiet">No predicted class flipped.</p>'
     rows = [
         (
             escape(flip["where"]),
@@ -166,8 +188,11 @@ def _flips(name: str, details: Mapping[str, Any]) -> str:
         for flip in flips[:_MOST_FLIPS]
     ]
     more = len(flips) + details["flips_not_listed"] - len(rows)
-    note = f'<p class="quiet">And {more} more.</p>' if more else ""
-    return table(f"Flipped decisions: {name}", ("image", "PyTorch", "runner", "margin", "cause"), rows) + note
+    note = f'<p class="quiet">And {more} more flips.</p>' if more else ""
+    return (
+        table(f"Flipped decisions: {name}", ("input", "PyTorch's class", "runner's class", "margin", "judgement"), rows)
+        + note
+    )
 
 
 def _provenance(report: ParityReport) -> dict[str, str]:
@@ -176,7 +201,7 @@ def _provenance(report: ParityReport) -> dict[str, str]:
         "bundle": f"{bundle['path']}, SHA-256 {bundle['sha256']}",
         "model.onnx": f"SHA-256 {bundle['onnx_sha256']}",
         "checkpoint": f"{bundle['checkpoint']['name']}, SHA-256 {bundle['checkpoint']['sha256']}",
-        "data": "no images (--data)",
+        "data": "no images were given (--data)",
         "versions": ", ".join(f"{name} {version}" for name, version in report.versions.items()),
     }
     if data is not None:
@@ -188,4 +213,6 @@ def _broken(data: Mapping[str, Any] | None) -> str:
     if data is None or not data["broken"]:
         return ""
     lines = [f"{image['image']}: {image['why']}" for image in data["broken_images"]]
-    return section("Broken images", f"<p>{data['broken']} images were left out.</p>", items(lines))
+    return section(
+        "Broken images", f"<p>{data['broken']} images could not be decoded and were left out.</p>", items(lines)
+    )

@@ -1,12 +1,13 @@
 """Compare two classifiers on the same images: difference of accuracy, its interval, and a significance test.
 
-    b = images that only PyTorch has right      c = images that only the runner has right
-    difference = (c − b) / n
+    b = number of images that only PyTorch classifies correctly (lost)
+    c = number of images that only the runner classifies correctly (gained)
+    difference = (c − b) / n, with n the number of images
     interval: Tango's score interval for paired proportions (Statistics in Medicine 17, 1998)
     McNemar's exact test: under equal accuracy, min(b, c) of b + c follows a binomial distribution with p = 1/2
 
-The score interval never has zero width: if no answer changed on n images, its width z² / (n + z²) bounds the
-change that n images cannot exclude.
+The score interval never has zero width: if no prediction changed on n images, the width z² / (n + z²) is the change
+that n images cannot exclude.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _MOST_IMAGES = 10**9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paired:
-    """Count images that both classify correctly, only PyTorch (lost), only the runner (gained), neither."""
+    """Numbers of images that both classify correctly, only PyTorch (lost), only the runner (gained), or neither."""
 
     both: int
     lost: int
@@ -82,14 +83,14 @@ def _crossing(above: Callable[[float], bool], low: float, high: float) -> float:
 
 
 def mcnemar(lost: int, gained: int) -> float:
-    """Return the two-sided exact p-value; 1 if no answer changed."""
+    """Return the two-sided exact p-value of McNemar's test; 1 if no prediction changed."""
     total, least = lost + gained, min(lost, gained)
     tail = sum(math.comb(total, k) for k in range(least + 1))
     return min(1.0, 2 * tail / float(2**total))
 
 
 def images_needed(pairs: Paired, gate_difference: float) -> int | None:
-    """Return how many images would decide the gate if lost and gained answers kept their present shares.
+    """Return how many images would decide the gate if the shares of lost and gained images stayed the same.
 
     gate_difference: the lowest difference that passes, below 0.  Returns None if no number of images would pass,
     because the measured difference itself is at or below the gate.

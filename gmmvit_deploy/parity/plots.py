@@ -34,7 +34,7 @@ def block_plot(blocks: Sequence[Mapping[str, Any]]) -> str:
 
 
 def margin_plot(margins: NDArray[Any], errors: NDArray[Any], flipped: NDArray[Any]) -> str:
-    """Plot a point for each input; above the line error = margin / 2 a class may flip."""
+    """Plot a point for each input; above the line error = margin / 2, the predicted class may flip."""
     figure, axes = figure_and_axes(height=4.2)
     least = 1e-10
     beyond = int((errors > margins / 2).sum())
@@ -53,12 +53,13 @@ def margin_plot(margins: NDArray[Any], errors: NDArray[Any], flipped: NDArray[An
     return svg(
         figure,
         f"Points of {len(margins):,} inputs: the largest error of a logit against the margin of the decision. "
-        f"{beyond:,} have an error above half their margin, where a class may flip; {int(flipped.sum()):,} flipped.",
+        f"For {beyond:,} inputs the error is above half the margin, where the predicted class may flip; "
+        f"{int(flipped.sum()):,} inputs flipped.",
     )
 
 
 def class_plot(classes: Sequence[Mapping[str, Any]]) -> str:
-    """Plot the accuracy of PyTorch and the runner by class; of many classes those with the largest difference."""
+    """Plot the accuracy of PyTorch and the runner by class, at most 40: those with the largest difference."""
     chosen = sorted(classes, key=lambda row: -abs(row["pytorch"] - row["runner"]) / row["images"])[:_MANY_CLASSES]
     shown = [row for row in classes if row in chosen]
     figure, axes = figure_and_axes(height=3.4)
@@ -67,11 +68,13 @@ def class_plot(classes: Sequence[Mapping[str, Any]]) -> str:
         shares = [100 * row[key] / row["images"] for row in shown]
         axes.bar(places + shift, shares, 0.4, label=name, **bar_style(number))
     axes.set_xticks(places, [row["class"] for row in shown], rotation=60 if len(shown) > 12 else 0)
-    axes.set_ylabel("right, %")
+    axes.set_ylabel("correct, %")
     axes.set_ylim(0, 100)
     axes.legend(frameon=False, ncols=2, loc="lower left", bbox_to_anchor=(0, 1))
     words = "; ".join(
         f"{row['class']}: PyTorch {row['pytorch'] / row['images']:.0%}, runner {row['runner'] / row['images']:.0%}"
         for row in shown
     )
-    return svg(figure, f"Pairs of bars: the share of images that each has right, by class. {words}.")
+    return svg(
+        figure, f"Pairs of bars by class: the shares of images that PyTorch and the runner classify correctly. {words}."
+    )

@@ -1,10 +1,11 @@
 """Check the preprocessing contract: raw bytes → pixels → tensor → logits, in every place that preprocesses.
 
-    here            bytes → pixels → tensor: the same as at export (also checked whenever a bundle is opened)
-    in the graph    pixels → tensor: the tensor inside ``model.onnx``, if the graph normalises
-    on the server   bytes → pixels or tensor of its preprocessing model, bytes → logits of its ensemble
+    here            bytes → pixels → tensor, in this package; also checked whenever a bundle is opened
+    in the graph    pixels → tensor, inside ``model.onnx`` if the graph normalises
+    on the server   bytes → pixels or tensor in the preprocessing model, and bytes → logits in the ensemble
 
-If a result differs, the usual mistakes are tried, and the mistake that gives the same result is named.
+Every place must give the results recorded at export. If a result differs, the usual mistakes are tried, and the
+mistake that gives the same result is named.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ __all__ = ["Sample", "bgr", "check_preprocessing", "normalisations"]
 NAME = "preprocessing"
 _MOST_SENT = 16
 _TENSOR_ROUNDING = 4 * 2.0**-23
-"""Relative to the largest value: two programs may each round the subtraction and the division differently."""
+"""Tolerance relative to the largest value: two programs may round the subtraction and the division differently."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -52,31 +53,33 @@ class Sample:
 def check_preprocessing(bundle: Bundle, runner: Runner, limit: Limit, *, samples: Sequence[Sample] = ()) -> Check:
     """Check preprocessing here, in the runner's graph and on its server.
 
-    limit: of the runner's logits.  samples: real images to send to a server.  Errors: whatever the server raises.
+    limit: limit of the runner's logits.  samples: real images to send to a server.
+    Errors: every error that the server's client raises.
     """
     spec = bundle.manifest.image
     if spec.normalisation is None:
-        why = "the bundle does not say how images become its input"
+        why = "the bundle has no mean and std, so images cannot be turned into inputs"
         return Check(name=NAME, verdict="skipped", summary=why, reasons=(why,))
     golden = bundle.golden_set()
-    seen = [f"{len(golden.images)} images decode here as at export"]
+    seen = [f"{len(golden.images)} golden images decode here as at export"]
     reasons = []
     if problem := preprocessing_problem(golden, spec):
         reasons.append(f"here: {problem}")
     if bundle.manifest.input_kind == "pixels" and runner.graph is not None:
-        seen.append("the graph normalises as the manifest says")
+        seen.append("the graph normalises with the manifest's mean and std")
         reasons += _graph_problems(runner.graph.path, golden, spec)
     if runner.server is not None:
         sent = min(len(samples), _MOST_SENT)
         seen.append(
-            f"the server preprocesses them likewise and gives PyTorch's logits for {sent} raw images of the data"
+            "the server preprocesses the golden images likewise and gives PyTorch's logits for "
+            f"{sent} images of the data"
         )
         reasons += _server_problems(runner.server, bundle, golden, spec, limit, runner.max_batch)
         reasons += _sample_problems(runner.server, samples, limit)
     return Check(
         name=NAME,
         verdict="failed" if reasons else "passed",
-        summary="; ".join(seen) if not reasons else f"{len(reasons)} differences from the contract",
+        summary="; ".join(seen) if not reasons else f"{len(reasons)} differences from the preprocessing at export",
         reasons=tuple(reasons),
         details={"images": len(golden.images)},
     )
@@ -89,16 +92,20 @@ def bgr(channels: int) -> list[int] | None:
 
 def normalisations(spec: ImageSpec) -> Iterator[tuple[str, ImageSpec]]:
     """Yield (name, spec with another mean and std): normalisations often used in place of the model's own."""
-    known = {name: (data.mean, data.std) for name, data in DATASETS.items() if len(data.mean) == spec.channels}
+    known = {
+        f"the mean and std of {name}": (data.mean, data.std)
+        for name, data in DATASETS.items()
+        if len(data.mean) == spec.channels
+    }
     if spec.channels == 3:
-        known["ImageNet"] = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+        known["the mean and std of ImageNet"] = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     if spec.channels == 1:
-        known["MNIST's training images"] = (0.1307,), (0.3081,)
-    known[", ".join(["0.5"] * spec.channels)] = (0.5,) * spec.channels, (0.5,) * spec.channels
-    known["nothing, values in [0, 1]"] = (0.0,) * spec.channels, (1.0,) * spec.channels
+        known["the mean and std of MNIST's training images"] = (0.1307,), (0.3081,)
+    known[f"mean and std {', '.join(['0.5'] * spec.channels)}"] = (0.5,) * spec.channels, (0.5,) * spec.channels
+    known["mean 0 and std 1 (values in [0, 1])"] = (0.0,) * spec.channels, (1.0,) * spec.channels
     for name, (mean, std) in known.items():
         if (mean, std) != spec.normalisation:
-            yield f"normalised with the mean and std of {name}", replace(spec, mean=mean, std=std)
+            yield f"normalised with {name}", replace(spec, mean=mean, std=std)
 
 
 def _graph_problems(path: Path, golden: GoldenSet, spec: ImageSpec) -> list[str]:
@@ -137,14 +144,14 @@ def _server_problems(
     largest = distance(logits, golden.image_logits)
     if not largest <= 2 * limit.largest:  # the stored logits have their own rounding
         reasons.append(
-            f"{server.ensemble} on the server: raw images give logits that are {largest:.3g} from PyTorch's; "
-            f"{2 * limit.largest:.3g} is allowed"
+            f"{server.ensemble} on the server: the logits of encoded golden images differ by {largest:.3g} from "
+            f"PyTorch's; expected at most {2 * limit.largest:.3g}"
         )
     return reasons
 
 
 def _sample_problems(server: Served, samples: Sequence[Sample], limit: Limit) -> list[str]:
-    """Send each sample in its own request: these may be JPEGs of any size, which the golden images do not cover."""
+    """Send each sample in its own request. Samples may be JPEGs of any size, which the golden images do not cover."""
     reasons = []
     samples = samples[:_MOST_SENT]
     for sample in samples:
@@ -153,10 +160,10 @@ def _sample_problems(server: Served, samples: Sequence[Sample], limit: Limit) ->
         largest = distance(logits, sample.exact)
         if not largest <= limit.largest:
             reasons.append(
-                f"{sample.where}: the server's logits for its bytes are {largest:.3g} from PyTorch's for the "
-                f"pixels decoded here; {limit.largest:.3g} is allowed"
+                f"{sample.where}: the server's logits for the file differ by {largest:.3g} from PyTorch's logits for "
+                f"the pixels decoded here; expected at most {limit.largest:.3g}"
             )
-    return reasons[:1] + ([f"and {len(reasons) - 1} of {len(samples)} images more"] if len(reasons) > 1 else [])
+    return reasons[:1] + ([f"and {len(reasons) - 1} more of {len(samples)} images"] if len(reasons) > 1 else [])
 
 
 def _pixel_problem(pixels: NDArray[Any], golden: GoldenSet, spec: ImageSpec) -> list[str]:
@@ -166,7 +173,7 @@ def _pixel_problem(pixels: NDArray[Any], golden: GoldenSet, spec: ImageSpec) -> 
     if pixels.shape != expected.shape:
         return [f"expected pixels {expected.shape}, got {pixels.shape}"]
     apart = np.abs(pixels.astype(int) - expected)
-    what = f"{np.count_nonzero(apart)} values of pixels differ, by up to {apart.max()}"
+    what = f"{np.count_nonzero(apart)} pixel values differ, by up to {apart.max()}"
     return [f"{what}{_named(name for name, made in _other_pixels(golden, spec) if np.array_equal(made, pixels))}"]
 
 
@@ -178,7 +185,7 @@ def _other_pixels(golden: GoldenSet, spec: ImageSpec) -> Iterator[tuple[str, NDA
 
     colours, own = bgr(spec.channels), Image.Resampling[RESAMPLING[spec.resize]]
     if colours is not None:
-        yield "BGR for RGB", golden.image_pixels[..., colours]
+        yield "channels in the order BGR", golden.image_pixels[..., colours]
     size = (spec.width, spec.height)
     for resampling in Image.Resampling:
         if resampling is not own:
@@ -202,7 +209,7 @@ def _tensor_problem(tensor: NDArray[Any], pixels: NDArray[Any], spec: ImageSpec)
 
 def _other_tensors(pixels: NDArray[Any], spec: ImageSpec) -> Iterator[tuple[str, NDArray[Any]]]:
     if (colours := bgr(spec.channels)) is not None:
-        yield "BGR for RGB", spec.tensor_from_pixels(pixels[..., colours])
+        yield "channels in the order BGR", spec.tensor_from_pixels(pixels[..., colours])
     for name, other in normalisations(spec):
         yield name, other.tensor_from_pixels(pixels)
 
@@ -215,4 +222,4 @@ def _same_tensor(tensor: NDArray[Any], expected: NDArray[Any]) -> bool:
 
 def _named(candidates: Iterator[str]) -> str:
     name = next(candidates, "")
-    return f": it is {name}" if name else ""
+    return f": this mistake gives the same values: {name}" if name else ""

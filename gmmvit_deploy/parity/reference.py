@@ -18,8 +18,8 @@ __all__ = ["Reference"]
 class Reference:
     """The trained module of a bundle, unfolded, in both precisions on the same inputs.
 
-    model: float32.  exact: the same in float64.  Both start from the same normalised float32 tensor, so float64
-    covers the network but not the normalisation of pixels.
+    model: the module in float32.  exact: the module in float64.  Both start from the same normalised
+    float32 tensor, so float64 covers the network but not the normalisation of pixels.
     """
 
     def __init__(self, bundle: Bundle) -> None:

@@ -46,7 +46,8 @@ class ParityReport:
     """The checks of a bundle and of its runners.
 
     bundle: hashes and a description of the model.  data: describes the real images; None without images.
-    checks: of the bundle itself, independent of any runner.  skipped: runners that were left out, each with the reason.
+    checks: checks of the bundle itself, independent of any runner.
+    skipped: runners that were left out, each with the reason.
     """
 
     bundle: Mapping[str, Any]
@@ -70,7 +71,7 @@ class ParityReport:
         return self.verdict == "failed"
 
     def undecided(self, *names: str) -> list[Check]:
-        """Return the runners' checks of these names that are undecided or skipped."""
+        """Return the runners' checks that have one of these names and are undecided or skipped."""
         every = [check for runner in self.runners for check in runner.checks]
         return [check for check in every if check.name in names and check.verdict in ("undecided", "skipped")]
 

@@ -2,11 +2,11 @@
 
 single      requests of a single image, sent in sequence
 batches     several images in a request
-mixed       concurrent clients with requests of different sizes, so that the server's batcher joins
-            them; the server's execution count shows whether it did
+mixed       concurrent clients with requests of different sizes, which the server's batcher should join;
+            the server's execution count shows whether the batcher joined requests
 images      concurrent requests with an encoded image each, through the ensemble
 labels      the server's class names are the bundle's
-bundle      the server serves this bundle, by its own statement
+bundle      the server reports the SHA-256 of this bundle
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def check_served(
     *,
     on_progress: OnProgress = ignore,
 ) -> Check:
-    """Send requests in every way listed above and compare the answers with PyTorch's.
+    """Send requests in every way listed above and compare the server's logits with PyTorch's.
 
     server: the runner's server.  inputs: distinct images (N, …).  exact: their float64 logits (N, C).
     Errors: ServerError when the server fails.
@@ -72,8 +72,8 @@ def check_served(
     reasons = list(judged.reasons)
     if verdict == "undecided":
         reasons.append(
-            f"the server never joined two of {mixed['requests']} requests into one execution, so the check saw no "
-            "mixed requests; serve with --max-queue-delay-us, or repeat the check on a busier server"
+            f"the server ran each of the {mixed['requests']} concurrent requests alone, so mixing of requests was not "
+            "tested; type gmmvit repository with --max-queue-delay-us, or repeat the check on a busier server"
         )
     return Check(
         name="served",
@@ -81,14 +81,14 @@ def check_served(
         summary=f"{judged.answers:,} answers, each to its own request; {mixed['requests']} concurrent requests ran as "
         f"{mixed['executions']} executions"
         if not judged.reasons
-        else server.other_bundle or f"{len(judged.reasons)} kinds of wrong answers",
+        else server.other_bundle or f"{len(judged.reasons)} problems with the server's answers",
         reasons=tuple(reasons),
         details={"answers": judged.answers, "largest": judged.largest, "limit": limit.largest, **mixed},
     )
 
 
 class _Judged:
-    """Compare the server's answers with the expected logits; keep a single reason for each kind of request."""
+    """Compare the server's logits with the expected logits; keep a single reason for each kind of request."""
 
     def __init__(self, limit: Limit) -> None:
         self._limit = limit
@@ -98,10 +98,10 @@ class _Judged:
         self.largest = 0.0
 
     def add(self, kind: str, logits: NDArray[Any], exact: NDArray[Any], among: NDArray[Any] | None = None) -> None:
-        """Judge the answers of a request.
+        """Judge the answer to a request.
 
-        logits, exact: (B, C), of the server and of PyTorch.  among: expected logits of all concurrent requests,
-        to identify the request that a wrong answer belongs to.
+        logits: (B, C) of the server.  exact: (B, C) of PyTorch in float64.
+        among: expected logits of all concurrent requests, to identify the request that a wrong answer belongs to.
         """
         self.answers += len(logits)
         largest = distance(logits, exact)
@@ -111,18 +111,18 @@ class _Judged:
         self._failed.add(kind)
         whose = _whose(logits, exact, exact if among is None else among)
         self.reasons.append(
-            f"{kind}: logits are up to {largest:.3g} from PyTorch's in float64; "
-            f"{self._limit.largest:.3g} is allowed{whose}"
+            f"{kind}: logits differ by up to {largest:.3g} from PyTorch's float64 logits; "
+            f"expected at most {self._limit.largest:.3g}{whose}"
         )
 
 
 def _whose(logits: NDArray[Any], exact: NDArray[Any], among: NDArray[Any]) -> str:
     if logits.shape != exact.shape:
-        return f": expected {exact.shape}, got {logits.shape}"
+        return f": expected logits {exact.shape}, got {logits.shape}"
     for row, own in zip(logits, exact, strict=True):
         strays = mixed_up(np.repeat(row[None], 2, 0), np.stack([own, among[np.square(among - row).sum(1).argmin()]]))
         if any(stray == (0, 1) for stray in strays):
-            return ": a request got the answer to another"
+            return ": a request got the answer to another request"
     return ""
 
 
@@ -134,7 +134,7 @@ def _mix(
     generator: np.random.Generator,
     judged: _Judged,
 ) -> dict[str, Any]:
-    """Send concurrent requests, at most `_ROUNDS` rounds, until the server has joined some of them in a batch."""
+    """Send concurrent requests, at most `_ROUNDS` rounds, until the server has joined some requests in a batch."""
     most = min(_MOST_IN_A_REQUEST, runner.max_batch)
     requests = executions = 0
     for _ in range(_ROUNDS):
@@ -174,13 +174,14 @@ def _label_problems(bundle: Bundle, server: Served, max_batch: int) -> list[str]
     reasons = []
     if server.connection.model(server.ensemble).labels != labels:
         reasons.append(
-            f"labels: {server.ensemble} on the server names other classes than the bundle, or in other order"
+            f"labels: expected the bundle's classes in the bundle's order, got other classes or another order from "
+            f"{server.ensemble} on the server"
         )
     golden = bundle.golden_set()
     size = min(max_batch, len(golden.images))
     images = np.array([[image] for image in golden.images[:size]], dtype=np.object_)
     for index, label in server.connection.best_classes(server.ensemble, "IMAGE", images):
         if labels[index] != label:
-            reasons.append(f"labels: the server calls class {index} {label!r}; in the bundle it is {labels[index]!r}")
+            reasons.append(f"labels: expected {labels[index]!r} for class {index}, got {label!r} from the server")
             break
     return reasons

@@ -1,4 +1,4 @@
-"""Summarise a parity report in a sentence for whoever approves it, and list what would change its verdict."""
+"""Summarise a parity report in a sentence for the person who approves it, and list what would change the verdict."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gmmvit_deploy.parity.verdict import Check
 __all__ = ["summary_of"]
 
 _MOST_REASONS = 8
-"""Most reasons of a check in the summary; the page lists all reasons below."""
+"""Maximum number of reasons of a check in the summary; the page lists all reasons below the summary."""
 
 
 def summary_of(report: ParityReport) -> Summary:
@@ -31,8 +31,8 @@ def summary_of(report: ParityReport) -> Summary:
     runners = _joined([_name(runner) for runner in report.runners])
     if report.verdict == "undecided":
         sentence = (
-            f"No check failed for {runners}, but {len(undecided)} of {len(ran)} saw too little to decide: "
-            "sign only if the reasons below are acceptable."
+            f"No check failed for {runners}, but {len(undecided)} of {len(ran)} checks had too little data to decide: "
+            "approve only if the reasons below are acceptable."
         )
         changes = (*_reasons(undecided), *_scope(report))
         return Summary(outcome="undecided", word="UNDECIDED", sentence=sentence, changes=changes)
@@ -72,8 +72,8 @@ def _nearest_limits(runner: RunnerReport) -> Iterator[str]:
         worst = max(sets, key=lambda numbers: numbers["from_exact"]["largest"] / numbers["limit"]["largest"])
         largest, limit = worst["from_exact"]["largest"], worst["limit"]["largest"]
         yield (
-            f"{_name(runner)}: its logits are at most {largest:.2g} from float64 (inputs: {worst['inputs']}); the "
-            f"check fails above {limit:.2g}, {largest / limit:.0%} of this limit is used"
+            f"{_name(runner)}: logits differ by at most {largest:.2g} from float64 (inputs: {worst['inputs']}); "
+            f"the numeric check fails above {limit:.2g}, and {largest / limit:.0%} of this limit is used"
         )
     details = checks["decisions"].details if "decisions" in checks else {}
     if details.get("nearest_to_flipping") is not None:
@@ -82,8 +82,9 @@ def _nearest_limits(runner: RunnerReport) -> Iterator[str]:
     if accuracy:
         low = accuracy["top1"]["interval"][0]
         yield (
-            f"{_name(runner)}: top-1 accuracy is at least {low:+.2%} from PyTorch's (lower end of the interval); "
-            f"the check fails below {accuracy['lowest_difference_allowed']:+.3%}"
+            f"{_name(runner)}: the difference of top-1 accuracy from PyTorch's is at least {low:+.2%} "
+            "(lower end of its interval); "
+            f"the accuracy check passes only at {accuracy['lowest_difference_allowed']:+.3%} or above"
         )
 
 
@@ -91,17 +92,20 @@ def _flip_words(details: Mapping[str, Any]) -> str:
     share = details["nearest_to_flipping"]
     if share > 1:
         return (
-            f"an error is {share:.1f} times what may flip its decision; {details['flips_within_noise']} of "
-            f"{details['inputs']:,} decisions flipped, all within the noise"
+            f"the largest error is {share:.1f} times the error that may flip a predicted class; "
+            f"{details['flips_within_noise']} of {details['inputs']:,} predicted classes flipped, all within the noise"
         )
-    return f"the largest error is {100 * share:.2g} % of what may flip its decision, on {details['inputs']:,} inputs"
+    return (
+        f"the largest error is {100 * share:.2g} % of the error that may flip a predicted class, "
+        f"on {details['inputs']:,} inputs"
+    )
 
 
 def _scope(report: ParityReport) -> Iterator[str]:
     skipped = len(report.skipped) + sum(check.verdict == "skipped" for _, check in _checks(report))
     if skipped:
-        yield f"What was skipped ({skipped}, listed below with the reasons): it may fail once it runs"
-    yield "Another bundle, engine, server, machine or version: the verdict covers what “Scope” lists, nothing else"
+        yield f"Skipped checks and runners ({skipped}, listed below with the reasons) may fail once they run"
+    yield "Another bundle, engine, server, machine or version may fail: the verdict covers only what “Scope” lists"
 
 
 def _joined(names: list[str]) -> str:

@@ -1,6 +1,6 @@
-"""Explain a failed runner: make the usual mistakes on purpose and compare their logits with the runner's.
+"""Explain a failed runner: make the usual mistakes on purpose and compare the resulting logits with the runner's.
 
-A suspect is the trained model with a single mistake in it, or with an input prepared wrongly. Suspects are
+A suspect is the trained model with a single mistake, or the trained model with a wrongly prepared input. Suspects are
 tried only after a runner has failed. The named mistake is a hint and does not change the verdict.
 """
 
@@ -26,7 +26,7 @@ from gmmvit_deploy.scores.attention import attention_scores
 __all__ = ["explain", "suspects"]
 
 _EXPLAINED = 0.1
-"""A suspect explains the runner's logits if its distance from them is below this share of the trained model's."""
+"""Share of the distance between the runner's logits and PyTorch's that may remain if a suspect explains the logits."""
 
 
 @torch.inference_mode()
@@ -41,7 +41,7 @@ def explain(
 ) -> str:
     """Return the name of the mistake that explains ``logits``, or an empty string if no mistake does.
 
-    inputs: (B, …) as the graph takes them.  logits: the runner's (B, C).  limit: largest absolute difference
+    inputs: (B, …) in the form of the graph's input.  logits: the runner's (B, C).  limit: largest absolute difference
     allowed for a correct runner.  mistakes: the output of `suspects` for these inputs, to reuse it.
     """
     trained, _ = reference.logits(inputs)
@@ -73,9 +73,9 @@ def _are_halves(logits: NDArray[Any], trained: NDArray[Any], limit: float) -> bo
 
 @torch.inference_mode()
 def suspects(bundle: Bundle, reference: Reference, inputs: NDArray[Any]) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Yield (name of the mistake, its float32 logits (B, C)) for every mistake that applies to this model.
+    """Yield (name of the mistake, float32 logits (B, C) with the mistake) for every mistake that applies to this model.
 
-    inputs: (B, …) as the bundle's graph takes them.
+    inputs: (B, …) in the form of the graph's input.
     """
     tensors = reference.tensors(inputs)
     for name, changed in _other_inputs(bundle, inputs):
@@ -104,7 +104,7 @@ def _other_inputs(bundle: Bundle, inputs: NDArray[Any]) -> Iterator[tuple[str, N
 
 
 _TRIED_FIRST: tuple[Role, ...] = ("mask", "scale", "score_bias", "mixing", "norm")
-"""Order in which the steps' mistakes are tried: of two with the same logits the first is named, so likely ones lead."""
+"""Order in which the steps' mistakes are tried, likely mistakes first: of equal logits, the first mistake is named."""
 
 
 def _step_mistakes(model: Model) -> Iterator[tuple[str, Model]]:

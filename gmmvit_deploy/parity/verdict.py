@@ -21,7 +21,7 @@ class Check:
     """The result of a check.
 
     name: as listed at the head of ``parity/check.py``.  summary: the result in a single line.
-    reasons: why the check did not pass, a line each.  details: the numbers, as plain JSON values.
+    reasons: why the check did not pass, as single lines.  details: the numbers, as plain JSON values.
     """
 
     name: str
@@ -32,9 +32,9 @@ class Check:
 
 
 def overall(checks: Iterable[Check]) -> Verdict:
-    """Return ``failed`` if any check failed, else ``undecided`` if any is, else ``passed``.
+    """Return ``failed`` if any check failed, else ``undecided`` if any check is undecided, else ``passed``.
 
-    Returns ``failed`` too if no check passed or is undecided: skipped checks alone prove nothing.
+    Returns ``failed`` also if every check was skipped, because skipped checks prove nothing.
     """
     verdicts = {check.verdict for check in checks}
     if "failed" in verdicts or not verdicts & {"passed", "undecided"}:

@@ -46,7 +46,7 @@ class Classification:
     """The result for a file: predictions in order of decreasing probability, or an error.
 
     runner: name of the runner that computed it.  error: why the file has no predictions; empty if it has.
-    notice: as in `Classifier`.
+    notice: why this project's CPU kernels are not used; empty if they are used or were not requested.
     """
 
     path: Path
@@ -59,8 +59,9 @@ class Classification:
 class Classifier:
     """Computes logits of encoded images.  Abstract; used as a context manager.
 
-    runner: name of the runner that computes.
-    notice: why our CPU kernels, which would be faster, are not used; empty if they are used or were not requested.
+    runner: name of the runner that computes the logits.
+    notice: why this project's CPU kernels, which are faster, are not used; empty if the kernels are used or were not
+    requested.  labels: label of each class.  max_batch: maximum number of images in a call of `logits`.
     """
 
     runner: str
@@ -86,7 +87,7 @@ class Classifier:
 
 
 class TritonClassifier(Classifier):
-    """Classifies with the ensemble of a served bundle; the server decodes the images, as for every client."""
+    """Classifies with the ensemble of a Triton server; the server decodes the images."""
 
     def __init__(self, url: str, *, model: str = DEFAULT_MODEL) -> None:
         """Connect to a server.
@@ -104,8 +105,9 @@ class TritonClassifier(Classifier):
         if "IMAGE" not in served.inputs:
             self._connection.close()
             raise ServerError(
-                f"{model} at {url} takes {', '.join(served.inputs)}, not encoded images",
-                hint="name the ensemble that gmmvit repository wrote with --model",
+                f"{model} at {url}: expected a model with encoded images as its input IMAGE, got the inputs "
+                f"{', '.join(served.inputs)}",
+                hint="type --model with the name of the ensemble that gmmvit repository wrote",
             )
         self.labels, self.max_batch = served.labels, served.max_batch
 
@@ -124,13 +126,13 @@ class BundleClassifier(Classifier):
     def __init__(self, bundle: Bundle, *, cpu_kernels: bool = True) -> None:
         """Open a bundle.
 
-        cpu_kernels: use our kernels if they are available.
-        Errors: InputError when the bundle does not state mean and std.
+        cpu_kernels: use this project's CPU kernels if they are available.
+        Errors: InputError when the bundle has no mean and std.
         """
         if bundle.manifest.image.normalisation is None:
             raise InputError(
-                f"{bundle.path}: it states no mean and std to make its input from images",
-                hint="export it with --dataset, or --mean --std --labels",
+                f"{bundle.path}: the bundle has no mean and std, so images cannot be turned into inputs",
+                hint="export the checkpoint again with --dataset, or with --mean, --std and --labels",
             )
         self._bundle = bundle
         self._image = bundle.manifest.image
@@ -214,12 +216,12 @@ def _classify_batch(classifier: Classifier, files: Sequence[Path], top: int) -> 
 def _read(file: Path) -> bytes:
     try:
         if file.stat().st_size > MAX_IMAGE_BYTES:
-            raise ImageError(f"it has {file.stat().st_size} bytes; at most {MAX_IMAGE_BYTES} are taken")
+            raise ImageError(f"expected at most {MAX_IMAGE_BYTES} bytes, the file has {file.stat().st_size} bytes")
         data = file.read_bytes()
     except OSError as exc:
-        raise ImageError(f"it cannot be read: {exc.strerror or exc}") from exc
+        raise ImageError(f"the file cannot be read: {exc.strerror or exc}") from exc
     if not data:
-        raise ImageError("it is empty")
+        raise ImageError("the file is empty")
     return data
 
 
@@ -231,7 +233,7 @@ def _ask(classifier: Classifier, images: dict[Path, bytes], top: int) -> dict[Pa
             (file,) = images
             error = str(exc).partition("image 0: ")[2] or str(exc)
             return {file: Classification(path=file, runner=classifier.runner, error=error)}
-        # A bad image makes the whole batch fail: send each image alone, so that the others get their result.
+        # A bad image makes the whole batch fail. Send each image alone, so that the other images get a result.
         alone = [_ask(classifier, {file: data}, top) for file, data in images.items()]
         return {file: answer for answers in alone for file, answer in answers.items()}
     return {
@@ -244,7 +246,7 @@ def likeliest(logits: NDArray[Any], labels: Sequence[str], top: int) -> tuple[Pr
     """Return the ``top`` most likely classes of a row of logits (C,), with their softmax probabilities."""
     import numpy as np
 
-    # In float64, so that the displayed probabilities add up to 1.
+    # Computed in float64, so that the displayed probabilities add up to 1.
     exponentials = np.exp(logits.astype(np.float64) - logits.max())
     probabilities = exponentials / exponentials.sum()
     order = np.argsort(-logits, kind="stable")[:top]

@@ -19,10 +19,10 @@ __all__ = ["CompiledRunner", "EagerRunner"]
 
 
 class EagerRunner(Runner):
-    """The reference: runs the module without folding or export, and computes the masks as in training.
+    """Runs the trained module without folding or export, and computes the masks as in training: the reference.
 
-    For ``pixels``, numpy normalises, which checks the normalisation in the exported graph against an independent
-    implementation. On a GPU, TF32 is off.
+    If the bundle's input is ``pixels``, numpy normalises the images. So the normalisation in the exported graph is
+    checked against an independent implementation. On a GPU, TF32 is off.
     """
 
     name = "eager"
@@ -30,7 +30,8 @@ class EagerRunner(Runner):
     def __init__(self, bundle: Bundle, *, device: Device = "cpu") -> None:
         """Rebuild the module.
 
-        Errors: BundleError when weights and manifest do not agree; InputError when PyTorch sees no GPU for ``gpu``.
+        Errors: BundleError when the weights do not match the manifest; InputError for device ``gpu`` when PyTorch sees
+        no GPU.
         """
         from gmmvit_deploy.checkpoints.weights import model_from_bundle
 
@@ -82,7 +83,7 @@ def _require_gpu(name: str) -> None:
     if not torch.cuda.is_available():
         raise InputError(
             f"runner {name}: PyTorch {torch.__version__} sees no GPU",
-            hint="nvidia-smi shows the GPUs of the driver; leave this runner out on a machine without a GPU",
+            hint="type nvidia-smi to list the driver's GPUs; without a GPU, leave this runner out",
         )
 
 
@@ -103,11 +104,11 @@ class CompiledRunner(EagerRunner):
         example = torch.zeros(min(2, self.max_batch), *self._image.tensor_shape, device=self._place)
         try:
             self._logits(self._compiled, example)
-        # torch.compile raises its own exception classes, its compilers' and the operating system's.
+        # torch.compile raises exceptions of its own, of its compilers and of the operating system.
         except Exception as exc:
             reason = str(exc).strip().splitlines()[0] if str(exc).strip() else type(exc).__name__
             raise InputError(
-                f"runner {self.name}: torch.compile {torch.__version__} fails here: {reason}",
+                f"runner {self.name}: torch.compile {torch.__version__} fails on this machine: {reason}",
                 hint="install a C++ compiler such as g++, or leave this runner out",
             ) from exc
 

@@ -1,4 +1,4 @@
-"""Run a TensorRT engine as a runner, so that parity and benchmarks treat it like any other."""
+"""Run a TensorRT engine as a runner, so that parity and benchmarks use engines like every other runner."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ class EngineRunner(Runner):
         gpu = visible_gpu()
         reason = loads_in(card, find_flavor(card.flavor).version) or (runs_on(card, gpu) if gpu else "")
         if reason:
-            raise EngineError(f"{engine.path}: {reason}", hint="build it again here with gmmvit build")
+            raise EngineError(
+                f"{engine.path}: {reason}", hint="type gmmvit build on this machine to build the engine again"
+            )
         self.card = card
         self._cuda_graphs = cuda_graphs
         self._session = PlanSession(
@@ -68,7 +70,7 @@ class EngineRunner(Runner):
         return {f"{name} SHA-256": value for name, value in self.card.sha256.items()}
 
     def inspectable(self) -> Inspection:
-        return stand_in(open_variant(self._bundle, self.precision), f"{self.name} cannot be looked into")
+        return stand_in(open_variant(self._bundle, self.precision), f"{self.name} cannot be inspected")
 
     def _check(self, batch: NDArray[Any]) -> None:
         self.card.profile_for(len(batch))  # its error lists the profiles

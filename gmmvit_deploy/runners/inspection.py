@@ -1,4 +1,4 @@
-"""Read inner values of a graph in ONNX Runtime, by adding the requested tensors to the graph's outputs."""
+"""Read inner tensors of a graph in ONNX Runtime, by adding the requested tensors to the graph's outputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["LOGITS", "inspectable_in_onnxruntime", "stand_in"]
 
 LOGITS = "logits"
-_NAMED = "{}, with its blocks as outputs"
+_NAMED = "{}, with the outputs of its blocks as additional outputs"
 
 
 def inspectable_in_onnxruntime(
@@ -28,14 +28,15 @@ def inspectable_in_onnxruntime(
 ) -> InspectableGraph:
     """Make a graph inspectable in ONNX Runtime.
 
-    name: for reports.  open_session: function of a serialised graph and its name in errors, that returns a session
-    with all operators of the graph.
+    name: name of the graph in reports.
+    open_session: function that takes a serialised graph and the name of the graph in errors, and returns a session with
+    all operators of the graph.
     """
     return InspectableGraph(name=name, proto=proto, values=partial(_values, proto, open_session, name))
 
 
 def stand_in(variant: Variant, why_not: str) -> Inspection:
-    """Return the bundle's unchanged graph in ONNX Runtime, for a runner whose own program cannot be inspected."""
+    """Return the bundle's unchanged graph in ONNX Runtime, in place of a program that cannot be inspected."""
     import onnx
 
     return Inspection(inspectable_in_onnxruntime(variant.path.name, onnx.load(variant.path)), why_not)
@@ -48,7 +49,7 @@ def _values(
     inputs: NDArray[Any],
     tensors: Sequence[str],
 ) -> dict[str, NDArray[Any]]:
-    """Run the graph and return the named tensors and the logits: name → value.
+    """Run the graph and return the named tensors and the logits: name → array.
 
     Errors: BundleError when ONNX Runtime cannot load or run the graph with the additional outputs.
     """
@@ -61,7 +62,7 @@ def _values(
         return dict(zip(names, session.run(names, {image: inputs}), strict=True))
     # ONNX Runtime raises its own exception classes, which have no common base.
     except Exception as exc:
-        raise BundleError(f"{_NAMED.format(name)}: ONNX Runtime cannot run it: {str(exc).strip()}") from exc
+        raise BundleError(f"{_NAMED.format(name)}: ONNX Runtime cannot run the graph: {str(exc).strip()}") from exc
 
 
 def _with_outputs(proto: ModelProto, tensors: Sequence[str]) -> ModelProto:

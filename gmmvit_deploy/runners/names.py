@@ -8,7 +8,7 @@ from gmmvit_deploy.errors import InputError
 __all__ = ["DEFAULT_URLS", "KERNELS_SUFFIX", "RUNNERS", "require_runner"]
 
 KERNELS_SUFFIX = "+kernels"
-"""Suffix of a runtime's name: the graph runs with the CPU kernels of this project."""
+"""Suffix of a runner's name: the graph runs with this project's CPU kernels."""
 
 RUNNERS = (
     "eager",
@@ -23,7 +23,7 @@ RUNNERS = (
     "triton-grpc",
     "triton-http",
 )
-"""In the order of a waterfall: from the trained module to the server."""
+"""Names of all runners, in the order of the waterfall benchmark: from the trained module to the server."""
 
 DEFAULT_URLS = {"triton-grpc": "grpc://localhost:8001", "triton-http": "http://localhost:8000"}
 """Runner of a server → its default address."""
@@ -32,4 +32,4 @@ DEFAULT_URLS = {"triton-grpc": "grpc://localhost:8001", "triton-http": "http://l
 def require_runner(name: str) -> None:
     """Check the name of a runner.  Errors: InputError when no runner has this name."""
     if name not in RUNNERS:
-        raise InputError(f"runner {name!r} is not known", hint=f"known: {', '.join(RUNNERS)}")
+        raise InputError(f"runner {name!r} is not known", hint=f"use one or more of {', '.join(RUNNERS)}")

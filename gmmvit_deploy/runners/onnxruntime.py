@@ -1,4 +1,4 @@
-"""Run a graph of the bundle in ONNX Runtime on the CPU, unchanged or with our attention kernel."""
+"""Run a graph of the bundle in ONNX Runtime on the CPU, unchanged or with this project's attention kernel."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ __all__ = ["OnnxRuntimeRunner"]
 class OnnxRuntimeRunner(Runner):
     """Runs ``model.onnx`` of a bundle, or its graph in another precision.
 
-    ``onnxruntime`` runs the file with ONNX Runtime's own operators; ``onnxruntime+kernels`` runs a graph made from the
-    file, whose attention is our own operator.
+    ``onnxruntime`` runs the file with ONNX Runtime's own operators. ``onnxruntime+kernels`` runs a graph that is made
+    from the file and computes attention with this project's operator.
     """
 
     name = "onnxruntime"
@@ -43,9 +43,10 @@ class OnnxRuntimeRunner(Runner):
     ) -> None:
         """Load a graph.
 
-        variant: the graph; None loads the float32 graph.  threads: 0 uses a thread per core.  kernels: use our kernels.
+        variant: the graph; None loads the float32 graph.  threads: number of threads; 0 uses a thread per core.
+        kernels: use this project's CPU kernels.
         Errors: RunnerUnavailableError for a precision that ONNX Runtime does not support on a CPU, or when ``kernels``
-        is set and our kernels are not available; BundleError as `session_from_onnx`.
+        is set and this project's kernels are not available; BundleError when ONNX Runtime cannot load the graph.
         """
         super().__init__(bundle)
         self.graph = variant or open_variant(bundle, "fp32")
@@ -63,7 +64,8 @@ class OnnxRuntimeRunner(Runner):
             if self._fused is None:
                 raise RunnerUnavailableError(
                     f"runner {self.label} cannot run here: {why}",
-                    hint="runner onnxruntime runs the same graph in its own operators",
+                    hint="type --runner onnxruntime to run the same graph with ONNX Runtime's operators, without this "
+                    "project's kernels",
                 )
         self._program = program_from_onnx(self.graph.path, threads=threads, fused=self._fused)
 
@@ -89,7 +91,7 @@ class OnnxRuntimeRunner(Runner):
         }
 
     def inspectable(self) -> Inspection:
-        """Return the graph that runs, including our operators."""
+        """Return the graph that runs, including this project's operators."""
         import onnx
 
         if self._fused is None:

@@ -1,8 +1,8 @@
 """Open a runner by its name on the command line.
 
-``onnxruntime`` and ``openvino`` run a graph of the bundle unchanged, with the runtime's own operators;
-``onnxruntime+kernels`` and ``openvino+kernels`` run it with our CPU kernels. Each of these four names takes a
-precision after a colon: ``openvino+kernels:bf16``.
+``onnxruntime`` and ``openvino`` run a graph of the bundle unchanged, with the runtime's own operators.
+``onnxruntime+kernels`` and ``openvino+kernels`` run the graph with this project's CPU kernels. Each of these four
+names takes a precision after a colon, such as ``openvino+kernels:bf16``.
 """
 
 from __future__ import annotations
@@ -33,13 +33,15 @@ __all__ = ["RUNNERS", "default_runners", "open_runner", "open_runners", "proof_p
 
 _OF_THE_MODULE = {"eager": EagerRunner, "compile": CompiledRunner}
 _OF_GRAPHS = tuple(name for name in RUNNERS if name.removesuffix(KERNELS_SUFFIX) in ("onnxruntime", "openvino"))
-_GOES_WITH = "--precision, or a precision behind the name, goes with onnxruntime and openvino, with +kernels or without"
+_GOES_WITH = (
+    "--precision, or a precision after the name, is only for onnxruntime and openvino, with or without +kernels"
+)
 
 
 def default_runners(bundle: Bundle, precision: Precision = "fp32") -> tuple[list[str], list[str]]:
-    """Return the runners to check by default: ONNX Runtime, plain and, where available, with our kernels.
+    """Return (names of the runners to check by default, a reason for each runner that is left out).
 
-    Returns (names, a reason for each runner that is left out).
+    By default, ONNX Runtime is checked without this project's kernels and, where available, with the kernels.
     Errors: BundleError when the bundle has no graph in this precision.
     """
     fused, why = fused_graph(open_variant(bundle, precision).path)
@@ -51,7 +53,7 @@ def default_runners(bundle: Bundle, precision: Precision = "fp32") -> tuple[list
 def proof_programs(bundle: Bundle, variant: Variant) -> dict[str, Callable[[], Runner]]:
     """Map each CPU runner that computes this bundle in the variant's precision to a function that opens it.
 
-    variant: its graph may be outside the bundle, for example before it is written there. For bf16, OpenVINO runs the
+    variant: a graph and its precision; the graph's file may lie outside the bundle. For bf16, OpenVINO runs the
     bundle's float32 graph.
     """
 
@@ -83,29 +85,30 @@ def open_runner(
 ) -> Runner:
     """Open a runner by its name on the command line.
 
-    url: of a Triton server; its protocol must match the runner's name.  model: the server's model.
+    url: address of a Triton server; the protocol must match the runner's name.  model: the server's model.
     engine: folder of an engine, for ``tensorrt`` and ``tensorrt-rtx``.
-    precision: of the graph that ONNX Runtime or OpenVINO runs; for bf16, OpenVINO runs the float32 graph.
-    Errors: InputError on an unknown name, on options that do not fit the runner, and on ``+kernels`` where our kernels
-    are not available, with the reason; every error that the runner raises when it opens.
+    precision: precision of the graph that ONNX Runtime or OpenVINO runs; for bf16, OpenVINO runs the float32 graph.
+    takes_other_bundle: as in `TritonRunner`.
+    Errors: InputError on an unknown name or on options that do not fit the runner; RunnerUnavailableError on
+    ``+kernels`` where the kernels are not available; every other error that the runner raises when it opens.
     """
     require_runner(name)
     if name in DEFAULT_URLS:
         address = url or DEFAULT_URLS[name]
         protocol = name.removeprefix("triton-")
         if not address.startswith(f"{protocol}://"):
-            raise InputError(f"runner {name} speaks {protocol}, and {address} is no {protocol}:// address")
+            raise InputError(f"runner {name}: expected a {protocol}:// address, got {address}")
         return TritonRunner(bundle, address, model=model, takes_other_bundle=takes_other_bundle)
     if url is not None:
-        raise InputError(f"runner {name} runs in this process; --url goes with triton-grpc and triton-http")
+        raise InputError(f"runner {name} runs in this process; --url is only for triton-grpc and triton-http")
     if (engine is not None) != (name in FLAVORS):
-        raise InputError(f"runner {name} {'needs --engine' if name in FLAVORS else 'takes no engine'}")
+        raise InputError(f"runner {name} {'needs --engine' if name in FLAVORS else 'takes no --engine'}")
     if precision != "fp32" and name not in _OF_GRAPHS:
-        raise InputError(f"runner {name} has the precision it was made with; {_GOES_WITH}")
+        raise InputError(f"runner {name} has a fixed precision; {_GOES_WITH}")
     if engine is not None:
         opened = open_engine(engine)
         if opened.card.flavor != name:
-            raise InputError(f"{engine}: it is an engine of {opened.card.flavor}, not {name}")
+            raise InputError(f"{engine}: expected an engine of {name}, got an engine of {opened.card.flavor}")
         return EngineRunner(bundle, opened)
     of_module = _OF_THE_MODULE.get(name.removesuffix("-gpu"))
     if of_module is not None:
@@ -130,9 +133,10 @@ def open_runners(
 ) -> Iterator[list[Runner]]:
     """Open several runners, give each the options that apply to it, and close all of them at the end.
 
-    names: of runners; a runner of graphs may have its own precision after a colon, as in ``openvino:bf16``.
-    urls: of Triton servers, at most one per protocol.  precision: of the runners of graphs without their own.
-    takes_other_bundle: as in `TritonRunner`, so that parity can report the mismatch instead of failing.
+    names: names of runners; ONNX Runtime and OpenVINO may have a precision after a colon, as in ``openvino:bf16``.
+    urls: addresses of Triton servers, at most one for each protocol.
+    precision: precision of ONNX Runtime and OpenVINO where the name has no precision.
+    takes_other_bundle: as in `TritonRunner`, so that parity can report the mismatch instead of raising an error.
     Errors: InputError when a runner is named twice, or when an option applies to no runner.
     """
     requested = [_with_precision(name, precision) for name in names]
@@ -146,13 +150,15 @@ def open_runners(
         raise InputError(f"--url is given {len(urls)} times; expected once for each protocol")
     idle = [url for protocol, url in by_protocol.items() if f"triton-{protocol}" not in bare]
     if idle and not any(name in DEFAULT_URLS for name in bare):
-        raise InputError(f"runner {', '.join(bare)} runs in this process; --url goes with triton-grpc and triton-http")
+        raise InputError(
+            f"runner {', '.join(bare)} runs in this process; --url is only for triton-grpc and triton-http"
+        )
     if idle:
-        raise InputError(f"--url {idle[0]} matches none of the runners {', '.join(bare)}")
+        raise InputError(f"--url {idle[0]}: expected the protocol of a named runner, got runner {', '.join(bare)}")
     if engine is not None and not set(bare) & set(FLAVORS):
-        raise InputError(f"runner {', '.join(bare)} takes no engine")
+        raise InputError(f"runner {', '.join(bare)} takes no --engine; --engine is only for {' and '.join(FLAVORS)}")
     if precision != "fp32" and not set(bare) & set(_OF_GRAPHS):
-        raise InputError(f"the other runners have the precision they were made with; {_GOES_WITH}")
+        raise InputError(f"runner {', '.join(bare)} has a fixed precision; {_GOES_WITH}")
     with ExitStack() as stack:
         opened = []
         for name, own in requested:
@@ -173,5 +179,5 @@ def _with_precision(name: str, usual: Precision) -> tuple[str, Precision]:
     """Split ``openvino:bf16`` into (openvino, bf16).  Errors: InputError when the runner takes no precision."""
     bare, own = precision_behind(name)
     if own is not None and bare not in _OF_GRAPHS:
-        raise InputError(f"runner {name!r}: {bare} has the precision it was made with; {_GOES_WITH}")
+        raise InputError(f"runner {name!r}: {bare} has a fixed precision; {_GOES_WITH}")
     return bare, own or (usual if bare in _OF_GRAPHS else "fp32")

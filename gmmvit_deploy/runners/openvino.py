@@ -1,4 +1,4 @@
-"""Run a graph of the bundle in OpenVINO on the CPU, unchanged or with our kernels."""
+"""Run a graph of the bundle in OpenVINO on the CPU, unchanged or with this project's CPU kernels."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ __all__ = ["OpenVinoRunner", "sha256_of_model"]
 class OpenVinoRunner(Runner):
     """Runs ``model.onnx`` of a bundle in float32 or bf16, or its int8 graph.
 
-    ``openvino`` uses OpenVINO's own operations; ``openvino+kernels`` uses our attention and, in int8, our norms.
+    ``openvino`` uses OpenVINO's own operators. ``openvino+kernels`` uses this project's kernels for attention and, in
+    int8, for norms.
     """
 
     name = "openvino"
@@ -45,10 +46,10 @@ class OpenVinoRunner(Runner):
     ) -> None:
         """Load and compile a graph.
 
-        variant: the int8 graph for int8, the float32 graph for fp32 and bf16.  threads: 0 uses a thread per core.
-        kernels: use our kernels.
+        variant: the int8 graph for int8, the float32 graph for fp32 and bf16.  threads: number of threads;
+        0 uses a thread per core.  kernels: use this project's CPU kernels.
         Errors: RunnerUnavailableError for a precision that OpenVINO or this CPU does not support, or when ``kernels``
-        is set and our kernels are not available; BundleError when OpenVINO cannot load the graph;
+        is set and this project's kernels are not available; BundleError when OpenVINO cannot load the graph;
         MissingDependencyError.
         """
         super().__init__(bundle)
@@ -68,7 +69,8 @@ class OpenVinoRunner(Runner):
             if ours is None:
                 raise RunnerUnavailableError(
                     f"runner {self.label} cannot run here: {why}",
-                    hint="runner openvino runs the same graph in its own operations",
+                    hint="type --runner openvino to run the same graph with OpenVINO's operators, without this "
+                    "project's kernels",
                 )
         self._arithmetic = ours.arithmetic if ours else ""
         try:
@@ -79,9 +81,9 @@ class OpenVinoRunner(Runner):
         except RuntimeError as exc:
             if "no bf16" in str(exc):
                 raise RunnerUnavailableError(
-                    f"runner openvino: {exc}", hint="fp32 and int8 run on every x86 CPU"
+                    f"runner openvino: {exc}", hint="choose fp32 or int8, which run on every x86 CPU"
                 ) from exc
-            raise BundleError(f"{variant.path}: OpenVINO {self.version} cannot load it: {exc}") from exc
+            raise BundleError(f"{variant.path}: OpenVINO {self.version} cannot load the graph: {exc}") from exc
 
     @property
     def settings(self) -> dict[str, str]:
@@ -114,7 +116,7 @@ class OpenVinoRunner(Runner):
         }
 
     def inspectable(self) -> Inspection:
-        """Return the model that runs the chunks of a large batch, including our operations and OpenVINO's rounding."""
+        """Return the model that runs the chunks of a large batch, with the CPU kernels and OpenVINO's rounding."""
         import onnx
 
         ours = " with our kernels" if self._arithmetic else ""
@@ -142,9 +144,9 @@ class OpenVinoRunner(Runner):
 
 
 def sha256_of_model(*models: Any) -> str:
-    """Return the SHA-256 of OpenVINO models: each operation's kind, attributes, types, shapes, inputs, constant bytes.
+    """Return the SHA-256 of OpenVINO models: kind, attributes, types, shapes, inputs and constant of each operation.
 
-    Names of operations are left out because OpenVINO numbers them, so the hash is the same in every process.
+    OpenVINO numbers the names of operations. These names are left out, so that the hash is the same in every process.
     """
     import numpy as np
 

@@ -3,11 +3,11 @@
 Callers use these members, and never test a runner's class or name:
 
     member         content                                               used by
-    graph          the bundle's graph that its program was made from     localize, preprocessing
-    inspectable    the graph that runs, with its inner values            localize
+    graph          the bundle's graph that the program was made from     localize, preprocessing
+    inspectable    the graph that runs, with readable inner tensors      localize
     server         the models of a server, and the connection to it      served, preprocessing, waterfall
     provenance     hashes, versions and settings of the program          reports, run cards
-    callers        number of concurrent calls that it can use            load
+    callers        number of concurrent calls that the runner can use    load
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ Device = Literal["cpu", "gpu"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class InspectableGraph:
-    """A graph whose inner values can be read.
+    """A graph whose inner tensors can be read.
 
-    name: for reports.  proto: the graph; its nodes are named after the model's modules.
-    values: function of inputs and tensor names that returns name → value, always including ``logits``. Tensors that
-    the runtime optimised away are left out. Without names, the graph runs unchanged.
+    name: name of the graph in reports.  proto: the graph; the nodes are named after the model's modules.
+    values: function of inputs and tensor names that returns name → array, always including ``logits``. Tensors that
+    the runtime optimised away are left out. If no tensor names are given, the graph runs unchanged.
     """
 
     name: str
@@ -48,9 +48,10 @@ class InspectableGraph:
 
 
 class Inspection(NamedTuple):
-    """A graph with readable inner values, for a runner.
+    """A graph with readable inner tensors, for a runner.
 
-    graph: the graph, or None.  why_not: why it is not the graph that the runner runs; empty if it is.
+    graph: the graph; None if the runner has no graph to inspect.
+    why_not: why ``graph`` is not the graph that the runner runs; empty if the runner runs ``graph``.
     """
 
     graph: InspectableGraph | None
@@ -79,13 +80,13 @@ class Runner:
     A batch is an input of the bundle's graph: uint8 (B, height, width, channels) for ``pixels``,
     float32 (B, channels, height, width) for ``tensor``. Logits are float32 (B, C).
 
-    precision: of the computation; the tolerance for its logits depends on it.  device: that computes.
-    needs_own_thread: it must not be called from a callback of compiled code.
-    callers: number of concurrent calls that it can use.
-    graph: the bundle's graph that its program was made from; None if there is no such file or it is unknown.
-    server: the models of its server; None for a runner in this process.
-    runtime: the product that computes, for messages; empty if the runner's name is enough.
-    own_kernels: whether the graph that it runs contains our CPU kernels.
+    precision: precision of the computation; the tolerance of the logits depends on the precision.
+    device: device that computes.  needs_own_thread: True if compiled code must not call the runner from a callback.
+    callers: number of concurrent calls that the runner can use.
+    graph: the bundle's graph that the program was made from; None if there is no such graph or the graph is unknown.
+    server: the models on the runner's server; None for a runner in this process.
+    runtime: name of the runtime, for messages; empty if the runner's name is enough.
+    own_kernels: True if the graph that runs contains this project's CPU kernels.
     """
 
     name: str
@@ -114,21 +115,21 @@ class Runner:
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """(smallest, largest) batch of each range that it runs; an engine has a range for each optimisation profile."""
+        """(smallest, largest) batch of each range that the runner accepts; an engine has a range for each profile."""
         return ((1, self.max_batch),)
 
     def takes(self, batch: int) -> bool:
-        """Return whether it runs batches of this size."""
+        """Return True if the runner accepts batches of this size."""
         return any(least <= batch <= most for least, most in self.ranges)
 
     @property
     def settings(self) -> dict[str, str]:
-        """Settings that affect its speed, such as the number of threads: name → value."""
+        """Settings that affect the runner's speed, such as the number of threads: name → value."""
         return {}
 
     @property
     def label(self) -> str:
-        """Name and precision, as ``openvino:bf16``; the name alone for float32."""
+        """Name and precision, such as ``openvino:bf16``; the name without precision for float32."""
         return self.name if self.precision == "fp32" else f"{self.name}:{self.precision}"
 
     def provenance(self) -> dict[str, str]:
@@ -139,13 +140,13 @@ class Runner:
         raise NotImplementedError
 
     def inspectable(self) -> Inspection:
-        """Return the graph that runs, else another graph of the bundle that replaces it, else None; with the reason."""
-        return Inspection(None, f"{self.name} has no graph that could be read")
+        """Return the graph that runs; otherwise another graph of the bundle, or None, with the reason."""
+        return Inspection(None, f"{self.name} has no graph to inspect")
 
     def rows(self, inputs: NDArray[Any]) -> NDArray[Any]:
         """Compute the logits of any number of inputs, in batches of ``max_batch``.
 
-        If the runner accepts no batch as small as the last, its rows are repeated to fill the next larger batch.
+        If the runner does not accept the size of the last batch, rows are repeated to fill the next larger size.
         """
         import numpy as np
 
@@ -182,6 +183,6 @@ class Runner:
             )
         if not self.takes(batch.shape[0]):
             raise InputError(
-                f"batch {batch.shape[0]} is outside this bundle's 1..{self.max_batch}",
-                hint="split it, or export again with a larger --max-batch",
+                f"expected a batch of 1..{self.max_batch} images, got {batch.shape[0]}",
+                hint="split the batch, or export the checkpoint again with a larger --max-batch",
             )

@@ -20,7 +20,7 @@ __all__ = ["TritonRunner"]
 
 
 class TritonRunner(Runner):
-    """Calls the network of a served bundle, as clients do."""
+    """Calls the network of a bundle on a server, as clients do."""
 
     callers = 16
     server: Served
@@ -36,9 +36,9 @@ class TritonRunner(Runner):
     ) -> None:
         """Connect to a server and check that it serves this bundle.
 
-        url: of the server.  model: name of the ensemble.
-        takes_other_bundle: accept a network made from another bundle if its input and labels are the same, and store
-        the message in ``server.other_bundle``.  timeout_s: longest wait for each answer of the server.
+        url: address of the server.  model: name of the ensemble.
+        takes_other_bundle: accept a network made from another bundle if the input and the labels are the same, and
+        store the message in ``server.other_bundle``.  timeout_s: longest wait for a response of the server, in seconds.
         Errors: ServerError when the server does not answer or does not have the network; BundleError when the network
         was made from another bundle.
         """
@@ -89,7 +89,7 @@ class TritonRunner(Runner):
         }
 
     def inspectable(self) -> Inspection:
-        return stand_in(open_variant(self._bundle, self.precision), f"{self.name} cannot be looked into")
+        return stand_in(open_variant(self._bundle, self.precision), f"{self.name} cannot be inspected")
 
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
         return self._connection.infer(self._network, self._input, batch)

@@ -66,7 +66,7 @@ def test_export_convert_build(gmmvit: Gmmvit, calibration_images: Path, tmp_path
     card = json.loads(replaced.stdout)["card"]
     assert (card["precision"], card["misses"]) == ("int8", [])
     assert "Layers:" in (tmp_path / "log").read_text()
-    assert "Every product runs in the type that int8 promises" in page[1].read_text()
+    assert "Every matrix product runs in the type that int8 promises" in page[1].read_text()
     assert replaced.stderr.splitlines()[-1] == f"report: {page[1]}"
     refused(gmmvit(*build, *page, "-o", tmp_path / "other"), "engine.html exists")
     assert not (tmp_path / "other").exists()
@@ -109,11 +109,11 @@ def test_calibration_images_of_the_wrong_size(gmmvit: Gmmvit, copied: Path, tmp_
         ((), "no compute capability was named"),
         (("--compute-capability", "9.0"), "does not build for compute capability 9.0"),
         (("--compute-capability", "8.9", "--batch", "8:4:2"), "expected 1 ≤ MIN ≤ OPT ≤ MAX"),
-        (("--compute-capability", "8.9", "--batch", "1:8:64"), "beyond this bundle's batch of 8"),
+        (("--compute-capability", "8.9", "--batch", "1:8:64"), "expected a maximum batch of at most 8"),
         (("--compute-capability", "8.6", "--precision", "fp8"), "fp8 needs compute capability 8.9 or more"),
         (("--compute-capability", "8.9", "--timing-cache", "x"), "does not support --timing-cache"),
-        (("--compute-capability", "8.9", "--tf32"), "--tf32 affects float32 products"),
-        (("--compute-capability", "8.9", "--precision", "fp32", "--require-fused"), "float32: fused kernels take"),
+        (("--compute-capability", "8.9", "--tf32"), "--tf32 is only for precision fp32"),
+        (("--compute-capability", "8.9", "--precision", "fp32", "--require-fused"), "float32: fused kernels exist"),
         (("--compute-capability", "8.9", "--workspace-mib", "1"), "within workspace limit"),
     ],
 )
@@ -148,16 +148,19 @@ def test_doctor_of_a_bundle(
     live = gmmvit("doctor", bundle, "--server", server.grpc_url, "--json")  # Triton 2.51: TensorRT 10.5
     assert live.returncode == 1
     (verdict,) = [check for check in json.loads(live.stdout) if check["kind"] == "server"]
-    assert "build it again with tensorrt 10.5.0" in verdict["detail"]
+    assert "build the engine again with tensorrt 10.5.0" in verdict["detail"]
     stated = gmmvit("doctor", bundle, "--server", server.http_url, "--server-tensorrt", "10.9.0")
     assert stated.returncode == 0, stated.stdout
     (bundle / "engines" / "served" / "model.plan").write_bytes(b"short")
-    assert "truncated or another plan" in gmmvit("doctor", bundle).stdout
+    assert "the plan is truncated" in gmmvit("doctor", bundle).stdout
 
 
 def test_doctor_refuses_a_server_without_a_bundle_and_a_server_given_twice(gmmvit: Gmmvit, bundle: Bundle) -> None:
     refused(gmmvit("doctor", "--server-version", "25.04"), "expected a bundle, whose engines the server must load")
-    refused(gmmvit("doctor", bundle.path, "--server-version", "26.09"), "release 26.09 is not in the table")
+    refused(
+        gmmvit("doctor", bundle.path, "--server-version", "26.09"),
+        "expected a container release from 24.06 to 25.06, got 26.09",
+    )
     both = ("--server-version", "25.04", "--server", "grpc://localhost:1")
     refused(gmmvit("doctor", bundle.path, *both), "--server-version and --server exclude each other")
 
@@ -165,8 +168,8 @@ def test_doctor_refuses_a_server_without_a_bundle_and_a_server_given_twice(gmmvi
 def test_repository_takes_an_engine(gmmvit: Gmmvit, precise_bundle: Bundle, engine: object, tmp_path: Path) -> None:
     plan = served_by_tensorrt(engine, tmp_path / "e").path
     command = ("repository", precise_bundle.path, "-o", tmp_path / "r", "--backend", "tensorrt", "--engine", plan)
-    refused(gmmvit(*command, "--server-version", "24.06"), "expected the same version to load it, got 10.1.0")
-    refused(gmmvit(*command), "the server's version is not known")
+    refused(gmmvit(*command, "--server-version", "24.06"), "expected the same version to load the plan, got 10.1.0")
+    refused(gmmvit(*command), "the server's TensorRT version is not known")
     written = gmmvit(*command, "--server-version", "25.04")
     assert written.returncode == 0, written.stderr
     assert (tmp_path / "r" / "gmmvit_network" / "1" / "model.plan").is_file()

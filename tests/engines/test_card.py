@@ -32,17 +32,17 @@ def edited(path: Path, **changes: object) -> None:
         (lambda p: (p / "model.plan").unlink(), "model.plan is missing"),
         (
             lambda p: (p / "model.plan").write_bytes((p / "model.plan").read_bytes()[:1000]),
-            "bytes, got 1000: it is truncated",
+            "bytes, got 1000: the plan is truncated",
         ),
         (
             lambda p: (p / "model.plan").write_bytes(b"x" + (p / "model.plan").read_bytes()[1:]),
-            "not the plan that its card describes",
+            "the plan was changed or damaged",
         ),
-        (lambda p: (p / "card.json").write_text("{"), "not the card of an engine"),
-        (lambda p: (p / "card.json").write_text("[]"), "not the card of an engine"),
-        (lambda p: edited(p, format="gmmvit-engine/9"), "this version reads 'gmmvit-engine/1'"),
-        (lambda p: edited(p, profiles=["8:4:2"]), "not the card of an engine"),
-        (lambda p: edited(p, more=1), "not the card of an engine"),
+        (lambda p: (p / "card.json").write_text("{"), "expected the card of an engine"),
+        (lambda p: (p / "card.json").write_text("[]"), "expected the card of an engine"),
+        (lambda p: edited(p, format="gmmvit-engine/9"), "expected format 'gmmvit-engine/1'"),
+        (lambda p: edited(p, profiles=["8:4:2"]), "expected the card of an engine"),
+        (lambda p: edited(p, more=1), "expected the card of an engine"),
     ],
 )
 def test_an_engine_that_is_not_whole(damage: object, message: str, engine: Engine, tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_an_engine_belongs_to_its_bundle(
     engine: Engine, precise_bundle: Bundle, tensor_bundles: dict[str, Bundle]
 ) -> None:
     require_bundle(precise_bundle, engine)
-    with pytest.raises(EngineError, match="it was built from bundle"):
+    with pytest.raises(EngineError, match="got an engine built from bundle"):
         require_bundle(tensor_bundles["vit_gmm"], engine)
     orphan = Engine(path=engine.path, card=replace(engine.card, sha256={"plan": "", "onnx": ""}))
     with pytest.raises(EngineError, match="an ONNX file that belongs to no bundle"):
@@ -76,7 +76,9 @@ def test_a_batch_has_its_profile(engine: Engine) -> None:
     assert [card.profile_for(batch) for batch in (1, 4, 16)] == [0, 1, 1]
     assert card.max_batch == 16
     for batch in (0, 2, 17):
-        with pytest.raises(InputError, match=rf"batch {batch} is outside this engine's 1\.\.1, 4\.\.16"):
+        with pytest.raises(
+            InputError, match=rf"expected a batch of 1\.\.1, 4\.\.16 images, as in the engine's profiles, got {batch}"
+        ):
             card.profile_for(batch)
 
 
@@ -104,7 +106,7 @@ def test_which_tensorrt_loads_a_plan(built: str, compatible: bool, there: str, l
     reason = loads_on(card, server)
     assert (reason == "") == loads
     if reason:
-        assert f"build it again with tensorrt {there}" in reason
+        assert f"build the engine again with tensorrt {there}" in reason
 
 
 @pytest.mark.parametrize(
@@ -121,12 +123,12 @@ def test_which_gpu_runs_an_engine(capability: str, level: str, runs: bool, engin
     card = replace(engine.card, flags={**engine.card.flags, "hardware_compatible": level})
     reason = runs_on(card, Gpu(name="a GPU", capability=capability, driver="1"))
     assert (reason == "") == runs
-    assert runs or f"compute capability 8.9, and a GPU has {capability}" in reason
+    assert runs or f"compute capability 8.9; a GPU has {capability}" in reason
 
 
 def test_triton_loads_no_plan_of_rtx(engine: Engine) -> None:
     reason = loads_on(engine.card, server_tensorrt(release="25.04"))
-    assert "which Triton's tensorrt backend does not load" in reason
+    assert "Triton's tensorrt backend loads only plans of tensorrt" in reason
     assert "gmmvit build BUNDLE --flavor tensorrt" in reason
 
 
@@ -135,10 +137,10 @@ def test_servers_and_their_tensorrt() -> None:
     assert server_tensorrt(triton="2.51.0", name="here").version == "10.5.0"
     assert server_tensorrt(triton="9.9.9", tensorrt="11.1").version == "11.1"
     for options, message in (
-        ({"release": "26.09"}, "release 26.09 is not in the table"),
-        ({"triton": "9.9.9"}, "the server is Triton 9.9.9"),
+        ({"release": "26.09"}, "expected a container release from 24.06 to 25.06, got 26.09"),
+        ({"triton": "9.9.9"}, "the TensorRT version of Triton 9.9.9 is not known"),
         ({"tensorrt": "ten"}, "expected a version"),
-        ({}, "the server's version is not known"),
+        ({}, "the server's TensorRT version is not known"),
     ):
         with pytest.raises(InputError, match=message) as caught:
             server_tensorrt(**options)

@@ -12,9 +12,9 @@ from gmmvit_deploy.engines.graph_source import source_from_onnx
 @pytest.mark.parametrize(
     ("count", "unjudged"),
     [
-        (1, "n0: Tanh has no place in the precision policy"),
-        (3, "n0: Tanh, n1: Tanh, n2: Tanh have no place in the precision policy"),
-        (5, "n0: Tanh, n1: Tanh, n2: Tanh and 2 more have no place in the precision policy"),
+        (1, "n0: Tanh has no role in the precision policy"),
+        (3, "n0: Tanh, n1: Tanh, n2: Tanh have no role in the precision policy"),
+        (5, "n0: Tanh, n1: Tanh, n2: Tanh and 2 more have no role in the precision policy"),
     ],
 )
 def test_up_to_three_operators_without_a_role_are_named(count: int, unjudged: str, tmp_path: Path) -> None:

@@ -37,8 +37,8 @@ def test_profiles_that_cannot_be(text: str) -> None:
         ({"hardware_compatible": "all"}, "'all' is not known"),
         ({"workspace_mib": 0}, "expected at least 1"),
         ({"capabilities": ("89",)}, "expected a number such as 8.9"),
-        ({"capabilities": ("8.9", "8.9")}, "repeat"),
-        ({"tf32": True, "precision": "fp16"}, "--tf32 affects float32 products"),
+        ({"capabilities": ("8.9", "8.9")}, "expected each at most once"),
+        ({"tf32": True, "precision": "fp16"}, "--tf32 is only for precision fp32"),
     ],
 )
 def test_options_that_cannot_be(changes: dict[str, object], message: str) -> None:
@@ -54,7 +54,10 @@ def test_options_that_cannot_be(changes: dict[str, object], message: str) -> Non
         ({"capabilities": ("8.9", "6.1")}, "does not build for compute capability 6.1"),
         ({"capabilities": ("8.6",), "precision": "fp8"}, "fp8 needs compute capability 8.9 or more, not 8.6"),
         ({"capabilities": ("7.5",), "precision": "bf16"}, "bf16 needs compute capability 8.0 or more, not 7.5"),
-        ({"capabilities": ("7.5",)}, "no float32 matrix product, such as the head, for compute capability 7.5"),
+        (
+            {"capabilities": ("7.5",)},
+            "no float32 matrix product, such as the classifier head, for compute capability 7.5",
+        ),
         ({"version_compatible": True}, "does not support --version-compatible"),
         ({"hardware_compatible": "ampere+"}, "does not support --hardware-compatible"),
         ({"timing_cache": Path("x")}, "does not support --timing-cache"),
@@ -110,7 +113,7 @@ def test_flavors_by_name() -> None:
     assert {"8.6", "8.9", "12.0"} <= set(flavor.capabilities)
     with pytest.raises(InputError, match="'trt' is not known") as caught:
         find_flavor("trt")
-    assert caught.value.hint == "known: auto, tensorrt, tensorrt-rtx"
+    assert caught.value.hint == "use auto, tensorrt or tensorrt-rtx"
 
 
 def test_auto_takes_what_can_build_here(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,10 @@ def test_the_page_shows_the_whole_card(engine: Engine, tmp_path: Path) -> None:
     tree = require_readable_page((tmp_path / "engine.html").read_text())
     text, card = tree.text, engine.card
     count = len(card.attentions)
-    assert f"Every product runs in the type that fp16 promises, and all {count} attentions are a single kernel" in text
+    assert (
+        f"Every matrix product runs in the type that fp16 promises, and all {count} attentions are a single kernel"
+        in text
+    )
     for proof in card.attentions:
         assert proof.name in text
         assert proof.kernels[0] in text
@@ -54,7 +57,7 @@ def test_attentions_that_are_not_a_single_kernel(engine: Engine) -> None:
     verdict, changes = verdict_and_changes(engine, attentions=(*scattered, *others))
     assert verdict.attributes["class"] == "verdict undecided"
     assert f"but only {len(others)} of {len(others) + 2} attentions are a single kernel each" in verdict.text
-    assert changes[0] == f"2 attentions not a single kernel: a <reason> ({first.name}, {second.name})"
+    assert changes[0] == f"2 attentions not fused into a single kernel: a <reason> ({first.name}, {second.name})"
 
 
 @pytest.mark.parametrize(
@@ -63,11 +66,11 @@ def test_attentions_that_are_not_a_single_kernel(engine: Engine) -> None:
         (
             {"misses": (Miss(node="head", target="8.9", profile=0, expected="fp16", actual="fp32"),)},
             "failed",
-            "1 product in fp32, expected fp16: head",
+            "1 matrix product in fp32, expected fp16: head",
         ),
         ({"unfolded": ("a mask",)}, "failed", "Not folded: a mask"),
-        ({"unjudged": "no roles"}, "undecided", "Precision not judged: no roles"),
-        ({"attentions": ()}, "undecided", "The graph has no known attention, so no fusion could be proven"),
+        ({"unjudged": "no roles"}, "undecided", "The types of the matrix products were not judged: no roles"),
+        ({"attentions": ()}, "undecided", "The graph has no attention, so fusion could not be checked"),
     ],
 )
 def test_what_stands_against_an_engine(change: dict[str, Any], outcome: str, line: str, engine: Engine) -> None:

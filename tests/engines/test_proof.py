@@ -107,13 +107,13 @@ def test_one_kernel_is_fused() -> None:
             [line("pad_myl0_0", "qk"), line("_gemm_mha_v2_myl0_1", "pv", "softmax", "mask", "qk")],
             ATTENTION,
             {"a": 12},
-            "one kernel, between 1 copies that pad and cut its head dim 12: convert with --pad-heads",
+            "a single kernel, but other layers (1) pad and cut its head dim 12: type gmmvit convert with --pad-heads",
         ),
         (
             [line("g_myl0_0", "qk", kind="gemm", reads="Float"), line("h_myl0_1", "pv", kind="gemm", reads="Float")],
             ATTENTION,
             {"a": 16},
-            "float32: fused kernels take",
+            "float32: fused kernels exist",
         ),
         (
             [line("g_myl0_0", "qk", kind="gemm"), line("h_myl0_1", "pv", kind="gemm")],
@@ -131,9 +131,9 @@ def test_one_kernel_is_fused() -> None:
             [line("g_myl0_0", "qk", kind="gemm"), line("h_myl0_1", "softmax", "pv", kind="gemm")],
             ATTENTION,
             {"a": 32},
-            "the builder made 2 kernels of it",
+            "the builder split it into 2 kernels",
         ),
-        ([line("other_myl0_0", "z")], ATTENTION, {}, "no layer lists its nodes"),
+        ([line("other_myl0_0", "z")], ATTENTION, {}, "no layer of the engine lists the attention's nodes"),
         (
             [line("_gemm_mha_v2_myl0_1", "softmax")],
             Attention(name="a", nodes=("softmax",), known=False),
@@ -155,7 +155,9 @@ def test_every_profile_is_judged_on_its_own() -> None:
     split = [line("g_myl1_0", "qk", kind="gemm"), line("h_myl1_1", "mask", "softmax", "pv", kind="gemm")]
     proofs = prove_attentions(layers(fused, *split), [ATTENTION], target="8.9", profiles=3, head_dims={})
     assert [(proof.profile, proof.fused) for proof in proofs] == [(0, True), (1, False), (2, False)]
-    assert proofs[2].reason == "no layer lists its nodes"  # a profile without listed layers proves nothing
+    assert (
+        proofs[2].reason == "no layer of the engine lists the attention's nodes"
+    )  # a profile without listed layers proves nothing
 
 
 ROLES = {"p": "projection", "qk": "product", "e": "embedding", "n": "norm"}

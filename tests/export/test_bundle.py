@@ -185,7 +185,7 @@ class TestOptions:
         inputs, logits = single.golden()
         with OnnxRuntimeRunner(single) as runner:
             np.testing.assert_allclose(runner.run(inputs[:1]), logits[:1], rtol=0, atol=1e-5)
-            with pytest.raises(InputError, match=r"outside this bundle's 1\.\.1"):
+            with pytest.raises(InputError, match=r"expected a batch of 1\.\.1 images"):
                 runner.run(inputs[:2])
 
 

@@ -136,7 +136,7 @@ def test_parity_passes(small: Bundle) -> None:
     with OnnxRuntimeRunner(small) as runner:
         report = check_parity(small, [runner], ParityOptions(data=data, localize=True))
     assert report.passed, report.failures()
-    assert "normalises as the manifest says" in report.runners[0].check("preprocessing").summary
+    assert "normalises with the manifest's mean and std" in report.runners[0].check("preprocessing").summary
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "RGB", "RGBA", "P"])
@@ -154,10 +154,11 @@ def test_usual_mistakes_are_those_of_the_channels() -> None:
     def named(channels: int, dataset: str) -> list[str]:
         data = DATASETS[dataset]
         spec = ImageSpec(height=8, width=8, channels=channels, mean=data.mean, std=data.std)
-        return [name.removeprefix("normalised with the mean and std of ") for name, _ in normalisations(spec)]
+        return [name.removeprefix("normalised with ") for name, _ in normalisations(spec)]
 
-    assert named(1, "mnist") == ["MNIST's training images", "0.5"]
-    rgb = ["cifar100", "svhn", "tiny-imagenet", "digits", "ImageNet", "0.5, 0.5, 0.5", "nothing, values in [0, 1]"]
+    assert named(1, "mnist") == ["the mean and std of MNIST's training images", "mean and std 0.5"]
+    rgb = [f"the mean and std of {name}" for name in ("cifar100", "svhn", "tiny-imagenet", "digits", "ImageNet")]
+    rgb += ["mean and std 0.5, 0.5, 0.5", "mean 0 and std 1 (values in [0, 1])"]
     assert named(3, "cifar10") == rgb
     assert [bgr(channels) for channels in (1, 2, 3, 4)] == [None, None, [2, 1, 0], [2, 1, 0, 3]]
 
@@ -243,7 +244,7 @@ def test_tensor_input_without_normalisation(tmp_path: Path) -> None:
     inputs, logits = bundle.golden()
     with OnnxRuntimeRunner(bundle) as runner:
         np.testing.assert_allclose(runner.run(inputs), logits, rtol=0, atol=1e-5)
-    with pytest.raises(InputError, match="states no mean and std"):
+    with pytest.raises(InputError, match="has no mean and std"):
         BundleClassifier(bundle)
 
 

@@ -134,10 +134,13 @@ def test_the_verdict_stands_first_and_then_what_would_change_it(report: ParityRe
     assert passed.outcome == "passed"
     assert passed.sentence.startswith("onnxruntime in fp32 and onnxruntime in int8 can stand in for")
     assert any("% of this limit is used" in line for line in passed.changes)
-    assert any("% of what may flip its decision, on 87 inputs" in line for line in passed.changes)
-    assert any("times what may flip its decision; 1 of 87 decisions flipped" in line for line in passed.changes)
-    assert any("the check fails below" in line for line in passed.changes)
-    assert any(line.startswith("What was skipped (") for line in passed.changes)
+    assert any("% of the error that may flip a predicted class, on 87 inputs" in line for line in passed.changes)
+    assert any(
+        "times the error that may flip a predicted class; 1 of 87 predicted classes flipped" in line
+        for line in passed.changes
+    )
+    assert any("the accuracy check passes only at" in line for line in passed.changes)
+    assert any(line.startswith("Skipped checks and runners (") for line in passed.changes)
     failed = summary_of(_changed(report, "numeric", verdict="failed", reasons=("too far",)))
     assert failed.outcome == "failed"
     assert failed.sentence.startswith("Do not deploy onnxruntime in int8: 1 of ")
@@ -147,7 +150,7 @@ def test_the_verdict_stands_first_and_then_what_would_change_it(report: ParityRe
     assert "reason 1009" in require_readable_page(page_of(many)).all("details")[0].text
     undecided = summary_of(_changed(report, "accuracy", verdict="undecided", reasons=("too few images",)))
     assert undecided.outcome == "undecided"
-    assert "saw too little to decide" in undecided.sentence
+    assert "had too little data to decide" in undecided.sentence
     assert undecided.changes[0] == "onnxruntime in int8: accuracy: too few images"
     first = replace(report.runners[0], checks=undecided_checks(report.runners[0]))
     both = replace(report, runners=(first, replace(first, precision="int8")))
@@ -182,7 +185,9 @@ def test_flips_within_the_noise_are_separated_from_wrong_answers(bundle: Bundle)
     )
     assert tie["margin"] == pytest.approx(1e-7)
     assert (wrong["where"], wrong["margin"], wrong["within_noise"]) == ("wrong.png", 1.0, False)
-    assert check.reasons == ("wrong.png: cat became dog at a margin of 1, beyond the 2e-06 that noise explains",)
+    assert check.reasons == (
+        "wrong.png: PyTorch predicts cat, the runner dog; the margin is 1, but noise explains at most 2e-06",
+    )
     passing = Decisions(["cat", "dog", "frog"])
     passing.add(["tie.png"], logits[:1], exact[:1], exact[:1])
     assert passing.check(Limit(largest=1e-6, rms=None, derivation="")).verdict == "passed"
@@ -239,7 +244,7 @@ def test_random_inputs_differ_and_repeat(bundle: Bundle, tensor_bundles: dict[st
     [
         ({"name": "tensorflow"}, "is not known"),
         ({"name": "onnxruntime", "url": "grpc://localhost:1"}, "runs in this process"),
-        ({"name": "triton-grpc", "url": "http://localhost:1"}, "speaks grpc"),
+        ({"name": "triton-grpc", "url": "http://localhost:1"}, "expected a grpc:// address"),
     ],
 )
 def test_runner_names(arguments: dict[str, str], message: str, bundle: Bundle) -> None:
@@ -253,10 +258,10 @@ def test_runner_names(arguments: dict[str, str], message: str, bundle: Bundle) -
     [
         (["eager", "eager"], {}, "eager is named more than once"),
         (["eager"], {"urls": ["grpc://localhost:1"]}, "runs in this process"),
-        (["triton-grpc"], {"urls": ["http://localhost:1"]}, "matches none of the runners"),
+        (["triton-grpc"], {"urls": ["http://localhost:1"]}, "expected the protocol of a named runner"),
         (["triton-grpc"], {"urls": ["grpc://localhost:1", "grpc://localhost:2"]}, "once for each protocol"),
-        (["eager"], {"engine": Path("engine")}, "takes no engine"),
-        (["eager"], {"precision": "fp16"}, "goes with onnxruntime"),
+        (["eager"], {"engine": Path("engine")}, "takes no --engine"),
+        (["eager"], {"precision": "fp16"}, "only for onnxruntime"),
     ],
 )
 def test_runners_side_by_side(names: list[str], options: dict[str, Any], message: str, bundle: Bundle) -> None:
@@ -278,10 +283,13 @@ def test_options(options: dict[str, Any], message: str) -> None:
 
 
 def test_data_of_other_classes(bundle: Bundle) -> None:
-    with OnnxRuntimeRunner(bundle) as runner, pytest.raises(InputError, match="its classes are not the bundle's"):
+    with OnnxRuntimeRunner(bundle) as runner, pytest.raises(InputError, match="expected the bundle's"):
         check_parity(bundle, [runner], ParityOptions(data=open_data("digits")))
     too_large = ArrayImages("x", np.zeros((1, 32, 32, 3), np.uint8), [10])
-    with OnnxRuntimeRunner(bundle) as runner, pytest.raises(InputError, match="a label of the data is 10"):
+    with (
+        OnnxRuntimeRunner(bundle) as runner,
+        pytest.raises(InputError, match=r"expected class indices 0\.\.9, got 10\.\.10"),
+    ):
         check_parity(bundle, [runner], ParityOptions(data=too_large))
 
 
@@ -289,7 +297,7 @@ def test_data_without_classes_is_skipped_with_a_reason(bundle: Bundle) -> None:
     unlabelled = ArrayImages("x", np.zeros((3, 32, 32, 3), np.uint8), None)
     with OnnxRuntimeRunner(bundle) as runner:
         accuracy = check_parity(bundle, [runner], ParityOptions(data=unlabelled)).runners[0].check("accuracy")
-    assert (accuracy.verdict, accuracy.summary) == ("skipped", "none of the 3 images has a true class")
+    assert (accuracy.verdict, accuracy.summary) == ("skipped", "the data has no labels: 3 images without a true class")
 
 
 def test_data_for_a_bundle_that_cannot_take_images(tensor_bundles: dict[str, Bundle]) -> None:
@@ -332,7 +340,7 @@ def test_nothing_but_broken_images(folder: Path, bundle: Bundle) -> None:
     for path in folder.rglob("*.png"):
         path.write_bytes(b"nothing")
     stream = ImageStream(bundle=bundle, images=open_images_of(str(folder)), batch=4, on_broken="skip")
-    with pytest.raises(InputError, match="not one of its 6 images can be decoded"):
+    with pytest.raises(InputError, match="all 6 images are broken"):
         list(stream)
 
 

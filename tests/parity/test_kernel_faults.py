@@ -52,7 +52,7 @@ def assert_fault_in_the_second_block(report: ParityReport) -> None:
     localized = ours.check("localize")
     assert localized.details["first"] == "blocks.1", localized
     assert "with our kernels" in localized.details["graph"]
-    assert f"{ours.runner}: localize: blocks.1: its output is" in "".join(report.failures())
+    assert f"{ours.runner}: localize: blocks.1: its output differs" in "".join(report.failures())
 
 
 @pytest.mark.parametrize("fault", FAULTS)

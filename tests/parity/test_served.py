@@ -67,9 +67,9 @@ def mixes_up_rows(repository: Repository, name: str) -> None:
 
 FAULTS = {
     "nearest": (nearest, "preprocessing", "resized with nearest instead of bilinear"),
-    "bgr": (bgr, "preprocessing", "BGR for RGB"),
+    "bgr": (bgr, "preprocessing", "channels in the order BGR"),
     "mean": (other_mean, "preprocessing", "expected mean [0.4914, 0.4822, 0.4465] as in the bundle, got [0.4377"),
-    "labels": (labels_permuted, "served", "the server calls class"),
+    "labels": (labels_permuted, "served", "for class"),
     "rows": (mixes_up_rows, "served", "a request got the answer to another"),
 }
 
@@ -123,7 +123,7 @@ def test_a_right_server_passes_by_both_protocols(bundle: Bundle, broken_server: 
         assert served["joined"] > 0  # requests really were mixed
         assert served["largest"] <= served["limit"]
         assert runner.provenance["server"].startswith("Triton 2.")
-        assert "cannot be looked into" in runner.check("localize").summary
+        assert "cannot be inspected" in runner.check("localize").summary
 
 
 def test_an_older_bundle_on_the_server(

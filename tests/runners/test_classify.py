@@ -72,7 +72,7 @@ def test_a_bad_file_spoils_nobody_else_s_answer(classifier: Classifier, folder: 
     answers = classify_files(classifier, image_files([str(folder)]), batch=4)
     assert [bool(answer.error) for answer in answers] == [False, False, True, False, True, False, True, False]
     assert "no JPEG, PNG, WEBP or BMP image" in answers[2].error
-    assert answers[4].error == "it is empty"
+    assert answers[4].error == "the file is empty"
     assert all(answer.predictions for answer in answers if not answer.error)
 
 
@@ -88,7 +88,7 @@ def test_a_file_that_cannot_be_read(classifier: Classifier, folder: Path, monkey
     monkeypatch.setattr(Path, "read_bytes", refuse)
     answers = classify_files(classifier, image_files([str(folder)]))
     assert [answer.path.name for answer in answers if answer.error] == ["3.png"]
-    assert answers[3].error == "it cannot be read: Permission denied"
+    assert answers[3].error == "the file cannot be read: Permission denied"
 
 
 def test_progress_counts_every_file(classifier: Classifier, folder: Path) -> None:
@@ -106,12 +106,14 @@ def test_tensor_bundles_with_normalisation_classify_too(tensor_bundle: Bundle, f
 
 
 def test_a_bundle_without_normalisation_cannot_classify(tensor_bundles: dict[str, Bundle]) -> None:
-    with pytest.raises(InputError, match="states no mean and std to make its input from images"):
+    with pytest.raises(InputError, match="has no mean and std, so images cannot be turned into inputs"):
         BundleClassifier(tensor_bundles["vit_gmm"])
 
 
 def test_a_model_that_takes_no_images(server: TritonServer) -> None:
-    with pytest.raises(ServerError, match="takes pixels, not encoded images"):
+    with pytest.raises(
+        ServerError, match="expected a model with encoded images as its input IMAGE, got the inputs pixels"
+    ):
         TritonClassifier(server.grpc_url, model="gmmvit_network")
 
 

@@ -27,14 +27,14 @@ def test_without_a_gpu_the_error_names_the_gpu(engine: Engine, precise_bundle: B
 
 
 def test_an_engine_of_another_bundle_is_refused(engine: Engine, tensor_bundles: dict[str, Bundle]) -> None:
-    with pytest.raises(EngineError, match="it was built from bundle"):
+    with pytest.raises(EngineError, match="got an engine built from bundle"):
         EngineRunner(tensor_bundles["vit_gmm"], engine)
 
 
 def test_an_engine_of_another_version_is_refused(engine: Engine, precise_bundle: Bundle) -> None:
     old = Engine(path=engine.path, card=replace(engine.card, tensorrt_version="1.0.0.1"))
     with pytest.raises(
-        EngineError, match=r"it was built by tensorrt-rtx 1\.0\.0\.1; expected the same version to load it"
+        EngineError, match=r"the plan was built by tensorrt-rtx 1\.0\.0\.1; expected the same version to load the plan"
     ) as caught:
         EngineRunner(precise_bundle, old)
     assert "gmmvit build" in caught.value.hint
@@ -45,7 +45,7 @@ def test_an_engine_of_another_gpu_is_refused(
 ) -> None:
     hopper = Gpu(name="NVIDIA H200", capability="9.0", driver="580")
     monkeypatch.setattr("gmmvit_deploy.runners.engine.visible_gpu", lambda: hopper)
-    with pytest.raises(EngineError, match=r"built for compute capability 8\.9, and NVIDIA H200 has 9\.0"):
+    with pytest.raises(EngineError, match=r"built for compute capability 8\.9; NVIDIA H200 has 9\.0"):
         EngineRunner(precise_bundle, engine)
 
 
@@ -53,9 +53,9 @@ def test_an_engine_of_another_gpu_is_refused(
     ("name", "options", "message"),
     [
         ("tensorrt", {}, "runner tensorrt needs --engine"),
-        ("tensorrt", {"engine": "E"}, "it is an engine of tensorrt-rtx, not tensorrt"),
-        ("onnxruntime", {"engine": "E"}, "runner onnxruntime takes no engine"),
-        ("eager", {"precision": "fp16"}, "runner eager has the precision it was made with"),
+        ("tensorrt", {"engine": "E"}, "expected an engine of tensorrt, got an engine of tensorrt-rtx"),
+        ("onnxruntime", {"engine": "E"}, "runner onnxruntime takes no --engine"),
+        ("eager", {"precision": "fp16"}, "runner eager has a fixed precision"),
     ],
 )
 def test_runners_and_what_goes_with_them(
@@ -115,7 +115,7 @@ class TestOnAGpu:
 
     def test_a_batch_outside_every_profile(self, local_engine: Engine, precise_bundle: Bundle) -> None:
         inputs, _ = precise_bundle.golden()
-        outside = pytest.raises(InputError, match="outside this engine's")
+        outside = pytest.raises(InputError, match="as in the engine's profiles")
         with EngineRunner(precise_bundle, local_engine) as runner, outside:
             runner.run(np.repeat(inputs[:1], 9, axis=0))
 

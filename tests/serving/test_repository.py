@@ -161,10 +161,10 @@ def test_engines_that_the_server_would_not_load(engine: Engine, precise_bundle: 
         (
             plan,
             server_tensorrt(release="24.12"),
-            "expected the same version to load it, got 10.7.0 on Triton 24.12; build it again",
+            "expected the same version to load the plan, got 10.7.0 on Triton 24.12; build the engine again",
         ),
-        (plan, None, "the server's version is not known"),
-        (engine, SERVER, "which Triton's tensorrt backend does not load"),
+        (plan, None, "the server's TensorRT version is not known"),
+        (engine, SERVER, "Triton's tensorrt backend loads only plans of tensorrt"),
         (served_by_tensorrt(engine, tmp_path / "f", profiles=["4:8:8"]), SERVER, "no profile for a batch of 1"),
     ):
         with pytest.raises(InputError, match=message):
@@ -173,7 +173,7 @@ def test_engines_that_the_server_would_not_load(engine: Engine, precise_bundle: 
     other = replace(precise_bundle, path=tmp_path / "other")
     shutil.copytree(precise_bundle.path, other.path)
     (other.path / "manifest.json").write_text((other.path / "manifest.json").read_text() + "\n")
-    with pytest.raises(EngineError, match="it was built from bundle"):
+    with pytest.raises(EngineError, match="got an engine built from bundle"):
         repository_from_bundle(other, tmp_path / "r", options, engine=plan, server=SERVER)
 
 
