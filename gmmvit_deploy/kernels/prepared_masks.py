@@ -4,8 +4,8 @@ An entry of a Gaussian mixture mask depends only on the offset between two token
 tokens are apart on the grid. A mask over g × g tokens therefore has (2g − 1)² different entries per head instead of
 g⁴, and the kernel reads only these different entries from memory (see `masked_attention.h`).
 
-The code compares the entries of a mask to choose the layout. A mask whose entries depend on the offset alone is stored
-by offset; every other mask, for example a learned mask, is stored whole.
+The code compares the entries of a mask to choose the layout. A mask whose entries depend on nothing but the
+offset is stored by offset; every other mask, for example a learned mask, is stored whole.
 
 ``gmmvit repository`` copies this file into the folder of a served model, so this file imports no module of this
 project.
@@ -45,7 +45,7 @@ class PreparedMask:
 
 
 def prepared_mask(mask: Any, requested: Arithmetic) -> PreparedMask:
-    """Convert M (H, n, n) to Mᵀ·log2(e), stored by offset if M depends on the offset alone."""
+    """Convert M (H, n, n) to Mᵀ·log2(e), stored by offset if M depends on nothing but the offset."""
     turned = mask.transpose(0, 2, 1) * np.float32(LOG2_E)
     numbers, grid = _laid_out(turned)
     if requested == "f32" or not np.abs(numbers).max() <= np.finfo(np.float16).max:
