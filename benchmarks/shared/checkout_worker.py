@@ -46,9 +46,8 @@ def imported(name: str) -> Any:
             return getattr(importlib.import_module(module), name)
         except (ModuleNotFoundError, AttributeError):
             continue
-    raise ImportError(
-        f"no module of {', '.join(_PLACES[name])} defines {name}: add the module of {name} to {Path(__file__).name}"
-    )
+    places = ", ".join(_PLACES[name])
+    raise ImportError(f"expected {name} in a module of {places}; add another module to {Path(__file__).name}")
 
 
 def opened(bundle: Any, runtime: str) -> Any:

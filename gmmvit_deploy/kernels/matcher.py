@@ -2,10 +2,10 @@
 
     O = after(softmax(before((Q Kᵀ) ∘ M + B))) V
 
-    Q, K, V         (batch, …, heads, n, head_dim), with n tokens; "…" is a dimension of windows in some models
+    Q, K, V         (batch, …, heads, n, head_dim), with n tokens; "…" is the dimension of windows, or nothing
     M               the mask, (heads, n, n), or a number that scales the scores; ∘ is the elementwise multiplication
     B               the bias, (…, heads, n, n), or absent
-    before, after   head mixing: each multiplies the heads by a (heads, heads) matrix; both exist, or neither does
+    before, after   head mixing: each multiplies the heads by a (heads, heads) matrix; both exist or both are absent
 
 In the graph, Split, Reshape and Transpose cut the last dimension ("columns") of a tensor (batch, …, n, columns) into
 Q, K and V. A Transpose and a Reshape merge the heads of O. The matcher refuses every other attention, with the reason.
@@ -29,7 +29,7 @@ from .prepared_masks import LANES, takes_bias
 __all__ = ["GraphView", "MatchedAttention", "Part", "Refusal", "attentions_in", "summary_of"]
 
 _MOST_MIXED = 16
-"""The largest number of heads that the kernel mixes."""
+"""The maximum number of heads for head mixing in the kernel."""
 # Permutations of the Transposes, first without a dimension of windows W, then with it.
 _HEADS_APART = [0, 2, 1, 3], [0, 1, 3, 2, 4]
 """(B, n, H, d) → (B, H, n, d), and (B, W, n, H, d) → (B, W, H, n, d).  Each permutation is its own inverse."""
@@ -68,7 +68,7 @@ class GraphView(Protocol):
         """Return the value before any casts, if the kernel may ignore casts; otherwise return the value itself."""
 
     def reader(self, value: Any, *, through_casts: bool = False) -> Any:
-        """Return the output of the only operator that reads this value, or None if several operators or none read it.
+        """Return the output of the only operator that reads this value, or None if the number of readers is not 1.
 
         through_casts: skip casts, if the kernel may ignore casts.
         """
