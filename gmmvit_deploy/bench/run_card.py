@@ -67,7 +67,7 @@ def unsteady(results: Any, place: str = "") -> list[str]:
     """
     if isinstance(results, Ratio):
         width = (results.high - results.low) / results.median
-        if width <= MOST_SPREAD:
+        if not width > MOST_SPREAD:
             return []
         return [f"unstable: {place}: the interval spans {width:.0%} of the ratio, expected at most {MOST_SPREAD:.0%}"]
     if not isinstance(results, dict):

@@ -76,7 +76,9 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> Ratio:
     Errors: ValueError when the numbers of rounds differ, or when there is no round.
     """
     if len(above) != len(below) or not len(above):
-        raise ValueError(f"expected equally many rounds of both programs, got {len(above)} and {len(below)}")
+        raise ValueError(
+            f"expected equally many rounds of both programs, at least 1, got {len(above)} and {len(below)}"
+        )
     ratios = np.asarray(above) / np.asarray(below)
     drawn = np.random.default_rng(0).integers(0, len(ratios), (_DRAWS, len(ratios)))
     low, high = np.percentile(np.median(ratios[drawn], axis=1), _INTERVAL)
