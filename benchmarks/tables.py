@@ -1,7 +1,9 @@
-"""Write the tables of README and documentation and the pages of results, from the scripts' results.
+"""Write the tables of the README, of the documentation and of the pages of results from the scripts' result files.
 
-python benchmarks/tables.py          prints the tables
-python benchmarks/tables.py --write  puts them between their markers, and writes both pages of results again
+    python benchmarks/tables.py            prints the tables
+    python benchmarks/tables.py --write    replaces the tables between their markers, and writes both pages of results
+
+A marker is a pair of HTML comments around a table, such as ``<!-- served -->`` and ``<!-- /served -->``.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ _SHOWN = {"reported": tables_reported.SHOWN, "settings": tables_settings.SHOWN, 
 
 
 def tables() -> dict[str, str]:
-    """Return marker in the documentation → its table."""
+    """Return name of a marker in the documentation → the table at this marker."""
     return {
         **tables_reported.documented_tables(),
         **tables_settings.documented_tables(),
@@ -37,7 +39,7 @@ def tables() -> dict[str, str]:
 
 
 def overview() -> str:
-    """Return a page, by kind: the question of each script, its results, and its run card."""
+    """Return the page of results: for each script the question, the tables and the run cards."""
     by_marker = {**tables(), **tables_reported.page_tables(), **tables_rejected.page_tables()}
     lines = [
         "# Results",
@@ -65,7 +67,7 @@ def question(kind: str, script: str) -> str:
 
 
 def _cards(script: str) -> list[str]:
-    """Return the run card of a script; of a script with several runs, such as a run for each family, all cards."""
+    """Return the lines of a script's run card, or of all run cards if the script has several runs."""
     if not (RESULTS / script).is_dir():
         return card_lines(result(script)["card"])
     lines = []
@@ -76,17 +78,17 @@ def _cards(script: str) -> list[str]:
 
 
 def _position(run: str) -> int:
-    """Return the sort key of a run: families in the paper's order come before other runs."""
+    """Return the sort key of a run: families come first, in the paper's order."""
     return FAMILIES.index(run) if run in FAMILIES else len(FAMILIES)
 
 
 def engines_page() -> str:
-    """Return a page with a row for each engine."""
+    """Return the page of engines, which has a row for each engine."""
     return every_engine(result("reported/engines"))
 
 
 def written(text: str) -> str:
-    """Return ``text`` with every table replaced between its markers."""
+    """Return ``text`` with the current table at each marker."""
     for marker, table in tables().items():
         text = re.sub(
             rf"<!-- {marker} -->.*?<!-- /{marker} -->",

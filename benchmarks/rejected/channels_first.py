@@ -1,11 +1,12 @@
-"""The attention of an exported graph with channels first: the same products, nothing copied between.
+"""Rewrite the attention of an exported graph to a layout with channels first, which needs no copies between products.
 
-    as exported      [Q K V] = x [W_q W_k W_v]       split, cut into heads, and each transposed in memory
-    channels first   Qᵀ = W_qᵀ xᵀ, Kᵀ = …, Vᵀ = …    already (head, d, token): splitting into heads is a reshape
+    as exported      [Q K V] = x [W_q W_k W_v]       a Split and Transposes copy Q, K and V into heads
+    channels first   Qᵀ = W_qᵀ xᵀ, Kᵀ = …, Vᵀ = …    the result is (head, d, token): a Reshape splits it into heads
                      S = (Qᵀ)ᵀ Kᵀ    Oᵀ = Vᵀ Pᵀ    out = (Oᵀ)ᵀ W
 
-The remaining transposes are inputs of products, and ONNX Runtime fuses these into the product. The algebra is exact:
-every sum has the same terms. OpenVINO and TensorRT do not match their fused attention to this form.
+The remaining Transposes are inputs of matrix products, and ONNX Runtime fuses such a Transpose into the product. The
+rewritten graph is mathematically equal: every sum has the same terms. OpenVINO and TensorRT do not recognise the
+rewritten attention, so that they cannot fuse it.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ __all__ = ["channels_first"]
 
 
 def channels_first(proto: ModelProto) -> int:
-    """Change the graph in place; parts that do not have the form of our export stay unchanged.
+    """Change the graph in place.  Parts of the graph that do not have the form of our export stay unchanged.
 
-    Returns how many splits into heads were changed: three for each attention layer.
+    Returns the number of changed splits into heads: three for each attention layer.
     """
     graph = _Graph(proto)
     transposes = [node for node in proto.graph.node if node.op_type == "Transpose"]
@@ -39,20 +40,20 @@ def channels_first(proto: ModelProto) -> int:
 
 
 class _Graph:
-    """A graph being changed, and its wiring before the change."""
+    """A graph during the change, and the wiring of the graph before the change."""
 
     def __init__(self, proto: ModelProto) -> None:
         self._graph = proto.graph
         self._wiring = Wiring(proto.graph)
         self._turned: dict[str, str] = {}
-        """Value → its copy with the last two dimensions swapped, shared by all nodes that read it."""
+        """Value → the value with the last two dimensions swapped, which all nodes share."""
         self._uncopied: dict[str, str] = {}
-        """Heads (…, H, N, d) that are the output of a transpose → the transpose's input (…, H, d, N)."""
+        """Value of heads (…, H, N, d) that a Transpose computes → the Transpose's input (…, H, d, N)."""
 
     def cut_into_heads(self, transpose: NodeProto) -> bool:
-        """Replace projection → (split) → reshape → this transpose by a product that gives transposed heads.
+        """Replace a projection, a Split, a Reshape and this Transpose by a product that computes transposed heads.
 
-        Returns whether the graph had this form and was changed.
+        The Split may be missing. Returns whether the graph had this form and was changed.
         """
         order = list(transpose.attribute[0].ints)
         rank = len(order)
@@ -83,7 +84,7 @@ class _Graph:
         return True
 
     def mix_transposed(self, product: NodeProto) -> None:
-        """Replace (weights V) → transpose → reshape by Vᵀ weightsᵀ, reshaped and then transposed once."""
+        """Replace the product of weights and V, a Transpose and a Reshape by Vᵀ weightsᵀ, a Reshape and a Transpose."""
         values = self._uncopied.get(product.input[1])
         transpose = self._wiring.only_reader(product.output[0], "Transpose")
         if values is None or transpose is None:
@@ -103,7 +104,7 @@ class _Graph:
         self._add("Transpose", [flat], output=self._forget(reshape), perm=_swapped(rank - 1))
 
     def finish(self) -> None:
-        """Keep the nodes that the outputs need, in topological order."""
+        """Remove the nodes that no output depends on, and sort the others in topological order."""
         made = Wiring(self._graph).maker
         ordered: list[NodeProto] = []
         seen: set[str] = set()
@@ -123,9 +124,10 @@ class _Graph:
         rewrite_graph(self._graph, ordered, (tensor for tensor in self._graph.initializer if tensor.name in taken))
 
     def _projection(self, name: str) -> tuple[str, NDArray[Any], NDArray[Any] | None] | None:
-        """Return (input, weight (D, H·d), bias or None) of the projection behind a value, or None without a projection.
+        """Return (input, weight (D, H·d), bias or None) of the projection that computes a value.
 
-        A split into equal parts in between is resolved: weight and bias are those of the value's part.
+        If the value is an output of a Split of the projection, weight and bias are the parts for this output. Returns
+        None if no projection computes the value.
         """
         node = self._wiring.maker.get(name)
         part, parts = 0, 1
@@ -144,7 +146,7 @@ class _Graph:
         return node.input[0], weight[:, columns], None if bias is None else bias[columns]
 
     def _only_from(self, name: str, kind: str) -> NodeProto | None:
-        """Return the node of this kind that makes a value with a single reader, else None."""
+        """Return the node of type ``kind`` that computes this value, if the value has a single reader, else None."""
         return self._wiring.made_by(name, kind) if self._wiring.only_reader(name) is not None else None
 
     def _new_constant(self, values: NDArray[Any]) -> str:
@@ -163,14 +165,14 @@ class _Graph:
         return output
 
     def _forget(self, node: NodeProto) -> str:
-        """Rename a node's output and return its old name, so that another node can use it."""
+        """Rename the output of a node, and return the old name, so that another node can use the old name."""
         name = node.output[0]
         node.output[0] = f"{name}.before"
         return name
 
 
 def _heads_first(rank: int) -> list[int]:
-    """Return the permutation (…, N, H, d) → (…, H, N, d), which is its own inverse."""
+    """Return the permutation (…, N, H, d) → (…, H, N, d).  The permutation is its own inverse."""
     return [*range(rank - 3), rank - 2, rank - 3, rank - 1]
 
 

@@ -1,9 +1,9 @@
-"""Would another layout of the projections pay?  Nothing copied around attention, over our export, in ONNX Runtime.
+"""Is another layout of the projections faster in ONNX Runtime than the exported graph?
 
-The profiles (`where_time_goes.py`) show transposes and splits around attention. Projections computed as Qᵀ = Wᵀ xᵀ are
-already divided into heads (`channels_first.py`), and no copy remains. This script measures the effect on the total
-time of the paper's models, with a mask and without, for batches in the chunks of our runner. The answers are compared
-with those of the exported graph.
+In the exported graph, transposes and splits around attention copy tensors (`where_time_goes.py` shows the time). If a
+projection is computed as Qᵀ = Wᵀ xᵀ, a reshape splits the result into heads, and no copy remains
+(`channels_first.py`). This script measures the total time of the paper's models in both layouts, with a mask and
+without. Both layouts run as programs of our runner. The script stops if the logits of the layouts differ.
 
     python benchmarks/rejected/layouts.py [--rounds 15] [--family vit]
 """
@@ -52,7 +52,7 @@ def of_family(name: str, folder: Path, rounds: int) -> dict[str, Any]:
         for key in ("gmm", "plain"):
             off = float(np.abs(logits[f"{key}, channels first"] - logits[f"{key}, exported"]).max())
             if not off < _MOST_OFF:
-                raise SystemExit(f"{name} {key}: the logits are {off:.1e} off, so its time is void")
+                raise SystemExit(f"{name} {key}: the logits are {off:.1e} off, so its time is not valid")
             relative = ratio(times[f"{key}, channels first"], times[f"{key}, exported"])
             results[str(batch)][key] = relative
             print(f"{name} {key}, batch {batch}: {ratio_words(relative)}")

@@ -1,12 +1,15 @@
-"""Can a mask be turned into plain attention with wider heads, and does that pay on a CPU?
+"""Can attention with a larger head dim replace a mask, and is this attention faster on a CPU?
 
-    M = Σ_r u_r v_rᵀ, r = 1 … R      (Q Kᵀ) ∘ M = Q̃ K̃ᵀ,   Q̃ = [diag(u_1) Q, …],  K̃ = [diag(v_1) K, …]   width R · d
+    M = Σ_r u_r v_rᵀ, r = 1 … R      (Q Kᵀ) ∘ M = Q̃ K̃ᵀ,   Q̃ = [diag(u_1) Q, …],  K̃ = [diag(v_1) K, …]   head dim R · d
 
-The algebra is exact if M has rank R. Fused attention on CPUs takes no multiplied mask, but could run a mask of low
-rank this way. The script answers two questions. Which ranks do freshly initialised masks of every family have
-(singular values above 2⁻²⁴ of the largest, and above 1e-3, which would change answers)? Up to which R is ONNX
-Runtime's fused MultiHeadAttention on heads of width R · d faster than the product, mask, softmax and product that it
-would replace? The comparison favours fused attention: the time to compute Q̃ and K̃ is not counted.
+The equation is exact if M has rank R. Fused attention on CPUs supports no mask that multiplies the scores, but with
+this equation it could compute a mask of low rank. The script answers two questions:
+
+1. Which ranks do the initial masks of each family have? The rank is the number of singular values above 2⁻²⁴ times the
+   largest singular value. The script also counts with 1e-3 instead of 2⁻²⁴; such a mask would change the logits.
+2. Up to which R is ONNX Runtime's fused MultiHeadAttention with head dim R · d faster than the separate operators that
+   it would replace (product, mask, softmax, product)? The time to compute Q̃ and K̃ is not included, which favours
+   fused attention.
 
     python benchmarks/rejected/low_rank.py [--rounds 120] [--output RESULT]
 """
@@ -37,7 +40,11 @@ EXACT, COARSE = 2.0**-24, 1e-3
 
 
 def ranks_of(family: str) -> dict[str, Any]:
-    """Return least, median and largest rank of the heads' masks, exact and coarse, and the masks' token counts."""
+    """Return the ranks of a family's masks.
+
+    exact, coarse: the minimum, median and maximum rank of the heads' masks, with each threshold.
+    tokens: the minimum and maximum number of tokens of the masks.
+    """
     ranks: dict[str, list[int]] = {"exact": [], "coarse": []}
     tokens = []
     for mask in fold(pair(family)["gmm"]).masks:
@@ -54,7 +61,7 @@ def ranks_of(family: str) -> dict[str, Any]:
 
 
 def masked() -> onnxruntime.InferenceSession:
-    """Return a session of product, mask, softmax, product: heads (B, H, N, d) to mixed values."""
+    """Return a session of the separate operators product, mask, softmax, product, on heads (B, H, N, d)."""
     value = helper.make_tensor_value_info
     shape = [BATCH, HEADS, TOKENS, HEAD_DIM]
     mask = np.random.default_rng(0).uniform(0.1, 1, (HEADS, TOKENS, TOKENS)).astype(np.float32)
@@ -71,7 +78,7 @@ def masked() -> onnxruntime.InferenceSession:
 
 
 def fused(rank: int) -> onnxruntime.InferenceSession:
-    """Return a session of fused attention: wide heads (B, N, H·R·d) to mixed values."""
+    """Return a session of fused attention with Q and K of head dim R · d, (B, N, H·R·d)."""
     value = helper.make_tensor_value_info
     wide, plain = [BATCH, TOKENS, HEADS * rank * HEAD_DIM], [BATCH, TOKENS, HEADS * HEAD_DIM]
     node = helper.make_node(
@@ -88,7 +95,7 @@ def _session(graph: Any) -> onnxruntime.InferenceSession:
 
 
 def timed(rounds: int) -> dict[str, Ratio]:
-    """Return rank → time of the fused form / time of the masked form."""
+    """Return rank → time of fused attention / time of the separate operators."""
     generator = np.random.default_rng(1)
     sessions = {"masked": masked(), **{str(rank): fused(rank) for rank in RANKS}}
     feeds = {
@@ -123,11 +130,11 @@ def main() -> None:
     ) as results:
         results["ranks"] = {family: ranks_of(family) for family in arguments.family or FAMILIES}
         for family, row in results["ranks"].items():
-            ranks = f"rank least, median, most: {row['exact']}; at 1e-3 {row['coarse']}"
+            ranks = f"minimum, median, maximum rank: {row['exact']}; with 1e-3: {row['coarse']}"
             print(f"{family}: tokens {row['tokens']}, {ranks}")
         results["fused_over_masked"] = timed(arguments.rounds)
         for rank, relative in results["fused_over_masked"].items():
-            print(f"rank {rank}: fused over masked {ratio_words(relative, 2)}")
+            print(f"rank {rank}: fused attention / separate operators {ratio_words(relative, 2)}")
 
 
 if __name__ == "__main__":

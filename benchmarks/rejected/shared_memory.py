@@ -1,8 +1,9 @@
-"""Would shared memory between client and server pay?  Pixels and logits through it, over pixels and logits in messages.
+"""Is shared memory between client and server faster than messages?
 
-The paper's ViT d9 with a Gaussian mixture mask (32×32, uint8 pixels) on a real Triton server, in OpenVINO, our fastest
-served runtime on CPUs, so that messages take the largest share. Both ways use NVIDIA's client with requests in
-sequence, and take turns; the time to fill and to read the shared region is counted. The answers must be the same.
+Pixels and logits are either sent in messages or exchanged in shared memory. The network is the paper's ViT d9 with a
+Gaussian mixture mask (32×32, uint8 pixels). A real Triton server runs the network in OpenVINO, the fastest runtime on
+CPUs, so that the messages take the largest share of the time. NVIDIA's client sends the requests in sequence, and the
+two ways take turns. The times include filling and reading the shared memory. The logits must be equal.
 
     python benchmarks/rejected/shared_memory.py [--rounds 60]
 """
@@ -78,7 +79,7 @@ def in_shared_memory(client: Any, module: Any, pixels: np.ndarray, name: str) ->
 
 
 def timed(ways: dict[str, Ask], rounds: int, queries: int) -> dict[str, np.ndarray]:
-    """Return way → median ms of each round's queries."""
+    """Return name of the way → median ms of the queries in each round."""
     generator = np.random.default_rng(0)
     medians: dict[str, list[float]] = {way: [] for way in ways}
     for way, counts in turns(list(ways), rounds, generator, warm_ups=_WARM_UP_ROUNDS):
@@ -114,12 +115,12 @@ def main() -> None:
                     message = in_messages(client, module, pixels)
                     with in_shared_memory(client, module, pixels, f"gmmvit-{protocol}-{batch}") as shared:
                         if not np.array_equal(message(), shared()):
-                            raise SystemExit(f"{protocol}, batch {batch}: the answers differ; the times are void")
+                            raise SystemExit(f"{protocol}, batch {batch}: the logits of the two ways differ")
                         times = timed({"messages": message, "shared": shared}, arguments.rounds, max(2, 16 // batch))
                     relative = ratio(times["shared"], times["messages"])
                     row = {"messages_ms": float(np.median(times["messages"])), "shared_over_messages": relative}
                     results.setdefault(protocol, {})[str(batch)] = row
-                    print(f"{protocol}, batch {batch}: shared over messages {ratio_words(relative)}")
+                    print(f"{protocol}, batch {batch}: shared memory / messages {ratio_words(relative)}")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,22 @@
-"""Is every family's program as fast after a change as before it?
+"""Is each family's program as fast after a change of the project as before?
 
-Two checkouts of the project run in three processes: *before*; *control*, a second process of before, for an A/A
-comparison; and *after*, this checkout. Before writes a checkpoint of each model of the paper as its released code names
-it (32×32, 10 classes, GMM with K = 5 a head, random weights); both checkouts export it and run it in ONNX Runtime and
-OpenVINO with our kernels, float32, as they serve it. A process computes only in its turn, and turns are interleaved
-round by round; programs are loaded anew several times, because the place of the weights in memory makes loads differ by
-up to 2 % in speed. Ratios are taken within rounds, with bootstrap intervals:
+Two checkouts of the project run in three processes:
 
-    as fast    after / before differs from 1 by at most 2 %, or by at most as much as control / before if that is more
+    before     the checkout before the change
+    control    a second process of the checkout before the change, for an A/A comparison
+    after      the checkout after the change, by default the checkout of this script
 
-The logits of both must agree within 1e-4 of the largest, or the script stops. Exit status 1 if a program is slower.
+The process *before* writes a checkpoint of each model of the paper, as the paper authors' code names it (32×32, 10
+classes, GMM with K = 5 a head, random weights). Both checkouts export each checkpoint and run the exported graph in
+float32, in ONNX Runtime and OpenVINO with our kernels.
+
+A process computes only in its turn, and every process has a turn in each round. Programs are loaded several times,
+because the place of the weights in memory changes the speed by up to 2 %. Ratios are computed within rounds, with
+bootstrap intervals. A program is as fast as before if after / before differs from 1 by at most 2 %, or by at most as
+much as control / before.
+
+The script stops if the logits of two processes differ by more than 1e-4 of the largest logit. The exit status is 1 if a
+program is slower.
 
     python benchmarks/reported/before_after.py --before CHECKOUT [--family vit] [--rounds 20] [--output RESULT]
 """
@@ -42,7 +49,10 @@ _MOST_OFF = 1e-4
 
 
 def exported(family: str, checkouts: Mapping[str, Checkout], folder: Path) -> dict[str, Path]:
-    """Export the same checkpoint with each checkout; return checkout → bundle.  Processes of a checkout share it."""
+    """Export the same checkpoint with each checkout.
+
+    Returns name of the process → bundle. Processes of the same checkout share a bundle.
+    """
     checkpoint = folder / f"{family}.pth"
     checkouts[BEFORE].ask("checkpoint", family=family, path=str(checkpoint))
     bundles = {name: folder / f"{family}-{name}" for name in (BEFORE, AFTER)}
@@ -63,7 +73,7 @@ def timed(
     rounds: int,
     loads: int,
 ) -> dict[int, dict[str, list[float]]]:
-    """Return batch → checkout → ms of each round of every load."""
+    """Return batch → name of the process → ms of each round of every load."""
     generator = np.random.default_rng(0)
     times: dict[int, dict[str, list[float]]] = {batch: {name: [] for name in checkouts} for batch in batches}
     for load in range(loads):
@@ -83,18 +93,18 @@ def timed(
 
 
 def checked(logits: Mapping[str, np.ndarray], where: str) -> None:
-    """Compare the logits of all programs with those of before.  Errors: SystemExit when they differ."""
+    """Compare the logits of all processes with the logits of *before*.  Errors: SystemExit when the logits differ."""
     reference = logits[BEFORE]
     for name, answers in logits.items():
         if answers.shape != reference.shape:
             raise SystemExit(f"{where}: expected logits {reference.shape} of {name}, got {answers.shape}")
         off = float(np.abs(answers - reference).max() / np.abs(reference).max())
         if not off <= _MOST_OFF:
-            raise SystemExit(f"{where}: logits of {name} are {off:.1e} off, {_MOST_OFF:g} is allowed; its time is void")
+            raise SystemExit(f"{where}: logits of {name} differ by {off:.1e}, expected at most {_MOST_OFF:g}")
 
 
 def changes(times: Mapping[int, Mapping[str, list[float]]]) -> dict[str, dict[str, Any]]:
-    """Return batch → a row of the result."""
+    """Return batch → the row of the result for this batch."""
     rows = {}
     for batch, by_name in times.items():
         change = Change(ratio=ratio(by_name[AFTER], by_name[BEFORE]), control=ratio(by_name[CONTROL], by_name[BEFORE]))
@@ -118,7 +128,7 @@ def main() -> int:
     parser.add_argument("--runtime", choices=RUNTIMES, action="append", help="only this runtime; may be repeated")
     parser.add_argument("--batch", type=int, choices=BATCHES, action="append", help="only this batch; may be repeated")
     parser.add_argument("--rounds", type=int, default=20, help="rounds of each load")
-    parser.add_argument("--loads", type=int, default=3, help="how often programs are loaded anew")
+    parser.add_argument("--loads", type=int, default=3, help="how often each program is loaded")
     parser.add_argument("--output", type=Path, default=result_of(__file__))
     arguments = parser.parse_args()
     if arguments.rounds < 1 or arguments.loads < 1:
@@ -151,9 +161,9 @@ def main() -> int:
                 for batch, row in rows.items():
                     name = f"{family}, {runtime}+kernels, batch {batch}"
                     print(
-                        f"{name}: {row['verdict']}: after {ratio_words(row['after_over_before'])} of before's "
-                        f"{row['before_ms']:.2f} ms; control {ratio_words(row['control_over_before'])}, "
-                        f"{row['allowed']:.1%} is allowed",
+                        f"{name}: {row['verdict']}: before {row['before_ms']:.2f} ms, after / before "
+                        f"{ratio_words(row['after_over_before'])}, control / before "
+                        f"{ratio_words(row['control_over_before'])}, allowed difference {row['allowed']:.1%}",
                         flush=True,
                     )
                     slower += [name] if row["verdict"] == "slower" else []

@@ -1,15 +1,21 @@
-"""What is in the engines: for each family, precision and mask, and what the mask and its folding change.
+"""What do the engines contain, for each family, precision and mask, and what do the mask and its folding change?
 
-The models of the paper as its released code names them (32×32, 10 classes, K = 5 a head, random
-weights), built by tensorrt-rtx for compute capability 8.9, without a GPU. All numbers are read from the builds. For
-each engine: layers, kernels (layers except shape arithmetic), attention layers fused to a single kernel, products
-that do not run in the precision's type, plan size, build time. For masked models in fp16 also:
+The models are the paper's models, as the paper authors' code names them (32×32, 10 classes, K = 5 a head, random
+weights). tensorrt-rtx builds the engines for compute capability 8.9, without a GPU. All numbers are read from the
+builds. The result has for each engine:
 
-    twin      the same graph with M = 1
-    unfolded  the trained module exported in half precision, as users do without this project, and the distances of
-              its logits and of the folded graph's from PyTorch's float32
+- the number of layers, and of kernels (layers except shape arithmetic),
+- the number of attentions that a single kernel computes,
+- the number of products that do not run in the type of the precision,
+- the size of the engine, and the build time.
 
-and for each head dim d a small ViT, unpadded and with the head dim padded with zeros.
+For masked models in fp16, the script also builds:
+
+    twin        the same graph with M = 1
+    unfolded    the trained module exported in half precision without folding, as users do without this project
+
+The script compares the logits of the unfolded and of the folded graph with PyTorch's float32 logits. For each head dim,
+the script also builds a small ViT twice: as it is, and with the head dim padded with zeros.
 
     python benchmarks/reported/engines.py [--family vit …] [--output RESULT]
 """
@@ -100,7 +106,10 @@ def engine(model: Model, precision: Precision, folder: Path, *, masked: bool) ->
 
 
 def unfolded(model: Model, folded: onnx.ModelProto, folder: Path) -> dict[str, Any]:
-    """Return the engine of the unfolded export in half precision, and the errors of both graphs' logits."""
+    """Return the `summary` of the engine of the unfolded export in half precision, and the errors of both graphs.
+
+    An error is the largest difference from PyTorch's float32 logits, divided by the largest logit.
+    """
     proto = unfolded_half(model, folder / "unfolded.onnx")
     row = summary(built(proto, "fp16", folder), folder)
     with torch.inference_mode():
@@ -112,7 +121,7 @@ def unfolded(model: Model, folded: onnx.ModelProto, folder: Path) -> dict[str, A
 
 
 def head_dims(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return head dim → form (unpadded, padded) → layers, and attention layers that are exactly a single kernel."""
+    """Return head dim → form (unpadded or padded) → the `summary` of the engine of a small ViT."""
     vit = preset_spec("vit", classes=10, image_size=32, mask=MASKS["gmm"])
     rows = {}
     for head_dim in HEAD_DIMS:

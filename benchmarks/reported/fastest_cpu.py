@@ -1,20 +1,21 @@
-"""How much faster than PyTorch can each family be served on a CPU, and how near to the hardware is that?
+"""How much faster than PyTorch does each family run on a CPU, and how near is this speed to the machine's limit?
 
-The five models of the paper as its released code names them (32×32, 10 classes, GMM with K = 5 a head), random
-weights. Side by side in one process:
+The models are the paper's five models, as the paper authors' code names them (32×32, 10 classes, GMM with K = 5 a
+head, random weights). All programs of a family run in the same process, and take turns in each round:
 
-    eager                      PyTorch, attention written as the released code of the family writes it
-    straight export            the same module exported unfolded, in ONNX Runtime's own operators, as users do
-                               without this project
-    onnxruntime+kernels        our export in ONNX Runtime with our own attention kernel
-    openvino+kernels[:type]    our export in OpenVINO with our own kernels, float32 or bf16; :int8 the Q/DQ graph
-                               that `gmmvit convert` writes
+    eager                      PyTorch, with attention written as in the paper authors' code
+    straight export            the same module exported without folding and run with ONNX Runtime's built-in operators,
+                               as users do without this project
+    onnxruntime+kernels        our export in ONNX Runtime with our attention kernel
+    openvino+kernels[:type]    our export in OpenVINO with our kernels, in float32 or bf16; for int8, the quantised
+                               graph that `gmmvit convert` writes
 
-Each of our programs is loaded three times, and every round runs a random copy: the place of the weights in memory makes
-copies differ by up to 2 % in speed. Ratios are medians of the rounds' own ratios, with bootstrap intervals. Answers of
-every program are compared with the limits of parity (`gmmvit_deploy/tolerances.py`) in the same run; a wrong answer
-stops the script. The roofline, the best library on the model's own matrix products, is measured before and after each
-family. `mask_cost.py` measures the mask's cost separately, because it is smaller than the intervals of these ratios.
+Each of our programs is loaded three times, and every round runs a random copy, because the place of the weights in
+memory makes copies differ by up to 2 % in speed. A ratio is the median of the ratios within each round, with a
+bootstrap interval. The logits of every program are compared with the limits of parity (`gmmvit_deploy/tolerances.py`)
+in the same run, and wrong logits stop the script. The machine's limit is the roofline: the best rate of any library on
+the matrix products of the model. The roofline is measured before and after each family. `mask_cost.py` measures the
+cost of the mask separately, because this cost is smaller than the intervals of these ratios.
 
     python benchmarks/reported/fastest_cpu.py [--rounds 15] [--family vit] [--output RESULT]
 """

@@ -1,14 +1,15 @@
-"""How much faster than PyTorch can each family be served on a GPU, how near to the hardware, and is a mask free?
+"""How much faster than PyTorch does each family run on a GPU, how near to the machine's limit, and at what mask cost?
 
-As `fastest_cpu.py`, with the same models, inputs, checks and limits, on the first GPU of this machine:
+The models, inputs, checks and limits are the same as in `fastest_cpu.py`. The programs run on the first GPU of this
+machine:
 
-    eager               PyTorch on the GPU, float32 without TF32, attention written as the released code writes it
-    compile             the same through torch.compile
-    tensorrt[:type]     engines built here from our graphs in float32, fp16 and int8, replayed as CUDA graphs
-    … plain             the plain twin of each program, to measure the mask's cost
+    eager               PyTorch on the GPU, in float32 without TF32, with attention as in the paper authors' code
+    compile             the eager program, compiled with torch.compile
+    tensorrt[:type]     engines built from our graphs in float32, fp16 and int8, and run as CUDA graphs
+    … plain             the same program with the plain model, to measure the cost of the mask
 
-Times are those of a caller with images in this machine's memory: they include copies to and from the GPU. The
-roofline is PyTorch's best rate on the GPU for the model's own matrix products.
+The images are in the memory of the CPU, so the times include copies to and from the GPU. The machine's limit is the
+roofline: PyTorch's best rate on the GPU for the matrix products of the model.
 
     python benchmarks/reported/fastest_gpu.py [--rounds 15] [--output RESULT]
 """
@@ -58,7 +59,7 @@ def add_programs(family: Family) -> None:
 
 if __name__ == "__main__":
     if visible_gpu() is None or not torch.cuda.is_available():
-        raise SystemExit("expected a GPU that nvidia-smi and PyTorch both see, got none; nothing was measured")
+        raise SystemExit("nothing was measured: expected a GPU that both nvidia-smi and PyTorch can use")
     graphs = ("gmm", "plain", "gmm_fp16", "plain_fp16", "int8")
     try:
         main(__file__, str(__doc__), graphs=graphs, add_programs=add_programs, device="gpu")

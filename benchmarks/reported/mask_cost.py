@@ -1,14 +1,16 @@
-"""Is a mask free?  Every family with its GMM over its plain twin, in each runtime of a CPU with our kernels.
+"""How much time does a mask cost? Each family with GMM compared with its plain model, in each CPU runner.
 
-The five models of the paper as its released code names them (32×32, 10 classes, GMM with K = 5 a head), random
-weights, and their plain twins: the same weights, no mask. For each runner and batch both models are loaded and run in
-short turns, a model right before or after its twin; then both are loaded anew, in another order, --loads times in all.
-Loads are repeated because the place of the weights in memory changes the speed of the same program by some percent,
-which is more than the cost of the mask. A load's ratio is the median of its turns' ratios; the result is the median of
-the loads' ratios, with a bootstrap interval over the loads.
+The models are the paper's five models, as the paper authors' code names them (32×32, 10 classes, GMM with K = 5 a
+head, random weights). The plain model of a family has the same weights and no mask.
 
-Answers of every program of every load are compared with the limits of parity (`gmmvit_deploy/tolerances.py`); a wrong
-answer stops the script.
+For each runner and batch, the script loads both models and runs them in short turns, one model right after the other.
+Then the script loads both models again, in another order; --loads is the number of loads. Loads are repeated because
+the place of the weights in memory changes the speed of a program by some percent, which is more than the cost of the
+mask. The ratio of a load is the median of the ratios of its turns. The result is the median of the loads' ratios, with
+a bootstrap interval over the loads.
+
+The logits of every program of every load are compared with the limits of parity (`gmmvit_deploy/tolerances.py`), and
+wrong logits stop the script.
 
     python benchmarks/reported/mask_cost.py [--loads 6] [--output RESULT]
 """
@@ -33,11 +35,16 @@ from gmmvit_deploy.bench.statistics import ratio
 from gmmvit_deploy.bench.words import ratio_words
 
 _TURNS = {1: (40, 4), 64: (6, 1)}
-"""Batch → turns of each model in a load, and timed runs in a turn."""
+"""Batch → (number of turns of each model in a load, number of timed runs in a turn)."""
 
 
 def measured(family: Family, runner: str, batch: int, loads: int, generator: np.random.Generator) -> dict[str, Any]:
-    """Return over_plain, the ratio with its interval; off and limit, those of the worst answer; and times."""
+    """Return the row of a runner and batch.
+
+    median_ms: the median time with a mask.  over_plain: the time with a mask / the time of the plain model.
+    loads: the ratio of each load.  core_to_core_ns: the round trip between two cores before and after.
+    off, limit: the largest distance of a logit from PyTorch's float64 logit, and the allowed distance.
+    """
     precision = RUNNERS[runner]
     twins = {runner: "gmm", f"{runner} plain": "plain"}
     images = generator.standard_normal((batch, *family.image_shape), dtype=np.float32)
@@ -83,7 +90,8 @@ def main() -> None:
                     for runner in RUNNERS:
                         row = measured(family, runner, batch, arguments.loads, generator)
                         rows[str(batch)][runner] = row
-                        print(f"{name}, batch {batch}, {runner}: {ratio_words(row['over_plain'])} of plain", flush=True)
+                        cost = ratio_words(row["over_plain"])
+                        print(f"{name}, batch {batch}, {runner}: with mask / plain {cost}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
-"""Where do parity's limits come from?  Right runners and wrong ones, in units of PyTorch's own float32 noise.
+"""Do the limits of parity separate correct runners from wrong runners, in units of float32 noise?
 
-For every golden model, on golden and random inputs, distances from PyTorch's float64 logits:
+For each golden model (a small model of `tests/golden/`), the script measures distances from PyTorch's float64 logits,
+on the inputs recorded at export and on random inputs:
 
-    noise      of PyTorch's float32 logits: the unit
-    runner     ONNX Runtime, float32
-    fp16 bf16  every rounding of the type emulated on the CPU; in units of noise × ratio of the unit roundoffs
-    mistakes   every mistake that `parity.suspects` can make in the model; the smallest distance of a mistake,
-               divided by the limit: above 1 it is detected
+    noise         the distance of PyTorch's float32 logits. It is the unit of the other distances
+    runner        the distance of ONNX Runtime's float32 logits
+    fp16, bf16    the distance of the graph's logits, with all roundings of the type emulated on the CPU. The unit is
+                  the noise multiplied by the ratio of the types' unit roundoffs
+    mistakes      the distance of each mistake that `parity.suspects` can make in the model, divided by the limit.
+                  Parity detects a mistake if this ratio is above 1
 
     python benchmarks/reported/parity_limits.py [--model vit_gmm] [--output RESULT]
 """

@@ -1,10 +1,14 @@
-"""What does the server cost at saturation?  Triton over gRPC and HTTP against the same runner in this process.
+"""How much throughput does the server cost? Triton over gRPC and HTTP compared with the same runner in process.
 
-The paper's ViT d9 with a Gaussian mixture mask (32×32, 10 classes, K = 5), random weights, pixels as input, served
-with the same runtime and precision as the runner in this process, with our kernels in both. LoadGen's Offline
-scenario, with all samples available at once: in process in batches of 64, to the server in requests of 64 images
-(uint8), four of them concurrent. Turns are interleaved round by round; an answer beyond the limits of parity stops the
-script. Then, for each protocol, the highest rate of single-image Poisson arrivals whose p99 stays within the bound.
+The network is the paper's ViT d9 with a Gaussian mixture mask (32×32, 10 classes, K = 5, random weights), and pixels
+are the input. The server and the runner in process use the same runtime and precision, both with our kernels.
+
+The throughput is measured in LoadGen's Offline scenario, in which all samples are available at once. The runner in
+process gets batches of 64 images. The server gets requests of 64 images (uint8), up to four requests at the same time.
+All runners take turns in each round, and logits beyond the limits of parity stop the script.
+
+Then the script searches, for each protocol, the highest rate of single images at random times (Poisson arrivals) whose
+p99 latency stays within the bound.
 
     python benchmarks/reported/served.py [--rounds 10] [--output RESULT]
 """
@@ -40,7 +44,7 @@ BOUND_MS = 100.0
 
 
 def name_of(runtime: Runtime, precision: Precision) -> str:
-    """Return the name of the runner in this process with the server's runtime and precision."""
+    """Return the name of the runner in process with this runtime and precision."""
     return f"{runtime}+kernels:{precision}"
 
 
@@ -61,11 +65,12 @@ def served(
         offline = [cell for cell in cells if cell.scenario == "Offline"]
         for cell in cells:
             if not cell.outputs.right:
-                raise SystemExit(f"{cell.name}: logits are {cell.outputs.largest:.2g} off; its time is void")
+                off, limit = cell.outputs.largest, cell.outputs.limit
+                raise SystemExit(f"{cell.name}: the logits differ by {off:.2g}, expected at most {limit:.2g}")
         row: dict[str, Any] = {"cells": [_described(cell) for cell in offline], "share_of_in_process": {}}
         for cell, _, relative in ratios(offline):
             protocol = cell.runner.partition(":")[0].removeprefix("triton-")
-            # A ratio of times, so that the share of the throughput is its inverse.
+            # The share of the throughput is the inverse of the ratio of times.
             share = Ratio(median=1 / relative.median, low=1 / relative.high, high=1 / relative.low)
             row["share_of_in_process"][protocol] = share
         if searched:
@@ -108,13 +113,11 @@ def main() -> None:
                 for cell in row["cells"]:
                     print(f"{name}: {cell['runner']}: {cell['images_per_second']:,.0f} images a second")
                 for protocol, share in row["share_of_in_process"].items():
-                    print(f"{name}: {protocol}: {ratio_words(share, 2)} of in process")
+                    print(f"{name}: {protocol}: {ratio_words(share, 2)} of the throughput in process")
                 for load in row.get("arrivals", []):
                     best = load["best"]
                     best_rate = (
-                        f"{best['rate']:,.0f} a second, p99 {best['p99_ms']:.1f} ms"
-                        if best
-                        else "at no rate that was tried"
+                        f"{best['rate']:,.0f} a second, p99 {best['p99_ms']:.1f} ms" if best else "at no tested rate"
                     )
                     print(f"{name}: {load['runner']}: p99 below {BOUND_MS:g} ms: {best_rate}")
 

@@ -1,9 +1,15 @@
-"""How long does help take to appear, compared with the bare import of typer and rich?
+"""How long does the help text take to appear, compared with the bare import of typer and rich?
 
+<<<<<<< HEAD
 Every process starts from nothing. `python -c "import typer, rich"` and `gmmvit COMMAND --help` take turns, in an order
 that changes with every round. The ratio is the time of the command / the time of the bare import; both times include
 the start of Python, as a user waits for it. typer itself imports more for a command with parameters than the bare
 import does; the help of a typer program with a single option shows how much.
+=======
+The bare import is `python -c "import typer, rich"`. In each round, the bare import and every `gmmvit COMMAND --help`
+run once, each in a new process, in a random order. The ratio is the time of the command divided by the time of the
+bare import. Both times include the start of Python.
+>>>>>>> textd
 
     python benchmarks/reported/startup.py [--rounds 25] [--output RESULT]
 """
@@ -33,7 +39,7 @@ HELP = "gmmvit --help"
 
 
 def programs() -> dict[str, list[str]]:
-    """Return name → command line: the bare import, and the help of the program and of every command."""
+    """Return name → command line, for the bare import and for the help of the program and of every command."""
     gmmvit = [sys.executable, "-m", "gmmvit_cli.main"]
     commands = [name for names in JOBS.values() for name in names]
     return {
@@ -45,7 +51,7 @@ def programs() -> dict[str, list[str]]:
 
 
 def milliseconds(command: list[str], expected: str) -> float:
-    """Run a process; return its time.  expected: a word that its output must contain."""
+    """Run a process, and return its time in milliseconds.  expected: a word that the output must contain."""
     start = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True)
     elapsed = (time.perf_counter() - start) * 1e3
@@ -74,7 +80,7 @@ def main() -> None:
     with run_card.written(arguments.output, Path(__file__).name, rounds=arguments.rounds) as results:
         results["programs"] = measured(arguments.rounds)
         for name, row in results["programs"].items():
-            print(f"{name}: {row['ms']:.0f} ms, {ratio_words(row['over_bare'], 2)} of the bare import")
+            print(f"{name}: {row['ms']:.0f} ms, {ratio_words(row['over_bare'], 2)} times the bare import")
 
 
 if __name__ == "__main__":

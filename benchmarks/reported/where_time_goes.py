@@ -1,22 +1,23 @@
-"""Where does the time go inside a runtime, and what would it take to be faster still?
+"""Which operators take the time inside a runtime, and what would a higher speed require?
 
-Each runtime's own profiler measures operators on the models of the paper as its released code names them: the float32
-graph in ONNX Runtime and OpenVINO, the same graph in OpenVINO's bf16, and the Q/DQ graph in OpenVINO, all with our
-kernels, as the runners `onnxruntime+kernels` and `openvino+kernels` run them. Inputs are a single image, and a chunk of
-the size into which these runners divide a batch; a single thread, so that no operator waits for another core. The
-median of each operator over the runs is summed by kind:
+The profiler of each runtime measures the operators of the paper's models, as the paper authors' code names the models.
+The programs are those of the runners `onnxruntime+kernels` and `openvino+kernels`: the float32 graph in ONNX Runtime
+and in OpenVINO, the same graph in OpenVINO with bf16, and the int8 graph in OpenVINO. The input is a single image, or a
+chunk of the size into which the runner divides a batch. A single thread runs, so that no operator waits for another
+core. The script takes the median time of each operator over the runs, and sums these times by kind:
 
-    products    with weights, and the operators fused into them: bias, GELU, quantising
-    attention   Q Kᵀ, softmax and P V; with the mask if a single kernel computes all of it: our own, or OpenVINO's
-    mask        the multiplication by the mask if it is a separate operator
+    products    linear maps and convolutions, with the operators that are fused with them: bias, GELU, quantisation
+    attention   Q Kᵀ, softmax and P V, with the mask if a single kernel of ours or of OpenVINO computes all of these
+    mask        the multiplication by the mask, if a separate operator computes it
     layout      transposes, splits, copies
-    norms       LayerNorm; our own kernel includes the residual before it and the quantising after it
-    rest        separate residuals, GELU and quantising, pooling
+    norms       LayerNorm; our kernel also computes the residual before the norm and the quantisation after it
+    rest        separate residuals, GELU, quantisation and pooling
 
-The cost of the mask is the time of attention and mask, less the plain twin's time of attention.
+The cost of the mask is the time of attention and mask, minus the time of attention in the plain model.
 
-Products are compared with the best rate on the model's own shapes, measured on all cores and divided by their number.
-From it follows what a target would require: the time left for all other operators if products reached that rate.
+The time of the products is compared with the best rate on the shapes of the model, measured on all cores and divided
+by the number of cores. The script also computes how much time a target speed would leave for all other operators, if
+the products ran at the best rate.
 
     python benchmarks/reported/where_time_goes.py [--family vit] [--runs 40]
 """
@@ -55,7 +56,7 @@ from gmmvit_deploy.specs import input_shape
 
 KINDS = ("products", "attention", "mask", "layout", "norms", "rest")
 TARGET = 5.0
-"""Target speed-up over eager PyTorch at a batch of 64."""
+"""The target: so many times the speed of eager PyTorch at a batch of 64."""
 _BATCH = 64
 _CORES = len(os.sched_getaffinity(0))
 _WITH_WEIGHTS = {"MatMul", "Gemm", "Conv", "FullyConnected", "FullyConnectedQuantizedLegacy", "Convolution"}
@@ -127,7 +128,7 @@ def in_openvino(path: Path, images: np.ndarray, runs: int, precision: Precision)
 
 
 def joined(operators: Operators) -> dict[str, float]:
-    """Return kind → ms of a run, by medians, on which the first runs, which fill caches, have no effect."""
+    """Return kind → ms of a run.  Medians over the runs exclude the first runs, which fill caches."""
     spent = dict.fromkeys(KINDS, 0.0)
     for (node, operator), times in operators.items():
         spent[kind_of(node, operator)] += float(np.median(times))
@@ -135,14 +136,20 @@ def joined(operators: Operators) -> dict[str, float]:
 
 
 def product_operations(proto: onnx.ModelProto, rows: int) -> int:
-    """Return the operations of products with weights, for a batch of ``rows``."""
+    """Return the number of operations of the products with weights, for a batch of ``rows``."""
     products = work_of_graph(copy.deepcopy(proto), rows).products
     return sum(2 * int(np.prod(shape)) * times for shape, times in products.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A runtime and precision.  chunk: rows of a call in our runner.  profile: (graph, images, runs) → operators."""
+    """A program to profile.
+
+    name: the name of the runner.  precision: the precision of the runner.
+    chunk: the number of rows in a chunk of the runner.
+    profile: a function (path of the graph, images, runs) → times of the operators.
+    graph: the name of the graph, as for `graphs_of`.
+    """
 
     name: str
     precision: Precision
@@ -205,7 +212,8 @@ def chunk_of(
 ) -> dict[str, Any]:
     """Return the times of a chunk.
 
-    mask_ms: attention and mask, less the attention of the plain twin; absent for int8, which has no twin here.
+    ms: the total.  spent_ms: the time of each kind.  products_at_best_ms: the time of the products at the best rate.
+    mask_ms: the cost of the mask; absent for int8, for which the script has no plain model.
     """
     spent = joined(program.profile(folder / f"{program.graph}.onnx", images, runs))
     least = product_operations(proto, len(images)) / gflops / 1e6
@@ -217,7 +225,12 @@ def chunk_of(
 
 
 def target_of(chunk: dict[str, Any], ms: float, rows: int) -> dict[str, float]:
-    """Return the time of a chunk if all cores together took ``ms`` for a batch of 64, and what products leave of it."""
+    """Return the times of a chunk that a target requires.
+
+    ms: the target's time for a batch of 64 on all cores.
+    chunk_ms: the target's time for a chunk on a single core.  others_ms: the measured time of all other operators.
+    left_for_others_ms: the time that the target leaves for all other operators, with the products at the best rate.
+    """
     budget = ms * rows * _CORES / _BATCH
     others = chunk["ms"] - chunk["spent_ms"]["products"]
     return {
@@ -232,12 +245,13 @@ def print_chunk(name: str, program: str, rows: str, chunk: dict[str, Any]) -> No
     reached = chunk["products_at_best_ms"] / chunk["spent_ms"]["products"]
     print(f"{name}, {program}, {rows} rows: {chunk['ms']:.2f} ms: {shares}; products at {reached:.0%} of the best rate")
     if "mask_ms" in chunk:
-        print(f"    the mask: {chunk['mask_ms']:+.3f} ms, {chunk['mask_ms'] / chunk['ms']:+.1%}")
+        print(f"    cost of the mask: {chunk['mask_ms']:+.3f} ms, {chunk['mask_ms'] / chunk['ms']:+.1%}")
     if "target" in chunk:
         target = chunk["target"]
         print(
-            f"    {TARGET:g} × eager at {_BATCH} is {target['chunk_ms']:.2f} ms a chunk: with products at best rate "
-            f"{target['left_for_others_ms']:.2f} ms remain for all else, which takes {target['others_ms']:.2f}"
+            f"    {TARGET:g} times eager PyTorch's speed at batch {_BATCH} allows {target['chunk_ms']:.2f} ms a chunk. "
+            f"With products at the best rate, {target['left_for_others_ms']:.2f} ms remain for all other operators, "
+            f"which take {target['others_ms']:.2f} ms"
         )
 
 

@@ -1,7 +1,9 @@
-"""How large should a chunk be?  A batch of 64 in chunks, in ONNX Runtime and OpenVINO, with one or two side by side.
+"""How large should a chunk be? A batch of 64 in chunks of each size, in ONNX Runtime and OpenVINO.
 
-The paper's ViT d9 with a Gaussian mixture mask (32×32, 10 classes), random weights. `ROWS_A_CORE` in
-gmmvit_deploy/runtime/onnxruntime_program.py and `CHUNK` in openvino_program.py follow from these results on two cores.
+A chunk is the part of a batch that a runner computes at once. Either a single chunk runs at once on all cores, or two
+chunks run at once, each on its own core. The network is the paper's ViT d9 with a Gaussian mixture mask (32×32, 10
+classes, random weights). `ROWS_A_CORE` in gmmvit_deploy/runtime/onnxruntime_program.py and `CHUNK` in
+openvino_program.py follow from the results of this script on two cores.
 
     python benchmarks/settings/cpu_settings.py [--rounds 12] [--output RESULT]
 """
@@ -36,7 +38,7 @@ Program = Callable[[np.ndarray], np.ndarray]
 
 
 def with_onnxruntime(path: Path, chunk: int, workers: int) -> Program:
-    """Return a program that runs chunks in sequence on all cores, or ``workers`` chunks at once on a core each."""
+    """Return a program that runs chunks in sequence on all cores, or ``workers`` chunks at once, each on a core."""
     session = session_from_onnx(path, threads=1 if workers > 1 else None)
     pool = ThreadPoolExecutor(workers)
 
@@ -98,7 +100,7 @@ def main() -> None:
         for name in programs:
             off = float(np.abs(logits[name] - whole).max())
             if not off < 1e-4:
-                raise SystemExit(f"{name}: its logits are {off:.1e} off, so its time is void")
+                raise SystemExit(f"{name}: its logits are {off:.1e} off, so its time is not valid")
             relative = ratio(times[name], times["onnxruntime, whole"])
             results["programs"][name] = {"median_ms": float(np.median(times[name])), "over_whole": relative}
             print(f"{name}: {np.median(times[name]):.1f} ms, {ratio_words(relative)}")

@@ -1,10 +1,15 @@
 """How long should ONNX Runtime's threads look for more work after an image, before they sleep?
 
-The paper's ViT d9 with a Gaussian mixture mask (32×32, 10 classes), random weights, a single image at a time on two
-cores, as our runner runs it, with three kinds of setting: the default, a number of µs, or no spinning. *alone*: a
-session runs again and again. *beside another*: two sessions alternate image by image, as two models of a server do;
-threads that spin after an answer slow the other session down. *spent after*: processor time of the session's threads
-within 200 ms after its last answer. `_SESSION_ENTRIES` in onnxruntime_program.py follows from these results.
+The network is the paper's ViT d9 with a Gaussian mixture mask (32×32, 10 classes, random weights). Our runner's program
+runs single images on two cores. A setting is ONNX Runtime's default, a spinning time in µs, or no spinning. For each
+setting, the script measures:
+
+    alone           the time of an image, with a single session
+    beside another  the time of an image, with two sessions that alternate, as two models of a server do. The spinning
+                    threads of a session slow the other session down
+    spent after     the processor time that the session's threads use in the 200 ms after the last image
+
+`_SESSION_ENTRIES` in onnxruntime_program.py follows from these results.
 
     python benchmarks/settings/spinning.py [--rounds 25] [--output RESULT]
 """
@@ -56,7 +61,7 @@ def opened(fused: FusedGraph, entries: dict[str, str], image: np.ndarray) -> Run
 
 
 def ms_an_image(*sessions: Run) -> float:
-    """Return ms per image, with the sessions taking turns image by image."""
+    """Return the ms per image.  Several sessions take turns, with an image in each turn."""
     for run in sessions:
         run()
     start = time.perf_counter()
@@ -66,7 +71,7 @@ def ms_an_image(*sessions: Run) -> float:
 
 
 def spent_after_ms() -> float:
-    """Return the processor time that this process spends while its main thread sleeps; its threads sleep afterwards."""
+    """Return the processor time in ms that the other threads use while the main thread sleeps for 200 ms."""
     start = time.process_time()
     time.sleep(_ASLEEP_S)
     return (time.process_time() - start) * 1e3
@@ -85,7 +90,7 @@ def measured(fused: FusedGraph, image_shape: tuple[int, int, int], rounds: int) 
         times["beside"].setdefault(name, []).append(ms_an_image(first, second))
         time.sleep(_ASLEEP_S)
         if not np.allclose(second(), truth, atol=1e-5):
-            raise SystemExit(f"{name}: its logits differ from those of the default, so its time is void")
+            raise SystemExit(f"{name}: its logits differ from those of the default, so its time is not valid")
     over = {
         column: {name: ratio(times[column][name], times[column][DEFAULT]) for name in SETTINGS}
         for column in ("alone", "beside")

@@ -1,1 +1,1 @@
-"""Code that several scripts share: the paper's models, CPU programs, folders of results, tables."""
+"""Code that several scripts use: the paper's models, the programs on CPUs, the folders of results, and the tables."""

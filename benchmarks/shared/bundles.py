@@ -1,4 +1,4 @@
-"""Write a bundle of the paper's ViT with random weights, for the scripts that serve it."""
+"""Write a bundle of the paper's ViT with random weights, for scripts that start a server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ __all__ = ["random_bundle"]
 
 
 def random_bundle(folder: Path) -> Bundle:
-    """Write ViT d9 with a Gaussian mixture mask (K = 5); input pixels, with CIFAR-10's normalisation and labels."""
+    """Write a bundle of ViT d9 with a Gaussian mixture mask (K = 5) and random weights to ``folder``.
+
+    The input is pixels, and the normalisation and the labels are those of CIFAR-10.
+    """
     torch.manual_seed(0)
     model = model_from_spec(preset_spec("vit", classes=10, image_size=32, mask=MaskSpec(kind="gmm", kernels=5))).eval()
     save_checkpoint(model, folder / "checkpoint.pth", epoch=0)

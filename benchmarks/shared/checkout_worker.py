@@ -1,8 +1,8 @@
-"""A worker process for a checkout of the project: exports and runs programs at its parent's requests.
+"""Run a worker process for a checkout of the project: export and run programs at the requests of the parent process.
 
-Started by `benchmarks.shared.checkouts` with the checkout at the front of PYTHONPATH. A request is a line of JSON on
-stdin, its answer a line of JSON on stdout. Every name is imported from the checkout, from the first module in
-`_PLACES` that has it; to support a checkout with another layout, add its module there.
+`benchmarks.shared.checkouts` starts this script with the checkout at the front of PYTHONPATH. A request is a line of
+JSON on stdin, and the answer is a line of JSON on stdout. Every name is imported from the checkout. `_PLACES` lists the
+modules that may define a name, because checkouts of different ages have different modules.
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ _PLACES: dict[str, tuple[str, ...]] = {
         "gmmvit_deploy.parity.runners",
     ),
 }
-"""Name → modules that may define it; modules of newer layouts come first."""
+"""Name → modules that may define the name; the modules of newer checkouts come first."""
 
 
 def imported(name: str) -> Any:
-    """Import a name from the checkout.  Errors: ImportError, with every module that was tried."""
+    """Import a name from the checkout.  Errors: ImportError when no module of `_PLACES` defines the name."""
     for module in _PLACES[name]:
         try:
             return getattr(importlib.import_module(module), name)
         except (ModuleNotFoundError, AttributeError):
             continue
-    raise ImportError(f"{name} is in none of {', '.join(_PLACES[name])}: add its module to {Path(__file__).name}")
+    places = ", ".join(_PLACES[name])
+    raise ImportError(f"expected {name} in a module of {places}; add another module to {Path(__file__).name}")
 
 
 def opened(bundle: Any, runtime: str) -> Any:
@@ -64,7 +65,7 @@ def opened(bundle: Any, runtime: str) -> Any:
 
 
 class Worker:
-    """Answer requests: each method takes the fields of a request and returns the fields of its answer."""
+    """The requests: each method takes the fields of a request, and returns the fields of the answer."""
 
     def __init__(self) -> None:
         self._runner: Any = None
@@ -76,7 +77,7 @@ class Worker:
         return {"path": importlib.import_module("gmmvit_deploy").__file__}
 
     def checkpoint(self, family: str, path: str) -> dict[str, Any]:
-        """Write a checkpoint as the released training code does: K = 5, 32×32, 10 classes, random weights."""
+        """Write a checkpoint as the paper authors' code does: GMM with K = 5, 32×32, 10 classes, random weights."""
         import torch
 
         torch.manual_seed(0)
@@ -91,7 +92,7 @@ class Worker:
         return {}
 
     def load(self, bundle: str, runtime: str) -> dict[str, Any]:
-        """Load the program anew, so that its weights lie elsewhere in memory."""
+        """Load the program again, so that the weights have another place in memory."""
         if self._runner is not None:
             self._runner.close()
         opened_bundle = imported("open_bundle")(Path(bundle))
@@ -100,7 +101,10 @@ class Worker:
         return {"settings": {name: str(value) for name, value in self._runner.settings.items()}}
 
     def run(self, batch: int, seed: int, repeats: int, untimed_s: float) -> dict[str, Any]:
-        """Return ms, the mean of ``repeats`` runs after ``untimed_s`` seconds of untimed runs, and the last logits."""
+        """Run the program for at least ``untimed_s`` seconds without timing, and then ``repeats`` times with timing.
+
+        ms: the mean time of the timed runs.  logits: the logits of the last run.
+        """
         images = self._images(batch, seed)
         until = time.perf_counter() + untimed_s
         logits = self._runner.run(images)

@@ -1,4 +1,4 @@
-"""Run checkouts of the project side by side, each in its own process that computes only on request."""
+"""Run several checkouts of the project, each in a separate worker process that computes only on request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WORKER = Path(__file__).with_name("checkout_worker.py")
 
 
 class Checkout:
-    """A running worker; `opened_checkout` starts and ends it."""
+    """A checkout with a running worker process.  `opened_checkout` starts and ends the process."""
 
     def __init__(self, process: subprocess.Popen[str], name: str, root: Path) -> None:
         self.root = root
@@ -35,7 +35,8 @@ class Checkout:
             print(json.dumps({"ask": what, **fields}), file=self._process.stdin, flush=True)
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"{self._name}: its worker ended with status {self._process.wait()} while asked to {what}")
+            status = self._process.wait()
+            raise SystemExit(f"{self._name}: the worker process ended with status {status} during the request {what}")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise SystemExit(f"{self._name}: cannot {what}: {answer['error']}")
@@ -46,12 +47,12 @@ class Checkout:
 def opened_checkout(path: Path, name: str) -> Iterator[Checkout]:
     """Start a worker that imports ``gmmvit_deploy`` from the checkout at ``path``, and end it.
 
-    name: of the checkout in errors.  Errors: SystemExit when ``path`` holds no checkout, or the worker imports
-    another package.
+    name: the name of the checkout in error messages.
+    Errors: SystemExit when ``path`` is not a checkout, or when the worker imports the package from another place.
     """
     root = path.resolve()
     if not (root / "gmmvit_deploy" / "__init__.py").is_file():
-        raise SystemExit(f"{name}: expected a checkout with gmmvit_deploy/ at {path}, which has none")
+        raise SystemExit(f"{name}: expected a checkout with the folder gmmvit_deploy/, got {path}")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "cli")])}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, str(_WORKER)], env=environment, cwd=root, **pipes) as process:
@@ -59,14 +60,17 @@ def opened_checkout(path: Path, name: str) -> Iterator[Checkout]:
         try:
             imported = Path(checkout.ask("where")["path"]).resolve()
             if root not in imported.parents:
-                raise SystemExit(f"{name}: expected gmmvit_deploy of {root}, but {imported} is imported")
+                raise SystemExit(f"{name}: expected the package gmmvit_deploy in {root}, got {imported}")
             yield checkout
         finally:
             process.kill()
 
 
 def commit_of(path: Path) -> str:
-    """Return the commit of a checkout, with the suffix ``+`` if files differ from it; "unknown" without git."""
+    """Return the commit of a checkout, or "unknown" without git.
+
+    The commit has the suffix ``+`` if files of the checkout differ from the commit.
+    """
     try:
         command = ["git", "-C", str(path), "describe", "--always", "--abbrev=12", "--dirty=+"]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()

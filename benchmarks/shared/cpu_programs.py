@@ -1,7 +1,7 @@
-"""Run a graph in each CPU runtime with our kernels, as our runners do.
+"""Load the programs of our CPU runners with our kernels.
 
-If our kernels are not available the script ends with the reason, so that a program without them is never timed
-under these names.
+If our kernels are not available, the script ends with the reason. A program without our kernels is therefore never
+timed under the name of a runner with kernels.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from gmmvit_deploy.runtime.openvino_program import OpenVinoProgram
 __all__ = ["RUNNERS", "cpu_program", "required_fused_graph", "required_kernels"]
 
 RUNNERS: dict[str, Precision] = {"onnxruntime+kernels": "fp32", "openvino+kernels": "fp32"}
-"""Runners of a float32 graph, by `open_runner`'s names → precision of their matrix products."""
+"""Name of a runner of the float32 graph, as for `open_runner` → precision of the runner's matrix products."""
 if "avx512_bf16" in cpu_features():
     RUNNERS["openvino+kernels:bf16"] = "bf16"
 
 
 def cpu_program(path: Path, runner: str, precision: Precision) -> Program:
-    """Load a graph with our kernels; each call loads a new copy, whose weights lie elsewhere in memory.
+    """Load a graph with our kernels.  Each call loads a new copy, whose weights have another place in memory.
 
     Errors: as `required_fused_graph` and `required_kernels`.
     """
@@ -36,9 +36,12 @@ def cpu_program(path: Path, runner: str, precision: Precision) -> Program:
     return OpenVinoProgram(str(path), hint=OPENVINO_HINTS[precision], kernels=kernels).run
 
 
-@lru_cache(maxsize=2)  # for a model and its twin, each loaded many times
+@lru_cache(maxsize=2)  # for a model and its plain model, each loaded many times
 def required_fused_graph(path: Path) -> FusedGraph:
-    """Return the graph with our attention kernel for ONNX Runtime.  Errors: SystemExit with the reason if missing."""
+    """Return the graph with our attention kernel for ONNX Runtime.
+
+    Errors: SystemExit with the reason when our kernel is not available.
+    """
     fused, why = fused_graph(path)
     if fused is None:
         raise SystemExit(f"{path.name} in onnxruntime+kernels cannot be measured: {why}")
@@ -46,7 +49,10 @@ def required_fused_graph(path: Path) -> FusedGraph:
 
 
 def required_kernels(path: Path, precision: Precision) -> Kernels:
-    """Return our kernels for a graph in OpenVINO.  Errors: SystemExit with the reason if missing."""
+    """Return our kernels for a graph in OpenVINO.
+
+    Errors: SystemExit with the reason when our kernels are not available.
+    """
     kernels, why = kernels_for_graph(path, precision)
     if kernels is None:
         raise SystemExit(f"{path.name} in openvino+kernels:{precision} cannot be measured: {why}")

@@ -1,4 +1,7 @@
-"""The paper's five models, named as in its released code: with masks, without, and in the released formulation."""
+"""Make the paper's five models: with masks, without masks, and as the paper authors' code writes attention.
+
+The names of the models are those of the paper authors' code, the "released code" below.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ _CALIBRATION_BATCHES = 4
 
 
 def pair(family: str) -> dict[str, Model]:
-    """Return a GMM model with random weights, and its plain twin: the same weights without masks."""
+    """Return a model with GMM and random weights, and the plain model: the same weights without masks."""
     torch.manual_seed(0)
     spec = preset_spec(family, classes=10, image_size=32, mask=MaskSpec(kind="gmm", kernels=5))
     plain = replace(spec, mask=MaskSpec())
@@ -43,7 +46,7 @@ def pair(family: str) -> dict[str, Model]:
 
 
 class EinsumAttention(nn.Module):
-    """`MaskedAttention` with both products written as Einsum; everything else is taken from the original."""
+    """`MaskedAttention` with both matrix products written as Einsum.  All other parts are those of the original."""
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"einsum": "product", "softmax": "softmax"}
 
@@ -59,7 +62,7 @@ class EinsumAttention(nn.Module):
 
 
 class EinsumTalkingHeads(nn.Module):
-    """`TalkingHeadsAttention` with both of its products and both mixings of heads written as Einsum."""
+    """`TalkingHeadsAttention` with both matrix products and both head mixings written as Einsum."""
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"einsum": "product", "softmax": "softmax"}
 
@@ -101,17 +104,17 @@ _AS_EINSUM: dict[str, dict[type[nn.Module], Callable[[Any], nn.Module]]] = {
     "swin": {},
     "t2t": {},
 }
-"""Family → our modules that the released code writes with Einsum → their Einsum form."""
+"""Family → class of our module → function that makes the same module with Einsum, as the released code writes it."""
 
 
 def as_released(model: Model) -> Model:
-    """Copy a trained model, with the products inside its attention written as in the released code.
+    """Copy a trained model, with the matrix products of attention written as in the released code.
 
     vit, pit     Q Kᵀ and P V are Einsums over (batch, head, token, head dim)
-    cait         as vit, and both mixings of heads are Einsums over the heads; our module mixes by a matrix product
-    swin, t2t    both products are ``@``, as in our modules: the copy is unchanged
+    cait         as in vit, and both head mixings are Einsums over the heads; our module uses a matrix product
+    swin, t2t    both products are ``@``, as in our modules, so the copy is equal to the model
 
-    Both forms give the released implementation's logits bit for bit; only the time differs.
+    Both forms produce the logits of the released code bit for bit; only the time differs.
     Errors: KeyError for a family without released code.
     """
     copied = copy.deepcopy(model)
@@ -124,7 +127,10 @@ def as_released(model: Model) -> Model:
 
 
 def eager(model: nn.Module, device: Device = "cpu") -> Callable[[np.ndarray], np.ndarray]:
-    """Return a program that runs the model in eager PyTorch; on a GPU without TF32, copies to and from it included."""
+    """Return a program that runs the model in eager PyTorch.
+
+    On a GPU, the program copies the images to the GPU and the logits from the GPU, and does not use TF32.
+    """
     place = "cuda" if device == "gpu" else "cpu"
     model = model.to(place)
 
@@ -136,10 +142,10 @@ def eager(model: nn.Module, device: Device = "cpu") -> Callable[[np.ndarray], np
 
 
 def graphs_of(family: str, names: Iterable[str], *, max_batch: int) -> dict[str, onnx.ModelProto]:
-    """Return the named graphs of the models of `pair`; they are shared, so do not change them.
+    """Return graphs of the models of `pair`.  Other callers get the same graphs, so do not change them.
 
-    names: straight, the unfolded module; gmm and plain, our exports; gmm_fp16 and plain_fp16;
-    int8, the Q/DQ graph of gmm.
+    names: straight (the module with GMM, exported without folding), gmm and plain (our exports in float32), gmm_fp16
+    and plain_fp16 (our exports in fp16), int8 (the quantised graph with GMM).
     """
     return {name: _graph(family, name, max_batch) for name in names}
 

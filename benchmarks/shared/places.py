@@ -1,4 +1,4 @@
-"""Paths of scripts and results."""
+"""The paths of scripts and results."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ BENCHMARKS = Path(__file__).parents[1]
 ROOT = BENCHMARKS.parent
 RESULTS = BENCHMARKS / "results"
 KINDS = ("reported", "settings", "rejected")
-"""Folders of scripts; results/ has folders of the same names."""
+"""The folders of the scripts.  results/ has folders with the same names."""
 
 FAMILIES = tuple(family.name for family in families.FAMILIES if family.name in PRESETS and "gmm" in family.mask_kinds)
-"""Names of the paper's families, in its order: those with a Gaussian mixture mask and a preset of the same name."""
+"""The names of the paper's families, in the paper's order.  Each has GMM masks and a preset with the family's name."""
 
 
 def result_of(script: str, *, suffix: str = ".json") -> Path:
-    """Return the result file of a script's file; with suffix "" a folder with a result for each family."""
+    """Return the result file of a script.  The suffix "" makes it a folder with a result for each family."""
     path = Path(script)
     return RESULTS / path.parent.name / f"{path.stem}{suffix}"
 
 
 def scripts(kind: str) -> list[Path]:
-    """Return every script of a kind: the files that can be run."""
+    """Return the scripts in the folder ``kind``: the files that can be run."""
     files = sorted((BENCHMARKS / kind).glob("*.py"))
     return [path for path in files if "\nif __name__ ==" in path.read_text(encoding="utf-8")]

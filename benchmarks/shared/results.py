@@ -1,4 +1,4 @@
-"""Read the scripts' results for the tables."""
+"""Read the results of the scripts, for the tables."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ def result(script: str) -> dict[str, Any]:
 
 
 def by_family(script: str) -> dict[str, dict[str, Any]]:
-    """Read the results of a script that measures families separately, in the paper's order; empty without results."""
+    """Return family → result, for a script that measures each family separately; in the paper's order."""
     written = {path.stem for path in (RESULTS / script).glob("*.json")}
     return {family: result(f"{script}/{family}") for family in FAMILIES if family in written}
 
 
 def by_run(script: str) -> dict[str, dict[str, Any]]:
-    """Read file name without suffix → result, of a script with several runs in the same folder."""
+    """Return name of the result file without suffix → result, for a script with several runs."""
     return {path.stem: result(f"{script}/{path.stem}") for path in sorted((RESULTS / script).glob("*.json"))}
 
 
 def interval(ratio: dict[str, float], digits: int = 2) -> str:
-    """Format a ratio of a result: its median and its interval."""
+    """Format a ratio of a result: the median and the interval."""
     return f"{ratio['median']:.{digits}f} ({ratio['low']:.{digits}f}–{ratio['high']:.{digits}f})"
 
 

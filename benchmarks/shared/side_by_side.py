@@ -1,6 +1,6 @@
-"""Time the programs of a family side by side, check their answers, and report ratios and shares of a roofline.
+"""Time the programs of a family in the same rounds, check their logits, and report ratios and shares of a roofline.
 
-Shared by `fastest_cpu.py` and `fastest_gpu.py`, which differ in their programs.
+`fastest_cpu.py` and `fastest_gpu.py` use this module with different programs.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ from gmmvit_deploy.tolerances import Limit, limit_from_noise
 __all__ = ["BATCHES", "Family", "main"]
 
 BATCHES = (1, 64)
-_ROUNDS = {1: 4, 64: 1}  # factor on the rounds by batch: single images take a tenth of the time and vary more
+_ROUNDS = {1: 4, 64: 1}  # batch → factor for the rounds; single images take less time and vary more
 
 
 class Family:
-    """The programs of a family, and the limits of their answers.
+    """The programs of a family, and the limits for their logits.
 
-    models: gmm and plain, each with its float64 copy.  graphs: the requested graphs of `graphs_of`.
+    models: ``gmm`` and ``plain`` → (the model, the model in float64).  graphs: the requested graphs of `graphs_of`.
+    programs: name → copies of the program.  precision: name → precision of the program.
     image_shape: (channels, height, width).
     """
 
@@ -54,7 +55,11 @@ class Family:
         self.add("eager", [eager(as_released(models["gmm"]), device)], "fp32")
 
     def add(self, name: str, copies: Sequence[Program], precision: str) -> None:
-        """Add a program.  name: with the suffix `` plain`` for the model without masks.  copies: for `time_rounds`."""
+        """Add a program.
+
+        name: the name of the program, with the suffix `` plain`` if the program runs the plain model.
+        copies: copies of the program, as for `time_rounds`.  precision: the precision of the program.
+        """
         self.programs[name] = copies
         self.precision[name] = precision
 
@@ -65,7 +70,7 @@ class Family:
         return path
 
     def limits(self, name: str, images: np.ndarray) -> tuple[np.ndarray, Limit]:
-        """Return (float64 logits, limit of this program's distance from them) on these images."""
+        """Return (PyTorch's float64 logits for these images, the limit for this program's distance from them)."""
         key = (name, images.tobytes())
         if key not in self._limits:
             self._limits[key] = self._computed_limits(name, images)
@@ -85,9 +90,10 @@ class Family:
 
 
 def checked(family: Family, logits: dict[str, np.ndarray], images: np.ndarray) -> dict[str, dict[str, float]]:
-    """Return the largest distance of the last timed answers and of every copy's from float64, and the limit.
+    """Return name of a program → the distance of the program's logits from PyTorch's float64 logits, and the limit.
 
-    Errors: SystemExit when a distance exceeds its limit.
+    The distance is the largest of the last timed run and of a run of every copy.
+    Errors: SystemExit when a distance exceeds the limit.
     """
     distances = {}
     for name, answers in logits.items():
@@ -95,7 +101,7 @@ def checked(family: Family, logits: dict[str, np.ndarray], images: np.ndarray) -
         of_copies = (program(images) for program in family.programs[name])
         off = max(distance(values, truth) for values in (answers, *of_copies))
         if not off <= limit.largest:
-            raise SystemExit(f"{name}: its logits are {off:.2g} off, {limit.largest:.2g} is allowed; its time is void")
+            raise SystemExit(f"{name}: the logits differ by {off:.2g}, expected at most {limit.largest:.2g}")
         distances[name] = {"off": off, "limit": limit.largest}
     return distances
 
@@ -122,9 +128,11 @@ def rows_of(family: Family, timed: Timed, batch: int, lines: dict[str, Roofline]
 
 
 def cores_near(ms: np.ndarray, apart_ns: np.ndarray, least_ns: float) -> dict[str, Any]:
-    """Split rounds by the distance of the cores; empty if the distance could not be measured (NaN).
+    """Return the share of the rounds with cores far apart, and the median time of the other rounds.
 
-    far: share of the rounds with cores far apart.  near: median of the other rounds, if they suffice for a median.
+    far: the share of the rounds in which the cores were far apart (`FAR`).
+    near: the number and the median time of the other rounds, if there are enough rounds for a median.
+    The result is empty if the distance of the cores could not be measured (NaN).
     """
     if not np.isfinite(least_ns):
         return {}
@@ -141,19 +149,19 @@ def print_rows(family: str, batch: int, rows: dict[str, Any]) -> None:
             continue
         parts = [f"{row['median_ms']:.2f} ms", f"{row['times_faster_than_eager'].median:.2f} × eager"]
         if "times_faster_than_straight_export" in row:
-            parts.append(f"{row['times_faster_than_straight_export'].median:.2f} × straight")
+            parts.append(f"{row['times_faster_than_straight_export'].median:.2f} × straight export")
         if "share_of_roofline" in row:
             near = f" ({row['near']['share_of_roofline']:.0%} with cores near)" if "near" in row else ""
             parts.append(f"{row['share_of_roofline']:.0%} of the roofline{near}")
         if "over_plain" in row:
-            parts.append(f"{row['over_plain'].median:.3f} of plain")
+            parts.append(f"with mask / plain {row['over_plain'].median:.3f}")
         print(f"{family}, batch {batch}, {name}: {', '.join(parts)}")
 
 
 def measured(family: Family, name: str, batches: Sequence[int], rounds: int, device: Device) -> dict[str, Any]:
-    """Return all results of a family, with a roofline for every precision of its programs.
+    """Measure a family, and return the results, with a roofline for every precision of the programs.
 
-    core_to_core_ns: by batch, quartiles of the round trips measured around every turn.
+    core_to_core_ns: batch → quartiles of the round trips between two cores, measured before and after every turn.
     """
     works = [work_of_graph(copy.deepcopy(family.graphs["gmm"]), batch) for batch in batches]
     precisions: list[tuple[str, Device]] = [
@@ -192,7 +200,9 @@ def main(
 ) -> None:
     """Run the command line of a script.
 
-    graphs: names for `graphs_of`.  add_programs: adds the script's programs to a family, beside eager PyTorch.
+    script: the path of the script.  description: the description in the help text.
+    graphs: the names of the graphs, as for `graphs_of`.
+    add_programs: a function that adds the script's programs to a family, which already has eager PyTorch.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Tables of the engines' contents."""
+"""Make the tables of the engines' contents."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["engines_table", "every_engine", "head_dims_table"]
 
 
 def engines_table(results: dict[str, Any]) -> str:
-    """Return a table by family and mask: fused attentions, kernels by precision, effect of the mask in fp16."""
+    """Return a table with a row for each family and mask: fused attentions, kernels by precision, cost of the mask."""
     lines = [
         "| model | fused attentions, fp16 | kernels, fp32 | kernels, fp16 | kernels, bf16 | kernels, int8 "
         "| kernels, fp8 | fp16, MiB | kernels for the masks, fp16 | error, folded | error, unfolded |",
@@ -28,7 +28,7 @@ def engines_table(results: dict[str, Any]) -> str:
 
 
 def every_engine(results: dict[str, Any]) -> str:
-    """Return a page with a row for each engine."""
+    """Return the page of engines, which has a row for each engine."""
     card = results["card"]
     lines = [
         "# What is in the engines",
@@ -89,7 +89,7 @@ def _forms(start: str, row: dict[str, Any]) -> list[str]:
 
 
 def head_dims_table(results: dict[str, Any]) -> str:
-    """Return a table by head dim: kernels and fused attentions of a ViT of two blocks, unpadded and padded."""
+    """Return a table with a row for each head dim: fused attentions and kernels of a small ViT, unpadded and padded."""
     lines = [
         "| head dim | fused attentions, not padded | kernels, not padded "
         "| fused attentions, padded | kernels, padded |",

@@ -1,4 +1,4 @@
-"""Tables of the ideas that were measured and rejected."""
+"""Make the tables of the ideas that were measured and rejected."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from benchmarks.shared.results import interval, result
 __all__ = ["SHOWN", "documented_tables", "page_tables"]
 
 SHOWN = {"low_rank": ("low_rank",), "layouts": ("layouts",), "shared_memory": ("shared_memory",)}
-"""Script → markers of its tables on the page of results."""
+"""Script → markers of the script's tables on the page of results."""
 
 
 def documented_tables() -> dict[str, str]:
-    """Return marker in the documentation → its table."""
+    """Return name of a marker in the documentation → the table at this marker."""
     return {"low_rank": ranks_table(result("rejected/low_rank"))}
 
 
 def page_tables() -> dict[str, str]:
-    """Return marker → table for the tables that only the page of results shows."""
+    """Return name of a marker → table, for the tables that only the page of results shows."""
     return {
         "layouts": layouts_table(result("rejected/layouts")),
         "shared_memory": shared_memory_table(result("rejected/shared_memory")),
@@ -26,7 +26,7 @@ def page_tables() -> dict[str, str]:
 
 
 def ranks_table(results: dict[str, Any]) -> str:
-    """Return two tables: ranks of the masks by family, and the cost of fused attention on wider heads by rank."""
+    """Return two tables: the ranks of each family's masks, and the time of fused attention for each rank."""
     lines = [
         "| family | tokens | rank: minimum, median, maximum | rank with cut-off 1e-3: minimum, median, maximum |",
         "|---|---|---|---|",
@@ -40,7 +40,7 @@ def ranks_table(results: dict[str, Any]) -> str:
 
 
 def layouts_table(results: dict[str, Any]) -> str:
-    """Return a table by family and batch: time with channels first / time of the exported graph."""
+    """Return a table with a row for each family and batch: time with channels first / time of the exported graph."""
     lines = ["| family, batch | with a mask: other layout / export | plain: other layout / export |", "|---|---|---|"]
     for family, by_batch in results["families"].items():
         for batch in (key for key in ("1", "64") if key in by_batch):
@@ -50,7 +50,7 @@ def layouts_table(results: dict[str, Any]) -> str:
 
 
 def shared_memory_table(results: dict[str, Any]) -> str:
-    """Return a table by protocol and batch: time with shared memory / time with messages."""
+    """Return a table with a row for each protocol and batch: time with shared memory / time with messages."""
     lines = ["| protocol, batch | messages, ms | shared memory / messages |", "|---|---|---|"]
     for protocol in ("grpc", "http"):
         for batch, row in results[protocol].items():

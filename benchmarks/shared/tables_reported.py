@@ -1,4 +1,4 @@
-"""Tables of the reported results."""
+"""Make the tables of the reported results."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ SHOWN = {
     "before_after": ("before_after",),
     "startup": ("startup",),
 }
-"""Script → markers of its tables on the page of results; those of fastest_gpu exist only with results from a GPU."""
+"""Script → markers of the script's tables on the page of results.
+
+The tables of fastest_gpu exist only with results from a GPU."""
 
 
 def documented_tables() -> dict[str, str]:
-    """Return marker in the documentation → its table."""
+    """Return name of a marker in the documentation → the table at this marker."""
     engines, fastest, where = result("reported/engines"), by_family("reported/fastest_cpu"), _where()
     return {
         "headline": headline_table(fastest, result("reported/mask_cost")),
@@ -41,7 +43,7 @@ def documented_tables() -> dict[str, str]:
 
 
 def page_tables() -> dict[str, str]:
-    """Return marker → table for the tables that only the page of results shows."""
+    """Return name of a marker → table, for the tables that only the page of results shows."""
     tables = {
         "where_all": where_table(_where()),
         "before_after": before_after_table(by_run("reported/before_after")),
@@ -55,8 +57,8 @@ def page_tables() -> dict[str, str]:
 
 
 def startup_table(results: dict[str, Any]) -> str:
-    """Return a table by process: its time, and its time / that of the bare import of typer and rich."""
-    lines = ["| process | ms | over the bare import |", "|---|---|---|"]
+    """Return a table with a row for each process: the time, and the time / time of the bare import."""
+    lines = ["| process | ms | time / time of the bare import |", "|---|---|---|"]
     for name, row in results["programs"].items():
         lines.append(f"| `{name}` | {row['ms']:.0f} | {interval(row['over_bare'])} |")
     return "\n".join(lines)
@@ -86,11 +88,15 @@ def _where() -> dict[str, Any]:
 
 
 NO_MISTAKE_HERE = "the closed-form Gaussian mask in place of the stored base's"
-"""Without underflow in the base the closed form gives the same mask, so this mistake stays within the noise."""
+"""If the stored base has no underflow, the closed form computes the same mask, and this mistake has no effect."""
 
 
 def limits_table(results: dict[str, Any]) -> str:
-    """Return a table by family: correct runners in units of the noise, and the least visible mistake / limit."""
+    """Return a table with a row for each family.
+
+    The columns are the distances of correct runners in units of the float32 noise, and the mistake with the smallest
+    effect, with this effect divided by the limit.
+    """
     lines = [
         "| family | ONNX Runtime: largest / e | ONNX Runtime: rms / e_rms | fp16: largest / (2¹³ e) "
         "| bf16: largest / (2¹⁶ e) | mistake with the smallest effect | its effect / limit |",
@@ -128,11 +134,14 @@ HEADLINE = {
     "folded, bf16": "openvino+kernels:bf16",
     "folded, int8": "openvino+kernels:int8",
 }
-"""Column of the README's table → program."""
+"""Column of the README's table → name of the program."""
 
 
 def headline_table(results: dict[str, Any], costs: dict[str, Any]) -> str:
-    """Return a table by family: speed-up over eager PyTorch for a single image, and the mask's cost in float32."""
+    """Return the README's table, with a row for each family.
+
+    The columns are the speed-ups relative to eager PyTorch for a single image, and the cost of the mask in float32.
+    """
     lines = [f"| family | eager PyTorch | {' | '.join(HEADLINE)} | mask cost |", "|---" * (len(HEADLINE) + 3) + "|"]
     for family, by_batch in results.items():
         rows = by_batch["1"]
@@ -143,7 +152,7 @@ def headline_table(results: dict[str, Any], costs: dict[str, Any]) -> str:
 
 
 def fastest_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNERS) -> str:
-    """Return a table by family and batch: speed-up of each runner over eager PyTorch."""
+    """Return a table with a row for each family and batch: the speed-up of each runner relative to eager PyTorch."""
     lines = [
         f"| family, batch | eager, ms | {' | '.join(f'{name}, ×' for name in runners)} | cores far apart, rounds |",
         "|---" * (len(runners) + 3) + "|",
@@ -159,10 +168,12 @@ def fastest_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNER
 
 
 def mask_free_table(results: dict[str, Any], costs: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNERS[1:]) -> str:
-    """Return a table by family and batch: time with a mask / time without, by runner; and shares of the roofline.
+    """Return a table with a row for each family and batch.
 
-    costs: results with the mask's cost; for a GPU the same as ``results``.  runners: the last has no plain twin.
-    If the CPU's cores were far apart in some rounds, the share of the other rounds stands in brackets.
+    The columns are the time with a mask / time of the plain model, and the share of the roofline, for each runner.
+    If the cores were far apart in some rounds, the share of the roofline in the other rounds follows in brackets.
+    results: the results with the shares of the roofline.  costs: the results with the cost of the mask.
+    runners: the runners; the last runner was not measured with the plain model.
     """
     masked, shares = runners[:-1], runners
     lines = [
@@ -186,7 +197,11 @@ def _share(row: dict[str, Any]) -> str:
 
 
 def served_table(results: dict[str, Any]) -> str:
-    """Return a table by runtime: images a second in process and served, single-image arrivals within the bound."""
+    """Return a table with a row for each runner.
+
+    The columns are the images a second in process, the server's share of this throughput, and the highest arrival rate
+    of single images within the bound.
+    """
     lines = [
         "| runner | images/s, in process | gRPC: share | HTTP: share | gRPC: arrivals/s, p99 | HTTP: arrivals/s, p99 |",
         "|---|---|---|---|---|---|",
@@ -203,7 +218,11 @@ def served_table(results: dict[str, Any]) -> str:
 
 
 def where_table(results: dict[str, Any], *families: str) -> str:
-    """Return a table by runner and chunk size: time by kind of operator, and products' share of their best rate."""
+    """Return a table with a row for each family, runner and chunk size.
+
+    The columns are the time, the share of each kind of operator, the share of the best rate that the linear maps reach,
+    and the cost of the mask.  families: the families to show; by default all.
+    """
     lines = [
         "| family, runner, images | ms | linear maps | attention | mask | layout | norms | rest "
         "| linear maps: share of the best rate | cost of the mask |",
@@ -221,7 +240,7 @@ def where_table(results: dict[str, Any], *families: str) -> str:
 
 
 def target_sentence(results: dict[str, Any]) -> str:
-    """State the time that 5 × the speed of eager PyTorch leaves the fastest ViT runner, and its present parts."""
+    """Return sentences on the time that 5 times the speed of eager PyTorch requires, and on the runner's time."""
     by_rows = results["families"]["vit"]["programs"]["openvino+kernels:int8"]["rows"]
     rows, chunk = next((rows, chunk) for rows, chunk in by_rows.items() if "target" in chunk)
     target, spent = chunk["target"], chunk["spent_ms"]
@@ -237,7 +256,7 @@ def target_sentence(results: dict[str, Any]) -> str:
 
 
 def policy_table() -> str:
-    """Return the precision policy as a table by role."""
+    """Return the precision policy as a table with a row for each role."""
     from gmmvit_deploy.precision import POLICY, PRECISIONS
 
     lines = [f"| role | {' | '.join(PRECISIONS)} |", "|---" * (len(PRECISIONS) + 1) + "|"]

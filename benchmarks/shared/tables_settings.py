@@ -1,4 +1,4 @@
-"""Tables of the measurements that determined settings."""
+"""Make the tables of the measurements that determined settings."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from benchmarks.shared.results import interval, result
 __all__ = ["SHOWN", "documented_tables"]
 
 SHOWN = {"cpu_settings": ("cpu_settings",), "spinning": ("spinning",)}
-"""Script → markers of its tables on the page of results."""
+"""Script → markers of the script's tables on the page of results."""
 
 
 def documented_tables() -> dict[str, str]:
-    """Return marker in the documentation → its table."""
+    """Return name of a marker in the documentation → the table at this marker."""
     return {
         "cpu_settings": chunks_table(result("settings/cpu_settings")),
         "spinning": spinning_table(result("settings/spinning")),
@@ -21,7 +21,7 @@ def documented_tables() -> dict[str, str]:
 
 
 def chunks_table(results: dict[str, Any]) -> str:
-    """Return a table by chunk size: time / time of ONNX Runtime with the whole batch at once."""
+    """Return a table with a row for each chunk size: time / time of ONNX Runtime with the whole batch at once."""
     programs = results["programs"]
     sizes = dict.fromkeys(name.split(", ")[1] for name in programs if name != "onnxruntime, whole")
     columns = [(runtime, at_once) for runtime in ("onnxruntime", "openvino") for at_once in (1, 2)]
@@ -34,7 +34,7 @@ def chunks_table(results: dict[str, Any]) -> str:
 
 
 def spinning_table(results: dict[str, Any]) -> str:
-    """Return a table by spinning time: an image's time / the default's, alone and beside another session."""
+    """Return a table with a row for each spinning time: time of an image / time of an image with the default."""
     lines = [
         "| spinning time | one model, ms | one model / default | two models in turn / default "
         "| processor time after, ms |",

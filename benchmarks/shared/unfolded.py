@@ -1,4 +1,4 @@
-"""Export the trained module with unfolded masks in half precision, as users do without this project."""
+"""Export the trained module in half precision without folding the masks, as users do without this project."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gmmvit_deploy.precision import Role
 
 
 class Half(nn.Module):
-    """Run a copy of the module in float16: float32 images to float32 logits."""
+    """A copy of the module that computes in float16, with float32 images and float32 logits."""
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"_to_copy": "shape"}
 
@@ -30,7 +30,7 @@ class Half(nn.Module):
 
 
 def unfolded_half(model: Model, path: Path) -> onnx.ModelProto:
-    """Export `Half` of the model, and write it to ``path``."""
+    """Export the model as `Half` does, write the graph to ``path``, and return the graph."""
     proto = onnx_from_model(Half(model).eval(), preprocessing=None, max_batch=8)
     onnx.save(proto, path)
     return proto

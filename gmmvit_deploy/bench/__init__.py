@@ -1,1 +1,4 @@
-"""Measure latency and throughput of every runner side by side, by the rules of MLPerf LoadGen."""
+"""Measure the latency and throughput of several runners in the same run, by the rules of MLPerf LoadGen.
+
+A runner is a runtime, engine or server that computes the logits.
+"""

@@ -1,4 +1,4 @@
-"""Compare two benchmark results A and B: what became faster or slower; incomparable results raise an error."""
+"""Compare two results A and B of ``gmmvit bench``: list which runners became faster or slower."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ _DRAWS = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A runner, scenario and batch of both results.
+    """The times of a runner in both results, for the same scenario and batch size.
 
-    change: B's time / A's time.  low, high: its 95 % bootstrap interval; the change is certain if 1 lies outside.
+    a_ms, b_ms: the median times in A and B, in milliseconds.
+    change: the time in B divided by the time in A.
+    low, high: the 95 % bootstrap interval of the change. The change is certain if the interval does not contain 1.
     """
 
     runner: str
@@ -41,14 +43,21 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The comparison of two results.  differing: differences that may be the cause, such as versions: name → (A, B)."""
+    """The comparison of two results.
+
+    differing: name of a version or setting → (value in A, value in B), where the values differ. Such a difference may
+    be the cause of a change.
+    """
 
     rows: tuple[Row, ...]
     differing: dict[str, tuple[Any, Any]]
 
 
 def open_result(path: Path) -> dict[str, Any]:
-    """Read a result that ``gmmvit bench --output`` wrote.  Errors: InputError."""
+    """Read a result that ``gmmvit bench --output`` wrote.
+
+    Errors: InputError when the file cannot be read, or is not such a result.
+    """
     hint = "type gmmvit bench BUNDLE --output FILE.json to write a result"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -63,20 +72,21 @@ def open_result(path: Path) -> dict[str, Any]:
 
 
 def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> Comparison:
-    """Compare A and B, which did not run side by side: a change is certain only if the rounds of both separate it.
+    """Compare two results that were measured at different times.
 
-    a, b: as `open_result` returns them.
-    Errors: InputError that lists every reason why the two cannot be compared.
+    The interval of a change follows from the rounds of both results (`Row`).
+    a, b: the results, as `open_result` returns them.
+    Errors: InputError with every reason why the results cannot be compared.
     """
     if against := _reasons_against(a, b):
         raise InputError(
-            "these runs cannot be compared: " + "; ".join(against),
-            hint="measure both again, with the same options on the same machine",
+            "A and B cannot be compared: " + "; ".join(against),
+            hint="measure A and B again: type gmmvit bench with the same options, on the same machine",
         )
     cells = {_key(cell): cell for cell in b["cells"]}
     rows = [_row(cell, cells[_key(cell)]) for cell in a["cells"] if _key(cell) in cells]
     if not rows:
-        raise InputError("these runs cannot be compared: they have no runner in the same scenario and batch in common")
+        raise InputError("A and B cannot be compared: they have no runner in the same scenario and batch in common")
     parts = {part: (a[part], b[part]) for part in ("versions", "bundle", "settings")}
     parts |= {
         f"runner {name}": (a["runners"][name], b["runners"][name]) for name in dict.fromkeys(r.runner for r in rows)
@@ -95,8 +105,8 @@ _MUST_AGREE = {
     "the model": ("bundle", "model"),
     "the input": ("bundle", "input"),
     "the processor": ("machine", "cpu"),
-    "its cores": ("machine", "cores_allowed"),
-    "its features": ("machine", "features"),
+    "the cores": ("machine", "cores_allowed"),
+    "the processor's features": ("machine", "features"),
     "the GPUs": ("machine", "gpus"),
     "the environment": ("machine", "environment"),
     "the data": ("data", "sha256"),

@@ -1,8 +1,11 @@
-"""Compare a program's speed before and after a change, against an A/A control of the same run.
+"""Compare a program's speed before and after a change, with an A/A control in the same run.
 
-change  = time after / time before        both within the same round
-control = time before / time before       two processes of the same program, in the same rounds
-allowed = max(2 %, |control − 1|)         as fast: |change − 1| ≤ allowed
+    change  = time after / time before
+    control = time of a second process of the program before the change / time before
+    allowed = max(2 %, |control − 1|)
+
+The program after the change is as fast as before if |change − 1| ≤ allowed. All times of a ratio are measured in the
+same rounds.
 """
 
 from __future__ import annotations
@@ -19,19 +22,23 @@ LEAST_ALLOWED = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """ratio: time after / time before.  control: time of a second process of the old program / time before."""
+    """The speed of a program after a change.
+
+    ratio: the time after the change divided by the time before.
+    control: the time of a second process of the program before the change, divided by the time before.
+    """
 
     ratio: Ratio
     control: Ratio
 
     @property
     def allowed(self) -> float:
-        """Largest |ratio − 1| that counts as equally fast."""
+        """The largest |ratio − 1| that counts as equally fast."""
         return max(LEAST_ALLOWED, abs(self.control.median - 1))
 
     @property
     def verdict(self) -> Literal["as fast", "slower", "faster"]:
-        """Verdict by the medians; the intervals show its uncertainty."""
+        """The verdict, from the medians only; the intervals of the ratios show the uncertainty."""
         deviation = self.ratio.median - 1
         if abs(deviation) <= self.allowed:
             return "as fast"

@@ -1,7 +1,7 @@
-"""Measure the distance between two cores: the round trip of a cache line between them, in ns.
+"""Measure the distance between two cores: the time of a cache line's round trip between the cores, in ns.
 
-A virtual machine's cores may share a cache and a second later lie on two chips. Data that they share then takes
-longer to move, and no other reading available to a program shows it.
+A hypervisor may move the cores of a virtual machine between chips at any time. Data that two cores on different chips
+share takes longer to move, and a program can only see this in the round trip.
 
     python -m gmmvit_deploy.bench.core_to_core
 """
@@ -22,8 +22,8 @@ from pathlib import Path
 __all__ = ["FAR", "round_trip_ns"]
 
 FAR = 2.0
-"""Cores are far apart if the round trip takes more than this many times the shortest of a run. On the machine of the
-results it takes 50 to 65 ns or 320 to 350 ns, and rarely a time between."""
+"""Cores are far apart if the round trip takes more than `FAR` times the shortest round trip of the run. On the machine
+of the committed results, a round trip takes 50 to 65 ns or 320 to 350 ns, and rarely a time between."""
 
 _SOURCE = Path(__file__).with_suffix(".c")
 _ROUND_TRIPS = 10_000  # 1 to 4 ms
@@ -32,7 +32,7 @@ _ROUND_TRIPS = 10_000  # 1 to 4 ms
 def round_trip_ns() -> float | None:
     """Return the shortest of three round trips between the first two cores that this process may use, in ns.
 
-    Returns None with a single core, or without a C compiler (``$CXX``, by default c++).
+    Returns None if this process may use only a single core, or without a C compiler (``$CXX``, by default ``c++``).
     """
     cores = sorted(os.sched_getaffinity(0))
     measure = _measure()
@@ -60,4 +60,5 @@ def _measure() -> Callable[[int, int, int], float] | None:
 
 if __name__ == "__main__":
     measured_ns = round_trip_ns()
-    print("a single core, or no C compiler" if measured_ns is None else f"{measured_ns:.0f} ns")
+    missing = "not measured: this process has a single core, or there is no C compiler"
+    print(missing if measured_ns is None else f"{measured_ns:.0f} ns")

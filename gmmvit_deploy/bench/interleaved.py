@@ -1,7 +1,7 @@
-"""Time programs side by side in a single process: interleaved rounds, so that ratios can be taken within rounds.
+"""Time several programs in a single process: in every round, each program runs once.
 
-A machine that slows down affects every program of a round alike. `statistics.ratio` computes a ratio with its
-interval from the rounds' times.
+If the machine slows down, all programs of a round slow down alike. Ratios of times are therefore computed within
+rounds: `statistics.ratio` computes such a ratio and its interval.
 """
 
 from __future__ import annotations
@@ -22,18 +22,20 @@ Program = Callable[[NDArray[Any]], NDArray[Any]]
 """Images (B, channels, height, width) → logits (B, classes)."""
 
 UNTIMED_S = 0.03
-"""Seconds that a program runs untimed at the start of its turn: threads of the previous program spin for some
-milliseconds before they sleep."""
-_WARM_UP_ROUNDS = 3  # they fill caches and start threads
+"""The seconds that a program runs untimed at the start of its turn. During this time, the threads of the previous
+program go to sleep; before, they spin for some milliseconds."""
+_WARM_UP_ROUNDS = 3  # these rounds fill caches and start threads
 _IMAGES_A_TURN = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Timed:
-    """The measurements of `time_rounds`, by program name, except ``images``.
+    """The measurements of `time_rounds`.
 
-    ms: time of each round.  core_to_core_ns: for each round the larger of the round trips measured before and after
-    the turn; NaN if it cannot be measured.  logits: of the last timed round.  images: the inputs of that round.
+    ms: name of the program → the time of a run in each round, in milliseconds.
+    core_to_core_ns: name of the program → for each round, the larger of the round trips between two cores before and
+    after the program's turn; NaN if the round trip cannot be measured.
+    logits: name of the program → the logits of the last round.  images: the inputs of the last round.
     """
 
     ms: dict[str, NDArray[Any]]
@@ -45,10 +47,10 @@ class Timed:
 def turns(
     names: Sequence[str], rounds: int, generator: np.random.Generator, *, warm_ups: int = 0
 ) -> Iterator[tuple[str, bool]]:
-    """Yield (name, whether its time counts): every name once in each round, in a newly shuffled order.
+    """Yield (name, counts) for each turn: every name once in each round, in a new random order in every round.
 
-    A name and the same name with the suffix `` plain`` are adjacent.
-    warm_ups: additional rounds at the start, whose times do not count.
+    A name and the same name with the suffix `` plain`` follow each other.
+    counts: false for the turns of warm-up rounds.  warm_ups: the number of warm-up rounds before the other rounds.
     """
     for number in range(warm_ups + rounds):
         groups: dict[str, list[str]] = {}
@@ -60,7 +62,7 @@ def turns(
 
 
 def repeats_of(batch: int) -> int:
-    """Return how many runs a turn times: as many as 32 images need, at least 1."""
+    """Return the number of timed runs in a turn: the runs that 32 images need, and at least 1."""
     return max(1, _IMAGES_A_TURN // batch)
 
 
@@ -71,11 +73,11 @@ def time_rounds(
     *,
     image_shape: tuple[int, int, int],
 ) -> Timed:
-    """Run every program in every round, all programs of a round on the same random images.
+    """Run every program in every round.  All programs of a round run on the same random images.
 
-    image_shape: (channels, height, width), as `specs.input_shape` gives it.
-    If a program is given as several copies, each turn runs a random copy: the place of the weights in memory makes
-    copies differ by up to 2 % in speed.
+    programs: name → program, or name → several copies of a program. Each turn runs a random copy, because the place of
+    the weights in memory makes copies differ by up to 2 % in speed.
+    image_shape: (channels, height, width), as `specs.input_shape` returns it.
     """
     generator = np.random.default_rng(batch)
     times: dict[str, list[float]] = {name: [] for name in programs}
@@ -87,8 +89,8 @@ def time_rounds(
     for number, (name, timed) in enumerate(turns(list(programs), rounds, generator, warm_ups=_WARM_UP_ROUNDS)):
         if number % len(programs) == 0:
             images = generator.standard_normal((batch, *image_shape), dtype=np.float32)
-        # Run instead of pausing: a pause would also let the other threads sleep, but idle cores may be rescheduled
-        # onto cores further apart.
+        # The program runs untimed until the other threads sleep. A pause would have the same effect, but a hypervisor
+        # may move idle cores further apart.
         program = _random_copy(programs[name], generator)
         before = after
         until = time.perf_counter() + UNTIMED_S
@@ -114,14 +116,15 @@ def time_rounds(
 def time_in_turn(
     first: Program, second: Program, images: NDArray[Any], count: int, repeats: int
 ) -> tuple[NDArray[Any], list[NDArray[Any]]]:
-    """Time two programs on the same images in ``count`` short turns; the programs alternate in starting a turn.
+    """Time two programs on the same images, in ``count`` short turns.
 
-    In a turn each program makes an untimed run, which fills the caches with its data, and ``repeats`` timed runs.
-    Returns (milliseconds (2, count), the logits of both).
+    In a turn, each program makes an untimed run, which fills the caches, and then ``repeats`` timed runs. The programs
+    alternate in being the first of a turn.
+    Returns (milliseconds of a run, (2, count); the logits of both programs).
     """
     programs = (first, second)
     times = np.empty((2, count))
-    logits = [program(images) for program in programs]  # also starts threads
+    logits = [program(images) for program in programs]  # this run also starts threads
     for turn in range(count):
         for index in (0, 1) if turn % 2 else (1, 0):
             program = programs[index]

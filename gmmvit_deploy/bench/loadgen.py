@@ -1,12 +1,13 @@
-"""Drive a runner with MLPerf LoadGen: it schedules the queries, and its trace holds the latency of each.
+"""Run MLPerf LoadGen, which sends queries to a runner and records the latency of each query.
 
-SingleStream   a query is a single sample; the next query starts after the answer to the last
-MultiStream    a query is n samples, sent likewise: the latency of a batch of n
-Offline        all samples at once: throughput
-Server         a query is a single sample; queries arrive at random (Poisson) at a fixed rate, answered or not
+    SingleStream   a query is a single sample; LoadGen sends the next query after the answer
+    MultiStream    a query is a batch of samples; LoadGen sends the next query after the answer
+    Offline        LoadGen sends all samples at once, to measure throughput
+    Server         a query is a single sample; LoadGen sends queries at random times (Poisson arrivals) with a fixed
+                   mean rate, and does not wait for answers
 
-A latency counts from the scheduled time of the query, not from when it was sent, so that it includes the time that
-the query waits for an overloaded system.
+A latency counts from the time for which LoadGen scheduled the query. The latency therefore includes the time that a
+query waits for an overloaded runner.
 """
 
 from __future__ import annotations
@@ -40,12 +41,14 @@ _LATENCY_BOUND_UNUSED_NS = 10**12
 class Work:
     """The settings of a LoadGen run.
 
-    inputs: (N, …), from which samples are drawn.  queries: how many are sent (Offline: samples).
-    batch: samples of a MultiStream query; in Offline and Server the most samples of a call.
-    callers: most concurrent calls, in Offline and Server.
-    rate: queries a second, in Server.  bound_ms: bound of the p99 latency, in Server.
-    seed: of the choice of samples and of arrival times.
-    in_thread: call the program from a thread of its own in every scenario (`Runner.needs_own_thread`).
+    inputs: the inputs (N, …) from which LoadGen draws samples.
+    queries: the number of queries; in Offline, the number of samples.
+    batch: the number of samples in a MultiStream query; in Offline and Server, the maximum number of samples in a call
+    of the program.
+    callers: the maximum number of concurrent calls, in Offline and Server.
+    rate: the mean number of queries a second, in Server.  bound_ms: the bound of the p99 latency, in Server.
+    seed: the random seed for the choice of samples and for the arrival times.
+    in_thread: call the program from a separate thread in every scenario (`Runner.needs_own_thread`).
     """
 
     scenario: ScenarioName
@@ -63,9 +66,10 @@ class Work:
 class LoadRun:
     """The result of a LoadGen run.
 
-    latencies_ms: of each query (Offline: of each sample), from its scheduled time.
-    seconds: from the first scheduled query to the last answer.
-    indices: (n,) of the samples, in the order in which they were scheduled.  outputs: (n, C) logits of each.
+    latencies_ms: the latency of each query from the query's scheduled time; in Offline, the latency of each sample.
+    seconds: the time from the first scheduled query to the last answer.
+    indices: the index of each sample in the inputs, (n,), in the scheduled order.
+    outputs: the logits of each sample, (n, C), in the same order.
     complaints: LoadGen's errors and warnings about the run.
     """
 
@@ -82,16 +86,17 @@ class LoadRun:
 
     @property
     def outputs_sha256(self) -> str:
-        """SHA-256 of all logits, ordered by sample index."""
+        """The SHA-256 of all logits, ordered by the samples' indices."""
         order = np.argsort(self.indices, kind="stable")
         return hashlib.sha256(np.ascontiguousarray(self.outputs[order], dtype="<f4").tobytes()).hexdigest()
 
 
 def drive(program: Program, work: Work) -> LoadRun:
-    """Run LoadGen once in performance mode.
+    """Run LoadGen once, in performance mode.
 
-    Errors: whatever the program raises, after LoadGen has ended; GmmvitError when an answer is missing;
-    MissingDependencyError.
+    Errors: every error of the program, after LoadGen has ended.
+    GmmvitError when an answer is missing.
+    MissingDependencyError without LoadGen.
     """
     loadgen = require("mlperf_loadgen", package="mlcommons-loadgen", extra="bench")
     answers = _Answers(loadgen, program, work)
@@ -100,7 +105,7 @@ def drive(program: Program, work: Work) -> LoadRun:
         logs.enable_trace = True
         logs.log_output.outdir = folder
         logs.log_output.copy_summary_to_stdout = False
-        # Without this path LoadGen would read any audit.config of the working directory.
+        # Without this path, LoadGen would read a file audit.config in the working directory.
         audit = str(Path(folder) / "no-audit.config")
         loadgen.StartTestWithLogSettings(system, library, _settings(loadgen, work), logs, audit)
         answers.finish()
@@ -117,7 +122,7 @@ def _settings(loadgen: Any, work: Work) -> Any:
     settings.min_query_count = settings.max_query_count = work.queries if work.scenario != "Offline" else 1
     settings.multi_stream_samples_per_query = work.batch
     settings.single_stream_expected_latency_ns = settings.multi_stream_expected_latency_ns = 10**6
-    # LoadGen plans offline_expected_qps * (duration + 10 %) samples, at least min_query_count.
+    # In Offline, LoadGen sends offline_expected_qps * (duration + 10 %) samples, and at least min_query_count samples.
     settings.offline_expected_qps = 1
     if work.scenario == "Offline":
         settings.min_query_count = work.queries
@@ -129,7 +134,7 @@ def _settings(loadgen: Any, work: Work) -> Any:
 
 
 class _Answers:
-    """The system under test: takes queries, runs the program, keeps its answers."""
+    """The system under test of LoadGen: takes queries, runs the program, and keeps the program's answers."""
 
     def __init__(self, loadgen: Any, program: Program, work: Work) -> None:
         self._loadgen = loadgen
@@ -162,7 +167,7 @@ class _Answers:
         try:
             indices = [sample.index for sample in samples]
             logits = np.ascontiguousarray(self._program(self._work.inputs[indices]), dtype=np.float32)
-        # Without an answer LoadGen would wait for ever: answer with zeros; `finish` raises the error later.
+        # Without an answer, LoadGen would wait for ever. Answer with zeros; `finish` raises the error later.
         except BaseException as exc:
             self._failure = self._failure or exc
             logits = np.zeros((len(samples), 1), dtype=np.float32)
@@ -172,7 +177,7 @@ class _Answers:
         self._loadgen.QuerySamplesComplete(
             [response(sample.id, start + row * width, width) for row, sample in enumerate(samples)]
         )
-        # The latency clock has stopped; the answers are checked after the run.
+        # LoadGen has recorded the latency. The answers are checked after the run.
         with self._lock:
             self._kept.append(logits)
             for row, sample in enumerate(samples):
@@ -185,10 +190,10 @@ class _Answers:
             raise self._failure
 
     def result(self, spans: dict[int, tuple[int, float, float]], complaints: tuple[str, ...]) -> LoadRun:
-        """Combine answers and trace.  spans: sample → (query, scheduled at, answered at), in ns from the start."""
+        """Combine the answers with LoadGen's trace.  spans: as `_spans` returns it."""
         if len(spans) != len(self._rows):
             raise GmmvitError(
-                f"LoadGen sent {len(self._rows)} samples; expected as many in its trace, got {len(spans)}"
+                f"LoadGen sent {len(self._rows)} samples, expected the same number in LoadGen's trace, got {len(spans)}"
             )
         ordered = [self._rows[identity] for identity in sorted(self._rows)]
         by_query: dict[int, float] = {}
@@ -209,21 +214,24 @@ class _Answers:
 
 
 def _spans(trace: Path) -> dict[int, tuple[int, float, float]]:
-    """Read sample → (query, scheduled at, answered at), in nanoseconds, from LoadGen's trace."""
+    """Read LoadGen's trace: number of the sample → (number of the query, scheduled time, answered time), in ns."""
     spans: dict[int, tuple[int, float, float]] = {}
     for line in trace.read_text(encoding="utf-8").splitlines():
         if not line.startswith('{"name":"Sample",') or '"ph":"b"' not in line:
             continue
         event = json.loads(line.rstrip(","))
         notes = event["args"]
-        # ts is the query's scheduled time in microseconds; complete_ns counts from that time.
+        # ts is the query's scheduled time in microseconds; complete_ns is the time from ts to the answer.
         scheduled = float(event["ts"]) * 1e3
         spans[int(notes["sample_seq"])] = (int(notes["query_seq"]), scheduled, scheduled + float(notes["complete_ns"]))
     return spans
 
 
 def _complaints(detail: Path) -> tuple[str, ...]:
-    """Read LoadGen's errors and warnings about the run; stopping at the requested query count is not an error."""
+    """Read LoadGen's errors and warnings about the run.
+
+    LoadGen also warns when a run ends at the requested number of queries; this warning is left out.
+    """
     complaints = []
     for line in detail.read_text(encoding="utf-8").splitlines():
         note = json.loads(line.removeprefix(":::MLLOG "))

@@ -1,4 +1,4 @@
-"""Describe the machine of a run, and measure whether other programs used it."""
+"""Describe the machine of a run, and measure how much other programs use the machine."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _PRODUCT_FLAGS = (
 class GpuState:
     """The state of a GPU.
 
-    megahertz: clock of its multiprocessors.  used: share of the last second in which a kernel ran.
-    celsius: temperature.
+    megahertz: the clock rate of the multiprocessors.  used: the share of the last second in which a kernel ran.
+    celsius: the temperature.
     """
 
     megahertz: float
@@ -48,10 +48,12 @@ class GpuState:
 class MachineState:
     """The state of the machine while this process is idle.
 
-    load: load average of the last minute.  others: share of all cores used by other programs.
-    stolen: share of all cores kept by the hypervisor.
-    spin_ms: fastest of several runs of a fixed computation on a single core; it shows the actual clock rate.
-    megahertz: reported clock of each core; empty if the processor reports none.  gpus: state of each GPU.
+    load: the load average of the last minute.
+    others: the share of all cores that other programs use.  stolen: the share of all cores that the hypervisor takes.
+    spin_ms: the time of a fixed computation on a single core, the fastest of several runs. It shows the actual clock
+    rate.
+    megahertz: the clock rate of each core, as the processor reports it; empty without a report.
+    gpus: the state of each GPU.
     """
 
     load: float
@@ -66,9 +68,9 @@ class MachineState:
 
 
 def machine_state() -> MachineState:
-    """Measure for half a second.
+    """Measure the state of the machine for half a second.
 
-    With a GPU it first waits a second: a GPU reports its utilisation over the last second.
+    With a GPU, the function first waits for a second, because a GPU reports the utilisation of the last second.
     """
     if shutil.which("nvidia-smi") is not None:
         time.sleep(_GPU_FORGETS_S)
@@ -89,7 +91,7 @@ def machine_state() -> MachineState:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return the facts about the machine that do not change during a run."""
+    """Return the properties of the machine that do not change during a run."""
     return {
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
@@ -107,12 +109,13 @@ def describe_machine() -> dict[str, Any]:
 
 
 def cpu_name() -> str:
+    """Return the processor's model name."""
     lines = _lines(Path("/proc/cpuinfo"))
     return next((_value(line) for line in lines if line.startswith("model name")), platform.processor())
 
 
 def gpu_names() -> list[str]:
-    """Return name, driver, clock limit and power limit of each NVIDIA GPU; empty without nvidia-smi."""
+    """Return the name, driver, clock limit and power limit of each NVIDIA GPU; empty without nvidia-smi."""
     return _asked_of_gpus("name,driver_version,clocks.max.sm,power.limit", "csv,noheader")
 
 
@@ -137,7 +140,7 @@ def _asked_of_gpus(what: str, form: str) -> list[str]:
 
 
 def cpu_features() -> list[str]:
-    """Return the processor's vector and matrix extensions, which limit the speed of matrix products."""
+    """Return the processor's vector and matrix extensions, on which the speed of matrix products depends."""
     flags = next((_value(line).split() for line in _lines(Path("/proc/cpuinfo")) if line.startswith("flags")), [])
     return [flag for flag in _PRODUCT_FLAGS if flag in flags]
 

@@ -1,6 +1,7 @@
-"""Measure several runners side by side: every round runs each runner's turns, in a newly shuffled order.
+"""Measure several runners in the same rounds.
 
-A machine that slows down affects all runners of a round alike, so ratios are taken within rounds.
+In each round, every runner gets a turn in each scenario and batch size, and the order of the turns is random. If the
+machine slows down, all runners of a round slow down alike. Ratios are therefore computed within rounds.
 """
 
 from __future__ import annotations
@@ -25,17 +26,18 @@ __all__ = ["REST_S", "Cell", "Plan", "measure", "ratios"]
 
 _WARM_UPS = 3
 REST_S = 0.03
-"""Pause between two turns, in seconds."""
-_LEAST = ENOUGH[0.9]  # no cell ends with fewer queries than a p90 needs
+"""The pause between two turns, in seconds."""
+_LEAST = ENOUGH[0.9]  # every cell has at least the queries that a p90 needs
 _MOST_CALLERS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to measure.
+    """The measurements to make.
 
-    batches: batch sizes for latencies.  offline: also measure throughput with all samples available at once.
-    rounds: how often each cell is measured.  seconds: approximate total time of each cell.
+    batches: the batch sizes for latencies.
+    offline: also measure the throughput when all samples are available at once.
+    rounds: the number of rounds.  seconds: the approximate time of each cell (see `Cell`) over all rounds.
     """
 
     batches: tuple[int, ...] = (1, 8, 64)
@@ -46,9 +48,11 @@ class Plan:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Cell:
-    """The measurements of a runner in a scenario at a batch size.
+    """The measurements of a runner in a scenario with a batch size.
 
-    rounds: latencies of each round's queries, in ms.  seconds, samples: duration and sample count of each round.
+    outputs: the check of the runner's answers.
+    rounds: for each round, the latencies of the queries in milliseconds.
+    seconds, samples: for each round, the duration and the number of samples.
     complaints: LoadGen's errors and warnings.
     """
 
@@ -69,7 +73,7 @@ class Cell:
 
     @property
     def times(self) -> list[float]:
-        """Return each round's median latency in ms; in Offline the round's time divided by its samples."""
+        """The median latency of each round in ms; in Offline, each round's time divided by its number of samples."""
         if self.scenario == "Offline":
             return [1e3 * took / count for took, count in zip(self.seconds, self.samples, strict=True)]
         return [float(np.median(latencies)) for latencies in self.rounds]
@@ -84,7 +88,7 @@ class Cell:
 
     @property
     def samples_per_second(self) -> float:
-        """Throughput of the median round."""
+        """The throughput of the median round."""
         return (1 if self.scenario == "Offline" else self.batch) * 1e3 / self.median_ms
 
     @property
@@ -93,7 +97,7 @@ class Cell:
 
     @property
     def percentiles(self) -> tuple[Percentile, ...]:
-        """Percentiles over all rounds; empty in Offline, where a latency only reflects the place in the queue."""
+        """The percentiles over all rounds; empty in Offline, where a latency only depends on the place in the queue."""
         return () if self.scenario == "Offline" else percentiles(np.concatenate(self.rounds))
 
 
@@ -105,10 +109,12 @@ def measure(
     *,
     on_progress: OnProgress = ignore,
 ) -> list[Cell]:
-    """Measure every runner at every batch size that it takes.
+    """Measure every runner at every batch size of the plan that the runner takes.
 
-    inputs: (N, …), from which samples are drawn.  Batch sizes above N are left out.
-    Errors: whatever a runner raises. Wrong answers raise no error; they make `OutputCheck.right` false.
+    inputs: the inputs (N, …) from which samples are drawn. Batch sizes above N are left out.
+    expected: the expected logits of the inputs.
+    Wrong answers raise no error: they make `OutputCheck.right` false.
+    Errors: every error of a runner.
     """
     turns = [_Turn(runner, work, expected) for runner in runners for work in _works(runner, inputs, plan)]
     generator = np.random.default_rng(0)
@@ -121,7 +127,10 @@ def measure(
 
 
 def ratios(cells: Sequence[Cell]) -> list[tuple[Cell, Cell, Ratio]]:
-    """Return (cell, first cell of the same scenario and batch, ratio of the cell's time to the first cell's)."""
+    """Return (cell, first, ratio) for every cell that is not the first of its scenario and batch size.
+
+    first: the first cell of the same scenario and batch size.  ratio: the time of the cell / the time of ``first``.
+    """
     compared = []
     for cell in cells:
         first = next(other for other in cells if (other.scenario, other.batch) == (cell.scenario, cell.batch))
@@ -131,7 +140,7 @@ def ratios(cells: Sequence[Cell]) -> list[tuple[Cell, Cell, Ratio]]:
 
 
 def _works(runner: Runner, inputs: NDArray[Any], plan: Plan) -> list[Work]:
-    """Return the runner's work for each round: a `Work` per batch size that it takes, and Offline if planned."""
+    """Return the work of a runner in each round: a `Work` for each batch size, and a `Work` for Offline if planned."""
     works: list[Work] = []
     for batch in plan.batches:
         if not runner.takes(batch) or batch > len(inputs):
@@ -152,7 +161,7 @@ def _works(runner: Runner, inputs: NDArray[Any], plan: Plan) -> list[Work]:
 
 
 def _warmed_up(runner: Runner, batch: NDArray[Any]) -> float:
-    """Return the fewest seconds that a warm-up run took; the first runs may compile and touch memory first."""
+    """Return the seconds of the fastest warm-up run; the first runs may be slower, because they compile."""
     times = []
     for _ in range(_WARM_UPS):
         start = time.perf_counter()
@@ -162,7 +171,7 @@ def _warmed_up(runner: Runner, batch: NDArray[Any]) -> float:
 
 
 class _Turn:
-    """Measure a cell, round by round."""
+    """The measurement of a cell, round by round."""
 
     def __init__(self, runner: Runner, work: Work, expected: Expected) -> None:
         self._runner, self._work, self._expected = runner, work, expected
@@ -178,11 +187,11 @@ class _Turn:
 
     def take(self, number: int) -> None:
         work = self._work
-        # Threads of the previous runner spin for some milliseconds and would disturb this turn, by up to half the
-        # time of a batch of 1. The untimed run that follows fills caches and wakes this runner's threads.
+        # Threads of the previous runner spin for some milliseconds. Without the pause, they would slow this turn down,
+        # by up to half the time of a batch of 1. The untimed run fills caches and wakes this runner's threads.
         time.sleep(REST_S)
         self._runner.run(work.inputs[: work.batch])
-        # Samples differ between rounds and are the same for every runner of a round.
+        # All runners of a round get the same samples; the samples differ between rounds.
         run = drive(self._runner.run, replace(work, seed=work.seed + number))
         self._note(run)
 

@@ -1,4 +1,4 @@
-"""Check the answers of timed runs: every logit of every run is compared with PyTorch's."""
+"""Check the answers of timed runs: compare every logit of every run with PyTorch's float64 logits."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ _BATCH = 64
 class OutputCheck:
     """The check of a runner's answers.
 
-    answers: how many were compared.  largest: largest distance of any logit from PyTorch's float64 logits over all
-    rounds; NaN if a logit was not finite.  limit: the largest distance allowed.  derivation: of the limit, in words.
-    sha256: of every answer of every round.
+    answers: the number of compared answers; an answer is the logits of a sample.
+    largest: the largest distance of a logit from PyTorch's float64 logit, over all rounds; NaN if a logit was not
+    finite.
+    limit: the largest allowed distance.  derivation: how the limit was computed, in words.
+    sha256: the hash of all answers of all rounds.
     """
 
     answers: int
@@ -41,10 +43,10 @@ class OutputCheck:
 
 
 class Expected:
-    """PyTorch's float64 logits for the inputs of a run, and the limits derived from them (`tolerances`)."""
+    """PyTorch's float64 logits for the inputs of a run, and the limits for a runner's logits (`tolerances`)."""
 
     def __init__(self, bundle: Bundle, inputs: NDArray[Any]) -> None:
-        from gmmvit_deploy.parity.reference import Reference  # imports torch: reports and comparisons do without it
+        from gmmvit_deploy.parity.reference import Reference  # imports torch, which reports do not need
 
         reference = Reference(bundle)
         parts = [reference.logits(inputs[start : start + _BATCH]) for start in range(0, len(inputs), _BATCH)]
@@ -55,11 +57,14 @@ class Expected:
         self._bundle = bundle
 
     def largest(self, indices: NDArray[Any], outputs: NDArray[Any]) -> float:
-        """Return the largest distance of logits ``outputs`` (n, C) from PyTorch's for the samples ``indices`` (n,)."""
+        """Return the largest distance of ``outputs`` from PyTorch's float64 logits.
+
+        indices: the samples' indices (n,) in the inputs.  outputs: the logits (n, C) of these samples.
+        """
         return distance(outputs, self._exact[indices])
 
     def judged(self, precision: Precision, *, answers: int, largest: float, sha256: str) -> OutputCheck:
-        """Judge the values collected over the rounds against the limit of the precision."""
+        """Compare the largest distance of all rounds with the limit of the precision."""
         record = open_variant(self._bundle, precision).record if precision in QUANTIZED else None
         limit = limit_from_noise(self._noise, precision, recorded=record.golden["largest_abs"] if record else None)
         return OutputCheck(

@@ -1,4 +1,4 @@
-"""Write a benchmark as a self-contained page, from its JSON result only."""
+"""Write the result of a benchmark as a self-contained HTML page.  The page is made from the JSON result only."""
 
 from __future__ import annotations
 
@@ -29,12 +29,15 @@ Result = Mapping[str, Any]
 
 
 def write_page(result: Result, path: Path, *, force: bool = False) -> None:
-    """Write the page of a result to ``path``.  Errors: as `written_page`."""
+    """Write the page of a result to ``path``.  result: as for `page_of`.  Errors: as `written_page`."""
     written_page(page_of(result), path, force=force)
 
 
 def page_of(result: Result) -> str:
-    """Return the page as HTML that fetches nothing from elsewhere.  result: as `BenchReport.to_json` returns it."""
+    """Return the page as HTML, which loads nothing from other places.
+
+    result: the result, as `BenchReport.to_json` returns it.
+    """
     name = Path(str(result["bundle"]["path"])).name
     return page(
         kind="Benchmark: how fast does each runner answer on this machine?",
@@ -56,17 +59,20 @@ def _figures(result: Result) -> list[str]:
     figures = []
     for batch in sorted({cell["batch"] for cell in timed}):
         chosen = [cell for cell in timed if cell["batch"] == batch]
-        figures.append(figure(latency_plot(chosen), f"Latency, batch {batch}", "Every query of every round."))
+        what = "The curves contain every query of every round."
+        figures.append(figure(latency_plot(chosen), f"Latency, batch {batch}", what))
     if len({cell["batch"] for cell in timed}) > 1:
-        figures.append(figure(throughput_plot(timed), "Throughput against batch", "From the median latency."))
+        what = "The throughput is computed from the median latency."
+        figures.append(figure(throughput_plot(timed), "Throughput against batch", what))
     if result["shares"]:
         lines = "; ".join(map(roofline_words, result["rooflines"]))
-        figures.append(figure(roofline_plot(result["shares"]), "Share of the roofline", f"Measured here: {lines}."))
+        what = f"The rooflines were measured in this run: {lines}."
+        figures.append(figure(roofline_plot(result["shares"]), "Share of the roofline", what))
     if result["waterfall"]:
-        what = "Time that a server does not account for is shown as unexplained."
+        what = "Unexplained is the time that the server's statistics do not contain."
         figures.append(figure(waterfall_plot(result["waterfall"]), "Where the time goes", what))
     if result["loads"]:
-        what = "Poisson arrivals; latency from the scheduled time."
+        what = "Queries arrive at random times (Poisson). A latency counts from the query's scheduled time."
         figures.append(figure(load_plot(result["loads"]), "Latency against load", what))
     return figures
 
@@ -88,7 +94,7 @@ def _cells(result: Result) -> str:
                 *(percentile_words(cell, name) for name in ("p90", "p99", "p99.9")),
                 f"{cell['samples_per_second']:,.0f}",
                 f"{share:.0%}" if share is not None else "",
-                f"{outputs['answers']:,} within {outputs['limit']:.1e}"
+                f"{outputs['answers']:,} within {outputs['limit']:.1e} of PyTorch"
                 if outputs["right"]
                 else verdict_word("failed", "WRONG"),
             )
@@ -99,12 +105,12 @@ def _cells(result: Result) -> str:
         "batch",
         "median ms",
         "spread",
-        "p90",
-        "p99",
-        "p99.9",
+        "p90 ms",
+        "p99 ms",
+        "p99.9 ms",
         "images/s",
-        "roofline",
-        "answers",
+        "share of roofline",
+        "logits",
     )
     return table("Latency and throughput of each runner", head, rows)
 
@@ -112,7 +118,7 @@ def _cells(result: Result) -> str:
 def _ratios(ratios: Sequence[Mapping[str, Any]]) -> str:
     rows = [
         (
-            f"{escape(ratio['runner'])} over {escape(ratio['over'])}",
+            f"{escape(ratio['runner'])} / {escape(ratio['over'])}",
             ratio["scenario"],
             str(ratio["batch"]),
             f"{ratio['median']:.3f}",
@@ -120,8 +126,9 @@ def _ratios(ratios: Sequence[Mapping[str, Any]]) -> str:
         )
         for ratio in ratios
     ]
-    head = ("time", "scenario", "batch", "ratio", "95 % interval")
-    return table("Time of each runner over the first; below 1 is faster", head, rows) if rows else ""
+    head = ("times", "scenario", "batch", "ratio", "95 % interval")
+    title = "Time of each runner / time of the first runner; below 1, the runner is faster"
+    return table(title, head, rows) if rows else ""
 
 
 def _steps(steps: Sequence[Mapping[str, Any]]) -> str:
@@ -134,7 +141,7 @@ def _steps(steps: Sequence[Mapping[str, Any]]) -> str:
         )
         for index, step in enumerate(steps)
     ]
-    head = ("step", "ms", "more than the step before", "parts of a server's request, ms")
+    head = ("step", "ms", "added to the step before", "parts of a server's request, ms")
     return table("Time of a single image, step by step", head, rows) if rows else ""
 
 
@@ -146,11 +153,11 @@ def _loads(loads: Sequence[Mapping[str, Any]]) -> str:
             (
                 escape(load["runner"]),
                 f"{load['bound_ms']:g} ms",
-                f"{best['rate']:,.0f} a second" if best else "no tried rate holds the bound",
-                f"{best['p99_ms']:.2f} ms on {best['queries']:,} queries" if best else "",
+                f"{best['rate']:,.0f} a second" if best else "no tested rate stays within the bound",
+                f"{best['p99_ms']:.2f} ms for {best['queries']:,} queries" if best else "",
             )
         )
-    head = ("runner", "p99 below", "highest rate", "p99 there")
+    head = ("runner", "bound of p99", "highest rate", "p99 at this rate")
     return table("Highest rate of arrivals whose p99 latency stays within the bound", head, rows) if rows else ""
 
 
@@ -181,6 +188,6 @@ def _state(state: Mapping[str, Any]) -> str:
         f", GPU {gpu['megahertz']:.0f} MHz, {gpu['used']:.0%}, {gpu['celsius']:.0f} °C" for gpu in state["gpus"]
     )
     return (
-        f"load {state['load']:.2f}, others {state['others']:.0%}, stolen {state['stolen']:.0%}, "
-        f"fixed work {state['spin_ms']:.2f} ms{', ' + clocks if clocks else ''}{gpus}"
+        f"load {state['load']:.2f}, other programs {state['others']:.0%}, hypervisor {state['stolen']:.0%}, "
+        f"fixed computation {state['spin_ms']:.2f} ms{', ' + clocks if clocks else ''}{gpus}"
     )

@@ -1,4 +1,4 @@
-"""Draw the plots of a benchmark's page as SVG, each from the JSON result only."""
+"""Draw the plots of a benchmark's page as SVG.  Each plot is drawn from the JSON result only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Cells = Sequence[Mapping[str, Any]]
 
 
 def latency_plot(cells: Cells) -> str:
-    """Plot the share of queries slower than each latency, a curve for each runner."""
+    """Plot for each latency the share of queries that took longer, as a curve for each runner."""
     figure, axes = figure_and_axes(height=3.8)
     for number, cell in enumerate(cells):
         ordered = np.sort(np.asarray(cell["latencies_ms"]))
@@ -27,7 +27,8 @@ def latency_plot(cells: Cells) -> str:
     axes.set_ylabel("share of queries that took longer")
     axes.legend(frameon=False, fontsize=8)
     slowest = [f"{cell['runner']}: median {cell['median_ms']:.3f} ms, {_slowest(cell)}" for cell in cells]
-    return svg(figure, f"Curves of the share of queries that took longer than a latency. {'; '.join(slowest)}.")
+    what = "A curve for each runner: the share of queries that took longer than a latency."
+    return svg(figure, f"{what} {'; '.join(slowest)}.")
 
 
 def _slowest(cell: Mapping[str, Any]) -> str:
@@ -35,7 +36,7 @@ def _slowest(cell: Mapping[str, Any]) -> str:
 
 
 def throughput_plot(cells: Cells) -> str:
-    """Plot samples a second against batch size."""
+    """Plot the samples a second against the batch size, as a curve for each runner."""
     figure, axes = figure_and_axes(height=3.6)
     runners = list(dict.fromkeys(cell["runner"] for cell in cells))
     lines = []
@@ -51,11 +52,11 @@ def throughput_plot(cells: Cells) -> str:
     axes.set_xlabel("batch")
     axes.set_ylabel("images a second")
     axes.legend(frameon=False, fontsize=8)
-    return svg(figure, f"Images a second. {'; '.join(lines)}.")
+    return svg(figure, f"A curve for each runner: images a second at each batch size. {'; '.join(lines)}.")
 
 
 def load_plot(loads: Sequence[Mapping[str, Any]]) -> str:
-    """Plot p99 latency against arrival rate, and the bound."""
+    """Plot the p99 latency against the arrival rate, as a curve for each runner, and the bound of the latency."""
     figure, axes = figure_and_axes(height=3.6)
     lines = []
     for number, load in enumerate(loads):
@@ -68,13 +69,14 @@ def load_plot(loads: Sequence[Mapping[str, Any]]) -> str:
     axes.axhline(loads[0]["bound_ms"], ls=(0, (1, 3)), color="#000000", label=bound)
     axes.set_yscale("log")
     axes.set_xlabel("arrivals a second")
-    axes.set_ylabel("p99, ms")
+    axes.set_ylabel("p99 latency, ms")
     axes.legend(frameon=False, fontsize=8)
-    return svg(figure, f"99th percentile of the latency at rates of arrivals a second; {bound}. {'; '.join(lines)}.")
+    what = f"A curve for each runner: the p99 latency at each rate of arrivals a second; {bound}."
+    return svg(figure, f"{what} {'; '.join(lines)}.")
 
 
 def waterfall_plot(steps: Sequence[Mapping[str, Any]]) -> str:
-    """Plot a bar for each step; a server's bar is divided into its parts and the unexplained rest."""
+    """Plot a bar for each step.  The bar of a server is divided into the server's parts and the unexplained rest."""
     figure, axes = figure_and_axes(height=0.5 * len(steps) + 1)
     labels: set[str] = set()
     for row, step in enumerate(steps):
@@ -92,11 +94,11 @@ def waterfall_plot(steps: Sequence[Mapping[str, Any]]) -> str:
     axes.set_xlabel("ms for a single image")
     axes.legend(frameon=False, fontsize=8, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
     shown = "; ".join(f"{step['name']}: {step['ms']:.3f} ms" for step in steps)
-    return svg(figure, f"Bars of the time of a single image after each step. {shown}.")
+    return svg(figure, f"A bar for each step: the time of a single image. {shown}.")
 
 
 def roofline_plot(shares: Sequence[Mapping[str, Any]]) -> str:
-    """Plot each runner and batch as a share of the measured roofline."""
+    """Plot the share of the measured roofline as a bar for each runner and batch size."""
     figure, axes = figure_and_axes(height=0.3 * len(shares) + 1)
     names = [f"{share['runner']}, batch {share['batch']}" for share in shares]
     axes.barh(names, [100 * share["share"] for share in shares], **bar_style(0))
@@ -104,12 +106,15 @@ def roofline_plot(shares: Sequence[Mapping[str, Any]]) -> str:
     axes.set_xlim(0, 100)
     axes.set_xlabel("share of the measured roofline, %")
     shown = "; ".join(f"{name}: {share['share']:.0%}" for name, share in zip(names, shares, strict=True))
-    return svg(figure, f"Bars of the share of the measured roofline. {shown}.")
+    return svg(figure, f"A bar for each runner and batch size: the share of the measured roofline. {shown}.")
 
 
 _PARTS = ("in this process", "queue", "input", "infer", "output", "decoding", "unexplained")
 
 
 def _part(name: str) -> str:
-    """Return the label of a part: ``gmmvit_network infer`` → infer; every part of the preprocessing is decoding."""
+    """Return the label of a part of a server's time.
+
+    For example, ``gmmvit_network infer`` → ``infer``. Every part of the preprocessing model → ``decoding``.
+    """
     return "decoding" if "_preprocess " in name else name.rpartition(" ")[2]

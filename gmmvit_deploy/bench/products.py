@@ -1,4 +1,4 @@
-"""Measure the rate of a matrix product in every installed library, on the CPU or GPU."""
+"""Measure the rate of a matrix product in every installed library, on the CPU or on the GPU."""
 
 from __future__ import annotations
 
@@ -15,29 +15,35 @@ from gmmvit_deploy.runners.runner import Device
 __all__ = ["ProductRate", "Shape", "bandwidth", "libraries", "rate"]
 
 Shape = tuple[int, int, int]
-"""(rows, inner, columns)."""
+"""The shape (rows, inner, columns) of a product (rows, inner) × (inner, columns)."""
 Program = Callable[[], object]
 _SECONDS_A_PRODUCT = 0.15
 _COPIED_BYTES = 2**27
-_AT_ONCE_ON_GPU = 20  # products between two readings of the GPU's clock, so that launches never delay it
+_AT_ONCE_ON_GPU = 20  # products between two readings of the GPU's clock, so that the launches cause no gaps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProductRate:
+    """The measured rate of a library on a matrix product, in GFLOP/s."""
+
     library: str
     shape: Shape
     gflops: float
 
 
 def libraries(precision: str, device: Device) -> Mapping[str, Callable[[Shape], Program]]:
-    """Return library → maker of a program that multiplies once in this precision; a maker raises if it cannot."""
+    """Return name of the library → function that makes a program.
+
+    The function takes the shape of a product and returns a program that computes this product once, in this precision.
+    The function raises an error if the library is missing or does not support the product.
+    """
     if device == "gpu":
         return {"torch": _torch(precision, "cuda")}
     return _ON_CPU.get(precision, {})
 
 
 def rate(program: Program, shape: Shape, device: Device) -> float:
-    """Return the rate of the median call, in GFLOP/s."""
+    """Measure a program for a product of this shape; return the rate of the median call, in GFLOP/s."""
     rows, inner, columns = shape
     timed = _gpu_seconds if device == "gpu" else _cpu_seconds
     for _ in range(3):
@@ -50,7 +56,7 @@ def rate(program: Program, shape: Shape, device: Device) -> float:
 
 
 def bandwidth(device: Device) -> float:
-    """Return the bandwidth of a copy larger than the caches, in bytes read and written a second."""
+    """Return the bandwidth of a copy that is larger than the caches, in bytes read and written per second."""
     import torch
 
     source = torch.ones(_COPIED_BYTES // 4, device="cuda" if device == "gpu" else "cpu")
@@ -66,7 +72,7 @@ def _cpu_seconds(program: Program) -> float:
 
 
 def _gpu_seconds(program: Program) -> float:
-    """Return the seconds of a call, averaged between two events of the GPU's clock."""
+    """Return the mean seconds of a call, from `_AT_ONCE_ON_GPU` calls between two readings of the GPU's clock."""
     import torch
 
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -102,7 +108,7 @@ def _torch(precision: str, device: str) -> Callable[[Shape], Program]:
 
 
 def _called(program: Program) -> Program:
-    """Call the program once and return it: only a call shows whether the device supports the product."""
+    """Call the program once, and return the program.  Only a call shows whether the device supports the product."""
     program()
     return program
 

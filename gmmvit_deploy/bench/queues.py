@@ -11,9 +11,10 @@ __all__ = ["Workers"]
 
 
 class Workers:
-    """``callers`` threads; each takes the waiting samples, at most ``most``, and answers them in a single call.
+    """Worker threads with a common queue of samples.
 
-    No sample waits for a batch to fill, as in a server with a queue delay of 0.
+    ``callers`` is the number of threads. Each thread takes the samples that wait, at most ``most``, and answers these
+    samples in a single call. No sample waits for a full batch, as in a server with a queue delay of 0.
     """
 
     def __init__(self, answer: Callable[[Sequence[Any]], None], *, most: int, callers: int) -> None:
@@ -27,7 +28,7 @@ class Workers:
             thread.start()
 
     def put(self, samples: Sequence[Any]) -> None:
-        """Append samples to the queue; returns at once."""
+        """Append samples to the queue, and return at once."""
         with self._changed:
             self._waiting.extend(samples)
             self._changed.notify(len(samples))

@@ -1,4 +1,7 @@
-"""The result of a benchmark, with the run card that decides whether its numbers are valid."""
+"""The result of a benchmark, and the reasons why a result is invalid.
+
+A run card is the record of machine, versions and settings in a result.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,18 @@ __all__ = ["FORMAT", "MOST_SPREAD", "BenchReport", "Share", "machine_reasons", "
 
 FORMAT = "gmmvit-bench/1"
 MOST_SPREAD = 0.25
+"""The maximum spread of a cell's rounds (`statistics.spread`), and the maximum relative width of a ratio's interval."""
 MOST_OTHERS = 0.10
+"""The maximum share of the cores, or of a GPU, that other programs may use."""
 MOST_STOLEN = 0.05
+"""The maximum share of the cores that the hypervisor may take."""
 MOST_CLOCK_CHANGE = 0.10
+"""The maximum relative change of the fixed computation's time during a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """A runner's share of the roofline: least time that this machine allows / measured time."""
+    """A runner's share of the roofline: the minimum time that this machine allows / the measured time."""
 
     runner: str
     batch: int
@@ -37,9 +44,13 @@ class Share:
 class BenchReport:
     """The result of a benchmark.
 
-    bundle, data, settings, machine, versions: what was measured, on which inputs and machine, and how.
-    runners: label → provenance of what ran.  before, after: state of the idle machine before and after the run.
-    skipped: what was not measured, each with the reason.
+    bundle: the measured bundle, the folder that ``gmmvit export`` writes.  data: the inputs.
+    settings: the options of the run.  machine, versions: where the run took place.
+    runners: label of a runner → the runner's program and settings.
+    before, after: the state of the machine before and after the run, while this process was idle.
+    cells: the measurements.  works: the network's work at each batch size.  rooflines: the measured rooflines.
+    steps: the waterfall of a single image.  loads: the searches for the highest arrival rate.
+    skipped: the measurements that were left out, each with the reason.
     """
 
     bundle: Mapping[str, Any]
@@ -59,7 +70,7 @@ class BenchReport:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Reasons why the run is invalid; empty for a valid run."""
+        """The reasons why the run is invalid; empty for a valid run."""
         return (*reasons_against(self.cells, self.loads, self.before, self.after), *impossible(self.shares()))
 
     @property
@@ -68,11 +79,11 @@ class BenchReport:
 
     @property
     def wrong(self) -> list[str]:
-        """Return the reasons that report wrong answers."""
+        """The reasons that report wrong answers."""
         return [reason for reason in self.reasons if _WRONG in reason]
 
     def shares(self) -> list[Share]:
-        """Return the share of every latency whose precision has a roofline."""
+        """Return the share of the roofline of every latency whose precision and device have a roofline."""
         works = {work.batch: work for work in self.works}
         lines = {(line.precision, line.device): line for line in self.rooflines}
         measured = []
@@ -134,43 +145,57 @@ def reasons_against(
     ]:
         if not outputs.right:
             reasons.append(
-                f"{name}: {_WRONG}: logits up to {outputs.largest:.3g} from PyTorch's in float64, "
-                f"{outputs.limit:.3g} is allowed"
+                f"{name}: {_WRONG}: a logit is {outputs.largest:.3g} away from PyTorch's float64 logit, "
+                f"expected at most {outputs.limit:.3g}"
             )
     for cell in cells:
         if cell.scenario != "Offline" and cell.queries < ENOUGH[0.9]:
-            reasons.append(f"{cell.name}: too few samples: {cell.queries} queries, {ENOUGH[0.9]} are needed for a p90")
+            enough = f"expected at least {ENOUGH[0.9]} for a p90, got {cell.queries}"
+            reasons.append(f"{cell.name}: too few queries: {enough}")
         if cell.spread > MOST_SPREAD:
-            reasons.append(f"{cell.name}: unstable: its rounds are spread over {cell.spread:.0%} of their median")
+            reasons.append(
+                f"{cell.name}: unstable: the spread of the rounds is {cell.spread:.0%} of their median, "
+                f"expected at most {MOST_SPREAD:.0%}"
+            )
         reasons += [f"{cell.name}: LoadGen: {complaint}" for complaint in cell.complaints]
     return reasons + machine_reasons(before, after)
 
 
 def impossible(shares: Iterable[Share]) -> list[str]:
-    """Return a reason for every share above 1: the machine was slower while the roofline was measured."""
+    """Return a reason against the run for every share above 1.
+
+    A share above 1 shows that the machine was slower while the roofline was measured.
+    """
     return [
-        f"unstable: {share.runner}, batch {share.batch}: {share.share:.0%} of the roofline: the machine was slower "
-        "while the roofline was measured"
+        f"unstable: {share.runner}, batch {share.batch}: {share.share:.0%} of the roofline, expected at most 100%: the "
+        "machine was slower while the roofline was measured"
         for share in shares
         if share.share > 1
     ]
 
 
 def machine_reasons(before: MachineState, after: MachineState) -> list[str]:
-    """Return the reasons why measurements between two states of the machine are invalid."""
+    """Return the reasons why measurements are invalid, from the states of the machine before and after."""
     reasons = []
     for when, state in (("before", before), ("after", after)):
         if state.others > MOST_OTHERS:
-            reasons.append(f"machine busy: other programs took {state.others:.0%} of it {when} the run")
+            reasons.append(_busy("other programs took", state.others, "the machine", when, MOST_OTHERS))
         if state.stolen > MOST_STOLEN:
-            reasons.append(f"machine busy: its host took {state.stolen:.0%} of it {when} the run")
+            reasons.append(_busy("the hypervisor took", state.stolen, "the machine", when, MOST_STOLEN))
         used = max((gpu.used for gpu in state.gpus), default=0.0)
         if used > MOST_OTHERS:
-            reasons.append(f"machine busy: other programs used {used:.0%} of a GPU {when} the run")
+            reasons.append(_busy("other programs used", used, "a GPU", when, MOST_OTHERS))
     change = after.spin_ms / before.spin_ms - 1
     if abs(change) > MOST_CLOCK_CHANGE:
-        reasons.append(f"unstable: the same work on one core took {change:+.0%} time after the run")
+        reasons.append(
+            f"unstable: the time of a fixed computation changed by {change:+.0%} during the run, "
+            f"expected at most {MOST_CLOCK_CHANGE:.0%}"
+        )
     return reasons
+
+
+def _busy(who: str, share: float, what: str, when: str, most: float) -> str:
+    return f"machine busy: {who} {share:.0%} of {what} {when} the run, expected at most {most:.0%}"
 
 
 def _cell(cell: Cell) -> dict[str, Any]:

@@ -1,11 +1,12 @@
-"""Estimate the least time on this machine: the model's work divided by the best rates measured here.
+"""Estimate the roofline: the minimum time of a model on this machine, from rates that are measured on this machine.
 
-    least time = max(operations / rate of matrix products, bytes / bandwidth)        share = least time / time
+    minimum time = max(operations / rate of matrix products, bytes / bandwidth)
+    share of the roofline = minimum time / measured time
 
-operations: 2 per multiply-add, of the exported graph's matrix products and convolutions only.
-rate: the best of any installed library on any product of the model's shapes in the same precision, measured before
-and after the runners of the same run, since a machine may be slower for a while.
-bytes: weights, input and logits, each moved once; everything else is assumed to stay in cache.
+operations: 2 for each multiplication with addition in the matrix products and convolutions of the exported graph.
+rate: the best rate of any installed library on any product of the model's shapes, in the same precision. The rate is
+measured before and after the runners, because a machine may be slower for a while.
+bytes: the weights, the input and the logits, each moved once. All other data is assumed to stay in caches.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ _ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1, "fp8": 1}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkWork:
-    """The work of a batch.
+    """The work of a network for a batch.
 
-    operations: as defined above.  products: (rows, inner, columns) of each product with a weight → its count.
-    weight_values, input_bytes, output_bytes: what must be moved.
+    batch: the batch size.  operations: as the module's docstring defines it.
+    products: shape (rows, inner, columns) of a product with a weight → number of such products.
+    weight_values: the number of weights.  input_bytes, output_bytes: the sizes of the input and of the logits.
     """
 
     batch: int
@@ -52,10 +54,11 @@ class NetworkWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roofline:
-    """The measured limits of this machine.
+    """The measured rates of this machine in a precision.
 
-    rates: of every library on every shape.  bandwidth: of a copy, in bytes read and written a second.
-    absent: libraries that are missing or cannot multiply in this precision.
+    rates: the rate of every library on every shape.
+    bandwidth: the bandwidth of a copy, in bytes read and written per second.
+    absent: the libraries that are not installed or have no product in this precision.
     """
 
     precision: str
@@ -81,9 +84,11 @@ def network_work(bundle: Bundle, batch: int) -> NetworkWork:
 
 
 def work_of_graph(proto: ModelProto, batch: int) -> NetworkWork:
-    """Count the work of a batch.  proto: a float32 export, changed in place: its batch size is set to ``batch``.
+    """Count the work of a batch.
 
-    Errors: ValueError when a product's shape cannot be inferred.
+    proto: a float32 export. The function changes the graph in place: it sets the batch size to ``batch``.
+
+    Errors: ValueError when the shape of a product cannot be inferred.
     """
     from onnx import helper, numpy_helper
 
@@ -103,7 +108,7 @@ def work_of_graph(proto: ModelProto, batch: int) -> NetworkWork:
             continue
         left, right, out = (shapes.get(name) or weights.get(name) for name in (*node.input[:2], node.output[0]))
         if left is None or right is None or out is None:
-            raise ValueError(f"{node.name}: its shapes are not known")
+            raise ValueError(f"{node.name}: the shapes of this node cannot be inferred")
         # In a convolution each output value is a sum over the kernel's window and the channels of a group.
         inner = int(np.prod(right[1:])) if node.op_type == "Conv" else left[-1]
         operations += 2 * int(np.prod(out)) * inner
@@ -123,10 +128,10 @@ def work_of_graph(proto: ModelProto, batch: int) -> NetworkWork:
 def measured_roofline(
     works: Sequence[NetworkWork], precision: str, device: Device = "cpu", *, seen: Roofline | None = None
 ) -> Roofline | None:
-    """Time each library on each product of each batch.
+    """Measure the rate of each library on each product of each batch.
 
-    seen: an earlier measurement; the result takes the better rate of both.
-    Returns None if no library multiplies in this precision on this device.
+    seen: an earlier measurement; the result contains the better rate of both measurements.
+    Returns None if no library computes products in this precision on this device.
     """
     makers = libraries(precision, device)
     rates = {(product.library, product.shape): product for product in (seen.rates if seen else ())}
@@ -159,7 +164,10 @@ def measured_rooflines(
     seen: Mapping[tuple[str, Device], Roofline] | None = None,
     on_progress: OnProgress = ignore,
 ) -> dict[tuple[str, Device], Roofline]:
-    """Return `measured_roofline` for every (precision, device) of ``targets`` in which a library multiplies here."""
+    """Return (precision, device) → `measured_roofline` for all ``targets``, without the targets that have no roofline.
+
+    seen: earlier measurements, as for `measured_roofline`.
+    """
     rooflines = {}
     for precision, device in targets:
         on_progress(Progress(f"roofline of the {device} in {precision}"))

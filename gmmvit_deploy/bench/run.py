@@ -1,4 +1,4 @@
-"""Run a whole benchmark: inputs, expected logits, runners side by side, roofline, waterfall, load, run card."""
+"""Run a whole benchmark of a bundle: latency, throughput, roofline, waterfall and load of several runners."""
 
 from __future__ import annotations
 
@@ -33,9 +33,11 @@ __all__ = ["BenchOptions", "bench"]
 class BenchOptions:
     """Options of a benchmark.
 
-    data: real images; None generates random inputs, which the card states.  samples: how many are kept in memory.
-    bound_ms: search the highest rate whose p99 latency stays within this bound; None leaves the search out.
-    roofline, waterfall: measure these as well.
+    plan: the measurements of each runner.
+    data: real images; None generates random inputs, and the run card states so.
+    samples: the number of different inputs, which are kept in memory.
+    bound_ms: the bound of the p99 latency for the search of the highest arrival rate; None leaves the search out.
+    roofline, waterfall: whether to measure the roofline and the waterfall.
     """
 
     plan: Plan = field(default_factory=Plan)
@@ -66,13 +68,15 @@ def bench(
     *,
     on_progress: OnProgress = ignore,
 ) -> BenchReport:
-    """Measure every runner; ratios are relative to the first runner.
+    """Measure every runner.  Ratios are relative to the first runner.
 
-    Errors: InputError on options or data that do not fit; MissingDependencyError without LoadGen; whatever a
-    runner raises. Wrong answers, a busy machine and the like raise no error; they make the report INVALID.
+    Wrong answers or a busy machine raise no error: they make the report INVALID.
+    Errors: InputError when options or data do not fit the bundle or the runners.
+    MissingDependencyError without LoadGen.
+    Every error of a runner.
     """
     if not runners:
-        raise InputError("no runner was named")
+        raise InputError("no runner was named, expected at least 1")
     options = options or BenchOptions()
     require("mlperf_loadgen", package="mlcommons-loadgen", extra="bench")
     _require_batches(runners, options.plan)
@@ -127,7 +131,7 @@ def bench(
 
 def _skipped(runners: Sequence[Runner], options: BenchOptions, rooflines: Sequence[Roofline]) -> list[str]:
     skipped = [
-        f"{runner.label}: batch {batch}: it takes {', '.join(f'{least} to {most}' for least, most in runner.ranges)}"
+        f"{runner.label}: batch {batch}: the runner takes {_batches(runner)}"
         for runner in runners
         for batch in options.plan.batches
         if not runner.takes(batch)
@@ -152,12 +156,16 @@ def _require_batches(runners: Sequence[Runner], plan: Plan) -> None:
         if not any(runner.takes(batch) for batch in plan.batches):
             raise InputError(
                 f"runner {runner.label} cannot take any of the batches {', '.join(map(str, plan.batches))}",
-                hint=f"it takes {', '.join(f'{least} to {most}' for least, most in runner.ranges)}",
+                hint=f"give batch sizes that the runner takes: {_batches(runner)}",
             )
 
 
+def _batches(runner: Runner) -> str:
+    return ", ".join(f"{least} to {most}" for least, most in runner.ranges)
+
+
 def _inputs(bundle: Bundle, options: BenchOptions) -> tuple[NDArray[Any], NDArray[Any] | None, dict[str, Any]]:
-    """Return (inputs as the graph takes them, the same as pixels or None, description for the card)."""
+    """Return (the inputs of the graph, the same images as pixels or None, the description for the run card)."""
     if options.data is None:
         inputs = fresh_inputs(bundle, options.samples)
         pixels = inputs if bundle.manifest.input_kind == "pixels" else None

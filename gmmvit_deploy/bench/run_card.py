@@ -1,7 +1,7 @@
-"""Write the results of a script of ``benchmarks/`` with a run card: the machine, the settings, and a verdict.
+"""Write the results of a script in ``benchmarks/`` with a run card: the machine, versions, settings and a verdict.
 
-The verdict is INVALID, with every reason, if the machine was busy before or after, its clock changed, a ratio's
-interval is too wide, or a program was faster than the roofline.
+The verdict is INVALID, with every reason, if the machine was busy before or after the run, if the machine's clock rate
+changed, if the interval of a ratio is too wide, or if a program was faster than its roofline.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ __all__ = ["unsteady", "written"]
 
 @contextmanager
 def written(output: Path, script: str, *, timed: bool = True, **settings: Any) -> Iterator[dict[str, Any]]:
-    """Yield a dict to fill; at the end write it with its run card. After an error nothing is written.
+    """Yield a dictionary for the results, and write the dictionary with its run card at the end.
 
-    script: which script of ``benchmarks/`` ran.  timed: the results are times, which a busy machine spoils.
-    A `Ratio` in the dict is written with its three numbers.
+    After an error, nothing is written.
+    output: the file to write.  script: the name of the script.  settings: the settings of the run.
+    timed: whether the results are times. Only then do a busy machine and wide intervals make the run INVALID.
+    A `Ratio` in the dictionary is written as its three numbers.
     """
     started = time.time()
     load, before, apart = os.getloadavg()[0], machine_state(), round_trip_ns()
@@ -57,18 +59,21 @@ def written(output: Path, script: str, *, timed: bool = True, **settings: Any) -
 
 
 def unsteady(results: Any, place: str = "") -> list[str]:
-    """Name every `Ratio` whose interval is wider than `MOST_SPREAD` of it, and every share of a roofline above 1.
+    """Return a reason for every `Ratio` with a wide interval, and for every share of a roofline above 1.
 
-    Both show that the machine's speed changed during the measurement. Nested dicts are searched; ``place`` is the
-    path of keys so far.
+    An interval is wide if it spans more than `MOST_SPREAD` of the ratio. Both reasons show that the speed of the
+    machine changed during the measurement. Nested dictionaries are searched.
+    place: the keys that lead to ``results``, separated by commas.
     """
     if isinstance(results, Ratio):
         width = (results.high - results.low) / results.median
-        return [f"unstable: {place}: its interval spans {width:.0%} of the ratio"] if width > MOST_SPREAD else []
+        if not width > MOST_SPREAD:
+            return []
+        return [f"unstable: {place}: the interval spans {width:.0%} of the ratio, expected at most {MOST_SPREAD:.0%}"]
     if not isinstance(results, dict):
         return []
     share = results.get("share_of_roofline", 0.0)
-    reasons = [f"unstable: {place}: {share:.0%} of the roofline"] if share > 1 else []
+    reasons = [f"unstable: {place}: {share:.0%} of the roofline, expected at most 100%"] if share > 1 else []
     return reasons + [
         reason for key, value in results.items() for reason in unsteady(value, f"{place}, {key}" if place else str(key))
     ]

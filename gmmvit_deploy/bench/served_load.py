@@ -1,4 +1,4 @@
-"""The Server scenario: search the highest rate of random arrivals whose p99 latency stays within a bound."""
+"""Search the highest rate of random arrivals (LoadGen's Server scenario) whose p99 latency stays within a bound."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _BATCH = 64
 class LoadPoint:
     """A trial of an arrival rate.
 
-    rate: requested arrivals a second.  p50_ms, p99_ms: latencies from the scheduled time, over ``queries`` queries.
+    rate: the arrivals a second.  queries: the number of queries.
+    p50_ms, p99_ms: percentiles of the latency from each query's scheduled time.
     holds: whether p99 stayed within the bound.
     """
 
@@ -44,7 +45,8 @@ class LoadPoint:
 class LoadSearch:
     """The result of a search.
 
-    best: the point with the highest rate whose p99 stayed within the bound, or None.  points: every trial, by rate.
+    best: the trial with the highest rate whose p99 stayed within the bound, or None without such a trial.
+    points: all trials, ordered by rate.  outputs: the check of the runner's answers.
     """
 
     runner: str
@@ -63,19 +65,20 @@ def search_rate(
     most: float,
     on_progress: OnProgress = ignore,
 ) -> LoadSearch:
-    """Bisect between a rate within the bound and a rate beyond it, in six steps.
+    """Search by bisection, in six steps, the highest rate whose p99 latency stays within the bound.
 
-    A rate whose p99 exceeds the bound is tried again, and two of three trials decide: a single pause of the machine
-    can spoil a p99, and would exclude all higher rates.
+    If the p99 of a rate exceeds the bound, the rate is tried again, and two of three trials decide. Otherwise a single
+    pause of the machine could raise a p99, and the search would exclude all higher rates. Every trial sends at least
+    the number of queries that a p99 needs.
 
-    inputs: (N, …), from which samples are drawn.  bound_ms: bound of the p99 latency.
-    most: samples a second with all samples available at once, an upper limit of any arrival rate.
-    Every trial sends as many queries as a p99 needs.
+    inputs: the inputs (N, …) from which samples are drawn.  expected: the expected logits of the inputs.
+    bound_ms: the bound of the p99 latency.
+    most: the samples a second when all samples are available at once. No arrival rate can be higher.
     """
-    # A server forms batches itself.
+    # A server forms batches itself, so the queries to a server are single samples.
     batch = 1 if runner.server is not None else min(_BATCH, runner.max_batch, len(inputs))
     for size in {1, batch // 2 - 1, batch - 1, batch} & set(range(1, batch + 1)):
-        runner.run(inputs[:size])  # some runners compile at the first run of a batch size, which must not be timed
+        runner.run(inputs[:size])  # the first run of a batch size may compile, and must not be timed
     points: list[LoadPoint] = []
     largest, answers, digest = 0.0, 0, hashlib.sha256()
     low, high = 0.0, most
@@ -123,7 +126,7 @@ def search_rate(
 def _held(tried: Callable[[], LoadPoint]) -> LoadPoint | None:
     """Return the slower of the two deciding trials, or None if the rate exceeds the bound.
 
-    A first trial within the bound decides alone.
+    If the first trial stays within the bound, no other trial is needed.
     """
     first = tried()
     if first.holds:

@@ -1,11 +1,11 @@
 """Statistics of latencies: percentiles that require enough queries, medians, spreads and ratios.
 
-    a percentile p is quoted on at least n queries      p90: 64   p99: 662   p99.9: 6,636
-    spread = (75 % − 25 % of the rounds' medians) / their median
-    ratio  = median over rounds of (median of the runner / median of the baseline), rounds run side by side
+    minimum number of queries for a percentile: p90 64, p99 662, p99.9 6,636
+    spread = (75th percentile − 25th percentile of the rounds' medians) / median of the rounds' medians
+    ratio  = median over the rounds of (median of the runner / median of the baseline in the same round)
 
-The minimum n follow from MLPerf's early stopping (MLPerf Inference rules, "Early stopping"): with fewer queries no
-number of slow queries differs from chance at 99 % confidence.
+The minimum numbers follow from MLPerf Inference's rules on early stopping: with this number of queries, of which a
+single query is slower than a latency, the percentile is below the latency with 99 % confidence.
 """
 
 from __future__ import annotations
@@ -20,14 +20,18 @@ from numpy.typing import NDArray
 __all__ = ["ENOUGH", "Percentile", "Ratio", "percentiles", "ratio", "spread"]
 
 ENOUGH: dict[float, int] = {0.5: 8, 0.9: 64, 0.99: 662, 0.999: 6636}
-"""Percentile, as a share → minimum number of queries to quote it."""
+"""Percentile as a share → minimum number of queries."""
 _DRAWS = 2000
 _INTERVAL = (2.5, 97.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Percentile:
-    """A percentile.  value: None with too few queries.  missing: how many more queries are needed."""
+    """A percentile of latencies.
+
+    share: the percentile as a share, such as 0.99.  value: the latency; None with too few queries.
+    missing: the number of queries that are missing for a value.
+    """
 
     share: float
     value: float | None
@@ -35,13 +39,13 @@ class Percentile:
 
     @property
     def name(self) -> str:
-        """Name of the percentile, such as ``p99.9``."""
+        """The name of the percentile, such as ``p99.9``."""
         return f"p{self.share * 100:g}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """The median of the rounds' ratios with its 95 % bootstrap interval."""
+    """The median of the rounds' ratios.  low, high: the 95 % bootstrap interval of the median."""
 
     median: float
     low: float
@@ -68,10 +72,13 @@ def spread(medians: Sequence[float]) -> float:
 def ratio(above: Sequence[float], below: Sequence[float]) -> Ratio:
     """Return the ratio ``above`` / ``below`` with its interval.
 
-    above, below: medians of the same rounds.  Errors: ValueError on different numbers of rounds, or no round.
+    above, below: the medians of two programs in the same rounds.
+    Errors: ValueError when the numbers of rounds differ, or when there is no round.
     """
     if len(above) != len(below) or not len(above):
-        raise ValueError(f"{len(above)} rounds over {len(below)}: expected rounds in pairs")
+        raise ValueError(
+            f"expected equally many rounds of both programs, at least 1, got {len(above)} and {len(below)}"
+        )
     ratios = np.asarray(above) / np.asarray(below)
     drawn = np.random.default_rng(0).integers(0, len(ratios), (_DRAWS, len(ratios)))
     low, high = np.percentile(np.median(ratios[drawn], axis=1), _INTERVAL)

@@ -1,4 +1,4 @@
-"""Summarise a benchmark in a sentence for readers who quote it, and list what would change its verdict."""
+"""Summarise a benchmark in a sentence for readers who quote its numbers, and list what would change the verdict."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Result = Mapping[str, Any]
 
 
 def summary_of(result: Result) -> Summary:
-    """Return the summary of a result.  result: as `BenchReport.to_json` returns it."""
+    """Return the summary of a result.  result: the result, as `BenchReport.to_json` returns it."""
     if result["reasons"]:
         count = len(result["reasons"])
         wrong = [cell for cell in result["cells"] if not cell["outputs"]["right"]]
         answers = "; some answers were wrong" if wrong else ""
-        sentence = f"Do not quote these numbers: {count} reason{'s' * (count > 1)} against the run{answers}."
+        sentence = f"Do not quote these numbers: the run is invalid for {count} reason{'s' * (count > 1)}{answers}."
         return Summary(
             outcome="failed", word=result["verdict"], sentence=sentence, changes=(*result["reasons"], *_scope(result))
         )
@@ -48,28 +48,29 @@ def _fastest(result: Result) -> str:
 
 
 def _nearest_limits(result: Result) -> Iterator[str]:
-    """Yield how close a valid run is to the limits of validity."""
+    """Yield sentences on how close a valid run is to being invalid."""
     if result["cells"]:
         widest = max(result["cells"], key=lambda cell: cell["spread"])
         yield (
-            f"The rounds of {widest['runner']}, {widest['scenario']}, batch {widest['batch']} are spread over "
-            f"{widest['spread']:.0%} of their median, the widest here; above {MOST_SPREAD:.0%} the run is invalid"
+            f"The largest spread of rounds is {widest['spread']:.0%} of their median, for {widest['runner']}, "
+            f"{widest['scenario']}, batch {widest['batch']}; above {MOST_SPREAD:.0%} the run is invalid"
         )
     others = max(result[when]["others"] for when in ("before", "after"))
     yield f"Other programs took {others:.0%} of the machine; above {MOST_OTHERS:.0%} the run is invalid"
 
 
 def _open_comparisons(result: Result) -> Iterator[str]:
-    """Yield a sentence for each ratio whose interval contains 1: neither runner is shown to be faster."""
+    """Yield a sentence for each ratio whose interval contains 1, so that neither runner is shown to be faster."""
     for ratio in result["ratios"]:
         if ratio["low"] <= 1 <= ratio["high"]:
             yield (
-                f"{ratio['runner']} and {ratio['over']} are not shown to differ at {ratio['scenario']}, batch "
-                f"{ratio['batch']} (ratio {ratio['low']:.3f} to {ratio['high']:.3f}): more --rounds narrow the interval"
+                f"{ratio['runner']} and {ratio['over']} are not shown to differ in {ratio['scenario']}, "
+                f"batch {ratio['batch']} (ratio {ratio['low']:.3f} to {ratio['high']:.3f}); "
+                "more --rounds make this interval narrower"
             )
 
 
 def _scope(result: Result) -> Iterator[str]:
-    if result["skipped"]:
-        yield f"What was skipped ({len(result['skipped'])}, listed below with the reasons): it was not measured"
-    yield "Another machine, bundle, setting or version: the numbers hold for the run card below, for nothing else"
+    if count := len(result["skipped"]):
+        yield f"{count} measurement{'s were' if count > 1 else ' was'} skipped; the reasons are listed below"
+    yield "The numbers only hold for the machine, bundle, settings and versions in the run card below"

@@ -1,9 +1,11 @@
-"""Search the server settings that sustain the highest arrival rate within a latency bound, on a real server.
+"""Search the server settings with the highest arrival rate whose p99 latency stays within a bound, on a real server.
 
-A setting is a repository: runtime and precision, instances with their threads, and the batcher's maximum queue
-delay. The search tries runtimes first, with default settings; then, for the best runtime, instances; then delays.
-Every trial starts a server, checks its answers, and searches the highest rate of Poisson arrivals whose p99 latency
-stays within the bound.
+The settings are the runtime and its precision, the number of instances and their threads, and the maximum time that a
+request waits in the batcher (queue delay). The search first tries each runtime with default settings, then numbers of
+instances with the best runtime, then queue delays with the best instances.
+
+Every trial starts a server, checks the server's answers, and searches the highest rate of random (Poisson) arrivals
+whose p99 latency stays within the bound.
 """
 
 from __future__ import annotations
@@ -48,12 +50,13 @@ _CLIENT_BATCH = 16
 class TuneOptions:
     """Options of a tuning run.
 
-    bound_ms: bound of the p99 latency, measured at the client.
-    runtimes: (name, precision) of the allowed runtimes; the suffix ``+kernels`` adds our CPU kernels, as in
-    ``onnxruntime+kernels``.  None allows ONNX Runtime in float32 only, where ``cpu_kernels`` decides about our kernels.
-    cpu_kernels: only without ``runtimes``; None is ``auto``.
-    Tuning measures speed only; `gmmvit parity` with data measures the accuracy of a precision.
-    name: of the served model.
+    Tuning measures speed only; ``gmmvit parity`` with data measures the accuracy of a precision.
+
+    bound_ms: the bound of the p99 latency, measured by the client.  protocol: the protocol of the requests.
+    runtimes: (name, precision) of each runtime to try. The suffix ``+kernels`` adds our CPU kernels, as in
+    ``onnxruntime+kernels``. None tries ONNX Runtime in float32 only.
+    cpu_kernels: whether to use our CPU kernels, if ``runtimes`` is None; None means ``auto``.
+    name: the name of the served model.
     """
 
     bound_ms: float
@@ -70,12 +73,12 @@ class TuneOptions:
         if not self.runtimes or len(set(self.runtimes)) < len(self.runtimes):
             raise InputError("expected distinct runtimes, such as onnxruntime,openvino:bf16")
         if self.cpu_kernels is not None:
-            raise InputError("--cpu-kernels cannot be combined with --runtime; append +kernels to a runtime instead")
+            raise InputError("--cpu-kernels cannot be combined with --runtime; add +kernels to the name of a runtime")
         for name, _ in self.runtimes:
             runtime_from(name)
 
     def settings(self) -> list[RepositoryOptions]:
-        """Return the default settings of every allowed runtime."""
+        """Return the default settings for every runtime to try."""
         if self.runtimes is None:
             return [RepositoryOptions(name=self.name, cpu_kernels=self.cpu_kernels or "auto")]
         defaults = []
@@ -88,9 +91,11 @@ class TuneOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """The result of a setting.
+    """The result of a trial.
 
-    full_rate: samples a second with all samples available at once.  cpu_kernels: whether our kernels were used.
+    settings: the settings of the server.  cpu_kernels: whether the server used our CPU kernels.
+    full_rate: the samples a second when all samples are available at once.
+    load: the search for the highest arrival rate.
     """
 
     settings: RepositoryOptions
@@ -100,7 +105,7 @@ class Trial:
 
     @property
     def rate(self) -> float:
-        """Highest arrival rate within the bound, in requests a second; 0 without such a rate or with wrong answers."""
+        """The highest rate within the bound, in requests a second; 0 without such a rate or with wrong answers."""
         return self.load.best.rate if self.load.best is not None and self.load.outputs.right else 0.0
 
 
@@ -108,7 +113,9 @@ class Trial:
 class Tuning:
     """The result of a tuning run.
 
-    before, after: state of the machine around the run.  trials: in the order in which they ran.
+    bundle: the tuned bundle, the folder that ``gmmvit export`` writes.  machine: the machine of the run.
+    before, after: the state of the machine before and after the run.
+    trials: all trials, in the order in which they ran.
     """
 
     options: TuneOptions
@@ -120,7 +127,7 @@ class Tuning:
 
     @property
     def best(self) -> Trial | None:
-        """Return the trial with the highest rate within the bound, or None if no trial stayed within it."""
+        """The trial with the highest rate within the bound, or None if no trial stayed within the bound."""
         fastest = max(self.trials, key=lambda trial: trial.rate)
         return fastest if fastest.rate > 0 else None
 
@@ -158,10 +165,13 @@ def tune(
     force: bool = False,
     on_progress: OnProgress = ignore,
 ) -> Tuning:
-    """Search, then write the best repository to ``out``, with `TUNING_FILE` beside its models.
+    """Search the best settings, then write a repository with these settings to ``out``.
 
-    Errors: OutputError when ``out`` exists already; InputError when no setting stays within the bound, or the bundle
-    lacks the graph of a precision; MissingDependencyError; ServerError. After an error nothing is written.
+    The repository also contains `TUNING_FILE` with all trials. After an error, nothing is written.
+    Errors: OutputError when ``out`` exists already and ``force`` is false.
+    InputError when no setting stays within the bound, or when the bundle lacks the graph of a precision.
+    MissingDependencyError when LoadGen or Triton's client is missing.
+    ServerError when a server fails.
     """
     require_free(out, force=force)
     inputs = fresh_inputs(bundle, _INPUTS)
@@ -170,7 +180,10 @@ def tune(
     trials: list[Trial] = []
 
     def tried(candidates: Iterable[RepositoryOptions], *, later: int = 0) -> Trial:
-        """Try the new candidates and return the best trial so far.  later: trials still to come, for progress."""
+        """Try the candidates that were not tried before, and return the best trial so far.
+
+        later: the number of trials after these candidates, for the progress display.
+        """
         untried = [settings for settings in candidates if all(settings != trial.settings for trial in trials)]
         total = len(trials) + len(untried) + later
         for settings in untried:
@@ -195,8 +208,8 @@ def tune(
     if tuning.best is None:
         nearest = min(trial.load.points[0].p99_ms for trial in trials)
         raise InputError(
-            f"no setting keeps p99 below {options.bound_ms:g} ms; the lowest p99 was {nearest:.1f} ms",
-            hint="raise the bound, or allow a faster runtime with --runtime",
+            f"no setting keeps p99 below {options.bound_ms:g} ms: the lowest p99 was {nearest:.1f} ms",
+            hint="type a higher --bound-ms, or add a faster runtime to --runtime",
         )
     text = json.dumps(tuning.to_json(), indent=1, allow_nan=False) + "\n"
     repository_from_bundle(bundle, out, tuning.best.settings, notes={TUNING_FILE: text}, force=force)
@@ -204,7 +217,7 @@ def tune(
 
 
 def _instances(settings: RepositoryOptions) -> list[RepositoryOptions]:
-    """Return the settings with 2 and 4 instances, as far as there are cores; each instance gets an equal share."""
+    """Return the settings with 2 and 4 instances, if there are as many cores; the instances share the cores equally."""
     cores = len(os.sched_getaffinity(0))
     counts = [count for count in (2, 4) if count <= cores]
     return [replace(settings, instances=count, threads=cores // count) for count in counts]
@@ -243,18 +256,21 @@ def _described(trial: Trial) -> dict[str, Any]:
 def _words(settings: RepositoryOptions) -> str:
     return (
         f"{settings.runtime} {settings.precision}, {settings.instances} × {settings.threads or 'all'} threads, "
-        f"{settings.max_queue_delay_us} µs"
+        f"queue delay {settings.max_queue_delay_us} µs"
     )
 
 
 def settings_table(trials: Sequence[Trial]) -> list[tuple[str, ...]]:
-    """Return table rows: settings, highest rate within the bound, its p99, rate with all samples at once, remark."""
+    """Return a table row for each trial.
+
+    The columns are: settings, highest rate within the bound, p99 at this rate, rate with all samples at once, remark.
+    """
     best = max(trials, key=lambda trial: trial.rate)
     rows: list[tuple[str, ...]] = []
     for trial in trials:
         point = trial.load.best
         p99 = f"{point.p99_ms:.1f} ms" if point else ""
-        mark = "best" if trial is best and trial.rate else ("answers WRONG" if not trial.load.outputs.right else "")
-        words = f"{_words(trial.settings)}, {'our kernels' if trial.cpu_kernels.used else 'its own operators'}"
+        mark = "best" if trial is best and trial.rate else ("WRONG answers" if not trial.load.outputs.right else "")
+        words = f"{_words(trial.settings)}, {'with' if trial.cpu_kernels.used else 'without'} our kernels"
         rows.append((words, f"{trial.rate:,.0f}", p99, f"{trial.full_rate:,.0f}", mark))
     return rows

@@ -1,10 +1,10 @@
-"""Measure where the time of a single image goes, from PyTorch to an HTTP answer, each step on the same inputs.
+"""Measure the time of a single image in each runner, from PyTorch to an HTTP request (the waterfall).
 
-    trained module → exported graph → engine → server → gRPC → HTTP → with the image decoded by the server
+    PyTorch → exported graph → engine → server over gRPC → server over HTTP → server that also decodes the image
 
-A runner of this process is a single step. A request to a server is split by the server's own statistics into queue
-and backend; the rest of the client's time (transport, client, unaccounted time) is shown as ``unexplained`` and not
-distributed over the other parts.
+All steps get the same inputs. A runner in this process is a single step. The server's statistics divide the time of a
+request into parts: the queue and the backend. The rest of the client's time, for example in transport, is called
+``unexplained``.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ _QUERIES = 40
 class Step:
     """A step of the waterfall.
 
-    ms: median time at the caller.  over_before: additional ms compared with the step before.
-    parts: name → ms of a server's mean request; ``unexplained`` is the rest.  Empty for a runner of this process.
+    ms: the median time of a request, measured by the caller.
+    over_before: the difference in ms from the step before.
+    parts: name of a part → ms of this part in the server's mean request, and ``unexplained`` → ms of the rest. Empty
+    for a runner in this process.
     """
 
     name: str
@@ -49,10 +51,11 @@ class Step:
 def waterfall(
     bundle: Bundle, runners: Sequence[Runner], inputs: NDArray[Any], pixels: NDArray[Any] | None
 ) -> list[Step]:
-    """Measure every step with a single image per query; the steps take turns in each round.
+    """Measure every step with a single image per query.  The steps take turns in each round.
 
-    inputs: (N, …) as the graph takes them.  pixels: (N, height, width, channels), the same images for the decoding
-    step; None leaves that step out.
+    inputs: the inputs (N, …) of the graph.
+    pixels: the same images as pixels, (N, height, width, channels), for the step in which the server decodes images;
+    None leaves this step out.
     """
     ordered = sorted(runners, key=lambda runner: (RUNNERS.index(runner.name), runner.precision))
     programs = {runner.label: _Program(runner, inputs) for runner in ordered}
@@ -72,8 +75,9 @@ def waterfall(
 def server_parts(
     models: Sequence[str], before: Sequence[ServerTimings], after: Sequence[ServerTimings]
 ) -> dict[str, float]:
-    """Return ``MODEL queue``, ``MODEL infer`` and so on → ms of the mean request between two readings of statistics.
+    """Return name of a part → ms of this part in the mean request between two readings of the server's statistics.
 
+    The names are ``MODEL queue``, ``MODEL input``, ``MODEL infer`` and ``MODEL output`` for each model.
     before, after: the readings, with an entry for each of ``models``.
     """
     parts: dict[str, float] = {}
@@ -85,7 +89,7 @@ def server_parts(
 
 
 class _Program:
-    """Collect a runner's turns with a single sample per query, and its server's statistics about them."""
+    """The measurements of a runner with a single sample per query, and the server's statistics about these queries."""
 
     def __init__(self, runner: Runner, inputs: NDArray[Any]) -> None:
         self.runner = runner
@@ -99,7 +103,7 @@ class _Program:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Names of the server's models that take part in a request."""
+        """The names of the server's models that take part in a request; empty for a runner in this process."""
         return (self.runner.server.network,) if self.runner.server is not None else ()
 
     def turn(self, number: int) -> None:
@@ -132,7 +136,7 @@ class _Program:
 
 
 class _Decoding(_Program):
-    """A complete request as clients send it: encoded image to logits."""
+    """The measurements of requests with an encoded image, which the server decodes."""
 
     def __init__(self, runner: Runner, server: Served, pixels: NDArray[Any]) -> None:
         encoded = np.empty((len(pixels), 1), dtype=object)

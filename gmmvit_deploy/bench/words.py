@@ -1,4 +1,4 @@
-"""Format the parts of a result as text, for the page and the terminal."""
+"""Format parts of a result as text, for the page and the terminal."""
 
 from __future__ import annotations
 
@@ -11,15 +11,20 @@ __all__ = ["percentile_words", "ratio_words", "roofline_words"]
 
 
 def percentile_words(cell: Mapping[str, Any], name: str) -> str:
-    """Format a percentile of a cell: its milliseconds, or how many queries are missing.  name: such as ``p99``."""
+    """Format a percentile of a cell in milliseconds, or the number of missing queries.
+
+    name: the name of the percentile, such as ``p99``.
+    """
     percentile = cell["percentiles"].get(name)
     if percentile is None:
         return ""
-    return f"{percentile['ms']:.3f}" if percentile["ms"] is not None else f"{percentile['missing_queries']:,} too few"
+    if percentile["ms"] is None:
+        return f"{percentile['missing_queries']:,} queries short"
+    return f"{percentile['ms']:.3f}"
 
 
 def roofline_words(line: Mapping[str, Any]) -> str:
-    """Format precision and device, the best rate with its library and shape, and the bandwidth."""
+    """Format a roofline: precision and device, the best rate with its library and shape, and the bandwidth."""
     shape = "×".join(map(str, line["shape"]))
     return (
         f"{line['precision']} on the {line['device']}: {line['gflops']:.0f} GFLOP/s ({line['library']}, {shape}), "
@@ -28,5 +33,5 @@ def roofline_words(line: Mapping[str, Any]) -> str:
 
 
 def ratio_words(ratio: Ratio, digits: int = 3) -> str:
-    """Format the median with its interval, such as ``1.012 (1.004–1.019)``."""
+    """Format a ratio: the median with its interval, such as ``1.012 (1.004–1.019)``."""
     return f"{ratio.median:.{digits}f} ({ratio.low:.{digits}f}–{ratio.high:.{digits}f})"

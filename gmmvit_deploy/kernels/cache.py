@@ -1,10 +1,13 @@
 """Cache compiled libraries on disk, and record failed compilations.
 
-    <folder>/<name>-<key>.so      a library           <name>-<key>.failed   the compiler's reason, as text
-    <folder>/<name>-<key>.lock    locked exclusively to compile or remove the library, shared by each process using it
+    <folder>/<name>-<key>.so       a compiled library
+    <folder>/<name>-<key>.failed   a failed compilation: the compiler's error as text
+    <folder>/<name>-<key>.lock     the library's lock file.  A process that uses the library holds a shared lock; a
+                                   process that compiles or removes the library holds an exclusive lock
 
-The folder is ``$XDG_CACHE_HOME/gmmvit-deploy/kernels``, below ``~/.cache`` by default. It keeps the `MOST_LIBRARIES`
-most recently used libraries, and as many failures. A library that a running process uses is never removed.
+The folder is ``$XDG_CACHE_HOME/gmmvit-deploy/kernels``; without XDG_CACHE_HOME it is
+``~/.cache/gmmvit-deploy/kernels``. The cache keeps the `MOST_LIBRARIES` most recently used libraries, and as many
+recorded failures. A library that a running process uses is never removed.
 """
 
 from __future__ import annotations
@@ -29,34 +32,37 @@ __all__ = [
 
 MOST_LIBRARIES = 8
 _IN_USE: dict[Path, IO[str]] = {}
-"""Library → its lock file, which this process keeps locked until it ends."""
+"""Library → the library's lock file, which this process keeps locked until the process ends."""
 
 
 class CompileError(Exception):
-    """The library could not be compiled; another attempt may succeed.  The message is the reason."""
+    """The library could not be compiled, but another attempt may succeed.  The message gives the reason."""
 
 
 class SourceError(CompileError):
-    """The compiler reported an error in the sources.  The cache records it under the library's key."""
+    """The compiler reported an error in the sources.  The cache records the error under the library's key."""
 
 
 def cache_folder() -> Path:
     """Return the cache's folder.
 
-    Errors: RuntimeError when no home directory is known and XDG_CACHE_HOME is not set.
+    Errors: RuntimeError when neither XDG_CACHE_HOME nor a home directory is known.
     """
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gmmvit-deploy" / "kernels"
 
 
 def compiled(stem: str, compile_to: Callable[[Path], None]) -> Path:
-    """Return the path of the library ``<stem>.so``, compile it if it is not in the cache, and mark it as in use.
+    """Return the path of the library ``<stem>.so``, and mark the library as in use by this process.
 
-    stem: name and key.  compile_to: writes the library to a path, or raises `CompileError`; a `SourceError`
-    is recorded.
-    If several processes ask for the same library, the first compiles it and the others wait. The file appears under
-    its name only when it is complete.
-    Errors: CompileError; SourceError, without another attempt, if an earlier failure is recorded; OSError when the
-    folder cannot be used; RuntimeError as `cache_folder`.
+    A library that is not in the cache is compiled first. If several processes ask for the same library, the first
+    process compiles the library and the others wait. The file ``<stem>.so`` only appears when it is complete.
+
+    stem: the library's name and key, joined.  compile_to: a function that writes the library to a path, or raises
+    `CompileError`.
+    Errors: CompileError when the library cannot be compiled.
+    SourceError when the sources have an error; the cache records it, and later calls raise it without compiling.
+    OSError when the folder cannot be used.
+    RuntimeError as `cache_folder`.
     """
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
@@ -75,7 +81,7 @@ def compiled(stem: str, compile_to: Callable[[Path], None]) -> Path:
 
 
 def _in_use(library: Path) -> IO[str] | None:
-    """Take a shared lock on a library and return the lock file; None if the library does not exist."""
+    """Take a shared lock on a library and return the lock file, or None if the library does not exist."""
     lock = _locked(library.with_suffix(".lock"), fcntl.LOCK_SH)
     try:
         os.utime(library)
@@ -86,7 +92,7 @@ def _in_use(library: Path) -> IO[str] | None:
 
 
 def recorded_failure(stem: str) -> Path | None:
-    """Return the file that records why this library could not be compiled, or None."""
+    """Return the file that records why this library could not be compiled, or None if no failure is recorded."""
     path = cache_folder() / f"{stem}.failed"
     return path if path.exists() else None
 
@@ -95,7 +101,8 @@ def empty_cache() -> tuple[list[Path], list[Path]]:
     """Remove all libraries and recorded failures.
 
     Returns (removed files, libraries that remain because a running process uses them).
-    Errors: RuntimeError as `cache_folder`; OSError when a file cannot be removed.
+    Errors: RuntimeError as `cache_folder`.
+    OSError when a file cannot be removed.
     """
     removed: list[Path] = []
     left: list[Path] = []
@@ -127,7 +134,7 @@ def _remove_oldest(folder: Path) -> None:
 
 
 def _by_use(folder: Path, suffix: str) -> list[Path]:
-    """List the cache's files with this suffix, the most recently used first."""
+    """Return the cache's files with this suffix, the most recently used first."""
     times: list[tuple[float, Path]] = []
     for path in folder.glob(f"*-*{suffix}"):
         with suppress(FileNotFoundError):
@@ -136,7 +143,10 @@ def _by_use(folder: Path, suffix: str) -> list[Path]:
 
 
 def _removed(path: Path) -> bool:
-    """Remove a file and, if no other file needs it, its lock.  Returns False if a running process uses the file."""
+    """Remove a library or a recorded failure, and its lock file if no other file needs the lock file.
+
+    Returns False, and removes nothing, if a running process uses the library.
+    """
     lock_path = path.with_suffix(".lock")
     with lock_path.open("a") as lock:
         try:
@@ -150,10 +160,11 @@ def _removed(path: Path) -> bool:
 
 
 def _locked(path: Path, kind: int) -> IO[str]:
-    """Open and lock a lock file, and open it again if another process removed it during the wait.
+    """Open and lock a lock file.  If another process removed the file during the wait, open and lock a new file.
 
-    kind: ``fcntl.LOCK_SH`` or ``LOCK_EX``.  Ask for an exclusive lock only while the library does not exist: each
-    process that uses a library holds a shared lock until it ends, and the exclusive lock would wait for all of them.
+    kind: ``fcntl.LOCK_SH`` (shared) or ``fcntl.LOCK_EX`` (exclusive).  Ask for an exclusive lock only while the
+    library does not exist. A process that uses the library holds a shared lock until the process ends, and an
+    exclusive lock would wait for the end of every such process.
     """
     while True:
         lock = path.open("a")

@@ -1,13 +1,19 @@
-"""Compile our kernels as libraries for the installed runtimes on first use, and keep them in a cache.
+"""Compile this project's kernels into libraries for the installed runtimes on first use, and cache the libraries.
 
-This package contains no compiled kernels: an OpenVINO operation is C++ that works with a single version of OpenVINO,
-and compiled C would need a separate package for each platform. OpenVINO's package includes its headers, and ONNX
-Runtime's interface needs none. Compiling needs a C++ compiler and takes some seconds.
+This package contains the sources of the kernels, not compiled kernels. A compiled OpenVINO operation works with a
+single version of OpenVINO, and compiled C would need a separate package for each platform. Compiling needs a C++
+compiler and takes some seconds. The headers of OpenVINO come with OpenVINO's package; ONNX Runtime's interface needs
+no headers.
 
-The key of a library in the cache is a hash of the compiler (its arguments and the output of ``$CXX --version``), the
-flags, the sources and the version of the runtime that it is compiled against; the folder of this package is not part
-of it. If the compiler reports an error in the sources, the failure is recorded under the same key, so that no other
-process tries again (`cache.py`). A failure from lack of memory or disk space is not recorded.
+The key of a library in the cache is a hash of:
+
+- the compiler: its arguments and the output of ``$CXX --version``,
+- the flags,
+- the sources,
+- the version of the runtime.
+
+If the compiler reports an error in the sources, the cache records the failure under the same key (`cache.py`), and no
+process compiles these sources again. A failure from lack of memory or disk space is not recorded.
 """
 
 from __future__ import annotations
@@ -36,7 +42,7 @@ _FLAGS = ("-O2", "-shared", "-fPIC")
 _SOURCE_ERROR = re.compile(r":\d+: (fatal )?error: ")
 """Format in which g++ and clang++ report an error in a source: the line number before the message."""
 _SHORTAGE = re.compile(r"no space left|disk quota|out of memory|memory exhausted|cannot allocate|killed", re.IGNORECASE)
-"""Messages of compilers, some with a line number, when the machine lacks memory or disk space."""
+"""Messages of compilers when the machine lacks memory or disk space.  Some of these messages have a line number."""
 _TRY_AGAIN = "gmmvit doctor --empty-kernel-cache"
 _LIBRARIES = ("libopenvino.so.*", "libtbb.so.*")
 
@@ -45,9 +51,9 @@ _LIBRARIES = ("libopenvino.so.*", "libtbb.so.*")
 class _Recipe:
     """A library to compile.
 
-    sources: file names in this folder.  flags: compiler flags without paths.
+    sources: the names of source files in this folder.  flags: compiler flags without paths.
     include: folders of headers.  linked: libraries to link with.
-    against: name and version of the package that ``include`` and ``linked`` belong to.
+    against: the name and version of the package that provides ``include`` and ``linked``.
     """
 
     name: str
@@ -60,11 +66,10 @@ class _Recipe:
 
 @lru_cache
 def openvino_library() -> tuple[Path | None, str]:
-    """Return the library of our kernels for OpenVINO, compiled if it is not in the cache.
+    """Return the library of this project's kernels for OpenVINO, and compile it if the cache does not have it.
 
-    Returns (path of the library, "") or (None, the reason why it is not available).
-    The cache is ``$XDG_CACHE_HOME/gmmvit-deploy/kernels``, below ``~/.cache`` if XDG_CACHE_HOME is not set. $CXX is
-    the compiler, ``c++`` by default.
+    Returns (path of the library, "") or (None, the reason why the library is not available).
+    The compiler is ``$CXX``, by default ``c++``. `cache.py` describes the cache.
     Errors: MissingDependencyError without OpenVINO.
     """
     recipe, why = _openvino_recipe()
@@ -73,16 +78,17 @@ def openvino_library() -> tuple[Path | None, str]:
 
 @lru_cache
 def onnxruntime_library() -> tuple[Path | None, str]:
-    """Return the library of our kernels for ONNX Runtime; see `openvino_library`.
+    """Return the library of this project's kernels for ONNX Runtime, as `openvino_library` does.
 
-    It works with every version of ONNX Runtime, because the C interface is stable.
+    The library works with every version of ONNX Runtime, because ONNX Runtime's C interface is stable.
     """
     return _library(_ONNXRUNTIME)
 
 
 def why_recorded(name: str) -> str:
-    """Return the file that records a failed compilation and prevents another attempt; empty if there is no such file.
+    """Return the path of the file that records a failed compilation, or an empty string without such a file.
 
+    While the file exists, the library is not compiled again.
     name: ``onnxruntime`` or ``openvino``.  Errors: as `openvino_library`.
     """
     recipe = _ONNXRUNTIME if name == "onnxruntime" else _openvino_recipe()[0]
@@ -97,8 +103,8 @@ def empty_kernel_cache() -> tuple[list[Path], list[Path]]:
     """Remove compiled libraries and recorded failures, so that the next use compiles again.
 
     Returns (removed files, libraries that remain because a running process uses them).
-    Errors: RuntimeError when neither a home directory nor XDG_CACHE_HOME is known; OSError when a file cannot be
-    removed.
+    Errors: RuntimeError when neither XDG_CACHE_HOME nor a home directory is known.
+    OSError when a file cannot be removed.
     """
     emptied = empty_cache()
     for known in (openvino_library, onnxruntime_library):
@@ -114,7 +120,7 @@ def _openvino_recipe() -> tuple[_Recipe | None, str]:
     root = Path(openvino.__file__).parent
     libraries = [sorted((root / "libs").glob(pattern)) for pattern in _LIBRARIES]
     if not (root / "include" / "openvino" / "core" / "parallel.hpp").exists() or not all(libraries):
-        return None, f"OpenVINO {openvino.__version__} was installed without its headers; pip's package has them"
+        return None, f"OpenVINO {openvino.__version__} is installed without its headers, which pip's package has"
     return _Recipe(
         "openvino",
         _FOR_OPENVINO,
@@ -127,7 +133,7 @@ def _openvino_recipe() -> tuple[_Recipe | None, str]:
 
 def _library(recipe: _Recipe) -> tuple[Path | None, str]:
     if platform.machine() != "x86_64":
-        return None, f"it is written for x86-64, this is {platform.machine()}"
+        return None, f"our kernels are written for x86-64, this processor is {platform.machine()}"
     try:
         compiler = _compiler()
         return compiled(_stem(recipe, compiler), lambda path: _compile(recipe, compiler, path)), ""
@@ -142,7 +148,7 @@ def _compiler() -> list[str]:
 
 
 def _stem(recipe: _Recipe, compiler: list[str]) -> str:
-    """Return a library's name and key, joined.  Errors: OSError when the compiler cannot be started."""
+    """Return the name and key of a library, joined.  Errors: OSError when the compiler cannot be started."""
     answer = subprocess.run([*compiler, "--version"], capture_output=True, text=True, errors="replace", check=False)
     sources = {name: hashlib.sha256((_HERE / name).read_bytes()).hexdigest() for name in recipe.sources}
     key = {
@@ -155,16 +161,20 @@ def _stem(recipe: _Recipe, compiler: list[str]) -> str:
 
 
 def _compile(recipe: _Recipe, compiler: list[str], path: Path) -> None:
-    """Errors: SourceError when the compiler reports an error in the sources; CompileError on any other failure."""
+    """Compile a library and write it to ``path``.
+
+    Errors: SourceError when the compiler reports an error in the sources.
+    CompileError on any other failure.
+    """
     include = [word for folder in recipe.include for word in ("-isystem", str(folder))]
     parts = [word for name in recipe.sources if (kind := _language(name)) for word in (*kind, str(_HERE / name))]
     command = [*compiler, *_FLAGS, *include, *recipe.flags, *parts, "-x", "none", *map(str, recipe.linked)]
     answer = subprocess.run([*command, "-o", str(path)], capture_output=True, text=True, errors="replace", check=False)
     if answer.returncode:
-        lines = [line for line in answer.stderr.splitlines() if "error" in line] or ["it printed no error"]
+        lines = [line for line in answer.stderr.splitlines() if "error" in line] or ["the compiler printed no error"]
         why = f"the compiler {compiler[0]} failed: {lines[0].strip()}"
         if _SOURCE_ERROR.search(answer.stderr) and not _SHORTAGE.search(answer.stderr):
-            raise SourceError(f"{why}; to try again: {_TRY_AGAIN}")
+            raise SourceError(f"{why}; type {_TRY_AGAIN} to compile again")
         raise CompileError(why)
 
 
@@ -175,5 +185,5 @@ def _language(source: str) -> list[str]:
 
 def _reason(exc: Exception) -> str:
     if isinstance(exc, FileNotFoundError) and exc.filename and os.sep not in str(exc.filename):
-        return f"no C++ compiler: {exc.filename} does not exist; install g++, or name another compiler in CXX"
+        return f"no C++ compiler: {exc.filename} is not installed; install g++, or set CXX to another compiler"
     return str(exc)

@@ -1,11 +1,18 @@
-"""Find the attentions that our kernel computes.  Imports only modules beside it: it is copied into a server's model.
+"""Find the attentions in a graph that this project's kernel computes.
 
-    O = after(softmax(before((Q Kᵀ) ∘ M + B))) V        M: (heads, n, n) or a number; B: (…, heads, n, n) or absent
-                                                        before, after: products over heads, both or neither
+    O = after(softmax(before((Q Kᵀ) ∘ M + B))) V
 
-Q, K and V are cut out of columns (…, n, columns) by Split, Reshape and Transpose; O is put back by Transpose and
-Reshape. Every other attention is refused, with the reason. The algorithm works on `GraphView`, which `onnx_view.py`
-and `openvino_view.py` implement for their graphs.
+    Q, K, V         (batch, …, heads, n, head_dim), with n tokens; "…" is the dimension of windows, or nothing
+    M               the mask, (heads, n, n), or a number that scales the scores; ∘ is the elementwise multiplication
+    B               the bias, (…, heads, n, n), or absent
+    before, after   head mixing: each multiplies the heads by a (heads, heads) matrix; both exist or both are absent
+
+In the graph, Split, Reshape and Transpose cut the last dimension ("columns") of a tensor (batch, …, n, columns) into
+Q, K and V. A Transpose and a Reshape merge the heads of O. The matcher refuses every other attention, with the reason.
+
+The matcher reads a graph through `GraphView`. `onnx_view.py` implements `GraphView` for ONNX graphs and
+`openvino_view.py` for OpenVINO graphs. ``gmmvit repository`` copies this file into the folder of a served model, so
+this file imports only modules that are copied with it.
 """
 
 from __future__ import annotations
@@ -16,78 +23,91 @@ from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
-# A relative import, because a server's model has this module beside this file too.
+# A relative import also works in the folder of a served model, where the package has another name.
 from .prepared_masks import LANES, takes_bias
 
 __all__ = ["GraphView", "MatchedAttention", "Part", "Refusal", "attentions_in", "summary_of"]
 
 _MOST_MIXED = 16
-# Without and with a dimension for windows:
-_HEADS_APART = [0, 2, 1, 3], [0, 1, 3, 2, 4]  # (B, n, H, d) → (B, H, n, d), and back
-_KEYS_ACROSS = [0, 2, 3, 1], [0, 1, 3, 4, 2]  # (B, n, H, d) → (B, H, d, n)
+"""The maximum number of heads for head mixing in the kernel."""
+# Permutations of the Transposes, first without a dimension of windows W, then with it.
+_HEADS_APART = [0, 2, 1, 3], [0, 1, 3, 2, 4]
+"""(B, n, H, d) → (B, H, n, d), and (B, W, n, H, d) → (B, W, H, n, d).  Each permutation is its own inverse."""
+_KEYS_ACROSS = [0, 2, 3, 1], [0, 1, 3, 4, 2]
+"""(B, n, H, d) → (B, H, d, n), and (B, W, n, H, d) → (B, W, H, d, n)."""
 
 
 class GraphView(Protocol):
-    """What the matcher asks of a graph.  A value is the object by which the graph's library identifies a tensor.
+    """A graph as the matcher reads it.
 
-    ``kind`` and ``inputs`` describe the operator that computes a value.  Shapes are without the batch.
+    value: a tensor of the graph, as the graph's library identifies tensors: a name in ONNX, an output of a node in
+    OpenVINO.  Every shape is without the batch dimension.
     """
 
     def softmaxes(self) -> Sequence[Any]:
-        """Return the outputs of all softmaxes, in the graph's order."""
+        """Return the output of every softmax, in the graph's order."""
 
     def name(self, value: Any) -> str:
-        """Return the name of the operator that computes the value, such as ``blocks.0.attention/Softmax``."""
+        """Return the name of the operator that computes this value, such as ``blocks.0.attention/Softmax``."""
 
     def kind(self, value: Any) -> str:
-        """Return ``product`` (a MatMul that transposes neither factor), ``multiply``, ``add``, ``reshape``,
-        ``transpose``, ``softmax`` or ``conversion``; for any other operator the name that its library has for it.
+        """Return the kind of the operator that computes this value.
+
+        The kinds are ``matrix product`` (a MatMul that transposes neither input), ``multiplication`` and ``addition``
+        (both elementwise), ``reshape``, ``transpose``, ``softmax`` and ``cast``. For any other operator, return the
+        operator's name in the graph's library.
         """
 
-    def inputs(self, value: Any) -> Sequence[Any]: ...
+    def inputs(self, value: Any) -> Sequence[Any]:
+        """Return the inputs of the operator that computes this value."""
 
     def constant(self, value: Any) -> Any:
-        """Return the numpy array of a constant; None for a computed value."""
+        """Return a constant as a numpy array, or None for a computed value."""
 
     def plain(self, value: Any) -> Any:
-        """Return the value before type conversions, if the kernel computes across them."""
+        """Return the value before any casts, if the kernel may ignore casts; otherwise return the value itself."""
 
-    def reader(self, value: Any, *, through_conversions: bool = False) -> Any:
-        """Return the output of the only operator that reads this value; None unless it has exactly 1 reader."""
+    def reader(self, value: Any, *, through_casts: bool = False) -> Any:
+        """Return the output of the only operator that reads this value, or None if the number of readers is not 1.
+
+        through_casts: skip casts, if the kernel may ignore casts.
+        """
 
     def readers(self, value: Any) -> list[str]:
         """Return the kinds of all operators that read this value."""
 
     def shape(self, value: Any) -> tuple[int, ...] | None:
-        """Return the shape of a value; None if a dimension is unknown."""
+        """Return the shape of this value, or None if a dimension is unknown."""
 
     def target(self, value: Any) -> tuple[int, ...] | None:
-        """Return the shape that a reshape produces; None if a dimension is unknown."""
+        """Return the shape that this reshape produces, or None if a dimension is unknown."""
 
     def order(self, value: Any) -> list[int]:
-        """Return the permutation of a transpose."""
+        """Return the permutation of this transpose."""
 
     def axis(self, value: Any) -> int:
-        """Return the axis of a softmax."""
+        """Return the axis of this softmax."""
 
     def columns(self, value: Any) -> tuple[Any, int, int] | None:
-        """Return (source, index, parts) of an equal part of a source's last dimension; None for any other split.
+        """Return (source, index, outputs) if a Split cuts the last dimension of ``source`` equally.
 
-        Returns (value, 0, 1) for a value that is not split.
+        The value is output number ``index`` of this Split, and ``outputs`` is the number of the Split's outputs.
+        Returns (value, 0, 1) if no Split computes the value, and None if the Split cuts in another way.
         """
 
     def refused_type(self, value: Any) -> str:
-        """Return the value's type if the kernel does not compute in it, else an empty string."""
+        """Return the type of this value if the kernel does not support the type, otherwise an empty string."""
 
     def takes_constant(self, array: Any) -> bool:
-        """Return whether the kernel takes constants of this type."""
+        """Return whether the kernel supports the type of this constant."""
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Q, K or V: (B, …, n, heads, head_dim), the columns of ``source`` (B, …, n, columns) from ``column`` on.
+    """Q, K or V before the Transpose, (B, …, n, heads, head_dim): a range of a tensor's last dimension.
 
-    rows: (…, n), tokens last.
+    source: the tensor, (B, …, n, columns).  column: the first index of the range in the last dimension.
+    rows: the dimensions (…, n), without the batch; n is the number of tokens.
     """
 
     source: Any
@@ -101,10 +121,12 @@ class Part:
 class MatchedAttention:
     """An attention that the kernel computes.
 
-    name: of its module.  parts: Q, K, V, with the same rows, heads and head dim.
-    mask: (heads, n, n), or None.  scale: a number that the scores are multiplied by; 1 with a mask.
-    bias: as the graph has it, or None.  mixing: () or (before, after), each [from head, to head].
-    last: the attention's output, (B, …, n, heads · head_dim).
+    name: the name of the attention's module.  parts: Q, K and V, with equal rows, heads and head_dim.
+    mask: the mask (heads, n, n), or None without a mask.
+    scale: the number that multiplies the scores; 1 for an attention with a mask, which includes the scale.
+    bias: the bias with the shape that it has in the graph, or None without a bias.
+    mixing: the head mixing matrices (before, after), each indexed [from head, to head]; () without head mixing.
+    last: the value of the attention's output, (B, …, n, heads · head_dim).
     """
 
     name: str
@@ -129,13 +151,17 @@ class MatchedAttention:
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """Dimensions between batch and heads."""
+        """The dimensions of the scores between batch and heads: (number of windows,), or () without windows."""
         return self.parts[0].rows[:-1]
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """An attention that the kernel does not take.  name: of its module.  reason: a clause for messages."""
+    """An attention that the kernel does not compute.
+
+    name: the name of the attention's module.  reason: a clause for messages, such as "its head dim 12 is not a
+    multiple of 16".
+    """
 
     name: str
     reason: str
@@ -146,12 +172,15 @@ class _RefusedError(Exception):
 
 
 def attentions_in(view: GraphView) -> list[MatchedAttention | Refusal]:
-    """Return, for every softmax of a graph in its order, the attention around it or why the kernel does not take it."""
+    """Return for each softmax of a graph, in the graph's order, the attention around the softmax or a refusal."""
     return [_attention_of(softmax, view) for softmax in view.softmaxes()]
 
 
 def summary_of(matches: Sequence[MatchedAttention | Refusal]) -> str:
-    """Summarise: ``3 of 5; not: blocks.3.attention (its head dim 12 is not a multiple of 16)``; each reason once."""
+    """Return how many attentions the kernel computes, and each reason for a refusal with the refused attentions.
+
+    For example: ``3 of 4; not: blocks.3.attention (its head dim 12 is not a multiple of 16)``.
+    """
     by_reason: dict[str, list[str]] = {}
     for match in matches:
         if isinstance(match, Refusal):
@@ -183,7 +212,7 @@ def _matched(softmax: Any, name: str, view: GraphView) -> MatchedAttention:
     _require_equal_sizes(q, k, v)
     rows, heads, head_dim = q.rows, q.heads, q.head_dim
     if view.axis(softmax) not in (-1, len(rows) + 2):
-        _refuse("its softmax is not over the keys")
+        _refuse("its softmax does not run over the keys, the last dimension")
     if head_dim % LANES:
         _refuse(f"its head dim {head_dim} is not a multiple of {LANES}")
     mixing = _mixing(before, after, heads)
@@ -191,7 +220,7 @@ def _matched(softmax: Any, name: str, view: GraphView) -> MatchedAttention:
         _refuse(f"its output has shape {_words(view.shape(last))}, expected {_words((*rows, heads * head_dim))}")
     n = rows[-1]
     if bias is not None and mixing:
-        _refuse("it has a bias beside its head mixing")
+        _refuse("it has both a bias and head mixing, which the kernel does not combine")
     if bias is not None and not takes_bias(bias.shape, heads, n, rows[:-1]):
         _refuse(f"its bias has shape {_words(bias.shape)}, expected {_words((*rows[:-1], heads, n, n))}")
     if factor.size == 1:
@@ -203,7 +232,7 @@ def _matched(softmax: Any, name: str, view: GraphView) -> MatchedAttention:
 
 def _require_equal_sizes(q: Part, k: Part, v: Part) -> None:
     if q.rows != k.rows and len(q.rows) == len(k.rows) == 1:
-        _refuse(f"its queries are {_tokens(q.rows[0])} and its keys {k.rows[0]}")
+        _refuse(f"it has {_count(q.rows[0], 'query')} and {_count(k.rows[0], 'key')}, expected equal numbers")
     sizes = {(part.rows, part.heads, part.head_dim) for part in (q, k, v)}
     if len(sizes) != 1:
         words = [_words((*part.rows, part.heads, part.head_dim)) for part in (q, k, v)]
@@ -214,7 +243,7 @@ def _mixing(before: Any, after: Any, heads: int) -> tuple[Any, ...]:
     if before is None and after is None:
         return ()
     if before is None or after is None:
-        _refuse(f"it mixes heads only {'before' if after is None else 'after'} its softmax")
+        _refuse(f"it mixes heads only {'before' if after is None else 'after'} its softmax, expected before and after")
     for matrix in (before, after):
         if matrix.shape != (heads, heads):
             _refuse(f"its head mixing has shape {_words(matrix.shape)}, expected {_words((heads, heads))}")
@@ -224,95 +253,103 @@ def _mixing(before: Any, after: Any, heads: int) -> tuple[Any, ...]:
 
 
 def _scores(softmax: Any, view: GraphView) -> tuple[Any, Any, Any, Any, Any]:
-    """Return (Q, Kᵀ, M or the scale, the bias or None, the mixing or None) of the input of this softmax."""
+    """Return (Q, Kᵀ, M or the scale, the bias or None, the mixing before or None) behind this softmax's input."""
     unit = np.ones((), np.float32)
     at, before = view.plain(view.inputs(softmax)[0]), None
     mixed = _unmixed(at, view)
     if mixed is not None:
         before, at = mixed
-    bias, at = _constant_and_other(at, "add", view) or (None, at)
-    factor, at = _constant_and_other(view.plain(at), "multiply", view) or (unit, at)
+    bias, at = _constant_and_other(at, "addition", view) or (None, at)
+    factor, at = _constant_and_other(view.plain(at), "multiplication", view) or (unit, at)
     at = view.plain(at)
-    if view.kind(at) != "product":
+    if view.kind(at) != "matrix product":
         _refuse(_unknown_step(at, "before", view))
     for constant in (factor, bias):
         if constant is not None and not view.takes_constant(constant):
-            _refuse(f"its constants are {constant.dtype}, which the kernel does not take")
+            _refuse(f"its mask, scale or bias is {constant.dtype}, a type that the kernel does not support")
     query, key = map(view.plain, view.inputs(at))
-    scale, unscaled = _constant_and_other(query, "multiply", view) or (unit, query)
+    scale, unscaled = _constant_and_other(query, "multiplication", view) or (unit, query)
     factor = np.asarray(factor, np.float32)
-    if scale.size == 1 and view.takes_constant(scale):  # of Q alone, before the product
+    if scale.size == 1 and view.takes_constant(scale):  # the graph may scale Q instead of the scores
         factor, query = factor * scale.reshape(()), view.plain(unscaled)
     return query, key, factor, bias, before
 
 
 def _output(softmax: Any, view: GraphView) -> tuple[Any, Any, Any]:
-    """Return (V, the value with the heads side by side again, the mixing or None)."""
+    """Return (V, the output in which the heads are merged, the mixing after or None) behind this softmax."""
     weights, after = softmax, None
-    at = view.reader(weights, through_conversions=True)
+    at = view.reader(weights, through_casts=True)
     if at is not None and view.kind(at) == "reshape":
-        product = view.reader(at, through_conversions=True)
+        product = view.reader(at, through_casts=True)
         back = None if product is None else view.reader(product)
         mixed = None if back is None else _unmixed(back, view)
         if mixed is None:
-            _refuse("a Reshape that is no part of head mixing stands after its softmax")
+            _refuse("the Reshape after its softmax does not belong to head mixing")
         after, weights = mixed[0], back
-        at = view.reader(weights, through_conversions=True)
+        at = view.reader(weights, through_casts=True)
     if at is None:
-        _refuse(f"its weights go to more than the product with its values: {', '.join(view.readers(weights))}")
-    if view.kind(at) != "product":
+        readers = ", ".join(view.readers(weights)) or "no operator"
+        _refuse(f"its attention weights are read by {readers}, expected only the matrix product with V")
+    if view.kind(at) != "matrix product":
         _refuse(_unknown_step(at, "after", view))
     value = view.plain(view.inputs(at)[1])
     transpose = view.reader(at)
     last = None if transpose is None else view.reader(transpose)
     back_in_order = transpose is not None and view.kind(transpose) == "transpose"
     if not back_in_order or view.order(transpose) not in _HEADS_APART or last is None or view.kind(last) != "reshape":
-        _refuse("its heads are not put side by side again by a Transpose and a Reshape")
+        _refuse("its heads are not merged by a Transpose and a Reshape")
     return value, last, after
 
 
 def _unmixed(value: Any, view: GraphView) -> tuple[Any, Any] | None:
-    """Match Reshape(W @ Reshape(x)), heads mixed by a product: return (Wᵀ, x), or None for any other value."""
+    """Match head mixing, Reshape(W @ Reshape(x)): return (Wᵀ, x), or None for any other value."""
     if view.kind(value) != "reshape":
         return None
     product = view.inputs(value)[0]
-    if view.kind(product) != "product":
+    if view.kind(product) != "matrix product":
         return None
     weights, flat = view.constant(view.inputs(product)[0]), view.plain(view.inputs(product)[1])
     if weights is None or weights.ndim != 2 or not view.takes_constant(weights) or view.kind(flat) != "reshape":
         return None
     flattened, apart = view.target(flat), view.target(value)
-    # (B, H, n, n) → (B, H, n²) → back
+    # (B, H, n, n) → (B, H, n²) → (B, H, n, n); the shapes here are without the batch
     if not flattened or not apart or (len(flattened), len(apart)) != (2, 3) or flattened[0] != apart[0]:
         return None
     return np.ascontiguousarray(weights.T, np.float32), view.inputs(flat)[0]
 
 
 def _part(value: Any, what: str, orders: tuple[list[int], ...], view: GraphView) -> Part:
-    """Match Transpose(Reshape(x)), where x may be an equal part of a Split along the columns."""
+    """Match Transpose(Reshape(x)), where x may be an output of a Split that cuts the last dimension equally.
+
+    what: "queries", "keys" or "values", for messages.
+    """
     reshape = view.inputs(value)[0] if view.kind(value) == "transpose" else None
     if reshape is None or view.kind(reshape) != "reshape" or view.order(value) not in orders:
-        _refuse(f"its {what} are not columns cut into heads by a Reshape and a Transpose: {view.kind(value)}")
+        _refuse(f"its {what} come from {view.kind(value)}, expected a Reshape and a Transpose that split into heads")
     apart = view.target(reshape)
     if apart is None or len(apart) < 3:
-        _refuse(f"the graph does not state how many heads its {what} have")
+        _refuse(f"the graph does not state the number of heads of its {what}")
     *rows, heads, head_dim = apart
     columns = view.columns(view.inputs(reshape)[0])
     if columns is None:
-        _refuse(f"its {what} are no equal part of a Split along the columns")
-    source, index, parts = columns
+        _refuse(f"the Split before its {what} does not cut the last dimension into equal outputs")
+    source, index, outputs = columns
     if kind := view.refused_type(source):
-        _refuse(f"it computes in {kind}, which the kernel does not take")
+        _refuse(f"it computes in {kind}, a type that the kernel does not support")
     if view.shape(source) is None:
         _refuse(f"the graph does not state the shape of the tensor that its {what} are cut from")
     width = heads * head_dim
-    if view.shape(source) != (*rows, parts * width):
-        _refuse(f"its {what} come from {_words(view.shape(source))}, expected {_words((*rows, parts * width))}")
+    expected = (*rows, outputs * width)
+    if view.shape(source) != expected:
+        _refuse(f"its {what} are cut from a tensor of shape {_words(view.shape(source))}, expected {_words(expected)}")
     return Part(source, index * width, tuple(rows), heads, head_dim)
 
 
 def _constant_and_other(value: Any, kind: str, view: GraphView) -> tuple[Any, Any] | None:
-    """Return (constant, other input) of the operator of this value; None for another kind, or without 1 constant."""
+    """Return (the constant input, the other input) of the operator that computes this value.
+
+    Returns None if the operator is of another kind than ``kind``, or has not exactly 1 constant input.
+    """
     if view.kind(value) != kind:
         return None
     first, second = view.inputs(value)
@@ -323,23 +360,26 @@ def _constant_and_other(value: Any, kind: str, view: GraphView) -> tuple[Any, An
 
 
 def _unknown_step(value: Any, side: str, view: GraphView) -> str:
+    """Return why the operator that computes this value is not part of an attention.  side: "before" or "after"."""
     kind = view.kind(value)
-    if kind == "conversion":
-        return f"it changes its type {side} its softmax, and the kernel computes in one type"
-    if kind in ("multiply", "add") and side == "before":
-        what = "neither of one constant and one computed value, nor" if _both_computed(value, view) else "not"
-        return f"the {kind} before its softmax is {what} in the order of a mask, then a bias"
-    taken = "a product, a sum or head mixing" if side == "before" else "a product or head mixing"
-    return f"a step that is not {taken} stands {side} its softmax: {kind}"
+    if kind == "cast":
+        return f"a cast stands {side} its softmax, expected the same type throughout the attention"
+    if kind in ("multiplication", "addition") and side == "before":
+        if _both_computed(value, view):
+            return f"the {kind} before its softmax has no constant input, expected a constant mask or bias"
+        return f"the {kind} before its softmax is out of order, expected at most a mask and then a bias"
+    if side == "before":
+        return f"{kind} stands before its softmax, expected Q Kᵀ, a mask, a bias or head mixing"
+    return f"{kind} stands after its softmax, expected head mixing or the matrix product with V"
 
 
 def _both_computed(value: Any, view: GraphView) -> bool:
     return all(view.constant(operand) is None for operand in view.inputs(value))
 
 
-def _tokens(n: int) -> str:
-    return "1 token" if n == 1 else f"{n} tokens"
+def _count(n: int, token: str) -> str:
+    return f"{n} {token} token{'s' * (n != 1)}"
 
 
 def _words(shape: Sequence[int] | None) -> str:
-    return "an unknown shape" if shape is None else f"({', '.join(map(str, shape))})"
+    return "unknown" if shape is None else f"({', '.join(map(str, shape))})"

@@ -1,4 +1,7 @@
-"""Show an ONNX graph to the matcher.  The ONNX Runtime kernel computes in float32 and does not skip conversions."""
+"""Implement the matcher's `GraphView` for ONNX graphs.
+
+Our kernel for ONNX Runtime computes in float32 only, so the matcher does not skip casts in ONNX graphs.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,18 @@ if TYPE_CHECKING:
 __all__ = ["OnnxView"]
 
 _KINDS = {
-    "MatMul": "product",
-    "Mul": "multiply",
-    "Add": "add",
+    "MatMul": "matrix product",
+    "Mul": "multiplication",
+    "Add": "addition",
     "Reshape": "reshape",
     "Transpose": "transpose",
     "Softmax": "softmax",
-    "Cast": "conversion",
+    "Cast": "cast",
 }
 
 
 class OnnxView:
-    """A `GraphView` whose values are names of tensors."""
+    """An ONNX graph as a `GraphView`.  A value is the name of a tensor."""
 
     def __init__(self, graph: GraphProto) -> None:
         self.wiring = Wiring(graph)
@@ -51,7 +54,7 @@ class OnnxView:
     def plain(self, value: str) -> str:
         return value
 
-    def reader(self, value: str, *, through_conversions: bool = False) -> str | None:
+    def reader(self, value: str, *, through_casts: bool = False) -> str | None:
         node = self.wiring.only_reader(value)
         return node.output[0] if node is not None else None
 
@@ -62,9 +65,9 @@ class OnnxView:
         return self.wiring.inner_shape(value)
 
     def target(self, value: str) -> tuple[int, ...] | None:
-        """Return the shape in the Reshape's constant without the batch; None if a dimension is left open."""
+        """Return the shape that the Reshape's constant states, without the batch; None if a size is left open."""
         inputs = self.wiring.maker[value].input
-        constant = self.wiring.array(inputs[1]) if len(inputs) > 1 else None  # before opset 5 the shape is an attribute
+        constant = self.wiring.array(inputs[1]) if len(inputs) > 1 else None  # an attribute before opset 5
         inner = () if constant is None else tuple(int(size) for size in constant.reshape(-1)[1:])
         return inner if inner and min(inner) > 0 else None
 
@@ -81,7 +84,7 @@ class OnnxView:
         if split is None:
             return value, 0, 1
         source = split.input[0]
-        shape = self.wiring.inner_shape(source)  # the matcher refuses an unknown shape
+        shape = self.wiring.inner_shape(source)  # if the shape is None, the matcher refuses later
         if len(split.input) > 1 or (shape is not None and _axis(split, 0) not in (len(shape), -1)):
             return None
         return source, list(split.output).index(value), len(split.output)

@@ -1,9 +1,10 @@
-"""Run our fused masked attention inside ONNX Runtime.
+"""Replace the attentions of an ONNX graph by a node that this project's kernel computes inside ONNX Runtime.
 
-    Split, Reshape, Transpose, MatMul, Mul by M, Add, Softmax, MatMul, Transpose, Reshape  →  one node
+    Split, Reshape, Transpose, MatMul, Mul by the mask, Add, Softmax, MatMul, Transpose, Reshape  →  MaskedAttention
 
-`masked_attention.c` computes the node in a single pass over the cache, in float32. `matcher.py` decides which
-attentions are replaced, and gives the reason for each that is not. All other nodes remain ONNX Runtime's own.
+`masked_attention.c` computes the node MaskedAttention in float32, in a single pass over the data in the processor's
+cache. `matcher.py` decides which attentions are replaced, and gives the reason for every other attention. ONNX Runtime
+computes all other nodes with its built-in operators.
 """
 
 from __future__ import annotations
@@ -24,12 +25,15 @@ DOMAIN = "gmmvit"
 
 
 def attentions_of_kernel(proto: ModelProto) -> list[MatchedAttention | Refusal]:
-    """For every softmax of a graph, return the attention that our kernel computes, or the reason why it cannot."""
+    """Return for each softmax of a graph the attention that our kernel computes, or a refusal with the reason."""
     return attentions_in(OnnxView(proto.graph))
 
 
 def with_fused_attention(proto: ModelProto) -> tuple[ModelProto, int]:
-    """Replace each attention that our kernel computes by a single node.  Returns (a new graph, attentions replaced)."""
+    """Copy a graph and replace each attention that our kernel computes by a single node.
+
+    Returns (the new graph, the number of replaced attentions).
+    """
     from onnx import helper, numpy_helper
 
     out = type(proto)()
@@ -76,6 +80,7 @@ def with_fused_attention(proto: ModelProto) -> tuple[ModelProto, int]:
 
 
 def _keep_what_is_read(graph: GraphProto, nodes: list[NodeProto]) -> None:
+    """Set the graph's nodes to ``nodes``, without the nodes and constants on which no output depends."""
     read = {value.name for value in graph.output}
     kept = []
     for node in reversed(nodes):

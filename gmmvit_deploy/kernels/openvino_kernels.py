@@ -1,13 +1,16 @@
-"""Run this project's kernels inside OpenVINO.  Imports only modules beside it: they are copied into a server's model.
+"""Replace the attentions and norms of an OpenVINO model by operations that this project's kernels compute.
 
-    Split, Reshape, Transpose, MatMul, Multiply by M, Add, Softmax, MatMul, Transpose, Reshape  →  one operation
+    Split, Reshape, Transpose, MatMul, Multiply by the mask, Add, Softmax, MatMul, Transpose, Reshape
+        →  MaskedAttention, which `masked_attention.c` computes in a single pass over the data in the processor's cache
 
-which `masked_attention.c` computes in one pass over the cache; and, in a quantised graph,
+    Add, LayerNorm, QuantizeLinear, in a quantised graph
+        →  ResidualNorm, which `residual_norm.c` computes
 
-    Add, LayerNorm, QuantizeLinear  →  one operation
+`matcher.py` decides which attentions are replaced, and gives the reason for every other attention. OpenVINO computes
+all other nodes with its built-in operators.
 
-which `residual_norm.c` computes. `matcher.py` decides which attentions are replaced, and gives the reason for each
-attention that is not. All other operators stay OpenVINO's own.
+``gmmvit repository`` copies this file into the folder of a served model, so this file imports only modules that are
+copied with it.
 """
 
 from __future__ import annotations
@@ -19,24 +22,25 @@ from typing import Any
 
 import numpy as np
 
-# Relative imports, because a server's model has these modules beside this file too.
+# Relative imports also work in the folder of a served model, where the package has another name.
 from .matcher import MatchedAttention, attentions_in, summary_of
 from .openvino_view import OpenVinoView, constant, constant_and_other, down, nodes_of, static, takers, up
 from .prepared_masks import LANES, LOG2_E, Arithmetic, prepared_bias, prepared_mask
 
 __all__ = ["Arithmetic", "Form", "Kernels", "kernels_from"]
 
-_ARITHMETIC: dict[Arithmetic, int] = {"f32": 1, "bf16": 2}  # as masked_attention.h numbers them
+_ARITHMETIC: dict[Arithmetic, int] = {"f32": 1, "bf16": 2}  # the numbers of masked_attention.h
 _FALLBACK: dict[Arithmetic, tuple[Arithmetic, ...]] = {"f32": (), "bf16": ("f32",)}
 
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """A part of a graph that one of our operations replaces.
+    """A part of a graph, and the operation of ours that replaces this part.
 
-    attributes, inputs, constants: of the operation.  last: the node whose output the operation computes.
-    quantised: the nodes that hold this output in int8, if nothing reads it in another type.
-    sum: the sum of the inputs, if the operation has it as a second output.
+    attributes, inputs, constants: the arguments of the operation.
+    last: the node whose output the operation computes.
+    quantised: the nodes that hold this output in int8; empty if a node reads the output in another type.
+    sum: the value of the sum of the inputs, if the operation returns this sum as a second output; otherwise None.
     """
 
     attributes: dict[str, Any]
@@ -49,13 +53,16 @@ class Form:
 
 @dataclass(frozen=True, eq=False)
 class Kernels:
-    """Our operations, loaded into OpenVINO.  arithmetic: the type that attention is computed in."""
+    """The operations of this project, loaded into OpenVINO.  arithmetic: the type in which attention is computed."""
 
     arithmetic: Arithmetic
     _factory: Any
 
     def fuse_attention(self, model: Any) -> int:
-        """Replace the attentions of an OpenVINO model and the quantisation of their outputs; return their number."""
+        """Replace the attentions of an OpenVINO model and the quantisation of their outputs.
+
+        Returns the number of replaced attentions.
+        """
         matches = attentions_in(OpenVinoView(model))
         forms = [_form_of(match, self.arithmetic) for match in matches if isinstance(match, MatchedAttention)]
         grids = [_quantised(form.last) for form in forms]
@@ -68,20 +75,22 @@ class Kernels:
         return len(forms)
 
     def describe_attention(self, model: Any) -> str:
-        """Describe which attentions of a model `fuse_attention` would replace, and why not the others: `summary_of`."""
+        """Return how many attentions of a model `fuse_attention` would replace, with the reasons, as `summary_of`."""
         return summary_of(attentions_in(OpenVinoView(model)))
 
     def fuse_norms(self, model: Any) -> int:
-        """Replace the LayerNorms of an OpenVINO model whose outputs are all quantised; return their number.
+        """Replace the LayerNorms of an OpenVINO model whose outputs are all quantised.
 
-        This pays only for many rows: OpenVINO needs some microseconds to call an operation of ours.
+        The replacement is faster only for many rows, because OpenVINO needs some microseconds to call an operation of
+        ours.
+        Returns the number of replaced LayerNorms.
         """
         nodes = nodes_of(model, "MVN")
         if not _quantises_beside(model, sum(len(form.quantised) for node in nodes if (form := _matched_norm(node)))):
             return 0
         replaced = 0
         for node in nodes:
-            form = _matched_norm(node)  # matched only now: the previous replacement may have changed its input
+            form = _matched_norm(node)  # matched again: the previous replacement may have changed this norm's input
             if form is not None:
                 self._put("ResidualNorm", form)
                 replaced += 1
@@ -101,10 +110,12 @@ class Kernels:
 
 
 def kernels_from(library: Path, requested: Arithmetic) -> tuple[Kernels | None, str]:
-    """Load our kernels; return (kernels, arithmetic of attention), or (None, the reason why they cannot be loaded).
+    """Load this project's kernels.
 
-    library: openvino_operations.cpp, compiled for the installed OpenVINO.
-    requested: the arithmetic; float32 replaces bf16 on a processor without bf16.
+    library: the compiled openvino_operations.cpp, for the installed version of OpenVINO.
+    requested: the type in which attention is computed. On a processor without bf16, float32 replaces bf16.
+    Returns (the kernels, the type in which attention is computed) or (None, the reason why the kernels cannot be
+    loaded).
     """
     from openvino.utils.node_factory import NodeFactory
 
@@ -112,7 +123,7 @@ def kernels_from(library: Path, requested: Arithmetic) -> tuple[Kernels | None, 
         support = int(ctypes.CDLL(str(library)).masked_attention_support())
         factory = NodeFactory()
         factory.add_extension(str(library))
-    # OpenVINO raises RuntimeError for a library that was compiled for another version of it.
+    # OpenVINO raises RuntimeError for a library that was compiled for another version of OpenVINO.
     except (OSError, RuntimeError) as exc:
         return None, f"{library.name} cannot be loaded: {exc}"
     for arithmetic in (requested, *_FALLBACK[requested]):
@@ -125,7 +136,7 @@ def kernels_from(library: Path, requested: Arithmetic) -> tuple[Kernels | None, 
 
 
 def _form_of(attention: MatchedAttention, arithmetic: Arithmetic) -> Form:
-    """Return the operation for an attention, in float32 if the mask does not fit ``arithmetic``."""
+    """Return the form of an attention.  Attention is computed in float32 if the mask does not fit ``arithmetic``."""
     inputs, parts = _sources([(part.source, part.column) for part in attention.parts])
     masks, biases, grid, scale = [], [], 0, 1.0
     if attention.mask is None:
@@ -151,7 +162,10 @@ def _form_of(attention: MatchedAttention, arithmetic: Arithmetic) -> Form:
 
 
 def _sources(ends: list[tuple[Any, int]]) -> tuple[list[Any], tuple[tuple[int, int], ...]]:
-    """Return (the distinct values, for each (value, column) of ``ends`` the value's index and the column)."""
+    """Return (the distinct values of ``ends``, the pairs of ``ends`` with each value's index instead of the value).
+
+    ends: (value, column) pairs.
+    """
     inputs: list[Any] = []
     keys: list[tuple[str, int]] = []
     parts = []
@@ -168,9 +182,9 @@ def _sources(ends: list[tuple[Any, int]]) -> tuple[list[Any], tuple[tuple[int, i
 
 
 def _matched_norm(mvn: Any) -> Form | None:
-    """Return the operation for a normalisation that is only read as Quantize(norm(x)) or Quantize(norm(x + branch)).
+    """Match Quantize(norm(x)) or Quantize(norm(x + branch)), with a norm that nothing else reads.
 
-    Returns None for every other normalisation.
+    mvn: OpenVINO's node of the normalisation.  Returns the form, or None for every other normalisation.
     """
     attributes = mvn.get_attributes()
     scaled = down(mvn, "Convert")
@@ -193,7 +207,10 @@ def _matched_norm(mvn: Any) -> Form | None:
 
 
 def _quantised(value: Any) -> tuple[float | None, tuple[Any, ...]]:
-    """Return (step, int8 nodes) if all readers of this value quantise it to int8 on the same grid, else (None, ())."""
+    """Return (step of the grid, int8 nodes) if all readers of this value quantise it to int8 on the same grid.
+
+    Returns (None, ()) otherwise.
+    """
     steps: set[float] = set()
     nodes: list[Any] = []
     for node in takers(value):
@@ -210,12 +227,15 @@ def _quantised(value: Any) -> tuple[float | None, tuple[Any, ...]]:
 
 
 def _quantises_beside(model: Any, taken: int) -> bool:
-    """Return whether the graph keeps a FakeQuantize of its own; OpenVINO multiplies in int8 only in such graphs."""
+    """Return whether a FakeQuantize stays in the graph if our operations replace ``taken`` FakeQuantize nodes.
+
+    OpenVINO computes matrix products in int8 only in graphs that contain a FakeQuantize.
+    """
     return len(nodes_of(model, "FakeQuantize")) > taken
 
 
 def _over_last_axis(mvn: Any) -> bool:
-    """Return whether the normalisation is over the last axis; an importer may leave the axes as a Range."""
+    """Return whether the normalisation runs over the last axis.  OpenVINO's importer may write the axes as a Range."""
     axes = mvn.input_value(1).get_node()
     values = constant(mvn.input_value(1))
     if values is None and axes.get_type_name() == "Range":
@@ -225,7 +245,7 @@ def _over_last_axis(mvn: Any) -> bool:
 
 
 def _summands(value: Any) -> tuple[Any, ...]:
-    """Return both addends of a sum if neither is constant nor broadcast, else an empty tuple."""
+    """Return both inputs of an addition if neither is constant or broadcast, otherwise an empty tuple."""
     node = value.get_node()
     if node.get_type_name() != "Add":
         return ()

@@ -1,7 +1,10 @@
-"""Read OpenVINO's graphs, for the matcher too.  Imports no module of ours: it is copied into a server's model.
+"""Read OpenVINO's graphs, and implement the matcher's `GraphView` for OpenVINO graphs.
 
-Values are outputs of nodes. A function with a parameter ``through`` skips nodes of that type, such as the Converts
-that a graph in half precision has many of.
+A value is an output of a node. A function with a parameter ``through`` skips nodes of the type ``through``. For
+example, a graph in half precision has many Convert nodes, which are casts.
+
+``gmmvit repository`` copies this file into the folder of a served model, so this file imports no module of this
+project.
 """
 
 from __future__ import annotations
@@ -11,9 +14,9 @@ from typing import Any
 __all__ = ["OpenVinoView", "constant", "constant_and_other", "down", "nodes_of", "static", "takers", "up"]
 
 _KINDS = {
-    "Add": "add",
-    "Convert": "conversion",
-    "Multiply": "multiply",
+    "Add": "addition",
+    "Convert": "cast",
+    "Multiply": "multiplication",
     "Reshape": "reshape",
     "Softmax": "softmax",
     "Transpose": "transpose",
@@ -21,10 +24,10 @@ _KINDS = {
 
 
 class OpenVinoView:
-    """A `GraphView` whose values are outputs of nodes.  Its kernel computes across type conversions."""
+    """An OpenVINO graph as a `GraphView`.  A value is an output of a node.  Our kernel for OpenVINO ignores casts."""
 
     def __init__(self, model: Any) -> None:
-        self._model = model  # keeps the model alive, and with it its nodes
+        self._model = model  # the nodes exist only as long as the model does
         self._softmaxes = [node.output(0) for node in nodes_of(model, "Softmax")]
 
     def softmaxes(self) -> list[Any]:
@@ -39,7 +42,7 @@ class OpenVinoView:
         if name == "MatMul":
             attributes = node.get_attributes()
             transposes = attributes.get("transpose_a") or attributes.get("transpose_b")
-            return "MatMul that transposes a factor" if transposes else "product"
+            return "MatMul that transposes an input" if transposes else "matrix product"
         return _KINDS.get(name, name)
 
     def inputs(self, value: Any) -> list[Any]:
@@ -51,8 +54,8 @@ class OpenVinoView:
     def plain(self, value: Any) -> Any:
         return up(value, "Convert")
 
-    def reader(self, value: Any, *, through_conversions: bool = False) -> Any:
-        taker = down(value.get_node(), "Convert" if through_conversions else "")
+    def reader(self, value: Any, *, through_casts: bool = False) -> Any:
+        taker = down(value.get_node(), "Convert" if through_casts else "")
         return None if taker is None or not taker.outputs() else taker.output(0)
 
     def readers(self, value: Any) -> list[str]:
@@ -87,11 +90,15 @@ class OpenVinoView:
 
 
 def nodes_of(model: Any, kind: str) -> list[Any]:
+    """Return the nodes of the type ``kind``, in topological order."""
     return [node for node in model.get_ordered_ops() if node.get_type_name() == kind]
 
 
 def constant_and_other(node: Any, kind: str) -> tuple[Any, Any] | None:
-    """Return (the constant, the other input) of a node of this kind with exactly 1 constant input, else None."""
+    """Return (the constant input, the other input) of a node.
+
+    Returns None if the node is of another type than ``kind``, or has not exactly 1 constant input.
+    """
     if node.get_type_name() != kind:
         return None
     values = [constant(node.input_value(index)) for index in (0, 1)]
@@ -102,18 +109,23 @@ def constant_and_other(node: Any, kind: str) -> tuple[Any, Any] | None:
 
 
 def constant(value: Any) -> Any:
+    """Return a constant, also behind casts, as a numpy array; None for a computed value."""
     node = up(value, "Convert").get_node()
     return node.data if node.get_type_name() == "Constant" else None
 
 
 def up(value: Any, through: str) -> Any:
+    """Return the value before the nodes of type ``through`` that compute this value."""
     while value.get_node().get_type_name() == through:
         value = value.get_node().input_value(0)
     return value
 
 
 def down(node: Any, through: str = "") -> Any:
-    """Return the node that reads this node's output, past nodes of type ``through``; None if it has several readers."""
+    """Return the only node that reads the output of ``node``, or None if several nodes or no node read the output.
+
+    through: skip nodes of this type, if each has a single reader.
+    """
     targets = list(node.output(0).get_target_inputs())
     if len(targets) != 1:
         return None
@@ -122,14 +134,14 @@ def down(node: Any, through: str = "") -> Any:
 
 
 def static(value: Any) -> list[int]:
-    """Return the shape, with −1 for the batch and −2 for any other unknown dimension."""
+    """Return the shape of a value, with −1 for the batch and −2 for any other unknown dimension."""
     shape = value.get_partial_shape()
     rest = [] if shape.rank.is_dynamic else list(shape)[1:]
     return [-1, *(dimension.get_length() if dimension.is_static else -2 for dimension in rest)]
 
 
 def takers(node: Any) -> list[Any]:
-    """Return the nodes that read this node's output, past type conversions."""
+    """Return the nodes that read the output of ``node``; casts are skipped."""
     readers = []
     for target in node.output(0).get_target_inputs():
         taker = target.get_node()

@@ -1,9 +1,14 @@
-"""Lay out masks and biases for `masked_attention.c`.  Imports no module of ours: it is copied into a server's model.
+"""Convert masks and biases to the memory layouts that `masked_attention.c` reads.
 
-An entry of a Gaussian mixture mask depends only on the offset between two tokens: on how many rows and columns they
-are apart. A mask over g × g tokens therefore has (2g − 1)² different numbers per head instead of g⁴, and the kernel
-reads only these from memory (see `masked_attention.h`). The layout is chosen from the numbers of the mask: learned
-masks do not depend on the offset alone and are stored whole.
+An entry of a Gaussian mixture mask depends only on the offset between two tokens: how many rows and columns the two
+tokens are apart on the grid. A mask over g × g tokens therefore has (2g − 1)² different entries per head instead of
+g⁴, and the kernel reads only these different entries from memory (see `masked_attention.h`).
+
+The code compares the entries of a mask to choose the layout. A mask whose entries depend on nothing but the
+offset is stored by offset; every other mask, for example a learned mask, is stored whole.
+
+``gmmvit repository`` copies this file into the folder of a served model, so this file imports no module of this
+project.
 """
 
 from __future__ import annotations
@@ -18,17 +23,20 @@ __all__ = ["LANES", "LOG2_E", "Arithmetic", "PreparedMask", "prepared_bias", "pr
 
 Arithmetic = Literal["f32", "bf16"]
 LANES = 16
+"""The number of float32 values in a vector register; head dims are multiples of this number."""
 _TILE = 64
-_FEWEST_SPREAD = 32  # tokens; a smaller mask is read whole faster than it is spread out from its offsets
+_FEWEST_SPREAD = 32  # tokens; for fewer tokens, the kernel reads a whole mask faster than a mask stored by offset
 LOG2_E = 1.4426950408889634
+"""The factor log2(e).  The kernel computes exp(x) as 2^(x · log2(e))."""
 
 
 @dataclass(frozen=True, eq=False)
 class PreparedMask:
     """A mask in the kernel's layout.
 
-    numbers: (H, …), float32, or pairs of float16 packed into int32.  grid: g of a mask stored by offset; 0 for a mask
-    stored whole.  arithmetic: as requested, or float32 if a number is beyond the range of float16.
+    numbers: the entries (H, …) in float32, or pairs of float16 entries packed into int32.
+    grid: the side g of the grid for a mask stored by offset; 0 for a mask stored whole.
+    arithmetic: the requested type, or float32 if an entry is beyond the range of float16.
     """
 
     numbers: Any
@@ -37,7 +45,7 @@ class PreparedMask:
 
 
 def prepared_mask(mask: Any, requested: Arithmetic) -> PreparedMask:
-    """Convert M (H, n, n) to Mᵀ·log2(e), stored by offset if M depends on the offset alone."""
+    """Convert M (H, n, n) to Mᵀ·log2(e), stored by offset if M depends on nothing but the offset."""
     turned = mask.transpose(0, 2, 1) * np.float32(LOG2_E)
     numbers, grid = _laid_out(turned)
     if requested == "f32" or not np.abs(numbers).max() <= np.finfo(np.float16).max:
@@ -46,18 +54,19 @@ def prepared_mask(mask: Any, requested: Arithmetic) -> PreparedMask:
 
 
 def takes_bias(shape: tuple[int, ...], heads: int, n: int, outer: tuple[int, ...]) -> bool:
-    """Return whether the kernel takes a bias of this shape, (…, H, n, n).
+    """Return whether the kernel supports a bias of this shape, (…, H, n, n).
 
-    outer: the scores' dimensions between batch and heads. They share a bias, or each has its own.
+    outer: the dimensions of the scores between batch and heads: (number of windows,), or () without windows. All
+    windows share a bias, or each window has its own bias.
     """
     windows = math.prod(shape[:-3])
     return shape[-3:] == (heads, n, n) and (windows == 1 or (windows,) == outer)
 
 
 def prepared_bias(bias: Any, heads: int, n: int, outer: tuple[int, ...]) -> Any:
-    """Convert B (…, H, n, n) to Bᵀ·log2(e) (windows, H, …), float32; None for a bias that the kernel does not take.
+    """Convert B (…, H, n, n) to Bᵀ·log2(e), (windows, H, …) in float32.
 
-    outer: as in `takes_bias`.
+    outer: as for `takes_bias`.  Returns None for a bias that the kernel does not support.
     """
     if not takes_bias(bias.shape, heads, n, outer):
         return None
@@ -67,7 +76,10 @@ def prepared_bias(bias: Any, heads: int, n: int, outer: tuple[int, ...]) -> Any:
 
 
 def _laid_out(turned: Any) -> tuple[Any, int]:
-    """Return (numbers, grid): by offset if that reproduces these masks exactly and is smaller, else whole."""
+    """Return (entries, grid) as in `PreparedMask`, stored by offset if that layout is exact and smaller.
+
+    turned: the masks, (H, key, query).
+    """
     whole = _by_tiles(turned)
     n = turned.shape[-1]
     grid = math.isqrt(n)
@@ -79,7 +91,7 @@ def _laid_out(turned: Any) -> tuple[Any, int]:
 
 
 def _by_tiles(turned: Any) -> Any:
-    """Store the masks tile by tile: each tile is (n keys, up to `_TILE` queries)."""
+    """Store the masks tile by tile.  A tile has n keys and at most `_TILE` queries."""
     heads, n, _ = turned.shape
     padded = np.zeros((heads, n, _whole(n)), np.float32)
     padded[:, :, :n] = turned
@@ -88,7 +100,10 @@ def _by_tiles(turned: Any) -> Any:
 
 
 def _by_offset(turned: Any, g: int) -> Any:
-    """Return T of masked_attention.h, each number read from a single entry, and the class token's number behind it."""
+    """Return the table T of masked_attention.h, followed by the entry of the class token if there is a class token.
+
+    Each entry of T is read from a single entry of the mask.
+    """
     heads, n, _ = turned.shape
     first = n - g * g
     on_grid = turned[:, first:, first:].reshape(heads, g, g, g, g)  # rows and columns of the key, then of the query
@@ -102,7 +117,7 @@ def _by_offset(turned: Any, g: int) -> Any:
 
 
 def _from_offsets(numbers: Any, g: int, n: int) -> Any:
-    """Return the masks that the kernel computes from these numbers: (H, key, query)."""
+    """Return the masks (H, key, query) that the kernel computes from the entries stored by offset."""
     first = n - g * g
     turned = np.empty((len(numbers), n, n), np.float32)
     turned[:, :first, :] = turned[:, :, :first] = numbers[:, (2 * g - 1) ** 2, None, None]

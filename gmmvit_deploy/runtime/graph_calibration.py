@@ -1,4 +1,4 @@
-"""Run a float32 graph on real images and collect histograms of every projection's input."""
+"""Run a float32 graph on real images, and collect a histogram of every linear map's input for calibration."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ __all__ = ["calibrate"]
 
 
 def calibrate(proto: ModelProto, batches: Iterable[NDArray[Any]]) -> Histograms:
-    """Run the float32 graph on ``batches`` and collect the magnitudes of each projection's input.
+    """Run the float32 graph on ``batches``, and collect a histogram of the magnitudes of each linear map's input.
 
-    Errors: InputError when there is no image or a value is not finite; BundleError when ONNX Runtime cannot load the
-    graph.
+    proto: the float32 graph.  batches: batches (B, …) of the graph's input.
+    Errors: InputError when there is no image, or a value is not finite.
+    BundleError when ONNX Runtime cannot load the graph.
     """
     from onnx import TensorProto, helper
 
@@ -29,7 +30,7 @@ def calibrate(proto: ModelProto, batches: Iterable[NDArray[Any]]) -> Histograms:
     probed.CopyFrom(proto)
     names = activations_of(proto.graph)
     probed.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names)
-    session = session_from_bytes(probed.SerializeToString(), "the graph that calibrates")
+    session = session_from_bytes(probed.SerializeToString(), "the graph for calibration")
     (image,) = (value.name for value in proto.graph.input)
     histograms = Histograms()
     for batch in batches:
@@ -37,5 +38,7 @@ def calibrate(proto: ModelProto, batches: Iterable[NDArray[Any]]) -> Histograms:
             histograms.add(name, values)
         histograms.images += len(batch)
     if not histograms.images:
-        raise InputError("calibration needs images, got no image", hint="--calibration takes a folder or .npz")
+        raise InputError(
+            "calibration needs images, got no image", hint="type --calibration and a folder or an .npz of images"
+        )
     return histograms

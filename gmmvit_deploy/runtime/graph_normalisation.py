@@ -1,4 +1,4 @@
-"""Run only the part of a graph that normalises pixels."""
+"""Run the part of a graph that normalises pixels, without the network."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["normalised_in_graph"]
 
 
 def normalised_in_graph(path: Path, pixels: NDArray[Any]) -> NDArray[Any] | None:
-    """Normalise pixels with the graph's own nodes.
+    """Normalise pixels with the nodes of the graph.
 
-    pixels: uint8 (B, height, width, channels).
+    path: the graph's ONNX file.  pixels: uint8 (B, height, width, channels).
     Returns float32 (B, channels, height, width), or None if the graph does not normalise.
     Errors: BundleError when ONNX Runtime cannot load the graph.
     """

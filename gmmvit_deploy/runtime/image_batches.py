@@ -1,4 +1,7 @@
-"""Read real images from files, named data or an array file, as batches of a bundle's input."""
+"""Read real images as batches of a bundle's input.
+
+The images come from image files, from named data such as ``cifar10:FOLDER``, or from an array file (.npz or .npy).
+"""
 
 from __future__ import annotations
 
@@ -28,10 +31,10 @@ _ARRAY_SUFFIXES = (".npy", ".npz")
 
 @dataclass(slots=True, kw_only=True)
 class ImageBatches:
-    """Iterable of batches (≤ batch, …) of the bundle's input.
+    """Images that can be iterated as batches of the bundle's input.  The last batch may be smaller.
 
-    source: as the user named it.  count: number of images.
-    sha256: of all batches of the latest iteration, in order; identifies the data of a calibration.
+    source: the name of the data, as the user typed it.  count: the number of images.
+    sha256: the hash of all batches of the latest iteration, in order. It identifies the data of a calibration.
     """
 
     source: str
@@ -61,10 +64,12 @@ class ImageBatches:
 def open_images(bundle: Bundle, source: str, *, limit: int, batch: int = 32) -> ImageBatches:
     """Open real images as batches of a bundle's input.
 
-    source: named data (`data.open`); a folder, file or pattern of images; or an .npz or .npy file of the graph's input.
-    limit: largest number of images, taken evenly from the whole source.  batch: largest number of images in a batch.
-    Errors: InputError when there is no image, or when an array has another shape or type or holds values that are not
-    finite.
+    source: named data (`data.open`); or a folder, file or pattern of images; or an .npz or .npy file of the graph's
+    input.
+    limit: the maximum number of images. If the source has more images, they are chosen at equal distances.
+    batch: the maximum number of images in a batch.
+    Errors: InputError when the source has no image.
+    InputError when an array has another shape or type than the graph's input, or has values that are not finite.
     """
     if _is_array(source):
         array = _array(Path(source), bundle.manifest.image, bundle.manifest.input_kind)
@@ -78,7 +83,7 @@ def open_images(bundle: Bundle, source: str, *, limit: int, batch: int = 32) -> 
 
 
 def require_source(source: str) -> None:
-    """Check that a source exists, without reading its images.  Errors: InputError when it does not."""
+    """Check that a source exists, without reading images.  Errors: InputError when the source does not exist."""
     if is_named(source):
         require_data(source)
     elif not _is_array(source):
@@ -88,10 +93,12 @@ def require_source(source: str) -> None:
 
 
 def require_images(source: str, image: ImageSpec, input_kind: InputKind) -> None:
-    """Check that the images of ``source`` fit a network: reads the whole array, or only the first image.
+    """Check that the images of ``source`` fit a network.
 
-    image, input_kind: of the network.
-    Errors: InputError as `open_images`; ImageError when the first image is broken.
+    The check reads an array file whole, and only the first image of any other source.
+    image: the images that the network takes.  input_kind: the kind of the network's input, pixels or a tensor.
+    Errors: InputError as `open_images`.
+    ImageError when the first image is broken.
     """
     if _is_array(source):
         _array(Path(source), image, input_kind)
@@ -129,7 +136,7 @@ def _array(path: Path, image: ImageSpec, input_kind: InputKind) -> NDArray[Any]:
         shapes = " or ".join(f"{kind} (N, {', '.join(map(str, shape))})" for kind, shape in sorted(expected))
         raise InputError(f"{path}: expected {shapes}, got {array.dtype} {tuple(array.shape)}")
     if not len(array):
-        raise InputError(f"{path}: it holds no image")
+        raise InputError(f"{path}: it holds no image, expected at least 1")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise InputError(f"{path}: it holds numbers that are not finite")
+        raise InputError(f"{path}: some values are not finite (NaN or infinity)")
     return array

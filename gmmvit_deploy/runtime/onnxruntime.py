@@ -1,4 +1,4 @@
-"""ONNX Runtime on the CPU: open sessions and programs, and fuse attention into our own operator."""
+"""Run graphs in ONNX Runtime on the CPU, with ONNX Runtime's built-in operators or with our attention kernel."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ __all__ = [
 ONNXRUNTIME_PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "int8")
 """Precisions whose graphs ONNX Runtime loads on a CPU.
 
-Its CPU provider has no matrix product in bfloat16, and does not quantise to float8.
+On a CPU, ONNX Runtime has no matrix product in bfloat16, and does not quantise to float8.
 """
 
 
 class FusedGraph(NamedTuple):
-    """A graph whose attention uses our own operator.
+    """A graph in which nodes of our attention kernel replace attentions.
 
-    graph: the serialised graph.  library: the shared library with the operator.
-    attentions: how many of the graph's attentions our kernel computes, and why it does not compute the others.
+    graph: the serialised graph.  library: the shared library of our kernel.
+    attentions: how many attentions of the graph our kernel computes, and the reasons for all others (`summary_of`).
     """
 
     graph: bytes
@@ -44,10 +44,10 @@ class FusedGraph(NamedTuple):
 
 
 def fused_graph(path: Path) -> tuple[FusedGraph | None, str]:
-    """Load a graph and replace its attention by our own operator.
+    """Load a graph, and replace each attention that our kernel computes by a node of our kernel.
 
-    Returns (the graph, "") or (None, the reason why ONNX Runtime computes all of its attention).
     The first call on a machine compiles our kernel, which takes some seconds.
+    Returns (the graph, "") or (None, the reason why our kernel computes no attention of the graph).
     """
     import onnx
     from google.protobuf.message import DecodeError
@@ -59,7 +59,7 @@ def fused_graph(path: Path) -> tuple[FusedGraph | None, str]:
     try:
         plain = onnx.load(path)
         proto, replaced = with_fused_attention(plain)
-    except (OSError, DecodeError) as exc:  # ONNX Runtime reports a broken file itself when it loads it
+    except (OSError, DecodeError) as exc:  # ONNX Runtime reports a broken file when the caller loads it
         return None, str(exc)
     attentions = summary_of(attentions_of_kernel(plain))
     if not replaced:
@@ -68,9 +68,10 @@ def fused_graph(path: Path) -> tuple[FusedGraph | None, str]:
 
 
 def program_from_onnx(path: Path, *, threads: int = 0, fused: FusedGraph | None = None) -> OnnxRuntimeProgram:
-    """Open a graph as a program that splits large batches into chunks and runs these in parallel, a thread per core.
+    """Open a graph as a program that divides large batches into chunks, and runs the chunks in parallel.
 
-    threads: 0 uses a thread per core.  fused: the same graph with our attention; None leaves attention to ONNX Runtime.
+    threads: the number of threads; 0 uses a thread per core.
+    fused: the same graph with our attention kernel; None leaves attention to ONNX Runtime.
     Errors: as `session_from_onnx`.
     """
     if fused is None:
@@ -85,17 +86,20 @@ def program_from_onnx(path: Path, *, threads: int = 0, fused: FusedGraph | None 
 def session_from_onnx(path: Path, *, threads: int | None = None) -> Any:
     """Open an ``onnxruntime.InferenceSession`` on the CPU provider.
 
-    threads: per operator; None leaves the choice to ONNX Runtime (a thread per core).
-    Errors: MissingDependencyError; BundleError when ONNX Runtime cannot load the graph.
+    threads: the threads of an operator; None leaves the number to ONNX Runtime, which uses a thread per core.
+    Errors: MissingDependencyError without ONNX Runtime.
+    BundleError when ONNX Runtime cannot load the graph.
     """
     return _session(str(path), str(path), threads)
 
 
 def session_from_bytes(graph: bytes, name: str, *, exact: bool = False, library: Path | None = None) -> Any:
-    """Open a session as `session_from_onnx` does, from a serialised graph.
+    """Open a serialised graph as an ``onnxruntime.InferenceSession`` on the CPU provider.
 
-    name: of the graph in error messages.  exact: turn optimisation off, so that every rounding in the graph happens.
-    library: shared library with our operators, for a graph that uses them.
+    name: the graph's name in error messages.
+    exact: turn optimisation off, so that ONNX Runtime omits no rounding of the graph.
+    library: the shared library of our kernel, for a graph with nodes of our kernel.
+    Errors: as `session_from_onnx`.
     """
     return _session(graph, name, None, exact=exact, library=library)
 
@@ -109,6 +113,6 @@ def _session(
         if exact:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-    # ONNX Runtime raises a dozen unrelated exception classes for a graph that it cannot load.
+    # ONNX Runtime raises a dozen unrelated exception classes for graphs that it cannot load.
     except Exception as exc:
-        raise BundleError(f"{name}: ONNX Runtime {onnxruntime.__version__} cannot load it: {exc}") from exc
+        raise BundleError(f"{name}: ONNX Runtime {onnxruntime.__version__} cannot load this graph: {exc}") from exc

@@ -1,4 +1,7 @@
-"""Settings and kernels for OpenVINO on the CPU.  The precision is always explicit, never OpenVINO's default."""
+"""Choose the settings and kernels with which OpenVINO runs a graph on the CPU.
+
+The type in which OpenVINO computes is always set explicitly and never left to OpenVINO's default.
+"""
 
 from __future__ import annotations
 
@@ -16,36 +19,45 @@ if TYPE_CHECKING:
 __all__ = ["FUSED_ATTENTION", "OPENVINO_HINTS", "graph_precision", "kernels_for_graph", "our_kernels"]
 
 OPENVINO_HINTS: dict[Precision, Hint] = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
-"""Precision → type in which OpenVINO computes everything that the graph does not quantise.
+"""Precision → type in which OpenVINO computes all operators that the graph does not quantise.
 
-For bf16, OpenVINO computes `model.onnx` in bf16: it rounds where its kernels do, not where our own bf16 graph does.
+For bf16, OpenVINO loads the float32 graph `model.onnx` and computes in bf16. OpenVINO then chooses where to round; the
+roundings of the bundle's bf16 graph do not apply.
 """
 
 FUSED_ATTENTION: dict[Precision, Arithmetic] = {"fp32": "f32", "bf16": "bf16", "int8": "bf16"}
-"""Precision → type in which our attention kernel multiplies. A Q/DQ graph quantises only products with weights; its
-attention, which is fp16 in an engine, is bf16 here if the CPU supports bf16, else float32."""
+"""Precision → type in which our attention kernel computes matrix products.
+
+An int8 graph quantises only linear maps, not attention. In a TensorRT engine the attention of an int8 graph is fp16;
+our kernel computes it in bf16 if the CPU supports bf16, otherwise in float32.
+"""
 
 
 def our_kernels(precision: Precision) -> tuple[Kernels | None, str]:
     """Load our kernels for OpenVINO.
 
-    Returns (kernels for `OpenVinoProgram`, the arithmetic of attention) or (None, the reason why they are unavailable).
     The first call on a machine compiles the kernels, which takes some seconds.
+    Returns (kernels for `OpenVinoProgram`, the type in which attention is computed) or (None, the reason why the
+    kernels are not available).
     """
     library, why = openvino_library()
     return (None, why) if library is None else kernels_from(library, FUSED_ATTENTION[precision])
 
 
 def kernels_for_graph(path: Path, precision: Precision) -> tuple[Kernels | None, str]:
-    """Load our kernels as `our_kernels` does; also return (None, the reason) if they compute no part of this graph."""
+    """Load our kernels for OpenVINO, and check that the kernels compute a part of this graph.
+
+    path: the graph's ONNX file.
+    Returns as `our_kernels`; also (None, the reason) if the kernels compute no part of this graph.
+    """
     kernels, why = our_kernels(precision)
     if kernels is None:
         return None, why
     openvino = require("openvino", package="openvino", extra="openvino")
     try:
         model = openvino.Core().read_model(str(path))
-    except RuntimeError as exc:  # compiling the graph reports the error again
-        return None, f"{path.name}: OpenVINO {openvino.__version__} cannot read it: {exc}"
+    except RuntimeError as exc:  # the caller gets the same error when OpenVINO compiles the graph
+        return None, f"{path.name}: OpenVINO {openvino.__version__} cannot read this graph: {exc}"
     attentions = kernels.describe_attention(model)
     if not kernels.fuse_attention(model) + kernels.fuse_norms(model):
         return None, f"our kernel takes no attention of this graph: {attentions}"
@@ -53,5 +65,5 @@ def kernels_for_graph(path: Path, precision: Precision) -> tuple[Kernels | None,
 
 
 def graph_precision(precision: Precision) -> Precision:
-    """Return the precision of the bundle's graph that OpenVINO loads to compute in ``precision``: fp32 for bf16."""
+    """Return the precision of the graph that OpenVINO loads to compute in ``precision``: fp32 for bf16."""
     return "fp32" if precision == "bf16" else precision

@@ -1,8 +1,11 @@
-"""Run a network in OpenVINO on the CPU.  Imports no module of ours: this file is copied into a server's model.
+"""Run a network in OpenVINO on the CPU.
 
-A batch is cut into chunks that stay in a core's cache (``CHUNK`` rows; `benchmarks/settings/cpu_settings.py` measures
-this), several of them side by side, each on its own core. A program is compiled for each size of chunk, because
-OpenVINO fuses a graph with static shapes further.
+A batch is divided into chunks of at most ``CHUNK`` rows. The data of a chunk stays in a core's cache, and each core
+runs its own chunks; `benchmarks/settings/cpu_settings.py` measures the effect. The graph is compiled for each chunk
+size, because OpenVINO fuses more operators in a graph with static shapes.
+
+``gmmvit repository`` copies this file into the folder of a served model, so this file imports no module of this
+project.
 """
 
 from __future__ import annotations
@@ -18,19 +21,24 @@ __all__ = ["CHUNK", "Hint", "OpenVinoProgram"]
 
 Hint = Literal["f32", "bf16"]
 CHUNK = 16
+"""The maximum number of rows in a chunk."""
 
 
 class OpenVinoProgram:
-    """``run(batch) -> logits``; may be called from several threads, but calls run one after another.
+    """A network that ``run(batch)`` computes.  Several threads may call ``run``; the calls run in sequence.
 
-    hint: type that the products compute in.  It is never left to OpenVINO, which on a CPU with bf16 chooses bf16
-    whatever the types in the graph.
-    threads: cores to use; 0 uses every core that this process may run on.
-    kernels: our kernels, from `kernels_from`; None uses OpenVINO's operations only.
+    hint: the type in which OpenVINO computes. Without a hint, OpenVINO would choose bf16 on every CPU with bf16, even
+    for a float32 graph.
+    threads: the number of cores to use; 0 uses every core that this process may use.
+    kernels: our kernels, from `kernels_from`; None uses OpenVINO's built-in operators only.
     """
 
     def __init__(self, path: str, *, hint: Hint, threads: int = 0, kernels: Any = None) -> None:
-        """Errors: ImportError; RuntimeError when OpenVINO cannot read or compile the graph, or computes otherwise."""
+        """Read and compile the graph at ``path``.
+
+        Errors: ImportError without OpenVINO.
+        RuntimeError when OpenVINO cannot read or compile the graph, or computes in another type than ``hint``.
+        """
         import openvino
 
         self._openvino = openvino
@@ -41,26 +49,29 @@ class OpenVinoProgram:
         self._hint = hint
         self.threads = threads or len(os.sched_getaffinity(0))
         self.attentions = kernels.describe_attention(self._small) if kernels else ""
-        """Which attentions our kernel replaces, and why not the others; empty without our kernels."""
+        """How many attentions our kernel replaces, and the reasons for all others; empty without our kernels."""
         self.fused_attentions = kernels.fuse_attention(self._small) if kernels else 0
-        self._whole = self._small.clone()  # a full chunk has enough rows for our norms to pay
+        self._whole = self._small.clone()  # for full chunks: only these have enough rows for our norms to be faster
         self.fused_norms = kernels.fuse_norms(self._whole) if kernels else 0
         self._requests: dict[tuple[int, int], list[Any]] = {}
         self._kernels: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self._prepared(1, 1)  # so that a graph that cannot be compiled fails here
+        self._prepared(1, 1)  # compiled now, so that a graph that cannot be compiled fails here
 
     @property
     def kernels(self) -> dict[str, int]:
-        """Kernel of every matrix product and fused attention → how often it occurs, as OpenVINO reports it."""
+        """Name of a kernel → number of operators that the kernel computes, as OpenVINO reports them.
+
+        Only matrix products and operators of ours are counted.
+        """
         return dict(self._kernels)
 
     def model(self, rows: int) -> Any:
-        """Return the ``openvino.Model`` that runs chunks of ``rows`` rows, with our operations; do not change it."""
+        """Return the ``openvino.Model`` for chunks of ``rows`` rows, with our operations.  Do not change the model."""
         return self._whole if rows == CHUNK else self._small
 
     def prepare(self, most: int) -> None:
-        """Compile now for every batch of up to ``most`` rows, so that no request waits for it."""
+        """Compile the graph for all batches of up to ``most`` rows now, so that no request waits for a compilation."""
         with self._lock:
             for size in (1 << power for power in range(min(CHUNK, most).bit_length())):
                 self._prepared(size, 1)
@@ -77,7 +88,7 @@ class OpenVinoProgram:
             for index, (start, size) in enumerate(starts):
                 requests = self._prepared(size, streams if size == CHUNK else 1)
                 if used[size] >= len(requests):
-                    self._collect(waiting.pop(0), answers)  # the oldest request, which is used next
+                    self._collect(waiting.pop(0), answers)  # the oldest request: the next chunk uses it again
                 request = requests[used[size] % len(requests)]
                 used[size] += 1
                 request.start_async({0: np.ascontiguousarray(batch[start : start + size])}, share_inputs=True)
@@ -87,7 +98,10 @@ class OpenVinoProgram:
         return np.concatenate(answers) if len(answers) > 1 else answers[0]
 
     def _cut(self, rows: int) -> tuple[list[tuple[int, int]], int]:
-        """Return ([(start, size)], how many full chunks run side by side); sizes are powers of two up to `CHUNK`."""
+        """Return ([(start, size) of each chunk], number of full chunks that run at once).
+
+        Sizes are powers of two up to `CHUNK`.
+        """
         whole = rows // CHUNK
         streams = max(1, min(self.threads, whole))
         starts = [(index * CHUNK, CHUNK) for index in range(whole)]

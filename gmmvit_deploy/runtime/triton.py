@@ -1,4 +1,4 @@
-"""Send requests to a live Triton server over gRPC or HTTP, and read its models' configurations and statistics."""
+"""Send requests to a running Triton server over gRPC or HTTP, and read the server's configurations and statistics."""
 
 from __future__ import annotations
 
@@ -23,20 +23,21 @@ _TRITON_TYPES = {"uint8": "UINT8", "float32": "FP32", "object": "BYTES"}
 _DEFAULT_PORTS = {"http": 8000, "grpc": 8001}
 _SERVER_PARTS = ("queue", "compute_input", "compute_infer", "compute_output")
 _STATED = ("runtime", "cpu_kernels", "threads", "intra_op_thread_count")
-"""Parameters of a model's configuration that determine its speed."""
+"""The parameters of a model's configuration that determine the model's speed."""
 _REJECTED = ("INVALID_ARGUMENT", "400")
 
 
 def parse_url(url: str) -> tuple[Literal["grpc", "http"], str]:
-    """Split ``grpc://host:port`` or ``http://host:port`` into (protocol, ``host:port``).
+    """Split a server's address, ``grpc://host:port`` or ``http://host:port``, into (protocol, ``host:port``).
 
-    The port defaults to 8001 for gRPC and to 8000 for HTTP.
-    Errors: InputError on any other address.
+    The default port is 8001 for gRPC and 8000 for HTTP.
+    Errors: InputError on any other form of address.
     """
     match = re.fullmatch(r"(grpc|http)://(\[[0-9a-fA-F:]+\]|[^:/\[\]]+)(?::(\d{1,5}))?/?", url)
     if match is None:
         raise InputError(
-            f"{url!r} is no server address", hint="grpc://host:port or http://host:port, such as grpc://localhost:8001"
+            f"{url!r} is not a server address",
+            hint="type grpc://HOST:PORT or http://HOST:PORT, for example grpc://localhost:8001",
         )
     protocol: Literal["grpc", "http"] = "grpc" if match.group(1) == "grpc" else "http"
     return protocol, f"{match.group(2)}:{match.group(3) or _DEFAULT_PORTS[protocol]}"
@@ -46,11 +47,14 @@ def parse_url(url: str) -> tuple[Literal["grpc", "http"], str]:
 class ServedModel:
     """A model's configuration, as the server reports it.
 
-    max_batch: 0 when the model does not batch.  inputs: name → shape without the batch.
-    bundle_sha256: hash of the bundle that the model was made from; None for a model without a bundle.
-    precision: of the graph or engine that the model runs.
-    preprocessing: for a model that decodes images, its `ImageSpec` as JSON and its threads; None for other models.
-    on_gpu: the server runs an instance on a GPU.
+    max_batch: the maximum batch size; 0 for a model that takes no batches.
+    inputs: name of the input → shape without the batch.  labels: the names of the classes; empty without labels.
+    bundle_sha256: the hash of the bundle that the model was made from; None for a model that was not made from a
+    bundle.  A bundle is the folder that ``gmmvit export`` writes.
+    preprocessing: for a model that decodes images, the model's `ImageSpec` as JSON and the number of threads; None for
+    other models.
+    precision: the precision of the graph or engine that the model runs.
+    on_gpu: true if the server runs an instance of the model on a GPU.
     settings: the settings that determine speed: backend, instances, threads, queue delay.
     """
 
@@ -67,10 +71,12 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTimings:
-    """Times summed over a model's successful requests, in nanoseconds.
+    """The times of a model's successful requests, summed over the requests, in nanoseconds.
 
-    requests: number of requests.  executions: number of batches that the backend ran.
-    parts_ns: ``queue``, ``compute_input``, ``compute_infer`` and ``compute_output``, as Triton's statistics name them.
+    requests: the number of requests.  executions: the number of batches that the backend ran.
+    total_ns: the summed time of the requests in the server.
+    parts_ns: the parts of this time, by the names of Triton's statistics: ``queue``, ``compute_input``,
+    ``compute_infer`` and ``compute_output``.
     """
 
     requests: int
@@ -79,7 +85,7 @@ class ServerTimings:
     parts_ns: Mapping[str, int]
 
     def since(self, before: ServerTimings) -> ServerTimings:
-        """Return the difference to an earlier reading of the same model."""
+        """Return the times since an earlier reading ``before`` of the same model."""
         return ServerTimings(
             requests=self.requests - before.requests,
             executions=self.executions - before.executions,
@@ -89,20 +95,25 @@ class ServerTimings:
 
 
 class TritonConnection:
-    """A connection to a Triton server.  Each thread uses its own client.
+    """A connection to a Triton server.  Each thread that uses the connection gets its own client.
 
-    Errors of every method: ServerError when the server does not answer or does not have the model;
+    Errors of every method: ServerError when the server does not answer, or does not have the model.
     RequestRejectedError when the server rejects the request as invalid.
     """
 
     def __init__(self, url: str, *, timeout_s: float = 60.0) -> None:
-        """timeout_s: longest wait for each answer, of the configuration and the statistics too."""
+        """Create a connection.  The first request opens it.
+
+        url: the server's address, as for `parse_url`.  timeout_s: the maximum time to wait for any answer, in seconds.
+        Errors: InputError on an address that `parse_url` refuses.
+        MissingDependencyError without Triton's client.
+        """
         self.url = url
         self.protocol, self._address = parse_url(url)
         self._timeout_s = timeout_s
         self._module = require(f"tritonclient.{self.protocol}", package="tritonclient", extra="client")
         self._error = require("tritonclient.utils", package="tritonclient", extra="client").InferenceServerException
-        # The client does not translate the errors of its transport: gevent, sockets, the HTTP parser, JSON.
+        # Triton's client does not translate errors of gevent, sockets, the HTTP parser and JSON.
         self._transport_errors: tuple[type[Exception], ...] = (OSError, ValueError)
         if self.protocol == "http":
             parser = require("geventhttpclient.response", package="geventhttpclient", extra="client")
@@ -119,20 +130,24 @@ class TritonConnection:
         self.close()
 
     def close(self) -> None:
-        """Close every client: a server that shuts down waits for open connections."""
+        """Close every client.  A server that shuts down waits until all connections are closed."""
         clients, self._clients = self._clients, []
         for client in clients:
             client.close()
 
     def infer(self, model: str, name: str, values: NDArray[Any], *, output: str = "logits") -> NDArray[Any]:
-        """Run the model on an input tensor and return the named output.
+        """Run a model on an input tensor, and return the output called ``output``.
 
-        name, values: of the input, (B, …): uint8, float32, or object for encoded images as bytes.
+        name: the name of the input.  values: the input (B, …) in uint8 or float32, or encoded images as an array of
+        bytes objects.
         """
         return self._infer(model, name, values, self._module.InferRequestedOutput(output), output)
 
     def best_classes(self, model: str, name: str, values: NDArray[Any]) -> list[tuple[int, str]]:
-        """Return (index, label) of each input's most likely class, from the server's classification extension."""
+        """Return (index, label) of the most likely class of each input, as the server classifies it.
+
+        name, values: as for `infer`.
+        """
         output = self._module.InferRequestedOutput("logits", class_count=1)
         answers = self._infer(model, name, values, output, "logits")
         texts = [bytes(answer).decode() for answer in answers.reshape(-1)]
@@ -155,14 +170,14 @@ class TritonConnection:
             return _served_model(name, answer)
         except (AttributeError, KeyError, TypeError, ValueError) as exc:
             raise ServerError(
-                f"something answers at {self.url}, but not as Triton does: no configuration of {name}",
-                hint="type the address of the Triton server: --url grpc://host:port or http://host:port",
+                f"the program that answers at {self.url} is not a Triton server: it sent no configuration of {name}",
+                hint="type --url and the address of a Triton server: grpc://HOST:PORT or http://HOST:PORT",
             ) from exc
 
     def counts(self, name: str) -> tuple[int, int]:
-        """Return (inputs, executions) of a model since the server started.
+        """Return (number of inputs, number of executions) of a model since the server started.
 
-        Dynamic batching combines several inputs into a single execution.
+        The server's dynamic batcher combines several inputs into a single execution.
         """
         stats = self._statistics(name)
         return int(stats.get("inference_count", 0)), int(stats.get("execution_count", 0))
@@ -188,7 +203,7 @@ class TritonConnection:
         """Return Triton's version, such as ``2.57.0``."""
         answer = self._call("the server", "get_server_metadata", **self._as_json)
         if not isinstance(answer, dict) or not answer.get("version"):
-            raise ServerError(f"something answers at {self.url}, but not as Triton does: no version")
+            raise ServerError(f"the program that answers at {self.url} is not a Triton server: it sent no version")
         return str(answer["version"])
 
     def _client(self) -> Any:
@@ -204,18 +219,18 @@ class TritonConnection:
         return client
 
     def _channel_arguments(self) -> list[tuple[str, int]]:
-        """Allow messages of any size, and ignore the environment's proxy for servers on this machine."""
+        """Return gRPC settings that allow messages of any size, and bypass the proxy for servers on this machine."""
         sizes = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
         here = re.match(r"(localhost|127\.[\d.]+|\[::1\]):", self._address)
         return [*sizes, ("grpc.enable_http_proxy", 0)] if here else sizes
 
     @property
     def _as_json(self) -> dict[str, bool]:
-        """Arguments that make a client return JSON; the HTTP client always does."""
+        """The arguments with which a client returns JSON; the HTTP client always returns JSON."""
         return {"as_json": True} if self.protocol == "grpc" else {}
 
     def _call(self, model: str, method: str, **arguments: Any) -> Any:
-        if self.protocol == "grpc":  # the HTTP client takes its time limits when it is created
+        if self.protocol == "grpc":  # the HTTP client gets its time limits in `_client`
             arguments["client_timeout"] = self._timeout_s
         try:
             return getattr(self._client(), method)(**arguments)
@@ -233,16 +248,16 @@ class TritonConnection:
         if "unknown model" in message or "is not found" in message or "NOT_FOUND" in status or "404" in status:
             return ServerError(
                 f"the server at {self.url} has no model {model!r}",
-                hint="name a model of this server with --model, or serve the bundle with gmmvit serve",
+                hint="type --model and the name of a model of this server, or serve the bundle: gmmvit serve BUNDLE",
             )
         if any(code in status for code in _REJECTED):
-            return RequestRejectedError(f"{model} at {self.url} refused the request: {_without_ensemble(message)}")
+            return RequestRejectedError(f"{model} at {self.url} rejected the request: {_without_ensemble(message)}")
         return ServerError(f"{model} at {self.url}: {message} ({status})")
 
     def _unreachable(self, detail: str) -> ServerError:
         return ServerError(
             f"no Triton server answers at {self.url}: {' '.join(detail.split())[:160]}",
-            hint="type gmmvit serve BUNDLE to start a server, or its address: --url grpc://host:port or http://host:port",
+            hint="type gmmvit serve BUNDLE to start a server, or type --url and the address of a running server",
         )
 
 

@@ -102,7 +102,7 @@ def test_wrong_answers_make_a_run_invalid(bundle: Bundle) -> None:
         bench_report = bench(bundle, [wrong], BenchOptions(plan=QUICK, samples=8, roofline=False, waterfall=False))
     assert bench_report.verdict == "INVALID"
     assert len(bench_report.wrong) == 3
-    assert "answers were wrong: up to 0.01" in bench_report.wrong[0]
+    assert "answers were wrong: a logit is 0.01" in bench_report.wrong[0]
 
 
 def test_answers_that_are_not_finite_are_wrong(bundle: Bundle) -> None:
@@ -133,12 +133,12 @@ def test_every_reason_not_to_believe_a_run(report: BenchReport) -> None:
         cell.seconds = [count * 1e-3 for count in cell.samples]
     assert reasons_against(cells, (), calm, calm) == []
     assert "other programs took 30%" in reasons_against(cells, (), replace(calm, others=0.3), calm)[0]
-    assert "its host took 20%" in reasons_against(cells, (), calm, replace(calm, stolen=0.2))[0]
-    assert "took +50% time" in reasons_against(cells, (), calm, replace(calm, spin_ms=1.5))[0]
+    assert "the hypervisor took 20%" in reasons_against(cells, (), calm, replace(calm, stolen=0.2))[0]
+    assert "changed by +50%" in reasons_against(cells, (), calm, replace(calm, spin_ms=1.5))[0]
     cells[0].rounds = [np.full(30, value) for value in (1.0, 2.0, 3.0)]
-    assert "unstable: its rounds are spread over 50%" in reasons_against(cells, (), calm, calm)[0]
+    assert "unstable: the spread of the rounds is 50%" in reasons_against(cells, (), calm, calm)[0]
     cells[0].rounds = [np.ones(5)] * 3
-    assert "too few samples: 15 queries, 64" in reasons_against(cells, (), calm, calm)[0]
+    assert "too few queries: expected at least 64 for a p90, got 15" in reasons_against(cells, (), calm, calm)[0]
     cells[0].rounds = [np.ones(50)] * 3
     cells[0].complaints = ["something: odd"]
     assert reasons_against(cells, (), calm, calm) == ["onnxruntime, SingleStream: LoadGen: something: odd"]
@@ -236,7 +236,9 @@ def test_a_gpu_is_part_of_the_machine(tmp_path: Path, monkeypatch: pytest.Monkey
     calm = replace(report.before, others=0.0, stolen=0.0)
     busy = replace(calm, gpus=state.gpus)
     assert machine_reasons(calm, calm) == []
-    assert machine_reasons(calm, busy) == ["machine busy: other programs used 62% of a GPU after the run"]
+    assert machine_reasons(calm, busy) == [
+        "machine busy: other programs used 62% of a GPU after the run, expected at most 10%"
+    ]
     shown = json.loads(json.dumps(report.to_json()))
     shown["after"] = busy.to_json()
     assert "GPU 1410 MHz, 62%, 66 °C" in page_of(shown)
@@ -319,12 +321,12 @@ def test_the_verdict_stands_first_and_then_what_would_change_it(report: BenchRep
     valid = summary_of(result)
     assert (valid.outcome, valid.word) == ("passed", "VALID")
     assert f"at batch 1: {result['cells'][0]['runner']}, 1.250 ms" in valid.sentence
-    assert "spread over 20% of their median, the widest here; above 25%" in valid.changes[0]
+    assert "largest spread of rounds is 20% of their median" in valid.changes[0]
     assert sum("are not shown to differ" in line for line in valid.changes) == 1
     result["cells"][0]["outputs"]["right"] = False
     invalid = summary_of(result | {"verdict": "INVALID", "reasons": ["machine busy", "answers were wrong"]})
     assert (invalid.outcome, invalid.changes[:2]) == ("failed", ("machine busy", "answers were wrong"))
-    assert invalid.sentence == "Do not quote these numbers: 2 reasons against the run; some answers were wrong."
+    assert invalid.sentence == "Do not quote these numbers: the run is invalid for 2 reasons; some answers were wrong."
 
 
 class TestCompare:
@@ -352,7 +354,7 @@ class TestCompare:
     def test_runs_that_cannot_be_compared(self, result: dict[str, Any]) -> None:
         for part, key, value, message in (
             ("machine", "cpu", "another", "the processor"),
-            ("machine", "features", [], "its features"),
+            ("machine", "features", [], "the processor's features"),
             ("data", "sha256", "0", "the data"),
             ("bundle", "model", "swin", "the model"),
         ):
@@ -404,7 +406,7 @@ def test_what_was_not_measured_is_listed(precise_bundle: Bundle, report: BenchRe
             patch.setattr("gmmvit_deploy.bench.run.fresh_inputs", lambda bundle, count: fresh_inputs(bundle, 16))
             bench_report = bench(precise_bundle, [runner], quiet)
     assert bench_report.skipped == (
-        f"onnxruntime:fp16: batch 10000: it takes 1 to {runner.max_batch}",
+        f"onnxruntime:fp16: batch 10000: the runner takes 1 to {runner.max_batch}",
         "waterfall of a single image: not requested",
         "random arrivals: no latency bound was given (--bound-ms)",
         "roofline in fp16 on the cpu: no supported library multiplies in this precision here",
@@ -447,7 +449,7 @@ def test_bench_of_a_live_server_from_the_command_line(
     for name in ("triton-grpc", "triton-http"):
         assert stated.items() <= result["runners"][name].items()
     assert page.read_text().startswith("<!doctype html>")
-    assert result["data"]["name"].startswith("made up")
+    assert result["data"]["name"].startswith("synthetic")
     assert "skipped: roofline: not requested" in answer.stdout
     again = gmmvit("bench", bundle.path, "--synthetic", "--output", out)
     assert again.returncode == 1

@@ -213,5 +213,5 @@ def test_the_source_gives_the_reason_why_a_softmax_is_no_attention(tmp_path: Pat
     )
     path = tmp_path / "g.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
-    why = "a step that is not a product, a sum or head mixing stands before its softmax: Tanh"
+    why = "Tanh stands before its softmax, expected Q Kᵀ, a mask, a bias or head mixing"
     assert source_from_onnx(path).unmatched == {"a": why}

@@ -98,7 +98,8 @@ def test_the_key_does_not_know_where_the_package_is(
 
 def test_a_failure_is_recorded_and_not_tried_again_until_the_cache_is_emptied(compiler: Compiler, folder: Path) -> None:
     compiler.write(version="1.0", fails=True)
-    why = f"the compiler {compiler.path} failed: x.c:1: error: no; to try again: gmmvit doctor --empty-kernel-cache"
+    retry = "type gmmvit doctor --empty-kernel-cache to compile again"
+    why = f"the compiler {compiler.path} failed: x.c:1: error: no; {retry}"
     assert again() == again() == (None, why)
     assert compiler.count == 1
     (record,) = folder.glob("*.failed")

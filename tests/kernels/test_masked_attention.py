@@ -463,7 +463,7 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, bundle: Bundle, tmp
     monkeypatch.setenv("CXX", "no-such-compiler")
     library, why = openvino_library()
     assert library is None
-    assert why == "no C++ compiler: no-such-compiler does not exist; install g++, or name another compiler in CXX"
+    assert why == "no C++ compiler: no-such-compiler is not installed; install g++, or set CXX to another compiler"
     with open_runner("openvino", bundle) as runner:
         assert runner.settings["attention"] == "OpenVINO's"
         assert runner.run(fresh_inputs(bundle, 2)).shape[0] == 2
@@ -477,7 +477,7 @@ def test_a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setenv("CXX", str(script))
     library, why = openvino_library()
     assert library is None
-    again = "to try again: gmmvit doctor --empty-kernel-cache"
+    again = "type gmmvit doctor --empty-kernel-cache to compile again"
     assert why == f"the compiler {script} failed: x.cpp:1: error: no; {again}"
     assert not list((tmp_path / "cache").rglob("*.so"))
 

@@ -26,7 +26,7 @@ from tests.kernels.test_onnxruntime_attention import graph as onnx_graph
 
 HEAD_DIM_8 = "its head dim 8 is not a multiple of 16"
 HEAD_DIM_12 = "its head dim 12 is not a multiple of 16"
-ONE_QUERY = "its queries are 1 token and its keys 64"
+ONE_QUERY = "it has 1 query token and 64 key tokens, expected equal numbers"
 
 
 def shared_mask(tokens: int, heads: int) -> str:
@@ -89,10 +89,10 @@ def test_summary_gives_each_reason_once(tensor_bundles: dict[str, Bundle]) -> No
         ({"d": 8}, HEAD_DIM_8),
         ({"bias": (1, 20, 20)}, "its bias has shape (1, 20, 20), expected (2, 20, 20)"),
         ({"bias": (3, 2, 20, 20)}, "its bias has shape (3, 2, 20, 20), expected (2, 20, 20)"),
-        ({"windows": [4], "axis": 3}, "its softmax is not over the keys"),
+        ({"windows": [4], "axis": 3}, "its softmax does not run over the keys, the last dimension"),
         (
             {"scale": (2, 1, 1)},
-            "its queries are not columns cut into heads by a Reshape and a Transpose: multiply",
+            "its queries come from multiplication, expected a Reshape and a Transpose that split into heads",
         ),
     ],
     ids=str,
@@ -108,9 +108,15 @@ def test_both_runtimes_give_the_same_reason(other: dict[str, Any], reason: str) 
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
-        ({"weights_are_used": True}, "its weights go to more than the product with its values: product, Relu"),
+        (
+            {"weights_are_used": True},
+            "its attention weights are read by matrix product, Relu, expected only the matrix product with V",
+        ),
         ({"no_shapes": True}, "the graph does not state the shape of the tensor that its queries are cut from"),
-        ({"type": TensorProto.FLOAT16}, "its constants are float16, which the kernel does not take"),
+        (
+            {"type": TensorProto.FLOAT16},
+            "its mask, scale or bias is float16, a type that the kernel does not support",
+        ),
     ],
     ids=str,
 )
@@ -135,10 +141,11 @@ def test_a_step_that_the_kernel_does_not_know_is_named(side: str, operator: str)
     (match,) = attentions_of_kernel(proto)
     assert isinstance(match, Refusal)
     if operator == "Cast":
-        assert match.reason == f"it changes its type {side} its softmax, and the kernel computes in one type"
+        assert match.reason == f"a cast stands {side} its softmax, expected the same type throughout the attention"
     else:
-        taken = "a product, a sum or head mixing" if side == "before" else "a product or head mixing"
-        assert match.reason == f"a step that is not {taken} stands {side} its softmax: {operator}"
+        before, after = "Q Kᵀ, a mask, a bias or head mixing", "head mixing or the matrix product with V"
+        expected = before if side == "before" else after
+        assert match.reason == f"{operator} stands {side} its softmax, expected {expected}"
 
 
 def test_two_masks_are_refused() -> None:
@@ -148,7 +155,9 @@ def test_two_masks_are_refused() -> None:
     softmax.input[0] = "twice"
     (match,) = attentions_of_kernel(proto)
     assert isinstance(match, Refusal)
-    assert match.reason == "the multiply before its softmax is not in the order of a mask, then a bias"
+    assert (
+        match.reason == "the multiplication before its softmax is out of order, expected at most a mask and then a bias"
+    )
 
 
 def test_wiring_of_a_small_graph() -> None:

@@ -239,7 +239,7 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, bundle: Bundle, tmp
     finally:
         kernel_libraries.onnxruntime_library.cache_clear()
     assert fused is None
-    assert why == "no C++ compiler: no-such-compiler does not exist; install g++, or name another compiler in CXX"
+    assert why == "no C++ compiler: no-such-compiler is not installed; install g++, or set CXX to another compiler"
 
 
 def test_a_library_that_cannot_be_loaded(tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
-"""Triton Python-backend model: the network, run by ONNX Runtime or OpenVINO.
+"""Model for Triton's Python backend: run the network in ONNX Runtime or OpenVINO.
 
-``gmmvit repository --backend python`` copies this file to ``<network>/1/model.py`` beside
-``model.onnx``. It needs numpy and the runtime in the server's Python; of this project it needs only
-the files that are copied beside it. The dynamic batcher passes several requests at once; they run as
-a single batch, in chunks that stay in the cores' caches.
+``gmmvit repository --backend python`` copies this file to ``<network>/1/model.py``, into the same folder as
+``model.onnx``. The model needs numpy and the runtime in the server's Python. Of this project, the model needs only
+the files that ``gmmvit repository`` copies into this folder.
+
+Triton's dynamic batcher passes several requests at once. The model runs these requests as a single batch.
 """
 
 import hashlib
@@ -23,9 +24,9 @@ class TritonPythonModel:
         parameters = {name: value["string_value"] for name, value in config["parameters"].items()}
         self.max_batch = config["max_batch_size"]
         self.input = config["input"][0]["name"]
-        threads = int(parameters["threads"])  # 0: a thread per core
+        threads = int(parameters["threads"])  # 0 uses a thread per core
         graph = str(Path(__file__).with_name("model.onnx"))
-        kernels = parameters["cpu_kernels"] == "on"  # set when the repository was written
+        kernels = parameters["cpu_kernels"] == "on"  # `gmmvit repository` writes this parameter
         if parameters["runtime"] == "openvino":
             network = _openvino(graph, threads, parameters["openvino_hint"], parameters["attention"], kernels)
         else:
@@ -50,11 +51,11 @@ class TritonPythonModel:
         return answers
 
     def _run(self, batches: list[Any], valid: list[int], answers: list[Any]) -> None:
-        """Run the valid requests as a single batch and give each request its rows of the logits."""
+        """Run the valid requests as a single batch, and write each request's rows of the logits to ``answers``."""
         together = batches[valid[0]] if len(valid) == 1 else np.concatenate([batches[i] for i in valid])
         try:
             logits = self.program(together)
-        except Exception as exc:  # an error of the runtime fails these requests, not the server
+        except Exception as exc:  # an error in the runtime fails these requests; the server keeps running
             error = pb_utils.TritonError(f"{type(exc).__name__}: {exc}")
             for i in valid:
                 answers[i] = pb_utils.InferenceResponse(error=error)
@@ -75,7 +76,7 @@ def _onnxruntime(graph: str, threads: int, kernels: bool) -> Any:
     if kernels:
         folder = Path(__file__).parent
         library = folder / "onnxruntime_kernels.so"
-        # Its name holds the hash of its source graph: it does not match a model.onnx that was replaced later.
+        # The file's name contains the hash of model.onnx, so that a fused graph of an older model.onnx is never used.
         fused = folder / f"fused-{hashlib.sha256(Path(graph).read_bytes()).hexdigest()[:16]}.onnx"
         _require_kernels(why_not(library) if fused.exists() else f"there is no {fused.name}")
         network = str(fused)
@@ -100,17 +101,20 @@ def _openvino(graph: str, threads: int, hint: str, attention: str, kernels: bool
     _require_kernels("" if ours else why)
     program = OpenVinoProgram(graph, hint=hint, threads=threads, kernels=ours)
     if not program.fused_attentions + program.fused_norms:
-        _require_kernels(f"they replace no operator of this model.onnx: {program.attentions}")
+        _require_kernels(f"our kernels replace no operator of this model.onnx: {program.attentions}")
     _log_attention("OpenVINO", kernels)
     return program
 
 
 def _require_kernels(why: str) -> None:
-    """Fail the load if our kernels cannot run: the configuration states that they run, and clients rely on it."""
+    """Refuse to load the model if our kernels cannot run: clients rely on the parameter cpu_kernels.
+
+    why: the reason why our kernels cannot run; empty if our kernels can run.
+    """
     if why:
         raise pb_utils.TritonModelException(
-            f"cpu_kernels is on, and our kernels cannot run on this server: {why}; "
-            "write the repository again on this machine, or with gmmvit repository --cpu-kernels off"
+            f"cpu_kernels is on, and our kernels cannot run on this server: {why}; type gmmvit repository on this "
+            "machine to write the repository again, or add --cpu-kernels off to run without our kernels"
         )
 
 

@@ -1,8 +1,12 @@
-"""Run a network in ONNX Runtime on the CPU.  Imports no module of ours: this file is copied into a server's model.
+"""Run a network in ONNX Runtime on the CPU.
 
-A batch with at least a row for every core is cut into chunks of at most `ROWS_A_CORE` rows, which stay in a core's
-cache, and each core runs whole chunks: no operator waits for another core (`benchmarks/settings/cpu_settings.py`
-measures this). A smaller batch runs as a whole, its operators shared by all cores.
+A batch with at least a row for every core is divided into chunks of at most `ROWS_A_CORE` rows. The data of a chunk
+stays in a core's cache. Each core runs whole chunks, so that no operator waits for another core;
+`benchmarks/settings/cpu_settings.py` measures the effect. A smaller batch is not divided: all cores share the work of
+each operator.
+
+``gmmvit repository`` copies this file into the folder of a served model, so this file imports no module of this
+project.
 """
 
 from __future__ import annotations
@@ -20,14 +24,19 @@ import numpy as np
 __all__ = ["ROWS_A_CORE", "OnnxRuntimeProgram", "session_options", "why_not"]
 
 ROWS_A_CORE = 4
+"""The maximum number of rows in a chunk."""
 OUTPUT = "logits"
 _SESSION_ENTRIES = {"session.intra_op.spin_duration_us": "200"}
-"""Time that a thread looks for more work after its last operator before it sleeps: long enough for the gaps within an
-image. The default is about 40 ms, which other programs on that core lose (`benchmarks/settings/spinning.py`)."""
+"""After its last operator, a thread spins for this time, looking for more work, before it sleeps. 200 µs cover the
+pauses between the operators of an image. ONNX Runtime's default is about 40 ms, during which other programs cannot use
+the core; `benchmarks/settings/spinning.py` measures the effect."""
 
 
 def why_not(library: Path) -> str:
-    """Return why the attention kernel of this library, onnxruntime_operations.c, cannot run here; empty if it can."""
+    """Return the reason why our attention kernel cannot run on this machine, or an empty string if it can run.
+
+    library: the compiled onnxruntime_operations.c.
+    """
     try:
         support = ctypes.CDLL(str(library)).masked_attention_support()
     except OSError as exc:
@@ -36,15 +45,15 @@ def why_not(library: Path) -> str:
 
 
 def session_options(threads: int | None, library: Path | None) -> Any:
-    """Return ``onnxruntime.SessionOptions``.
+    """Return ``onnxruntime.SessionOptions`` for this project's sessions.
 
-    threads: per operator; None leaves the number to ONNX Runtime (a thread per core).  library: with our attention
-    kernel, or None.
+    threads: the threads of an operator; None leaves the number to ONNX Runtime, which uses a thread per core.
+    library: the shared library of our attention kernel, or None.
     """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors; warnings at load are about optimisations, not answers
+    options.log_severity_level = 3  # errors only; warnings during loading concern optimisations, not results
     if threads is not None:
         options.intra_op_num_threads = threads
     for entry in _SESSION_ENTRIES.items():
@@ -55,24 +64,24 @@ def session_options(threads: int | None, library: Path | None) -> Any:
 
 
 class OnnxRuntimeProgram:
-    """``run(batch) -> logits``; may be called from several threads."""
+    """A network that ``run(batch)`` computes.  Several threads may call ``run`` at the same time."""
 
     def __init__(self, open_session: Callable[[int], Any], *, threads: int = 0) -> None:
-        """Open the session.
+        """Open the first session.
 
-        open_session: function from the threads of an operator to an ``InferenceSession``.  threads: 0 uses a thread
-        per core.
+        open_session: a function that takes the number of threads of an operator and returns an ``InferenceSession``.
+        threads: the number of threads; 0 uses a thread per core.
         Errors: as ``open_session``.
         """
         self.threads = threads or len(os.sched_getaffinity(0))
         self._open = open_session
-        self._shared = open_session(self.threads)  # so that a graph that cannot be loaded fails here
+        self._shared = open_session(self.threads)  # opened now, so that a graph that cannot be loaded fails here
         self._input = self._shared.get_inputs()[0].name
         self._workers: tuple[Any, ThreadPoolExecutor] | None = None
         self._lock = threading.Lock()
 
     def prepare(self, most: int) -> None:
-        """Open the sessions for batches of up to ``most`` rows now, so that no request waits for them."""
+        """Open the sessions for batches of up to ``most`` rows now, so that no request waits for a session."""
         if most >= self.threads > 1:
             self._made_workers()
 
@@ -80,7 +89,7 @@ class OnnxRuntimeProgram:
         """Return the logits, float32 (B, C), of a batch of the graph's input (B, …)."""
         if len(batch) < self.threads:
             return self._logits(self._shared, batch)
-        # The same number of chunks for each core, so that no core idles at the end.
+        # Each core gets the same number of chunks, so that no core idles at the end.
         each = -(-len(batch) // (ROWS_A_CORE * self.threads))
         chunks = np.array_split(batch, min(len(batch), each * self.threads))
         if self.threads == 1:
@@ -92,7 +101,7 @@ class OnnxRuntimeProgram:
         return session.run([OUTPUT], {self._input: batch})[0]
 
     def _made_workers(self) -> tuple[Any, ThreadPoolExecutor]:
-        """Return (a session with single-threaded operators, a pool with a thread per core), made on first use."""
+        """Return (a session with single-threaded operators, a pool with a thread per core), created on first use."""
         with self._lock:
             if self._workers is None:
                 session = self._open(1)

@@ -1,20 +1,26 @@
 """Convert image bytes to the network's input, exactly as in training.
 
-    decode (JPEG, PNG, WebP, BMP; first frame) → L, LA, RGB or RGBA → resize to height × width
+    bytes → decoded image → mode L, LA, RGB or RGBA → resized to height × width
+
     pixels: uint8 (height, width, channels)
     tensor: (pixels / 255 − mean) / std, float32, (channels, height, width)
 
-This is the only implementation: export, parity and client import it, and ``gmmvit repository`` copies this file
-beside the server's preprocessing model. It therefore imports only the standard library, numpy and Pillow. The
-operations and their order are those of torchvision's ImageFolder loader, Resize on a Pillow image, ToTensor and
-Normalize.
+The file formats are JPEG, PNG, WebP and BMP; of several frames, the first frame is decoded. The operations and their
+order are those of torchvision: the ImageFolder loader, Resize on a Pillow image, ToTensor and Normalize.
 
-A file in another mode than the network's is converted with Pillow's ``Image.convert``:
+If the mode of a file differs from the mode of the network's input, Pillow's ``Image.convert`` converts the image:
 
-    colour → grey     L = 0.299 R + 0.587 G + 0.114 B, in integers, rounded
-    grey → colour     R = G = B = L
-    alpha             dropped if the network has no alpha channel; 255 if the file has no alpha.  Resizing weights
-                      colours by their alpha, so the colour of a fully transparent pixel becomes 0
+    colour → grey       L = 0.299 R + 0.587 G + 0.114 B, in integers, rounded
+    grey → colour       R = G = B = L
+    alpha → no alpha    the alpha channel is dropped
+    no alpha → alpha    the alpha of every pixel is 255
+
+For an image with alpha, Pillow's resizing weights the colours by alpha. The colour of a fully transparent pixel
+becomes 0.
+
+This file is the only implementation of the preprocessing: export, parity and the client import it, and ``gmmvit
+repository`` copies it into the folder of the server's preprocessing model. This file therefore imports only the
+standard library, numpy and Pillow.
 """
 
 from __future__ import annotations
@@ -39,27 +45,32 @@ __all__ = [
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 MAX_IMAGE_PIXELS = 50_000_000
-"""Width × height beyond which an image is not decoded: a small file can unpack to gigabytes."""
+"""The maximum width × height of an image.  Larger images are refused, because a small file can decode to gigabytes."""
 MAX_IMAGE_BYTES = 32 * 2**20
+"""The maximum size of an encoded image."""
 MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
-"""Channels of the network → Pillow mode that a file is decoded to."""
+"""Number of the network's input channels → the Pillow mode to which an image is converted."""
 RESAMPLING = {"stretch-bilinear": "BILINEAR", "stretch-bicubic": "BICUBIC"}
-"""Resize rule → name in ``PIL.Image.Resampling``.  ``stretch`` resizes both sides to the network's and ignores the
-aspect ratio; Pillow's filters are antialiased."""
+"""Name of a resize rule → name in ``PIL.Image.Resampling``.
+
+``stretch`` resizes both sides to the network's height and width, whatever the aspect ratio of the image. Pillow's
+filters are antialiased."""
 _WIDE_MODES = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
 
 
 class UnusableImage(ValueError):  # noqa: N818 - the image is unusable; the name reads better without Error
-    """The bytes are not an image that can be used; the message gives the reason."""
+    """The bytes are not an image that can be used.  The message gives the reason."""
 
 
 def pixels_from_bytes(data: bytes, *, height: int, width: int, channels: int, resize: str) -> NDArray[Any]:
     """Decode an encoded image.
 
-    height, width: in pixels; channels: a key of `MODES`; resize: a key of `RESAMPLING`; all as of the network.
+    data: the bytes of an image file.
+    height, width: the size of the network's input, in pixels.  channels: the number of channels, a key of `MODES`.
+    resize: the resize rule, a key of `RESAMPLING`.
     Returns uint8 (height, width, channels).  EXIF rotation is not applied, as in training.
-    Errors: UnusableImage on bytes that are empty, no image, truncated, too large, or deeper than
-    8 bits a channel.
+    Errors: UnusableImage when the bytes are empty, are not an image, or are truncated.
+    UnusableImage when the image is too large, or has more than 8 bits a channel.
     """
     from PIL import Image
 
@@ -69,7 +80,7 @@ def pixels_from_bytes(data: bytes, *, height: int, width: int, channels: int, re
         raise UnusableImage(f"it has {len(data)} bytes; at most {MAX_IMAGE_BYTES} are taken")
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
-    # Pillow's own check for decompression bombs raises while it reads the header, before the check below.
+    # Pillow checks for decompression bombs when it reads the header, before the check below.
     except Image.DecompressionBombError as exc:
         raise UnusableImage(f"it is too large: {exc}") from exc
     except Exception as exc:
@@ -88,9 +99,9 @@ def pixels_from_bytes(data: bytes, *, height: int, width: int, channels: int, re
 
 
 def pixels_from_image(image: Any, *, height: int, width: int, channels: int, resize: str) -> NDArray[Any]:
-    """Convert and resize an opened ``PIL.Image``; return uint8 (height, width, channels).
+    """Convert and resize an opened ``PIL.Image``.
 
-    channels, resize: as for `pixels_from_bytes`.
+    height, width, channels, resize: as for `pixels_from_bytes`.  Returns uint8 (height, width, channels).
     """
     from PIL import Image
 
@@ -102,9 +113,10 @@ def pixels_from_image(image: Any, *, height: int, width: int, channels: int, res
 
 
 def tensor_from_pixels(pixels: NDArray[Any], mean: Sequence[float], std: Sequence[float]) -> NDArray[Any]:
-    """Normalise: (pixels / 255 − mean) / std in float32, channels first.
+    """Normalise pixels: return (pixels / 255 − mean) / std in float32, with the channels first.
 
-    pixels: uint8 (..., height, width, channels).  Returns float32 (..., channels, height, width), contiguous.
+    pixels: uint8 (..., height, width, channels).  mean, std: a number for each channel.
+    Returns float32 (..., channels, height, width), contiguous.
     """
     scaled = pixels.astype(np.float32) / np.float32(255)
     normalised = (scaled - np.asarray(mean, np.float32)) / np.asarray(std, np.float32)

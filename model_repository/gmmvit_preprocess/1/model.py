@@ -1,8 +1,8 @@
-"""Triton Python-backend model: convert encoded images to the network's input.
+"""Model for Triton's Python backend: convert encoded images to the network's input.
 
-``gmmvit repository`` copies this file to ``<preprocess>/1/model.py`` and, beside it, the project's
-own ``preprocess.py`` as ``gmmvit_preprocess.py``, so the server decodes with the code that parity
-checked. It needs numpy and Pillow in the server's Python.
+``gmmvit repository`` copies this file to ``<preprocess>/1/model.py``, and this project's ``preprocess.py`` to
+``gmmvit_preprocess.py`` in the same folder. The server therefore decodes images with the same code that
+``gmmvit parity`` checks. The model needs numpy and Pillow in the server's Python.
 """
 
 import json
@@ -28,7 +28,7 @@ class TritonPythonModel:
         settings = json.loads(config["parameters"]["preprocessing"]["string_value"])
         self.target = {name: settings[name] for name in ("height", "width", "channels", "resize")}
         self.mean, self.std = settings["mean"], settings["std"]
-        # Pillow releases the interpreter lock while it decodes, so the images of a batch decode in parallel.
+        # Pillow releases the interpreter lock while it decodes, so several threads decode the images of a batch.
         self.pool = ThreadPoolExecutor(max_workers=settings["threads"])
 
     def execute(self, requests: list[Any]) -> list[Any]:
@@ -51,7 +51,7 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse([pb_utils.Tensor(self.output, batch)])
 
     def _decoded(self, data: bytes) -> Any:
-        """Return the pixels, or the reason why the image cannot be used; the caller adds the image's index."""
+        """Return the pixels of an image, or the reason why the image cannot be used."""
         try:
             return pixels_from_bytes(data, **self.target)
         except UnusableImage as exc:
