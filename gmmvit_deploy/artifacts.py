@@ -229,7 +229,7 @@ class Bundle:
             return pixels
         if self.manifest.image.normalisation is None:
             raise InputError(
-                f"{self.path}: it states no mean and std, so images cannot be normalised for its input",
+                f"{self.path}: the bundle has no mean and std, which are needed to normalise images for the graph",
                 hint="export the checkpoint again with --dataset, or with --mean, --std and --labels",
             )
         return self.manifest.image.tensor_from_pixels(pixels)
@@ -297,7 +297,8 @@ def _check_files(path: Path, manifest: Manifest, *, hint: str) -> None:
             raise BundleError(f"{file}: cannot be read: {exc.strerror}") from exc
         if digest != expected:
             raise BundleError(
-                f"{file}: its SHA-256 is {digest[:12]}…, the manifest has {expected[:12]}…: it was changed or damaged",
+                f"{file}: the file was changed or damaged: expected the manifest's SHA-256 {expected[:12]}…, got "
+                f"{digest[:12]}…",
                 hint=hint,
             )
 
@@ -322,6 +323,6 @@ def _check_contract(bundle: Bundle) -> None:
 
         raise BundleError(
             f"{bundle.path}: preprocessing: {problem}",
-            hint=f"Pillow is {version('pillow')} here and was {bundle.manifest.versions.get('pillow')} at export; "
-            "install that version of Pillow, or export again here",
+            hint=f"install Pillow {bundle.manifest.versions.get('pillow')}, the version at export (this machine has "
+            f"Pillow {version('pillow')}), or export the checkpoint again on this machine",
         )

@@ -124,7 +124,7 @@ def examine_bundle(bundle: Bundle, server: ServerTensorRT | None, *, on_progress
             parts.append(_part("server", folder.name, partial(_engine_there, folder, server), fix=""))
     checks = _examined(parts, on_progress)
     if server is not None and not folders:
-        hint = f"gmmvit build {bundle.path} --flavor tensorrt, with TensorRT {server.version}"
+        hint = f"gmmvit build {bundle.path} --flavor tensorrt on a GPU machine that has TensorRT {server.version}"
         checks.append(Check(kind="server", name=server.name, works=False, detail="the bundle has no engine", fix=hint))
     return checks
 

@@ -57,7 +57,8 @@ def require_tiling(image_size: int, patch_size: int) -> None:
 def require_stages(depths: tuple[int, ...], heads: tuple[int, ...], mlp_dims: tuple[int, ...]) -> None:
     require(
         len(depths) == len(heads) == len(mlp_dims),
-        f"{len(depths)} depths, {len(heads)} heads and {len(mlp_dims)} mlp widths; expected one of each per stage",
+        "expected a depth, a number of heads and an mlp width for each stage, "
+        f"got {len(depths)} depths, {len(heads)} numbers of heads and {len(mlp_dims)} mlp widths",
     )
 
 

@@ -97,5 +97,5 @@ def limit_from_noise(noise: Noise, precision: Precision = "fp32", *, recorded: f
         largest=_RECORDED_SHARE * recorded,
         rms=None,
         derivation=f"{_RECORDED_SHARE:g} × {recorded:.2g} ({precision}'s recorded distance on the golden inputs): "
-        "it holds the runner to the recorded graph; the accuracy check judges the graph itself",
+        "the limit compares the runner with the recorded graph; the accuracy check judges the graph itself",
     )

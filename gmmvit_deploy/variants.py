@@ -115,12 +115,13 @@ def open_variant(bundle: Bundle, precision: Precision) -> Variant:
         raise BundleError(f"{record_path}: expected the record of a variant: {exc}", hint=again) from exc
     if record.bundle_sha256 != bundle.sha256:
         raise BundleError(
-            f"{path}: it was made for bundle {record.bundle_sha256[:12]}…, this bundle is {bundle.sha256[:12]}…",
+            f"{path}: expected a graph of the bundle {bundle.sha256[:12]}…, got a graph of the "
+            f"bundle {record.bundle_sha256[:12]}…",
             hint=again,
         )
     digest = sha256_of_file(path)
     if digest != record.onnx_sha256 or record.precision != precision:
         raise BundleError(
-            f"{path}: the file does not match its record {record_path.name}: it was changed or damaged", hint=again
+            f"{path}: the file was changed or damaged: expected the file that {record_path.name} describes", hint=again
         )
     return Variant(precision=precision, path=path, sha256=digest, record=record)

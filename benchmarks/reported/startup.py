@@ -1,15 +1,9 @@
 """How long does the help text take to appear, compared with the bare import of typer and rich?
 
-<<<<<<< HEAD
-Every process starts from nothing. `python -c "import typer, rich"` and `gmmvit COMMAND --help` take turns, in an order
-that changes with every round. The ratio is the time of the command / the time of the bare import; both times include
-the start of Python, as a user waits for it. typer itself imports more for a command with parameters than the bare
-import does; the help of a typer program with a single option shows how much.
-=======
 The bare import is `python -c "import typer, rich"`. In each round, the bare import and every `gmmvit COMMAND --help`
 run once, each in a new process, in a random order. The ratio is the time of the command divided by the time of the
-bare import. Both times include the start of Python.
->>>>>>> textd
+bare import. Both times include the start of Python. typer itself imports more for a command with options than the bare
+import does; the help of a typer program with a single option shows how much.
 
     python benchmarks/reported/startup.py [--rounds 25] [--output RESULT]
 """

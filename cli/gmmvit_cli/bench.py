@@ -106,7 +106,7 @@ def bench(
         raise InputError("expected a bundle, or --compare A.json B.json", hint=f"type {EXAMPLE.splitlines()[0]}")
     if (data is None) != synthetic:
         raise InputError(
-            "expected either real images with --data, or --synthetic for generated inputs",
+            "expected images with --data, or --synthetic for generated inputs",
             hint="type --data digits, --data cifar10:PATH, --data folder:PATH or --synthetic",
         )
     with progress("bench") as on_progress:
@@ -224,7 +224,7 @@ def _compare(first: Path, second: Path, *, bundle: Path | None, as_json: bool) -
 
     if bundle is not None:
         raise InputError(
-            f"--compare takes two result files and no bundle, got {bundle}",
+            f"--compare compares two result files and measures no bundle, got the bundle {bundle}",
             hint="type gmmvit bench --compare A.json B.json",
         )
     comparison = compare(open_result(first), open_result(second))

@@ -147,7 +147,8 @@ def build(
     require_output_file(report, force=force)
     if source.suffix == ".onnx" and out is None:
         raise InputError(
-            "an ONNX file requires --output, the folder of the engine", hint=f"type gmmvit build {source} -o ENGINE"
+            "--output, the folder to write the engine to, is required for an ONNX file",
+            hint=f"type gmmvit build {source} -o ENGINE",
         )
     with progress("build") as on_progress:
         from gmmvit_deploy.artifacts import open_bundle
@@ -252,7 +253,12 @@ def _proof_rows(card: EngineCard) -> list[tuple[str, str]]:
         rows.append(("precision", f"NOT checked: {card.unjudged}"))
     elif card.misses:
         first = card.misses[0]
-        rows.append(("precision", f"NOT reached by {len(card.misses)} products: {first.node} runs in {first.actual}"))
+        rows.append(
+            (
+                "precision",
+                f"NOT reached by {len(card.misses)} operators: for example, {first.node} runs in {first.actual}",
+            )
+        )
     else:
         rows.append(("precision", "every matrix product and convolution runs in the prescribed data type"))
     for target, shares in card.shares.items():

@@ -26,7 +26,7 @@ JOBS: Mapping[str, Mapping[str, str]] = {
     "Export and build": {
         "export": "Export a checkpoint to ONNX, and compare the graph with PyTorch.",
         "convert": "Add fp16, bf16, int8 or fp8 graphs to a bundle.",
-        "build": "Build a TensorRT engine, and report how it runs each attention.",
+        "build": "Build a TensorRT engine, and report how each attention layer runs.",
     },
     "Check and measure": {
         "parity": "Compare runners with PyTorch: logits, classes and accuracy.",

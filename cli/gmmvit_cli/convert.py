@@ -112,7 +112,7 @@ def _program_words(program: Mapping[str, Any]) -> str:
 def note_disagreements(graph: str, disagreements: Sequence[str]) -> None:
     """Report nodes whose declared role is doubtful: a wrong role computes in a wrong type."""
     for line in disagreements:
-        note(f"{graph}: check the role, which decides the data type: {line}")
+        note(f"{graph}: check the role of this node (what the node is for), which decides its data type: {line}")
 
 
 def print_variants(variants: list[Variant]) -> None:

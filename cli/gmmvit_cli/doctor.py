@@ -42,8 +42,8 @@ def doctor(
         there = server_from(server_version, server, server_tensorrt)
         if bundle is None and there is not None:
             raise InputError(
-                "expected a bundle, whose engines the server must load",
-                hint="type gmmvit doctor BUNDLE and the options of the server",
+                "expected a bundle, because the server options check which engines of a bundle the server can load",
+                hint="type gmmvit doctor BUNDLE with --server-version, --server or --server-tensorrt",
             )
         if bundle is None:
             checks = examine(on_progress=on_progress)
@@ -68,7 +68,8 @@ def _empty_kernel_cache() -> None:
         removed, left = libraries.empty_kernel_cache()
     except (OSError, RuntimeError) as exc:
         raise OutputError(
-            f"the kernel cache cannot be emptied: {exc}", hint="type XDG_CACHE_HOME=FOLDER gmmvit doctor"
+            f"cannot delete the files of the kernel cache: {exc}",
+            hint="type XDG_CACHE_HOME=FOLDER gmmvit doctor to use another folder for the kernel cache",
         ) from exc
     in_use = f"; {len(left)} files are in use by a running process and were kept" if left else ""
     note(f"removed {len(removed)} files from the kernel cache{in_use}")

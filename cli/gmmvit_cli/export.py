@@ -65,8 +65,8 @@ def export(
         "stretch-bilinear",
         metavar="METHOD",
         rich_help_panel=INPUT,
-        help="Resize method of the training: stretch-bilinear or stretch-bicubic. Both are antialiased and do not keep "
-        "the aspect ratio.",
+        help="How the training code resized images: stretch-bilinear or stretch-bicubic. Both are antialiased "
+        "and do not keep the aspect ratio.",
     ),
     input_kind: str = typer.Option(
         "pixels",

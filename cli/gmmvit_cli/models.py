@@ -18,15 +18,17 @@ HEADS = typer.Option(
     "--heads",
     metavar="N",
     rich_help_panel=MODEL,
-    help="Number of attention heads; for a model with stages, of its first stage. Required where the tensors of the "
-    "checkpoint do not show it and no --preset is given, for example in a ViT without masks.",
+    help="Number of attention heads. For a model with several stages, type the number of heads in the first stage. "
+    "Required if the tensors of the checkpoint do not show the number and no --preset is given, for example for a ViT "
+    "without masks.",
 )
 PRESET = typer.Option(
     None,
     "--preset",
     metavar="NAME",
     rich_help_panel=MODEL,
-    help=f"Named configuration that supplies the number of heads: {', '.join(PRESETS)}. It must match the checkpoint.",
+    help=f"Named configuration that supplies the number of heads: {', '.join(PRESETS)}. The configuration must "
+    "match the checkpoint.",
     callback=read_by(family_of_preset),
     autocompletion=complete(lambda: tuple(PRESETS)),
 )
@@ -35,9 +37,9 @@ MASK_FORM = typer.Option(
     "--mask-form",
     metavar="FORM",
     rich_help_panel=MODEL,
-    help="Form of Gaussian mixture masks in training. stored: powers of a base matrix that the checkpoint stores, as "
-    "in the paper authors' code. closed: the paper's formula, computed from token distances. A wrong form gives wrong "
-    "logits.",
+    help="How the training code computed the Gaussian mixture masks. stored: as elementwise powers of a base matrix "
+    "that the checkpoint stores. closed: with the formula of a Gaussian, from the distances between tokens. A wrong "
+    "form gives wrong logits.",
     callback=choice_from("--mask-form", lambda: _MASK_FORMS),
     autocompletion=complete(lambda: _MASK_FORMS),
 )
@@ -46,16 +48,16 @@ IMAGE_SIZE = typer.Option(
     "--image-size",
     metavar="PIXELS",
     rich_help_panel=MODEL,
-    help="Width and height of the images, which are square. Required where the tensors of the checkpoint do not show "
-    "it.",
+    help="Width and height of the images, which are square. Required if the tensors of the checkpoint do not "
+    "show the size.",
 )
 CHANNELS = typer.Option(
     None,
     "--channels",
     metavar="N",
     rich_help_panel=MODEL,
-    help="Channels of the images: 1 grey, 2 grey and alpha, 3 RGB, 4 RGB and alpha. Required where the tensors of the "
-    "checkpoint do not show it.",
+    help="Channels of the images: 1 grey, 2 grey and alpha, 3 RGB, 4 RGB and alpha. Required if the tensors of the "
+    "checkpoint do not show the channels.",
 )
 
 

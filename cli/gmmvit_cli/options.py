@@ -189,13 +189,16 @@ def normalisation_from(name: str | None, mean: str | None, std: str | None) -> N
     if name is not None:
         if mean is not None or std is not None:
             raise InputError(
-                "--dataset already sets the mean and the standard deviation",
+                "--dataset excludes --mean and --std, because the data set determines both",
                 hint=f"type --dataset {name} without --mean and --std, or --mean and --std without --dataset",
             )
         data = dataset(name)
         return Normalisation(mean=data.mean, std=data.std, labels=data.labels)
     if (mean is None) != (std is None):
-        raise InputError("--mean and --std go together", hint="type both, such as --mean 0.5,0.5,0.5 --std 0.5,0.5,0.5")
+        raise InputError(
+            "--mean requires --std, and --std requires --mean",
+            hint="type both, such as --mean 0.5,0.5,0.5 --std 0.5,0.5,0.5",
+        )
     if mean is None or std is None:
         return Normalisation()
     return Normalisation(mean=_numbers("--mean", mean), std=_numbers("--std", std))
@@ -206,7 +209,7 @@ def _numbers(option: str, text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.replace(",", " ").split())
     except ValueError as exc:
         raise InputError(
-            f"{option} is {text!r}; expected a number for each channel, such as 0.49,0.48,0.45 for R, G and B"
+            f"{option}: expected a number for each channel, such as 0.49,0.48,0.45 for R, G and B, got {text!r}"
         ) from exc
 
 
@@ -220,7 +223,7 @@ def labels_from(text: str | None) -> tuple[str, ...] | None:
     try:
         return tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
     except (OSError, UnicodeDecodeError) as exc:
-        reason = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8 text"
+        reason = exc.strerror if isinstance(exc, OSError) else "the file is not UTF-8 text"
         raise InputError(
             f"--labels {text}: expected a file with a label on each line: {reason}",
             hint="type --labels FILE, or the labels themselves: --labels cat,dog",
@@ -240,7 +243,8 @@ def require_calibration(precisions: tuple[Precision, ...], calibration: str | No
         if quantized:
             raise InputError(
                 f"{quantized[0]} needs calibration images",
-                hint="type --calibration FOLDER, with images like those that the model will classify",
+                hint="add --calibration FOLDER, --calibration FILE.npz or --calibration KIND:PATH, with images like "
+                "those that the model will classify",
             )
         return
     if not quantized:

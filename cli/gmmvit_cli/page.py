@@ -38,7 +38,8 @@ def page(
         metavar="URL",
         rich_help_panel=TARGET,
         callback=read_by(_require_url),
-        help="Also classify with this Triton server, and show whether it agrees: grpc://HOST:PORT or http://HOST:PORT.",
+        help="Also classify with this Triton server (grpc://HOST:PORT or http://HOST:PORT), and show whether the "
+        "logits of the server and of this machine agree with PyTorch.",
     ),
     model: str = MODEL_NAME,
     cpu_kernels: str | None = CPU_KERNELS,

@@ -67,8 +67,8 @@ def repository(
         "none",
         metavar="NAME",
         rich_help_panel=_BACKEND,
-        help="none or tensorrt. With tensorrt and --backend onnxruntime, the server builds a TensorRT engine when it "
-        "loads the model.",
+        help="Accelerator of --backend onnxruntime: tensorrt or none. With tensorrt, the server builds a TensorRT "
+        "engine when the server loads the model.",
         callback=choice_from("--accelerator", lambda: ACCELERATORS),
         autocompletion=complete(lambda: ACCELERATORS),
     ),
@@ -106,7 +106,7 @@ def repository(
     kernels = cpu_kernels_from(cpu_kernels)
     if runtime is not None and kernels is not None:
         raise InputError(
-            f"--runtime {runtime} already states whether CPU kernels are used; it excludes --cpu-kernels",
+            f"--runtime {runtime} already states whether CPU kernels are used, so --cpu-kernels cannot be added",
             hint=f"type --runtime {runtime} or --cpu-kernels {kernels}, not both",
         )
     from gmmvit_deploy.artifacts import open_bundle

@@ -66,9 +66,9 @@ def tune(
     force: bool = FORCE,
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """A bundle is the folder that gmmvit export writes. For each setting, the command starts a Triton server and
-    measures the highest request rate within the latency limit. The setting with the highest rate is written as a
-    Triton model repository that also contains all measurements.
+    """A bundle is the folder that gmmvit export writes. For each combination of settings, the command starts a
+    Triton server and measures the highest request rate within the latency limit. The command writes the combination
+    with the highest rate as a Triton model repository, which also contains all measurements.
     """
     require_output(out, force=force)
     with progress("tune") as on_progress:

@@ -78,7 +78,7 @@ def _audit_bases(bases: Mapping[str, Tensor], unused: Mapping[str, Tensor]) -> I
             yield Finding(
                 severity="warning",
                 where=layer,
-                what=f"the stored base mask differs from the base mask of {first}; each layer uses its own",
+                what=f"the stored base mask differs from the base mask of {first}; each layer uses its own base mask",
             )
     for name, tensor in unused.items():
         used = first_of_size.get(tensor.shape[-1]) if tensor.ndim == 4 else None

@@ -128,7 +128,7 @@ def _load_own(file: TensorFile, hints: LoadHints) -> LoadedCheckpoint:
     if hints.heads not in (None, spec.first_heads):
         raise CheckpointError(f"{source}: --heads {hints.heads}, but {evidence} {spec.first_heads}")
     if hints.closed_form and not spec.mask.closed_form:
-        raise CheckpointError(f"{source}: --mask-form closed, but {evidence} a {spec.mask} mask")
+        raise CheckpointError(f"{source}: --mask-form closed was given, but {evidence} a {spec.mask} mask")
     _check_preset(family_of(spec), hints)
     _compare_with_preset(spec, hints, source)
     _refuse_misfits(file, spec, None, {})
@@ -173,7 +173,8 @@ def _refuse_misfits(
         raise CheckpointError(
             f"{file.path}: the file was read as a {spec.family} with {spec.mask} mask, and {len(problems)} keys do not "
             f"fit this architecture:{listed(problems)}",
-            hint="use a file whose keys all match the architecture: no tensor is filled in or left out silently",
+            hint="use a file whose keys all match the architecture: gmmvit neither fills in missing tensors nor "
+            "ignores unknown tensors",
         )
 
 
@@ -181,6 +182,7 @@ def _refuse(source: str, findings: list[Finding]) -> None:
     errors = [f"{finding.where}: {finding.what}" for finding in findings if finding.severity == "error"]
     if errors:
         raise CheckpointError(
-            f"{source}: every result of this model would be meaningless:{listed(errors)}",
+            f"{source}: the audit refuses this file, because every result of the model would be meaningless:"
+            f"{listed(errors)}",
             hint="use another checkpoint: the training diverged, or the file is damaged",
         )

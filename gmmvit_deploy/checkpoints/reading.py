@@ -103,7 +103,7 @@ def require_checkpoint(path: Path) -> None:
     """
     if not path.is_file():
         problem = "is a folder" if path.is_dir() else "does not exist"
-        raise CheckpointError(f"{path}: {_EXPECTED}, but it {problem}")
+        raise CheckpointError(f"{path}: {_EXPECTED}, but this path {problem}")
 
 
 def _looks_like_safetensors(head: bytes, size_bytes: int) -> bool:
@@ -137,10 +137,10 @@ def _read_pytorch(path: Path, head: bytes) -> object:
         forbidden = re.search(r"GLOBAL ([\w.]+)", text)
         if forbidden:
             raise CheckpointError(
-                f"{path}: its pickle calls {forbidden.group(1)}, which no checkpoint of tensors needs; "
-                "no code of the file was run",
-                hint="where the file was made, save torch.save({'model_state_dict': "
-                "model.state_dict()}, 'weights.pth') and use weights.pth",
+                f"{path}: the file was not loaded, because the pickle in the file calls {forbidden.group(1)}, "
+                "which creates no tensor; no code of the file was run",
+                hint="on the machine that made the file, run torch.save({'model_state_dict': "
+                "model.state_dict()}, 'weights.pth'), and use weights.pth",
             ) from exc
         if "TorchScript" in text:
             raise CheckpointError(
@@ -171,7 +171,7 @@ def _only_tensors(path: Path, entries: Mapping[str, Any]) -> dict[str, Tensor]:
     import torch
 
     if not entries:
-        raise CheckpointError(f"{path}: it holds no tensors")
+        raise CheckpointError(f"{path}: the file holds no tensors")
     others = [
         f"{name!r} ({type(value).__name__})"
         for name, value in entries.items()
@@ -179,14 +179,16 @@ def _only_tensors(path: Path, entries: Mapping[str, Any]) -> dict[str, Tensor]:
     ]
     if others:
         raise CheckpointError(
-            f"{path}: expected a state dict of names and tensors, got also {', '.join(others[:5])}",
-            hint=f"weights are looked for at the top level or under {', '.join(_WRAPPER_KEYS)}",
+            f"{path}: expected a state dict, which maps names to tensors; these entries are no tensors: "
+            f"{', '.join(others[:5])}",
+            hint="save the state dict with torch.save, as the whole file or under the key "
+            f"{', '.join(_WRAPPER_KEYS[:-1])} or {_WRAPPER_KEYS[-1]}",
         )
     for name, tensor in entries.items():
         # Copying a view that repeats a small storage would exhaust the memory.
         dense = tensor.layout == torch.strided and not tensor.is_quantized
         if not dense or tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():
-            raise CheckpointError(f"{path}: {name} is no plain dense tensor")
+            raise CheckpointError(f"{path}: expected {name} to be a dense tensor, not sparse, quantised or expanded")
     return dict(entries)
 
 

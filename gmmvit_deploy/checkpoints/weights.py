@@ -1,7 +1,7 @@
 """Write and read ``weights.safetensors`` of a bundle: the tensors of a trained model, named after its modules.
 
     metadata   the model spec as JSON
-    tensors    the model's state dict: every parameter and stored buffer, as trained
+    tensors    the model's state dict: every parameter, and every buffer that PyTorch saves, as trained
 
 A model is rebuilt from the stored spec; no size is inferred from names or shapes.
 """
@@ -32,7 +32,7 @@ _MOST_LISTED = 12
 
 
 def bytes_from_model(model: Model) -> bytes:
-    """Return the content of ``weights.safetensors``.  Tensors that share storage are written separately."""
+    """Return the content of ``weights.safetensors``.  Tensors that share memory in the model are written separately."""
     from safetensors.torch import save
 
     separate = {name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()}
@@ -40,12 +40,13 @@ def bytes_from_model(model: Model) -> bytes:
 
 
 def model_from_bundle(manifest: Manifest, weights: Path) -> Model:
-    """Build the trained model of a bundle from the manifest's spec and fill it from the weights file.
+    """Build the model that the manifest's spec describes, and fill the model with the tensors of the weights file.
 
     Returns the model in evaluation mode, float32, on the CPU.
-    Errors: CheckpointError when the file cannot be read.
-    BundleError when the spec in the file differs from the manifest's spec, or when tensors are missing, unknown, or of
-    an unexpected shape or data type; the message lists every such tensor.
+    Errors:
+        CheckpointError: the file cannot be read.
+        BundleError: the spec in the file differs from the manifest's spec, or tensors are missing, unknown, or of an
+            unexpected shape or data type. The message lists the first 12 such tensors.
     """
     file = read_tensors(weights)
     written = file.spec_json()
@@ -54,7 +55,10 @@ def model_from_bundle(manifest: Manifest, weights: Path) -> Model:
     if written is not None and spec_from_json(written) != manifest.spec:
         reasons.append(f"the weights belong to {spec_from_json(written)}, but the manifest describes {manifest.spec}")
     if problems := misfits(manifest.spec, file.tensors):
-        reasons.append(f"{len(problems)} tensors do not fit the manifest's {manifest.spec.family}:{listed(problems)}")
+        reasons.append(
+            f"{len(problems)} tensors do not fit the {manifest.spec.family} model that the manifest describes:"
+            f"{listed(problems)}"
+        )
     if reasons:
         raise BundleError(f"{weights}: {'; '.join(reasons)}", hint="write the bundle again with gmmvit export")
     return filled_model(manifest.spec, file.tensors)
@@ -63,7 +67,8 @@ def model_from_bundle(manifest: Manifest, weights: Path) -> Model:
 def misfits(spec: ModelSpec, tensors: Mapping[str, Tensor], origins: TensorOrigins | None = None) -> list[str]:
     """Return a line for every tensor that is missing, unknown to the model, or of an unexpected shape or data type.
 
-    origins: the origin of each tensor of the model; by default the tensor of the same name in the file.
+    origins: the name of each tensor in the model → the key of the tensor in the file, or the conversion that computes
+    the tensor from tensors of the file. By default the key is the name in the model.
     """
     with torch.device("meta"):
         state = model_from_spec(spec).state_dict()
@@ -71,7 +76,7 @@ def misfits(spec: ModelSpec, tensors: Mapping[str, Tensor], origins: TensorOrigi
     used = dict.fromkeys(key for origin in origins.values() for key in origin_keys(origin))
     problems = [f"no key of the file is assigned to the model's tensor {name}" for name in state if name not in origins]
     problems += [f"the model has no tensor {name}" for name in origins if name not in state]
-    problems += [f"missing {key}" for key in used if key not in tensors]
+    problems += [f"the file has no tensor {key}" for key in used if key not in tensors]
     problems += [f"unknown key {key} {tuple(tensor.shape)}" for key, tensor in tensors.items() if key not in used]
     for name, origin in origins.items():
         if name in state and all(key in tensors for key in origin_keys(origin)):
@@ -84,10 +89,10 @@ def _misfit(origin: str | Conversion, tensors: Mapping[str, Tensor], expected: T
     keys = ", ".join(origin_keys(origin))
     try:
         tensor = tensor_from_file(origin, tensors)
-    # A conversion runs on the file's tensors before their shapes are checked.
+    # The conversion runs before the shapes of the file's tensors are checked, so an unexpected shape can raise.
     except (RuntimeError, ValueError, IndexError) as exc:
         shapes = ", ".join(str(tuple(tensors[key].shape)) for key in origin_keys(origin))
-        yield f"{keys} of shape {shapes} cannot be converted: {exc}"
+        yield f"cannot convert {keys} of shape {shapes} to a tensor of the model: {exc}"
         return
     of = "has shape" if isinstance(origin, str) else "is converted to shape"
     if tensor.shape != expected.shape:
@@ -97,7 +102,10 @@ def _misfit(origin: str | Conversion, tensors: Mapping[str, Tensor], expected: T
 
 
 def tensor_from_file(origin: str | Conversion, tensors: Mapping[str, Tensor]) -> Tensor:
-    """Return a tensor of the model from the tensors of a file."""
+    """Return the tensor of the model that ``origin`` describes.
+
+    origin: a key of the file, or a conversion that computes the tensor from tensors of the file.
+    """
     if isinstance(origin, str):
         return tensors[origin]
     return origin.convert(*(tensors[key] for key in origin.keys))
@@ -109,7 +117,7 @@ def filled_model(spec: ModelSpec, state: Mapping[str, Tensor]) -> Model:
     state: every tensor of the model, by name in the model, and no other tensor.
     """
     model = model_from_spec(spec)
-    # Tied tensors share storage in the file; copies keep layers independent here.
+    # Tensors of a file can share memory. Copies keep a change in a layer from changing another layer.
     model.load_state_dict({name: tensor.detach().clone() for name, tensor in state.items()}, strict=True)
     return model.eval().requires_grad_(True)
 

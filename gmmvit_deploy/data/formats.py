@@ -44,8 +44,8 @@ def cifar(path: Path, split: str, *, classes: int) -> Images:
     else:
         expected = f"{stems[0]} or {stems[0]}.bin"
         raise InputError(
-            f"{path}: no CIFAR-{classes}: expected {expected} in it",
-            hint="give the downloaded archive, or the folder it unpacks to",
+            f"{path}: expected CIFAR-{classes} in this folder or archive, but the file {expected} is missing",
+            hint="type the path of the downloaded archive, or of the folder to which the archive unpacks",
         )
     images, labels = (np.concatenate(column) for column in zip(*parts, strict=True))
     name = f"cifar{classes}"

@@ -62,13 +62,13 @@ def _parts(text: str) -> tuple[str, Path, str]:
     if kind not in _READERS:
         raise InputError(
             f"data {text!r}: kind {kind!r} is not known",
-            hint=f"type {KINDS[-1]}, or KIND:PATH with {', '.join(KINDS[:-1])} as KIND",
+            hint=f"type {KINDS[-1]}, or KIND:PATH, where KIND is one of {', '.join(KINDS[:-1])}",
         )
     if split not in (*SPLITS, ""):
         raise InputError(
             f"data {text!r}: split {split!r} is not known", hint=f"type #{' or #'.join(SPLITS)} after the path"
         )
     if (kind == _WITHOUT_PATH) == bool(path):
-        problem = f"{kind} takes no path" if path else "expected a path after the kind"
+        problem = f"{kind} takes no path" if path else f"expected a path after {kind}:"
         raise InputError(f"data {text!r}: {problem}", hint=f"type {kind}" if path else f"type {kind}:PATH")
     return kind, Path(path), split or "test"

@@ -27,7 +27,8 @@ class _ArraysOnly(pickle.Unpickler):
         """Import a global of `_ADMITTED`.  Errors: InputError for any other global."""
         if (module, name) not in _ADMITTED:
             raise InputError(
-                f"refused, because the pickle calls {module}.{name}, which no array needs; no code of the file was run"
+                f"the file was not loaded, because the pickle in the file calls {module}.{name}, which creates no "
+                "array; no code of the file was run"
             )
         return super().find_class(module, name)
 

@@ -249,6 +249,8 @@ def _top1(answers: Sequence[Classification]) -> float:
 def _judge(top1: dict[str, float]) -> None:
     for (name, a), (other, b) in itertools.pairwise(top1.items()):
         if a != b:
-            raise GmmvitError(f"{name} has {a:.2%} of the held-out digits right, {other} {b:.2%}: they must be equal")
+            raise GmmvitError(
+                f"the top-1 accuracies on the held-out digits must be equal: {name} has {a:.2%}, {other} has {b:.2%}"
+            )
     if min(top1.values()) < _LEAST_TOP1:
         raise GmmvitError(f"the trained model has top-1 {min(top1.values()):.2%}; expected at least {_LEAST_TOP1:.0%}")

@@ -63,7 +63,8 @@ class ExportOptions:
             raise InputError(f"--max-batch: expected at least 1, got {self.max_batch}")
         if self.input_kind == "pixels" and (None in (self.mean, self.std, self.labels)):
             raise InputError(
-                "a graph that takes pixels normalises them, so it needs mean, std and labels of training",
+                "--input pixels needs the mean, the std and the labels of training, because the graph "
+                "normalises the images",
                 hint="add --dataset NAME, or all of --mean, --std and --labels; or add --input tensor to normalise "
                 "the images outside the graph",
             )
@@ -139,10 +140,10 @@ def _fitting_labels(labels: tuple[str, ...] | None, spec: ModelSpec) -> tuple[st
         )
     if broken := [label for label in labels if not label.strip() or "\n" in label or ":" in label]:
         # Triton's classification extension returns "score:index:label", which a label with ":" would break.
-        raise InputError(f"labels must not be empty or hold ':' or a line break, got {broken[:3]}")
+        raise InputError(f"labels must not be empty, or contain ':' or a line break, got {broken[:3]}")
     if len(set(labels)) != len(labels):
         repeated = sorted({label for label in labels if labels.count(label) > 1})
-        raise InputError(f"expected different labels, got these more than once: {repeated[:3]}")
+        raise InputError(f"labels must be unique; these labels occur more than once: {repeated[:3]}")
     return labels
 
 

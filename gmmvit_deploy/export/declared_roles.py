@@ -88,9 +88,10 @@ def declare_roles(proto: ModelProto, exported: nn.Module) -> None:
             declare(node, role, attention=_attention(role, origin, attentions))
     if missing:
         raise ExportError(
-            f"expected a declared role for each operator; these {len(missing)} have no role:"
-            + "".join(f"\n  {line}" for line in missing),
-            hint="declare the role in the source of the module: with_role(layer, role), or operator_roles in its class",
+            "expected a declared role (what the operator is for, such as softmax) for each operator; these "
+            f"{len(missing)} operators have no role:" + "".join(f"\n  {line}" for line in missing),
+            hint="add the role to the Python class of the module: with_role(layer, role) where the class creates the "
+            "layer, or an entry in operator_roles of the class",
         )
     _require_products(proto)
 
@@ -103,9 +104,11 @@ def _require_products(proto: ModelProto) -> None:
     broken = [attention for attention in declared_attentions(proto.graph) if not attention.known]
     if broken:
         raise ExportError(
-            f"expected each attention to declare a product, a softmax and a product; {len(broken)} do not:"
+            f"expected each attention to declare a matrix product, a softmax and a matrix product; {len(broken)} "
+            "attentions declare other roles:"
             + "".join(f"\n  {attention.name} declares {', '.join(attention.nodes)}" for attention in broken),
-            hint="declare the products and the softmax in operator_roles of the class that holds the scores",
+            hint="add the matrix products and the softmax to operator_roles of the Python class with the "
+            "AttentionScores",
         )
 
 
@@ -124,7 +127,7 @@ def _role(node: NodeProto, origin: _Origin | None, exported: nn.Module) -> Role 
 
 def _missing(origin: _Origin | None, exported: nn.Module) -> str:
     if origin is None:
-        return "the exporter added this node, and it belongs to no module"
+        return "the exporter added this node, which belongs to no module"
     kind = type(exported.get_submodule(origin.module)).__name__
     return f"{kind} declares no role for {origin.operator}"
 

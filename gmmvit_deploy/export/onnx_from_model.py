@@ -45,7 +45,9 @@ class PixelInput(nn.Module):
         """Wrap a model.  Errors: InputError when ``image`` has no mean and std."""
         super().__init__()
         if image.normalisation is None:
-            raise InputError("a graph that takes pixels normalises the images: expected mean and std, got no values")
+            raise InputError(
+                "expected mean and std, with which a graph for pixels normalises the images, got no values"
+            )
         mean, std = image.normalisation
         self.model = model
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32))

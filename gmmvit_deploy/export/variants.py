@@ -137,7 +137,8 @@ def prepared_graph(
     if (precision in QUANTIZED) != (calibration is not None):
         raise InputError(
             f"{precision} {'needs' if precision in QUANTIZED else 'does not use'} calibration images",
-            hint="add --calibration FOLDER_OR_NPZ, with images like those that the model will get in production"
+            hint="add --calibration FOLDER, --calibration FILE.npz or --calibration KIND:PATH, with images like those "
+            "that the model will classify"
             if precision in QUANTIZED
             else "remove --calibration, or add int8 or fp8 to the precisions",
         )
@@ -244,7 +245,8 @@ def _measured(bundle: Bundle, proto: ModelProto, precision: Precision) -> dict[s
     logits = emulated_logits(proto, inputs, name=onnx_file(precision))
     if not np.isfinite(logits).all():
         raise ExportError(
-            f"{bundle.path}: the logits in {precision} are not finite, because a value exceeds the range of the type",
+            f"{bundle.path}: the logits in {precision} are not finite, because a value exceeds the range of the "
+            "data type",
             hint="type --precision bf16: bfloat16 has the range of float32",
         )
     largest = float(np.abs(logits - expected).max())

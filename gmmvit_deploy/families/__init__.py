@@ -62,7 +62,7 @@ def family_of_preset(preset: str) -> Family:
     for family in FAMILIES:
         if preset in family.presets:
             return family
-    raise SpecError(f"preset {preset!r} is not known", hint=f"known: {', '.join(PRESETS)}")
+    raise SpecError(f"preset {preset!r} is not known", hint=f"type one of {', '.join(PRESETS)}")
 
 
 def model_from_spec(spec: ModelSpec) -> Model:

@@ -50,5 +50,7 @@ def narrow_last_block(model: Model) -> tuple[str, ...]:
     narrowed = copy.deepcopy(block).double()(tokens)
     if not torch.allclose(narrowed, expected, rtol=1e-9, atol=1e-12):
         off = float((narrowed - expected).abs().max())
-        raise FoldError(f"{name}: narrowed to the {block.gives} of its tokens, its output differs by {off:.2e}")
+        raise FoldError(
+            f"{name}: narrow_last_block changed the {block.gives} of the output tokens by {off:.2e}; expected no change"
+        )
     return (name,)

@@ -82,7 +82,7 @@ def merge_scale(model: nn.Module) -> tuple[str, ...]:
             changed.append(name)
     left = [name for name, scores in attention_scores(model) if _scale_before("mask", scores)]
     if left:
-        raise FoldError(f"the scale was not merged into the mask in: {', '.join(left)}")
+        raise FoldError(f"merge_scale left a separate scale before the mask in: {', '.join(left)}")
     return tuple(changed)
 
 
@@ -100,7 +100,7 @@ def merge_scale_into_mixing(model: nn.Module) -> tuple[str, ...]:
     for name, scores in attention_scores(model):
         roles = [step.role for _, step in scores.steps_before()]
         if ("scale", "mask") in pairwise(roles) and "mixing" in roles:
-            raise FoldError(f"{name}: a mask stands between the scale and the mixing; run merge_scale first")
+            raise FoldError(f"{name}: a mask stands after the scale; run merge_scale before merge_scale_into_mixing")
         if merge_scale_into("mixing", name, scores):
             changed.append(name)
     return tuple(changed)
@@ -117,7 +117,9 @@ def merge_scale_into(role: Role, name: str, scores: AttentionScores) -> bool:
         (scale_name, scale), (next_name, following) = pair
         if not scale.is_constant or not following.is_constant:
             what = _WORDS.get(role, role)
-            raise FoldError(f"{name}: the scale or the {what} is not folded yet, so they cannot be merged")
+            raise FoldError(
+                f"{name}: the scale and the {what} must be constants before a merge; run the folding passes first"
+            )
         scores.put(next_name, following.after_factor(scale.matrix()))
         scores.put(scale_name, None)
         merged = True
@@ -141,7 +143,7 @@ def require_constant_steps(model: nn.Module) -> None:
         if not step.is_constant
     ]
     if left:
-        raise FoldError(f"no folding pass folds these steps: {', '.join(left)}")
+        raise FoldError(f"no folding pass replaced these steps by constants: {', '.join(left)}")
 
 
 def _fold_role(model: nn.Module, role: Role) -> tuple[str, ...]:
@@ -168,7 +170,7 @@ def _fold_role(model: nn.Module, role: Role) -> tuple[str, ...]:
         )
     ]
     if left:
-        raise FoldError(f"the {_WORDS[role]} was not folded in: {', '.join(left)}")
+        raise FoldError(f"the folding pass did not replace the {_WORDS[role]} by a constant in: {', '.join(left)}")
     return tuple(changed)
 
 

@@ -1,4 +1,4 @@
-"""Choose the range to quantise for each projection's input, from the magnitudes of that input on real images.
+"""Choose the quantisation range of each projection's input from the magnitudes of this input on real images.
 
 `runtime/graph_calibration.py` runs the graph on the images and fills the histograms of |x|. The bound of a tensor is
 the magnitude that becomes the largest quantised value; larger magnitudes saturate.
@@ -10,8 +10,8 @@ error over the histogram:
     E(c) = Σ_x  (c/127)² / 12   if |x| ≤ c   (rounding)
                 (|x| − c)²      if |x| > c   (saturation)
 
-The same error for fp8, which only `excess_errors` needs, has the rounding term (x/8)² / 12: E4M3 has three mantissa
-bits.
+For fp8 the rounding term of E(c) is (x/8)² / 12, because E4M3 has three mantissa bits. Only `excess_errors` uses E(c)
+for fp8.
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ _BINS = 2048
 class Histograms:
     """Histograms of |x| of several tensors, filled batch by batch in bounded memory.
 
-    images: the number of images.  counts: tensor → number of values in each bin.  largest: tensor → largest |x|.
-    top: tensor → upper end of the tensor's histogram, which begins at 0. A larger |x| doubles the upper end and merges
-    the bins in pairs.
+    images: the number of images.
+    counts: the name of a tensor → the number of values in each bin.
+    largest: the name of a tensor → its largest |x|.
+    top: the name of a tensor → the upper end of its histogram, which begins at 0. If an |x| exceeds the upper end, the
+    upper end is doubled and the bins are merged in pairs.
     """
 
     def __init__(self) -> None:
@@ -53,7 +55,7 @@ class Histograms:
         magnitudes = np.abs(values).ravel()
         largest = float(magnitudes.max(initial=0.0))
         if not np.isfinite(largest):
-            raise InputError(f"calibration: tensor {name} is not finite for these images")
+            raise InputError(f"calibration: tensor {name} has NaN or infinite values for these images")
         counts = self.counts.setdefault(name, np.zeros(_BINS))
         top = self.top.setdefault(name, max(largest, 1e-12))
         while largest > top:
@@ -75,10 +77,10 @@ def bounds_of(histograms: Histograms, precision: Precision) -> Mapping[str, floa
 
 
 def excess_errors(histograms: Histograms, bounds: Mapping[str, float], precision: Precision) -> dict[str, float]:
-    """Map each tensor to its rms quantisation error with ``bounds``, divided by the error with its own bounds.
+    """Return, for each tensor, the rms quantisation error with ``bounds`` divided by the error with new bounds.
 
-    Its own bounds are those that `bounds_of` computes from ``histograms``. The ratio is about 1 if ``bounds`` were
-    calibrated on similar images, and several times larger if not.
+    The new bounds are computed by `bounds_of` from ``histograms``. The ratio is about 1 if ``bounds`` were calibrated
+    on images similar to those of ``histograms``, and several times larger if not.
     """
     own = bounds_of(histograms, precision)
     excess = {}
@@ -98,9 +100,9 @@ def _least_error(counts: NDArray[Any], top: float, largest: float) -> float:
 def _squared_errors(
     counts: NDArray[Any], top: float, cuts: NDArray[Any] | list[float], precision: Precision
 ) -> NDArray[Any]:
-    """Return the summed squared error E(c) for each cut-off c in ``cuts``.
+    """Return the squared error E(c), summed over the histogram, for each cut-off c in ``cuts``.
 
-    top: the upper end of the histogram ``counts``.
+    counts: the number of values in each bin of the histogram.  top: the upper end of the histogram.
     """
     import numpy as np
 

@@ -81,7 +81,7 @@ def declared_role(node: NodeProto) -> Role | None:
         if role == known:
             return known  # type: ignore[no-any-return]  # get_args forgets the type
     if role is not None:
-        raise ExportError(f"node {node.name}: expected a role out of {', '.join(get_args(Role))}, got {role!r}")
+        raise ExportError(f"node {node.name}: expected one of the roles {', '.join(get_args(Role))}, got {role!r}")
     return None
 
 

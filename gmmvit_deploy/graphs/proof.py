@@ -72,14 +72,15 @@ def _find_constants(
         if not 1 <= len(names) <= layers:
             once = "once" if layers == 1 else f"1 to {layers} times"
             raise ExportError(
-                f"{folded_constant.layer}: its {what} is in the graph {len(names)} times; expected {once}"
+                f"{folded_constant.layer}: expected the {what} of this layer {once} in the graph, "
+                f"got {len(names)} times"
             )
         readers = {name: [node for node in graph.node if name in node.input] for name in names}
         uses = [node.op_type for nodes in readers.values() for node in nodes]
         if uses != [operator] * layers or not all(readers.values()):
             raise ExportError(
-                f"{folded_constant.layer}: its {what} is used by {uses or 'no node'}; "
-                f"expected one {operator} in each layer"
+                f"{folded_constant.layer}: expected one {operator} in each layer to use the {what} of the layer, got "
+                f"{', '.join(uses) or 'no node'}"
             )
         own = f"{folded_constant.layer}.scores"
         name = next((name for name in names if any(node.name.startswith(own) for node in readers[name])), names[0])

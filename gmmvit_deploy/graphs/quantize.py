@@ -103,7 +103,9 @@ def quantize_graph(proto: ModelProto, precision: Precision, largest: Mapping[str
             activation, weight = node.input[0], node.input[1]
             bound = largest.get(activation, 0.0)
             if not (np.isfinite(bound) and bound > 0):
-                raise ExportError(f"{node.name}: calibration gave no range for its input ({bound})")
+                raise ExportError(
+                    f"{node.name}: expected a calibrated range above 0 for the input of this node, got {bound}"
+                )
             node.input[0] = pairs.activation(node.name, activation, bound)
             node.input[1] = pairs.weight(weight, numpy_helper.to_array(weights[weight]), axis=_output_axis(node))
             nodes.extend(pairs.take())

@@ -61,7 +61,7 @@ class Guard:
             return 421, f"expected the Host header {' or '.join(self._hosts)}, got {_name(host)!r}\n"
         origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2] != host:
-            return 403, "requests from pages of another origin are refused\n"
+            return 403, "this server refuses requests from pages of another origin\n"
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > self._most_bytes:
             return 413, f"the upload is too large: expected at most {self._most_bytes} bytes\n"

@@ -85,7 +85,7 @@ def _server_sentence(answer: Answer, url: str) -> str:
     if all(agreement.agrees for agreement in served) and local.agrees:
         return message_html(f"The server at {url} agrees: both answers match PyTorch within the parity limit.")
     odd = ", ".join(agreement.program for agreement in answer.agreements if not agreement.agrees)
-    return message_html(f"the answers do not agree; outside the parity limit: {odd}", kind="error")
+    return message_html(f"the answers do not agree; the logits of {odd} are outside the parity limit", kind="error")
 
 
 def _agreement_row(agreement: Agreement) -> str:

@@ -113,7 +113,7 @@ class Trial:
         manifest = bundle.manifest
         if manifest.image.normalisation is None:
             raise InputError(
-                f"{bundle.path}: the bundle does not state how images are normalised, so no image can be classified",
+                f"{bundle.path}: the bundle has no mean and std, without which the page cannot classify an image",
                 hint="export the checkpoint again with --dataset, or with --mean, --std and --labels",
             )
         self.bundle, self.url, self.model = bundle, url, model

@@ -43,7 +43,8 @@ def write_report(loaded: LoadedCheckpoint, path: Path, *, force: bool = False) -
         if not layers:
             raise InputError(
                 f"{loaded.file.path}: the model has no masks to draw",
-                hint="type --report FILE.html to write the report without pictures as a page",
+                hint="type --report FILE.html for a page with the audit and the sizes of the model, "
+                "which needs no masks",
             )
         title = f"{loaded.file.path.name}: {loaded.spec.family}, {loaded.spec.mask}"
         data = _png(sheet(layers, title=title))

@@ -104,7 +104,7 @@ class Step(nn.Module):
         The shape of the scores changes from (B, windows, H, n, n) to (B, windows · H, n, n).
         Errors: FoldError when no equivalent step exists.
         """
-        raise FoldError(f"windows cannot be joined with heads: a step of role {self.role} has no joined form")
+        raise FoldError(f"cannot join windows with heads, because a step of role {self.role} has no joined form")
 
     def numbers(self) -> StepNumbers:
         return StepNumbers()

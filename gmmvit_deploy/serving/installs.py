@@ -91,7 +91,7 @@ def wheel_server() -> ServerInstall:
         there = ", ".join(sorted(folder.name for folder in stub.parent.parent.iterdir()))
         raise ServerError(
             f"the nvidia-pytriton wheel has no stub for Python {sys.version_info.major}.{sys.version_info.minor}",
-            hint=f"use a Python that it has a stub for: {there}",
+            hint=f"use a Python version for which the wheel has a stub: {there}",
         )
     _require_old_numpy()
     libraries = [_libpython_folder(), root.parent.parent / "nvidia_pytriton.libs"]
@@ -145,5 +145,5 @@ def _require_old_numpy() -> None:
         # With numpy 2 the outputs have the right shapes but no bytes, and the server reports no error.
         raise ServerError(
             f"the server of nvidia-pytriton returns empty outputs under numpy {installed}",
-            hint="pip install 'gmmvit-deploy[serve]' installs numpy 1.26, which the server needs",
+            hint="type pip install 'gmmvit-deploy[serve]' to install numpy 1.26, which the server needs",
         )

@@ -229,7 +229,7 @@ def _preprocess(bundle: Bundle, options: RepositoryOptions) -> Any:
     config.instance_group.add(count=1, kind=pb.ModelInstanceGroup.KIND_CPU)
     config.dynamic_batching.max_queue_delay_microseconds = 0
     if bundle.manifest.image.normalisation is None:
-        raise RepositoryError(f"{bundle.path}: it states no mean and std to normalise its images with")
+        raise RepositoryError(f"{bundle.path}: the bundle has no mean and std, which the preprocessing model needs")
     config.parameters["preprocessing"].string_value = json.dumps({**bundle.manifest.image.to_json(), "threads": 2})
     sample = config.model_warmup.add(name="one image", batch_size=1)
     sample.inputs[IMAGE_INPUT].CopyFrom(

@@ -36,7 +36,8 @@ from gmmvit_deploy.writing import new_folder, sha256_of_file
 __all__ = ["CpuKernelsUse", "Repository", "repository_from_bundle", "stated_cpu_kernels"]
 
 _TEMPLATES = Path(__file__).parent / "triton_models"
-_OPENVINO = "gmmvit_openvino"  # a package in the network's folder, whose modules use relative imports
+# Name of a package in the folder of the network. The modules of this package import each other by relative imports.
+_OPENVINO = "gmmvit_openvino"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +86,7 @@ def repository_from_bundle(
 
     engine: an engine that was built from this bundle; required for the tensorrt backend.
     server: the server that will load the engine, with its TensorRT version; required for the tensorrt backend.
-    notes: file name → text to write beside the models, where Triton ignores files.
+    notes: the name of a file → its text. These files are written beside the folders of the models; Triton ignores them.
     force: replace an existing folder at ``out``.
     Errors:
         RepositoryError: the tensorrt backend has no engine, or an engine that the server cannot load.
@@ -100,7 +101,7 @@ def repository_from_bundle(
     kernels = _kernels(source, options)
     if options.cpu_kernels == "on" and not kernels.use.used:
         raise InputError(
-            f"runtime {options.runtime}+kernels cannot run here: {kernels.use.why_not}",
+            f"runtime {options.runtime}+kernels cannot run on this machine: {kernels.use.why_not}",
             hint=f"add --runtime {options.runtime} to run the same graph with the built-in operators of the runtime",
         )
     on_progress(Progress("write the models"))
@@ -128,8 +129,9 @@ def repository_from_bundle(
 def stated_cpu_kernels(repository: Path) -> CpuKernelsUse | None:
     """Read from a repository whether its network uses this project's CPU kernels.
 
-    The configuration of a network states "on" or "off"; a network with "on" fails to load without the kernels.
-    Returns None if no configuration states a value, or if two networks state different values.
+    The configuration of a network has the parameter ``cpu_kernels`` with the value ``on`` or ``off``. A network with
+    ``on`` fails to load if the kernels are not available.
+    Returns None if no configuration has this parameter, or if two networks have different values.
     """
     configs = (path.read_text(encoding="utf-8", errors="replace") for path in repository.glob("*/config.pbtxt"))
     stated = {state for config in configs for state in _STATED.findall(config)}
@@ -137,13 +139,13 @@ def stated_cpu_kernels(repository: Path) -> CpuKernelsUse | None:
         return None
     if stated == {"on"}:
         return CpuKernelsUse(used=True)
-    return CpuKernelsUse(used=False, why_not=f"{repository} was written without our kernels")
+    return CpuKernelsUse(used=False, why_not=f"{repository} was written without this project's CPU kernels")
 
 
 _STATED = re.compile(r'key\s*:\s*"cpu_kernels"\s*,?\s*value\s*:?\s*\{\s*string_value\s*:\s*"(on|off)"')
 _NO_PREPROCESSING = (
-    "no model takes encoded images: the bundle states no mean and std; "
-    "export with --dataset or --mean --std to add such a model"
+    "the preprocessing model, which accepts encoded images (JPEG, PNG), was not written, because the bundle has no "
+    "mean and std; to add this model, type gmmvit export with --dataset, or with --mean and --std"
 )
 
 
@@ -153,7 +155,7 @@ def _network_file(
     if options.backend != "tensorrt":
         if engine is not None:
             raise RepositoryError(
-                f"an engine needs --backend tensorrt, got --backend {options.backend}",
+                f"--engine needs --backend tensorrt, got --backend {options.backend}",
                 hint="remove --engine, or add --backend tensorrt",
             )
         precision = graph_precision(options.precision) if options.runtime == "openvino" else options.precision
@@ -161,7 +163,8 @@ def _network_file(
     if engine is None:
         raise RepositoryError(
             f"{bundle.path}: --backend tensorrt needs an engine that was built from this bundle",
-            hint=f"type gmmvit build {bundle.path} --flavor tensorrt on the GPU that will serve; then add --engine DIR",
+            hint=f"type gmmvit build {bundle.path} --flavor tensorrt on the machine whose GPU will serve the model; "
+            "then repeat this command with --engine DIR",
         )
     require_bundle(bundle, engine)
     if reason := loads_on(engine.card, server or server_tensorrt()):
@@ -172,7 +175,8 @@ def _network_file(
     if not any(profile.least == 1 for profile in engine.card.profiles):
         raise RepositoryError(
             f"{engine.path}: the engine has no profile for a batch of 1, which Triton's batcher may send",
-            hint=f"type gmmvit build {bundle.path} --batch 1:8:{engine.card.max_batch} to build such a profile",
+            hint=f"type gmmvit build {bundle.path} --batch 1:8:{engine.card.max_batch} for an engine that accepts "
+            "a batch of 1",
         )
     return engine.plan_path, "model.plan"
 
@@ -194,7 +198,7 @@ class _Kernels:
 def _kernels(network: Path, options: RepositoryOptions) -> _Kernels:
     """Return the CPU kernels for this network, or the reason why the network runs without the kernels."""
     if options.backend != "python":
-        why = f"only the python backend can use the kernels, not the {options.backend} backend"
+        why = f"only the python backend can use the CPU kernels, not the {options.backend} backend"
         return _Kernels(use=CpuKernelsUse(used=False, why_not=why))
     if options.cpu_kernels == "off":
         return _Kernels(use=CpuKernelsUse(used=False, why_not="not requested"))
@@ -211,7 +215,11 @@ def _kernels(network: Path, options: RepositoryOptions) -> _Kernels:
 
 
 def _copy_programs(options: RepositoryOptions, folder: Path, network: Path, kernels: _Kernels) -> None:
-    """Copy the source files of the runner, so that the server runs the same code as a runner in this process."""
+    """Copy the files that the network needs in the server into ``folder``.
+
+    The files are the runner's source files, so that the server runs the same code as a runner in this process; with
+    kernels also the library of the kernels; and with kernels in ONNX Runtime also the graph that calls the kernels.
+    """
     if options.runtime == "onnxruntime":
         copies = {str(onnxruntime_program.__file__): "gmmvit_onnxruntime.py"}
         if kernels.fused is not None:

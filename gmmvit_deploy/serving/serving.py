@@ -58,7 +58,7 @@ def serve_path(
             on_kernels(made.cpu_kernels)
         elif cpu_kernels is not None:
             raise InputError(
-                f"{path}: --cpu-kernels needs a bundle; a repository was already written with or without kernels",
+                f"{path}: --cpu-kernels needs a bundle, got a repository, in which this choice is already stored",
                 hint="remove --cpu-kernels, or type gmmvit repository BUNDLE --cpu-kernels auto for a new repository",
             )
         else:

@@ -29,8 +29,8 @@ class LoadHints:
 
     def __post_init__(self) -> None:
         if self.image_size is not None and self.image_size < 1:
-            raise InputError(f"--image-size is {self.image_size}; expected at least 1")
+            raise InputError(f"--image-size: expected at least 1, got {self.image_size}")
         if self.channels is not None and self.channels not in CHANNELS:
-            raise InputError(f"--channels is {self.channels}; expected one of {', '.join(map(str, CHANNELS))}")
+            raise InputError(f"--channels: expected one of {', '.join(map(str, CHANNELS))}, got {self.channels}")
         if self.heads is not None and self.heads < 1:
             raise InputError(f"--heads: expected at least 1, got {self.heads}")

@@ -88,8 +88,8 @@ class Shapes:
             possible = [c for c in CHANNELS if exact_root(values / c) is not None]
             given = f"--channels {channels}" if self._channels else f"images of {channels} channels"
             raise CheckpointError(
-                f"{self.source}: {name} takes {values} values per patch; expected {channels}·p·p for square patches "
-                f"and {given}",
+                f"{self.source}: {name} takes {values} values per patch; expected {channels}·p·p for {given} and "
+                "square patches of p × p pixels",
                 hint=f"type --channels {' or '.join(map(str, possible))}, which fits the file"
                 if possible
                 else "use another file: no supported number of channels makes these patches square",
@@ -169,8 +169,8 @@ def infer_heads(
         )
     if width % heads:
         raise CheckpointError(
-            f"{source}: {heads} heads do not divide q, k and v, which are {width} wide",
-            hint=f"type --heads with the number it was trained with, one of {_divisors(width)}",
+            f"{source}: the width of q, k and v ({width}) is not a multiple of {heads} heads",
+            hint=f"type --heads with the number of heads that the model was trained with: one of {_divisors(width)}",
         )
     return heads
 
@@ -206,15 +206,15 @@ def asked_image(source: str, hints: LoadHints, *, example: str = "--image-size 2
     if hints.image_size is None or hints.channels is None:
         raise CheckpointError(
             f"{source}: no tensor of this file shows {_ASKED_FOR[tuple(missing)]}",
-            hint=f"type {' and '.join(missing)} as it was trained, such as {example}",
+            hint=f"type {' and '.join(missing)} with the values of the training, such as {example}",
         )
     return hints.image_size, hints.channels
 
 
 _ASKED_FOR = {
-    ("--image-size",): "the side of its images",
-    ("--channels",): "the channels of its images",
-    ("--image-size", "--channels"): "the side and the channels of its images",
+    ("--image-size",): "the size of the images",
+    ("--channels",): "the channels of the images",
+    ("--image-size", "--channels"): "the size and the channels of the images",
 }
 
 

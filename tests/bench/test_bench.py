@@ -456,10 +456,10 @@ def test_bench_of_a_live_server_from_the_command_line(
     assert "result.json" in again.stderr
     for arguments, message in (
         ((), "expected a bundle, or --compare"),
-        ((bundle.path,), "expected either real images with --data, or --synthetic"),
-        ((bundle.path, "--data", "digits", "--synthetic"), "expected either real images with --data, or --synthetic"),
+        ((bundle.path,), "expected images with --data, or --synthetic"),
+        ((bundle.path, "--data", "digits", "--synthetic"), "expected images with --data, or --synthetic"),
         ((bundle.path, "--synthetic", "--batch", "one"), "expected numbers separated by commas, got 'one'"),
-        ((bundle.path, "--compare", out, out), "takes two result files and no bundle"),
+        ((bundle.path, "--compare", out, out), "compares two result files and measures no bundle"),
     ):
         refused = gmmvit("bench", *arguments)
         assert refused.returncode == 1

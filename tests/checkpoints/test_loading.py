@@ -158,11 +158,11 @@ class TestHeads:
 
     @pytest.mark.parametrize("heads", [5, 49])
     def test_that_do_not_divide(self, heads: int) -> None:
-        with pytest.raises(CheckpointError, match=f"{heads} heads do not divide"):
+        with pytest.raises(CheckpointError, match=f"is not a multiple of {heads} heads"):
             load_checkpoint(GOLDEN / "vit_plain.pth", LoadHints(heads=heads))
 
     def test_that_contradict_the_masks(self) -> None:
-        with pytest.raises(CheckpointError, match="number of heads in its masks is 3"):
+        with pytest.raises(CheckpointError, match="number of heads in the masks of the file is 3"):
             load_checkpoint(GOLDEN / "vit_gmm.pth", LoadHints(heads=6))
 
     def test_below_one(self) -> None:
@@ -272,12 +272,15 @@ _BLOCK0 = "transformer.layers.0.0.fn"
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_drop("transformer.layers.1.1.norm.bias"), r"missing transformer\.layers\.1\.1\.norm\.bias"),
+        (_drop("transformer.layers.1.1.norm.bias"), r"the file has no tensor transformer\.layers\.1\.1\.norm\.bias"),
         (_drop("to_patch_embedding.1.weight"), "unknown architecture"),
         (_drop("mlp_head.1.weight"), r"mlp_head\.1\.weight is missing"),
         (_drop("pos_embedding"), "pos_embedding is missing"),
         (_drop(f"{_BLOCK0}.mask.alpha"), r"alpha is missing"),
-        (_drop("transformer.layers.1.0.fn.mask.sigma"), r"missing transformer\.layers\.1\.0\.fn\.mask\.sigma"),
+        (
+            _drop("transformer.layers.1.0.fn.mask.sigma"),
+            r"the file has no tensor transformer\.layers\.1\.0\.fn\.mask\.sigma",
+        ),
         (_set("stowaway", torch.zeros(3)), r"unknown key stowaway \(3,\)"),
         (_set("mlp_head.0.weight", torch.zeros(7)), r"mlp_head\.0\.weight has shape \(7,\), expected \(48,\)"),
         (
@@ -321,9 +324,9 @@ def test_heads_of_pit_and_t2t_are_asked_for(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "heads", "evidence"),
     [
-        ("swin_plain", 6, "position bias table is 3"),
-        ("cait_plain", 8, "mixing matrices is 4"),
-        ("pit_gmm", 4, "first masks is 2"),
+        ("swin_plain", 6, "position bias table of the file is 3"),
+        ("cait_plain", 8, "mixing matrices of the file is 4"),
+        ("pit_gmm", 4, "first masks of the file is 2"),
         ("t2t_gmm", 8, "masks is 4"),
     ],
 )

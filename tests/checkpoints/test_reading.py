@@ -103,7 +103,7 @@ def test_not_a_state_dict(tmp_path: Path, content: Any) -> None:
 
 def test_a_small_file_cannot_unfold_into_a_huge_tensor(tmp_path: Path) -> None:
     torch.save({"a": torch.zeros(1).expand(10**12)}, tmp_path / "bomb.pth")
-    with pytest.raises(CheckpointError, match="no plain dense tensor"):
+    with pytest.raises(CheckpointError, match="to be a dense tensor"):
         read_tensors(tmp_path / "bomb.pth")
 
 

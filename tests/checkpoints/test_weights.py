@@ -100,7 +100,7 @@ def test_export_from_a_bundles_weights_gives_the_same_network(
     ("hints", "message"),
     [
         ({"heads": 4}, r"--heads 4, but the spec stored in the file has 2"),
-        ({"closed_form": True}, r"--mask-form closed, but the spec stored in the file has a gmm, K=2"),
+        ({"closed_form": True}, r"--mask-form closed was given, but the spec stored in the file has a gmm, K=2"),
         ({"image_size": 32}, r"--image-size 32 contradicts the file: the spec stored in the file has 16"),
         ({"channels": 1}, r"--channels 1 contradicts the file: the spec stored in the file has 3"),
         ({"preset": "vit"}, "does not match the preset vit: "),
@@ -144,9 +144,9 @@ def test_tensors_that_do_not_fit_the_spec_are_listed(bundle: Bundle, tmp_path: P
     broken = with_weights(bundle, tmp_path / "bundle", tensors, {})
     with pytest.raises(BundleError) as caught:
         model_from_bundle(broken.manifest, broken.weights_path)
-    assert "4 tensors do not fit the manifest's vit" in str(caught.value)
+    assert "4 tensors do not fit the vit model that the manifest describes" in str(caught.value)
     for line in (
-        "missing head.bias",
+        "the file has no tensor head.bias",
         "unknown key stowaway (3,)",
         "head.weight has shape (10, 7), expected (10, 48)",
         "head_norm.weight is torch.float64, expected torch.float32",
@@ -214,7 +214,7 @@ class TestImagesOfReleasedCheckpoints:
     @pytest.mark.parametrize(
         ("hints", "message"),
         [
-            ({"channels": 1}, r"takes 48 values per patch; expected 1·p·p for square patches and --channels 1"),
+            ({"channels": 1}, r"takes 48 values per patch; expected 1·p·p for --channels 1 and square patches"),
             ({"image_size": 28}, r"--image-size 28 contradicts the file: its tensors show 16"),
         ],
         ids=["channels", "image size"],
@@ -261,9 +261,9 @@ class TestAskedImage:
     @pytest.mark.parametrize(
         ("hints", "message", "hint"),
         [
-            ({}, "the side and the channels", "type --image-size and --channels"),
-            ({"channels": 1}, "shows the side of its images", "type --image-size as"),
-            ({"image_size": 28}, "shows the channels of its images", "type --channels as"),
+            ({}, "the size and the channels", "type --image-size and --channels"),
+            ({"channels": 1}, "shows the size of the images", "type --image-size with"),
+            ({"image_size": 28}, "shows the channels of the images", "type --channels with"),
         ],
         ids=["neither", "no side", "no channels"],
     )
@@ -277,7 +277,10 @@ class TestAskedImage:
 
 @pytest.mark.parametrize(
     ("hints", "message"),
-    [({"image_size": 0}, "--image-size is 0"), ({"channels": 5}, "--channels is 5; expected one of 1, 2, 3, 4")],
+    [
+        ({"image_size": 0}, "--image-size: expected at least 1, got 0"),
+        ({"channels": 5}, "--channels: expected one of 1, 2, 3, 4, got 5"),
+    ],
     ids=["side", "channels"],
 )
 def test_hints_that_cannot_be(hints: dict[str, int], message: str) -> None:

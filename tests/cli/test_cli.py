@@ -176,7 +176,7 @@ def test_classify_names_the_bad_file_and_answers_the_others(gmmvit: Gmmvit, bund
     answer = gmmvit("classify", tmp_path, "--bundle", bundle.path)
     assert answer.returncode == 1
     assert "a.png: " in answer.stdout
-    assert f"Error: {tmp_path / 'b.png'}: it is no JPEG" in answer.stderr
+    assert f"Error: {tmp_path / 'b.png'}: the file is not a JPEG" in answer.stderr
 
 
 def _evil(folder: Path) -> Path:
@@ -235,20 +235,20 @@ def test_bad_checkpoints(make: Callable[[Path], Path], message: str, gmmvit: Gmm
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "normalises them, so it needs mean, std and labels"),
+        ((), "--input pixels needs the mean, the std and the labels"),
         (("--dataset", "imagenet"), "is not known"),
         (("--dataset", "cifar100"), "expected 10 labels, one for each class of the model, got 100"),
-        (("--mean", "0.5,0.5,0.5"), "--mean and --std go together"),
+        (("--mean", "0.5,0.5,0.5"), "--mean requires --std"),
         (("--mean", "0.5", "--std", "0.5", "--labels", "0,1,2,3,4,5,6,7,8,9"), "image mean: expected 3 numbers"),
         (("--mean", "a,b,c", "--std", "1,1,1"), "a number for each channel"),
         (("--mean", "0,0,0", "--std", "0,1,1", "--labels", "0,1,2,3,4,5,6,7,8,9"), "above 0"),
         (("--mean", "nan,0,0", "--std", "1,1,1", "--labels", "0,1,2,3,4,5,6,7,8,9"), "finite"),
         (("--mean", "0.5,0.5,0.5", "--std", "1,1,1", "--labels", "nowhere.txt"), "nowhere.txt"),
-        ((*CIFAR, "--mean", "0,0,0"), "already sets the mean and the standard deviation"),
+        ((*CIFAR, "--mean", "0,0,0"), "--dataset excludes --mean and --std"),
         ((*CIFAR, "--input", "sound"), "pixels or tensor"),
         ((*CIFAR, "--max-batch", "0"), "at least 1"),
         ((*CIFAR, "--mask-form", "open"), "stored or closed"),
-        ((*CIFAR, "--heads", "7"), "its masks is 3"),
+        ((*CIFAR, "--heads", "7"), "the masks of the file is 3"),
         ((*CIFAR, "--preset", "vit-huge"), "is not known"),
     ],
     ids=str,

@@ -228,7 +228,7 @@ def test_hints_give_a_command_to_type() -> None:
         (("--precision", "int8", "--calibration", "photos"), "photos: no such file or folder"),
         (("--precision", "int8", "--calibration", "x.npz"), "x.npz: no such file"),
         (("--precision", "int8", "--calibration", "cifar10:x"), "x: no such file or folder"),
-        (("--precision", "int8", "--calibration", "cifar10"), "expected a path after the kind"),
+        (("--precision", "int8", "--calibration", "cifar10"), "expected a path after cifar10:"),
         (("--precision", "int8", "--calibration", "digits#some"), "split 'some' is not known"),
     ],
     ids=str,

@@ -198,5 +198,5 @@ def test_an_operator_that_no_module_stands_behind_is_refused() -> None:
     value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
     out = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
     proto = onnx.helper.make_model(onnx.helper.make_graph([node], "g", [value], [out]))
-    with pytest.raises(ExportError, match="made: the exporter added this node, and it belongs to no module"):
+    with pytest.raises(ExportError, match="made: the exporter added this node, which belongs to no module"):
         declare_roles(proto, nn.Identity())

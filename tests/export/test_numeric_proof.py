@@ -74,7 +74,9 @@ def exporting(damage: Damage, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_wrong_mask_entry_ends_the_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exporting(wrong_mask_entry, monkeypatch)
-    with pytest.raises(ExportError, match=r"blocks\.0\.attention: its mask is in the graph 0 times"):
+    with pytest.raises(
+        ExportError, match=r"blocks\.0\.attention: expected the mask of this layer once in the graph, got 0 times"
+    ):
         export(tmp_path / "bundle")
     assert list(tmp_path.iterdir()) == []
 

@@ -107,10 +107,10 @@ def test_heads_are_padded_by_default(tensor_bundles: dict[str, Bundle]) -> None:
         (lambda b: (b.path / "model.fp16.json").unlink(), "has no model.fp16.onnx with a record model.fp16.json"),
         (lambda b: (b.path / "model.fp16.json").write_text("{}"), "expected the record of a variant"),
         (lambda b: (b.path / "model.fp16.json").write_text("[1]"), "expected the record of a variant"),
-        (lambda b: (b.path / "model.fp16.onnx").write_bytes(b"x"), "it was changed or damaged"),
+        (lambda b: (b.path / "model.fp16.onnx").write_bytes(b"x"), "the file was changed or damaged"),
         (
             lambda b: shutil.copyfile(b.path / "model.bf16.json", b.path / "model.fp16.json"),
-            "it was changed or damaged",
+            "the file was changed or damaged",
         ),
     ],
 )
@@ -129,7 +129,7 @@ def test_a_precision_of_another_bundle(
     shutil.copytree(tensor_bundles["vit_gmm"].path, tmp_path / "b")
     for name in ("model.fp16.onnx", "model.fp16.json"):
         shutil.copyfile(precise_bundle.path / name, tmp_path / "b" / name)
-    with pytest.raises(BundleError, match="it was made for bundle"):
+    with pytest.raises(BundleError, match="expected a graph of the bundle"):
         open_variant(open_bundle(tmp_path / "b"), "fp16")
 
 
@@ -186,7 +186,7 @@ class TestImages:
         self, tensor_bundles: dict[str, Bundle], tmp_path: Path
     ) -> None:
         np.save(tmp_path / "x.npy", np.zeros((2, 32, 32, 3), np.uint8))
-        with pytest.raises(InputError, match="states no mean and std"):
+        with pytest.raises(InputError, match="has no mean and std"):
             list(open_images(tensor_bundles["vit_gmm"], str(tmp_path / "x.npy"), limit=2))
         np.save(tmp_path / "t.npy", np.zeros((2, 3, 32, 32), np.float32))
         assert len(list(open_images(tensor_bundles["vit_gmm"], str(tmp_path / "t.npy"), limit=2))) == 1

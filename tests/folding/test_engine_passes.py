@@ -107,7 +107,7 @@ def test_windows_lie_in_the_batch_or_among_the_heads() -> None:
 
 def test_windows_wait_for_their_biases_to_be_folded() -> None:
     case = golden("swin_gmm")
-    with pytest.raises(FoldError, match="must be folded before"):
+    with pytest.raises(FoldError, match="run fold_masks and fold_biases before join_windows"):
         join_windows(load_checkpoint(case.path, case.hints).model)
 
 
@@ -138,7 +138,7 @@ def test_talking_heads_stay_where_wide_heads_would_not_fuse() -> None:
 
 def test_heads_wait_for_their_masks_to_be_folded() -> None:
     case = golden("cait_elm")
-    with pytest.raises(FoldError, match="must be folded"):
+    with pytest.raises(FoldError, match="run the folding passes before widen_heads"):
         widen_heads(load_checkpoint(case.path, case.hints).model)
 
 

@@ -73,5 +73,5 @@ def test_the_graph_has_less_to_compute() -> None:
 
 def test_a_mean_that_is_not_the_tokens_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Mlp, "mean_over_tokens", lambda mlp, x: mlp(x[:, :1]))
-    with pytest.raises(FoldError, match="narrowed to the mean of its tokens, its output differs by"):
+    with pytest.raises(FoldError, match="narrow_last_block changed the mean of the output tokens by"):
         narrow_last_block(trained("vit_gmm"))

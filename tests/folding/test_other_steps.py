@@ -126,7 +126,9 @@ def test_a_step_that_no_pass_folds_is_an_error() -> None:
             return torch.ones(N, N)
 
     model = attention(AttentionScores({"novel": Novel()}))
-    with pytest.raises(FoldError, match=r"folds these steps: attention\.scores\.before\.novel \(mixing\)"):
+    with pytest.raises(
+        FoldError, match=r"replaced these steps by constants: attention\.scores\.before\.novel \(mixing\)"
+    ):
         require_constant_steps(model)
 
 

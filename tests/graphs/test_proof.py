@@ -83,7 +83,9 @@ def test_an_unfolded_graph_is_refused(folded: FoldedModel) -> None:
 def test_a_graph_of_other_masks_is_refused(graph: onnx.ModelProto, folded: FoldedModel) -> None:
     wrong = copy.deepcopy(folded)
     wrong.masks[1].constant[0, 0, 0] += 1e-6
-    with pytest.raises(ExportError, match=r"blocks\.1\.attention: its mask is in the graph 0 times"):
+    with pytest.raises(
+        ExportError, match=r"blocks\.1\.attention: expected the mask of this layer once in the graph, got 0 times"
+    ):
         prove_folded(graph, wrong)
 
 

@@ -129,7 +129,7 @@ def test_a_declared_role_holds_against_the_rules_and_is_reported() -> None:
 def test_a_declared_role_that_no_policy_has_is_refused() -> None:
     node = helper.make_node("Add", ["x", "x"], ["y"], name="sum")
     node.metadata_props.add(key=ROLE_KEY, value="ornament")
-    with pytest.raises(ExportError, match=r"node sum: expected a role out of input, embedding.*got 'ornament'"):
+    with pytest.raises(ExportError, match=r"node sum: expected one of the roles input, embedding.*got 'ornament'"):
         roles_of(graph_of(node))
 
 

@@ -90,8 +90,8 @@ class TestAnswer:
     @pytest.mark.parametrize(
         ("data", "message"),
         [
-            (b"", "it is empty"),
-            (b"\x89PNG\r\n\x1a\n broken", "it is no JPEG"),
+            (b"", "the file is empty"),
+            (b"\x89PNG\r\n\x1a\n broken", "the file is not a JPEG"),
             (encoded(photo(48, 40), "PNG")[:500], "damaged or truncated PNG"),
             (png_bomb(8_000, 8_000), "at most 50000000 pixels"),
             (png_bomb(60_000, 60_000), "too large"),
@@ -156,7 +156,7 @@ class TestServer:
 
 class TestRefused:
     def test_a_bundle_that_does_not_state_its_normalisation(self, tensor_bundles: dict[str, Bundle]) -> None:
-        with pytest.raises(InputError, match="how images are normalised"):
+        with pytest.raises(InputError, match="no mean and std"):
             Trial(tensor_bundles["vit_gmm"])
 
     @pytest.mark.parametrize("url", [None, 3, "data:image/png;base64,%%%", "data:text/html;base64,AAAA", "http://x"])

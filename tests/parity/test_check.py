@@ -319,7 +319,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_broken_image_is_fatal_or_skipped_as_asked(folder: Path, bundle: Bundle) -> None:
     images = open_images_of(str(folder))
-    with pytest.raises(ImageError, match=r"2\.png: it is no JPEG") as caught:
+    with pytest.raises(ImageError, match=r"2\.png: the file is not a JPEG") as caught:
         list(ImageStream(bundle=bundle, images=images, batch=4))
     assert "--on-broken skip" in caught.value.hint
     stream = ImageStream(bundle=bundle, images=images, batch=4, on_broken="skip")
@@ -328,7 +328,7 @@ def test_a_broken_image_is_fatal_or_skipped_as_asked(folder: Path, bundle: Bundl
     assert (stream.broken_count, stream.handed_out) == (1, 5)
     ((where, why),) = stream.broken
     assert where.endswith("cat/2.png")
-    assert why.startswith("it is no JPEG")
+    assert why.startswith("the file is not a JPEG")
     with OnnxRuntimeRunner(bundle) as runner:
         report = check_parity(bundle, [runner], ParityOptions(data=images, on_broken="skip"))
     assert (report.data["images"], report.data["of"], report.data["broken"]) == (5, 6, 1)

@@ -183,7 +183,7 @@ class TestRefusals:
         ("image", "message"),
         [
             (b"no image", "no JPEG, PNG, WEBP or BMP image"),
-            (b"", "it is empty"),
+            (b"", "the file is empty"),
             (encoded(photo(64, 64), "JPEG")[:-700], "damaged or truncated JPEG"),
             (png_bomb(9_000, 9_000), "at most 50000000 pixels"),
             (png_bomb(60_000, 60_000), "too large"),
@@ -196,7 +196,7 @@ class TestRefusals:
 
     def test_the_bad_image_of_a_batch_is_named(self, connection: TritonConnection) -> None:
         good = encoded(photo(32, 32), "PNG")
-        with pytest.raises(RequestRejectedError, match="image 1: it is no JPEG"):
+        with pytest.raises(RequestRejectedError, match="image 1: the file is not a JPEG"):
             connection.infer("gmmvit", "IMAGE", as_bytes(good, b"bad", good))
 
     @pytest.mark.parametrize(

@@ -33,5 +33,7 @@ def merge_layer_scale(model: nn.Module) -> tuple[str, ...]:
         changed.append(name)
     left = [name for name, _ in model.named_parameters() if name.endswith("gamma")]
     if left:
-        raise FoldError(f"LayerScale was not merged into the weights of: {', '.join(left)}")
+        raise FoldError(
+            f"merge_layer_scale did not merge these LayerScale parameters into the weights: {', '.join(left)}"
+        )
     return tuple(changed)

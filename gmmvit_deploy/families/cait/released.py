@@ -77,7 +77,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> CaiTSpec:
         source,
         width=inner_dim,
         known=shapes.of(f"{first}.mix_heads_pre_attn", rank=2)[0],
-        evidence="the number of heads in its mixing matrices is",
+        evidence="the number of heads in the head mixing matrices of the file is",
         hints=hints,
         preset_heads=preset.heads if preset else None,
     )

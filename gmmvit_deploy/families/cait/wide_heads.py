@@ -108,11 +108,13 @@ def _widens(name: str, scores: AttentionScores) -> bool:
         return False
     factors = before[:-1]
     if not all(step.is_constant for step in factors):
-        raise FoldError(f"{name}: the steps on the scores must be folded before the heads are widened")
+        raise FoldError(f"{name}: run the folding passes before widen_heads, which needs constant steps on the scores")
     if not all(step.operation == "multiply" and _same_for_all_heads(step) for step in factors):
         return False
     if any(step.role == "scale" for step in factors):
-        raise FoldError(f"{name}: the scale must be merged into the mask or the mixing before the heads are widened")
+        raise FoldError(
+            f"{name}: run merge_scale and merge_scale_into_mixing before widen_heads, which accepts no scale"
+        )
     return True
 
 
@@ -131,4 +133,4 @@ def _require_equal(name: str, talking: TalkingHeadsAttention, wide: WideHeadsAtt
     talking.float()
     wide.float()
     if not torch.allclose(new, old, rtol=1e-9, atol=1e-9):
-        raise FoldError(f"{name}: the widened heads and the talking heads output different values")
+        raise FoldError(f"{name}: widen_heads changed the output of this attention")

@@ -39,5 +39,5 @@ def _stacked(name: str, projection: HeadwiseProjection) -> nn.Linear:
     expected, stacked = projection.double()(tokens), linear.double()(tokens)
     projection.float()
     if not torch.allclose(stacked, expected, rtol=1e-12, atol=1e-12):
-        raise FoldError(f"{name}: the stacked linear layer and the per-head maps output different values")
+        raise FoldError(f"{name}: the linear layer that replaces the separate maps of the heads changes the output")
     return with_role(linear.float(), "projection")

@@ -25,7 +25,7 @@ class NaiveViTSpec(ModelSpec):
         ModelSpec.__post_init__(self)
         require_counts(self, "patch_size", "dim", "depth", "heads", "mlp_dim")
         require_tiling(self.image_size, self.patch_size)
-        require(self.dim % self.heads == 0, f"{self.heads} heads do not divide the width {self.dim}")
+        require(self.dim % self.heads == 0, f"the width {self.dim} is not a multiple of {self.heads} heads")
         require(self.mask.kind == "plain", "a naive ViT has no mask on its attention scores")
 
     @property

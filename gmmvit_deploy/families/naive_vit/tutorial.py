@@ -43,14 +43,14 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> NaiveViTSpec:
     if patch_size is None or image_size % patch_size:
         raise CheckpointError(
             f"{source}: {_MAPPER} takes {values} values per patch; expected {channels}·p·p, where patches of "
-            f"p × p pixels tile an image of side {image_size}",
+            f"p × p pixels tile an image of {image_size} × {image_size} pixels",
             hint="type the --image-size and the --channels that the model was trained with",
         )
     heads = infer_heads(
         source,
         width=dim,
         known=shapes.count(rf"{_FIRST}\.(\d+)\."),
-        evidence="the number of heads in its first block is",
+        evidence="the number of heads in the first block of the file is",
         hints=hints,
         preset_heads=None,
     )

@@ -87,14 +87,17 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> PiTSpec:
         source,
         width=widths[0],
         known=1 if single else _first_heads(widths, spoken),
-        evidence="its first stage has no output projection, so the number of heads is"
+        evidence="the first stage has no output projection, so the number of heads is"
         if single
-        else "the number of heads in its first masks is",
+        else "the number of heads in the first masks of the file is",
         hints=hints,
         preset_heads=preset.heads[0] if preset else None,
     )
     if any(width % head_dim for width in widths):
-        raise CheckpointError(f"{source}: head dim {head_dim} does not divide the width of q in every stage: {widths}")
+        raise CheckpointError(
+            f"{source}: expected the width of q in every stage to be a multiple of the head dim {head_dim}, "
+            f"got {widths}"
+        )
     heads = tuple(width // head_dim for width in widths)
     # A stage with a single head does not show whether its heads share a mask. Masks are shared if every mask has a
     # single head although some stage has several heads.

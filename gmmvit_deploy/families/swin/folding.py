@@ -27,7 +27,9 @@ def join_windows(model: nn.Module) -> tuple[str, ...]:
         scores = block.attention.scores
         steps = list(scores.steps())
         if not all(step.is_constant for _, step in steps):
-            raise FoldError(f"{name}: the mask and the bias must be folded before the windows are joined")
+            raise FoldError(
+                f"{name}: run fold_masks and fold_biases before join_windows, which needs constant masks and biases"
+            )
         by_window = [matrix.shape[0] for _, step in steps if (matrix := step.matrix()).dim() == 4]
         if by_window:
             for step_name, step in steps:

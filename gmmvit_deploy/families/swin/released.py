@@ -86,7 +86,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> SwinSpec:
         source,
         width=dim,
         known=tables[0][1],
-        evidence="the number of heads in its first position bias table is",
+        evidence="the number of heads in the first position bias table of the file is",
         hints=hints,
         preset_heads=preset.heads[0] if preset else None,
     )

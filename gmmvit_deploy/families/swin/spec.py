@@ -34,7 +34,7 @@ class SwinSpec(ModelSpec):
         require(self.mask.kind != "elm", "a Swin supports no element-wise mask (ELM); expected plain or gmm")
         for stage, heads in enumerate(self.heads):
             grid, dim = self.grids[stage], self.dims[stage]
-            require(dim % heads == 0, f"stage {stage}: {heads} heads do not divide the width {dim}")
+            require(dim % heads == 0, f"stage {stage}: the width {dim} is not a multiple of {heads} heads")
             require(
                 grid % self.window == 0 and grid >= self.window,
                 f"stage {stage}: windows of {self.window}×{self.window} tokens do not tile the {grid}×{grid} grid",

@@ -50,7 +50,7 @@ def unfold_as_convolution(model: nn.Module) -> tuple[str, ...]:
         replacement = UnfoldConvolution(channels)
         lattice = torch.randn(2, channels, 8, 8, generator=torch.Generator().manual_seed(step))
         if not replacement(lattice).equal(unfold(lattice)):
-            raise FoldError(f"unfolds.{step}: the convolution and the unfold that it replaces output different values")
+            raise FoldError(f"unfolds.{step}: the convolution that replaces this Unfold module changes the output")
         model.unfolds[step] = replacement
         changed.append(f"unfolds.{step}")
     if any(isinstance(module, Unfold) for module in model.modules()):

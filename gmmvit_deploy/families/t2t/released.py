@@ -89,7 +89,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> T2TSpec:
         source,
         width=inner_dim,
         known=mask_heads,
-        evidence="the number of heads in its masks is",
+        evidence="the number of heads in the masks of the file is",
         hints=hints,
         preset_heads=preset.heads if preset else None,
     )

@@ -80,9 +80,9 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> ViTSpec:
         source,
         width=inner_dim,
         known=mask_heads or (1 if single else None),
-        evidence="the number of heads in its masks is"
+        evidence="the number of heads in the masks of the file is"
         if mask_heads
-        else "it has no output projection, so the number of heads is",
+        else "the file has no output projection, so the number of heads is",
         hints=hints,
         preset_heads=preset.heads if preset else None,
     )
