@@ -32,7 +32,7 @@ PROFILES = tuple(Profile(least=batch, best=batch, most=batch) for batch in BATCH
 
 
 def with_tensorrt(family: Family, graph: str, precision: Precision) -> Program:
-    """Build an engine of the installed flavour on this GPU, with an optimisation profile for each batch."""
+    """Build an engine of the installed flavor on this GPU, with an optimisation profile for each batch."""
     flavor = find_flavor("auto")
     options = BuildOptions(precision=precision, profiles=PROFILES)
     engine = engine_from_onnx(family.saved(graph), options, flavor, out=family.folder / f"{graph}-engine")

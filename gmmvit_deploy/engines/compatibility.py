@@ -87,7 +87,7 @@ def server_tensorrt(
 
 
 def loads_in(card: EngineCard, version: str) -> str:
-    """Return why TensorRT ``version`` of the card's flavour cannot load the plan; empty if it can."""
+    """Return why TensorRT ``version`` of the card's flavor cannot load the plan; empty if it can."""
     built, there = _numbers(card.tensorrt_version), _numbers(version)
     length = min(len(built), len(there))
     if built[:length] == there[:length]:

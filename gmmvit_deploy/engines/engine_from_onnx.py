@@ -73,7 +73,7 @@ def engine_from_onnx(
 
     mask_cost: also build the same graph with M = 1, and record the cost of the masks in the card.
     log: file to write the builder's log to.  force: replace an engine that exists at ``out``.
-    Errors: InputError on options that the flavour cannot build; EngineError when the build fails, or when the engine
+    Errors: InputError on options that the flavor cannot build; EngineError when the build fails, or when the engine
     does not meet ``options.require_fused`` or ``options.require_precision``; OutputError when ``out`` cannot be
     written. After any error, ``out`` is unchanged.
     """
@@ -82,7 +82,7 @@ def engine_from_onnx(
 
 
 def engine_name(options: BuildOptions, flavor: Flavor) -> str:
-    """Return the folder name of an engine, such as ``fp16-tensorrt-rtx-8.9``: precision, flavour, target."""
+    """Return the folder name of an engine, such as ``fp16-tensorrt-rtx-8.9``: precision, flavor, target."""
     gpu = visible_gpu()
     place = "+".join(options.capabilities) or (gpu.name.replace(" ", "-").lower() if gpu else "unknown")
     return f"{options.precision}-{flavor.name}-{place}"

@@ -1,4 +1,4 @@
-"""A single interface to TensorRT and TensorRT for RTX, called flavours, and the options that each flavour refuses.
+"""A single interface to TensorRT and TensorRT for RTX, called flavors, and the options that each flavor refuses.
 
 tensorrt       versions 10 and 11; builds on the GPU that will run the engine
 tensorrt-rtx   builds on any machine, for named compute capabilities; runs on GeForce and workstation GPUs
@@ -50,7 +50,7 @@ class Gpu:
 class Flavor:
     """An installed TensorRT.
 
-    capabilities: compute capabilities that the flavour accepts as build targets; empty if the flavour builds only for
+    capabilities: compute capabilities that the flavor accepts as build targets; empty if the flavor builds only for
     the GPU of this machine.
     """
 
@@ -60,7 +60,7 @@ class Flavor:
 
 
 def tensorrt_library(name: FlavorName) -> Any:
-    """Import a flavour's Python module.  Errors: MissingDependencyError when it is not installed."""
+    """Import a flavor's Python module.  Errors: MissingDependencyError when it is not installed."""
     return require(_MODULES[name], package=name, extra=name)
 
 
@@ -76,20 +76,20 @@ def visible_gpu() -> Gpu | None:
 
 
 def require_flavor(name: str) -> FlavorName | Literal["auto"]:
-    """Check and return a flavour's name.  Errors: InputError unless it is ``auto`` or the name of a flavour."""
+    """Check and return a flavor's name.  Errors: InputError unless it is ``auto`` or the name of a flavor."""
     if name == "auto":
         return "auto"
     if name not in FLAVORS:
-        raise InputError(f"flavour {name!r} is not known", hint=f"use auto, {' or '.join(FLAVORS)}")
+        raise InputError(f"flavor {name!r} is not known", hint=f"use auto, {' or '.join(FLAVORS)}")
     return name
 
 
 def find_flavor(name: str) -> Flavor:
-    """Return the installed flavour of this name; ``auto`` selects the first that can build on this machine.
+    """Return the installed flavor of this name; ``auto`` selects the first that can build on this machine.
 
     name: ``tensorrt``, ``tensorrt-rtx`` or ``auto``; ``auto`` tries ``tensorrt`` only where a GPU is visible.
-    Errors: InputError on another name; MissingDependencyError when the flavour, or for ``auto`` every
-    flavour that can build here, is not installed.
+    Errors: InputError on another name; MissingDependencyError when the flavor, or for ``auto`` every
+    flavor that can build here, is not installed.
     """
     flavor = require_flavor(name)
     if flavor == "auto":
@@ -114,7 +114,7 @@ def _capabilities(library: Any) -> tuple[str, ...]:
 
 
 def refuse(options: BuildOptions, flavor: Flavor) -> None:
-    """Check, before a build starts, that the flavour can build with these options.
+    """Check, before a build starts, that the flavor can build with these options.
 
     Errors: InputError with the reason when it cannot.
     """
@@ -151,7 +151,7 @@ def _refuse_rtx(options: BuildOptions, flavor: Flavor) -> None:
 
 def _refuse_capability(capability: str, options: BuildOptions, flavor: Flavor) -> None:
     if capability not in flavor.capabilities:
-        others = ": Hopper and data-centre Blackwell need flavour tensorrt" if capability in ("9.0", "10.0") else ""
+        others = ": Hopper and data-centre Blackwell need flavor tensorrt" if capability in ("9.0", "10.0") else ""
         raise InputError(
             f"tensorrt-rtx {flavor.version} does not build for compute capability {capability}{others}",
             hint=f"type --compute-capability with one of {', '.join(flavor.capabilities)}",

@@ -56,7 +56,7 @@ class BuildOptions:
     """Options for building an engine.
 
     profiles: batch ranges; the engine uses the first range that contains a batch. Empty selects a default profile.
-    capabilities: compute capabilities, such as ``8.9``, for flavours that build without the GPU.
+    capabilities: compute capabilities, such as ``8.9``, for flavors that build without the GPU.
     optimization_level: 0 to 5; higher levels take longer to build. None uses the builder's default.
     timing_cache: file that is read, if it exists, before the build and written after it.
     version_compatible: let later versions of the same major version load the engine.

@@ -104,7 +104,7 @@ def test_calibration_images_of_the_wrong_size(gmmvit: Gmmvit, copied: Path, tmp_
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--flavor", "tensor"), "flavour 'tensor' is not known"),
+        (("--flavor", "tensor"), "flavor 'tensor' is not known"),
         (("--flavor", "tensorrt"), "tensorrt is not installed"),
         ((), "no compute capability was named"),
         (("--compute-capability", "9.0"), "does not build for compute capability 9.0"),

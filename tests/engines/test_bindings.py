@@ -2,7 +2,7 @@
 
 ``tensorrt`` 11 needs a GPU and libraries that are not available everywhere; its bindings are. They are imported over
 libraries that export only names (`stub_library`), mypy's stubgen writes their signatures as stubs, and mypy checks the
-code against the stubs. So the code for a flavour that cannot run here is still checked. The same is done for
+code against the stubs. So the code for a flavor that cannot run here is still checked. The same is done for
 ``tensorrt-rtx``, which does run.
 """
 
@@ -67,7 +67,7 @@ pytestmark = pytest.mark.process  # mypy, over the sources
 
 @pytest.fixture(scope="module")
 def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Flavour → folder with a stub package called ``trt_names``."""
+    """Flavor → folder with a stub package called ``trt_names``."""
     root = tmp_path_factory.mktemp("names")
     copied = root / "bindings" / "tensorrt"
     shutil.copytree(package_folder("tensorrt_bindings"), copied)
@@ -101,7 +101,7 @@ def repaired(line: str) -> str:
 
 
 def problems(stubs: Path, folder: Path, edit: tuple[str, str] | None = None) -> list[str]:
-    """Return mypy's errors about the code when ``library`` and ``trt`` are the flavour of ``stubs``."""
+    """Return mypy's errors about the code when ``library`` and ``trt`` are the flavor of ``stubs``."""
     folder.mkdir(exist_ok=True)
     home = Path(gmmvit_deploy.engines.__path__[0])
     for name in SOURCES:

@@ -384,7 +384,7 @@ def test_an_interrupt_stops_the_builder_and_leaves_nothing(
 
 
 def run_builder(bundle: Bundle, folder: Path, **changes: object) -> subprocess.Popen[str]:
-    """Start the builder program alone, with a request that has not been checked against a flavour."""
+    """Start the builder program alone, with a request that has not been checked against a flavor."""
     request = {
         **ADA.flags(),
         "flavor": "tensorrt-rtx",

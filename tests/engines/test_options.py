@@ -71,7 +71,7 @@ def test_what_rtx_cannot_do(changes: dict[str, object], message: str, monkeypatc
 
 def test_rtx_on_a_gpu_that_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flavors, "visible_gpu", lambda: Gpu(name="NVIDIA H200", capability="9.0", driver="1"))
-    with pytest.raises(InputError, match=r"9\.0: Hopper and data-centre Blackwell need flavour tensorrt"):
+    with pytest.raises(InputError, match=r"9\.0: Hopper and data-centre Blackwell need flavor tensorrt"):
         refuse(BuildOptions(), RTX)
     refuse(BuildOptions(capabilities=("8.9",)), RTX)  # for another machine
 

@@ -29,7 +29,7 @@ def config(path: Path) -> model_config_pb2.ModelConfig:
 
 
 def served_by_tensorrt(engine: Engine, folder: Path, **changes: object) -> Engine:
-    """Return the engine with the flavour ``tensorrt`` in its card, since a real build for it needs a GPU."""
+    """Return the engine with the flavor ``tensorrt`` in its card, since a real build for it needs a GPU."""
     shutil.copytree(engine.path, folder)
     data = json.loads((folder / "card.json").read_text())
     data.update(flavor="tensorrt", tensorrt_version="10.9.0.34", **changes)
