@@ -66,8 +66,8 @@ def bench(
         None,
         metavar="MS",
         rich_help_panel=_MEASUREMENT,
-        help="Also search the highest rate of randomly timed (Poisson) requests at which the p99 latency (99% of "
-        "requests are faster) stays within this limit.",
+        help="Also find the highest request rate at which the p99 latency stays within MS milliseconds. Requests "
+        "arrive at random times (Poisson); 99% of requests are faster than the p99 latency.",
     ),
     roofline: bool = typer.Option(
         True,
@@ -77,7 +77,8 @@ def bench(
     waterfall: bool = typer.Option(
         True,
         rich_help_panel=_MEASUREMENT,
-        help="Also time a single image with each runner, and split the time of a server into parts.",
+        help="Also time a single image with each runner. For a server, show the parts of this time: queue, input, "
+        "computation, output and the rest.",
     ),
     output: Path | None = typer.Option(
         None,

@@ -117,8 +117,8 @@ def build(
     mask_cost: bool = typer.Option(
         False,
         rich_help_panel=_CHECKS,
-        help="Report what the masks cost: build the same engine with every mask entry 1, and compare the number of GPU "
-        "kernels, the size and, if a GPU is present, the time.",
+        help="Report what the masks cost. The command builds a second engine whose mask entries are all 1, so that the "
+        "masks have no effect, and compares the number of GPU kernels, the size and, if a GPU is present, the time.",
     ),
     out: Path | None = typer.Option(
         None,

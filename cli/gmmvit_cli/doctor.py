@@ -16,7 +16,10 @@ gmmvit doctor bundle --server-version 25.04"""
 
 def doctor(
     bundle: Path | None = typer.Argument(
-        None, metavar="BUNDLE", rich_help_panel=INPUT, help="Check the graphs and engines of this bundle instead."
+        None,
+        metavar="BUNDLE",
+        rich_help_panel=INPUT,
+        help="Check the graphs and engines of this bundle, instead of the packages and runners of this machine.",
     ),
     server_version: str | None = SERVER_VERSION,
     server: str | None = SERVER,

@@ -69,9 +69,9 @@ DATA = typer.Option(
     "--data",
     metavar="KIND:PATH",
     rich_help_panel=INPUT,
-    help=f"Images, as KIND:PATH, where KIND is {listed(KINDS[:-1])}; or {KINDS[-1]} (scikit-learn's handwritten "
-    f"digits), without a path. Append {' or '.join(f'#{split}' for split in SPLITS)} to choose the split "
-    f"(default: {SPLITS[0]}).",
+    help=f"Images: KIND:PATH, or only the word {KINDS[-1]} for scikit-learn's handwritten digits. KIND is "
+    f"{listed(KINDS[:-1])}; array is an .npz or .npy file. Append "
+    f"{' or '.join(f'#{split}' for split in SPLITS)} to choose the split (default: {SPLITS[0]}).",
     autocompletion=complete(lambda: _DATA_KINDS),
 )
 CALIBRATION = typer.Option(

@@ -43,8 +43,9 @@ def serve(
     ),
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """A bundle is the folder that gmmvit export writes; gmmvit repository writes a Triton model repository. The command
-    prints the addresses of the server when all models are ready. When the command ends, it stops the server.
+    """A bundle is the folder that the command 'gmmvit export' writes. A Triton model repository is the folder that the
+    command 'gmmvit repository' writes. The command prints the
+    addresses of the server when all models are ready. When the command ends, it stops the server.
     """
     from gmmvit_deploy.serving.repository import CpuKernelsUse
     from gmmvit_deploy.serving.server import ServerOptions, TritonServer

@@ -86,7 +86,9 @@ def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> Comparison:
     cells = {_key(cell): cell for cell in b["cells"]}
     rows = [_row(cell, cells[_key(cell)]) for cell in a["cells"] if _key(cell) in cells]
     if not rows:
-        raise InputError("A and B cannot be compared: they have no runner in the same scenario and batch in common")
+        raise InputError(
+            "A and B cannot be compared: no runner was measured in both with the same scenario and batch size"
+        )
     parts = {part: (a[part], b[part]) for part in ("versions", "bundle", "settings")}
     parts |= {
         f"runner {name}": (a["runners"][name], b["runners"][name]) for name in dict.fromkeys(r.runner for r in rows)

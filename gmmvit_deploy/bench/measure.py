@@ -27,7 +27,7 @@ __all__ = ["REST_S", "Cell", "Plan", "measure", "ratios"]
 _WARM_UPS = 3
 REST_S = 0.03
 """The pause between two turns, in seconds."""
-_LEAST = ENOUGH[0.9]  # every cell has at least the queries that a p90 needs
+_LEAST = ENOUGH[0.9]  # minimum number of queries of a `Cell`: as many as a p90 needs
 _MOST_CALLERS = 4
 
 

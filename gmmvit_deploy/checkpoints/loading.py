@@ -44,7 +44,7 @@ class LoadedCheckpoint:
 def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpoint:
     """Read the file, infer the spec, build the model, fill in the weights and audit them.
 
-    hints: values from the user that the file may not determine.
+    hints: values from the user for what the tensors of the file do not show.
     Errors: CheckpointError when the file cannot be read safely, when its architecture is unknown, when keys are missing
     or unknown, when a tensor has an unexpected shape or data type, when the model would use NaN or infinite values, or
     when a hint contradicts the file.
@@ -80,7 +80,10 @@ def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpo
 
 
 def _source_of(file: TensorFile) -> CheckpointSource | None:
-    """Return the source that recognises the file, or None; if several do, the source with the longest signature."""
+    """Return the checkpoint source (the code that wrote the file) that recognises the file, or None.
+
+    If several sources recognise the file, return the source with the most names in its signature.
+    """
     sources = [source for family in FAMILIES for source in family.sources if source.recognises(file.tensors)]
     return max(sources, key=lambda source: len(source.signature), default=None)
 
@@ -106,7 +109,7 @@ def _check_preset(family: Family, hints: LoadHints) -> None:
     if other is not family:
         raise CheckpointError(
             f"the file has the family {family.name}, but the preset {hints.preset} has the family {other.name}",
-            hint="omit --preset, or type a preset of the file's family",
+            hint="omit --preset, or type a preset of the model family of the checkpoint",
         )
 
 
@@ -145,7 +148,10 @@ def _audited(file: TensorFile, model: Model, *, used: set[str], unused: dict[str
 
 
 def released_state_dict(model: Model) -> dict[str, Tensor]:
-    """Return the state dict that the released code would save for this model, without unused base masks."""
+    """Return the state dict of this model under the names of the paper authors' code.
+
+    The base masks that the authors' code saves and never reads are left out.
+    """
     state = model.state_dict()
     origins = family_of(model.spec).sources[0].tensors(model.spec)
     return {key: state[ours] for ours, key in origins.items() if isinstance(key, str)}

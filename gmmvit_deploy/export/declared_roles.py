@@ -90,8 +90,8 @@ def declare_roles(proto: ModelProto, exported: nn.Module) -> None:
         raise ExportError(
             "expected a declared role (what the operator is for, such as softmax) for each operator; these "
             f"{len(missing)} operators have no role:" + "".join(f"\n  {line}" for line in missing),
-            hint="add the role to the Python class of the module: with_role(layer, role) where the class creates the "
-            "layer, or an entry in operator_roles of the class",
+            hint="in the Python class of the module, wrap the layer in with_role(layer, role) where the class creates "
+            "the layer, or add an entry to operator_roles of the class",
         )
     _require_products(proto)
 
@@ -107,8 +107,8 @@ def _require_products(proto: ModelProto) -> None:
             f"expected each attention to declare a matrix product, a softmax and a matrix product; {len(broken)} "
             "attentions declare other roles:"
             + "".join(f"\n  {attention.name} declares {', '.join(attention.nodes)}" for attention in broken),
-            hint="add the matrix products and the softmax to operator_roles of the Python class with the "
-            "AttentionScores",
+            hint="in the Python class whose instances hold the AttentionScores module, add entries for the matrix "
+            "products and the softmax to operator_roles",
         )
 
 

@@ -30,7 +30,7 @@ __all__ = ["GraphView", "MatchedAttention", "Part", "Refusal", "attentions_in", 
 
 _MOST_MIXED = 16
 """The maximum number of heads for head mixing in the kernel."""
-# Permutations of the Transposes, first without a dimension of windows W, then with it.
+# Permutations of the Transposes: element 0 is without a dimension of windows W, element 1 is with it.
 _HEADS_APART = [0, 2, 1, 3], [0, 1, 3, 2, 4]
 """(B, n, H, d) → (B, H, n, d), and (B, W, n, H, d) → (B, W, H, n, d).  Each permutation is its own inverse."""
 _KEYS_ACROSS = [0, 2, 3, 1], [0, 1, 3, 4, 2]
@@ -65,12 +65,15 @@ class GraphView(Protocol):
         """Return a constant as a numpy array, or None for a computed value."""
 
     def plain(self, value: Any) -> Any:
-        """Return the value before any casts, if the kernel may ignore casts; otherwise return the value itself."""
+        """Return the value before the casts that produce this value, in a graph whose casts the kernel replaces.
+
+        Such a graph is OpenVINO's; in an ONNX graph, where the kernel replaces no cast, return the value itself.
+        """
 
     def reader(self, value: Any, *, through_casts: bool = False) -> Any:
         """Return the output of the only operator that reads this value, or None if the number of readers is not 1.
 
-        through_casts: skip casts, if the kernel may ignore casts.
+        through_casts: skip casts, in a graph whose casts the kernel replaces (see `plain`).
         """
 
     def readers(self, value: Any) -> list[str]:
@@ -104,7 +107,9 @@ class GraphView(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Q, K or V before the Transpose, (B, …, n, heads, head_dim): a range of a tensor's last dimension.
+    """Q, K or V: a range of the last dimension of a tensor.
+
+    A Reshape turns the range into (B, …, n, heads, head_dim), the input of the Transpose.
 
     source: the tensor, (B, …, n, columns).  column: the first index of the range in the last dimension.
     rows: the dimensions (…, n), without the batch; n is the number of tokens.
@@ -123,7 +128,7 @@ class MatchedAttention:
 
     name: the name of the attention's module.  parts: Q, K and V, with equal rows, heads and head_dim.
     mask: the mask (heads, n, n), or None without a mask.
-    scale: the number that multiplies the scores; 1 for an attention with a mask, which includes the scale.
+    scale: the number that multiplies the scores. If there is a mask, scale is 1, because the mask includes the scale.
     bias: the bias with the shape that it has in the graph, or None without a bias.
     mixing: the head mixing matrices (before, after), each indexed [from head, to head]; () without head mixing.
     last: the value of the attention's output, (B, …, n, heads · head_dim).
@@ -253,7 +258,7 @@ def _mixing(before: Any, after: Any, heads: int) -> tuple[Any, ...]:
 
 
 def _scores(softmax: Any, view: GraphView) -> tuple[Any, Any, Any, Any, Any]:
-    """Return (Q, Kᵀ, M or the scale, the bias or None, the mixing before or None) behind this softmax's input."""
+    """Return (Q, Kᵀ, M or the scale, the bias or None, ``before`` or None), which give the input of this softmax."""
     unit = np.ones((), np.float32)
     at, before = view.plain(view.inputs(softmax)[0]), None
     mixed = _unmixed(at, view)
@@ -276,7 +281,7 @@ def _scores(softmax: Any, view: GraphView) -> tuple[Any, Any, Any, Any, Any]:
 
 
 def _output(softmax: Any, view: GraphView) -> tuple[Any, Any, Any]:
-    """Return (V, the output in which the heads are merged, the mixing after or None) behind this softmax."""
+    """Follow the graph after a softmax; return (V, the output with merged heads, the matrix ``after`` or None)."""
     weights, after = softmax, None
     at = view.reader(weights, through_casts=True)
     if at is not None and view.kind(at) == "reshape":
@@ -348,7 +353,7 @@ def _part(value: Any, what: str, orders: tuple[list[int], ...], view: GraphView)
 def _constant_and_other(value: Any, kind: str, view: GraphView) -> tuple[Any, Any] | None:
     """Return (the constant input, the other input) of the operator that computes this value.
 
-    Returns None if the operator is of another kind than ``kind``, or has not exactly 1 constant input.
+    Returns None if the operator is of another kind than ``kind``, or does not have exactly 1 constant input.
     """
     if view.kind(value) != kind:
         return None
@@ -367,7 +372,8 @@ def _unknown_step(value: Any, side: str, view: GraphView) -> str:
     if kind in ("multiplication", "addition") and side == "before":
         if _both_computed(value, view):
             return f"the {kind} before its softmax has no constant input, expected a constant mask or bias"
-        return f"the {kind} before its softmax is out of order, expected at most a mask and then a bias"
+        place = "expected Q Kᵀ, then at most a mask, then at most a bias"
+        return f"the {kind} before its softmax is in an unexpected place: {place}"
     if side == "before":
         return f"{kind} stands before its softmax, expected Q Kᵀ, a mask, a bias or head mixing"
     return f"{kind} stands after its softmax, expected head mixing or the matrix product with V"

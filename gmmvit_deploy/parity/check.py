@@ -1,18 +1,21 @@
 """Compare any number of runners with PyTorch: all parity checks in a single pass over the inputs.
 
     constants         the masks and biases in the graph equal those folded from the weights, bit for bit
-    reference         PyTorch's logits here equal PyTorch's logits at export, within a tolerance
-    numeric           the runner's logits are near PyTorch's float64 logits; the limit follows from float32's error
-    decisions         the runner predicts PyTorch's class, or another class whose margin is within the noise
-    accuracy          top-1 and top-5 on labelled images; the interval of the difference is compared with a gate
+    reference         PyTorch's logits on this machine equal PyTorch's logits at export, within a tolerance
+    numeric           the runner's logits are near PyTorch's float64 logits; the limit is derived from the error of
+                      PyTorch's float32 logits
+    decisions         the runner predicts PyTorch's class, or a class whose logit is so close in PyTorch that numeric
+                      error can swap the two
+    accuracy          top-1 and top-5 on labelled images; a confidence interval of the runner's accuracy − PyTorch's
+                      accuracy is compared with the smallest difference that the gate allows
     batch invariance  the logits of an image do not depend on the other images of the batch
     calibration       the bounds of a quantised graph fit the data
     preprocessing     raw bytes → tensor → logits gives the same result in every place that preprocesses
     served            every answer of a server goes back to its own request
     localize          the error of each block is within the tolerance; the first block that exceeds it is named
 
-constants and reference check the bundle itself. calibration runs for int8 and fp8, served for Triton, and localize
-with the option --localize.
+The checks ``constants`` and ``reference`` are about the bundle, and not about a runner. Three checks do not always run:
+``calibration`` runs only for int8 and fp8, ``served`` only for Triton, and ``localize`` only with --localize.
 
 Every input goes through PyTorch once and through each runner once; statistics are kept, images are not.
 """
@@ -242,7 +245,7 @@ class _Tally:
         if len({rows.shape[1:] for rows in logits}) > 1:
             return numeric
         guess = explain(self._bundle, reference, inputs, np.concatenate(logits), limit.largest)
-        why = f"this mistake gives the same logits in PyTorch: {guess}"
+        why = f"likely cause: {guess}; with this mistake, PyTorch gives the logits of the runner"
         return replace(numeric, reasons=(*numeric.reasons, why)) if guess else numeric
 
 

@@ -44,7 +44,9 @@ class AttentionScores(nn.Module):
         on_query = [step.scales_query for _, step in self.steps_before()]
         if on_query != sorted(on_query, reverse=True) or any(step.scales_query for _, step in self.steps_after()):
             names = ", ".join(name for name, _ in self.steps())
-            raise ValueError(f"a step on Q must come before all steps on Q Kᵀ; got {names}")
+            raise ValueError(
+                f"attention steps are out of order: steps that change Q come before steps that change Q Kᵀ; got {names}"
+            )
 
     def forward(
         self, query: Float[Tensor, "*batch heads i d"], key: Float[Tensor, "*batch heads j d"]

@@ -140,7 +140,10 @@ def config_text(config: Any) -> str:
     parsed = type(config)()
     text_format.Parse(text, parsed)
     if parsed != config:
-        raise RepositoryError(f"model {config.name}: the configuration changes when its text is parsed again")
+        raise RepositoryError(
+            f"model {config.name}: writing the configuration as text and parsing the text gives a different "
+            "configuration"
+        )
     return text
 
 

@@ -102,7 +102,7 @@ def repository_from_bundle(
     if options.cpu_kernels == "on" and not kernels.use.used:
         raise InputError(
             f"runtime {options.runtime}+kernels cannot run on this machine: {kernels.use.why_not}",
-            hint=f"add --runtime {options.runtime} to run the same graph with the built-in operators of the runtime",
+            hint=f"add --runtime {options.runtime} to run the same graph without this project's CPU kernels",
         )
     on_progress(Progress("write the models"))
     configs = model_configs(bundle, options, engine.card if engine else None, kernels=kernels.use.used)

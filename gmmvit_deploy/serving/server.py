@@ -55,7 +55,8 @@ class ServerOptions:
 class TritonServer:
     """A Triton server.  Inside ``with TritonServer(repository) as server:`` every model is ready.
 
-    Start the server from the main thread, because Linux stops the server when the thread that started the server ends.
+    Start the server from the main thread: the launcher asks Linux to stop the server when its parent ends, and Linux
+    takes the thread that started the launcher as the parent.
     """
 
     def __init__(
@@ -215,7 +216,7 @@ class TritonServer:
             for sink in tuple(sinks):
                 try:
                     sink(line.rstrip("\n"))
-                except (OSError, ValueError):  # the disk is full, or the reader of stderr has closed the pipe
+                except (OSError, ValueError):  # the disk of the log is full, or on_log_line prints to a closed pipe
                     sinks.remove(sink)
         if log is not None:
             with contextlib.suppress(OSError):
@@ -319,8 +320,8 @@ def _check_backends(repository: Path, install: ServerInstall) -> None:
             there = ", ".join(install.backend_names) or "no backend"
             raise RepositoryError(
                 f"{config.parent.name} needs the {match.group(1)} backend; {install.binary} has: {there}",
-                hint="type gmmvit repository BUNDLE --backend python to write the repository for another backend, "
-                "or --tritonserver PATH to use a server with the required backend",
+                hint="write the repository for another backend with gmmvit repository BUNDLE --backend NAME, or add "
+                "--tritonserver PATH to this command to use a server that has the required backend",
             )
 
 

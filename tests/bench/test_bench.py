@@ -367,7 +367,7 @@ class TestCompare:
             compare(result, other)
         for cell in (other := copy.deepcopy(result))["cells"]:
             cell["batch"] = 128
-        with pytest.raises(InputError, match="no runner in the same scenario"):
+        with pytest.raises(InputError, match="no runner was measured in both"):
             compare(result, other)
 
     def test_files_that_are_no_results(self, tmp_path: Path) -> None:

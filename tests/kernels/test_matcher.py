@@ -156,7 +156,8 @@ def test_two_masks_are_refused() -> None:
     (match,) = attentions_of_kernel(proto)
     assert isinstance(match, Refusal)
     assert (
-        match.reason == "the multiplication before its softmax is out of order, expected at most a mask and then a bias"
+        match.reason == "the multiplication before its softmax is in an unexpected place: "
+        "expected Q Kᵀ, then at most a mask, then at most a bias"
     )
 
 

@@ -244,7 +244,7 @@ def test_faults_end_the_process_with_1(
     answer = gmmvit("parity", broken.path, "--localize", "--report", page)
     assert answer.returncode == 1
     assert (
-        "failed: onnxruntime: numeric: this mistake gives the same logits in PyTorch: 1/√d applied twice"
+        "failed: onnxruntime: numeric: likely cause: 1/√d applied twice; with this mistake, PyTorch gives the logits"
         in answer.stdout
     )
     lost = "expected the mask of this layer once in the graph, got 0 times"
