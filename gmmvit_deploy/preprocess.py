@@ -5,7 +5,7 @@
     tensor: (pixels / 255 − mean) / std, float32, (channels, height, width)
 
 This is the only implementation: export, parity and client import it, and ``gmmvit repository`` copies this file
-beside the server's preprocessing model. It therefore imports only the standard library, numpy and Pillow. The
+beside the server's preprocessing model. This file therefore imports only the standard library, numpy and Pillow. The
 operations and their order are those of torchvision's ImageFolder loader, Resize on a Pillow image, ToTensor and
 Normalize.
 
@@ -56,10 +56,11 @@ class UnusableImage(ValueError):  # noqa: N818 - the image is unusable; the name
 def pixels_from_bytes(data: bytes, *, height: int, width: int, channels: int, resize: str) -> NDArray[Any]:
     """Decode an encoded image.
 
-    height, width: in pixels; channels: a key of `MODES`; resize: a key of `RESAMPLING`; all as of the network.
+    height, width: the size of the network's input in pixels.  channels: the number of channels of that input, a key of
+    `MODES`.  resize: the resize rule of training, a key of `RESAMPLING`.
     Returns uint8 (height, width, channels).  EXIF rotation is not applied, as in training.
-    Errors: UnusableImage on bytes that are empty, no image, truncated, too large, or deeper than
-    8 bits a channel.
+    Errors: UnusableImage when ``data`` is empty, not an image, truncated or too large, or has more than 8 bits per
+    channel.
     """
     from PIL import Image
 
