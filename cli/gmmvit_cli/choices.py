@@ -12,7 +12,7 @@ from gmmvit_deploy.errors import InputError
 __all__ = ["Names", "choice_from", "complete", "complete_list", "listed", "read_by"]
 
 Names = Callable[[], Sequence[str]]
-"""A function that returns the names that an option takes. A function imports the list only when it is called."""
+"""A function that returns the names that an option takes, and that imports the list only when it is called."""
 
 
 def listed(names: Sequence[str]) -> str:

@@ -5,7 +5,7 @@
     tensor: (pixels / 255 − mean) / std, float32, (channels, height, width)
 
 This is the only implementation: export, parity and client import it, and ``gmmvit repository`` copies this file
-beside the server's preprocessing model. It therefore imports only the standard library, numpy and Pillow. The
+beside the server's preprocessing model. This file therefore imports only the standard library, numpy and Pillow. The
 operations and their order are those of torchvision's ImageFolder loader, Resize on a Pillow image, ToTensor and
 Normalize.
 
@@ -56,35 +56,40 @@ class UnusableImage(ValueError):  # noqa: N818 - the image is unusable; the name
 def pixels_from_bytes(data: bytes, *, height: int, width: int, channels: int, resize: str) -> NDArray[Any]:
     """Decode an encoded image.
 
-    height, width: in pixels; channels: a key of `MODES`; resize: a key of `RESAMPLING`; all as of the network.
+    height, width: the size of the network's input in pixels.  channels: the number of channels of that input, a key of
+    `MODES`.  resize: the resize rule of training, a key of `RESAMPLING`.
     Returns uint8 (height, width, channels).  EXIF rotation is not applied, as in training.
-    Errors: UnusableImage on bytes that are empty, no image, truncated, too large, or deeper than
-    8 bits a channel.
+    Errors: UnusableImage when ``data`` is empty, not an image, truncated or too large, or has more than 8 bits per
+    channel.
     """
     from PIL import Image
 
     if not data:
-        raise UnusableImage("it is empty")
+        raise UnusableImage("the file is empty")
     if len(data) > MAX_IMAGE_BYTES:
-        raise UnusableImage(f"it has {len(data)} bytes; at most {MAX_IMAGE_BYTES} are taken")
+        raise UnusableImage(f"the file has {len(data)} bytes; the maximum is {MAX_IMAGE_BYTES} bytes")
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     # Pillow's own check for decompression bombs raises while it reads the header, before the check below.
     except Image.DecompressionBombError as exc:
-        raise UnusableImage(f"it is too large: {exc}") from exc
+        raise UnusableImage(f"the image is too large: {exc}") from exc
     except Exception as exc:
-        raise UnusableImage(f"it is no {', '.join(FORMATS[:-1])} or {FORMATS[-1]} image") from exc
+        raise UnusableImage(f"the file is not a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} image") from exc
     with image:
         columns, rows = image.size
         if columns * rows > MAX_IMAGE_PIXELS:
-            raise UnusableImage(f"it is {columns}×{rows}; at most {MAX_IMAGE_PIXELS} pixels are taken")
+            raise UnusableImage(
+                f"the image is {columns}×{rows} pixels; the maximum is {MAX_IMAGE_PIXELS} pixels in total"
+            )
         if image.mode in _WIDE_MODES:
-            raise UnusableImage(f"it has more than 8 bits a channel (mode {image.mode}); convert it to 8 bits")
+            raise UnusableImage(
+                f"the image has more than 8 bits per channel (mode {image.mode}); convert the image to 8 bits"
+            )
         try:
             return pixels_from_image(image, height=height, width=width, channels=channels, resize=resize)
         # A damaged file can raise any exception inside a decoder.
         except Exception as exc:
-            raise UnusableImage(f"it is a damaged or truncated {image.format}: {exc}") from exc
+            raise UnusableImage(f"the {image.format} image is damaged or truncated: {exc}") from exc
 
 
 def pixels_from_image(image: Any, *, height: int, width: int, channels: int, resize: str) -> NDArray[Any]:
