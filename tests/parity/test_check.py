@@ -157,7 +157,7 @@ def test_the_verdict_stands_first_and_then_what_would_change_it(report: ParityRe
 
 
 def test_pages_are_refused_before_the_work(tmp_path: Path, report: ParityReport) -> None:
-    with pytest.raises(InputError, match=r"a report is a \.html page"):
+    with pytest.raises(InputError, match=r"expected a path that ends in \.html"):
         write_page(report, tmp_path / "report.pdf")
 
 
