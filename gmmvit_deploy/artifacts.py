@@ -102,7 +102,7 @@ class Manifest:
 
     spec: the numbers that define the architecture.  trainable_parameters: the number of trainable parameters.
     checkpoint: name, SHA-256 and wrapping of the checkpoint file; the wrapping is the form of the file's content.
-    unused_keys: key of the checkpoint that the network never reads → reason. The bundle does not contain its tensor.
+    unused_keys: key of the checkpoint that the network never reads → reason. The bundle does not contain these tensors.
     input_kind, max_batch: as in `ExportOptions`.
     image: size, channels and normalisation of the input images. The mean and std are None when ``input_kind`` is
     ``tensor`` and no normalisation was given at export.
@@ -111,7 +111,7 @@ class Manifest:
     folding: the names of the folding passes that changed the model.
     masks, biases: the record of each layer's mask and bias on the scores.
     role_disagreements: a description of each node of ``model.onnx`` whose declared role differs from the inferred role.
-    export_parity: largest difference from PyTorch's logits for each runner that export compared, and their limit.
+    export_parity: runner → largest difference from PyTorch's logits at export; also the limit of these differences.
     export_skipped: runner → reason why export could not compare the runner.
     float32_noise: the largest difference between PyTorch's float32 and float64 logits on the golden inputs.
     versions: name → version of the toolkit, Python and packages at export.

@@ -83,7 +83,7 @@ class ImageSpec:
 
     @property
     def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-        """(mean, std), or None if the normalisation is unknown."""
+        """Return (mean, std), or None if the normalisation is unknown."""
         return None if self.mean is None or self.std is None else (self.mean, self.std)
 
     @property

@@ -140,7 +140,7 @@ def build(
     ),
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """The report is read from the finished engine and lists the GPU kernels and data types of each attention. The
+    """The report is read from the finished engine and lists the GPU kernels and data types of each attention layer. The
     command prints the report and stores it as card.json in the folder of the engine.
     """
     require_output(out, force=force)
@@ -212,7 +212,7 @@ def build(
 
 
 def print_card(engine: Engine) -> None:
-    """The card on the terminal."""
+    """Print the card of an engine as tables on the terminal."""
     card = engine.card
     target = ", ".join(card.target["capabilities"])
     if card.target["gpu"]:

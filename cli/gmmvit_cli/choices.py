@@ -12,7 +12,7 @@ from gmmvit_deploy.errors import InputError
 __all__ = ["Names", "choice_from", "complete", "complete_list", "listed", "read_by"]
 
 Names = Callable[[], Sequence[str]]
-"""The names an option takes: a function, so that a list is imported only where it is needed."""
+"""A function that returns the names that an option takes, and that imports the list only when it is called."""
 
 
 def listed(names: Sequence[str]) -> str:
@@ -21,7 +21,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def choice_from(option: str, names: Names) -> Callable[[str | None], str | None]:
-    """Return the callback of an option that takes a single name.  It raises InputError on any other text."""
+    """Return the callback of an option that takes a single name.  The callback raises InputError on any other text."""
 
     def check(value: str | None) -> str | None:
         if value is not None and value not in names():
@@ -34,7 +34,7 @@ def choice_from(option: str, names: Names) -> Callable[[str | None], str | None]
 
 
 def read_by(read: Callable[[str], object]) -> Callable[[str | None], str | None]:
-    """Return the callback of an option whose text ``read`` checks.  It raises the errors of ``read``."""
+    """Return the callback of an option whose text ``read`` checks.  The callback raises the errors of ``read``."""
 
     def check(value: str | None) -> str | None:
         if value is not None:
@@ -54,7 +54,7 @@ def complete(names: Names) -> Callable[[str], list[str]]:
 
 
 def complete_list(names: Names) -> Callable[[str], list[str]]:
-    """Return the shell completion of the last of several names with commas between them."""
+    """Return the shell completion for a list of names separated by commas; it completes the last name."""
 
     def completions(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")

@@ -59,7 +59,7 @@ def classify(
     kernels = cpu_kernels_from(cpu_kernels)
     if bundle is None and kernels is not None:
         raise InputError(
-            "--cpu-kernels goes with --bundle; a running server keeps the kernels that it was started with",
+            "--cpu-kernels needs --bundle; a running server keeps the choice that was made at its start",
             hint=f"type gmmvit serve BUNDLE --cpu-kernels {kernels} to start a server with this choice",
         )
     from gmmvit_deploy.artifacts import open_bundle

@@ -60,7 +60,7 @@ def _module_of(name: str) -> Any:
 
 
 def _write_definitions(formatter: Any, rows: Sequence[tuple[str, str]]) -> None:
-    """Two columns.  Unlike the formatter's own, never breaks a name such as ``tiny-imagenet`` at its hyphen."""
+    """Write two columns without breaking a name such as ``tiny-imagenet`` at the hyphen, as the formatter would."""
     indent = " " * (formatter.current_indent + _LEFT_COLUMN)
     for name, text in rows:
         text = _SHOWN_DEFAULT.sub(r"[default: \1", text.replace("\\[", "["))  # early typer escapes brackets for rich
@@ -76,7 +76,7 @@ def _write_definitions(formatter: Any, rows: Sequence[tuple[str, str]]) -> None:
 
 
 def typing_hint(name: str) -> str:
-    """What to type when the arguments of a command are wrong."""
+    """Return the hint for wrong arguments of a command: an example, and how to list all options."""
     example = _module_of(name).EXAMPLE.splitlines()[0]
     return f"for example: {example}; all options: gmmvit {name} --help"
 
@@ -118,7 +118,7 @@ def _every_command(
         False, "-v", "--verbose", help="Print every step, and log messages of libraries.", rich_help_panel=MESSAGES
     ),
 ) -> None:
-    """The options that every command has; `Command.invoke` reads them."""
+    """Declare the options that every command has; `Command.invoke` reads these options."""
 
 
 def _command(name: str) -> Any:

@@ -89,7 +89,10 @@ def converted(
     pad_heads: bool = True,
     force: bool = False,
 ) -> list[Variant]:
-    """The bundle's graphs in these precisions.  images: how many calibrate int8 and fp8, at most."""
+    """Write the graphs of a bundle in these precisions, and return the graphs.
+
+    images: the maximum number of images that calibrate int8 and fp8.
+    """
     from gmmvit_deploy.export.variants import variant_from_bundle
     from gmmvit_deploy.graphs.quantize import QUANTIZED
     from gmmvit_deploy.runtime.image_batches import open_images
@@ -110,13 +113,13 @@ def _program_words(program: Mapping[str, Any]) -> str:
 
 
 def note_disagreements(graph: str, disagreements: Sequence[str]) -> None:
-    """Report nodes whose declared role is doubtful: a wrong role computes in a wrong type."""
+    """Report nodes whose declared role is doubtful: a node with a wrong role computes in a wrong data type."""
     for line in disagreements:
         note(f"{graph}: check the role of this node (what the node is for), which decides its data type: {line}")
 
 
 def print_variants(variants: list[Variant]) -> None:
-    """What each precision does to the answers, and to the mask of each layer's worst head."""
+    """Print how each precision changes the logits, and the mask of the head that changes most in each layer."""
     rows, masks, programs = [], [], []
     for variant in variants:
         record = variant.record

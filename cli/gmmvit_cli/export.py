@@ -101,9 +101,9 @@ def export(
     force: bool = FORCE,
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """The result is a bundle: the folder that most other commands read. It holds the ONNX graph, the weights, and
-    recorded inputs with PyTorch's logits for comparison. The attention masks are computed once and stored in the graph
-    as constants. If a step fails, no files are left behind.
+    """The result is a bundle: the folder that most other commands read. The bundle holds the ONNX graph, the weights,
+    and recorded inputs with PyTorch's logits for comparison. The attention masks are computed once and stored in the
+    graph as constants. If a step fails, no files are left behind.
     """
     require_output(out, force=force)
     hints = hints_from(heads, preset, mask_form, image_size=image_size, channels=channels)

@@ -132,7 +132,7 @@ def require_output(path: Path | None, *, force: bool) -> None:
 
 
 def require_output_file(path: Path | None, *, force: bool) -> None:
-    """As `require_output`, for a file, whose folder must exist.  Errors: OutputError."""
+    """Refuse an output file that exists, or whose folder does not exist, before any work.  Errors: OutputError."""
     from gmmvit_deploy.writing import require_free_file
 
     if path is not None:
@@ -140,7 +140,7 @@ def require_output_file(path: Path | None, *, force: bool) -> None:
 
 
 def existing(option: str) -> Callable[[Path | None], Path | None]:
-    """Return the callback of an option that names an input file or folder.  It raises InputError if it is missing."""
+    """Return the callback of an option that names an input.  The callback raises InputError if the path is missing."""
 
     def check(path: Path | None) -> Path | None:
         if path is not None and not path.exists():
@@ -171,7 +171,7 @@ FORCE = typer.Option(False, "--force", rich_help_panel=OUTPUT, help="Replace the
 
 
 def cpu_kernels_from(text: str | None) -> CpuKernels | None:
-    """Return the value of ``--cpu-kernels``, which its callback has checked; None if it is not given."""
+    """Return the value of ``--cpu-kernels``, which the callback of the option has checked; None if it is not given."""
     return text  # type: ignore[return-value]  # checked by the callback
 
 
@@ -233,7 +233,8 @@ def labels_from(text: str | None) -> tuple[str, ...] | None:
 def require_calibration(precisions: tuple[Precision, ...], calibration: str | None) -> None:
     """Refuse ``--calibration`` that cannot work, before anything is read.
 
-    Errors: InputError when int8 or fp8 lack it, when no precision uses it, or when the data cannot be opened.
+    Errors: InputError when int8 or fp8 lack calibration images, when no precision uses calibration images, or when the
+    data cannot be opened.
     """
     from gmmvit_deploy.graphs.quantize import QUANTIZED
     from gmmvit_deploy.runtime.image_batches import require_source

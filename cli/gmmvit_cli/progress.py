@@ -49,7 +49,7 @@ def _bar(work: str, console: Console, clock: Callable[[], float] = time.monotoni
     from rich.text import Text
 
     class Numbers(TextColumn):
-        """``3 of 12, about 8 s left``, as far as it is known."""
+        """A column such as ``3 of 12, about 8 s left``; a number that is not known is omitted."""
 
         def render(self, task: Task) -> Text:
             if task.total is None:

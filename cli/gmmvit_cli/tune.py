@@ -20,7 +20,7 @@ _PROTOCOLS = ("grpc", "http")
 
 
 def _runtimes(text: str) -> tuple[tuple[str, Precision], ...]:
-    """``openvino:bf16,onnxruntime`` → its (name, precision).  Errors: InputError."""
+    """Return (name, precision) of each runtime in a text such as ``openvino:bf16,onnxruntime``.  Errors: InputError."""
     pairs = [precision_behind(part) for part in text.split(",")]
     for name, _ in pairs:
         runtime_from(name)

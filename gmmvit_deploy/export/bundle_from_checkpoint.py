@@ -1,7 +1,7 @@
 """Export a checkpoint to a bundle: the folder that every later step reads.
 
 The export loads the checkpoint, folds its masks, writes the ONNX graph, and compares the runtimes of this machine with
-PyTorch. It writes the whole bundle, or nothing.
+PyTorch. The export writes the whole bundle, or nothing.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _STEPS = 5  # number of calls of `_Steps.begin` in an export
 class ExportOptions:
     """Input and labels of the network to export.
 
-    input_kind: ``pixels`` or ``tensor``. A graph that takes ``pixels`` (uint8) normalises the images, so it needs mean,
-    std and labels. A graph that takes ``tensor`` (float32) leaves the normalisation to the caller; mean and std are
-    then optional, and a server normalises with them.
+    input_kind: ``pixels`` or ``tensor``. A graph that takes ``pixels`` (uint8) normalises the images, so mean, std
+    and labels are required. A graph that takes ``tensor`` (float32) leaves the normalisation to the caller; mean and
+    std are then optional, and a server normalises with them.
     max_batch: the largest batch that the bundle accepts.
     mean, std: a number for each channel of the network, for pixel values scaled to [0, 1].
     resize: the rule by which training resized the images.

@@ -121,7 +121,7 @@ def _role(node: NodeProto, origin: _Origin | None, exported: nn.Module) -> Role 
     role = layer_role(module)
     if role is None:
         return operator_role(module, origin.operator)
-    # The Add of a linear map or a convolution adds the bias. All nodes of a step on the scores have the same role.
+    # The Add node of a linear map or a convolution adds the bias. All nodes of a step on the scores have the same role.
     return "bias" if node.op_type == "Add" and not isinstance(module, Step) else role
 
 
@@ -145,7 +145,7 @@ def _attention(role: Role, origin: _Origin | None, attentions: dict[str, Attenti
     """Return the name of the attention that a node belongs to, or None.
 
     The nodes of an attention are Q Kᵀ, the steps on the scores, the softmax and P V. A step that scales Q before the
-    product does not belong to it.
+    product does not belong to the attention.
     """
     if origin is None:
         return None

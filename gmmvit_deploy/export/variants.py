@@ -129,7 +129,7 @@ def prepared_graph(
     calibration: ImageBatches | None = None,
     padded: bool = True,
 ) -> PreparedGraph:
-    """Make the graph of a precision in memory, without writing it.
+    """Make the graph of a precision in memory, without writing a file.
 
     Errors: InputError when calibration images are missing, or given for a precision that does not need them; also the
     errors of `graph_from_model`.

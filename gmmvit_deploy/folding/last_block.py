@@ -22,8 +22,9 @@ def narrow_last_block(model: Model) -> tuple[str, ...]:
     Class token:  (x + mlp(norm(x)))[0]  →  x[0] + mlp(norm(x[0]))
     Mean:         mean(x + W·h + b)  →  mean(x) + W·mean(h) + b,  where h = gelu(first linear layer of norm(x))
 
-    `Family.last_block` states whether the network reads the first token or the mean of the tokens. It is None if the
-    block must stay unchanged, for example because a norm between the block and the mean does not commute with the mean.
+    `Family.last_block` states whether the network reads the first token or the mean of the tokens. `last_block`
+    is None if the block must stay unchanged, for example because a norm between the block and the mean does not commute
+    with the mean.
     In a network of d blocks the pass saves about 1/d of the work of all mlps for a class token, and about 1/d of the
     work of the second linear layers of all mlps for the mean.
     After this pass the block outputs a single token, so class-token and mean pooling both return it.

@@ -2,7 +2,7 @@
 
 A pass is a function ``(model) -> names of the changed attentions``. The docstring of a pass states what the pass
 requires, does and ensures. A pass checks its end state before it returns; a second run changes nothing. A pass visits
-the steps of every attention, but only the step itself knows how to compute its matrix.
+the steps of every attention; each step computes its own matrix.
 """
 
 from __future__ import annotations

@@ -95,7 +95,10 @@ class Answer:
 
 
 class Trial:
-    """A bundle in this process, its PyTorch reference, and a server if its URL is given.  Use it as a context manager.
+    """A bundle in this process, with the bundle's PyTorch reference, and a server if a URL is given.
+
+    Use `Trial` as a context manager.
+
 
     masks: the masks of every attention layer with masks.  windows: name of an attention layer → its windows.
     notice: why the project's CPU kernels are not used; empty if the kernels are used or not requested.
@@ -107,8 +110,9 @@ class Trial:
         """Load the bundle.
 
         url: the URL of a Triton server, which may start later.
-        Errors: InputError when the bundle does not state how images are normalised, or when the URL is not valid.
-        BundleError when the weights or the graph of the bundle cannot be loaded.
+        Errors:
+            InputError: the bundle has no mean and std, or the URL is not valid.
+            BundleError: the weights or the graph of the bundle cannot be loaded.
         """
         manifest = bundle.manifest
         if manifest.image.normalisation is None:

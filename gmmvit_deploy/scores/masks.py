@@ -136,8 +136,8 @@ class GaussianMixtureMask(GaussianMask):
 class ClosedFormGaussianMask(GaussianMask):
     """M[h,i,j] = Σ_k alpha[k,h] · exp(−d²[i,j] / (2·sigma[k,h]² + 2e-5)).
 
-    This is the paper's formula, evaluated from the distances, without the underflow of a stored base. It is only for
-    models that were trained with this formula.
+    This is the paper's formula, evaluated from the distances, without the underflow of a stored base. Only models
+    that were trained with this formula use this class.
     Shapes: alpha and sigma as in `GaussianMixtureMask`; distances (N, N).
     """
 

@@ -177,7 +177,7 @@ class Constant(Step):
         return Constant(self.constant * factor, like=self)
 
     def for_windows(self, windows: int, heads: int) -> Step:
-        """(windows, H, n, n), (H, n, n) or (n, n)  →  (windows · H, n, n); a scalar stays unchanged."""
+        """Change (windows, H, n, n), (H, n, n) or (n, n) to (windows · H, n, n); a scalar stays unchanged."""
         if self.constant.dim() == 0:
             return self
         if self.constant.dim() == 4:

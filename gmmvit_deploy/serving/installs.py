@@ -1,8 +1,8 @@
 """Locate a Triton server on this machine, with its backends and the environment variables to start it.
 
 A server that the user names, or that is on PATH, has its backends in its own folder. The server in the nvidia-pytriton
-wheel has only the Python backend. That backend needs its stub, a program for the running Python version, in the same
-folder. The wheel must stay unchanged, so the backend and its stub are copied to a new backend folder.
+wheel has only the Python backend. The Python backend needs a stub, which is a program for the running Python version,
+in the same folder. The wheel must stay unchanged, so the backend and its stub are copied to a new backend folder.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ServerInstall:
 
     @property
     def best_backend(self) -> Literal["onnxruntime", "python"]:
-        """The backend to run an ONNX network with: ``onnxruntime`` (C++) if the server has it, else ``python``."""
+        """Return the backend that runs an ONNX network: ``onnxruntime`` (C++) if the server has it, else ``python``."""
         return "onnxruntime" if "onnxruntime" in self.backend_names else "python"
 
 

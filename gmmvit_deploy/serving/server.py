@@ -250,7 +250,7 @@ class TritonServer:
 
     def _last_words(self) -> str:
         last = next((line.strip() for line in reversed(self._lines) if line.strip()), "")
-        return f"the last line of the server's log: {last}" if last else "its log is empty"
+        return f"the last line of the server's log: {last}" if last else "the server's log is empty"
 
 
 def _opened_log(path: Path | None) -> TextIO | None:

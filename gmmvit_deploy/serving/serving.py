@@ -58,7 +58,7 @@ def serve_path(
             on_kernels(made.cpu_kernels)
         elif cpu_kernels is not None:
             raise InputError(
-                f"{path}: --cpu-kernels needs a bundle, got a repository, in which this choice is already stored",
+                f"{path}: --cpu-kernels needs a bundle, got a repository, which already states whether to use kernels",
                 hint="remove --cpu-kernels, or type gmmvit repository BUNDLE --cpu-kernels auto for a new repository",
             )
         else:

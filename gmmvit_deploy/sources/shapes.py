@@ -51,7 +51,10 @@ class Shapes:
         return name in self.tensors
 
     def of(self, name: str, *, rank: int) -> tuple[int, ...]:
-        """Return the shape of a tensor.  Errors: CheckpointError when it is absent, empty, or not of rank ``rank``."""
+        """Return the shape of a tensor.
+
+        Errors: CheckpointError when the tensor is absent, empty, or not of rank ``rank``.
+        """
         if name not in self.tensors:
             raise CheckpointError(
                 f"{self.source}: tensor {name} is missing; its shape determines the size of the model"

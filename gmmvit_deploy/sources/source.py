@@ -25,7 +25,8 @@ class Conversion:
     """Conversion of tensors of the file into a tensor of the model.
 
     keys: the names of the tensors in the file.  convert: a function that takes these tensors in this order and returns
-    the tensor of the model, whose shape and data type are checked afterwards.  It must not modify its arguments.
+    the tensor of the model, whose shape and data type are checked afterwards.  The function
+    must not modify its arguments.
     """
 
     keys: tuple[str, ...]
@@ -53,7 +54,7 @@ class CheckpointSource:
     signature:    regular expressions; a file belongs to this source if each of them matches the start of some tensor's
                   name. If several sources recognise a file, the source with the most patterns applies.
     spec:         (shapes, hints) → the model's spec. Errors: CheckpointError, which asks for ``--heads``,
-                  ``--image-size`` or ``--channels`` where the tensors do not determine them.
+                  ``--image-size`` or ``--channels`` where the tensors do not determine these values.
     tensors:      spec → the origin of each tensor of the model
     known_unused: spec → dict from each key that the file may contain but the network never reads to the reason
     """

@@ -327,7 +327,7 @@ def test_heads_of_pit_and_t2t_are_asked_for(name: str) -> None:
         ("swin_plain", 6, "position bias table of the file is 3"),
         ("cait_plain", 8, "mixing matrices of the file is 4"),
         ("pit_gmm", 4, "first masks of the file is 2"),
-        ("t2t_gmm", 8, "masks is 4"),
+        ("t2t_gmm", 8, "masks of the file is 4"),
     ],
 )
 def test_heads_that_contradict_the_file(name: str, heads: int, evidence: str) -> None:

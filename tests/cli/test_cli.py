@@ -130,7 +130,7 @@ def test_export_parity_repository_classify(gmmvit: Gmmvit, tmp_path: Path) -> No
     assert json.loads(plain.stdout)[0]["runner"] == "onnxruntime"
     for arguments, message in (
         (("--bundle", bundle, "--cpu-kernels", "on"), "--cpu-kernels: expected auto or off, got 'on'"),
-        (("--url", "grpc://localhost:1", "--cpu-kernels", "off"), "--cpu-kernels goes with --bundle"),
+        (("--url", "grpc://localhost:1", "--cpu-kernels", "off"), "--cpu-kernels needs --bundle"),
     ):
         assert message in gmmvit("classify", tmp_path / "image.png", *arguments).stderr
     refused = gmmvit("serve", models, "--cpu-kernels", "off")

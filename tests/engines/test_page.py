@@ -40,7 +40,7 @@ def test_the_page_shows_the_whole_card(engine: Engine, tmp_path: Path) -> None:
     assert f"{card.mask_cost.bytes:,}" in text
     assert card.trtexec in text
     assert page_of(engine) == (tmp_path / "engine.html").read_text()
-    with pytest.raises(InputError, match=r"a report is a \.html page"):
+    with pytest.raises(InputError, match=r"expected a path that ends in \.html"):
         write_page(engine, tmp_path / "engine.txt")
 
 

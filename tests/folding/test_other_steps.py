@@ -114,7 +114,7 @@ def test_a_scale_waits_for_its_temperature_to_be_folded() -> None:
     scores = AttentionScores({"temperature": temperature(), "mask": ElementwiseMask(torch.rand(N, N))})
     model = attention(scores)
     fold_masks(model)
-    with pytest.raises(FoldError, match="not folded yet"):
+    with pytest.raises(FoldError, match="must be constants before a merge"):
         merge_scale(model)
 
 

@@ -108,7 +108,7 @@ def test_merged_constant_is_mask_times_scale() -> None:
 
 
 def test_merge_scale_requires_folded_masks() -> None:
-    with pytest.raises(FoldError, match="not folded yet"):
+    with pytest.raises(FoldError, match="must be constants before a merge"):
         merge_scale(small(MASKED["gmm"]))
 
 

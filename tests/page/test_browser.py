@@ -178,7 +178,7 @@ class TestImages:
         [
             (b"\x89PNG\r\n\x1a\n but nothing behind it", "the file is not a JPEG, PNG, WEBP or BMP image"),
             (encoded(photo(64, 48), "PNG")[:2000], "the PNG image is damaged or truncated"),
-            (png_bomb(8_000, 8_000), "it is 8000×8000; at most 50000000 pixels"),
+            (png_bomb(8_000, 8_000), "the image is 8000×8000 pixels; the maximum is 50000000 pixels"),
             (png_bomb(60_000, 60_000), "the image is too large"),
         ],
         ids=["broken", "cut", "bomb", "huge bomb"],

@@ -92,8 +92,8 @@ class TestAnswer:
         [
             (b"", "the file is empty"),
             (b"\x89PNG\r\n\x1a\n broken", "the file is not a JPEG"),
-            (encoded(photo(48, 40), "PNG")[:500], "damaged or truncated PNG"),
-            (png_bomb(8_000, 8_000), "at most 50000000 pixels"),
+            (encoded(photo(48, 40), "PNG")[:500], "the PNG image is damaged or truncated"),
+            (png_bomb(8_000, 8_000), "the maximum is 50000000 pixels"),
             (png_bomb(60_000, 60_000), "too large"),
         ],
         ids=["empty", "broken", "cut", "bomb", "huge bomb"],

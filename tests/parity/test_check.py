@@ -160,7 +160,7 @@ def test_the_verdict_stands_first_and_then_what_would_change_it(report: ParityRe
 
 
 def test_pages_are_refused_before_the_work(tmp_path: Path, report: ParityReport) -> None:
-    with pytest.raises(InputError, match=r"a report is a \.html page"):
+    with pytest.raises(InputError, match=r"expected a path that ends in \.html"):
         write_page(report, tmp_path / "report.pdf")
 
 
@@ -303,7 +303,7 @@ def test_data_without_classes_is_skipped_with_a_reason(bundle: Bundle) -> None:
 def test_data_for_a_bundle_that_cannot_take_images(tensor_bundles: dict[str, Bundle]) -> None:
     bundle = tensor_bundles["vit_gmm"]
     data = ArrayImages("x", np.zeros((3, 32, 32, 3), np.uint8), [1, 2, 3])
-    with OnnxRuntimeRunner(bundle) as runner, pytest.raises(InputError, match="states no mean and std"):
+    with OnnxRuntimeRunner(bundle) as runner, pytest.raises(InputError, match="has no mean and std"):
         check_parity(bundle, [runner], ParityOptions(data=data))
 
 

@@ -71,7 +71,7 @@ def test_a_bad_file_spoils_nobody_else_s_answer(classifier: Classifier, folder: 
     (folder / "6.png").write_bytes((folder / "6.png").read_bytes()[:-2000])
     answers = classify_files(classifier, image_files([str(folder)]), batch=4)
     assert [bool(answer.error) for answer in answers] == [False, False, True, False, True, False, True, False]
-    assert "no JPEG, PNG, WEBP or BMP image" in answers[2].error
+    assert "not a JPEG, PNG, WEBP or BMP image" in answers[2].error
     assert answers[4].error == "the file is empty"
     assert all(answer.predictions for answer in answers if not answer.error)
 

@@ -182,10 +182,10 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("image", "message"),
         [
-            (b"no image", "no JPEG, PNG, WEBP or BMP image"),
+            (b"no image", "not a JPEG, PNG, WEBP or BMP image"),
             (b"", "the file is empty"),
-            (encoded(photo(64, 64), "JPEG")[:-700], "damaged or truncated JPEG"),
-            (png_bomb(9_000, 9_000), "at most 50000000 pixels"),
+            (encoded(photo(64, 64), "JPEG")[:-700], "the JPEG image is damaged or truncated"),
+            (png_bomb(9_000, 9_000), "the maximum is 50000000 pixels"),
             (png_bomb(60_000, 60_000), "too large"),
         ],
         ids=["text", "empty", "truncated jpeg", "bomb", "huge bomb"],

@@ -36,7 +36,7 @@ class WideHeadsAttention(nn.Module):
     """`TalkingHeadsAttention` rewritten without head mixing: H heads with head dim H·d each.
 
     queries, keys, values: (H, 1, H·d), the factors by which each head multiplies the projections. The factors ``keys``
-    are all ones; they are stored because fused kernels require a separate K for each head.
+    are all 1. The module stores ``keys`` because fused kernels require a separate K for each head.
     """
 
     operator_roles: ClassVar[Mapping[str, Role]] = {

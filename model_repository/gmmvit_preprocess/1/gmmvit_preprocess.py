@@ -75,27 +75,31 @@ def pixels_from_bytes(data: bytes, *, height: int, width: int, channels: int, re
     from PIL import Image
 
     if not data:
-        raise UnusableImage("it is empty")
+        raise UnusableImage("the file is empty")
     if len(data) > MAX_IMAGE_BYTES:
-        raise UnusableImage(f"it has {len(data)} bytes; at most {MAX_IMAGE_BYTES} are taken")
+        raise UnusableImage(f"the file has {len(data)} bytes; the maximum is {MAX_IMAGE_BYTES} bytes")
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     # Pillow checks for decompression bombs when it reads the header, before the check below.
     except Image.DecompressionBombError as exc:
-        raise UnusableImage(f"it is too large: {exc}") from exc
+        raise UnusableImage(f"the image is too large: {exc}") from exc
     except Exception as exc:
-        raise UnusableImage(f"it is no {', '.join(FORMATS[:-1])} or {FORMATS[-1]} image") from exc
+        raise UnusableImage(f"the file is not a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} image") from exc
     with image:
         columns, rows = image.size
         if columns * rows > MAX_IMAGE_PIXELS:
-            raise UnusableImage(f"it is {columns}×{rows}; at most {MAX_IMAGE_PIXELS} pixels are taken")
+            raise UnusableImage(
+                f"the image is {columns}×{rows} pixels; the maximum is {MAX_IMAGE_PIXELS} pixels in total"
+            )
         if image.mode in _WIDE_MODES:
-            raise UnusableImage(f"it has more than 8 bits a channel (mode {image.mode}); convert it to 8 bits")
+            raise UnusableImage(
+                f"the image has more than 8 bits per channel (mode {image.mode}); convert the image to 8 bits"
+            )
         try:
             return pixels_from_image(image, height=height, width=width, channels=channels, resize=resize)
         # A damaged file can raise any exception inside a decoder.
         except Exception as exc:
-            raise UnusableImage(f"it is a damaged or truncated {image.format}: {exc}") from exc
+            raise UnusableImage(f"the {image.format} image is damaged or truncated: {exc}") from exc
 
 
 def pixels_from_image(image: Any, *, height: int, width: int, channels: int, resize: str) -> NDArray[Any]:
