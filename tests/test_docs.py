@@ -92,7 +92,7 @@ def test_every_page_is_in_the_navigation() -> None:
 
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files of a reader before the first command: a digits checkpoint, images, a ViT of unknown heads."""
+    """The files of a reader before the first command: digits, a ViT of unknown heads, and a ViT with an average."""
     folder = tmp_path_factory.mktemp("documentation")
     data = digits.load_digit_images()
     torch.manual_seed(0)
@@ -103,6 +103,8 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model = digits.train(few, epochs=1)
     digits.save_checkpoint(model, folder / "checkpoint.pth", epoch=EPOCHS)
     _save_images(folder / "images", data.held_out_pixels, data.held_out_classes)
+    weights = torch.load(GOLDEN / "vit_gmm.pth", weights_only=True)["model_state_dict"]
+    torch.save({"state_dict": weights, "state_dict_ema": weights}, folder / "last.pth.tar")
     (folder / "plain.pth").symlink_to(GOLDEN / "vit_plain.pth")
     (folder / "mnist.pt").symlink_to(GOLDEN / "naive_vit" / "mnist_vit.pt")
     return folder

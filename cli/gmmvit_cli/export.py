@@ -7,7 +7,7 @@ import typer
 
 from gmmvit_cli.choices import choice_from, complete, complete_list, listed, read_by
 from gmmvit_cli.convert import converted, note_disagreements, print_variants
-from gmmvit_cli.models import CHANNELS, HEADS, IMAGE_SIZE, MASK_FORM, PRESET, hints_from
+from gmmvit_cli.models import CHANNELS, HEADS, IMAGE_SIZE, MASK_FORM, PRESET, WEIGHTS, hints_from
 from gmmvit_cli.options import (
     CALIBRATION,
     CALIBRATION_IMAGES,
@@ -82,6 +82,7 @@ def export(
     mask_form: str = MASK_FORM,
     image_size: int | None = IMAGE_SIZE,
     channels: int | None = CHANNELS,
+    weights: str | None = WEIGHTS,
     precision: str = typer.Option(
         "fp32",
         metavar="LIST",
@@ -106,7 +107,7 @@ def export(
     graph as constants. If a step fails, no files are left behind.
     """
     require_output(out, force=force)
-    hints = hints_from(heads, preset, mask_form, image_size=image_size, channels=channels)
+    hints = hints_from(heads, preset, mask_form, image_size=image_size, channels=channels, weights=weights)
     normalisation = normalisation_from(dataset, mean, std)
     precisions = precisions_from(precision)
     require_calibration(precisions, calibration)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import typer
 
 from gmmvit_cli.choices import choice_from, complete, read_by
 from gmmvit_cli.options import MODEL
 from gmmvit_deploy.families import PRESETS, family_of_preset
-from gmmvit_deploy.sources.hints import LoadHints
+from gmmvit_deploy.sources.hints import WEIGHTS_KINDS, LoadHints, WeightsKind
 
-__all__ = ["CHANNELS", "HEADS", "IMAGE_SIZE", "MASK_FORM", "PRESET", "hints_from"]
+__all__ = ["CHANNELS", "HEADS", "IMAGE_SIZE", "MASK_FORM", "PRESET", "WEIGHTS", "hints_from"]
 
 _MASK_FORMS = ("stored", "closed")
 
@@ -59,6 +61,16 @@ CHANNELS = typer.Option(
     help="Channels of the images: 1 grey, 2 grey and alpha, 3 RGB, 4 RGB and alpha. Required if the tensors of the "
     "checkpoint do not show the channels.",
 )
+WEIGHTS = typer.Option(
+    None,
+    "--weights",
+    metavar="KIND",
+    rich_help_panel=MODEL,
+    help="Weights to take from a checkpoint that holds both kinds. trained: as the optimiser left them. averaged: "
+    "their moving average (EMA). Required for such a checkpoint, because the two kinds give different logits.",
+    callback=choice_from("--weights", lambda: WEIGHTS_KINDS),
+    autocompletion=complete(lambda: WEIGHTS_KINDS),
+)
 
 
 def hints_from(
@@ -68,6 +80,7 @@ def hints_from(
     *,
     image_size: int | None = None,
     channels: int | None = None,
+    weights: str | None = None,
 ) -> LoadHints:
     return LoadHints(
         heads=heads,
@@ -75,4 +88,5 @@ def hints_from(
         closed_form=True if mask_form == "closed" else None,
         image_size=image_size,
         channels=channels,
+        weights=cast("WeightsKind | None", weights),  # LoadHints checks it
     )

@@ -46,14 +46,15 @@ def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpo
 
     hints: values from the user for what the tensors of the file do not show.
     Errors: CheckpointError when the file cannot be read safely, when its architecture is unknown, when keys are missing
-    or unknown, when a tensor has an unexpected shape or data type, when the model would use NaN or infinite values, or
-    when a hint contradicts the file.
+    or unknown, when a tensor has an unexpected shape or data type, when the model would use NaN or infinite values,
+    when the file holds trained and averaged weights without a hint that chooses, or when a hint contradicts the file.
     SpecError when the preset is unknown.
     """
-    file = read_tensors(path)
+    hints = hints or LoadHints()
+    file = read_tensors(path, hints.weights)
     if file.has_own_names:
-        return _load_own(file, hints or LoadHints())
-    hints = _with_own_spec(file, hints or LoadHints())
+        return _load_own(file, hints)
+    hints = _with_own_spec(file, hints)
     source = _source_of(file)
     if source is None:
         raise CheckpointError(
@@ -68,7 +69,7 @@ def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpo
             f"{name}: --mask-form closed is for Gaussian mixture masks, and {family.name} has no such mask",
             hint="leave --mask-form out",
         )
-    spec = source.spec(Shapes(file.tensors, name, channels=hints.channels), hints)
+    spec = source.spec(Shapes(file.tensors, name, channels=hints.channels, record=file.record), hints)
     check_image_hints(name, hints, image_size=spec.image_size, channels=spec.channels, evidence="its tensors show")
     _compare_with_preset(spec, hints, name)
     origins = source.tensors(spec)
@@ -144,7 +145,9 @@ def _audited(file: TensorFile, model: Model, *, used: set[str], unused: dict[str
     _refuse(str(file.path), findings)
     findings += audit_model(model, unused={key: file.tensors[key] for key in unused})
     _refuse(str(file.path), findings)
-    return LoadedCheckpoint(file=file, spec=model.spec, model=model, unused=unused, findings=tuple(findings))
+    return LoadedCheckpoint(
+        file=file, spec=model.spec, model=model, unused={**unused, **file.left_out}, findings=tuple(findings)
+    )
 
 
 def released_state_dict(model: Model) -> dict[str, Tensor]:

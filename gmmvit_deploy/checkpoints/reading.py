@@ -1,20 +1,30 @@
 """Read named tensors from a file without running any code in it.
 
-PyTorch files are read with PyTorch's weights-only unpickler, which builds only tensors and plain containers and refuses
-every other call. Safetensors files contain no code.
+PyTorch files are read as inert data: their pickles can build tensors, plain containers and the values of an
+``argparse.Namespace``, and nothing else. Safetensors files contain no code.
 """
 
 from __future__ import annotations
 
 import json
-import re
-import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gmmvit_deploy.checkpoints.inert import OtherTensor, TensorRef, kind_of
+from gmmvit_deploy.checkpoints.torch_file import EXPECTED, open_torch_file
+from gmmvit_deploy.checkpoints.wrapping import (
+    WRAPPER_KEYS,
+    PlainNames,
+    choose_weights,
+    names_without_prefix,
+    record_of,
+    refuse_choice,
+)
 from gmmvit_deploy.errors import CheckpointError
+from gmmvit_deploy.sources.hints import WeightsKind
+from gmmvit_deploy.sources.record import TrainingRecord
 from gmmvit_deploy.writing import sha256_of_file
 
 if TYPE_CHECKING:
@@ -29,17 +39,15 @@ MODEL_METADATA_KEY = "gmmvit_model"
 """Safetensors metadata entry with the model spec as JSON, in files whose tensors are named after the modules of this
 package.  Such files have no other entry, because safetensors writes several entries in an order that varies."""
 
-_WRAPPER_KEYS = ("model_state_dict", "state_dict", "model")
-_ZIP_MAGIC = b"PK\x03\x04"  # torch.save writes zip files since 1.6
-_DATA_PARALLEL_PREFIX = "module."
-_EXPECTED = "expected a PyTorch checkpoint (.pth) or a safetensors file"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorFile:
-    """The tensors of a checkpoint file by name, without the ``module.`` prefix.
+    """The tensors of a checkpoint file by name, without prefixes such as ``module.``.
 
     wrapping: how the file packs the tensors, in words.  metadata: the text entries of a safetensors file.
+    weights: whether the tensors are trained or averaged; None when nothing in the file states which.
+    record: plain values that the training script stored beside the tensors.
+    left_out: key of the state dict → reason why it is no tensor of the model; these tensors are not read.
     """
 
     path: Path
@@ -47,6 +55,9 @@ class TensorFile:
     wrapping: str
     tensors: dict[str, Tensor]
     metadata: dict[str, str]
+    weights: WeightsKind | None = None
+    record: TrainingRecord = field(default_factory=TrainingRecord)
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def has_own_names(self) -> bool:
@@ -70,12 +81,14 @@ class TensorFile:
         return data
 
 
-def read_tensors(path: Path) -> TensorFile:
+def read_tensors(path: Path, weights: WeightsKind | None = None) -> TensorFile:
     """Read a checkpoint file.
 
-    Supported are safetensors files and the PyTorch files of the released training code: a dict with
-    ``model_state_dict``, or a bare state dict. The keys may have the prefix ``module.``.
-    Errors: CheckpointError when the file is absent, damaged, of an unsupported type, or would run code.
+    Supports safetensors and both formats of `torch.save`: a bare state dict, or a dict with a state dict under one of
+    `wrapping.WRAPPER_KEYS`. Only the tensors of that state dict are read, not the state of an optimiser.
+    weights: required when the file holds trained and averaged weights.
+    Errors: CheckpointError when the file is absent, damaged, of an unsupported type, would run code, or when
+    ``weights`` is missing or contradicts the file.
     """
     require_checkpoint(path)
     try:
@@ -84,16 +97,48 @@ def read_tensors(path: Path) -> TensorFile:
             head = file.read(16)
     except OSError as exc:
         raise CheckpointError(f"{path}: cannot be read: {exc.strerror}") from exc
-    metadata: dict[str, str] = {}
     if _looks_like_safetensors(head, path.stat().st_size):
-        entries, metadata = _read_safetensors(path)
-        wrapping = "safetensors"
-    else:
-        entries, wrapping = _unwrap(path, _read_pytorch(path, head))
-    tensors, prefixed = _without_prefix(_only_tensors(path, entries))
-    if prefixed:
-        wrapping += ", keys with a 'module.' prefix"
-    return TensorFile(path=path, sha256=digest, wrapping=wrapping, tensors=tensors, metadata=metadata)
+        return _from_safetensors(path, digest, weights)
+    return _from_pytorch(path, digest, weights)
+
+
+def _from_safetensors(path: Path, digest: str, weights: WeightsKind | None) -> TensorFile:
+    refuse_choice(path, weights)
+    entries, metadata = _read_safetensors(path)
+    if not entries:
+        raise CheckpointError(f"{path}: the file holds no tensors")
+    own = MODEL_METADATA_KEY in metadata  # these names are the modules of this package
+    plain = PlainNames(names={name: name for name in entries}) if own else names_without_prefix(entries)
+    return TensorFile(
+        path=path,
+        sha256=digest,
+        wrapping="safetensors" + _prefix_in_words(plain.prefix),
+        tensors={short: entries[name] for name, short in plain.names.items()},
+        metadata=metadata,
+        left_out=plain.left_out,
+    )
+
+
+def _from_pytorch(path: Path, digest: str, weights: WeightsKind | None) -> TensorFile:
+    with open_torch_file(path) as file:
+        record = record_of(path, file.value, file.namespaces)
+        chosen = choose_weights(path, file.value, weights)
+        refs = _only_tensors(path, chosen.entries)
+        plain = names_without_prefix(refs)
+        return TensorFile(
+            path=path,
+            sha256=digest,
+            wrapping=chosen.wrapping + _prefix_in_words(plain.prefix),
+            tensors={short: file.tensor(name, refs[name]) for name, short in plain.names.items()},
+            metadata={},
+            weights=chosen.kind,
+            record=record,
+            left_out=plain.left_out,
+        )
+
+
+def _prefix_in_words(prefix: str) -> str:
+    return f", keys with a '{prefix}' prefix" if prefix else ""
 
 
 def require_checkpoint(path: Path) -> None:
@@ -103,7 +148,7 @@ def require_checkpoint(path: Path) -> None:
     """
     if not path.is_file():
         problem = "is a folder" if path.is_dir() else "does not exist"
-        raise CheckpointError(f"{path}: {_EXPECTED}, but this path {problem}")
+        raise CheckpointError(f"{path}: {EXPECTED}, but this path {problem}")
 
 
 def _looks_like_safetensors(head: bytes, size_bytes: int) -> bool:
@@ -124,75 +169,20 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         ) from exc
 
 
-def _read_pytorch(path: Path, head: bytes) -> object:
-    import torch
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the conditions that torch warns about raise CheckpointError below
-            return torch.load(path, map_location="cpu", weights_only=True)
-    # A damaged or hostile pickle can raise any exception inside the unpickler.
-    except Exception as exc:
-        text = str(exc)
-        forbidden = re.search(r"GLOBAL ([\w.]+)", text)
-        if forbidden:
-            raise CheckpointError(
-                f"{path}: the file was not loaded, because the pickle in the file calls {forbidden.group(1)}, "
-                "which creates no tensor; no code of the file was run",
-                hint="on the machine that made the file, run torch.save({'model_state_dict': "
-                "model.state_dict()}, 'weights.pth'), and use weights.pth",
-            ) from exc
-        if "TorchScript" in text:
-            raise CheckpointError(
-                f"{path}: {_EXPECTED}, got a TorchScript archive, which is code",
-                hint="save model.state_dict() with torch.save instead",
-            ) from exc
-        if head.startswith(_ZIP_MAGIC) or "unexpected EOF" in text:
-            raise CheckpointError(
-                f"{path}: the file is truncated or damaged ({path.stat().st_size} bytes)",
-                hint="copy or download the file again",
-            ) from exc
-        raise CheckpointError(
-            f"{path}: {_EXPECTED}, got a file that torch.load cannot read ({type(exc).__name__})",
-            hint="give the path of a file that torch.save or safetensors wrote",
-        ) from exc
-
-
-def _unwrap(path: Path, loaded: object) -> tuple[dict[str, Any], str]:
-    if not isinstance(loaded, dict):
-        raise CheckpointError(f"{path}: expected a dict of tensors, got {type(loaded).__name__}")
-    for key in _WRAPPER_KEYS:
-        if isinstance(loaded.get(key), dict):
-            return loaded[key], f"training checkpoint, weights under '{key}'"
-    return loaded, "bare state dict"
-
-
-def _only_tensors(path: Path, entries: Mapping[str, Any]) -> dict[str, Tensor]:
-    import torch
-
+def _only_tensors(path: Path, entries: Mapping[Any, Any]) -> dict[str, TensorRef | OtherTensor]:
+    """Check that a state dict maps names to tensors.  Errors: CheckpointError."""
     if not entries:
         raise CheckpointError(f"{path}: the file holds no tensors")
     others = [
-        f"{name!r} ({type(value).__name__})"
+        f"{name!r} ({kind_of(value)})"
         for name, value in entries.items()
-        if not (isinstance(name, str) and isinstance(value, torch.Tensor))
+        if not (isinstance(name, str) and isinstance(value, TensorRef | OtherTensor))
     ]
     if others:
         raise CheckpointError(
             f"{path}: expected a state dict, which maps names to tensors; these entries are no tensors: "
             f"{', '.join(others[:5])}",
             hint="save the state dict with torch.save, as the whole file or under the key "
-            f"{', '.join(_WRAPPER_KEYS[:-1])} or {_WRAPPER_KEYS[-1]}",
+            f"{', '.join(WRAPPER_KEYS[:-1])} or {WRAPPER_KEYS[-1]}",
         )
-    for name, tensor in entries.items():
-        # Copying a view that repeats a small storage would exhaust the memory.
-        dense = tensor.layout == torch.strided and not tensor.is_quantized
-        if not dense or tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():
-            raise CheckpointError(f"{path}: expected {name} to be a dense tensor, not sparse, quantised or expanded")
     return dict(entries)
-
-
-def _without_prefix(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], bool]:
-    if not all(name.startswith(_DATA_PARALLEL_PREFIX) for name in tensors):
-        return tensors, False
-    return {name.removeprefix(_DATA_PARALLEL_PREFIX): tensor for name, tensor in tensors.items()}, True

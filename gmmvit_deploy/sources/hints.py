@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.specs import CHANNELS
 
-__all__ = ["LoadHints"]
+__all__ = ["WEIGHTS_KINDS", "LoadHints", "WeightsKind"]
+
+WeightsKind: TypeAlias = Literal["trained", "averaged"]
+"""trained: as the optimiser left them.  averaged: their moving average (EMA)."""
+WEIGHTS_KINDS: tuple[WeightsKind, ...] = get_args(WeightsKind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +23,7 @@ class LoadHints:
     image_size: the side of the images in pixels.  channels: the number of channels of the images.
     closed_form: True if the mask was trained with the paper's formula from distances, not with the stored base mask of
     the released code. Without this value the file must contain a stored base mask.
+    weights: which weights to take from a file that holds trained and averaged weights.
     Errors: InputError when a value is out of range.
     """
 
@@ -26,6 +32,7 @@ class LoadHints:
     closed_form: bool | None = None
     image_size: int | None = None
     channels: int | None = None
+    weights: WeightsKind | None = None
 
     def __post_init__(self) -> None:
         if self.image_size is not None and self.image_size < 1:
@@ -34,3 +41,5 @@ class LoadHints:
             raise InputError(f"--channels: expected one of {', '.join(map(str, CHANNELS))}, got {self.channels}")
         if self.heads is not None and self.heads < 1:
             raise InputError(f"--heads: expected at least 1, got {self.heads}")
+        if self.weights not in (None, *WEIGHTS_KINDS):
+            raise InputError(f"--weights: expected {' or '.join(WEIGHTS_KINDS)}, got {self.weights!r}")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.sources.hints import LoadHints
+from gmmvit_deploy.sources.record import TrainingRecord
 from gmmvit_deploy.specs import CHANNELS, MaskSpec, ModelSpec
 
 if TYPE_CHECKING:
@@ -40,11 +41,20 @@ class Shapes:
     """The shapes of a file's tensors by name, with errors that state the expected shape.
 
     source: the name of the file, for messages.  channels: the number of image channels from the user, or None.
+    record: the plain values that the training script stored beside the tensors; empty if not given.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], source: str, *, channels: int | None = None) -> None:
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        source: str,
+        *,
+        channels: int | None = None,
+        record: TrainingRecord | None = None,
+    ) -> None:
         self.tensors = tensors
         self.source = source
+        self.record = record or TrainingRecord()
         self._channels = channels
 
     def __contains__(self, name: str) -> bool:

@@ -1,0 +1,215 @@
+"""Choose the weights in what a training script saved, and the names that they have without prefixes.
+
+    {"epoch": ..., "args": Namespace, "state_dict": {"module.cls_token": ...}}  ->  {"cls_token": ...}
+
+The wrapping does not determine the architecture: sources are chosen by the names of the tensors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gmmvit_deploy.checkpoints.inert import Name, Namespace, OtherTensor, TensorRef, kind_of
+from gmmvit_deploy.checkpoints.pickled import RESAVE_HINT
+from gmmvit_deploy.errors import CheckpointError
+from gmmvit_deploy.sources.hints import WeightsKind
+from gmmvit_deploy.sources.record import PlainValue, TrainingRecord
+
+__all__ = [
+    "WRAPPER_KEYS",
+    "ChosenWeights",
+    "PlainNames",
+    "choose_weights",
+    "names_without_prefix",
+    "record_of",
+    "refuse_choice",
+]
+
+_TRAINED = ("model_state_dict", "state_dict", "model", "net")
+_AVERAGED = ("state_dict_ema", "model_ema")
+_TEACHER = "teacher"  # of DINO, which trains a student to match it and evaluates the teacher
+WRAPPER_KEYS = (*_TRAINED, *_AVERAGED, _TEACHER)
+_PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.")
+_BACKBONE = "backbone."
+_DINO_HEAD = re.compile(r"head\.(mlp|last_layer)\.")
+_AVERAGES_SEEN = "n_averaged"  # of torch.optim.swa_utils.AveragedModel
+_MAX_DEPTH = 32
+_MAX_VALUES = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenWeights:
+    """The state dict that a file is read for.
+
+    entries: name → `TensorRef`, or whatever else the state dict holds.  wrapping: where it was, in words.
+    kind: trained or averaged; None when nothing in the file states which.
+    """
+
+    entries: Mapping[Any, Any]
+    wrapping: str
+    kind: WeightsKind | None = None
+
+
+def choose_weights(path: Path, loaded: object, asked: WeightsKind | None) -> ChosenWeights:
+    """Return the state dict of a file.
+
+    loaded: what the file holds.  asked: the weights that the user chose, or None.
+    Errors: CheckpointError when the file holds no dict, when it holds trained and averaged weights and ``asked`` is
+    None, or when it does not hold the weights that the user chose.
+    """
+    if not isinstance(loaded, dict):
+        raise CheckpointError(f"{path}: expected a dict of tensors, got {kind_of(loaded)}")
+    wrapped = [key for key in WRAPPER_KEYS if isinstance(loaded.get(key), dict)]
+    filled = [key for key in wrapped if any(isinstance(v, TensorRef | OtherTensor) for v in loaded[key].values())]
+    trained = next((key for key in _TRAINED if key in filled), None)
+    averaged = next((key for key in _AVERAGED if key in filled), None)
+    if trained is None and averaged is None:
+        key = next(iter(filled or wrapped), None)
+        if asked is not None and key == _TEACHER:
+            raise CheckpointError(
+                f"{path}: --weights {asked}, but the file holds a teacher and no trained and averaged weights; the "
+                "teacher is taken",
+                hint="leave --weights out",
+            )
+        refuse_choice(path, asked)
+        return _wrapped(loaded, key=key)
+    if trained is not None and averaged is not None:
+        if asked is None:
+            raise CheckpointError(
+                f"{path}: holds trained weights under '{trained}' and averaged weights (EMA) under '{averaged}', whose "
+                "logits differ",
+                hint=f"type --weights trained to take '{trained}', or --weights averaged to take '{averaged}'",
+            )
+        return _wrapped(loaded, key=trained if asked == "trained" else averaged, kind=asked)
+    only = trained or averaged
+    kind: WeightsKind = "averaged" if trained is None else "trained"
+    if asked not in (None, kind):
+        raise CheckpointError(
+            f"{path}: --weights {asked}, but the file holds only {kind} weights, under '{only}'",
+            hint=f"leave --weights out, or type --weights {kind}",
+        )
+    return _wrapped(loaded, key=only, kind=kind)
+
+
+def _wrapped(loaded: Mapping[Any, Any], *, key: str | None, kind: WeightsKind | None = None) -> ChosenWeights:
+    """Return the state dict under ``key``, or the whole file without a key."""
+    if key is None:
+        return ChosenWeights(entries=loaded, wrapping="bare state dict")
+    return ChosenWeights(entries=loaded[key], wrapping=f"training checkpoint, weights under '{key}'", kind=kind)
+
+
+def refuse_choice(path: Path, asked: WeightsKind | None) -> None:
+    """Check that no weights are chosen in a file with a single set.  Errors: CheckpointError."""
+    if asked is not None:
+        raise CheckpointError(
+            f"{path}: --weights {asked}, but the file holds a single set of weights and does not state its kind",
+            hint="leave --weights out",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainNames:
+    """names: name in the file → name without prefix.  prefix: what was left out, such as ``_orig_mod.module.``.
+
+    left_out: name in the file → reason why it is no tensor of the model.
+    """
+
+    names: dict[str, str]
+    prefix: str = ""
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+def names_without_prefix(names: Iterable[str]) -> PlainNames:
+    """Remove the prefixes that wrappers put before the name of every tensor, in any order and number."""
+    left = {name: name for name in names}
+    left_out: dict[str, str] = {}
+    prefix = ""
+    if _AVERAGES_SEEN in left and all(name.startswith("module.") for name in left if name != _AVERAGES_SEEN):
+        left_out[_AVERAGES_SEEN] = "the number of steps that were averaged"
+        del left[_AVERAGES_SEEN]
+    while True:
+        projection = {name for name, short in left.items() if _DINO_HEAD.match(short)}
+        others = [short for name, short in left.items() if name not in projection]
+        if projection and others and all(short.startswith(_BACKBONE) for short in others):
+            left_out |= dict.fromkeys(projection, "the projection head of DINO's training, which is no classifier")
+            left = {name: short for name, short in left.items() if name not in left_out}
+        common = next((p for p in _PREFIXES if left and all(short.startswith(p) for short in left.values())), None)
+        if common is None:
+            return PlainNames(names=left, prefix=prefix, left_out=left_out)
+        left = {name: short.removeprefix(common) for name, short in left.items()}
+        prefix += common
+
+
+def record_of(path: Path, loaded: object, namespaces: Iterable[Namespace]) -> TrainingRecord:
+    """Return the plain values beside the weights.
+
+    Errors: CheckpointError that names the first value of a namespace, anywhere in the file, which is not plain.
+    """
+    checked = {id(namespace): _plain_namespace(path, namespace) for namespace in namespaces}
+    if not isinstance(loaded, dict):
+        return TrainingRecord()
+    held = [loaded.get("args"), *loaded.values()]
+    first = next((value for value in held if isinstance(value, Namespace)), None)
+    return TrainingRecord(
+        args=checked[id(first)] if first is not None else _plain_args(loaded.get("args")),
+        entries={
+            key: value
+            for key, value in loaded.items()
+            if isinstance(key, str) and isinstance(value, str | int | float | bool)
+        },
+    )
+
+
+def _plain_args(args: object) -> dict[str, PlainValue]:
+    """Return the options of a script that saved them as a dict; empty if they are absent or not plain."""
+    if not isinstance(args, dict):
+        return {}
+    try:
+        return {str(key): _Plain().value(value, str(key)) for key, value in args.items()}
+    except _NotPlainError:
+        return {}
+
+
+def _plain_namespace(path: Path, namespace: Namespace) -> dict[str, PlainValue]:
+    try:
+        plain = _Plain()
+        return {name: plain.value(value, name) for name, value in namespace.values.items()}
+    except _NotPlainError as exc:
+        raise CheckpointError(
+            f"{path}: its argparse.Namespace holds {exc}; expected plain values: text, numbers, booleans, None, and "
+            "lists and dicts of them",
+            hint=RESAVE_HINT,
+        ) from exc
+
+
+class _NotPlainError(Exception):
+    """A value is not plain; the message names the value and its type."""
+
+
+class _Plain:
+    """Copies plain values; counts them, since a few shared lists can stand for billions of values."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def value(self, value: Any, where: str, depth: int = 0) -> PlainValue:
+        """Return a copy of a plain value.  where: its name.  Errors: _NotPlainError."""
+        self._count += 1
+        if self._count > _MAX_VALUES or depth > _MAX_DEPTH:
+            raise _NotPlainError(f"more than {_MAX_VALUES:,} values, or a value nested more than {_MAX_DEPTH} deep")
+        if value is None or isinstance(value, str | bytes | int | float):
+            return value
+        if isinstance(value, Namespace):
+            value = value.values
+        if isinstance(value, dict):
+            return {
+                self.value(key, where, depth + 1): self.value(item, f"{where}.{key}", depth + 1)
+                for key, item in value.items()
+            }
+        if isinstance(value, list | tuple | set):
+            return type(value)(self.value(item, where, depth + 1) for item in value)
+        raise _NotPlainError(f"{where}, a {value.path if isinstance(value, Name) else kind_of(value)}")

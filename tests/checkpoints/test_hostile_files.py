@@ -1,0 +1,360 @@
+"""Files made to run code, exhaust memory or mislead: each is refused with a clear error, and nothing of it runs."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import zipfile
+from argparse import Namespace
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gmmvit_deploy.checkpoints import pickled
+from gmmvit_deploy.checkpoints.inert import BUILDERS
+from gmmvit_deploy.checkpoints.reading import read_tensors
+from gmmvit_deploy.errors import CheckpointError
+from tests.conftest import GOLDEN
+
+WEIGHTS = {"a": torch.zeros(2)}
+OLD = pytest.mark.parametrize("old", [False, True], ids=["zip", "before torch 1.6"])
+
+
+class Calls:
+    """A pickle of this object calls a function when it is loaded carelessly."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.call = (function, arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.call
+
+
+class Ordinary:
+    """An object of a class that the reader does not know."""
+
+
+def saved(tmp_path: Path, content: Any, *, old: bool = False) -> Path:
+    path = tmp_path / "file.pth"
+    torch.save(content, path, _use_new_zipfile_serialization=not old)
+    return path
+
+
+def zipped(tmp_path: Path, data: bytes, **storages: bytes) -> Path:
+    """Write a file in the zip format around a pickle made by hand."""
+    path = tmp_path / "file.pth"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x/data.pkl", data)
+        for key, content in storages.items():
+            archive.writestr(f"x/data/{key.removeprefix('_')}", content)
+    return path
+
+
+@OLD
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (os.system, "system"),
+        (Calls(os.system, "true"), "system"),
+        (Calls(eval, "1"), "eval"),
+        (Calls(getattr, "", "join"), "getattr"),
+        (Calls(subprocess.Popen, "true"), "Popen"),
+        (Ordinary(), "Ordinary"),
+        ([{"deep": (Calls(os.system, "true"),)}], "system"),
+        (Namespace(inner=Namespace(run=Calls(os.system, "true"))), "system"),
+        (Path("somewhere"), "Path"),
+        (torch.nn.Linear(2, 2), "Linear"),
+    ],
+    ids=["function", "system", "eval", "getattr", "popen", "object", "in a list", "in a namespace", "path", "module"],
+)
+def test_code_in_a_namespace_is_refused_by_name(value: Any, name: str, old: bool, tmp_path: Path) -> None:
+    path = saved(tmp_path, {"model": WEIGHTS, "args": Namespace(lr=1.0, thing=value)}, old=old)
+    with pytest.raises(CheckpointError, match="no code of the file was run") as caught:
+        read_tensors(path)
+    assert name in str(caught.value)
+    assert "model.state_dict()" in caught.value.hint
+
+
+@OLD
+def test_code_in_a_namespace_does_not_run(old: bool, tmp_path: Path) -> None:
+    marker = tmp_path / "ran"
+    hostile = Namespace(thing=Calls(os.system, f"touch {marker}"))
+    path = saved(tmp_path, {"model": WEIGHTS, "args": hostile}, old=old)
+    with pytest.raises(CheckpointError):
+        read_tensors(path)
+    assert not marker.exists()
+    pickle.loads(pickle.dumps(hostile))  # the file is dangerous for a careless reader
+    assert marker.exists()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.nn.Parameter,
+        torch._utils._rebuild_tensor_v2,
+        torch.device,
+        Namespace,
+        torch.Size,
+        set,
+        bytearray,
+        (torch.Tensor,),
+        {"x": [(((torch.Tensor,),),)]},
+    ],
+    ids=["parameter", "rebuild", "device", "namespace", "size", "set", "bytearray", "in a tuple", "nested"],
+)
+@pytest.mark.parametrize("where", ["args", "extra", "model"])
+def test_functions_that_build_tensors_are_no_values(value: Any, where: str, tmp_path: Path) -> None:
+    """The reader knows these names; none may stay in the data."""
+    content: dict[str, Any] = {"model": dict(WEIGHTS), "args": Namespace(), "extra": {}}
+    vars(content["args"])["x"] = value if where == "args" else 0
+    content["extra"]["x"] = value if where == "extra" else 0
+    if where == "model":
+        content["model"]["x"] = value
+    with pytest.raises(CheckpointError, match="a function or class, among its values; no code of the file was run"):
+        read_tensors(saved(tmp_path, content))
+
+
+@pytest.mark.parametrize(
+    ("value", "described"),
+    [
+        (torch.zeros(2), "thing, a torch.Tensor"),
+        (torch.device("cpu"), "thing, a torch.device"),
+        (torch.float32, "thing, a torch.float32"),
+        (complex(1, 2), "thing, a complex"),
+        (bytearray(b"x"), "thing, a bytearray"),
+        ([0, {"key": torch.float32}], "thing.key, a torch.float32"),
+    ],
+    ids=["tensor", "device", "dtype", "complex", "bytearray", "nested"],
+)
+def test_values_of_a_namespace_are_plain(value: Any, described: str, tmp_path: Path) -> None:
+    path = saved(tmp_path, {"model": WEIGHTS, "args": Namespace(thing=value)})
+    with pytest.raises(CheckpointError, match="expected plain values") as caught:
+        read_tensors(path)
+    assert described in str(caught.value)
+
+
+def test_a_hidden_namespace_is_checked_too(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"model": WEIGHTS, "optimizer": {"deep": [Namespace(thing=torch.float32)]}})
+    with pytest.raises(CheckpointError, match=r"thing, a torch\.float32"):
+        read_tensors(path)
+
+
+def test_a_namespace_that_contains_itself(tmp_path: Path) -> None:
+    args = Namespace()
+    args.itself = args
+    with pytest.raises(CheckpointError, match="nested more than 32 deep"):
+        read_tensors(saved(tmp_path, {"model": WEIGHTS, "args": args}))
+
+
+def test_shared_lists_that_stand_for_billions_of_values(tmp_path: Path) -> None:
+    value: list[Any] = []
+    for _ in range(30):
+        value = [value] * 10
+    with pytest.raises(CheckpointError, match="more than 100,000 values"):
+        read_tensors(saved(tmp_path, {"model": WEIGHTS, "args": Namespace(x=value)}))
+
+
+def test_names_of_python_are_only_names_in_a_namespace(tmp_path: Path) -> None:
+    args = Namespace()
+    names = {"__class__": 1, "__dict__": 2, "__setstate__": 3, "values": 4}
+    vars(args).update(names)
+    assert read_tensors(saved(tmp_path, {"model": WEIGHTS, "args": args})).record.args == names
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x80\x02cos\nsystem\nX\x04\x00\x00\x00true\x85R.",
+        b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x04true\x85R.",
+        b"\x80\x02cbuiltins\nexec\n.",
+        b"\x80\x02c__builtin__\neval\n.",
+        b"\x80\x02ctorch.nn\nModule\n)\x81.",
+        b"\x80\x02ccollections\nOrderedDict.__init__.__globals__\n.",
+        b"\x80\x02ctorch\nload\n.",
+        b"\x80\x02ctorch\nfloat32.__class__\n.",
+    ],
+    ids=["global", "stack global", "exec", "python 2", "new object", "attribute", "torch.load", "attribute of a type"],
+)
+def test_names_outside_the_tables(data: bytes, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no code of the file was run"):
+        read_tensors(zipped(tmp_path, data))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b".",
+        b"\x80\x02",
+        b"\x80\x02}",
+        b"\x80\x02\x85.",
+        b"\x80\x02\x87.",
+        b"\x80\x02t.",
+        b"\x80\x02R.",
+        b"\x80\x02}}R.",
+        b"\x80\x02)\x81.",
+        b"\x80\x02}b.",
+        b"\x80\x02]}b.",
+        b"\x80\x02Q.",
+        b"\x80\x02K\x01Q.",
+        b"\x80\x02h\x05.",
+        b"\x80\x02q\x05.",
+        b"\x80\x02}K\x01a.",
+        b"\x80\x02]K\x01K\x02s.",
+        b"\x80\x02}(K\x01u.",
+        b"\x80\x02}]K\x01s.",
+        b"\x80\x02cargparse\nNamespace\n)\x81]b.",
+        b"\x80\x02cargparse\nNamespace\nK\x01\x85\x81.",
+        b"\x80\x02X\xff\xff\xff\x7fabc.",
+        b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\x7fabc.",
+        b"\x80\x05\x96\xff\xff\xff\xff\x00\x00\x00\x00abc.",
+        b"\x80\x02r\xff\xff\xff\xff.",
+        b"\x80\x02(ios\nsystem\n.",
+        b"\x80\x02cbuiltins\nbytearray\nJ\xff\xff\xff\x7f\x85R.",
+        b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x06\x00\x00\x00base64\x86R.",
+        b"\x80\x02" + b")\x85" + b"\x85" * 200_000 + b"}h\x00.",
+        b"\x80\x02})" + b"\x85" * 200_000 + b"K\x01s.",
+        b"\x80\x02" + b"(" * 100_000 + b".",
+        b"\x80\x02cargparse\nNamespace\n" + b"\x85" * 200_000 + b".",
+    ],
+    ids=lambda data: data[:24].hex(),
+)
+def test_damaged_pickles(data: bytes, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"file\.pth"):
+        read_tensors(zipped(tmp_path, data))
+
+
+def tensor_pickle(*, numel: int, shape: tuple[int, ...], stride: tuple[int, ...], offset: int = 0) -> bytes:
+    """Return the pickle of {"a": tensor}, with any numbers."""
+
+    class Storage:
+        pass
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, value: Any) -> Any:
+            if isinstance(value, Storage):
+                return ("storage", torch.FloatStorage, "0", "cpu", numel)
+            return None
+
+    made = BytesIO()
+    arguments = (Storage(), offset, shape, stride, False, {})
+    Pickler(made, protocol=2).dump({"a": Calls(torch._utils._rebuild_tensor_v2, *arguments)})
+    return made.getvalue()
+
+
+def test_a_tensor_written_by_hand(tmp_path: Path) -> None:
+    """The refused ones below differ from this file in one number."""
+    path = zipped(tmp_path, tensor_pickle(numel=4, shape=(2, 2), stride=(2, 1)), _0=bytes(16))
+    assert read_tensors(path).tensors["a"].equal(torch.zeros(2, 2))
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {"numel": 5},
+        {"numel": 2**40},
+        {"numel": -4},
+        {"shape": (2, 3)},
+        {"shape": (2**40, 2**40), "stride": (0, 0)},
+        {"shape": (0, 2**70)},
+        {"shape": (2, -2)},
+        {"shape": (2,)},
+        {"shape": (1,) * 100, "stride": (1,) * 100},
+        {"stride": (3, 1)},
+        {"stride": (2, -1)},
+        {"offset": 1},
+        {"offset": 2**70},
+        {"offset": -1},
+        {"shape": [2, 2]},
+        {"shape": (True, True)},
+        {"numel": 4.0},
+    ],
+    ids=str,
+)
+def test_tensors_that_reach_outside_their_storage(numbers: dict[str, Any], tmp_path: Path) -> None:
+    data = tensor_pickle(**{"numel": 4, "shape": (2, 2), "stride": (2, 1), **numbers})
+    with pytest.raises(CheckpointError, match=r"truncated or damaged|to be a dense tensor"):
+        read_tensors(zipped(tmp_path, data, _0=bytes(16)))
+
+
+def test_storage_is_absent(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="truncated or damaged"):
+        read_tensors(zipped(tmp_path, tensor_pickle(numel=4, shape=(4,), stride=(1,))))
+
+
+def test_compressed_archive(tmp_path: Path) -> None:
+    """A small compressed file can unfold into gigabytes; torch.save compresses nothing."""
+    path = tmp_path / "file.pth"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x/data.pkl", pickle.dumps({}, protocol=2) + bytes(1 << 20))
+    with pytest.raises(CheckpointError, match="truncated or damaged"):
+        read_tensors(path)
+
+
+def test_huge_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pickled, "_MAX_BYTES", 1000)
+    path = saved(tmp_path, {"model": WEIGHTS, "log": "x" * 2000})
+    with pytest.raises(CheckpointError, match="at most 1,000 bytes, got more"):
+        read_tensors(path)
+
+
+def test_pickle_of_too_many_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pickled, "_MAX_OPCODES", 1000)
+    path = saved(tmp_path, {"model": WEIGHTS, "log": list(range(2000))})
+    with pytest.raises(CheckpointError, match="at most 1,000 instructions, got more"):
+        read_tensors(path)
+
+
+def test_list_of_tensors_larger_than_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gmmvit_deploy.checkpoints import torch_file
+
+    monkeypatch.setattr(torch_file, "_MAX_PICKLE_BYTES", 100)
+    with pytest.raises(CheckpointError, match="at most 100 bytes"):
+        read_tensors(saved(tmp_path, {"model": WEIGHTS, "log": "x" * 200}))
+
+
+@OLD
+def test_every_truncation_is_refused(old: bool, tmp_path: Path) -> None:
+    path = saved(tmp_path, {"model": WEIGHTS, "args": Namespace(lr=1.0)}, old=old)
+    data = path.read_bytes()
+    for length in range(len(data)):
+        path.write_bytes(data[:length])
+        with pytest.raises(CheckpointError, match=r"file\.pth"):
+            read_tensors(path)
+
+
+@OLD
+def test_changed_bytes_never_raise_another_error(old: bool, tmp_path: Path) -> None:
+    path = saved(tmp_path, {"model": WEIGHTS, "args": Namespace(lr=1.0)}, old=old)
+    data = path.read_bytes()
+    for place in range(0, len(data), 3):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 0x41]) + data[place + 1 :])
+        try:
+            read_tensors(path)
+        except CheckpointError:
+            continue
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.999])
+def test_truncated_older_format(share: float, tmp_path: Path) -> None:
+    content = torch.load(GOLDEN / "vit_gmm.pth", weights_only=True)
+    path = saved(tmp_path, content, old=True)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * share)])
+    with pytest.raises(CheckpointError, match="truncated or damaged"):
+        read_tensors(path)
+
+
+def test_quantised_and_sparse_tensors_beside_the_weights_do_no_harm(tmp_path: Path) -> None:
+    extra = {"sparse": torch.eye(3).to_sparse(), "repeated": torch.zeros(1).expand(10**12)}
+    assert list(read_tensors(saved(tmp_path, {"model": WEIGHTS, "optimizer": extra})).tensors) == ["a"]
+
+
+def test_the_table_calls_only_functions_of_the_reader() -> None:
+    """Nothing outside `inert` is called with arguments from a file."""
+    assert {function.__module__ for function in BUILDERS.values()} == {"gmmvit_deploy.checkpoints.inert"}

@@ -1,0 +1,336 @@
+"""Files as training scripts write them: wrappings, prefixes, settings, averaged weights and both formats of torch.save.
+
+Each file holds the weights of a released golden checkpoint, and must give the logits of that checkpoint bit for bit.
+"""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+from argparse import Namespace
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
+from gmmvit_deploy.checkpoints.reading import read_tensors
+from gmmvit_deploy.checkpoints.torch_file import TorchFile
+from gmmvit_deploy.checkpoints.wrapping import names_without_prefix
+from gmmvit_deploy.errors import CheckpointError, InputError
+from gmmvit_deploy.sources.hints import LoadHints, WeightsKind
+from gmmvit_deploy.sources.record import TrainingRecord
+from gmmvit_deploy.sources.shapes import Shapes
+from tests.conftest import GOLDEN, golden
+
+ARGS = Namespace(
+    model="vit_tiny_patch16_224",
+    lr=1e-3,
+    img_size=32,
+    mean=[0.5, 0.25, 0.125],
+    betas=(0.9, 0.95),
+    model_kwargs={"qk_norm": True, "init_values": None},
+    resume="",
+    nested=Namespace(depth=2),
+)
+PLAIN_ARGS = {**vars(ARGS), "nested": {"depth": 2}}
+
+
+@pytest.fixture(scope="module")
+def state() -> dict[str, Tensor]:
+    return dict(torch.load(GOLDEN / "vit_gmm.pth", weights_only=True)["model_state_dict"])
+
+
+@pytest.fixture(scope="module")
+def averaged(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Other weights of the same network."""
+    return {name: tensor * 0.5 if tensor.is_floating_point() else tensor for name, tensor in state.items()}
+
+
+def prefixed(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {prefix + name: tensor for name, tensor in state.items()}
+
+
+def saved(tmp_path: Path, content: Any, **options: Any) -> Path:
+    path = tmp_path / "model.pth.tar"
+    torch.save(content, path, **options)
+    return path
+
+
+def logits(loaded: LoadedCheckpoint) -> Tensor:
+    with torch.no_grad():
+        return loaded.model(torch.from_numpy(golden("vit_gmm").inputs))
+
+
+@pytest.fixture(scope="module")
+def expected() -> Tensor:
+    return logits(load_checkpoint(GOLDEN / "vit_gmm.pth"))
+
+
+def optimiser() -> dict[str, Any]:
+    return {"state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.ones(7)}}, "param_groups": [{"params": [0]}]}
+
+
+def test_golden_logits_are_those_of_the_released_code(expected: Tensor) -> None:
+    assert torch.allclose(expected, torch.from_numpy(golden("vit_gmm").logits), atol=2e-5, rtol=0)
+
+
+class TestWrappings:
+    @pytest.mark.parametrize("old", [False, True], ids=["zip", "before torch 1.6"])
+    @pytest.mark.parametrize(
+        "key", ["model_state_dict", "state_dict", "state_dict_ema", "model", "model_ema", "net", "teacher"]
+    )
+    def test_weights_under_each_key(
+        self, key: str, old: bool, state: dict[str, Tensor], expected: Tensor, tmp_path: Path
+    ) -> None:
+        content = {"epoch": 3, "optimizer": optimiser(), "args": ARGS, key: OrderedDict(state)}
+        loaded = load_checkpoint(saved(tmp_path, content, _use_new_zipfile_serialization=not old))
+        assert logits(loaded).equal(expected)
+        assert loaded.file.wrapping == f"training checkpoint, weights under '{key}'"
+        assert loaded.file.record.args == PLAIN_ARGS
+
+    @pytest.mark.parametrize("old", [False, True], ids=["zip", "before torch 1.6"])
+    def test_bare_state_dict(self, old: bool, state: dict[str, Tensor], expected: Tensor, tmp_path: Path) -> None:
+        loaded = load_checkpoint(saved(tmp_path, state, _use_new_zipfile_serialization=not old))
+        assert logits(loaded).equal(expected)
+        assert loaded.file.wrapping == "bare state dict"
+
+    def test_settings_under_a_wrapping_key_are_no_weights(
+        self, state: dict[str, Tensor], expected: Tensor, tmp_path: Path
+    ) -> None:
+        """`model` is often the configuration of the model."""
+        loaded = load_checkpoint(saved(tmp_path, {"model": {"depth": 2}, "net": state}))
+        assert logits(loaded).equal(expected)
+
+    def test_dino_gives_the_teacher(
+        self, averaged: dict[str, Tensor], state: dict[str, Tensor], tmp_path: Path
+    ) -> None:
+        head = {"head.mlp.0.weight": torch.ones(2, 2), "head.last_layer.weight_v": torch.ones(2, 2)}
+        content = {
+            "student": prefixed("module.", prefixed("backbone.", averaged) | head),
+            "teacher": prefixed("backbone.", state) | head,
+            "args": Namespace(arch="vit_tiny", patch_size=8),
+        }
+        path = saved(tmp_path, content)
+        file = read_tensors(path)
+        assert all(file.tensors[name].equal(state[name]) for name in state)
+        assert set(file.left_out) == set(head)
+        assert set(load_checkpoint(path).unused) >= set(head)
+        with pytest.raises(CheckpointError, match="--weights averaged, but the file holds a teacher"):
+            read_tensors(path, "averaged")
+
+
+class TestPrefixes:
+    @pytest.mark.parametrize(
+        "prefix",
+        [
+            "module.",
+            "_orig_mod.",
+            "model.",
+            "backbone.",
+            "_orig_mod.module.",
+            "module._orig_mod.",
+            "model.module.model.",
+        ],
+    )
+    def test_prefix_of_every_name(
+        self, prefix: str, state: dict[str, Tensor], expected: Tensor, tmp_path: Path
+    ) -> None:
+        loaded = load_checkpoint(saved(tmp_path, {"state_dict": prefixed(prefix, state)}))
+        assert logits(loaded).equal(expected)
+        assert f"a '{prefix}' prefix" in loaded.file.wrapping
+
+    def test_prefix_of_some_names_stays(self) -> None:
+        names = ["model.a", "model.b", "criterion.weight"]
+        assert list(names_without_prefix(names).names.values()) == names
+
+    def test_number_of_averages_is_left_out(self) -> None:
+        plain = names_without_prefix(["n_averaged", "module.a", "module.b"])
+        assert list(plain.names.values()) == ["a", "b"]
+        assert list(plain.left_out) == ["n_averaged"]
+
+    def test_a_classifier_head_is_never_left_out(self) -> None:
+        names = ["backbone.a", "head.mlp.0.weight", "head.weight"]
+        assert list(names_without_prefix(names).names.values()) == names
+
+    def test_a_head_without_backbone_is_kept(self) -> None:
+        names = ["head.mlp.0.weight", "head.last_layer.weight"]
+        assert list(names_without_prefix(names).names.values()) == names
+
+
+PAIRS = [("state_dict", "state_dict_ema"), ("model", "model_ema"), ("model_state_dict", "model_ema")]
+
+
+class TestTrainedAndAveraged:
+    @pytest.mark.parametrize(("trained_key", "averaged_key"), PAIRS)
+    def test_the_error_names_both(
+        self, trained_key: str, averaged_key: str, state: dict[str, Tensor], averaged: dict[str, Tensor], tmp_path: Path
+    ) -> None:
+        path = saved(tmp_path, {trained_key: state, averaged_key: averaged, "args": ARGS})
+        with pytest.raises(CheckpointError, match=f"under '{trained_key}' and .* under '{averaged_key}'") as caught:
+            load_checkpoint(path)
+        assert "--weights trained" in caught.value.hint
+        assert "--weights averaged" in caught.value.hint
+        kinds: tuple[WeightsKind, WeightsKind] = ("trained", "averaged")
+        for kind, weights in zip(kinds, (state, averaged), strict=True):
+            loaded = load_checkpoint(path, LoadHints(weights=kind))
+            assert all(loaded.file.tensors[name].equal(weights[name]) for name in weights)
+            assert loaded.file.weights == kind
+
+    def test_equal_weights_must_be_chosen_too(self, state: dict[str, Tensor], tmp_path: Path) -> None:
+        with pytest.raises(CheckpointError, match="holds trained weights"):
+            read_tensors(saved(tmp_path, {"model": state, "model_ema": state}))
+
+    def test_torchvision_average(
+        self, state: dict[str, Tensor], averaged: dict[str, Tensor], expected: Tensor, tmp_path: Path
+    ) -> None:
+        average = {"n_averaged": torch.tensor(9), **prefixed("module.", state)}
+        path = saved(tmp_path, {"model": averaged, "model_ema": average})
+        loaded = load_checkpoint(path, LoadHints(weights="averaged"))
+        assert logits(loaded).equal(expected)
+        assert loaded.unused["n_averaged"]
+
+    def test_no_average(self, state: dict[str, Tensor], tmp_path: Path) -> None:
+        path = saved(tmp_path, {"model": state, "model_ema": None})
+        assert read_tensors(path).weights == "trained"
+        with pytest.raises(CheckpointError, match="holds only trained weights, under 'model'"):
+            read_tensors(path, "averaged")
+
+    def test_only_an_average(self, state: dict[str, Tensor], tmp_path: Path) -> None:
+        path = saved(tmp_path, {"model_ema": state})
+        assert read_tensors(path, "averaged").weights == "averaged"
+        with pytest.raises(CheckpointError, match="holds only averaged weights, under 'model_ema'"):
+            read_tensors(path, "trained")
+
+    def test_a_file_that_does_not_state_its_kind(self, state: dict[str, Tensor], tmp_path: Path) -> None:
+        from safetensors.torch import save_file
+
+        save_file({"a": torch.zeros(2)}, tmp_path / "a.safetensors")
+        for path in (saved(tmp_path, state), tmp_path / "a.safetensors"):
+            with pytest.raises(CheckpointError, match="holds a single set of weights") as caught:
+                read_tensors(path, "trained")
+            assert caught.value.hint == "leave --weights out"
+
+    def test_unknown_kind(self) -> None:
+        with pytest.raises(InputError, match="expected trained or averaged, got 'best'"):
+            LoadHints(weights="best")  # type: ignore[arg-type]
+
+
+class TestRecord:
+    def test_values_beside_the_weights(self, state: dict[str, Tensor], tmp_path: Path) -> None:
+        content = {"epoch": 7, "arch": "vit_tiny", "metric": 61.5, "optimizer": optimiser(), "args": ARGS, "net": state}
+        record = read_tensors(saved(tmp_path, content)).record
+        assert record == TrainingRecord(args=PLAIN_ARGS, entries={"epoch": 7, "arch": "vit_tiny", "metric": 61.5})
+
+    def test_sources_get_it(self) -> None:
+        record = TrainingRecord(args={"model": "vit"})
+        assert Shapes({}, "a.pth", record=record).record is record
+        assert Shapes({}, "a.pth").record == TrainingRecord()
+
+    @pytest.mark.parametrize(
+        ("content", "args"),
+        [({"args": {"lr": 1.0}}, {"lr": 1.0}), ({"opt": Namespace(lr=1.0)}, {"lr": 1.0}), ({"args": 3}, {}), ({}, {})],
+        ids=["dict", "other key", "number", "absent"],
+    )
+    def test_where_the_options_are(self, content: dict[str, Any], args: dict[str, Any], tmp_path: Path) -> None:
+        file = read_tensors(saved(tmp_path, {**content, "net": {"a": torch.zeros(1)}}))
+        assert file.record.args == args
+
+
+class TestStorages:
+    @pytest.mark.parametrize("old", [False, True], ids=["zip", "before torch 1.6"])
+    def test_tied_and_transposed(self, old: bool, tmp_path: Path) -> None:
+        weight = torch.randn(3, 5)
+        content = {
+            "a": weight,
+            "tied": weight,
+            "transposed": weight.T,
+            "row": weight[1],
+            "every second": weight[:, ::2],
+            "scalar": torch.tensor(7),
+            "empty": torch.zeros(0, 4),
+            "half": weight.half(),
+            "brain": weight.bfloat16(),
+            "truth": weight > 0,
+        }
+        tensors = read_tensors(saved(tmp_path, content, _use_new_zipfile_serialization=not old)).tensors
+        for name, tensor in content.items():
+            assert tensors[name].equal(tensor), name
+            assert tensors[name].dtype == tensor.dtype
+            assert tensors[name].stride() == tensor.stride()
+        shared = {tensors[name].untyped_storage().data_ptr() for name in ("a", "tied", "transposed", "row")}
+        assert len(shared) == 1
+
+    def test_transposed_weights_give_the_same_logits(
+        self, state: dict[str, Tensor], expected: Tensor, tmp_path: Path
+    ) -> None:
+        content = {name: t.T.contiguous().T if t.ndim == 2 else t for name, t in state.items()}
+        assert any(not tensor.is_contiguous() for tensor in content.values())
+        assert logits(load_checkpoint(saved(tmp_path, {"net": content}))).equal(expected)
+
+    def test_parameters_and_tensors_with_attributes(self, tmp_path: Path) -> None:
+        tagged, parameter = torch.ones(2), torch.nn.Parameter(torch.ones(3))
+        tagged.note = "kept by nobody"  # type: ignore[attr-defined]
+        named = torch.nn.Parameter(torch.ones(4))
+        named.no_decay = True  # type: ignore[attr-defined]
+        content = {
+            "tagged": tagged,
+            "parameter": parameter,
+            "named": named,
+            "unsigned": torch.ones(2, dtype=torch.uint16),
+        }
+        tensors = read_tensors(saved(tmp_path, {"net": content})).tensors
+        assert all(tensors[name].equal(tensor.detach()) for name, tensor in content.items())
+        assert not any(tensor.requires_grad for tensor in tensors.values())
+
+    @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+    def test_pickle_protocols(self, protocol: int, tmp_path: Path) -> None:
+        content = {"net": {"a": torch.ones(2)}, "args": Namespace(name="é" * 300, data=b"\x00\xff"), "tags": {"x", "y"}}
+        file = read_tensors(saved(tmp_path, content, pickle_protocol=protocol))
+        assert file.tensors["a"].equal(torch.ones(2))
+        assert file.record.args == {"name": "é" * 300, "data": b"\x00\xff"}
+
+    def test_big_endian(self, tmp_path: Path) -> None:
+        path, swapped = saved(tmp_path, {"a": torch.tensor([1.0, -2.5])}), tmp_path / "big.pth"
+        with zipfile.ZipFile(path) as source, zipfile.ZipFile(swapped, "w") as target:
+            for name in source.namelist():
+                data = source.read(name)
+                if name.endswith("/data/0"):
+                    data = struct.pack(">2f", *struct.unpack("<2f", data))
+                target.writestr(name, b"big" if name.endswith("byteorder") else data)
+        assert read_tensors(swapped).tensors["a"].tolist() == [1.0, -2.5]
+
+    @pytest.mark.parametrize("old", [False, True], ids=["zip", "before torch 1.6"])
+    def test_optimiser_state_is_not_read(
+        self, old: bool, state: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        read: list[int] = []
+        original = TorchFile._storage
+
+        def counted(self: TorchFile, ref: Any, itemsize: int) -> Any:
+            read.append(ref.numel * itemsize)
+            return original(self, ref, itemsize)
+
+        monkeypatch.setattr(TorchFile, "_storage", counted)
+        content = {"net": {"a": torch.ones(2)}, "optimizer": {"state": {0: {"exp_avg": torch.ones(1000)}}}}
+        assert list(read_tensors(saved(tmp_path, content, _use_new_zipfile_serialization=not old)).tensors) == ["a"]
+        assert read == [8]
+
+
+def test_option_of_the_command_line(
+    state: dict[str, Tensor], averaged: dict[str, Tensor], tmp_path: Path, gmmvit: Any
+) -> None:
+    path = saved(tmp_path, {"state_dict": state, "state_dict_ema": averaged, "args": ARGS})
+    refused = gmmvit("export", path, "-o", tmp_path / "bundle", "--dataset", "cifar10")
+    assert refused.returncode == 1
+    assert "'state_dict'" in refused.stderr
+    assert "'state_dict_ema'" in refused.stderr
+    assert "hint: type --weights trained" in refused.stderr
+    assert not (tmp_path / "bundle").exists()
+    assert "expected trained or averaged" in gmmvit("inspect", path, "--weights", "best").stderr
+    inspected = gmmvit("inspect", path, "--weights", "averaged")
+    assert inspected.returncode == 0, inspected.stderr
+    assert "state_dict_ema" in inspected.stdout
