@@ -108,11 +108,16 @@ def open_variant(bundle: Bundle, precision: Precision) -> Variant:
     record_path = bundle.path / record_file(precision)
     if not path.is_file() or not record_path.is_file():
         hint = again.removesuffix(" --force")
-        raise BundleError(f"{bundle.path}: the bundle has no {path.name} with a record {record_path.name}", hint=hint)
+        got = "only one of them" if path.is_file() or record_path.is_file() else "neither"
+        raise BundleError(
+            f"{bundle.path}: expected the graph {path.name} and its record {record_path.name}, got {got}", hint=hint
+        )
     try:
         record = VariantRecord.from_json(json.loads(record_path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError) as exc:
-        raise BundleError(f"{record_path}: expected the record of a variant: {exc}", hint=again) from exc
+        raise BundleError(
+            f"{record_path}: expected the JSON record of a graph in another precision: {exc}", hint=again
+        ) from exc
     if record.bundle_sha256 != bundle.sha256:
         raise BundleError(
             f"{path}: expected a graph of the bundle {bundle.sha256[:12]}…, got a graph of the "

@@ -90,7 +90,7 @@ def checked_key(key: Any) -> Any:
     """Return a key of a dict or a set.  Deeply nested tuples are refused, because hashing them exhausts the C stack."""
     simple = isinstance(key, str | bytes | int | float | None)
     if not simple and not (isinstance(key, tuple) and all(isinstance(k, str | int | float | None) for k in key)):
-        raise ValueError(f"a key of type {kind_of(key)}")
+        raise ValueError(f"a dict has a key of type {kind_of(key)}")
     return key
 
 
@@ -151,7 +151,7 @@ def _described(storage: Any, offset: Any, size: Any, stride: Any, *, dtype: str 
 
 def _parameter(tensor: Any, *_: Any) -> TensorRef | OtherTensor:
     if not isinstance(tensor, TensorRef | OtherTensor):
-        raise ValueError(f"a parameter of a {kind_of(tensor)}")
+        raise ValueError(f"a torch Parameter is made from a {kind_of(tensor)} instead of a tensor")
     return tensor
 
 

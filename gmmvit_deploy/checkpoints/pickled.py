@@ -153,7 +153,7 @@ class _Machine:
     def _small_tuple(self, count: int) -> None:
         items = self._stack[-count:]
         if len(items) < count:
-            raise ValueError(f"a tuple of {count} values from a stack of {len(items)}")
+            raise ValueError(f"a tuple takes {count} values, but the stack of the pickle holds {len(items)}")
         self._stack[-count:] = [_tuple(items)]
 
     def _append(self, _: Any) -> None:
@@ -241,7 +241,7 @@ class _Machine:
                 raise ValueError("an argparse.Namespace whose state is no dict of names")
             target.values.update(state)
         elif type(target) is not OrderedDict:  # torch attaches version numbers to state dicts; these are dropped
-            raise ValueError(f"a state for a {kind_of(target)}")
+            raise ValueError(f"the pickle sets the state of a {kind_of(target)}, which has no state")
 
     def _persistent(self, _: Any) -> None:
         kind, storage_type, key, _location, numel, *rest = self._held(self._stack.pop())

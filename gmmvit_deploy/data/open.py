@@ -61,7 +61,7 @@ def _parts(text: str) -> tuple[str, Path, str]:
     kind, _, path = described.partition(":")
     if kind not in _READERS:
         raise InputError(
-            f"data {text!r}: kind {kind!r} is not known",
+            f"data {text!r}: {kind!r} is not a known kind of data",
             hint=f"type {KINDS[-1]}, or KIND:PATH, where KIND is one of {', '.join(KINDS[:-1])}",
         )
     if split not in (*SPLITS, ""):

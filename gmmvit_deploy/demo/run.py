@@ -242,7 +242,7 @@ def _accuracies(report: ParityReport) -> dict[str, float]:
 def _top1(answers: Sequence[Classification]) -> float:
     failed = [f"{answer.path}: {answer.error}" for answer in answers if answer.error]
     if failed:
-        raise GmmvitError(f"{len(failed)} images were not classified: {failed[0]}")
+        raise GmmvitError(f"{len(failed)} images were not classified; the first of them: {failed[0]}")
     return sum(a.predictions[0].label == a.path.parent.name for a in answers) / len(answers)
 
 

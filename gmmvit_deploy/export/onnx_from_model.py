@@ -46,7 +46,7 @@ class PixelInput(nn.Module):
         super().__init__()
         if image.normalisation is None:
             raise InputError(
-                "expected mean and std, with which a graph for pixels normalises the images, got no values"
+                "the mean and std are missing; a graph that takes pixels needs them to normalise the images"
             )
         mean, std = image.normalisation
         self.model = model

@@ -100,7 +100,10 @@ def merge_scale_into_mixing(model: nn.Module) -> tuple[str, ...]:
     for name, scores in attention_scores(model):
         roles = [step.role for _, step in scores.steps_before()]
         if ("scale", "mask") in pairwise(roles) and "mixing" in roles:
-            raise FoldError(f"{name}: a mask stands after the scale; run merge_scale before merge_scale_into_mixing")
+            raise FoldError(
+                f"{name}: a mask multiplies the scaled scores; run merge_scale, which merges the scale into the mask, "
+                "before merge_scale_into_mixing"
+            )
         if merge_scale_into("mixing", name, scores):
             changed.append(name)
     return tuple(changed)

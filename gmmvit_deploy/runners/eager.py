@@ -83,7 +83,7 @@ def _require_gpu(name: str) -> None:
     if not torch.cuda.is_available():
         raise InputError(
             f"runner {name}: PyTorch {torch.__version__} sees no GPU",
-            hint="type nvidia-smi to list the driver's GPUs; without a GPU, leave this runner out",
+            hint="type nvidia-smi to list the GPUs that the driver sees; without a GPU, leave this runner out",
         )
 
 

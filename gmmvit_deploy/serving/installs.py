@@ -90,8 +90,9 @@ def wheel_server() -> ServerInstall:
     if not stub.is_file():
         there = ", ".join(sorted(folder.name for folder in stub.parent.parent.iterdir()))
         raise ServerError(
-            f"the nvidia-pytriton wheel has no stub for Python {sys.version_info.major}.{sys.version_info.minor}",
-            hint=f"use a Python version for which the wheel has a stub: {there}",
+            "the nvidia-pytriton wheel has no triton_python_backend_stub for Python "
+            f"{sys.version_info.major}.{sys.version_info.minor}",
+            hint=f"use a Python version that the nvidia-pytriton wheel supports: {there}",
         )
     _require_old_numpy()
     libraries = [_libpython_folder(), root.parent.parent / "nvidia_pytriton.libs"]

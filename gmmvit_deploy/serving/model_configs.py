@@ -78,7 +78,7 @@ class RepositoryOptions:
         if self.backend == "tensorrt" and self.precision != "fp32":
             raise InputError(
                 "--precision does not go with --backend tensorrt, because the engine was built in a fixed precision",
-                hint="remove --precision, or type gmmvit build to build an engine in the other precision",
+                hint="remove --precision, or type gmmvit build to build an engine in the precision that you need",
             )
         if self.accelerator not in ACCELERATORS:
             raise InputError(

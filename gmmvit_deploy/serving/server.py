@@ -259,7 +259,7 @@ def _opened_log(path: Path | None) -> TextIO | None:
     try:
         return path.open("a", encoding="utf-8")
     except OSError as exc:
-        raise OutputError(f"{path}: cannot be opened for the server's log: {exc.strerror}") from exc
+        raise OutputError(f"{path}: cannot open this file for the server's log: {exc.strerror}") from exc
 
 
 def _line_writer(log: TextIO | None) -> Callable[[str], None] | None:

@@ -103,10 +103,16 @@ def test_heads_are_padded_by_default(tensor_bundles: dict[str, Bundle]) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda b: (b.path / "model.fp16.onnx").unlink(), "has no model.fp16.onnx with a record model.fp16.json"),
-        (lambda b: (b.path / "model.fp16.json").unlink(), "has no model.fp16.onnx with a record model.fp16.json"),
-        (lambda b: (b.path / "model.fp16.json").write_text("{}"), "expected the record of a variant"),
-        (lambda b: (b.path / "model.fp16.json").write_text("[1]"), "expected the record of a variant"),
+        (
+            lambda b: (b.path / "model.fp16.onnx").unlink(),
+            "expected the graph model.fp16.onnx and its record model.fp16.json, got only one of them",
+        ),
+        (
+            lambda b: (b.path / "model.fp16.json").unlink(),
+            "expected the graph model.fp16.onnx and its record model.fp16.json, got only one of them",
+        ),
+        (lambda b: (b.path / "model.fp16.json").write_text("{}"), "expected the JSON record of a graph"),
+        (lambda b: (b.path / "model.fp16.json").write_text("[1]"), "expected the JSON record of a graph"),
         (lambda b: (b.path / "model.fp16.onnx").write_bytes(b"x"), "the file was changed or damaged"),
         (
             lambda b: shutil.copyfile(b.path / "model.bf16.json", b.path / "model.fp16.json"),

@@ -315,7 +315,7 @@ class TestStarting:
         self.start(repository.path, start_timeout_s=30)
 
     def test_log_that_cannot_be_written(self, repository: Repository) -> None:
-        with pytest.raises(Exception, match="cannot be opened for the server's log"):
+        with pytest.raises(Exception, match="cannot open this file for the server's log"):
             self.start(repository.path, log_path=Path("/proc/gmmvit/log"))
 
     def test_runtime_folders_are_removed(self, repository: Repository, tmp_path: Path, monkeypatch) -> None:
