@@ -2,9 +2,10 @@
 
     weights = after(softmax(before(Q Kᵀ)))
 
-The attention of every family contains an `AttentionScores`; folding of scores changes no other part. In a trained model
-the steps compute their matrices. In a folded model the matrices are constants, and a scale that directly precedes a
-mask or a head mixing is merged into this step.
+A step is a scale, a mask, a bias, a head mixing or a normalisation over heads (module `step`). Every attention of every
+family contains an `AttentionScores`. In a trained model, the steps compute their matrices in each forward pass. Folding
+computes each matrix once and stores the result as a constant; a scale that directly precedes a mask or a head mixing is
+merged into the mask or the head mixing. Folding of scores changes no other part of an attention.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ __all__ = ["AttentionScores", "attention_scores", "scaled_scores"]
 
 
 class AttentionScores(nn.Module):
-    """Q, K  →  after(softmax(before(Q Kᵀ))).
+    """Compute the attention weights after(softmax(before(Q Kᵀ))) from Q and K.
 
     before, after: name → step, in the order in which the steps are applied; None omits a step. Steps on Q come first.
-    The step ``mask`` of ``before`` has the full name ``before.mask``; its tensors are called ``before.mask.alpha`` and
-    so on in the state dict.
+    The step ``mask`` of ``before`` has the full name ``before.mask``. In the state dict, the tensors of this step have
+    names such as ``before.mask.alpha``.
     Errors: ValueError when a step on Q follows a step on Q Kᵀ, or follows softmax.
     """
 
@@ -74,7 +75,7 @@ class AttentionScores(nn.Module):
         return self.normalised(self(query, key))
 
     def normalised(self, scores: Float[Tensor, "*batch heads i j"]) -> Float[Tensor, "*batch heads i j"]:
-        """Apply softmax and the steps after it."""
+        """Apply softmax and the steps after softmax."""
         weights = torch.softmax(scores, dim=-1)
         for _, step in _in(self.after):
             weights = step(weights)
@@ -86,20 +87,20 @@ class AttentionScores(nn.Module):
         return any(step.scales_query for _, step in self.steps())
 
     def steps(self) -> Iterator[tuple[str, Step]]:
-        """Yield (``before.scale``, step) and so on, in the order in which they are applied."""
+        """Yield (full name, such as ``before.scale``; step) for each step, in the order in which steps are applied."""
         yield from self.steps_before()
         yield from self.steps_after()
 
     def steps_before(self) -> list[tuple[str, Step]]:
-        """Return (name, step) for each step before softmax, as `steps` yields them."""
+        """Return (full name, step) for each step before softmax, in the order of `steps`."""
         return [(f"before.{name}", step) for name, step in _in(self.before)]
 
     def steps_after(self) -> list[tuple[str, Step]]:
-        """Return (name, step) for each step after softmax, as `steps` yields them."""
+        """Return (full name, step) for each step after softmax, in the order of `steps`."""
         return [(f"after.{name}", step) for name, step in _in(self.after)]
 
     def put(self, name: str, step: Step | None) -> None:
-        """Replace the step ``name``, such as ``before.mask``, and keep its position; None removes the step."""
+        """Replace the step with the full name ``name`` at the same position; None removes the step."""
         side, _, key = name.partition(".")
         steps = cast("nn.ModuleDict", getattr(self, side))
         if step is None:
@@ -116,12 +117,16 @@ def _in(steps: nn.ModuleDict) -> Iterator[tuple[str, Step]]:
 def scaled_scores(
     factor: float, *, mask: Step | None = None, bias: Step | None = None, scales_query: bool = False
 ) -> AttentionScores:
-    """Return the scores of the most common attention, softmax(M ∘ (Q Kᵀ · factor) + B).  factor: usually d^(−1/2)."""
+    """Return the scores of the most common attention, softmax(M ∘ (Q Kᵀ · factor) + B).
+
+    factor: usually d^(−1/2), with d the head dim.  mask: the step that multiplies by M; None omits M.
+    bias: the step that adds B; None omits B.  scales_query: True multiplies Q by the factor in place of Q Kᵀ.
+    """
     return AttentionScores({"scale": Scale(factor, scales_query=scales_query), "mask": mask, "bias": bias})
 
 
 def attention_scores(model: nn.Module) -> Iterator[tuple[str, AttentionScores]]:
-    """Yield (name of the attention, its scores) for every attention of a model of any family."""
+    """Yield (name of the attention, scores of the attention) for every attention of a model of any family."""
     for name, module in model.named_modules():
         if isinstance(module, AttentionScores):
             yield name.removesuffix(".scores"), module

@@ -1,6 +1,6 @@
 """Biases: steps that add a matrix B to the scores, S' = S + B.
 
-Only ``matrix()`` computes B, and folding stores the result as a constant.
+Only ``matrix()`` computes B. Folding stores the result as a constant in the graph.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gmmvit_deploy.scores.step import Add, Constant, Oddity, Step
 
 __all__ = ["ManhattanDecay", "WindowBias", "manhattan_distances", "relative_position_index", "shift_mask"]
 
-_OUTSIDE = -100.0  # the released code adds this to the score of two tokens that are neighbours only after the roll
+_OUTSIDE = -100.0  # Swin's released code adds −100 to the score of two tokens that are neighbours only after the roll
 
 
 def relative_position_index(window: int) -> Int[Tensor, "n n"]:
@@ -29,9 +29,13 @@ def relative_position_index(window: int) -> Int[Tensor, "n n"]:
 
 
 def shift_mask(grid: int, window: int, shift: int) -> Float[Tensor, "windows n n"]:
-    """Return 0 for two tokens in the same region of a rolled window, and −100 for two tokens in different regions."""
+    """Return the term that Swin adds to the scores of tokens i and j of each window of a rolled image.
+
+    The term is 0 for two tokens from the same region of the image, and −100 for two tokens from different regions.
+    """
     edges = torch.arange(grid)
-    # Three bands along each side: the complete windows, the rest of the last window, and the part that was rolled over.
+    # Each side has three bands: the windows before the last window, the rest of the last window, and the part that was
+    # rolled over.
     band = (edges >= grid - window).long() + (edges >= grid - shift).long()
     region = band[:, None] * 3 + band[None, :]
     side = grid // window
@@ -41,10 +45,10 @@ def shift_mask(grid: int, window: int, shift: int) -> Float[Tensor, "windows n n
 
 
 class WindowBias(Add):
-    """B[w,h,i,j] = table[index[i,j], h] + outside[w,i,j]: Swin's relative position bias and shift mask.
+    """Swin's relative position bias and shift mask: B[w,h,i,j] = table[index[i,j], h] + outside[w,i,j].
 
-    Shapes: table ((2·window−1)², H); index (n, n) int64; outside (windows, n, n), or None
-    without a shift, in which case B is (H, n, n).
+    table: ((2·window−1)², H), the trained biases.  index: (n, n) int64, as `relative_position_index` returns.
+    outside: (windows, n, n), as `shift_mask` returns; None if windows are not shifted, in which case B is (H, n, n).
     """
 
     index: Tensor
@@ -80,7 +84,10 @@ class WindowBias(Add):
 
 
 def manhattan_distances(grid: int) -> Float[Tensor, "n n"]:
-    """Return |Δrow| + |Δcolumn| between tokens i and j of a grid × grid lattice, row by row; float32, exact."""
+    """Return |Δrow| + |Δcolumn| between tokens i and j of a grid × grid lattice.
+
+    The tokens are numbered row by row. The distances are float32 and exact, because they are integers.
+    """
     lattice = torch.arange(grid, dtype=torch.float32)
     rows, columns = torch.meshgrid(lattice, lattice, indexing="ij")
     points = torch.stack([rows.flatten(), columns.flatten()], dim=1)
@@ -88,9 +95,10 @@ def manhattan_distances(grid: int) -> Float[Tensor, "n n"]:
 
 
 class ManhattanDecay(Add):
-    """B[h,i,j] = decay[h] · (|Δrow| + |Δcolumn|), over the whole grid.
+    """A bias that decreases with the distance of two tokens: B[h,i,j] = decay[h] · (|Δrow| + |Δcolumn|).
 
-    decay: (H), log γ_h < 0; the decay is stored but not trained.  Source: RMT's Manhattan self-attention.
+    decay: (H), negative: the logarithm of RMT's decay rate γ of each head. The decay is stored but not trained.
+    Source: Manhattan self-attention of RMT.
     """
 
     decay: Tensor
@@ -99,7 +107,7 @@ class ManhattanDecay(Add):
     def __init__(self, decay: Float[Tensor, " heads"], grid: int) -> None:
         super().__init__()
         self.register_buffer("decay", decay)
-        # The distances follow from the grid: they are rebuilt, and are not part of the trained state.
+        # The distances follow from the grid. They are computed again at loading, and the state dict omits them.
         self.register_buffer("distances", manhattan_distances(grid), persistent=False)
 
     def matrix(self) -> Float[Tensor, "heads n n"]:

@@ -1,9 +1,9 @@
 """Steps that change only the diagonal of the scores: the score of each token with itself.
 
-    add        S'[i, i] = S[i, i] + value       −∞, or a finite number with the same effect in softmax
-    multiply   S'[i, i] = 0                     M = 1 − I: the token still attends to itself
+    add        S'[i, i] = S[i, i] + value       with value = −∞, or a finite number with the same effect in softmax
+    multiply   S'[i, i] = 0                     with M = 1 − I; the token still attends to itself
 
-Source: locality self-attention (LSA). CaiT with LSA uses the second form, because −∞ before head mixing would give NaN.
+Source: locality self-attention (LSA). CaiT with LSA multiplies, because −∞ before head mixing would give NaN.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ _MISSING = "the diagonal not masked"
 
 
 class MaskedDiagonal(Add):
-    """B = value on the diagonal, 0 elsewhere.  value: −∞, or a large negative number such as −987654321.
+    """A bias B that is ``value`` on the diagonal and 0 elsewhere.
 
-    The released code of LSA overwrites the diagonal instead. Adding and overwriting give the same attention weights,
-    because the weights on the diagonal are exactly 0 after softmax.
+    value: −∞, or a large negative number such as −987654321.
+
+    The released code of LSA overwrites the diagonal of the scores with the value. Adding and overwriting give the same
+    attention weights, because the weights on the diagonal are exactly 0 after softmax.
     """
 
     masked: Tensor
@@ -35,7 +37,7 @@ class MaskedDiagonal(Add):
     def __init__(self, tokens: int, value: float = -math.inf) -> None:
         super().__init__()
         self.allows_minus_infinity = value == -math.inf
-        # The diagonal follows from the number of tokens: it is rebuilt, and is not part of the trained state.
+        # B follows from the number of tokens. B is computed again at loading, and the state dict omits B.
         self.register_buffer("masked", torch.zeros(tokens, tokens).fill_diagonal_(value), persistent=False)
 
     def matrix(self) -> Float[Tensor, "n n"]:
@@ -46,7 +48,7 @@ class MaskedDiagonal(Add):
 
 
 class ZeroDiagonal(Multiply):
-    """M = 1 − I: the score of each token with itself becomes 0."""
+    """A mask M = 1 − I: the score of each token with itself becomes 0."""
 
     role: Role = "mask"
     kept: Tensor

@@ -15,7 +15,7 @@ __all__ = ["HeadMixing", "HeadNorm"]
 
 
 class HeadMixing(Step):
-    """S'[g] = Σ_h S[h] · weight[h, g], computed as a single matrix product.
+    """Head mixing: S'[g] = Σ_h S[h] · weight[h, g], computed as a single matrix product.
 
     weight: (H, H), indexed [old head, new head]. The weight is applied as stored, so folding does not change this step.
     """
@@ -38,16 +38,20 @@ class HeadMixing(Step):
         return self
 
     def after_factor(self, factor: Tensor) -> Step:
-        """Σ_h f[h] · S[h] · W[h, g]  =  Σ_h S[h] · (f[h] · W[h, g])."""
+        """Return a head mixing with row h of the weight W multiplied by factor f[h].
+
+        Σ_h f[h] · S[h] · W[h, g]  =  Σ_h S[h] · (f[h] · W[h, g])
+        """
         per_row = factor if factor.dim() == 0 else factor.reshape(-1, 1)
         return HeadMixing(self.weight.detach() * per_row).requires_grad_(False)
 
 
 class HeadNorm(Step):
-    """S'[:, i, j] = LayerNorm(S[:, i, j]) over the H scores of each pair of tokens, with a weight and a bias per head.
+    """Normalisation of the H scores of each pair of tokens: S'[:, i, j] = LayerNorm(S[:, i, j]).
 
-    The mean and the deviation depend on the scores, so folding does not change this step.
-    Source: vit-pytorch's Re-attention.
+    weight, bias: (H), the parameters of LayerNorm. The mean and the standard deviation depend on the scores, so folding
+    does not change this step.
+    Source: Re-attention of vit-pytorch.
     """
 
     operation: Operation = "normalise"
@@ -61,7 +65,7 @@ class HeadNorm(Step):
         self.eps = eps
 
     def matrix(self) -> Float[Tensor, "2 heads"]:
-        """Return weight and bias, stacked: the part that does not depend on the input."""
+        """Return the weight and the bias, stacked.  The mean and the standard deviation depend on the scores."""
         return torch.stack([self.weight, self.bias])
 
     def forward(self, scores: Float[Tensor, "batch heads i j"]) -> Float[Tensor, "batch heads i j"]:

@@ -1,9 +1,11 @@
 """Masks: steps that multiply the scores S (B, H, N, N) element by element with a matrix M.
 
-    S' = M ∘ S        matrix() = M, of shape (H, N, N), (1, N, N) or (N, N)
+    S' = M ∘ S        matrix() returns M, of shape (H, N, N), (1, N, N) or (N, N)
 
-Only ``matrix()`` computes a mask, and folding stores its result as a constant: the served mask equals the trained mask
-bit for bit.
+Only ``matrix()`` computes M, and folding stores the result as a constant in the graph. The mask in the graph therefore
+equals the trained mask bit for bit.
+
+The paper: “Toward a Deeper Understanding: RetNet Viewed through Convolution”.
 """
 
 from __future__ import annotations
@@ -33,12 +35,15 @@ __all__ = [
     "stored_base",
 ]
 
-SIGMA_EPS = 1e-5  # keeps the exponent 1/(σ²+ε) finite; part of the trained function
-_DEAD = 1e-6  # a kernel has no effect if its |alpha| is below this fraction of the largest |alpha|
+SIGMA_EPS = 1e-5  # ε, which keeps the exponent 1/(σ²+ε) finite; the models were trained with this ε
+_DEAD = 1e-6  # a Gaussian has no effect if |alpha| is below this fraction of the largest |alpha| of the mask
 
 
 def squared_distances(grid: int) -> Float[Tensor, "n n"]:
-    """Return d²[i,j] between tokens i and j of a grid × grid lattice, row by row; float32, exact."""
+    """Return d²[i,j], the squared distance between tokens i and j of a grid × grid lattice.
+
+    The tokens are numbered row by row. The squared distances are float32 and exact, because they are integers.
+    """
     coordinates = torch.arange(grid, dtype=torch.float32)
     rows, columns = torch.meshgrid(coordinates, coordinates, indexing="ij")
     points = torch.stack([rows.flatten(), columns.flatten()], dim=1)
@@ -47,10 +52,10 @@ def squared_distances(grid: int) -> Float[Tensor, "n n"]:
 
 
 def stored_base(grid: int) -> Float[Tensor, "1 1 n n"]:
-    """Return base[i,j] = sqrt(exp(−d²)) in float32, as released checkpoints store the base mask.
+    """Return the base mask base[i,j] = sqrt(exp(−d²)) in float32, as the paper authors' checkpoints store it.
 
-    The order of operations matters: before the root is taken, exp(−d²) is subnormal from d² = 88 on and zero from
-    d² = 104 on. The networks were trained with these zeros.
+    The order of operations matters: before the root is taken, exp(−d²) is subnormal for d² ≥ 88 and zero for d² ≥ 104.
+    The paper authors' models were trained with these zeros.
     """
     return torch.sqrt(torch.exp(-squared_distances(grid)))[None, None]
 
@@ -61,7 +66,7 @@ class Mask(Multiply):
     role: Role = "mask"
 
     def other_forms(self) -> Iterator[tuple[str, Mask]]:
-        """Yield (mistake in words, mask computed with another formula that is easily taken for the right formula)."""
+        """Yield (description of the mistake, mask) for each formula that is easily taken for the right formula."""
         yield from ()
 
     def numbers(self) -> StepNumbers:
@@ -79,7 +84,10 @@ class Mask(Multiply):
 
 
 class GaussianMask(Mask):
-    """A mixture of Gaussians over token distances.  Abstract.  alpha and sigma: (K, H, 1, 1) or (K, 1, 1, 1)."""
+    """A mixture of K Gaussians of the distances between tokens.  Abstract.
+
+    alpha, sigma: (K, H, 1, 1), the weight and the width of each Gaussian; (K, 1, 1, 1) if all heads share a mask.
+    """
 
     alpha: nn.Parameter
     sigma: nn.Parameter
@@ -93,10 +101,10 @@ class GaussianMask(Mask):
 
 
 class GaussianMixtureMask(GaussianMask):
-    """M[h,i,j] = Σ_k alpha[k,h] · base[i,j] ** (1 / (sigma[k,h]² + 1e-5)).
+    """A Gaussian mixture mask: M[h,i,j] = Σ_k alpha[k,h] · base[i,j] ** (1 / (sigma[k,h]² + 1e-5)).
 
-    Shapes: alpha and sigma (K, H, 1, 1), or (K, 1, 1, 1) when all heads share a mask; base
-    (1, 1, N, N).  Source: the paper, equation 1, as its released checkpoints compute it.
+    alpha, sigma: as in `GaussianMask`.  base: (1, 1, N, N), the stored base mask.
+    Source: equation 1 of the paper, computed from a stored base mask as in the paper authors' released code.
     """
 
     base: Tensor
@@ -121,7 +129,8 @@ class GaussianMixtureMask(GaussianMask):
 
     def oddities(self) -> Iterator[Oddity]:
         alpha, sigma = self.alpha.detach()[..., 0, 0], self.sigma.detach()[..., 0, 0]
-        # At distance 1 the kernel is exp(−1/(2(σ²+ε))). Below 1e-4 a neighbour has no influence; ln(1e-4) = −9.21.
+        # At distance 1, a Gaussian is exp(−1/(2(σ²+ε))). A neighbour counts as without influence if the Gaussian is
+        # below 1e-4 there; ln(1e-4) = −9.21.
         narrow = (sigma.square() + SIGMA_EPS) * 2 * 9.21 < 1
         dead = alpha.abs() < _DEAD * alpha.abs().amax().clamp_min(1e-30)
         for kernel, head in narrow.nonzero().tolist():
@@ -134,11 +143,11 @@ class GaussianMixtureMask(GaussianMask):
 
 
 class ClosedFormGaussianMask(GaussianMask):
-    """M[h,i,j] = Σ_k alpha[k,h] · exp(−d²[i,j] / (2·sigma[k,h]² + 2e-5)).
+    """A Gaussian mixture mask: M[h,i,j] = Σ_k alpha[k,h] · exp(−d²[i,j] / (2·sigma[k,h]² + 2e-5)).
 
-    This is the paper's formula, evaluated from the distances, without the underflow of a stored base. Only models
+    M is equation 1 of the paper, computed from the distances, without the underflow of a stored base mask. Only models
     that were trained with this formula use this class.
-    Shapes: alpha and sigma as in `GaussianMixtureMask`; distances (N, N).
+    alpha, sigma: as in `GaussianMask`.  distances: (N, N), the squared distances d².
     """
 
     distances: Tensor
@@ -147,7 +156,7 @@ class ClosedFormGaussianMask(GaussianMask):
         super().__init__()
         self.alpha = nn.Parameter(alpha)
         self.sigma = nn.Parameter(sigma)
-        # The distances follow from the grid: they are rebuilt, and are not part of the trained state.
+        # The distances follow from the grid. They are computed again at loading, and the state dict omits them.
         self.register_buffer("distances", distances, persistent=False)
 
     def matrix(self) -> Float[Tensor, "heads n n"]:
@@ -156,7 +165,10 @@ class ClosedFormGaussianMask(GaussianMask):
 
 
 class ElementwiseMask(Mask):
-    """M = weight (N, N): all heads share a matrix whose every entry is trained (SLM in the released code)."""
+    """An elementwise learnable mask (ELM): M = weight (N, N).
+
+    Training learns every entry of M, and all heads share M. The paper authors' released code calls this mask SLM.
+    """
 
     def __init__(self, weight: Float[Tensor, "n n"]) -> None:
         super().__init__()
@@ -167,9 +179,10 @@ class ElementwiseMask(Mask):
 
 
 class ClassTokenMask(Mask):
-    """A mask on the patch–patch scores.  The class token is the first token; its row and column stay unmasked.
+    """A mask on the scores between patches.  The row and the column of the class token, the first token, stay unmasked.
 
-    M = [[1, 1], [1, M_patches]], of shape (H, N+1, N+1).
+    M = [[1, 1], [1, matrix of ``patches``]], of shape (H, N+1, N+1), (1, N+1, N+1) or (N+1, N+1).
+    patches: the mask on the scores between patches, with N the number of patches.
     """
 
     def __init__(self, patches: Mask) -> None:
@@ -200,8 +213,9 @@ class ClassTokenMask(Mask):
 
 
 def mask_from_spec(mask: MaskSpec, *, heads: int, grid: int) -> Mask | None:
-    """Return a mask with fresh weights, or None for a plain model.  The kernels of a Gaussian mixture differ in width.
+    """Return a mask with random weights, or None if the spec is ``plain``, which means no mask.
 
+    The Gaussians of a mixture start with different widths.
     heads: H, the number of heads of the attention.  grid: the number of patches along a side of the image.
     """
     if mask.kind == "plain":

@@ -11,8 +11,9 @@ __all__ = ["matrix_mistakes"]
 
 
 def matrix_mistakes(matrix: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield (mistake in words, the matrix with the mistake).  A mistake without effect yields the matrix unchanged.
+    """Yield (description of the mistake, matrix with the mistake) for each usual mistake.
 
+    If a mistake has no effect on the matrix, the mistake is yielded with the unchanged matrix.
     matrix: (H, N, N), (1, N, N) or (N, N). Mistakes that confuse heads change only a matrix with several heads.
     """
     for name, change in _MISTAKES:

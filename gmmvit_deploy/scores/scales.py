@@ -15,7 +15,10 @@ __all__ = ["LearnedTemperature", "Scale"]
 
 
 class Scale(Multiply):
-    """S' = factor · S, with a constant factor such as d^(−1/2).  The factor stays in float64 until it is applied."""
+    """A constant scale: S' = factor · S.
+
+    factor: a number such as d^(−1/2), with d the head dim. The factor stays in float64 until the multiplication.
+    """
 
     role: Role = "scale"
     is_constant: bool = True
@@ -43,10 +46,10 @@ class Scale(Multiply):
 
 
 class LearnedTemperature(Multiply):
-    """S'[h] = t[h] · S[h], with t = temperature, or t = exp(temperature) if the stored value is a logarithm.
+    """A trained scale of each head: S'[h] = t[h] · S[h].
 
-    temperature: (H), or a scalar for all heads.
-    Source: locality self-attention (LSA), where training starts with t = d^(−1/2).
+    temperature: t, or the logarithm of t if ``is_logarithm`` is True; (H), or a scalar for all heads.
+    Source: locality self-attention (LSA), where training starts with t = d^(−1/2) and d is the head dim.
     """
 
     role: Role = "scale"

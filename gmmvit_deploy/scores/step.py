@@ -3,11 +3,12 @@
     P = after(softmax(before(Q Kᵀ))) V        before and after are lists of steps
 
     multiply    S' = M ∘ S                    add         S' = S + B
-    mix         S'[g] = Σ_h S[h] · W[h, g]    normalise   over the heads of each entry
+    mix         S'[g] = Σ_h S[h] · W[h, g]    normalise   S'[:, i, j] = LayerNorm(S[:, i, j]), over the heads
 
-M, B and W do not depend on the input. A step provides its matrix, its role in the precision policy, its values for
-pictures and audit, and the mistakes that are often made with such a step. Folding replaces a step by a constant of the
-same role.
+S (B, H, N, N) is the input of a step: the scores before softmax or the weights after softmax. M, B and W do not depend
+on the input of the model. A step provides its matrix, its role in the precision policy (module `precision`), its values
+for pictures and audit, and the mistakes that are often made with such a step. Folding computes the matrix of a step
+once, and replaces the step by a constant of the same role.
 """
 
 from __future__ import annotations
@@ -25,15 +26,16 @@ from gmmvit_deploy.scores.mistakes import matrix_mistakes
 __all__ = ["Add", "Constant", "Multiply", "Oddity", "Operation", "Step", "StepNumbers", "matrix_oddities"]
 
 Operation = Literal["multiply", "add", "mix", "normalise"]
-_FLAT = 1e-6  # a mask counts as constant if it varies by less than this fraction of its largest |entry|
+_FLAT = 1e-6  # a mask counts as constant if max − min of the entries is below this fraction of the largest |entry|
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepNumbers:
     """Values of a step for pictures and audit.  A value that the step does not have is None.
 
-    patches: (H, N, N) or (N, N), the matrix over the patch grid, without class token, for drawing.
-    alpha, sigma: (K, H), the parameters of a Gaussian mixture.  base: (1, 1, N, N), the stored base mask.
+    patches: (H, N, N), (1, N, N) or (N, N), the matrix between patches, without class token, for drawing.
+    alpha, sigma: (K, H) or (K, 1), the parameters of a mixture of K Gaussians.  base: (1, 1, N, N), the stored base
+    mask, from which M is computed.
     """
 
     patches: Tensor | None = None
@@ -43,7 +45,7 @@ class StepNumbers:
 
     @property
     def kernels(self) -> int:
-        """K, the number of kernels of a Gaussian mixture; 0 for any other step."""
+        """K, the number of Gaussians of the mixture; 0 for a step without a Gaussian mixture."""
         return 0 if self.alpha is None else len(self.alpha)
 
     @property
@@ -56,7 +58,8 @@ class StepNumbers:
 class Oddity:
     """An unusual property of a step.
 
-    what: the description.  where: head and kernel, such as `` head 1 kernel 2``; empty for the whole step.
+    what: the description.  where: the head and the Gaussian ("kernel"), such as `` head 1 kernel 2``; empty if the
+    property concerns the whole step.
     """
 
     severity: Literal["error", "warning", "note"]
@@ -69,9 +72,9 @@ class Step(nn.Module):
 
     operation: how the matrix acts on the scores.  role: the role in the precision policy.
     is_constant: True if the matrix is stored, False if it is computed.
-    scales_query: True if the step is applied to Q in place of Q Kᵀ, as in some released code. The result is
-    mathematically equal, but the last bits of the logits differ.
-    allows_minus_infinity: True if −∞ is a valid entry of the matrix and not a sign of damage.
+    scales_query: True if the step is applied to Q in place of Q Kᵀ, as in the released code of Swin and T2T. The two
+    results are mathematically equal, but the last bits of the logits differ.
+    allows_minus_infinity: True if −∞ is a valid entry of the matrix; False if −∞ is a sign of damaged weights.
     """
 
     operation: Operation
@@ -114,16 +117,16 @@ class Step(nn.Module):
         yield from ()
 
     def mistakes(self) -> Iterator[tuple[str, Step | None]]:
-        """Yield (mistake in words, step with the mistake), or (mistake in words, None) if the mistake omits the step.
+        """Yield (description of the mistake, step with the mistake) for each usual mistake.
 
-        All steps of a class yield the same mistakes in the same order. If a mistake changes nothing, it is yielded with
-        the unchanged step.
+        If the mistake omits the step, None is in place of the step. If the mistake has no effect on this step, the
+        mistake is yielded with the unchanged step. All steps of a class yield the same mistakes in the same order.
         """
         yield from ()
 
 
 class Multiply(Step):
-    """S' = M ∘ S.  Abstract: a subclass computes M in `matrix`."""
+    """A step that multiplies: S' = M ∘ S.  Abstract: a subclass computes M in `matrix`."""
 
     operation: Operation = "multiply"
 
@@ -135,7 +138,7 @@ class Multiply(Step):
 
 
 class Add(Step):
-    """S' = S + B.  Abstract: a subclass computes B in `matrix`."""
+    """A step that adds: S' = S + B.  Abstract: a subclass computes B in `matrix`."""
 
     operation: Operation = "add"
     role: Role = "score_bias"
@@ -177,7 +180,10 @@ class Constant(Step):
         return Constant(self.constant * factor, like=self)
 
     def for_windows(self, windows: int, heads: int) -> Step:
-        """Change (windows, H, n, n), (H, n, n) or (n, n) to (windows · H, n, n); a scalar stays unchanged."""
+        """Return a constant of shape (windows · H, n, n), or this step if the constant is a scalar.
+
+        The shape of this step's constant is (windows, H, n, n), (H, n, n), (n, n) or ().
+        """
         if self.constant.dim() == 0:
             return self
         if self.constant.dim() == 4:
