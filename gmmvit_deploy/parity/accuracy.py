@@ -1,10 +1,15 @@
-"""Compare the runner's accuracy with PyTorch's, and judge the confidence interval of the difference.
+"""Compare a runner's accuracy with PyTorch's accuracy, and judge the confidence interval of the difference.
 
-gate g     runner's top-1 ≥ g · PyTorch's top-1; as in MLPerf, 0.999 for fp32, fp16, bf16 and 0.99 for int8, fp8
-bound      (g − 1) · PyTorch's top-1: the lowest difference that passes
-passed     the whole interval of the difference lies at or above the bound
-failed     the whole interval lies below the bound
-undecided  the interval contains the bound: too few images to decide
+A runner is a runtime, an engine or a server that computes the logits. Top-1 is the share of images for which the true
+class has the largest logit; for top-5, the true class has one of the five largest logits.
+
+gate g      the share of PyTorch's top-1 that the runner must reach; as in MLPerf, 0.999 for fp32, fp16 and bf16, and
+            0.99 for int8 and fp8
+difference  the runner's top-1 − PyTorch's top-1
+bound       (g − 1) · PyTorch's top-1: the lowest difference that passes
+passed      the whole interval of the difference lies at or above the bound
+failed      the whole interval of the difference lies below the bound
+undecided   the interval of the difference contains the bound: too few images to decide
 """
 
 from __future__ import annotations
@@ -27,7 +32,7 @@ GATES: dict[Precision, float] = {"fp32": 0.999, "fp16": 0.999, "bf16": 0.999, "i
 _TOP = 5
 _IMAGES_A_CLASS = 5
 _SEPARATED_SHARE = 0.5
-"""Minimum share of images that PyTorch must classify correctly with permuted labels before permutation is suspected."""
+"""Labels are reported as permuted only if, in another order, they are correct for at least this share of the images."""
 
 
 def gate_of(precision: Precision, requested: float | None) -> float:
@@ -42,10 +47,10 @@ def gate_of(precision: Precision, requested: float | None) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Classes:
-    """The map from the data's class indices to the indices of the bundle's logits.
+    """The map from the class indices of the data to the indices of the bundle's logits.
 
-    to_logit: index of the logit for each class of the data; None if the data has the bundle's classes in the same
-    order, or names no classes.  note: how the classes were matched, in words.
+    to_logit: the index of the logit for each class of the data; None if the data has the bundle's classes in the same
+    order, or names no classes.  note: a sentence about how the classes were matched; empty if the classes are the same.
     """
 
     to_logit: tuple[int, ...] | None
@@ -55,6 +60,8 @@ class Classes:
 def classes_of(data: Sequence[str], labels: Sequence[str], source: str) -> Classes:
     """Match the data's classes with the bundle's labels, by name.
 
+    data: the names of the data's classes; empty if the data names no classes.  labels: the names of the bundle's
+    classes.  source: the name of the data, for messages.
     Errors: InputError when the data has classes that the bundle lacks.
     """
     if not data:
@@ -86,16 +93,16 @@ class Accuracy:
     def __init__(self, labels: Sequence[str], classes: Classes) -> None:
         count = len(labels)
         self._labels, self._classes = labels, classes
-        self._top1 = np.zeros((count, 2, 2), np.int64)  # axes: true class, PyTorch right, runner right
+        self._top1 = np.zeros((count, 2, 2), np.int64)  # axes: true class, PyTorch correct, runner correct
         self._top5 = np.zeros((2, 2), np.int64)
         self._answers = np.zeros((count, count), np.int64)  # axes: true class, class that PyTorch predicts
         self._unlabelled = 0
 
     def add(self, labels: Sequence[int | None], trained: NDArray[Any], logits: NDArray[Any]) -> None:
-        """Add a batch; a row with a value that is not finite counts as wrong.
+        """Add a batch; logits of the runner that are not finite count as −∞.
 
-        labels: the data's class indices; None marks an unlabelled image, which is counted and left out.
-        trained, logits: (B, C) of PyTorch and of the runner.
+        labels: the data's class index of each image; None for an unlabelled image, which only counts as unlabelled.
+        trained: (B, C), the logits of PyTorch.  logits: (B, C), the logits of the runner.
         Errors: InputError when a label lies outside the model's classes.
         """
         known = np.array([label is not None for label in labels], bool)
@@ -120,7 +127,7 @@ class Accuracy:
         return _paired(self._top1.sum(0))
 
     def per_class(self) -> list[dict[str, Any]]:
-        """Return for every class that occurs: its images, and how many PyTorch and the runner classify correctly."""
+        """Return, for each class with images: the number of images, and how many PyTorch and the runner get right."""
         return [
             {
                 "class": self._labels[index],
@@ -133,7 +140,7 @@ class Accuracy:
         ]
 
     def check(self, gate: float) -> Check:
-        """Judge top-1 against the gate; top-5 is reported without a gate."""
+        """Judge the difference of top-1 by the gate; top-5 is reported without a verdict."""
         if not self._top1.sum():
             why = f"the data has no labels: {self._unlabelled} images without a true class"
             return Check(name="accuracy", verdict="skipped", summary=why, reasons=(why,))
@@ -170,9 +177,10 @@ class Accuracy:
         )
 
     def _order_problem(self, pairs: Paired) -> str:
-        """Return a reason if the labels are permuted: PyTorch separates the classes, but under other names.
+        """Return a message if PyTorch separates the classes under other names, so that the labels may be permuted.
 
-        With few images some permutation always fits, so at least `_IMAGES_A_CLASS` images per class are required.
+        With few images, some permutation always fits, so at least `_IMAGES_A_CLASS` images per class are required.
+        If the labels seem correct, or if there are too few images, the message is empty.
         """
         if pairs.images < _IMAGES_A_CLASS * np.count_nonzero(self._answers.sum(1)):
             return ""
@@ -193,7 +201,7 @@ def _best_renaming(answers: NDArray[Any]) -> dict[int, int]:
 
     The map is greedy: the most frequent pairs come first.
 
-    answers: (C, C) counts of (true class, class that PyTorch predicts).
+    answers: (C, C), the number of images for each pair (true class, class that PyTorch predicts).
     """
     rows, columns = np.unravel_index(np.argsort(-answers, axis=None, kind="stable"), answers.shape)
     renamed: dict[int, int] = {}
@@ -208,7 +216,10 @@ def _best_renaming(answers: NDArray[Any]) -> dict[int, int]:
 
 
 def _right(logits: NDArray[Any], true: NDArray[Any], top: int) -> NDArray[Any]:
-    """Return (B,) bool: the true class is among the ``top`` largest logits; ties go to the lower class index."""
+    """Return for each row (B,) whether the true class has one of the ``top`` largest logits.
+
+    Of two equal logits, the logit with the lower class index counts as larger.
+    """
     own = logits[np.arange(len(true)), true][:, None]
     classes = np.arange(logits.shape[1])
     before = (logits > own) | ((logits == own) & (classes < true[:, None]))

@@ -1,10 +1,13 @@
-"""Check that a quantised graph was calibrated on images like the data's.
+"""Check that a quantised graph was calibrated on images similar to the data.
 
-    ratio of an activation = error with its calibrated bound / error with the bound that this data gives
+Calibration gives each quantised activation a bound: the magnitude that becomes the largest quantised value.
 
-Both errors are measured on this data. Bounds from other images of the same kind give a ratio near 1: at most 1.9 from
-eight digits, and 1.0 from five hundred digits. Bounds from noise give 5 to 11 on the demo's model. Accuracy alone may
-not show a wrong calibration, because a robust model tolerates some error.
+    ratio of an activation = error with the calibrated bound / error with a bound computed from the data
+
+Both errors of the ratio are measured on the data. Calibration on other images of the same kind gives a ratio near 1:
+at most 1.9 with eight images of digits, and 1.0 with five hundred images of digits. Calibration on noise gives a ratio
+of 5 to 11 for the demo's model. Accuracy alone may not show a wrong calibration, because a robust model tolerates some
+error.
 """
 
 from __future__ import annotations
@@ -25,14 +28,15 @@ from gmmvit_deploy.variants import open_variant
 __all__ = ["check_calibration"]
 
 MOST_EXCESS = 3.0
-"""Largest ratio allowed. It lies between 1.9, the worst correct calibration, and 5, the best wrong calibration."""
+"""Largest ratio allowed: between 1.9, measured for a correct calibration, and 5, measured for a wrong calibration."""
 _MOST_NAMED = 3
 
 
 def check_calibration(bundle: Bundle, precision: Precision, batches: Iterable[NDArray[Any]]) -> Check:
-    """Compare the calibrated bounds with the bounds that the data gives.
+    """Compare the calibrated bounds with bounds computed from the data.
 
-    batches: real images (B, …) in the form of the graph's input.  Errors: InputError when there are no batches.
+    batches: the data: real images (B, …) in the form of the graph's input.
+    Errors: InputError when there are no batches.
     """
     record = open_variant(bundle, precision).record
     calibration = record.calibration if record else None

@@ -1,23 +1,30 @@
 """Compare any number of runners with PyTorch: all parity checks in a single pass over the inputs.
 
-    constants         the masks and biases in the graph equal those folded from the weights, bit for bit
+A runner is a runtime, an engine or a server that computes the logits.
+
+    constants         the masks and biases in the graph equal, bit for bit, the masks and biases computed from the
+                      bundle's weights
     reference         PyTorch's logits on this machine equal PyTorch's logits at export, within a tolerance
     numeric           the runner's logits are near PyTorch's float64 logits; the limit is derived from the error of
                       PyTorch's float32 logits
     decisions         the runner predicts PyTorch's class, or a class whose logit is so close in PyTorch that numeric
                       error can swap the two
-    accuracy          top-1 and top-5 on labelled images; a confidence interval of the runner's accuracy − PyTorch's
-                      accuracy is compared with the smallest difference that the gate allows
+    accuracy          the runner's top-1 on labelled images reaches the gate, a share of PyTorch's top-1; the check
+                      compares the confidence interval of the difference with the lowest difference allowed
     batch invariance  the logits of an image do not depend on the other images of the batch
     calibration       the bounds of a quantised graph fit the data
-    preprocessing     raw bytes → tensor → logits gives the same result in every place that preprocesses
-    served            every answer of a server goes back to its own request
-    localize          the error of each block is within the tolerance; the first block that exceeds it is named
+    preprocessing     this package, the graph and the server turn the same images into the same tensors
+    served            a server answers every request with the logits of the images in this request
+    localize          the error of each block is within the tolerance; otherwise the check names the first block with a
+                      larger error
 
-The checks ``constants`` and ``reference`` are about the bundle, and not about a runner. Three checks do not always run:
-``calibration`` runs only for int8 and fp8, ``served`` only for Triton, and ``localize`` only with --localize.
+The checks ``constants`` and ``reference`` examine the bundle; the other checks examine a runner. Some checks do not
+always run: ``accuracy`` needs labelled images, ``calibration`` runs only for int8 and fp8 and needs images,
+``preprocessing`` needs the mean and std of the images, ``served`` runs only for Triton, and ``localize`` only with
+--localize.
 
-Every input goes through PyTorch once and through each runner once; statistics are kept, images are not.
+In the pass, PyTorch and each runner compute the logits of every input once. The pass keeps statistics of the images of
+the data, and no images.
 """
 
 from __future__ import annotations
@@ -63,10 +70,11 @@ _SAMPLES = 128
 class ParityOptions:
     """Options of a parity run.
 
-    data: labelled images.  limit: number of images to use, spread evenly over the data; None uses all.
-    on_broken: ``fail`` ends the run at a broken image, ``skip`` leaves it out.
-    gate: required share of PyTorch's top-1; None uses MLPerf's gate for the runner's precision.
-    localize: also measure the error block by block.
+    data: the real images; None checks without real images.
+    limit: the number of images to use, spread evenly over the data; None uses all images.
+    on_broken: ``fail`` ends the run at a broken image; ``skip`` leaves broken images out.
+    gate: the share of PyTorch's top-1 that the runner must reach; None uses MLPerf's gate for the runner's precision.
+    localize: True also measures the error of each block.
     """
 
     data: Images | None = None
@@ -94,8 +102,10 @@ def check_parity(
     """Run every check on every runner.
 
     skipped: runners that were left out, each with the reason, for the report.
-    Errors: InputError when the data does not fit the bundle; ImageError on a broken image; every error that a runner
-    raises. A difference between runner and PyTorch raises no error: it makes the report's verdict ``failed``.
+    A difference between a runner and PyTorch that exceeds a limit raises no error: the report's verdict is ``failed``.
+    Errors: InputError when the data does not fit the bundle.
+    ImageError on a broken image, unless ``on_broken`` is ``skip``.
+    Every error that a runner raises.
     """
     if not runners:
         raise InputError("expected at least one runner, got an empty list")
@@ -156,7 +166,11 @@ class _Tally:
         self._kept_logits: dict[str, NDArray[Any]] = {}
 
     def add(self, inputs: str, known: _Known, *, keep: bool = False) -> None:
-        """Run a batch of the input set ``inputs`` and record its distances; ``keep`` stores the logits too."""
+        """Run a batch with the runner, and record how far the logits are from PyTorch's logits.
+
+        inputs: the name of the set of inputs.  keep: True for golden and random inputs, whose logits are also stored;
+        False for the data, whose accuracy is also recorded.
+        """
         logits = self._runner.rows(known.batch.inputs)
         if keep:
             self._kept_logits[inputs] = logits
@@ -175,7 +189,7 @@ class _Tally:
     def report(
         self, reference: Reference, kept: dict[str, _Known], samples: Sequence[Sample], on_progress: OnProgress
     ) -> RunnerReport:
-        """Judge the collected results, and run the checks that need their own inputs."""
+        """Judge the collected results, and run the checks that send further batches to the runner."""
         runner, bundle, sets = self._runner, self._bundle, self.sets()
         random = kept["random"]
         limit = next(numbers.limit for numbers in sets if numbers.inputs == "random")
@@ -267,7 +281,7 @@ def _known(reference: Reference, stream: ImageStream, on_progress: OnProgress) -
 
 
 def _samples(bundle: Bundle, reference: Reference, stream: ImageStream) -> list[Sample]:
-    """Return up to `_SAMPLES` images of the data as a client would send them, with PyTorch's float64 logits."""
+    """Return up to `_SAMPLES` images of the data in the form that a client sends, with PyTorch's float64 logits."""
     usable = [index for index in map(int, stream.indices()) if index not in stream.broken_indices]
     chosen = usable[:: max(1, len(usable) // _SAMPLES)][:_SAMPLES]
     pixels = np.stack([stream.images.pixels(index, bundle.manifest.image) for index in chosen])

@@ -1,4 +1,7 @@
-"""Check that the masks and biases in ``model.onnx`` are, bit for bit, the result of folding the bundle's weights."""
+"""Check that the masks and biases in ``model.onnx`` equal, bit for bit, the result of folding the bundle's weights.
+
+Folding computes each mask and bias once from the trained weights, and stores the result in the graph as a constant.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,9 @@ __all__ = ["check_constants"]
 
 
 def check_constants(bundle: Bundle, model: Model) -> Check:
-    """Compare the constants in the graph and in the manifest with those folded from ``model``; name layers that differ.
+    """Compare the constants in the graph and in the manifest with the constants folded from ``model``.
 
+    The reasons of the check name each layer whose constant differs.
     model: the network rebuilt from the bundle's weights.
     """
     folded = fold(model)

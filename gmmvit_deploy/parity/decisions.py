@@ -1,11 +1,13 @@
 """Compare the class that the runner predicts with the class that PyTorch predicts.
 
     flip     an input for which the two classes differ
-    margin   t[PyTorch's class] − t[the runner's class] for a flip, with t the float64 logits;
+    t        PyTorch's float64 logits of an input
+    margin   t[PyTorch's class] − t[the runner's class] for a flip;
              largest logit − second largest logit of t for every other input
 
-Each logit may differ from t by the limit of the numeric check, so two logits that are less than twice the limit apart
-can change places: such a flip is within the noise. A flip with a larger margin is a wrong prediction.
+Each logit of the runner may differ from t by the limit of the numeric check. Two logits that differ by at most twice
+the limit can therefore change places: such a flip is within the noise. A flip with a larger margin is a wrong
+prediction.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ _MOST_LISTED = 1000
 class Flip:
     """An input that the runner and PyTorch classify differently.
 
-    where: a text that identifies the input.  pytorch_class, runner_class: labels of the predicted classes.
+    where: a text that identifies the input.  pytorch_class, runner_class: the labels of the predicted classes.
+    margin: as defined at the head of this module.  within_noise: True if the margin is at most twice the limit.
     """
 
     where: str
@@ -40,7 +43,7 @@ class Flip:
 
 
 class Decisions:
-    """Accumulate predicted classes batch by batch; the margin and the error of each image are kept, images are not."""
+    """Accumulate predicted classes batch by batch, with the margin and the largest error of each input."""
 
     def __init__(self, labels: Sequence[str]) -> None:
         self._labels = labels
@@ -51,7 +54,11 @@ class Decisions:
         self._flips: list[tuple[str, int, int, float]] = []
 
     def add(self, where: Sequence[str], logits: NDArray[Any], trained: NDArray[Any], exact: NDArray[Any]) -> None:
-        """Add a batch.  logits: the runner's (B, C), finite; trained: PyTorch's; exact: PyTorch's in float64."""
+        """Add a batch.
+
+        where: a text that identifies each input.  logits: (B, C), the finite logits of the runner.
+        trained, exact: (B, C), PyTorch's float32 and float64 logits.
+        """
         pytorch_class, runner_class = trained.argmax(1), logits.argmax(1)
         rows = np.arange(len(logits))
         runner_up = np.partition(exact, -2, axis=1)[:, -2] if exact.shape[1] > 1 else exact[:, 0]
@@ -65,13 +72,16 @@ class Decisions:
             self._flips.append((where[row], int(pytorch_class[row]), int(runner_class[row]), float(margins[row])))
 
     def points(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """Return (margin, largest error, flipped) of every image, (N,) each, for the plot."""
+        """Return three arrays (N,) over all inputs: the margins, the largest errors, and True for each flip."""
         if not self._margins:
             return np.zeros(0, np.float32), np.zeros(0, np.float32), np.zeros(0, bool)
         return np.concatenate(self._margins), np.concatenate(self._errors), np.concatenate(self._flipped)
 
     def check(self, limit: Limit) -> Check:
-        """Fail if any flip has a margin beyond the noise, or if no logits were comparable."""
+        """Fail if the margin of any flip is larger than twice the limit, or if no logits could be compared.
+
+        limit: the limit of the numeric check.
+        """
         margins, errors, flipped = self.points()
         threshold = 2 * limit.largest
         total = int(flipped.sum())
@@ -119,6 +129,6 @@ class Decisions:
 
 
 def _nearest(margins: NDArray[Any], errors: NDArray[Any], flipped: NDArray[Any]) -> float | None:
-    """Return the largest 2 · error / margin of any input that did not flip; a flip is possible from 1 on."""
+    """Return the largest 2 · error / margin of all inputs that did not flip; at 1 or above, a flip is possible."""
     steady = ~flipped & (margins > 0)
     return float((2 * errors[steady] / margins[steady]).max()) if steady.any() else None

@@ -1,7 +1,8 @@
-"""The inputs of a parity run: golden inputs, fresh random inputs, and a stream of real images.
+"""The inputs of a parity run: golden inputs, random inputs, and a stream of real images.
 
-Golden and random inputs are a single batch each. Real images are read batch by batch, so that memory holds at most
-one batch of real images.
+Golden inputs and golden images are stored in the bundle, with the logits that PyTorch computed at export. Golden and
+random inputs are a single batch each. Real images are read batch by batch, so that memory holds at most one batch of
+real images.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Batch:
 
 
 def golden_batch(bundle: Bundle) -> tuple[Batch, NDArray[Any]]:
-    """Return the golden inputs followed by the golden images, and the logits stored for all of them."""
+    """Return a batch of the golden inputs followed by the golden images, and the stored logits (B, C) of this batch."""
     golden = bundle.golden_set()
     inputs, logits = golden.inputs, golden.logits
     where = [f"golden input {index}" for index in range(len(inputs))]
@@ -54,7 +55,7 @@ def golden_batch(bundle: Bundle) -> tuple[Batch, NDArray[Any]]:
 
 
 def random_batch(bundle: Bundle) -> Batch:
-    """Return 32 random inputs, which are the same in every run and are not stored in bundles."""
+    """Return 32 random inputs.  The inputs are the same in every run, and are not stored in bundles."""
     where = tuple(f"random input {index}" for index in range(_RANDOM))
     return Batch(inputs=fresh_inputs(bundle, _RANDOM), where=where, labels=(None,) * _RANDOM)
 
@@ -62,8 +63,8 @@ def random_batch(bundle: Bundle) -> Batch:
 def fresh_inputs(bundle: Bundle, count: int, *, seed: int = _SEED) -> NDArray[Any]:
     """Return ``count`` random images in the form of the graph's input: noisy patches of colour, of varying contrast.
 
-    White noise would not do: a vision transformer gives nearly the same logits for every white-noise image, so a row
-    with the logits of another row would go unnoticed.
+    The images are not white noise, because a vision transformer gives nearly the same logits for every image of white
+    noise: a row with the logits of another row would go unnoticed.
     """
     generator = np.random.default_rng(seed)
     height, width, channels = bundle.manifest.image.pixels_shape
@@ -101,11 +102,15 @@ def open_images_of(source: str) -> Images:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ImageStream:
-    """Batches of a data set's images.  Iterate over a stream only once.
+    """Batches of images of a data set.  Iterate over a stream only once.
 
-    limit: number of images to read, spread evenly over the data; None reads all.  handed_out: number of images yielded.
-    broken: (where, why) of the first 100 images that could not be decoded.  broken_indices: indices of all such images.
-    sha256: SHA-256 of the pixels of every image that was yielded, in order.
+    batch: the number of images in a batch.
+    limit: the number of images to read, spread evenly over the data; None reads all images.
+    on_broken: ``fail`` raises an error at a broken image; ``skip`` leaves broken images out.
+    broken: (image, reason) for the first 100 broken images, which could not be decoded.
+    broken_indices: the indices of all broken images.
+    handed_out: the number of images yielded so far.
+    sha256: the SHA-256 of the pixels of all images yielded so far, in order.
     """
 
     bundle: Bundle
@@ -124,7 +129,7 @@ class ImageStream:
 
     @property
     def count(self) -> int:
-        """Number of images that are read, broken images included."""
+        """The number of images to read, including broken images."""
         return len(self.images) if self.limit is None else min(self.limit, len(self.images))
 
     @property
@@ -136,9 +141,10 @@ class ImageStream:
         return (np.arange(self.count) * len(self.images)) // self.count
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield batches.
+        """Yield the batches.
 
-        Errors: ImageError on a broken image with ``on_broken="fail"``; InputError when no image can be decoded.
+        Errors: ImageError on a broken image if ``on_broken`` is ``fail``.
+        InputError when no image can be decoded.
         """
         image = self.bundle.manifest.image
         pixels: list[NDArray[Any]] = []

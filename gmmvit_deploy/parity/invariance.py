@@ -2,15 +2,17 @@
 
 Each trial runs the same images in an ordinary batch and in another batch, and compares the logits:
 
-    alone         row k runs without other images, in the smallest batch that the runner takes, filled with copies
+    alone         the image of row k runs without other images; copies of this image fill the smallest batch that the
+                  runner takes
     duplicates    the same image is in every row; every row must have the logits of this image
-    permutations  the rows are in another order; the logits must be in the same other order
-    neighbours    row k stays, and every other row is another image; the logits of row k must not change
+    permutations  the images are in another order; the logits must be in the same order as the images
+    neighbours    the image of row k stays, and every other row has another image; the logits of row k must not change
 
-The batch sizes are, for every optimisation profile, the three smallest, an odd size in the middle, and the largest.
-Two runs of the same row may round differently, so the difference may be as large as the limit for the distance from
-float64. Mixed-up rows are detected without a tolerance: a row is mixed up if its logits are far nearer to the
-reference of another row than to the reference of its own image.
+The batch sizes are, for each range of batch sizes that the runner takes (for an engine: each optimisation profile), the
+three smallest sizes, an odd size in the middle, and the largest size. Two runs of the same image may round differently,
+so the logits may differ by the limit that also applies to the distance from PyTorch's float64 logits. Mixed-up rows are
+detected without this limit: a row is mixed up if the logits are far nearer to the float64 logits of another row's image
+than to the float64 logits of the row's own image.
 """
 
 from __future__ import annotations
@@ -36,10 +38,11 @@ _SEED = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """The logits of rows, compared between two batches.
+    """A comparison of the logits of the same images between an ordinary batch and another batch.
 
-    way: name of the trial in the module's head.  largest: largest absolute difference of a row's logits between both
-    batches.  same_bits: True if the logits are equal bit for bit.
+    way: ``alone``, ``duplicates``, ``permutations`` or ``neighbours``, as defined at the head of this module.
+    batch: the size of the ordinary batch.  largest: the largest absolute difference of a logit between the two batches.
+    same_bits: True if all logits are equal bit for bit.  passed: True if ``largest`` is within the limit.
     """
 
     way: str
@@ -50,7 +53,10 @@ class Trial:
 
 
 def batch_sizes(ranges: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
-    """Return for each (smallest, largest) range: the three smallest sizes, an odd size in the middle, the largest."""
+    """Return the batch sizes to test for the given ranges (smallest size, largest size), ascending and distinct.
+
+    The sizes are, for each range: the three smallest sizes, an odd size in the middle, and the largest size.
+    """
     sizes = set()
     for least, most in ranges:
         middle = (least + most) // 2
@@ -60,10 +66,11 @@ def batch_sizes(ranges: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
 
 
 def mixed_up(logits: NDArray[Any], expected: NDArray[Any]) -> list[tuple[int, int]]:
-    """Return (row, other row) for every row whose logits are far nearer to the other row's reference than to its own.
+    """Return (row, other row) for every mixed-up row, whose logits are far nearer to the other row's expected logits.
 
-    logits: (B, C) of the runner.  expected: (B, C) of the reference.  "Far nearer" is a factor of four in Euclidean
-    distance, so that the rounding of a coarse precision is not mistaken for the logits of another row.
+    logits: (B, C) of the runner.  expected: (B, C) of the reference.  "Far nearer" means less than a quarter of the
+    Euclidean distance from the row's own expected logits, so that the rounding of a coarse precision is not mistaken
+    for the logits of another row.
     """
     if logits.shape != expected.shape:
         return []
@@ -84,9 +91,10 @@ def check_invariance(
     *,
     on_progress: OnProgress = ignore,
 ) -> Check:
-    """Batch the same images in the ways listed above and compare their logits.
+    """Run the trials listed at the head of this module, and compare the logits.
 
-    inputs: at least 2 distinct images (N, …).  exact: their float64 logits (N, C).
+    inputs: (N, …), at least 2 distinct images.  exact: (N, C), PyTorch's float64 logits of ``inputs``.
+    limit: the limit for the difference of the logits between two batches.
     Errors: every error that the runner raises.
     """
     sizes = batch_sizes(runner.ranges)
@@ -126,7 +134,10 @@ def check_invariance(
 def _ways(
     runner: Runner, inputs: NDArray[Any], rows: NDArray[Any], answers: NDArray[Any], generator: np.random.Generator
 ) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
-    """Yield (way, logits of this way, logits of the ordinary batch) for the same rows."""
+    """Yield (name of the trial, logits of the trial, logits of the same images in the ordinary batch) for each trial.
+
+    rows: the index in ``inputs`` of each image of the ordinary batch.  answers: the logits of the ordinary batch.
+    """
     size = len(rows)
     smallest = min(least for least, _ in runner.ranges)
     watched = generator.permutation(size)[:_ROWS_ALONE]

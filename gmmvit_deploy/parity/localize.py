@@ -1,8 +1,8 @@
-"""Localise an error: compare the output of every block with the same block of float64 PyTorch.
+"""Localise an error: compare the output of every block with the output of the same block in float64 PyTorch.
 
-The runner's graph, with this project's CPU kernels if the runner uses these, runs a second time with the blocks'
-outputs added to the graph's outputs. Additional outputs can keep a runtime from fusing operators across blocks, so
-the logits of the second run are compared with the logits of the unchanged graph, and the difference is reported.
+The runner's graph, with this project's CPU kernels if the runner uses these kernels, runs twice: unchanged, and with
+the outputs of the blocks as additional outputs of the graph. Additional outputs can keep a runtime from fusing
+operators across blocks. The check therefore reports the difference between the logits of the two runs.
 """
 
 from __future__ import annotations
@@ -35,10 +35,14 @@ NAME = "localize"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockError:
-    """The error of a block's output.
+    """The error of a block's output, relative to the output of the same block in float64 PyTorch.
 
-    limit: largest absolute error allowed; None if the precision has no tolerance for single blocks.
-    growth: relative L2 error divided by the relative L2 error of the preceding block.
+    block: the name of the block's module, or ``logits``.  largest: the largest absolute error.
+    relative_l2: ‖error‖ / ‖float64 output‖.
+    growth: ``relative_l2`` divided by ``relative_l2`` of the preceding block; 1 for the first block.
+    limit: the largest absolute error allowed; None if the precision has no tolerance for single blocks.
+    passed: True if the output is finite, and the largest error and the rms error are within the limits; also True if
+    ``limit`` is None.
     """
 
     block: str
@@ -50,10 +54,11 @@ class BlockError:
 
 
 def localize(reference: Reference, runner: Runner, inputs: NDArray[Any]) -> Check:
-    """Name the first block of the runner's graph whose output exceeds the tolerance.
+    """Name the first block of the runner's graph whose error exceeds the limit.
 
     The program of an engine or of a server cannot be inspected. In place of such a program, the bundle's graph of the
     same precision runs in ONNX Runtime, and the summary of the check reports the replacement.
+    inputs: (B, …) in the form of the graph's input.
     Errors: BundleError when the runtime cannot run the graph.
     """
     graph, why_not = runner.inspectable()
@@ -103,7 +108,7 @@ def blocks_of(model: Model) -> tuple[str, ...]:
 
 
 def last_tensors(proto: ModelProto, names: Iterable[str]) -> dict[str, str]:
-    """Map each block to the output of its last node in the graph."""
+    """Return, for each block, the output of the last node of this block in the graph: name of the block → tensor."""
     last: dict[str, str] = {}
     for node in proto.graph.node:
         module = node.name.partition("/")[0]
@@ -114,7 +119,7 @@ def last_tensors(proto: ModelProto, names: Iterable[str]) -> dict[str, str]:
 
 
 def _outputs(model: Model, names: Iterable[str], tensors: torch.Tensor) -> dict[str, NDArray[Any]]:
-    """Return the output of each named module, and the logits."""
+    """Run the model, and return the output of each named module and the logits: name → array."""
     caught: dict[str, NDArray[Any]] = {}
 
     def catch(name: str) -> Any:

@@ -1,7 +1,9 @@
 """Measure distances between logits x and reference logits r, batch by batch in constant memory.
 
 largest = max |x − r|      p99 = 99th percentile of all |x − r|      rms = √(mean (x − r)²)
-relative L2 = ‖x − r‖ / ‖r‖      cosine = smallest  x·r / (‖x‖ ‖r‖)  of any row
+relative L2 = ‖x − r‖ / ‖r‖      cosine = smallest  x·r / (‖x‖ ‖r‖)  of all rows
+
+A row contains the logits of an input. Every distance except cosine is computed over the logits of all rows.
 """
 
 from __future__ import annotations
@@ -23,9 +25,9 @@ _BINS_A_DECADE = 100  # the 99th percentile is rounded up by at most 2.3 %
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errors:
-    """Distances as defined at the head of this module.
+    """Distances as defined at the head of this module; NaN if no row is finite.
 
-    rows: number of rows of logits.  broken: rows with a value that is not finite, left out of every distance.
+    rows: the number of rows.  broken: the number of rows with a value that is not finite; the distances omit such rows.
     """
 
     rows: int
@@ -56,7 +58,10 @@ class ErrorMeasure:
         self._cosine = 1.0
 
     def add(self, actual: NDArray[Any], expected: NDArray[Any]) -> None:
-        """Add a batch; actual, expected: (B, C) logits, or any other arrays (B, …), flattened to rows."""
+        """Add a batch.
+
+        actual, expected: (B, C), the logits x and r; or other arrays (B, …), whose elements form a row for each input.
+        """
         actual, expected = (np.asarray(a, np.float64).reshape(len(a), -1) for a in (actual, expected))
         self._rows += len(actual)
         whole = np.isfinite(actual).all(1)
@@ -88,10 +93,10 @@ class ErrorMeasure:
         )
 
     def noise(self) -> Noise:
-        """Return the distances as the noise from which limits are derived.
+        """Return the distances as noise, from which limits are derived (module `tolerances`).
 
-        Every batch given to ``add`` must have PyTorch's float32 logits as ``actual`` and PyTorch's float64 logits as
-        ``expected``.
+        In every call of ``add``, ``actual`` must contain PyTorch's float32 logits, and ``expected`` must contain
+        PyTorch's float64 logits.
         """
         errors = self.errors()
         return Noise(largest=errors.largest, rms=errors.rms, scale=self._scale)

@@ -1,9 +1,12 @@
-"""Measure the distance of a runner's logits from PyTorch's and compare it with a limit.
+"""Measure the distance of a runner's logits from PyTorch's logits, and compare the distance with a limit.
 
-For each set of inputs, the check measures the distance from PyTorch's float64 logits, to which the limit applies, and
-the distance from PyTorch's float32 logits. The limit is derived from the distance between PyTorch's own float32 and
-float64 logits (module `tolerances`). On the golden inputs, PyTorch's logits here are also compared with PyTorch's
-logits at export.
+For each set of inputs, the check measures two distances of the runner's logits: from PyTorch's float64 logits, and from
+PyTorch's float32 logits. The limit applies to the first distance. For fp32, fp16 and bf16, the limit is derived from
+the noise, which is the distance of PyTorch's float32 logits from PyTorch's float64 logits. For int8 and fp8, the limit
+is derived from the distance that conversion recorded (module `tolerances`).
+
+A separate check, ``reference``, compares PyTorch's logits of the golden inputs on this machine with the logits that
+PyTorch computed at export.
 """
 
 from __future__ import annotations
@@ -29,11 +32,14 @@ def comparable(logits: NDArray[Any], expected: NDArray[Any]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetNumbers:
-    """The numbers of a set of inputs.
+    """The measured distances of a set of inputs, and their limit.
 
-    inputs: name of the set.  noise: distance of PyTorch's float32 logits from float64.  limit: derived from ``noise``.
-    from_exact, from_trained: distances of the runner from PyTorch's float64 and float32 logits.
-    misshapen: expected and actual shape of the logits if the two differ, else empty.
+    inputs: the name of the set.
+    noise: the distance of PyTorch's float32 logits from PyTorch's float64 logits.
+    limit: the limit for ``from_exact``.
+    from_exact: the distances of the runner's logits from PyTorch's float64 logits.
+    from_trained: the distances of the runner's logits from PyTorch's float32 logits.
+    misshapen: expected and actual shape of the runner's logits if the two shapes differ; else empty.
     """
 
     inputs: str
@@ -44,7 +50,7 @@ class SetNumbers:
     misshapen: str
 
     def problems(self) -> list[str]:
-        """Return the reasons why this set does not pass; empty if it passes."""
+        """Return the reasons why this set of inputs does not pass; empty if the set passes."""
         if self.misshapen:
             return [f"{self.inputs}: {self.misshapen}"]
         errors = self.from_exact
@@ -71,7 +77,7 @@ class SetNumbers:
 
 
 class Distances:
-    """Accumulate a runner's distances on a set of inputs, batch by batch."""
+    """Accumulate the distances of a runner's logits on a set of inputs, batch by batch."""
 
     def __init__(self, inputs: str) -> None:
         self.inputs = inputs
@@ -79,7 +85,11 @@ class Distances:
         self._misshapen = ""
 
     def add(self, logits: NDArray[Any], trained: NDArray[Any], exact: NDArray[Any]) -> None:
-        """Add a batch of logits, all (B, C); ``logits`` of another shape make the check fail."""
+        """Add the logits of a batch.
+
+        logits: (B, C), from the runner; another shape makes the check fail.
+        trained, exact: (B, C), from PyTorch in float32 and in float64.
+        """
         self._noise.add(trained, exact)
         if not comparable(logits, exact):
             self._misshapen = f"expected logits {exact.shape}, got {logits.shape}"
@@ -121,9 +131,10 @@ def check_numeric(sets: list[SetNumbers]) -> Check:
 
 
 def check_stored(stored: NDArray[Any], trained: NDArray[Any], exact: NDArray[Any]) -> Check:
-    """Compare PyTorch's logits here with the bundle's golden logits, to check the reference itself.
+    """Compare PyTorch's logits on this machine with the golden logits, to check the reference itself.
 
-    stored: golden logits (B, C) from the export; trained, exact: PyTorch's float32 and float64 logits here.
+    stored: (B, C), the golden logits, which PyTorch computed at export.
+    trained, exact: (B, C), PyTorch's float32 and float64 logits of the same inputs on this machine.
     """
     noise = ErrorMeasure()
     noise.add(trained, exact)

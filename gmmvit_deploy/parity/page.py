@@ -30,7 +30,7 @@ _MOST_FLIPS = 200
 
 
 def write_page(report: ParityReport, path: Path, *, force: bool = False) -> None:
-    """Write the page of a report to ``path``.  Errors: as `written_page`."""
+    """Write the page of a report to ``path``.  Errors: every error of `written_page`."""
     written_page(page_of(report), path, force=force)
 
 
@@ -76,7 +76,7 @@ def _skipped(report: ParityReport) -> str:
 
 
 def _checks(report: ParityReport) -> list[tuple[str, str, Check]]:
-    """Return (runner, precision, check) of all checks, with the bundle's own checks first."""
+    """Return (runner, precision, check) for each check; the checks of the bundle, with runner "bundle", come first."""
     of_bundle = [("bundle", "", check) for check in report.checks]
     return of_bundle + [
         (runner.runner, runner.precision, check) for runner in report.runners for check in runner.checks

@@ -1,13 +1,13 @@
-"""Compare two classifiers on the same images: difference of accuracy, its interval, and a significance test.
+"""Compare two classifiers, PyTorch and a runner, on the same images: difference of accuracy, interval, and test.
 
     b = number of images that only PyTorch classifies correctly (lost)
     c = number of images that only the runner classifies correctly (gained)
     difference = (c − b) / n, with n the number of images
-    interval: Tango's score interval for paired proportions (Statistics in Medicine 17, 1998)
-    McNemar's exact test: under equal accuracy, min(b, c) of b + c follows a binomial distribution with p = 1/2
+    interval: Tango's score interval of the difference, for paired proportions (Statistics in Medicine 17, 1998)
+    McNemar's exact test: if the accuracies are equal, b follows a binomial distribution with b + c trials and p = 1/2
 
-The score interval never has zero width: if no prediction changed on n images, the width z² / (n + z²) is the change
-that n images cannot exclude.
+The score interval never has zero width. If no prediction changed on n images, each end of the interval is
+z² / (n + z²) from 0, with z the normal quantile of the confidence level: n images cannot exclude a smaller difference.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ _MOST_IMAGES = 10**9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paired:
-    """Numbers of images that both classify correctly, only PyTorch (lost), only the runner (gained), or neither."""
+    """Numbers of images by which classifier is correct.
+
+    both: PyTorch and the runner are correct.  lost: only PyTorch is correct.  gained: only the runner is correct.
+    neither: PyTorch and the runner are wrong.
+    """
 
     both: int
     lost: int
@@ -51,16 +55,19 @@ class Paired:
         return (self.gained - self.lost) / self.images
 
     def interval(self, z: float = Z95_ONE_SIDED) -> tuple[float, float]:
-        """Return both ends of the interval of `difference`; by default each end is a one-sided 95 % bound."""
+        """Return both ends of the interval of `difference`.
+
+        z: the standard normal quantile. By default, each end is a one-sided 95 % bound.
+        """
         return score_interval(self.images, self.lost, self.gained, z=z)
 
 
 def score_interval(images: float, lost: float, gained: float, *, z: float = Z95_ONE_SIDED) -> tuple[float, float]:
-    """Return both ends of Tango's score interval of (gained − lost) / images; z: standard normal quantile."""
+    """Return both ends of Tango's score interval of (gained − lost) / images.  z: the standard normal quantile."""
     point = (gained - lost) / images
 
     def statistic(difference: float) -> float:
-        # Restricted maximum likelihood of the share of ``lost``, given the difference.
+        # Maximum-likelihood estimate of the share of lost images, restricted to the given difference.
         linear = -gained - lost + (2 * images - gained + lost) * difference
         constant = -lost * difference * (1 - difference)
         root = math.sqrt(max(linear**2 - 8 * images * constant, 0.0))
@@ -75,7 +82,7 @@ def score_interval(images: float, lost: float, gained: float, *, z: float = Z95_
 
 
 def _crossing(above: Callable[[float], bool], low: float, high: float) -> float:
-    """Bisect for the point where ``above`` changes from True, at ``low``, to False, at ``high``."""
+    """Return, by bisection, the point where ``above`` changes from True, at ``low``, to False, at ``high``."""
     for _ in range(_STEPS):
         middle = (low + high) / 2
         low, high = (middle, high) if above(middle) else (low, middle)
@@ -90,10 +97,11 @@ def mcnemar(lost: int, gained: int) -> float:
 
 
 def images_needed(pairs: Paired, gate_difference: float) -> int | None:
-    """Return how many images would decide the gate if the shares of lost and gained images stayed the same.
+    """Return how many images would pass the gate if the shares of lost and gained images stayed the same.
 
-    gate_difference: the lowest difference that passes, below 0.  Returns None if no number of images would pass,
-    because the measured difference itself is at or below the gate.
+    gate_difference: the lowest difference that passes.
+    Returns None if no number of images would pass, because the measured difference is at or below ``gate_difference``,
+    or if 10⁹ images would not be enough.
     """
     if pairs.difference <= gate_difference:
         return None

@@ -18,7 +18,7 @@ _MANY_CLASSES = 40
 
 
 def block_plot(blocks: Sequence[Mapping[str, Any]]) -> str:
-    """Plot the largest error of every block's output and its limit, on a logarithmic scale."""
+    """Plot the largest error of every block's output and the limit of the error, on a logarithmic scale."""
     figure, axes = figure_and_axes(height=3.6)
     names = [block["block"] for block in blocks]
     axes.plot(names, [max(block["largest"], 1e-12) for block in blocks], "o-", color=_ERROR, label="largest error")
@@ -34,12 +34,16 @@ def block_plot(blocks: Sequence[Mapping[str, Any]]) -> str:
 
 
 def margin_plot(margins: NDArray[Any], errors: NDArray[Any], flipped: NDArray[Any]) -> str:
-    """Plot a point for each input; above the line error = margin / 2, the predicted class may flip."""
+    """Plot the largest error of each input against the margin of the decision.
+
+    Above the line error = margin / 2, numeric error may flip the predicted class.
+    margins, errors, flipped: (N,), as in `RunnerReport.points`.
+    """
     figure, axes = figure_and_axes(height=4.2)
     least = 1e-10
     beyond = int((errors > margins / 2).sum())
     margins, errors = np.maximum(margins, least), np.maximum(errors, least)
-    # Points are drawn as a single bitmap: browsers fail on a page with ten thousand SVG shapes.
+    # The points are drawn as a single bitmap, because browsers fail on a page with ten thousand SVG shapes.
     axes.scatter(margins[~flipped], errors[~flipped], s=8, color=_ERROR, alpha=0.5, lw=0, rasterized=True)
     if flipped.any():
         axes.scatter(margins[flipped], errors[flipped], s=40, color=_LIMIT, marker="x", label="flipped")
@@ -59,7 +63,10 @@ def margin_plot(margins: NDArray[Any], errors: NDArray[Any], flipped: NDArray[An
 
 
 def class_plot(classes: Sequence[Mapping[str, Any]]) -> str:
-    """Plot the accuracy of PyTorch and the runner by class, at most 40: those with the largest difference."""
+    """Plot the accuracy of PyTorch and of the runner by class.
+
+    If there are more than 40 classes, the plot shows the 40 classes with the largest difference of accuracy.
+    """
     chosen = sorted(classes, key=lambda row: -abs(row["pytorch"] - row["runner"]) / row["images"])[:_MANY_CLASSES]
     shown = [row for row in classes if row in chosen]
     figure, axes = figure_and_axes(height=3.4)

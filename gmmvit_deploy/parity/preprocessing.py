@@ -1,11 +1,11 @@
-"""Check the preprocessing contract: raw bytes → pixels → tensor → logits, in every place that preprocesses.
+"""Check the preprocessing contract: encoded image → pixels → tensor → logits, wherever images are preprocessed.
 
-    here            bytes → pixels → tensor, in this package; also checked whenever a bundle is opened
-    in the graph    pixels → tensor, inside ``model.onnx`` if the graph normalises
-    on the server   bytes → pixels or tensor in the preprocessing model, and bytes → logits in the ensemble
+    this package    encoded image → pixels → tensor; also checked whenever a bundle is opened
+    graph           pixels → tensor, inside ``model.onnx`` if the graph normalises
+    server          encoded image → pixels or tensor in the preprocessing model; encoded image → logits in the ensemble
 
-Every place must give the results recorded at export. If a result differs, the usual mistakes are tried, and the
-mistake that gives the same result is named.
+The results for the golden images must equal the results that were recorded at export. If a result differs, the check
+tries the usual mistakes, and names the mistake that gives the same result.
 """
 
 from __future__ import annotations
@@ -34,14 +34,19 @@ __all__ = ["Sample", "bgr", "check_preprocessing", "normalisations"]
 NAME = "preprocessing"
 _MOST_SENT = 16
 _TENSOR_ROUNDING = 4 * 2.0**-23
-"""Tolerance relative to the largest value: two programs may round the subtraction and the division differently."""
+"""Largest difference allowed between two tensors, relative to the largest value of the tensor or to 1.
+
+Two programs may round the subtraction of the mean and the division by std differently.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sample:
-    """A real image as a client sends it.
+    """A real image in the form that a client sends.
 
-    pixels: uint8 (height, width, channels), decoded here.  exact: PyTorch's float64 logits (C,) for them.
+    where: a text that identifies the image.  encoded: the image file, such as a JPEG.
+    pixels: uint8 (height, width, channels), decoded by this package.  exact: (C,), PyTorch's float64 logits for
+    ``pixels``.
     """
 
     where: str
@@ -51,9 +56,9 @@ class Sample:
 
 
 def check_preprocessing(bundle: Bundle, runner: Runner, limit: Limit, *, samples: Sequence[Sample] = ()) -> Check:
-    """Check preprocessing here, in the runner's graph and on its server.
+    """Check preprocessing in this package, in the runner's graph and on the runner's server.
 
-    limit: limit of the runner's logits.  samples: real images to send to a server.
+    limit: the limit for the distance of the runner's logits.  samples: real images to send to the server.
     Errors: every error that the server's client raises.
     """
     spec = bundle.manifest.image
@@ -91,7 +96,7 @@ def bgr(channels: int) -> list[int] | None:
 
 
 def normalisations(spec: ImageSpec) -> Iterator[tuple[str, ImageSpec]]:
-    """Yield (name, spec with another mean and std): normalisations often used in place of the model's own."""
+    """Yield (description, spec with another mean and std) for normalisations that are often used by mistake."""
     known = {
         f"the mean and std of {name}": (data.mean, data.std)
         for name, data in DATASETS.items()
@@ -142,7 +147,7 @@ def _server_problems(
     else:
         reasons += [f"{where}: {why}" for why in _tensor_problem(made, golden.image_pixels, spec)]
     largest = distance(logits, golden.image_logits)
-    if not largest <= 2 * limit.largest:  # the stored logits have their own rounding
+    if not largest <= 2 * limit.largest:  # twice, because the golden logits are rounded too
         reasons.append(
             f"{server.ensemble} on the server: the logits of encoded golden images differ by {largest:.3g} from "
             f"PyTorch's; expected at most {2 * limit.largest:.3g}"
@@ -151,7 +156,7 @@ def _server_problems(
 
 
 def _sample_problems(server: Served, samples: Sequence[Sample], limit: Limit) -> list[str]:
-    """Send each sample in its own request. Samples may be JPEGs of any size, which the golden images do not cover."""
+    """Send each sample in a separate request.  Unlike the golden images, samples may be JPEGs of any size."""
     reasons = []
     samples = samples[:_MOST_SENT]
     for sample in samples:
@@ -178,7 +183,7 @@ def _pixel_problem(pixels: NDArray[Any], golden: GoldenSet, spec: ImageSpec) -> 
 
 
 def _other_pixels(golden: GoldenSet, spec: ImageSpec) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Yield (mistake, pixels): the golden images decoded with each of the usual mistakes."""
+    """Yield (description of the mistake, pixels of the golden images with the mistake) for each usual mistake."""
     import io
 
     from PIL import Image

@@ -1,4 +1,7 @@
-"""The two references: eager PyTorch in float32, as trained, and in float64, as the exact result."""
+"""The two references of parity: the trained model in eager PyTorch, in float32 and in float64.
+
+The float32 logits show what the trained model computes. The float64 logits serve as the exact result.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ __all__ = ["Reference"]
 
 
 class Reference:
-    """The trained module of a bundle, unfolded, in both precisions on the same inputs.
+    """The trained model of a bundle, in float32 and in float64, with masks computed from the trained weights.
 
-    model: the module in float32.  exact: the module in float64.  Both start from the same normalised
-    float32 tensor, so float64 covers the network but not the normalisation of pixels.
+    model: the model in float32.  exact: the model in float64.  The two models get the same normalised float32 tensor,
+    so the normalisation of pixels is always computed in float32.
     """
 
     def __init__(self, bundle: Bundle) -> None:

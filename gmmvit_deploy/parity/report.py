@@ -1,4 +1,4 @@
-"""The result of a parity run as data: `check_parity` returns it, ``--json`` prints it, the HTML page shows it."""
+"""The report of a parity run as data: `check_parity` returns the report, and ``--json`` and the HTML page show it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ SCHEMA_PATH = Path(__file__).with_name("report_schema.json")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunnerReport:
-    """The checks of a runner.
+    """The results of the checks of a runner.
 
-    provenance: identifies what ran: a graph, a plan or a server.
-    points: (margin, largest error, flipped) of every input, for the plot only.
+    runner: the name of the runner.
+    provenance: the identity of the program that ran, such as hashes and versions, and its settings: name → value.
+    points: three arrays (N,) over all inputs, used only by the plot: the margins of the predicted classes, the largest
+    errors of a logit, and True for each flipped class.
     """
 
     runner: str
@@ -43,11 +45,13 @@ class RunnerReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ParityReport:
-    """The checks of a bundle and of its runners.
+    """The results of the checks of a bundle and of the bundle's runners.
 
-    bundle: hashes and a description of the model.  data: describes the real images; None without images.
-    checks: checks of the bundle itself, independent of any runner.
-    skipped: runners that were left out, each with the reason.
+    bundle: the path and the hashes of the bundle, and a description of the model.
+    versions: the name of a tool → its version.
+    data: the name, number and hash of the real images; None without real images.
+    checks: the checks of the bundle itself, which do not depend on a runner.
+    runners: the checks of each runner.  skipped: runners that were left out, each with the reason.
     """
 
     bundle: Mapping[str, Any]
@@ -63,7 +67,7 @@ class ParityReport:
 
     @property
     def passed(self) -> bool:
-        """True if no check failed or is undecided."""
+        """True if at least one check passed, and no check failed or is undecided."""
         return self.verdict == "passed"
 
     @property
@@ -71,7 +75,7 @@ class ParityReport:
         return self.verdict == "failed"
 
     def undecided(self, *names: str) -> list[Check]:
-        """Return the runners' checks that have one of these names and are undecided or skipped."""
+        """Return the checks with the given names that are undecided or skipped for a runner."""
         every = [check for runner in self.runners for check in runner.checks]
         return [check for check in every if check.name in names and check.verdict in ("undecided", "skipped")]
 

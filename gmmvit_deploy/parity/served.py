@@ -1,12 +1,12 @@
-"""Check a served model: every answer goes back to its own request, however the server batches requests.
+"""Check a served model: every request gets the logits of the images in this request, however the server batches.
 
-single      requests of a single image, sent in sequence
-batches     several images in a request
-mixed       concurrent clients with requests of different sizes, which the server's batcher should join;
-            the server's execution count shows whether the batcher joined requests
-images      concurrent requests with an encoded image each, through the ensemble
-labels      the server's class names are the bundle's
-bundle      the server reports the SHA-256 of this bundle
+single      requests with a single image, sent in sequence
+batches     requests with several images, sent in sequence
+mixed       requests of different sizes from concurrent clients, which the server should join into batches;
+            the server's number of executions shows whether requests were joined
+images      concurrent requests to the ensemble, each with an encoded image
+labels      the class names on the server equal the bundle's class names, in the same order
+bundle      the SHA-256 that the server reports is the SHA-256 of this bundle
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ def check_served(
     *,
     on_progress: OnProgress = ignore,
 ) -> Check:
-    """Send requests in every way listed above and compare the server's logits with PyTorch's.
+    """Send the requests listed at the head of this module, and compare the server's logits with PyTorch's logits.
 
-    server: the runner's server.  inputs: distinct images (N, …).  exact: their float64 logits (N, C).
+    server: the models on the runner's server.  inputs: (N, …), distinct images.
+    exact: (N, C), PyTorch's float64 logits of ``inputs``.  limit: the limit for the distance of the server's logits.
     Errors: ServerError when the server fails.
     """
     judged = _Judged(limit)
@@ -88,7 +89,7 @@ def check_served(
 
 
 class _Judged:
-    """Compare the server's logits with the expected logits; keep a single reason for each kind of request."""
+    """Compare the server's logits with the expected logits, and keep the first reason for each kind of request."""
 
     def __init__(self, limit: Limit) -> None:
         self._limit = limit
@@ -98,10 +99,12 @@ class _Judged:
         self.largest = 0.0
 
     def add(self, kind: str, logits: NDArray[Any], exact: NDArray[Any], among: NDArray[Any] | None = None) -> None:
-        """Judge the answer to a request.
+        """Judge the logits with which the server answered a request.
 
-        logits: (B, C) of the server.  exact: (B, C) of PyTorch in float64.
-        among: expected logits of all concurrent requests, to identify the request that a wrong answer belongs to.
+        kind: the kind of request, for messages.  logits: (B, C), from the server.
+        exact: (B, C), the expected logits.
+        among: the expected logits of all concurrent requests, to detect an answer that belongs to another request;
+        None if there are no concurrent requests.
         """
         self.answers += len(logits)
         largest = distance(logits, exact)
@@ -134,7 +137,10 @@ def _mix(
     generator: np.random.Generator,
     judged: _Judged,
 ) -> dict[str, Any]:
-    """Send concurrent requests, at most `_ROUNDS` rounds, until the server has joined some requests in a batch."""
+    """Send rounds of concurrent requests until the server has joined requests into a batch; at most `_ROUNDS` rounds.
+
+    Returns the numbers of requests and of executions, and ``joined``, the difference of the two numbers.
+    """
     most = min(_MOST_IN_A_REQUEST, runner.max_batch)
     requests = executions = 0
     for _ in range(_ROUNDS):

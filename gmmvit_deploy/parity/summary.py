@@ -13,11 +13,11 @@ from gmmvit_deploy.parity.verdict import Check
 __all__ = ["summary_of"]
 
 _MOST_REASONS = 8
-"""Maximum number of reasons of a check in the summary; the page lists all reasons below the summary."""
+"""Maximum number of reasons of each check in the summary; the page lists all reasons below the summary."""
 
 
 def summary_of(report: ParityReport) -> Summary:
-    """Return the verdict and what would change it: failures, undecided checks, or the nearest limits."""
+    """Return the verdict and what would change the verdict: failed checks, undecided checks, or the nearest limits."""
     ran = [check for _, check in _checks(report) if check.verdict != "skipped"]
     failed = [(who, check) for who, check in _checks(report) if check.verdict == "failed"]
     undecided = [(who, check) for who, check in _checks(report) if check.verdict == "undecided"]
@@ -48,7 +48,7 @@ def _checks(report: ParityReport) -> Iterator[tuple[str, Check]]:
 
 
 def _reasons(checks: Sequence[tuple[str, Check]]) -> Iterator[str]:
-    """Yield ``runners: check: reason``; runners with the same reason share a line."""
+    """Yield lines ``runners: check: reason``.  Runners with the same reason share a line."""
     shared: dict[tuple[str, str], list[str]] = defaultdict(list)
     for who, check in checks:
         reasons = check.reasons or (check.summary,)
@@ -65,7 +65,7 @@ def _name(runner: RunnerReport) -> str:
 
 
 def _nearest_limits(runner: RunnerReport) -> Iterator[str]:
-    """Yield how close a runner that passed is to its limits."""
+    """Yield lines that state how close the results of a runner that passed are to the limits."""
     checks = {check.name: check for check in runner.checks}
     sets = checks["numeric"].details["sets"] if "numeric" in checks else []
     if sets:

@@ -1,7 +1,7 @@
-"""Explain a failed runner: make the usual mistakes on purpose and compare the resulting logits with the runner's.
+"""Explain a failed runner: make usual mistakes on purpose, and compare the resulting logits with the runner's logits.
 
-A suspect is the trained model with a single mistake, or the trained model with a wrongly prepared input. Suspects are
-tried only after a runner has failed. The named mistake is a hint and does not change the verdict.
+A suspect is the trained model with a single mistake, or the trained model with a wrongly prepared input. Parity tries
+the suspects only after a runner has failed. The named mistake is a hint and does not change the verdict.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gmmvit_deploy.scores.attention import attention_scores
 __all__ = ["explain", "suspects"]
 
 _EXPLAINED = 0.1
-"""Share of the distance between the runner's logits and PyTorch's that may remain if a suspect explains the logits."""
+"""A suspect explains the runner's logits if this share of their distance from PyTorch's logits, or less, remains."""
 
 
 @torch.inference_mode()
@@ -41,8 +41,9 @@ def explain(
 ) -> str:
     """Return the name of the mistake that explains ``logits``, or an empty string if no mistake does.
 
-    inputs: (B, …) in the form of the graph's input.  logits: the runner's (B, C).  limit: largest absolute difference
-    allowed for a correct runner.  mistakes: the output of `suspects` for these inputs, to reuse it.
+    inputs: (B, …) in the form of the graph's input.  logits: (B, C), the runner's logits.
+    limit: the largest absolute difference allowed for a correct runner.
+    mistakes: the output of `suspects` for these inputs, if already computed; None calls `suspects`.
     """
     trained, _ = reference.logits(inputs)
     if logits.shape != trained.shape or not np.isfinite(logits).all():
@@ -53,17 +54,18 @@ def explain(
     best, nearest = "", max(limit, _EXPLAINED * unexplained)
     for name, mistaken in suspects(bundle, reference, inputs) if mistakes is None else mistakes:
         distance = float(np.abs(logits - mistaken).max())
-        # The mistake must change the logits by much more than the difference that remains.
+        # The mistake must change the logits by more than ten times the difference that remains.
         if distance < nearest and distance < _EXPLAINED * float(np.abs(mistaken - trained).max()):
             best, nearest = name, distance
     return best
 
 
 def _are_halves(logits: NDArray[Any], trained: NDArray[Any], limit: float) -> bool:
-    """Return True if every logit is a float16 value within one float16 step plus ``limit`` of the trained logit.
+    """Return True if the runner's logits are PyTorch's logits rounded to float16.
 
-    Comparing with the rounded trained logits would miss ties: near the middle of two float16 values the runner's
-    logit may be rounded to the other value.
+    Every logit must be a float16 value that differs from PyTorch's logit by at most a float16 step plus ``limit``. A
+    comparison with PyTorch's logits rounded to float16 would be too strict: near the middle of two float16 values,
+    the runner's logit may be rounded to the other value.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         halves = logits.astype(np.float16)
@@ -104,11 +106,11 @@ def _other_inputs(bundle: Bundle, inputs: NDArray[Any]) -> Iterator[tuple[str, N
 
 
 _TRIED_FIRST: tuple[Role, ...] = ("mask", "scale", "score_bias", "mixing", "norm")
-"""Order in which the steps' mistakes are tried, likely mistakes first: of equal logits, the first mistake is named."""
+"""Roles of steps in the order in which mistakes are tried.  Of mistakes with equal logits, the first is named."""
 
 
 def _step_mistakes(model: Model) -> Iterator[tuple[str, Model]]:
-    """Yield (name, model) for every mistake that a score step lists, made in all attention layers at once."""
+    """Yield (name of the mistake, model with the mistake in all attention layers) for every mistake of a score step."""
     steps = [step for _, scores in attention_scores(model) for _, step in scores.steps()]
     steps.sort(key=lambda step: _TRIED_FIRST.index(step.role) if step.role in _TRIED_FIRST else len(_TRIED_FIRST))
     names = dict.fromkeys(name for step in steps for name, _ in step.mistakes())
@@ -119,7 +121,7 @@ def _step_mistakes(model: Model) -> Iterator[tuple[str, Model]]:
 
 
 def _make(mistake: str, model: Model) -> bool:
-    """Make the named mistake in every step that lists it; return False if the model stays unchanged."""
+    """Make a mistake in every step that lists this mistake; return False if the model stays unchanged."""
     changed = False
     for _, scores in attention_scores(model):
         for step_name, step in list(scores.steps()):

@@ -1,8 +1,10 @@
 """The result of a check, and the overall verdict of several checks.
 
+passed     the check detected no error
 failed     the check detected an error; the process ends with status 1
 undecided  the check detected no error, but had too little data to pass
-skipped    the check could not run here or was not requested; the reason is given
+skipped    the check did not run, because it was not requested, did not apply, or had no data; the summary names the
+           reason
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ Verdict = Literal["passed", "failed", "undecided", "skipped"]
 class Check:
     """The result of a check.
 
-    name: as listed at the head of ``parity/check.py``.  summary: the result in a single line.
-    reasons: why the check did not pass, as single lines.  details: the numbers, as plain JSON values.
+    name: the name of the check, as listed at the head of ``parity/check.py``.  summary: the result in a single line.
+    reasons: why the check did not pass; each reason is a single line.  details: the measurements, as plain JSON values.
     """
 
     name: str
@@ -34,7 +36,7 @@ class Check:
 def overall(checks: Iterable[Check]) -> Verdict:
     """Return ``failed`` if any check failed, else ``undecided`` if any check is undecided, else ``passed``.
 
-    Returns ``failed`` also if every check was skipped, because skipped checks prove nothing.
+    If every check was skipped, the overall verdict is also ``failed``, because a skipped check verifies nothing.
     """
     verdicts = {check.verdict for check in checks}
     if "failed" in verdicts or not verdicts & {"passed", "undecided"}:
