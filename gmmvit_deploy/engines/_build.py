@@ -1,7 +1,7 @@
 """Build a plan, the file that TensorRT loads, in a separate process.
 
-This file is a program, and its only argument is the path of a request file. The parent process can stop the program,
-and continues when the builder crashes or runs out of memory. The program prints the builder's progress to stdout, as a
+This file is a program with a single argument, the path of a request file. The parent process can stop the program, and
+continues when the builder crashes or runs out of memory. The program prints the builder's progress to stdout, as a
 JSON object per line. The results are files: the plan, the builder's log, ``result.json``, and the list of layers for
 each target, the compute capability to build for. SIGTERM stops the builder at the builder's next step.
 """

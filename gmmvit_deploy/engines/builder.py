@@ -58,7 +58,7 @@ def build_plan(
     tensor: the name of the graph's input.  shape: the shape of this input, without the batch.
     on_progress: called at each step of the outermost phase.
     Errors: EngineError when the builder refuses the graph, fails, is killed, or is stopped.
-    On Ctrl-C, the function stops the builder before it raises KeyboardInterrupt again.
+    On Ctrl-C, the function first stops the builder, and then raises KeyboardInterrupt again.
     """
     request = {
         "flavor": flavor.name,

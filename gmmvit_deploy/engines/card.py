@@ -66,7 +66,7 @@ class EngineCard:
     trtexec: the command line of NVIDIA's tool that builds the same engine.
     attentions: the layers that compute each attention, in each profile on each target.
     misses: the matrix products and convolutions that run in another data type than the precision promises.
-    unjudged: the reason why the data types of the matrix products could not be checked; empty if they were checked.
+    unjudged: the reason why the data types of the matrix products could not be checked; empty if the check was made.
     shares: target → data type → the fraction of the layers that run in this data type.
     layers: target → the number of layers in each profile.
     unfolded: descriptions of constants, such as masks, that the graph computes at run time instead of storing them.

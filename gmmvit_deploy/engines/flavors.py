@@ -33,7 +33,7 @@ FlavorName = Literal["tensorrt", "tensorrt-rtx"]
 FLAVORS: tuple[FlavorName, ...] = get_args(FlavorName)
 _MODULES: dict[FlavorName, str] = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
 
-# Precision → lowest compute capability that supports it.
+# Precision → lowest compute capability that supports the precision.
 _LEAST: dict[str, float] = {"fp32": 7.5, "fp16": 7.5, "bf16": 8.0, "int8": 7.5, "fp8": 8.9}
 
 

@@ -30,7 +30,8 @@ class GraphSource:
     tensor: the name of the graph's input.  dtype: the data type of this input.
     shape: the shape of this input, without the batch.
     head_dims: attention → head dim, for attentions whose shapes can be inferred.
-    unmatched: softmax outside every known attention → the reason why the matcher found no attention around the softmax.
+    unmatched: softmax outside every known attention → the reason why `kernels.matcher` found no attention around the
+    softmax.
     roles: node → role in the precision policy; empty if a node has no role.
     unjudged: the reason why the precision cannot be checked, which lists operators without a role; empty if every
     operator has a role.
@@ -126,7 +127,7 @@ def _input(path: Path, proto: ModelProto) -> tuple[str, tuple[int, ...], str]:
 
 
 def _unmatched(proto: ModelProto, attentions: tuple[Attention, ...]) -> dict[str, str]:
-    """Map each softmax outside every known attention to the reason why the matcher found no attention around it."""
+    """Map each softmax outside every known attention to the reason that `kernels.matcher` gives."""
     unknown = {attention.name for attention in attentions if not attention.known}
     if not unknown:
         return {}
@@ -135,7 +136,7 @@ def _unmatched(proto: ModelProto, attentions: tuple[Attention, ...]) -> dict[str
 
 
 def _head_dims(proto: ModelProto, attentions: tuple[Attention, ...]) -> dict[str, int]:
-    """Map each attention to its head dim, the last dimension of Q; omit attentions whose shapes cannot be inferred."""
+    """Map each attention to the head dim, the last dimension of Q; omit attentions whose shapes cannot be inferred."""
     from onnx import shape_inference
 
     try:

@@ -59,8 +59,8 @@ class BuildOptions:
     profiles: ranges of batch sizes; a batch runs in the first range that contains its size. Empty selects a default.
     capabilities: the compute capabilities to build for, such as ``8.9``; empty builds for the GPU of this machine.
     optimization_level: 0 to 5; higher levels take longer to build. None uses the builder's default.
-    timing_cache: the file with TensorRT's measured kernel times. A build reads an existing file, and writes the file
-    after it succeeds. None uses no file.
+    timing_cache: the file with TensorRT's measured kernel times. A build reads the file if the file exists, and a
+    successful build writes the file. None uses no file.
     version_compatible: allow later TensorRT versions with the same major version to load the engine.
     hardware_compatible: the GPUs that can run the engine. ``none`` allows only the GPU of the build, ``ampere+``
     allows Ampere and later GPUs, and ``same-cc`` allows GPUs with the same compute capability.

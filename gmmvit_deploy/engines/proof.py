@@ -72,8 +72,8 @@ def prove_attentions(
 
     target: as in `AttentionProof`.  profiles: the number of optimisation profiles.
     head_dims: name of an attention → its head dim.
-    unmatched: softmax outside every known attention → the reason why the matcher found no attention around the softmax.
-    The function appends this reason to ``reason`` in the result.
+    unmatched: softmax outside every known attention → the reason why `kernels.matcher` found no attention around the
+    softmax. The function appends this reason to ``reason`` in the result.
     """
     candidates = tuple(attentions)
     proofs = [

@@ -31,8 +31,8 @@ _BATCH = 8
 def golden_from_model(model: Model, input_kind: InputKind, image: ImageSpec) -> tuple[GoldenSet, Noise]:
     """Compute the golden set of a trained model, before the model is folded.
 
-    Returns (the golden set, the noise). The noise is the difference between the model's float32 logits and its float64
-    logits.
+    Returns (the golden set, the noise). The noise is the difference between the float32 logits and the float64 logits
+    of the model.
     """
     generator = np.random.default_rng(_SEED)
     normalised = image.normalisation is not None

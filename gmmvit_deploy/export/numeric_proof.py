@@ -83,7 +83,7 @@ def proven_difference(
         single = np.concatenate([runner.run(row[None]) for row in inputs])
     except GmmvitError:
         raise
-    # A runtime that loads the graph but cannot run it raises an exception class of the runtime.
+    # If a runtime loads the graph but cannot run the graph, each runtime raises an exception class of its own.
     except Exception as exc:
         raise ExportError(f"{what}: runner {runner.label} cannot run the graph: {str(exc).strip()}") from exc
     if batched.shape != expected.shape:

@@ -177,7 +177,7 @@ class _Pairs:
         return stem
 
     def weight(self, name: str, values: NDArray[Any], *, axis: int) -> str:
-        """Make a constant with the quantised weight, and a DQ node that reads it; return the name of the node's output.
+        """Make a constant with the quantised weight, and a DQ node; return the name of the DQ node's output.
 
         name: the name of the weight.  values: the weight.  axis: the dimension that holds the output channels.
         All projections that read the weight share the DQ node.

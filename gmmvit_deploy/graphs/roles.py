@@ -70,7 +70,7 @@ def attentions_of(graph: GraphProto) -> tuple[Attention, ...]:
 def declared_attentions(graph: GraphProto) -> tuple[Attention, ...]:
     """Return every attention that the graph's nodes declare, in the order of the graph.
 
-    An attention has ``known=False`` unless it declares a matrix product before its softmax and another after it.
+    An attention has ``known=False`` unless nodes before and after the softmax declare the role ``product``.
     """
     parts: dict[str, list[NodeProto]] = {}
     for node in graph.node:
