@@ -1,10 +1,11 @@
-"""Read the variants of a bundle.  A variant is the network in another precision, with a record.
+"""Read the variants of a bundle, the folder that ``gmmvit export`` writes.
+
+A variant is the bundle's network in another precision. ``gmmvit convert`` adds the files of a variant to the bundle:
 
     model.<precision>.onnx    the graph
     model.<precision>.json    the record: hashes of the bundle and the graph, and the effects of the precision
 
-A variant is written after its bundle, and the bundle does not change. For ``fp32`` the graph is ``model.onnx``, which
-has no record.
+The other files of the bundle do not change. For ``fp32``, the graph is ``model.onnx``, which has no record.
 """
 
 from __future__ import annotations
@@ -32,20 +33,21 @@ VARIANT_FORMAT = "gmmvit-variant/1"
 class VariantRecord:
     """Content of ``model.<precision>.json``.
 
-    bundle_sha256, onnx_sha256: the hashes of the bundle and of the graph.
-    passes: folding pass that changed the model → number of changed layers.
-    constants: layer → name of the layer's mask in this graph.
+    bundle_sha256, onnx_sha256: the SHA-256 of the bundle, and of the graph's file.
+    passes: name of a folding pass that changed the model → number of modules or parameters that the pass changed.
+    constants: layer → name of the layer's mask in the graph.
     mask_sha256: layer → SHA-256 of the layer's mask in this precision.
-    masks: the effect of the precision on each mask.
-    calibration: source and SHA-256 of the calibration data, number of images, and the bound of each activation; None
-    unless quantised.
-    golden: the difference between the golden logits and the logits of this graph, which are emulated on the CPU with
-    every rounding of the graph: the largest difference, the largest difference divided by the largest golden logit, and
-    the share of equal predicted classes.
-    versions: name → version of the toolkit, Python and packages at conversion.
+    masks: the effect of the precision on the mask of each head.
+    calibration: the source and the SHA-256 of the calibration images, the number of images, and the bound of each
+    activation (the magnitude that becomes the largest quantised value); None for a graph that is not quantised.
+    golden: a comparison of the graph's logits with the golden logits, PyTorch's logits recorded at export. The graph's
+    logits are computed on the CPU with every rounding of the graph. ``largest_abs`` is the largest absolute difference,
+    ``largest_rel`` is this difference divided by the largest golden logit, and ``argmax_agreement`` is the fraction of
+    inputs with equal predicted classes.
+    versions: name → version of this package, Python and other packages at conversion.
     role_disagreements: a description of each node whose declared role differs from the inferred role.
-    programs: runner → largest difference from the golden logits when the runner runs this graph, with the limit, or the
-    reason why the runner could not run the graph.
+    programs: name of a runner (a runtime that ran the graph) → the largest difference of the runner's logits from the
+    golden logits, and the limit; or the reason why the runner was skipped.
     """
 
     precision: Precision
@@ -67,7 +69,10 @@ class VariantRecord:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> VariantRecord:
-        """Rebuild a record.  Errors: KeyError, TypeError or ValueError when ``data`` is not a record of this format."""
+        """Read a record from JSON data.
+
+        Errors: KeyError, TypeError or ValueError when ``data`` is not a record of this format.
+        """
         if data["format"] != VARIANT_FORMAT:
             raise ValueError(f"expected the format {VARIANT_FORMAT!r}, got {data['format']!r}")
         fields = {name: value for name, value in data.items() if name != "format"}
@@ -79,7 +84,7 @@ class VariantRecord:
 class Variant:
     """The graph of a bundle in a given precision.
 
-    path, sha256: the file of the graph, and its hash.  record: the record of the variant; None for fp32.
+    path, sha256: the file of the graph, and the SHA-256 of this file.  record: the record of the graph; None for fp32.
     """
 
     precision: Precision
@@ -99,7 +104,8 @@ def record_file(precision: Precision) -> str:
 def open_variant(bundle: Bundle, precision: Precision) -> Variant:
     """Open the graph of a bundle in ``precision``.
 
-    Errors: BundleError when the variant does not exist, was changed, or was made from another bundle.
+    Errors: BundleError when the graph or its record does not exist, cannot be read or was changed, or when the variant
+    was made from another bundle.
     """
     path = bundle.path / onnx_file(precision)
     if precision == "fp32":

@@ -1,8 +1,9 @@
-"""Build a plan.  This file runs as a separate program, with the path of a request file as its argument.
+"""Build a plan, the file that TensorRT loads, in a separate process.
 
-A separate process can be stopped, and does not end its parent process when the builder crashes or runs out of memory.
-The program prints the builder's progress to stdout, as a JSON object per line. Its results are files: the plan, the
-builder's log, the layers of each target, and ``result.json``. SIGTERM stops the builder at the builder's next step.
+This file is a program with a single argument, the path of a request file. The parent process can stop the program, and
+continues when the builder crashes or runs out of memory. The program prints the builder's progress to stdout, as a
+JSON object per line. The results are files: the plan, the builder's log, ``result.json``, and the list of layers for
+each target, the compute capability to build for. SIGTERM stops the builder at the builder's next step.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
 
 
 def main(request_path: Path) -> None:
-    """Build the plan of a request, and write the outcome to ``result.json``."""
+    """Build the plan that a request file describes, and write the outcome to ``result.json``."""
     request: dict[str, Any] = json.loads(request_path.read_text())
     folder = request_path.parent
     with warnings.catch_warnings():
@@ -37,7 +38,7 @@ def main(request_path: Path) -> None:
 def _build_all(library: Any, request: dict[str, Any], folder: Path, log: Any) -> dict[str, Any]:
     """Build the plan and list its layers.
 
-    With several targets, a plan for each single target is also built, to list the layers of this target.
+    With several targets, the function also builds a plan for each target alone, because the layers differ by target.
     """
     logger = logger_class(library)(log)
     monitor = monitor_class(library)()
@@ -62,7 +63,7 @@ def _build_plan(
 ) -> tuple[bytes | None, str]:
     logger.layers = ""
     builder: trt.Builder = library.Builder(logger)
-    # TensorRT 11 has no such flag, because its networks are always strongly typed.
+    # TensorRT 11 has no flag STRONGLY_TYPED, because every network of TensorRT 11 is strongly typed.
     strongly = getattr(library.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
     network: trt.INetworkDefinition = builder.create_network(0 if strongly is None else 1 << int(strongly))
     parser: trt.OnnxParser = library.OnnxParser(network, logger)
@@ -99,7 +100,7 @@ def configured(library: Any, builder: trt.Builder, request: dict[str, Any], targ
     if request["tf32"]:
         config.set_flag(library.BuilderFlag.TF32)
     else:
-        # TF32 is on by default, and drops 13 bits of the inputs of float32 matrix products.
+        # By default TensorRT uses TF32, which drops 13 bits of the inputs of float32 matrix products.
         config.clear_flag(library.BuilderFlag.TF32)
     if request["version_compatible"]:
         config.set_flag(library.BuilderFlag.VERSION_COMPATIBLE)
@@ -119,9 +120,9 @@ def configured(library: Any, builder: trt.Builder, request: dict[str, Any], targ
 
 
 def inspected(library: Any, logger: Any, plan: bytes) -> str:
-    """Return the engine inspector's text of the layers; empty if the plan does not load.
+    """Return the text in which TensorRT's engine inspector lists the layers; empty if the plan does not load.
 
-    A plan loads only on a machine with a GPU that can run it.
+    A plan loads only on a machine with a GPU that can run the plan.
     """
     runtime: trt.Runtime = library.Runtime(logger)
     engine: trt.ICudaEngine | None = runtime.deserialize_cuda_engine(plan)
@@ -132,7 +133,7 @@ def inspected(library: Any, logger: Any, plan: bytes) -> str:
 
 
 def logger_class(library: Any) -> Any:
-    """Return a logger class that writes all messages to a file, and keeps the errors and the list of layers."""
+    """Return a logger class that writes all messages to a file, and stores the errors and the list of layers."""
 
     class Logger(library.ILogger):  # type: ignore[misc]
         def __init__(self, file: Any) -> None:
@@ -152,7 +153,10 @@ def logger_class(library: Any) -> Any:
 
 
 def monitor_class(library: Any) -> Any:
-    """Return a progress monitor class that prints each phase and each outermost step, and can stop the build."""
+    """Return a progress monitor class that prints each phase and each step of an outermost phase.
+
+    The method ``stop`` of the class stops the build at the next step.
+    """
 
     class Monitor(library.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:

@@ -1,4 +1,8 @@
-"""Build a plan from an ONNX file, in a separate process that reports progress, can be stopped, and may crash."""
+"""Build a plan, the file that TensorRT loads, from an ONNX file.
+
+The builder runs in a separate process, which reports progress. This process can stop the builder, and continues when
+the builder crashes.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +30,10 @@ _KILLED_FOR_MEMORY = (-signal.SIGKILL, -signal.SIGABRT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltPlan:
-    """A plan that was built.
+    """A finished plan.
 
-    path: file of the plan.  layers: target → text in which TensorRT lists the layers.  seconds: duration of the build.
-    log: file of the builder's log.
+    path: the file of the plan.  log: the file of the builder's log.  seconds: the duration of the build.
+    layers: target (compute capability; empty for the GPU of the build) → the text in which TensorRT lists the layers.
     """
 
     path: Path
@@ -51,10 +55,10 @@ def build_plan(
 ) -> BuiltPlan:
     """Build a plan into ``folder``, which must be empty.
 
-    tensor: name of the graph's input.  shape: shape of this input, without the batch.
-    on_progress: called with the steps of the outermost phase.
-    Errors: EngineError when the builder refuses the graph, fails, is killed, or is stopped. On an interrupt, the
-    builder is stopped before KeyboardInterrupt is raised again.
+    tensor: the name of the graph's input.  shape: the shape of this input, without the batch.
+    on_progress: called at each step of the outermost phase.
+    Errors: EngineError when the builder refuses the graph, fails, is killed, or is stopped.
+    On Ctrl-C, the function first stops the builder, and then raises KeyboardInterrupt again.
     """
     request = {
         "flavor": flavor.name,
@@ -95,7 +99,7 @@ def _run(folder: Path, on_progress: OnProgress) -> int:
         str(folder / "request.json"),
     ]
     with (folder / "stderr.txt").open("wb") as errors:
-        # In a new session, Ctrl-C reaches only this process, which then asks the builder to stop.
+        # The builder runs in a new session, so Ctrl-C reaches only this process, which then stops the builder.
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
         )
@@ -140,6 +144,6 @@ def _how_it_died(status: int, folder: Path, flavor: Flavor) -> str:
 
 
 def _short(errors: list[str]) -> str:
-    """Join the builder's first two errors, without the paths of TensorRT's source files."""
+    """Join the first two error messages of the builder, without the paths of TensorRT's source files."""
     cut = [error.split(". In ")[0].split(" In ")[0].strip() for error in errors[:2]]
     return "; ".join(cut)

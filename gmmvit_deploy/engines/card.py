@@ -1,8 +1,8 @@
-"""An engine on disk: a folder with the plan, its card, and the list of layers from which the card was made.
+"""Read and check the folder of an engine.
 
-model.plan       the plan that TensorRT loads
-card.json        the `EngineCard`
-layers.txt       the layers, as the builder printed them
+model.plan       the plan, the file that TensorRT loads
+card.json        the card (`EngineCard`): a report on the engine's origin, options and checks
+layers.txt       the layers of the engine, as the builder printed them; the card summarises these layers
 """
 
 from __future__ import annotations
@@ -29,10 +29,14 @@ PLAN_FILE, CARD_FILE, LAYERS_FILE = "model.plan", "card.json", "layers.txt"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskCost:
-    """Sizes and times of an engine and of its twin with M = 1, built with the same options in the same run.
+    """Sizes and times of an engine with masks, compared with its twin.
 
-    layers: number of layers, shape arithmetic included.  kernels: number of layers without shape arithmetic.
-    bytes: size of the plan.  milliseconds: batch → median time on the GPU; None if no GPU was visible.
+    The twin is an engine of the same graph in which a scalar replaces every mask. The same run builds the twin, with
+    the same options. Each field exists for the engine, and as ``twin_…`` for the twin.
+
+    layers: the number of layers, including shape arithmetic.
+    kernels: the number of GPU kernels, which are the layers without shape arithmetic.
+    bytes: the size of the plan.  milliseconds: batch size → median time on the GPU; None if no GPU was visible.
     """
 
     layers: int
@@ -47,18 +51,26 @@ class MaskCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCard:
-    """An engine's origin, options and checks.
+    """Content of ``card.json``: an engine's origin, options and checks.
 
-    sha256: hashes of ``plan`` and ``onnx``, and of ``bundle`` and ``checkpoint`` if the engine was built from a bundle.
-    masks: layer → SHA-256 of its mask's bytes in the ONNX graph.
-    target: compute capabilities that the engine was built for, or the GPU of the build and the GPU's driver.
-    tensor: name, dtype and shape of the input; the shape is without the batch.
-    attentions: how each attention is computed.
-    misses: matrix products and convolutions in another type than the precision promises.
-    shares: target → type → share of the layers.  layers: target → number of layers in each profile.
-    unjudged: why the types of the products could not be checked; empty if the types were checked.
-    unfolded: parts of the graph that should have been folded and are computed at run time.
-    mask_cost: comparison with the twin without masks; None if it was not requested.
+    In this class, a target is a compute capability to build for, or the name of the GPU that built the engine.
+
+    sha256: the hashes of ``plan`` and ``onnx``, and of ``bundle`` and ``checkpoint`` if the engine was built from a
+    bundle, the folder that ``gmmvit export`` writes.
+    masks: layer → SHA-256 of the bytes of the layer's mask in the ONNX graph.
+    target: three entries. ``capabilities`` lists the compute capabilities that the engine was built for. ``gpu`` is the
+    name of the GPU that built the engine, or None if the build named compute capabilities. ``driver`` is the version of
+    the GPU driver, or None on a machine without a GPU.
+    tensor: the name, dtype and shape of the input; the shape is without the batch.
+    profiles: the ranges of batch sizes.  flags: the other options of the build (`BuildOptions.flags`).
+    trtexec: the command line of NVIDIA's tool that builds the same engine.
+    attentions: the layers that compute each attention, in each profile on each target.
+    misses: the matrix products and convolutions that run in another data type than the precision promises.
+    unjudged: the reason why the data types of the matrix products could not be checked; empty if the check was made.
+    shares: target → data type → the fraction of the layers that run in this data type.
+    layers: target → the number of layers in each profile.
+    unfolded: descriptions of constants, such as masks, that the graph computes at run time instead of storing them.
+    mask_cost: the comparison with the twin without masks; None if the build did not make this comparison.
     """
 
     sha256: Mapping[str, str]
@@ -89,7 +101,7 @@ class EngineCard:
     def profile_for(self, batch: int) -> int:
         """Return the index of the first profile whose range contains ``batch``.
 
-        Errors: InputError when no profile contains it.
+        Errors: InputError when no profile contains ``batch``.
         """
         for index, profile in enumerate(self.profiles):
             if profile.least <= batch <= profile.most:
@@ -129,7 +141,10 @@ class EngineCard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """An opened engine. The plan's size and SHA-256 match the card."""
+    """An opened engine, whose plan has the size and SHA-256 in the card.
+
+    path: the engine's folder.
+    """
 
     path: Path
     card: EngineCard
@@ -140,10 +155,10 @@ class Engine:
 
 
 def open_engine(path: Path) -> Engine:
-    """Open an engine and check that the plan matches its card.
+    """Open an engine, and check that the plan matches the card.
 
-    path: the engine's folder, or the plan in it.
-    Errors: EngineError when the folder has no readable card, or when the plan is missing or differs from its card.
+    path: the engine's folder, or the file of the plan in this folder.
+    Errors: EngineError when the folder has no readable card, or when the plan is missing or does not match the card.
     """
     folder = path.parent if path.name == PLAN_FILE else path
     card_path, plan_path = folder / CARD_FILE, folder / PLAN_FILE
@@ -176,7 +191,7 @@ def open_engine(path: Path) -> Engine:
 def require_bundle(bundle: Bundle, engine: Engine) -> None:
     """Check that the engine was built from this bundle.
 
-    Errors: EngineError when it was built from another bundle, or from an ONNX file without a bundle.
+    Errors: EngineError when the engine was built from another bundle, or from an ONNX file without a bundle.
     """
     made_from = engine.card.sha256.get("bundle")
     if made_from != bundle.sha256:

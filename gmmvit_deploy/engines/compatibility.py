@@ -1,7 +1,8 @@
-"""Check if a server, or this machine, can load a plan; if not, explain what to build.
+"""Check if a server or this machine can load a plan, and explain what to build if it cannot.
 
-A plan loads only in the TensorRT version that built it. A version compatible plan also loads in later versions with
-the same major version. Triton's tensorrt backend loads plans of TensorRT, never of TensorRT for RTX.
+A plan is the file that TensorRT loads. A plan loads only in the TensorRT version that built the plan. A version
+compatible plan also loads in later versions with the same major version. Triton's tensorrt backend loads plans that
+TensorRT built, and no plans that TensorRT for RTX built.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ServerTensorRT", "loads_in", "loads_on", "runs_on", "server_tensorrt"]
 
-# Release of NVIDIA's container → (its Triton version, its TensorRT version), from the release notes.
+# Release of NVIDIA's Triton container → (Triton version, TensorRT version) in the container, from the release notes.
 _RELEASES = {
     "24.06": ("2.47.0", "10.1.0"),
     "24.07": ("2.48.0", "10.2.0"),
@@ -41,10 +42,10 @@ _FIND_OUT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTensorRT:
-    """The TensorRT of a server.
+    """The TensorRT version of a server.
 
-    name: name of the server, for messages.
-    version: version of the server's TensorRT, such as ``10.9.0``; trailing parts may be missing.
+    name: the name of the server, for messages.
+    version: the TensorRT version, such as ``10.9.0``; the last numbers may be missing, as in ``10.9``.
     """
 
     name: str
@@ -56,11 +57,12 @@ def server_tensorrt(
 ) -> ServerTensorRT:
     """Find the TensorRT version of a server.
 
-    release: release of NVIDIA's container, such as ``25.04``.
-    triton: Triton version that a live server reports, such as ``2.57.0``.
-    tensorrt: version of TensorRT, which overrides ``release`` and ``triton``.
-    Errors: InputError on a malformed version, on a release or Triton version that is not in the table, or when all
-    three are None.
+    release: the release of NVIDIA's Triton container, such as ``25.04``.
+    triton: the Triton version that a running server reports, such as ``2.57.0``.
+    tensorrt: the TensorRT version; if given, ``release`` and ``triton`` are ignored.
+    name: the name of the server, for messages.
+    Errors: InputError when ``tensorrt`` is malformed, when the release or Triton version is not in the table
+    ``_RELEASES``, or when ``release``, ``triton`` and ``tensorrt`` are all None.
     """
     if tensorrt is not None:
         if not re.fullmatch(r"\d+(\.\d+){1,3}", tensorrt):
@@ -87,7 +89,10 @@ def server_tensorrt(
 
 
 def loads_in(card: EngineCard, version: str) -> str:
-    """Return why TensorRT ``version`` of the card's flavor cannot load the plan; empty if it can."""
+    """Return the reason why a TensorRT version cannot load the plan; empty if it can.
+
+    version: the version of the card's flavor, which is TensorRT or TensorRT for RTX.
+    """
     built, there = _numbers(card.tensorrt_version), _numbers(version)
     length = min(len(built), len(there))
     if built[:length] == there[:length]:
@@ -106,7 +111,7 @@ def loads_in(card: EngineCard, version: str) -> str:
 
 
 def runs_on(card: EngineCard, gpu: Gpu) -> str:
-    """Return why a GPU cannot run the engine; empty if it can."""
+    """Return the reason why a GPU cannot run the engine; empty if the GPU can."""
     if card.flags["hardware_compatible"] == "ampere+" and float(gpu.capability) >= 8.0:
         return ""
     capabilities = card.target["capabilities"]
@@ -116,7 +121,7 @@ def runs_on(card: EngineCard, gpu: Gpu) -> str:
 
 
 def loads_on(card: EngineCard, server: ServerTensorRT) -> str:
-    """Return why the server cannot load the plan, and what to do; empty if it can."""
+    """Return the reason why the server cannot load the plan, and what to do; empty if the server can."""
     if card.flavor != "tensorrt":
         return (
             f"the plan was built by {card.flavor}, and Triton's tensorrt backend loads only plans of tensorrt; "

@@ -1,6 +1,7 @@
-"""Build an engine from an ONNX file: check the options, build in a temporary folder, judge the layers, write all files.
+"""Build an engine from an ONNX file.
 
-After an error, no file of the engine is written.
+The steps: check the options, build in a temporary folder, check the layers, and write the engine's folder (`card`).
+If a step fails, the engine's folder is not written.
 """
 
 from __future__ import annotations
@@ -42,10 +43,12 @@ def engine_from_bundle(
     force: bool = False,
     on_progress: OnProgress = ignore,
 ) -> Engine:
-    """Build an engine from a bundle's graph of the given variant.
+    """Build an engine from a graph of a bundle, the folder that ``gmmvit export`` writes.
 
-    out: folder to write; None writes into the bundle's ``engines/``.  Other arguments: see `engine_from_onnx`.
-    Errors: as `engine_from_onnx`; ExportError when the graph still computes a mask at run time.
+    variant: the graph in one of the bundle's precisions.
+    out: the folder to write; None writes a folder in the bundle's ``engines/``.
+    The other arguments are as in `engine_from_onnx`.
+    Errors: as in `engine_from_onnx`, and ExportError when the graph computes a mask at run time.
     """
     source = source_from_onnx(variant.path)
     if source.unfolded:
@@ -71,18 +74,24 @@ def engine_from_onnx(
 ) -> Engine:
     """Build an engine from any ONNX file with a single input whose first dimension is the batch.
 
-    mask_cost: also build the same graph with M = 1, and record the cost of the masks in the card.
-    log: file to write the builder's log to.  force: replace an engine that exists at ``out``.
-    Errors: InputError on options that the flavor cannot build; EngineError when the build fails, or when the engine
-    does not meet ``options.require_fused`` or ``options.require_precision``; OutputError when ``out`` cannot be
-    written. After any error, ``out`` is unchanged.
+    out: the folder to write.  force: replace an engine that exists at ``out``.
+    mask_cost: also build the same graph without masks, and record in the card how both engines differ.
+    log: the file to write the builder's log to, or None.
+    Errors, each of which leaves ``out`` unchanged:
+        InputError: the file is not a suitable graph, or the flavor (the installed TensorRT) does not support an option.
+        EngineError: the build fails, or the engine does not meet ``options.require_fused`` or
+        ``options.require_precision``.
+        OutputError: ``out`` cannot be written.
     """
     source = replace(source_from_onnx(onnx), hashes={"onnx": sha256_of_file(onnx)})
     return _build(source, options, flavor, out, mask_cost=mask_cost, log=log, force=force, on_progress=on_progress)
 
 
 def engine_name(options: BuildOptions, flavor: Flavor) -> str:
-    """Return the folder name of an engine, such as ``fp16-tensorrt-rtx-8.9``: precision, flavor, target."""
+    """Return the folder name of an engine: precision, flavor and target, such as ``fp16-tensorrt-rtx-8.9``.
+
+    The target is the compute capabilities in ``options``, or the name of the GPU of this machine.
+    """
     gpu = visible_gpu()
     place = "+".join(options.capabilities) or (gpu.name.replace(" ", "-").lower() if gpu else "unknown")
     return f"{options.precision}-{flavor.name}-{place}"

@@ -1,7 +1,7 @@
-"""A single interface to TensorRT and TensorRT for RTX, called flavors, and the options that each flavor refuses.
+"""Find the installed TensorRT or TensorRT for RTX, called flavors, and refuse options that a flavor does not support.
 
-tensorrt       versions 10 and 11; builds on the GPU that will run the engine
-tensorrt-rtx   builds on any machine, for named compute capabilities; runs on GeForce and workstation GPUs
+tensorrt       TensorRT, versions 10 and 11; builds only on the GPU that will run the engine
+tensorrt-rtx   TensorRT for RTX; builds on any machine, for named compute capabilities of GeForce and workstation GPUs
 """
 
 from __future__ import annotations
@@ -33,13 +33,17 @@ FlavorName = Literal["tensorrt", "tensorrt-rtx"]
 FLAVORS: tuple[FlavorName, ...] = get_args(FlavorName)
 _MODULES: dict[FlavorName, str] = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
 
-# Precision → lowest compute capability that supports it.
+# Precision → lowest compute capability that supports the precision.
 _LEAST: dict[str, float] = {"fp32": 7.5, "fp16": 7.5, "bf16": 8.0, "int8": 7.5, "fp8": 8.9}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A GPU.  name: name from the driver.  capability: compute capability, such as ``8.9``.  driver: driver version."""
+    """A GPU of this machine.
+
+    name: the name that the driver reports.  capability: the compute capability, such as ``8.9``.
+    driver: the version of the driver.
+    """
 
     name: str
     capability: str
@@ -48,10 +52,10 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flavor:
-    """An installed TensorRT.
+    """An installed TensorRT or TensorRT for RTX.
 
-    capabilities: compute capabilities that the flavor accepts as build targets; empty if the flavor builds only for
-    the GPU of this machine.
+    version: the version of the Python package.
+    capabilities: the compute capabilities that the flavor can build for; empty if the package lists no capabilities.
     """
 
     name: FlavorName
@@ -60,12 +64,12 @@ class Flavor:
 
 
 def tensorrt_library(name: FlavorName) -> Any:
-    """Import a flavor's Python module.  Errors: MissingDependencyError when it is not installed."""
+    """Import a flavor's Python module.  Errors: MissingDependencyError when the module is not installed."""
     return require(_MODULES[name], package=name, extra=name)
 
 
 def visible_gpu() -> Gpu | None:
-    """Return the first GPU that nvidia-smi lists; None without a GPU or without nvidia-smi."""
+    """Return the first GPU that nvidia-smi lists, or None without a GPU or without nvidia-smi."""
     try:
         query = ["nvidia-smi", "--query-gpu=name,compute_cap,driver_version", "--format=csv,noheader"]
         answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
@@ -76,7 +80,7 @@ def visible_gpu() -> Gpu | None:
 
 
 def require_flavor(name: str) -> FlavorName | Literal["auto"]:
-    """Check and return a flavor's name.  Errors: InputError unless it is ``auto`` or the name of a flavor."""
+    """Check and return a flavor's name.  Errors: InputError unless the name is ``auto`` or the name of a flavor."""
     if name == "auto":
         return "auto"
     if name not in FLAVORS:
@@ -85,11 +89,13 @@ def require_flavor(name: str) -> FlavorName | Literal["auto"]:
 
 
 def find_flavor(name: str) -> Flavor:
-    """Return the installed flavor of this name; ``auto`` selects the first that can build on this machine.
+    """Return the installed flavor with this name.
 
-    name: ``tensorrt``, ``tensorrt-rtx`` or ``auto``; ``auto`` tries ``tensorrt`` only where a GPU is visible.
-    Errors: InputError on another name; MissingDependencyError when the flavor, or for ``auto`` every
-    flavor that can build here, is not installed.
+    name: ``tensorrt``, ``tensorrt-rtx`` or ``auto``. With a visible GPU, ``auto`` selects ``tensorrt`` if installed.
+    Otherwise ``auto`` selects ``tensorrt-rtx``.
+    Errors:
+        InputError: the name is not known.
+        MissingDependencyError: the named flavor is not installed, or no flavor that ``auto`` can select is installed.
     """
     flavor = require_flavor(name)
     if flavor == "auto":
@@ -116,7 +122,7 @@ def _capabilities(library: Any) -> tuple[str, ...]:
 def refuse(options: BuildOptions, flavor: Flavor) -> None:
     """Check, before a build starts, that the flavor can build with these options.
 
-    Errors: InputError with the reason when it cannot.
+    Errors: InputError with the reason when the flavor cannot build with these options.
     """
     _RULES[flavor.name](options, flavor)
 

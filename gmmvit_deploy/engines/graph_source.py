@@ -1,4 +1,7 @@
-"""Read the graph of an engine before the build begins: input, attentions, and roles of the nodes."""
+"""Read the ONNX graph before an engine is built: the graph's input, its attentions, and the roles of its nodes.
+
+A role says what a node is for. The precision policy assigns a data type to each role (`graphs.roles`).
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,19 @@ __all__ = ["GraphSource", "source_from_onnx"]
 class GraphSource:
     """A graph to build an engine from.
 
-    tensor: name of the graph's input.  shape: shape of the input, without the batch.  dtype: element type of the input.
+    path: the ONNX file.  proto: the ONNX model in this file.
+    tensor: the name of the graph's input.  dtype: the data type of this input.
+    shape: the shape of this input, without the batch.
     head_dims: attention → head dim, for attentions whose shapes can be inferred.
-    unmatched: softmax that is not part of a known attention → why its form does not match an attention.
-    roles: node → role in the precision policy; empty if an operator has no role.  unjudged: operators without a role,
-    as a reason why the precision cannot be judged; empty if every operator has a role.
-    unfolded: parts of the graph that should have been folded.
-    max_batch: maximum batch of the bundle; None without a bundle.
-    hashes: SHA-256 of the graph's sources, for the card.  masks: layer → SHA-256 of its mask, for the card.
+    unmatched: softmax outside every known attention → the reason why `kernels.matcher` found no attention around the
+    softmax.
+    roles: node → role in the precision policy; empty if a node has no role.
+    unjudged: the reason why the precision cannot be checked, which lists operators without a role; empty if every
+    operator has a role.
+    unfolded: descriptions of constants, such as masks, that the graph computes at run time instead of storing them.
+    max_batch: the maximum batch of the bundle that contains the graph; None without a bundle.
+    hashes: the SHA-256 of each source of the graph, such as ``checkpoint``, for the engine's card.
+    masks: layer → SHA-256 of the layer's mask, for the engine's card.
     """
 
     path: Path
@@ -52,8 +60,8 @@ class GraphSource:
 def source_from_onnx(path: Path) -> GraphSource:
     """Read and check an ONNX file.
 
-    Errors: InputError when the file is missing or not an ONNX model, or when the model does not have a single input
-    with a dynamic batch and other dimensions fixed.
+    Errors: InputError when the file is missing or is not an ONNX model. InputError also when the model does not have
+    exactly one input, with a dynamic first dimension (the batch) and fixed other dimensions.
     """
     import onnx
 
@@ -91,9 +99,9 @@ def source_from_onnx(path: Path) -> GraphSource:
 
 
 def _without_role(operators: tuple[str, ...]) -> str:
-    """Explain why the engine's precision cannot be judged: up to three operators without a role, and the number left.
+    """Return the reason why the engine's precision cannot be checked; empty if every operator has a role.
 
-    Empty if every operator has a role.
+    The reason lists up to three operators without a role, and the number of further operators without a role.
     """
     if not operators:
         return ""
@@ -119,7 +127,7 @@ def _input(path: Path, proto: ModelProto) -> tuple[str, tuple[int, ...], str]:
 
 
 def _unmatched(proto: ModelProto, attentions: tuple[Attention, ...]) -> dict[str, str]:
-    """Map each softmax that is not part of a known attention to the matcher's reason."""
+    """Map each softmax outside every known attention to the reason that `kernels.matcher` gives."""
     unknown = {attention.name for attention in attentions if not attention.known}
     if not unknown:
         return {}
@@ -128,13 +136,13 @@ def _unmatched(proto: ModelProto, attentions: tuple[Attention, ...]) -> dict[str
 
 
 def _head_dims(proto: ModelProto, attentions: tuple[Attention, ...]) -> dict[str, int]:
-    """Map each attention to d, the last dimension of Q; leave out attentions whose shapes cannot be inferred."""
+    """Map each attention to the head dim, the last dimension of Q; omit attentions whose shapes cannot be inferred."""
     from onnx import shape_inference
 
     try:
         inferred = shape_inference.infer_shapes(proto)
     except shape_inference.InferenceError:
-        return {}  # some converters write inconsistent shapes; only messages use head dims
+        return {}  # Some converters write inconsistent shapes. Only messages use the head dims.
     shapes = {
         value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in inferred.graph.value_info
     }

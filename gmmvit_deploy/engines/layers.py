@@ -6,7 +6,8 @@ The builder's verbose log and the engine inspector print the same lines:
     Constants: [ … ], Outputs: [ … ], TacticName: …, StreamId: 0,
     Metadata: [ONNX Layer: blocks.0.attention/MatMul][ONNX Layer: blocks.0.attention/Softmax]…
 
-The number in ``_myl0_`` is the optimisation profile; the metadata lists the ONNX nodes that the layer computes.
+The number in ``_myl0_`` is the index of the optimisation profile (a range of batch sizes). The metadata lists the ONNX
+nodes that the layer computes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _TYPE = re.compile(r"Datatype: ([^,}\]]+)")
 _ONNX = re.compile(r"\[ONNX Layer: ([^\]]*)\]")
 _PROFILE = re.compile(r"_myl(\d+)_\d+$|\[profile (\d+)\]")
 _PRODUCTS = frozenset({"gemm", "gemv", "correlation", "convolution", "runtime_fusion"})
-# TensorRT 11 and RTX print "Half", TensorRT 10 also "Row major linear FP16 format"; the first match counts.
+# Pattern in TensorRT's name of a data type → this project's name; the first pattern that matches is used. For fp16,
+# TensorRT 11 and TensorRT for RTX print "Half"; TensorRT 10 prints "Half" or "Row major linear FP16 format".
 _NAMES = (
     (re.compile(r"bfloat16|bf16", re.IGNORECASE), "bf16"),
     (re.compile(r"half|fp16", re.IGNORECASE), "fp16"),
@@ -41,11 +43,12 @@ _NAMES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """A kernel, or a step on the host.
+    """A layer of an engine: a GPU kernel, or a step on the host.
 
-    kind: TensorRT's type of the layer.  profile: index of the optimisation profile, from 0.
-    reads, writes: element types of the inputs and outputs, without constants, in this project's names (``fp16``); empty
-    for shape arithmetic.  nodes: ONNX nodes that the layer computes.
+    kind: TensorRT's name for the kind of layer.  profile: the index of the optimisation profile, from 0.
+    reads, writes: the data types of the inputs without constants, and of the outputs, such as ``fp16``; empty for shape
+    arithmetic.
+    nodes: the names of the ONNX nodes that the layer computes.
     """
 
     name: str
@@ -57,7 +60,7 @@ class Layer:
 
     @property
     def precision(self) -> str | None:
-        """Narrowest element type that the layer reads, or writes if it reads no tensor; None for shape arithmetic."""
+        """The narrowest data type of the inputs, or of the outputs without inputs; None for shape arithmetic."""
         types = self.reads or self.writes
         return min(types, key=_bits) if types else None
 
@@ -72,10 +75,10 @@ def _bits(kind: str) -> int:
 
 
 def layers_from_text(text: str) -> tuple[Layer, ...]:
-    """Read all layers, in order.
+    """Read all layers, in the order of the text.
 
-    Errors: EngineError when the text has no layer, because the builder's verbosity was not detailed or the format of
-    the text changed.
+    Errors: EngineError when the text lists no layer. This happens if the builder's verbosity was not detailed, or if
+    the format of the text changed.
     """
     layers = tuple(_layer(match) for line in text.splitlines() if (match := _LINE.match(line)))
     if not layers:
@@ -97,12 +100,12 @@ def _layer(match: re.Match[str]) -> Layer:
 
 
 def _types(text: str) -> tuple[str, ...]:
-    """Return this project's names of the element types; types without a name, such as 64-bit integers, are left out."""
+    """Return this project's names of the data types in the text; types without a name, such as int64, are omitted."""
     named = (next((name for pattern, name in _NAMES if pattern.search(kind)), "") for kind in _TYPE.findall(text))
     return tuple(name for name in named if name)
 
 
 def shares_of(layers: Iterable[Layer]) -> dict[str, float]:
-    """Map each element type to the share of layers with this precision; shape arithmetic is left out."""
+    """Map each data type to the fraction of the layers with this precision; shape arithmetic is not counted."""
     counts = Counter(kind for layer in layers if (kind := layer.precision))
     return {kind: count / counts.total() for kind, count in counts.most_common()}

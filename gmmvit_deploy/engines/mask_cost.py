@@ -1,4 +1,7 @@
-"""Measure the cost of the masks in an engine: compare the engine with its twin, the same graph with masks of ones."""
+"""Measure the cost of the masks in an engine: compare the engine with its twin.
+
+The twin is an engine of the same graph in which a scalar replaces every mask.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,11 @@ def mask_cost_of(
     build: Callable[[Path], BuiltPlan],
     onnx: Path,
 ) -> MaskCost:
-    """Build the twin, and compare layers, kernels and sizes; with a GPU, also compare the times.
+    """Build the twin, and count the layers, GPU kernels and bytes of both engines; with a GPU, also measure the times.
 
-    plan: the engine's plan.  build: builds a plan from an ONNX file.  onnx: file to write the twin's graph to.
-    Errors: EngineError when the twin does not build.
+    plan: the engine's plan, the file that TensorRT loads.
+    build: a function that builds a plan from an ONNX file.  onnx: the file to write the twin's graph to.
+    Errors: EngineError when the build of the twin fails.
     """
     import onnx as onnx_library
 
@@ -55,7 +59,10 @@ def _kernels(layers: tuple[Layer, ...]) -> int:
 def _times(
     source: GraphSource, profiles: tuple[Profile, ...], flavor: Flavor, *plans: BuiltPlan
 ) -> tuple[dict[str, float], ...]:
-    """Return batch → median milliseconds for each plan; all plans run a batch size before the next batch size."""
+    """Return batch size → median milliseconds, for each plan.
+
+    All plans run with a batch size before any plan runs with the next batch size.
+    """
     import numpy as np
 
     from gmmvit_deploy.engines.session import PlanSession

@@ -25,7 +25,7 @@ HARDWARE_COMPATIBILITIES: tuple[HardwareCompatibility, ...] = get_args(HardwareC
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """An optimisation profile: batches from ``least`` to ``most``, tuned for ``best``."""
+    """An optimisation profile: batch sizes from ``least`` to ``most``; the builder optimises for ``best``."""
 
     least: int
     best: int
@@ -43,7 +43,7 @@ class Profile:
 
 
 def profile_from(text: str) -> Profile:
-    """Parse a profile such as ``1:8:64``, or ``8`` for batches of exactly 8.  Errors: InputError on any other text."""
+    """Parse a profile such as ``1:8:64``, or ``8`` for batches of 8 images.  Errors: InputError on any other text."""
     if not re.fullmatch(r"\d+(:\d+:\d+)?", text):
         raise InputError(f"--batch: expected MIN:OPT:MAX, such as 1:8:64, or a single number, got {text!r}")
     numbers = [int(part) for part in text.split(":")]
@@ -55,17 +55,19 @@ def profile_from(text: str) -> Profile:
 class BuildOptions:
     """Options for building an engine.
 
-    profiles: batch ranges; the engine uses the first range that contains a batch. Empty selects a default profile.
-    capabilities: compute capabilities, such as ``8.9``, for flavors that build without the GPU.
+    precision: the precision of the graph.
+    profiles: ranges of batch sizes; a batch runs in the first range that contains its size. Empty selects a default.
+    capabilities: the compute capabilities to build for, such as ``8.9``; empty builds for the GPU of this machine.
     optimization_level: 0 to 5; higher levels take longer to build. None uses the builder's default.
-    timing_cache: file that is read, if it exists, before the build and written after it.
-    version_compatible: let later versions of the same major version load the engine.
-    hardware_compatible: GPUs that can run the engine: ``none``, the GPU of the build; ``ampere+``, Ampere and later;
-    ``same-cc``, the same compute capability.
-    tf32: let float32 matrix products use TF32, which drops 13 bits of the inputs.
-    workspace_mib: GPU memory for temporary data of kernels, in MiB; None allows all of the GPU's memory.
-    require_fused: fail unless every attention is a single kernel.
-    require_precision: fail unless every product runs in the type that the precision promises.
+    timing_cache: the file with TensorRT's measured kernel times. A build reads the file if the file exists, and a
+    successful build writes the file. None uses no file.
+    version_compatible: allow later TensorRT versions with the same major version to load the engine.
+    hardware_compatible: the GPUs that can run the engine. ``none`` allows only the GPU of the build, ``ampere+``
+    allows Ampere and later GPUs, and ``same-cc`` allows GPUs with the same compute capability.
+    tf32: allow float32 matrix products to use TF32, which drops 13 bits of the inputs.
+    workspace_mib: the GPU memory for temporary data of GPU kernels, in MiB; None allows all of the GPU's memory.
+    require_fused: fail unless every attention is a single GPU kernel.
+    require_precision: fail unless every matrix product runs in the data type that the precision promises.
     """
 
     precision: Precision = "fp16"
@@ -101,7 +103,7 @@ class BuildOptions:
             )
 
     def flags(self) -> dict[str, object]:
-        """Return the options that a card records."""
+        """Return the options that the engine's card records as ``flags``."""
         return {
             "optimization_level": self.optimization_level,
             "timing_cache": str(self.timing_cache) if self.timing_cache else None,
@@ -118,9 +120,10 @@ _HARDWARE_FLAGS = {"ampere+": "ampere+", "same-cc": "sameComputeCapability"}
 def trtexec_line(
     options: BuildOptions, profiles: tuple[Profile, ...], *, onnx: str, tensor: str, shape: tuple[int, ...], rtx: bool
 ) -> str:
-    """Return the command line of NVIDIA's tool that builds the same engine, without this package.
+    """Return the command line with which NVIDIA's tool builds the same engine without this package.
 
-    rtx: return the command line for TensorRT for RTX.
+    onnx: the ONNX file.  tensor: the name of the graph's input.  shape: the shape of this input, without the batch.
+    rtx: True for TensorRT for RTX, whose tool is ``tensorrt_rtx``; False for ``trtexec``.
     """
     parts = ["tensorrt_rtx" if rtx else "trtexec", f"--onnx={onnx}", "--saveEngine=model.plan"]
     if not rtx:

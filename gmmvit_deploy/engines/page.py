@@ -1,4 +1,7 @@
-"""Write an engine's card as a self-contained page: which attentions are a single kernel, in which type each runs."""
+"""Write the card of an engine, a report on its origin, options and checks, as a self-contained HTML page.
+
+The page shows which attentions are a single GPU kernel, and in which data type each matrix product runs.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ __all__ = ["page_of", "write_page"]
 
 
 def write_page(engine: Engine, path: Path, *, force: bool = False) -> None:
-    """Write the page of an engine to ``path``.  Errors: as `written_page`."""
+    """Write the page of an engine to ``path``.  Errors: as in `written_page`."""
     written_page(page_of(engine), path, force=force)
 
 
 def page_of(engine: Engine) -> str:
-    """Return the page as HTML text, which loads nothing from the network."""
+    """Return the page as HTML text.  The page loads nothing from the network."""
     card = engine.card
     return page(
         kind="Engine report: did the builder keep what the graph promises?",
@@ -64,7 +67,7 @@ def _verdict(engine: Engine) -> Summary:
 
 
 def _shortcomings(card: EngineCard) -> Iterator[str]:
-    """Describe each shortcoming of the engine; attentions with the same reason share a line."""
+    """Yield a line for each shortcoming of the engine; attentions with the same reason share a line."""
     yield from (f"Not folded: {what}" for what in card.unfolded)
     missed: dict[tuple[str, str], list[str]] = defaultdict(list)
     for miss in card.misses:

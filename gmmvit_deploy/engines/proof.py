@@ -1,6 +1,7 @@
-"""Check that each attention is a single kernel, and that each matrix product runs in the type of its precision.
+"""Check that each attention is a single GPU kernel, and that each matrix product runs in the promised data type.
 
-The checks compare the ONNX graph with the layers that TensorRT reports for the engine.
+The engine's precision promises a data type for each matrix product, according to the role of the node, which says what
+the node is for (`graphs.roles`). The checks compare the ONNX graph with the layers that TensorRT reports.
 """
 
 from __future__ import annotations
@@ -20,12 +21,17 @@ __all__ = ["AttentionProof", "Miss", "prove_attentions", "unreached"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionProof:
-    """How an engine computes an attention, in a given optimisation profile on a given target.
+    """The layers that compute an attention, in a given optimisation profile on a given target.
 
-    target: compute capability or GPU.  masked: True if the attention has a mask.
-    fused: True if a single kernel computes the attention from Q Kᵀ to P V, and no other layer computes a part of it.
-    kernels: the layers that compute the attention or a part of it.  precision: types that its matrix products read.
-    reason: why the attention is not fused, as far as the cause is known; empty if it is fused.
+    name: the name of the attention.
+    target: the compute capability to build for, or the name of the GPU that built the engine.
+    profile: the index of the optimisation profile, a range of batch sizes.
+    masked: True if the attention has a mask.
+    fused: True if a single GPU kernel computes the whole attention, from Q Kᵀ to P V, and no other layer computes a
+    part of the attention.
+    kernels: the names of the layers that compute the attention or a part of the attention.
+    precision: the data types that the attention's matrix products read, separated by commas.
+    reason: the reason why the attention is not fused, as far as known; empty if the attention is fused.
     """
 
     name: str
@@ -40,9 +46,10 @@ class AttentionProof:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Miss:
-    """A matrix product or convolution whose type differs from the type that the precision promises.
+    """A matrix product or convolution that runs in another data type than the precision promises.
 
-    expected: the promised type.  actual: the type that the product runs in.
+    node: the name of the ONNX node.  target, profile: as in `AttentionProof`.
+    expected: the promised data type.  actual: the data type in which the node runs.
     """
 
     node: str
@@ -61,10 +68,12 @@ def prove_attentions(
     head_dims: Mapping[str, int],
     unmatched: Mapping[str, str] | None = None,
 ) -> tuple[AttentionProof, ...]:
-    """Judge every attention in every profile; an attention is not fused in a profile that has no layers.
+    """Check every attention in every profile; in a profile without layers, no attention is fused.
 
-    profiles: number of optimisation profiles.  head_dims: attention → its head dim.
-    unmatched: unknown attention → why its form does not match an attention; appended to the proof's reason.
+    target: as in `AttentionProof`.  profiles: the number of optimisation profiles.
+    head_dims: name of an attention → its head dim.
+    unmatched: softmax outside every known attention → the reason why `kernels.matcher` found no attention around the
+    softmax. The function appends this reason to ``reason`` in the result.
     """
     candidates = tuple(attentions)
     proofs = [
@@ -140,7 +149,11 @@ _PROMISED: dict[Precision, dict[str, str]] = {
 def unreached(
     layers: Sequence[Layer], roles: Mapping[str, Role], precision: Precision, *, target: str, profiles: int
 ) -> tuple[Miss, ...]:
-    """Return every matrix product, in every profile, that runs in another type than ``precision`` promises."""
+    """Return the matrix products and convolutions that run in another data type than ``precision`` promises.
+
+    roles: node → role.  target: as in `AttentionProof`.  profiles: the number of optimisation profiles; a node is
+    checked in each profile.
+    """
     promised = {node: kind for node, role in roles.items() if (kind := _PROMISED[precision].get(role))}
     misses = []
     for profile in range(profiles):
@@ -154,7 +167,8 @@ def unreached(
 
 def _type_of(node: str, layers: Sequence[Layer]) -> str:
     holding = [layer for layer in layers if node in layer.nodes and layer.precision]
-    # A kernel that only adds the product's bias or scale carries the node's name too; only the product's type counts.
+    # A kernel that only adds a bias or multiplies by a scale can also list the node of the matrix product. Only the
+    # data type of the kernel that computes the matrix product is checked.
     fused = [layer for layer in holding if layer.multiplies and "mha" in layer.name]
     computing = [layer for layer in holding if layer.multiplies and layer not in fused] or fused or holding
     kinds = dict.fromkeys(str(layer.precision) for layer in computing)

@@ -1,8 +1,9 @@
-"""Run a plan on a GPU, with torch tensors as device buffers, pinned host memory and a CUDA graph per batch size.
+"""Run a plan, the file that TensorRT loads, on a GPU.
 
-    host → device → execute_async_v3 (captured once per batch size, then replayed) → host
+    host → device → execute_async_v3 (captured once per batch size as a CUDA graph, then replayed) → host
 
-All steps use the same stream; the host waits only for the final copy.
+The buffers are torch tensors, and the host buffers are pinned memory. All steps use the same CUDA stream, and the host
+waits only for the final copy.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ if TYPE_CHECKING:
 
 __all__ = ["PlanSession"]
 
-_WARM_UPS = 3  # executions before a capture: the first executions allocate memory, which a capture must not do
+_WARM_UPS = 3  # executions before a capture; the first executions allocate memory, and a capture must allocate none
 
 
 @dataclass(slots=True)
 class _Slot:
-    """Context, buffers and CUDA graph for a batch size, created for the first batch of this size."""
+    """The execution context, buffers and CUDA graph for a batch size, created for the first batch of this size."""
 
     context: Any
     host_in: Any
@@ -39,10 +40,14 @@ class _Slot:
 class PlanSession:
     """Runs a plan on the GPU.
 
-    tensor, dtype: name and element type of the input.  profile_of: batch → index of the optimisation profile.
-    host_code: allow code inside the plan to run on the host, which version compatible plans need.
-    cuda_graphs: capture a CUDA graph per batch size and replay it.
-    Errors: MissingDependencyError; EngineError when PyTorch sees no GPU, or TensorRT does not load the plan.
+    plan: the content of the plan's file.  tensor, dtype: the name and the data type of the input.
+    profile_of: a function that maps a batch size to the index of the optimisation profile.
+    host_code: allow the code that a version compatible plan contains to run on the host.
+    cuda_graphs: capture a CUDA graph per batch size and replay the graph.
+    Errors:
+        MissingDependencyError: PyTorch or the flavor is not installed.
+        EngineError: PyTorch sees no GPU, TensorRT does not load the plan, or the plan does not have a single float32
+        output.
     """
 
     def __init__(
@@ -95,7 +100,10 @@ class PlanSession:
         return logits
 
     def milliseconds(self, batch: NDArray[Any], *, repeats: int = 200) -> float:
-        """Measure the median time of an execution on the GPU with CUDA events, in milliseconds, without copies."""
+        """Return the median time of an execution on the GPU, in milliseconds; copies between host and GPU not included.
+
+        CUDA events measure the time.  repeats: the number of executions.
+        """
         slot = self._slot(batch)
         events = [[self._torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
         with self._torch.cuda.stream(self._stream):
@@ -107,7 +115,7 @@ class PlanSession:
         return float(statistics.median(start.elapsed_time(end) for start, end in events))
 
     def close(self) -> None:
-        """Release contexts before their engine, and the engine before its runtime, as TensorRT requires."""
+        """Release the contexts, then the engine, then the runtime; TensorRT requires this order."""
         self._slots.clear()
         self._engine = self._runtime = None
 
@@ -157,7 +165,10 @@ class PlanSession:
 
 
 def _output_of(library: Any, engine: trt.ICudaEngine) -> str:
-    """Return the name of the engine's output.  Errors: EngineError unless it has a single output of type float32."""
+    """Return the name of the engine's output.
+
+    Errors: EngineError unless the engine has a single output, of data type float32.
+    """
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
     outputs: list[str] = [name for name in names if engine.get_tensor_mode(name) == library.TensorIOMode.OUTPUT]
     if len(outputs) != 1 or engine.get_tensor_dtype(outputs[0]) != library.DataType.FLOAT:

@@ -1,7 +1,8 @@
-"""Export a checkpoint to a bundle: the folder that every later step reads.
+"""Export a checkpoint to a bundle, the folder that every later step reads.
 
-The export loads the checkpoint, folds its masks, writes the ONNX graph, and compares the runtimes of this machine with
-PyTorch. The export writes the whole bundle, or nothing.
+The export loads the checkpoint and folds the masks: each mask is computed once and stored as a constant. The export
+then writes the ONNX graph, and compares the logits of the runtimes on this machine with PyTorch's logits. If a step
+fails, the export writes no bundle.
 """
 
 from __future__ import annotations
@@ -39,16 +40,17 @@ _STEPS = 5  # number of calls of `_Steps.begin` in an export
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOptions:
-    """Input and labels of the network to export.
+    """The input and the labels of the network to export.
 
     input_kind: ``pixels`` or ``tensor``. A graph that takes ``pixels`` (uint8) normalises the images, so mean, std
-    and labels are required. A graph that takes ``tensor`` (float32) leaves the normalisation to the caller; mean and
-    std are then optional, and a server normalises with them.
+    and labels are required. A graph that takes ``tensor`` (float32) expects normalised images; mean and std are then
+    optional, and a server normalises its images with mean and std if given.
     max_batch: the largest batch that the bundle accepts.
-    mean, std: a number for each channel of the network, for pixel values scaled to [0, 1].
+    mean, std: the mean and the standard deviation of each channel, for pixel values scaled to [0, 1].
     resize: the rule by which training resized the images.
-    labels: the class names in the order of the class index; None numbers the classes from 0.
-    Errors: InputError when max_batch is below 1, or when ``pixels`` has no mean, std or labels.
+    labels: the class names in the order of the class index; with None, the names are the class indices from 0.
+    Errors: InputError when ``max_batch`` is below 1, or when ``input_kind`` is ``pixels`` and mean, std or labels are
+    missing.
     """
 
     input_kind: InputKind = "pixels"
@@ -83,17 +85,19 @@ def bundle_from_checkpoint(
 ) -> Bundle:
     """Export a checkpoint to a bundle in the folder ``out``.
 
-    hints: how to read a checkpoint that does not describe its model.
+    hints: the description of the model, for a checkpoint that does not describe its model.
     check: called with the network's `ImageSpec` before the export begins; an error that ``check`` raises ends the
     export.
-    also: called with the finished bundle, to write more files into the bundle before it appears at ``out``.
+    also: called with the finished bundle before the bundle appears at ``out``; may write more files into the bundle.
     force: replace an existing folder at ``out``.
     on_progress: called at the beginning of each step.
     Errors, each of which leaves ``out`` unchanged:
-        CheckpointError: the checkpoint cannot be loaded, or not safely.
-        InputError: the labels, or mean and std, do not fit the model.
-        FoldError: a folding pass could not prove its end state.
-        ExportError: the exporter fails, a check of the graph fails, or a runtime's logits exceed the limit.
+        CheckpointError: the checkpoint cannot be loaded, or cannot be loaded safely.
+        InputError: the number of labels, means or standard deviations does not fit the model, or a label is not valid.
+        FoldError: the model does not meet the requirements of a folding pass, or the pass did not fold the model
+        completely.
+        ExportError: the exporter fails, a check of the graph fails, the difference of a runtime's logits from PyTorch's
+        logits exceeds the limit, or no runtime on this machine can run the graph.
         OutputError: ``out`` exists and ``force`` is not set, or writing fails.
     """
     require_free(out, force=force)
@@ -108,7 +112,7 @@ def bundle_from_checkpoint(
     with new_folder(out, force=force) as folder:
         manifest, noise = _write(folder, loaded, folded, options, image, labels, steps)
         _write_manifest(folder, manifest)
-        # The comparison opens the files on disk, as every later step does.
+        # The comparison reads the bundle from the files on disk, as every later step does.
         steps.begin("compare the runtimes with PyTorch")
         differences, skipped = _prove_numerically(open_bundle(folder), loaded, noise)
         manifest.export_parity.update(differences)
@@ -139,7 +143,7 @@ def _fitting_labels(labels: tuple[str, ...] | None, spec: ModelSpec) -> tuple[st
             hint="add --labels FILE; the file holds one label per line, in the order of the class index",
         )
     if broken := [label for label in labels if not label.strip() or "\n" in label or ":" in label]:
-        # Triton's classification extension returns "score:index:label", which a label with ":" would break.
+        # Triton's classification extension returns "score:index:label", where ":" in a label would be ambiguous.
         raise InputError(f"labels must not be empty, or contain ':' or a line break, got {broken[:3]}")
     if len(set(labels)) != len(labels):
         repeated = sorted({label for label in labels if labels.count(label) > 1})
@@ -218,13 +222,16 @@ def _prove_numerically(
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Run ``model.onnx`` in ONNX Runtime and OpenVINO, and compare the logits with the golden logits.
 
-    Each runtime runs the graph twice: with the runtime's built-in operators, as the C++ backends of a Triton server do,
-    and with this project's CPU kernels, as this project's Triton models do on CPUs.
-    Returns (largest difference of each runner, with the limit; runner → reason why the runner was skipped).
-    Errors: ExportError when a runner fails or exceeds the limit (`proven_programs`), or when every runner was skipped.
+    The golden logits are PyTorch's logits, recorded at export. Each runtime runs the graph twice: with the runtime's
+    built-in operators, as the C++ backends of a Triton server do, and with this project's CPU kernels, as this
+    project's Triton models do on CPUs. Each combination of runtime and operators is called a runner.
+    Returns two dicts. The first maps ``<runner>_largest_abs`` to the largest difference of each runner, and ``limit``
+    to the limit. The second maps each skipped runner to the reason.
+    Errors: ExportError as in `proven_programs`, and when every runner was skipped.
     """
     inputs, expected = golden_rows(bundle)
-    # The limit is a distance from float64 logits, and the golden logits may differ from these by the float32 noise.
+    # `limit_from_noise` limits the difference from the float64 logits. The golden logits are float32, and differ from
+    # the float64 logits by at most the noise.
     limit = limit_from_noise(noise).largest + noise.largest
     programs = proof_programs(bundle, open_variant(bundle, "fp32"))
     what = str(loaded.file.path)

@@ -1,9 +1,9 @@
-"""Name the nodes of an exported graph after their modules, and write the role and the attention into each node.
+"""Name the nodes of an exported graph after their modules, and declare the role and the attention of each node.
 
-A role says what an operator is for; the precision policy maps each role to an element type
-(`gmmvit_deploy.graphs.roles`). The exporter records each node's module and PyTorch operator in the node's metadata. The
-module declares the role of that operator (`gmmvit_deploy.layers.roles`), so no role is inferred from the graph. A node
-that only moves values always has the role ``shape``.
+A role says what an operator is for. The precision policy assigns a data type to each role
+(`gmmvit_deploy.graphs.roles`). The exporter records the module and the PyTorch operator of each node in the node's
+metadata. The module declares the role of this operator (`gmmvit_deploy.layers.roles`), so no role is inferred from the
+graph. A node that only moves values always has the role ``shape``.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ if TYPE_CHECKING:
 
 __all__ = ["declare_roles", "name_nodes"]
 
-_PIXELS = "model"  # `PixelInput` holds the network under this name
+_PIXELS = "model"  # the attribute of `PixelInput` that holds the network
 _ATTENDING: tuple[Role, ...] = ("product", "softmax")
-"""Roles by which an attention module's own operators belong to its attention; the module's projections do not."""
+"""A node of an attention module belongs to the attention if the node has one of these roles.  Projections do not."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
     """The module and the PyTorch operator that a node was exported from.
 
-    module: dotted path of the node's module in the exported module.  operator: such as ``add`` for ``aten.add``.
+    module: the dotted path of the node's module in the exported module.
+    operator: the name of the PyTorch operator without its prefix, such as ``add`` for ``aten.add``.
     """
 
     module: str
@@ -56,7 +57,10 @@ def _origin(node: NodeProto) -> _Origin | None:
 
 
 def name_nodes(proto: ModelProto) -> None:
-    """Name every node after its module, for example ``blocks.0.attention/Softmax``; engines report these names."""
+    """Name every node after its module, for example ``blocks.0.attention/Softmax``.
+
+    The lists of layers that engines report contain these names.
+    """
     taken: Counter[str] = Counter()
     for node in proto.graph.node:
         origin = _origin(node)
@@ -71,11 +75,11 @@ def _in_network(path: str) -> str:
 
 
 def declare_roles(proto: ModelProto, exported: nn.Module) -> None:
-    """Write the role, and the attention that the node belongs to, into every node.
+    """Write the role of every node, and the attention that the node belongs to, into the node's metadata.
 
     exported: the module that the graph was exported from.
-    Errors: ExportError when a node has no role, or when an attention has no matrix product before or after its softmax.
-    The message lists these nodes or attentions.
+    Errors: ExportError that lists the nodes without a role, or the attentions without a matrix product before and after
+    the softmax.
     """
     attentions = _attentions(exported)
     missing = []
@@ -121,7 +125,8 @@ def _role(node: NodeProto, origin: _Origin | None, exported: nn.Module) -> Role 
     role = layer_role(module)
     if role is None:
         return operator_role(module, origin.operator)
-    # The Add node of a linear map or a convolution adds the bias. All nodes of a step on the scores have the same role.
+    # The Add node of a linear map or a convolution adds the bias. In a step on the scores, every node has the role of
+    # the step.
     return "bias" if node.op_type == "Add" and not isinstance(module, Step) else role
 
 
@@ -144,8 +149,8 @@ def _attentions(exported: nn.Module) -> dict[str, AttentionScores]:
 def _attention(role: Role, origin: _Origin | None, attentions: dict[str, AttentionScores]) -> str | None:
     """Return the name of the attention that a node belongs to, or None.
 
-    The nodes of an attention are Q Kᵀ, the steps on the scores, the softmax and P V. A step that scales Q before the
-    product does not belong to the attention.
+    The nodes of an attention are the matrix product Q Kᵀ, the steps on the scores, the softmax, and the matrix product
+    P V, where P is the result of the softmax. A step that scales Q does not belong to the attention.
     """
     if origin is None:
         return None

@@ -1,6 +1,7 @@
-"""Make the golden set of a bundle, the reference for every runner.
+"""Make the golden set of a bundle, with which the logits of every runner are compared.
 
-The golden set holds inputs, encoded images, and the logits that the trained module computes for these.
+The golden set holds inputs, encoded images, and the logits that the trained model computes for the inputs and images.
+A runner is a runtime, engine or server that computes logits.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ _BATCH = 8
 
 
 def golden_from_model(model: Model, input_kind: InputKind, image: ImageSpec) -> tuple[GoldenSet, Noise]:
-    """Compute the golden set of a trained model that is not folded.
+    """Compute the golden set of a trained model, before the model is folded.
 
-    Returns (the golden set, the noise). The noise measures the errors of the float32 logits, relative to the logits of
-    the same model in float64.
+    Returns (the golden set, the noise). The noise is the difference between the float32 logits and the float64 logits
+    of the model.
     """
     generator = np.random.default_rng(_SEED)
     normalised = image.normalisation is not None
@@ -64,7 +65,7 @@ def golden_from_model(model: Model, input_kind: InputKind, image: ImageSpec) -> 
 
 
 def _pixels(generator: np.random.Generator, image: ImageSpec) -> NDArray[Any]:
-    """Generate noise, ramps, a black and a white image as uint8 (B, height, width, channels)."""
+    """Generate two ramps, a black image, a white image and noise images as uint8 (B, height, width, channels)."""
     pixels = generator.integers(0, 256, (_BATCH, *image.pixels_shape), dtype=np.uint8)
     pixels[0] = np.linspace(0, 255, image.width).astype(np.uint8)[None, :, None]
     pixels[1] = np.linspace(0, 255, image.height).astype(np.uint8)[:, None, None]
@@ -75,8 +76,8 @@ def _pixels(generator: np.random.Generator, image: ImageSpec) -> NDArray[Any]:
 def _images(generator: np.random.Generator, *, width: int, height: int) -> tuple[bytes, ...]:
     """Encode images of various sizes, aspect ratios, colour modes and lossless file formats.
 
-    width, height: the size of the network's input.  Every network gets the same colour modes, because the decoder
-    converts each image to the network's channels.
+    width, height: the size of the network's input.
+    The colour modes do not depend on the network, because the decoder converts each image to the network's channels.
     """
     from PIL import Image
 

@@ -1,7 +1,7 @@
-"""Compare the logits of each runner with the golden logits.
+"""Compare the logits of each runner with the golden logits, which PyTorch computed at export.
 
-A runner is a program that computes logits, such as a runtime with a graph. Each runner computes every golden input
-twice: in the largest batches that it accepts, and alone in a batch of 1.
+A runner is a program that computes logits, such as a runtime with a graph. Each runner computes the logits of every
+golden input twice: in the largest batches that the runner accepts, and in batches of a single input.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["golden_rows", "proven_difference", "proven_programs"]
 
 
 def golden_rows(bundle: Bundle) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return (inputs, logits) of the golden inputs, followed by those of the golden images after preprocessing."""
+    """Return (inputs, logits) of the bundle's golden set: first the golden inputs, then the preprocessed images."""
     golden = bundle.golden_set()
     if not golden.images:
         return golden.inputs, golden.logits
@@ -46,12 +46,11 @@ def proven_programs(
     *,
     what: str,
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Compare every program that is available on this machine with ``expected``.
+    """Compare the logits of every runner that is available on this machine with ``expected``.
 
     programs: name of a runner → function that opens the runner.  The other arguments are as in `proven_difference`.
-    Returns (runner → largest difference, runner → reason why the runner is not available).
-    Errors: ExportError as in `proven_difference`, and when a runtime cannot load a file of a precision that the runtime
-    supports.
+    Returns (name of a runner → largest difference, name of a runner → reason why the runner is not available).
+    Errors: ExportError as in `proven_difference`, and when an available runner cannot load the graph.
     """
     differences: dict[str, float] = {}
     skipped: dict[str, str] = {}
@@ -71,9 +70,10 @@ def proven_programs(
 def proven_difference(
     runner: Runner, inputs: NDArray[Any], expected: NDArray[Any], limit: float, *, what: str
 ) -> float:
-    """Return the largest absolute difference between the runner's logits and ``expected`` (B, C).
+    """Return the largest absolute difference between the runner's logits and ``expected``.
 
-    what: the name of the graph's file, for error messages.
+    inputs: the golden inputs (B, …).  expected: the golden logits (B, C).  limit: the largest allowed difference.
+    what: the file that error messages name.
     Errors: ExportError when the difference exceeds the limit or is NaN, when the logits do not have the shape of
     ``expected``, or when the runtime cannot run the graph.
     """
@@ -83,13 +83,13 @@ def proven_difference(
         single = np.concatenate([runner.run(row[None]) for row in inputs])
     except GmmvitError:
         raise
-    # Each runtime raises its own exception classes for a graph that it loads but cannot run.
+    # If a runtime loads the graph but cannot run the graph, each runtime raises an exception class of its own.
     except Exception as exc:
         raise ExportError(f"{what}: runner {runner.label} cannot run the graph: {str(exc).strip()}") from exc
     if batched.shape != expected.shape:
         raise ExportError(f"{what}: expected logits of shape {expected.shape}, got {batched.shape} from {runner.label}")
     largest = max(float(np.abs(logits - expected).max()) for logits in (batched, single))
-    if not largest <= limit:  # unlike largest > limit, this also refuses NaN
+    if not largest <= limit:  # also True if the difference is NaN, unlike largest > limit
         kernels = " with this project's kernels" if runner.own_kernels else ""
         raise ExportError(
             f"{what}: {runner.runtime or runner.name}'s logits{kernels} differ from PyTorch's by {largest:.3g}; "

@@ -1,4 +1,4 @@
-"""Export a folded model to an ONNX graph."""
+"""Export a folded model, which stores each mask as a constant, to an ONNX graph."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ OUTPUT_NAME = "logits"
 class PixelInput(nn.Module):
     """Scale and normalise uint8 pixels (B, height, width, channels), then compute the model's logits (B, C).
 
-    x = (pixels / 255 − mean) / std.  In this order of operations, x equals bit for bit the result of torchvision's
-    ToTensor and Normalize in training.
+        x = (pixels / 255 − mean) / std
+
+    Training normalises the images with torchvision's ToTensor and Normalize. Because the order of operations is the
+    same, x equals the result of training bit for bit.
     """
 
     mean: Tensor
@@ -62,11 +64,11 @@ class PixelInput(nn.Module):
 def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch: int) -> ModelProto:
     """Export a folded model to an ONNX graph with the output ``logits`` (float32, B × C) and a dynamic batch B.
 
-    preprocessing: with an `ImageSpec`, the input is ``pixels`` (uint8, B × height × width × channels), which the graph
-    normalises. With None, the input is ``tensor`` (float32, B × channels × height × width).
+    preprocessing: with an `ImageSpec`, the input of the graph is ``pixels`` (uint8, B × height × width × channels), and
+    the graph normalises the pixels. With None, the input is ``tensor`` (float32, B × channels × height × width).
     max_batch: the largest batch.
     Errors:
-        ExportError: the exporter fails, or a module declares no role for an operator of its own.
+        ExportError: the exporter fails, or `declare_roles` refuses the graph.
         InputError: ``preprocessing`` has no mean and std.
     """
     if preprocessing is None:
@@ -102,7 +104,7 @@ def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the exporter's messages about progress, deprecations and missing torchvision."""
+    """Suppress the exporter's messages about progress, deprecations and missing torchvision."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -115,7 +117,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _strip_traces(proto: ModelProto) -> None:
-    """Remove the exporter's metadata, which contains paths of this machine and differs between runs."""
+    """Remove the exporter's metadata, which contains paths on this machine and differs between runs of the exporter."""
     del proto.metadata_props[:]
     for part in (*proto.graph.value_info, *proto.graph.input, *proto.graph.output):
         del part.metadata_props[:]

@@ -2,8 +2,9 @@
 
     weights → model → fold → fold for engines → float32 ONNX → Q/DQ (int8 and fp8) → cast → check → record
 
-Folding for engines rewrites each attention into a form that TensorRT fuses to a single kernel. Q/DQ are the operators
-that quantise and dequantise. Both files are written completely, or not at all.
+Folding computes each mask once and stores the mask as a constant. Folding for engines rewrites each attention into a
+form that TensorRT fuses to a single GPU kernel. Q/DQ are the operators QuantizeLinear and DequantizeLinear. If a step
+fails, neither the graph ``model.<precision>.onnx`` nor the record ``model.<precision>.json`` is written.
 """
 
 from __future__ import annotations
@@ -57,14 +58,14 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PreparedGraph:
-    """A graph in a given precision that is not yet written, with the facts for its record.
+    """A graph in a given precision that is not yet written to a file, with data for its record.
 
-    proto: the graph, strongly typed: each node's input types fix the type that the node computes in.
-    folded: the model that the graph was exported from.
+    proto: the graph, which is strongly typed: the types of a node's inputs determine the type of the computation.
+    folded: the folded model that the graph was exported from.
     constants: layer → name of the layer's mask in the graph.
     mask_sha256: layer → SHA-256 of the bytes of the layer's mask in the graph.
-    calibration: as in `VariantRecord`; None without calibration.
-    role_disagreements: as returned by `graphs.roles.role_disagreements`.
+    calibration: the field ``calibration`` of `VariantRecord`; None without calibration.
+    role_disagreements: the result of `graphs.roles.role_disagreements`.
     """
 
     proto: ModelProto
@@ -83,21 +84,25 @@ def variant_from_bundle(
     padded: bool = True,
     force: bool = False,
 ) -> Variant:
-    """Write ``model.<precision>.onnx`` and its record into the bundle.
+    """Write the graph ``model.<precision>.onnx`` and the record ``model.<precision>.json`` into the bundle.
 
-    calibration: real images, required for int8 and fp8.
+    For fp32, nothing is written, because ``model.onnx`` is the graph in fp32.
+
+    calibration: real images; required for int8 and fp8, and not allowed for other precisions.
     padded: if engines do not fuse attention with the model's head dim, pad the heads with zeros to a larger head dim.
-    force: replace existing files.
+    force: replace an existing graph and record.
     Errors, each of which leaves the bundle unchanged:
-        InputError: calibration images are missing, or given for a precision that does not need them.
-        FoldError: a folding pass could not prove its end state.
-        ExportError: a check of the graph fails, its logits are not finite, or a runtime's logits exceed the limit.
-        OutputError: a file exists and ``force`` is not set, or writing fails.
+        InputError: calibration images are missing, or are given for a precision that does not use calibration.
+        FoldError: the model does not meet the requirements of a folding pass, or the pass did not fold the model
+        completely.
+        ExportError: a check of the graph fails, a logit of the graph is not finite, or the difference of a runtime's
+        logits from the golden logits (PyTorch's logits, recorded at export) exceeds the limit.
+        OutputError: the graph exists and ``force`` is not set, or writing fails.
     """
     if precision == "fp32":
         return open_variant(bundle, precision)
     graph_path, record_path = bundle.path / onnx_file(precision), bundle.path / record_file(precision)
-    require_free_file(graph_path, force=force)  # checked here, before minutes of calibration
+    require_free_file(graph_path, force=force)  # checked first, because calibration can take minutes
     prepared = prepared_graph(bundle, precision, calibration=calibration, padded=padded)
     data = prepared.proto.SerializeToString(deterministic=True)
     golden = _measured(bundle, prepared.proto, precision)
@@ -129,10 +134,11 @@ def prepared_graph(
     calibration: ImageBatches | None = None,
     padded: bool = True,
 ) -> PreparedGraph:
-    """Make the graph of a precision in memory, without writing a file.
+    """Make the graph of a bundle in another precision, without writing a file.
 
-    Errors: InputError when calibration images are missing, or given for a precision that does not need them; also the
-    errors of `graph_from_model`.
+    The arguments are as in `variant_from_bundle`.
+    Errors: as in `graph_from_model`, and InputError when calibration images are missing, or are given for a precision
+    that does not use calibration.
     """
     if (precision in QUANTIZED) != (calibration is not None):
         raise InputError(
@@ -167,13 +173,15 @@ def graph_from_model(
     calibration: Iterable[NDArray[Any]] | None = None,
     padded: bool = True,
 ) -> PreparedGraph:
-    """Fold a trained model, rewrite it into forms that engines fuse, and export it as a strongly typed graph.
+    """Fold a trained model, rewrite the attentions into forms that engines fuse, and export a strongly typed graph.
 
-    preprocessing: as in `onnx_from_model`.  calibration: batches of the graph's input, for int8 and fp8.
+    preprocessing, max_batch: as in `onnx_from_model`.  padded: as in `variant_from_bundle`.
+    calibration: batches of the graph's input, for int8 and fp8.
     Errors:
-        FoldError: a folding pass could not prove its end state.
+        FoldError: the model does not meet the requirements of a folding pass, or the pass did not fold the model
+        completely.
         ExportError: a check of the graph fails.
-        InputError: ``calibration`` yields no image, or an activation is not finite on its images.
+        InputError: ``calibration`` yields no image, or an activation is not finite for a calibration image.
     """
     folded = _folded(model, precision, padded=padded)
     proto = onnx_from_model(folded.model, preprocessing=preprocessing, max_batch=max_batch)
@@ -198,7 +206,10 @@ def graph_from_model(
 
 
 def graph_before_quantization(bundle: Bundle, record: VariantRecord) -> ModelProto:
-    """Export again the float32 graph that a quantised variant was made from, with the same tensor names."""
+    """Export again the float32 graph from which a quantised graph was made.  The tensor names are the same.
+
+    record: the record of the quantised graph.
+    """
     manifest = bundle.manifest
     model = model_from_bundle(manifest, bundle.weights_path)
     folded = _folded(model, record.precision, padded=pad_heads.__name__ in record.passes)
@@ -208,24 +219,30 @@ def graph_before_quantization(bundle: Bundle, record: VariantRecord) -> ModelPro
 
 def _folded(model: Model, precision: Precision, *, padded: bool) -> FoldedModel:
     folded = fold(model)
-    if precision == "fp32":  # engines fuse no attention in float32, so the rewritten forms would only cost time
+    if precision == "fp32":  # engines fuse no attention in float32, so the rewritten attentions would only be slower
         return folded
     return fold_for_engines(folded, engine_passes(model.spec, padded=padded, quantized=precision in QUANTIZED))
 
 
 def _proven(bundle: Bundle, data: bytes, precision: Precision, recorded: float) -> dict[str, dict[str, Any]]:
-    """Run the graph in every CPU runtime that supports the precision, with and without this project's kernels.
+    """Run the graph in every CPU runtime that supports the precision, and compare the logits with the golden logits.
 
-    For bf16, OpenVINO runs ``model.onnx`` and computes in bf16, as OpenVINO does on a server.
-    data: the graph's bytes.  recorded: the emulated graph's largest absolute difference from the golden logits.
-    Returns runner → its largest absolute difference and the limit, or the reason why the runner was skipped.
-    Errors: ExportError when a runtime that supports the precision cannot load the graph, or when a runtime's logits
-    exceed the precision's limit (`tolerances`).
+    Each runtime runs the graph twice: with the runtime's built-in operators, and with this project's CPU kernels. For
+    bf16, OpenVINO loads the float32 graph ``model.onnx`` and chooses where to round to bf16. A Triton server with
+    OpenVINO does the same.
+
+    data: the content of the graph's file.
+    recorded: the largest absolute difference between the golden logits and the logits that `_measured` computed with
+    every rounding of the graph; for int8 and fp8, the limit is a multiple of this difference.
+    Returns name of a runner → its largest absolute difference and the limit, or the reason why the runner was skipped.
+    Errors: ExportError when a runtime that supports the precision cannot load the graph, or when the difference of a
+    runtime's logits from the golden logits exceeds the precision's limit (`tolerances`).
     """
     inputs, expected = golden_rows(bundle)
     own = bundle.manifest.float32_noise
     noise = Noise(largest=own, rms=own, scale=float(np.abs(expected).max()))
-    # The limit is a distance from float64 logits, and the golden logits may differ from these by the float32 noise.
+    # `limit_from_noise` limits the difference from the float64 logits. The golden logits are float32, and differ from
+    # the float64 logits by at most the noise.
     limit = limit_from_noise(noise, precision, recorded=recorded).largest + own
     with TemporaryDirectory(prefix="gmmvit-proof-") as folder:
         path = Path(folder) / onnx_file(precision)

@@ -1,17 +1,18 @@
 """Choose the quantisation range of each projection's input from the magnitudes of this input on real images.
 
-`runtime/graph_calibration.py` runs the graph on the images and fills the histograms of |x|. The bound of a tensor is
-the magnitude that becomes the largest quantised value; larger magnitudes saturate.
+A projection is a linear map that `graphs.quantize` quantises. `runtime/graph_calibration.py` runs the graph on the
+images and fills a histogram of |x| for each input x. The bound of x is the magnitude that becomes the largest quantised
+value; larger magnitudes saturate.
 
-For fp8 the bound is the largest magnitude, because the steps between fp8 values grow with the value. For int8 all steps
-are equal, so a single outlier would make every step coarser. The int8 bound is the cut-off c with the smallest squared
-error over the histogram:
+For fp8 the bound is the largest |x|, because the steps between fp8 values grow with the value. For int8 all steps are
+equal, so a single large |x| would make every step coarser. The int8 bound is therefore the cut-off c with the smallest
+squared error E(c), summed over the histogram:
 
     E(c) = Σ_x  (c/127)² / 12   if |x| ≤ c   (rounding)
                 (|x| − c)²      if |x| > c   (saturation)
 
-For fp8 the rounding term of E(c) is (x/8)² / 12, because E4M3 has three mantissa bits. Only `excess_errors` uses E(c)
-for fp8.
+For fp8 the rounding term of E(c) is (x/8)² / 12, because fp8 (E4M3) has three mantissa bits. For fp8, only
+`excess_errors` uses E(c).
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ _BINS = 2048
 
 
 class Histograms:
-    """Histograms of |x| of several tensors, filled batch by batch in bounded memory.
+    """A histogram of |x| for each tensor, filled batch by batch in bounded memory.
 
     images: the number of images.
-    counts: the name of a tensor → the number of values in each bin.
-    largest: the name of a tensor → its largest |x|.
-    top: the name of a tensor → the upper end of its histogram, which begins at 0. If an |x| exceeds the upper end, the
-    upper end is doubled and the bins are merged in pairs.
+    counts: name of a tensor → the number of elements in each bin of the tensor's histogram.
+    largest: name of a tensor → the largest |x| of the tensor.
+    top: name of a tensor → the upper end of the tensor's histogram; the lower end is 0. If an |x| exceeds the upper
+    end, the upper end is doubled and the bins are merged in pairs.
     """
 
     def __init__(self) -> None:
@@ -49,7 +50,10 @@ class Histograms:
         self.largest: dict[str, float] = {}
 
     def add(self, name: str, values: NDArray[Any]) -> None:
-        """Add the values of a batch to a tensor's histogram.  Errors: InputError when a value is not finite."""
+        """Add the elements of a batch to the histogram of the tensor ``name``.
+
+        Errors: InputError when an element is not finite.
+        """
         import numpy as np
 
         magnitudes = np.abs(values).ravel()
@@ -67,7 +71,7 @@ class Histograms:
 
 
 def bounds_of(histograms: Histograms, precision: Precision) -> Mapping[str, float]:
-    """Map each tensor to its bound: the magnitude that becomes the largest quantised value."""
+    """Map the name of each tensor to the tensor's bound: the magnitude that becomes the largest quantised value."""
     if precision == "fp8":
         return dict(histograms.largest)
     return {
@@ -79,8 +83,8 @@ def bounds_of(histograms: Histograms, precision: Precision) -> Mapping[str, floa
 def excess_errors(histograms: Histograms, bounds: Mapping[str, float], precision: Precision) -> dict[str, float]:
     """Return, for each tensor, the rms quantisation error with ``bounds`` divided by the error with new bounds.
 
-    The new bounds are computed by `bounds_of` from ``histograms``. The ratio is about 1 if ``bounds`` were calibrated
-    on images similar to those of ``histograms``, and several times larger if not.
+    `bounds_of` computes the new bounds from ``histograms``. The ratio is about 1 if ``bounds`` were calibrated on
+    images similar to the images of ``histograms``, and several times larger if not.
     """
     own = bounds_of(histograms, precision)
     excess = {}
@@ -102,7 +106,7 @@ def _squared_errors(
 ) -> NDArray[Any]:
     """Return the squared error E(c), summed over the histogram, for each cut-off c in ``cuts``.
 
-    counts: the number of values in each bin of the histogram.  top: the upper end of the histogram.
+    counts: the number of elements in each bin of the histogram.  top: the upper end of the histogram.
     """
     import numpy as np
 

@@ -1,7 +1,8 @@
-"""Cast a float32 graph to the types of a precision: each node computes in the type that the policy gives to its role.
+"""Cast a float32 graph to the data types of a precision.
 
-A constant is stored in every type in which a node reads it. A Cast node is added where a computed tensor changes its
-type. A node that only moves values keeps the type of its input.
+Each node has a role, which says what the node is for. The precision policy assigns a data type to each role, and the
+node computes in this type. A constant is stored in every type in which a node reads the constant. Where a node reads a
+computed tensor in another type, a Cast node is added. A node that only moves values keeps the type of its input.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _FIRST_BF16_OPSET = 22
 
 
 def numpy_type(kind: ElementType) -> Any:
-    """Return the numpy or ml_dtypes type with this name."""
+    """Return the numpy or ml_dtypes type for the name of a data type."""
     import ml_dtypes
     import numpy as np
 
@@ -33,7 +34,7 @@ def numpy_type(kind: ElementType) -> Any:
 
 
 def cast_graph(proto: ModelProto, precision: Precision) -> ModelProto:
-    """Return a new graph in this precision.  The inputs and outputs of the graph keep their types.
+    """Return a new graph in this precision, whose inputs and outputs have the same data types as before.
 
     Errors: ExportError when a declared role is not in the policy, when a finite constant overflows in its new type, or
     when an output would not be float32.
@@ -77,7 +78,7 @@ class _Cast:
         others = [constant for constant in out.graph.initializer if constant.name not in self._floats]
         rewrite_graph(out.graph, self._nodes, [*others, *self._constants.values()])
         if "bfloat16" in self._types.values():
-            # Opset 22 is the first with bfloat16 convolutions. Opsets 21 and 22 change no other operator used here.
+            # Opset 22 is the first with bfloat16 convolutions. Opsets 21 and 22 change no other operator of the graphs.
             out.opset_import[0].version = max(_FIRST_BF16_OPSET, out.opset_import[0].version)
         return out
 
@@ -94,7 +95,7 @@ class _Cast:
             self._image.update(node.output)
 
     def _kind(self, node: NodeProto) -> ElementType | None:
-        """Return the type that the node computes in, or None if the node has no floating-point input."""
+        """Return the data type that the node computes in, or None if the inputs of the node are not cast."""
         role = self._roles[node.name]
         if role == "input" and node.op_type == "Cast":
             self._kinds[node.output[0]] = "float32"
@@ -106,13 +107,14 @@ class _Cast:
         handed = [self._kinds[name] for name in node.input if name in self._kinds]
         if handed:
             return handed[0]
-        # The class token, repeated for the batch, is the only constant that a shape node reads.
+        # A shape node reads only one floating-point constant: the class token, which the node repeats for the batch.
         return self._types["residual"] if any(name in self._floats for name in node.input) else None
 
     def _as(self, name: str, kind: ElementType, *, reader: NodeProto) -> str:
-        """Return the name of this tensor in the type ``kind``; tensors that are not floating point are not cast.
+        """Add a Cast node or a constant that holds the tensor ``name`` in the data type ``kind``; return the new name.
 
-        reader: the node that reads the tensor.  A Cast between two nodes of an attention belongs to that attention.
+        For a tensor that already has this type, or is not a floating-point tensor, return ``name`` and add nothing.
+        reader: the node that reads the tensor.  A Cast between two nodes of an attention belongs to the attention.
         """
         if name in self._floats:
             return self._constant(name, kind)
@@ -141,7 +143,8 @@ class _Cast:
             with np.errstate(over="ignore"):
                 rounded = values.astype(numpy_type(kind))
             held = rounded.astype(np.float32)
-            # −∞ in a constant is intended: −∞ masks entries of the scores. A finite value must remain finite.
+            # A constant may contain −∞, which excludes entries of the scores from the softmax. A finite value must
+            # remain finite.
             if not (np.isfinite(held) | (np.isneginf(values) & np.isneginf(held))).all():
                 largest = np.abs(values[~np.isneginf(values)]).max()
                 raise ExportError(

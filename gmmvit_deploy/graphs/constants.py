@@ -1,8 +1,9 @@
-"""Types for the masks and biases of a folded model, and for the records about them in a bundle.
+"""Types for the masks and biases of a folded model, and for the records in a bundle about these masks and biases.
 
-The checks of a graph take any object with the protocols `LayerConstant` and `LayerConstants`. The classes
-`FoldedConstant` and `FoldedModel` in `folding.fold` implement the protocols. This module imports neither class, nor
-torch.
+A mask multiplies the scores Q Kᵀ of an attention elementwise, and a bias is added to the scores. A folded model stores
+each mask and each bias as a constant. The checks of a graph take any objects with the protocols `LayerConstant` and
+`LayerConstants`. The classes `FoldedConstant` and `FoldedModel` in `folding.fold` implement the protocols. This module
+does not import these classes, so this module does not need torch.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ __all__ = ["ConstantRecord", "LayerConstant", "LayerConstants", "MaskChange", "a
 
 
 class LayerConstant(Protocol):
-    """A mask or bias on the scores of a layer.
+    """The mask, or the bias, on the scores of an attention.
 
-    layer: the name of the attention.  trained: the matrix in the trained module.  constant: the matrix in the graph.
-    Both matrices are values that ``numpy.asarray`` accepts.
+    layer: the name of the attention.  trained: the matrix in the trained model.  constant: the matrix in the graph.
+    ``trained`` and ``constant`` are arrays or tensors on the CPU.
     """
 
     @property
@@ -46,12 +47,14 @@ class LayerConstants(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConstantRecord:
-    """Record of the mask of a layer, or of the bias on the scores of a layer.
+    """Record of the mask, or of the bias, on the scores of an attention.
 
-    shape: the shape of the matrix.  constant: the name of the matrix in ``model.onnx``.
-    trained_sha256: SHA-256 of the matrix that the trained module multiplies with the scores, or adds to the scores.
-    constant_sha256: SHA-256 of the constant in the graph; for a mask M, the constant is M·d^(−1/2).
-    Both hashes are of the little-endian float32 bytes.
+    layer: the name of the attention.  shape: the shape of the matrix.
+    constant: the name of the constant in ``model.onnx`` that stores the matrix.
+    trained_sha256: the SHA-256 of the matrix that the trained model multiplies with the scores, or adds to the scores.
+    constant_sha256: the SHA-256 of the constant in the graph. For a mask M, the constant is M · d^(−1/2) if folding
+    merged the factor d^(−1/2) into the mask.
+    Each SHA-256 is computed from little-endian float32 bytes.
     """
 
     layer: str
@@ -65,12 +68,13 @@ class ConstantRecord:
 class MaskChange:
     """The effect of a precision on the mask of a head.
 
-    head: the index of the head; in a shifted Swin block, w·H + h for head h of H in window w.
-    entries: the number of entries of the mask, N².
+    layer: the name of the attention.
+    head: the index of the head; in a shifted Swin block with H heads, w·H + h for the head h of the window w.
+    entries: the number of entries of the mask, N² for N tokens.
     largest_change: the largest absolute change of an entry.
-    relative_change: the largest |change| / |entry|, over the entries that are neither flushed nor saturated.
-    flushed: the number of entries that became 0.
-    subnormal: the number of entries that became subnormal, so that fewer significant bits remain.
+    relative_change: the largest |change| / |entry| of the entries that became neither 0 nor infinite.
+    flushed: the number of nonzero entries that became 0.
+    subnormal: the number of entries that became subnormal, with fewer significant bits.
     saturated: the number of entries that became infinite.
     """
 
@@ -85,7 +89,7 @@ class MaskChange:
 
 
 def array_of(values: Any) -> NDArray[Any]:
-    """Return an array, or a tensor on the CPU, as a numpy array.  The tensor may require gradients."""
+    """Convert an array, or a tensor on the CPU, to a numpy array.  The tensor may require gradients."""
     import numpy as np
 
     array: NDArray[Any] = np.asarray(values.detach() if hasattr(values, "detach") else values)
@@ -93,5 +97,8 @@ def array_of(values: Any) -> NDArray[Any]:
 
 
 def bytes_of_array(values: Any) -> bytes:
-    """Return the values as little-endian float32 bytes in C order.  The hash of a mask is computed from these bytes."""
+    """Return the values as little-endian float32 bytes in C order.
+
+    The SHA-256 of a mask is computed from these bytes.
+    """
     return array_of(values).astype("<f4", copy=False).tobytes()

@@ -1,9 +1,9 @@
 """Write and read two metadata entries of a graph's nodes: the role and the attention.
 
-    gmmvit.role         the node's role in the precision policy
-    gmmvit.attention    the module name of the attention that the node belongs to, for nodes from Q Kᵀ to P V
+    gmmvit.role         the node's role, to which the precision policy assigns a data type
+    gmmvit.attention    the name of the attention that the node belongs to, for nodes from Q Kᵀ to P V
 
-Runtimes ignore this metadata. Saving, loading and every rewrite of this package keep the metadata.
+Runtimes ignore these entries. When this package saves, loads or rewrites a graph, the entries do not change.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SHAPE_OPERATORS = frozenset(
         "Unsqueeze",
     }
 )
-"""Operators that only move values; a node with such an operator has the role ``shape`` in every module."""
+"""Operators that only move values.  A node with such an operator has the role ``shape`` in every module."""
 ROLE_KEY = "gmmvit.role"
 ATTENTION_KEY = "gmmvit.attention"
 
@@ -51,8 +51,8 @@ ATTENTION_KEY = "gmmvit.attention"
 class Attention:
     """An attention in a graph.
 
-    name: the name of its module, for example ``blocks.0.attention``.
-    nodes: the names of its nodes, from Q Kᵀ to P V inclusive.
+    name: the name of the attention's module, for example ``blocks.0.attention``.
+    nodes: the names of the attention's nodes, from the matrix product Q Kᵀ to the matrix product P V.
     mask: the name of the constant matrix that multiplies the scores, or None if there is no such matrix.
     mixes_heads: True if a matrix product with a (heads, heads) matrix mixes the heads before or after the softmax.
     known: False if the softmax is not between two matrix products; ``nodes`` then contains only the softmax.
@@ -75,7 +75,7 @@ def declare(node: NodeProto, role: Role, *, attention: str | None = None) -> Nod
 
 
 def declared_role(node: NodeProto) -> Role | None:
-    """Return the role in a node's metadata, or None.  Errors: ExportError when the role is not in the policy."""
+    """Return the role in a node's metadata, or None.  Errors: ExportError when the role is not a known role."""
     role = _note(node, ROLE_KEY)
     for known in get_args(Role):
         if role == known:

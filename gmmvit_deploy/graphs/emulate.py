@@ -1,6 +1,7 @@
 """Rewrite bfloat16 nodes as float32 nodes whose results are rounded to bfloat16.
 
-Runtimes that cannot compute in bfloat16 can run the rewritten graph; `runtime/emulated_precision.py` does so.
+A runtime that cannot compute in bfloat16 can run the rewritten graph. `runtime/emulated_precision.py` runs the
+rewritten graph in ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ __all__ = ["without_bfloat16"]
 
 
 def without_bfloat16(proto: ModelProto) -> ModelProto:
-    """Return a graph whose nodes compute in float32, and which rounds each formerly bfloat16 tensor to bfloat16.
+    """Return a graph in which float32 nodes replace the bfloat16 nodes, and Cast nodes round the results to bfloat16.
 
     A graph without bfloat16 constants is returned unchanged.
     """

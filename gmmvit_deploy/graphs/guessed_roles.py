@@ -1,7 +1,8 @@
-"""Infer the roles of nodes in graphs from other exporters, from their operators and their connections.
+"""Infer the role of each node in a graph from another exporter, from the operators and connections of the nodes.
 
-Graphs of this package declare their roles (`declared`), and declared roles take precedence. A node that no rule matches
-has the role ``unknown`` and computes in float32 in every precision.
+A role says what a node is for (`roles`). The nodes of a graph that this package exported declare their roles
+(`declared`), and declared roles take precedence over inferred roles. A node that no rule matches has the role
+``unknown``, and computes in float32 in every precision.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _BETWEEN = frozenset({"Add", "Cast", "Mul", "Reshape"})
 
 
 def guessed_attentions(graph: GraphProto) -> tuple[Attention, ...]:
-    """Return an attention for every softmax.  ``known`` is True if the softmax is between two matrix products."""
+    """Return an `Attention` for every softmax; ``known`` is True if the softmax is between two matrix products."""
     wiring = Wiring(graph)
     return tuple(_attention(node, wiring) for node in graph.node if node.op_type == "Softmax")
 
@@ -65,9 +66,10 @@ def _attention(softmax: NodeProto, wiring: Wiring) -> Attention:
 
 
 def _walk(node: NodeProto | None, wiring: Wiring, onwards: Callable[[NodeProto], NodeProto | None]) -> list[NodeProto]:
-    """Return the nodes from ``node`` to the next matrix product, both included; empty if no product is reached.
+    """Return the nodes on the path from ``node`` to the next matrix product, including ``node`` and the matrix product.
 
-    onwards: a function that returns the next node on the path, or None at its end.
+    The result is empty if the path does not reach a matrix product.
+    onwards: a function that returns the next node on the path, or None at the end of the path.
     """
     passed: list[NodeProto] = []
     while node is not None:
@@ -81,7 +83,7 @@ def _walk(node: NodeProto | None, wiring: Wiring, onwards: Callable[[NodeProto],
 
 
 def guessed_roles(graph: GraphProto) -> dict[str, Role]:
-    """Map the name of each node to its role, or to ``unknown`` if no rule applies."""
+    """Map the name of each node to the node's role, or to ``unknown`` if no rule applies."""
     wiring = Wiring(graph)
     logits = {value.name for value in graph.output}
     inside = {name for attention in guessed_attentions(graph) for name in attention.nodes}

@@ -1,4 +1,4 @@
-"""Measure how a precision changes each mask, and prove that the masks are constants of the graph."""
+"""Measure how a precision changes each mask, and check that the graph stores the masks as constants."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EXPORT = "type gmmvit export CHECKPOINT -o BUNDLE to write a graph with folded 
 
 
 def changes_of(masks: Sequence[LayerConstant], precision: Precision) -> Iterator[MaskChange]:
-    """Measure, for each head of each layer, how the float32 mask changes in this precision."""
+    """Measure, for each head of each layer, how the cast to this precision changes the float32 mask."""
     import numpy as np
 
     kind = numpy_type(POLICY["mask"][precision])
@@ -56,7 +56,7 @@ def _smallest_normal(kind: Any) -> float:
 
 
 def require_folded(proto: ModelProto) -> None:
-    """Check that a graph is folded: its masks and all other constants are stored, not computed at run time.
+    """Check that a graph is folded: the graph stores its masks and all other constants, and computes none at run time.
 
     Errors: ExportError when the graph computes a mask or another constant at run time.
     """
@@ -79,11 +79,13 @@ def require_folded(proto: ModelProto) -> None:
 def prove_masks(
     proto: ModelProto, masks: Sequence[LayerConstant], records: Sequence[ConstantRecord], precision: Precision
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Check that each mask of a cast graph is a constant, equal bit for bit to the folded mask in the new type.
+    """Check that a graph in another precision stores each mask as a constant.
 
-    masks, records: the masks of the folded model, and their records from the float32 graph before the cast.
-    Returns (layer → name of the layer's mask in the graph, layer → SHA-256 of that mask's bytes).
-    Errors: ExportError when a mask is absent or differs from the cast of the folded mask, and as in `require_folded`.
+    The constant must equal the mask of the folded model after the cast to the data type of masks, bit for bit.
+    proto: the graph after the cast to ``precision``.  masks: the masks of the folded model.
+    records: the record of each mask, from the float32 graph before the cast.
+    Returns (layer → name of the layer's mask in the graph, layer → SHA-256 of the bytes of this mask).
+    Errors: ExportError when a mask is absent or differs from the expected constant, and as in `require_folded`.
     """
     from onnx import numpy_helper
 

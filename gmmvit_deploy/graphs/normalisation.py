@@ -1,4 +1,4 @@
-"""Find the tensor in which the normalisation of pixels ends, in a graph that takes pixels."""
+"""Find the normalised image tensor in a graph that takes pixels and normalises them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ _CHANNELS_FIRST = [0, 3, 1, 2]
 def end_of_normalisation(graph: GraphProto) -> str | None:
     """Return the name of the normalised tensor, or None if the graph does not begin with a normalisation.
 
-    The normalisation is the path of nodes from the input to the Transpose that moves the channels to the front. Every
-    node on the path has only constants as its other inputs, and the tensors between the nodes have a single reader.
+    The normalisation is the path of nodes from the graph's input to the Transpose that moves the channels to the front.
+    Each node on the path reads the tensor of the path and constants, and no other tensors. A single node reads each
+    tensor of the path, apart from Shape nodes.
     """
     constants = {constant.name for constant in graph.initializer}
     name: str = graph.input[0].name
     for _ in range(len(graph.node)):
-        # A Shape node only reads the batch size and is not a step of the normalisation.
+        # A Shape node reads only the batch size, and is not a step of the normalisation.
         users = [node for node in graph.node if name in node.input and node.op_type != "Shape"]
         if len(users) != 1 or any(other not in constants for other in users[0].input if other != name):
             return None

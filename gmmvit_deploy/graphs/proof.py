@@ -1,4 +1,7 @@
-"""Prove that an exported graph is folded: each mask and bias is stored as a constant, not computed at run time."""
+"""Check that an exported graph is folded: the graph stores each mask and bias as a constant.
+
+The checks also refuse a graph that computes a constant at run time.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,14 @@ if TYPE_CHECKING:
 __all__ = ["constant_nodes", "prove_folded"]
 
 FORBIDDEN = frozenset({"Einsum", "Exp", "Pow", "Reciprocal", "ScatterND", "Sqrt"})
-"""Operators that compute a mask; a folded graph contains no such operator."""
+"""Operators with which an unfolded graph computes its masks.  A folded graph contains no such operator."""
 
 
 def constant_nodes(graph: GraphProto) -> list[str]:
-    """Return the nodes whose inputs are all constants, as ``name (operator)``; a folded graph has no such nodes."""
+    """Return ``name (operator)`` for each node whose inputs are all constants.
+
+    A folded graph has no such node, except the nodes that dequantise weights.
+    """
     constants = {initializer.name for initializer in graph.initializer}
     idle = []
     for node in graph.node:
@@ -37,14 +43,16 @@ def constant_nodes(graph: GraphProto) -> list[str]:
 def prove_folded(
     proto: ModelProto, folded: LayerConstants
 ) -> tuple[tuple[ConstantRecord, ...], tuple[ConstantRecord, ...]]:
-    """Check that a graph is folded; return the records (masks, biases) of its layers.
+    """Check that a graph is folded.  Layers with equal masks, or with equal biases, may share a constant.
 
-    Layers with equal masks, or equal biases, may share a constant.
+    folded: the masks and biases of the folded model.
+    Returns (the record of each mask, the record of each bias).
     Errors: ExportError when
 
-    - the graph has an operator of `FORBIDDEN`, or a node whose inputs are all constants;
-    - a mask or bias is absent, or has more copies in the graph than layers that use it;
-    - a mask is not read by exactly one Mul per layer, or a bias by exactly one Add per layer.
+    - the graph contains an operator of `FORBIDDEN`, or a node whose inputs are all constants;
+    - a mask or bias is absent, or the graph has more copies of the mask or bias than layers with this mask or bias;
+    - the number of Mul nodes that read a mask, or of Add nodes that read a bias, differs from the number of layers with
+      this mask or bias, or another node reads the mask or bias.
     """
     graph = proto.graph
     operators = Counter(node.op_type for node in graph.node)
@@ -68,7 +76,8 @@ def _find_constants(
         data = bytes_of_array(folded_constant.constant)
         names = names_by_bytes.get(data, [])
         layers = layers_by_bytes[data]
-        # The exporter merges equal constants only if they are small, so equal layers share a constant or have copies.
+        # The exporter merges equal constants only if the constants are small. Layers with equal constants therefore
+        # share a constant, or each layer has a copy.
         if not 1 <= len(names) <= layers:
             once = "once" if layers == 1 else f"1 to {layers} times"
             raise ExportError(
@@ -97,7 +106,7 @@ def _find_constants(
 
 
 def _float_constants(graph: GraphProto, shapes: set[tuple[int, ...]]) -> dict[bytes, list[str]]:
-    """Map the bytes of each float32 constant with one of the shapes to the names of all constants with these bytes."""
+    """Map bytes to the names of all float32 constants with these bytes, for constants with a shape in ``shapes``."""
     from onnx import TensorProto, numpy_helper
 
     tensors = [(initializer.name, initializer) for initializer in graph.initializer]

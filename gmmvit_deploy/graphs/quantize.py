@@ -1,11 +1,12 @@
-"""Quantise a graph to int8 or fp8 with Q/DQ pairs on both inputs of every projection.
+"""Quantise a graph to int8 or fp8, with a Q/DQ pair on the activation and on the weight of every projection.
 
     Q(x) = saturate(round(x / s)),  DQ(q) = q · s
 
-Q quantises and DQ dequantises; the quantisation is symmetric, so every zero point is 0. Each activation has a scale s
-from calibration, and each weight has a scale per output channel. These operators are not quantised:
+Q is the operator QuantizeLinear, and DQ is the operator DequantizeLinear. A projection is a linear map of the role
+``projection`` (`roles`). The quantisation is symmetric, so every zero point is 0. Each activation has a scale s from
+calibration, and each weight has a scale per output channel. These operators are not quantised:
 
-- the first linear map (on the image) and the head, which matter most for accuracy and take little time;
+- the first linear map, which reads the image, and the head, because both matter for accuracy and take little time;
 - the matrix products of attention, where Q/DQ would prevent a fused kernel;
 - depthwise convolutions and biases.
 """
@@ -35,7 +36,10 @@ _SMALLEST_SCALE = 2.0**-24  # the smallest positive float16; scales are stored a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """The values that a quantised type can represent.  name: ``int8`` or ``fp8``.  largest: the largest value."""
+    """The values of a quantised data type.
+
+    name: ``int8`` or ``fp8``.  largest: the largest value of the data type that the quantisation uses.
+    """
 
     name: Precision
     largest: float
@@ -48,7 +52,10 @@ class Grid:
         return np.int8 if self.name == "int8" else ml_dtypes.float8_e4m3fn
 
     def quantized(self, values: NDArray[Any], scale: NDArray[Any]) -> NDArray[Any]:
-        """Quantise ``values``; values out of range saturate.  scale: an array that broadcasts to ``values``."""
+        """Return ``values`` divided by ``scale``, rounded to the quantised data type.
+
+        Values outside the range of the data type saturate.  scale: an array that broadcasts to ``values``.
+        """
         import numpy as np
 
         scaled = np.clip(values / scale, -self.largest, self.largest)
@@ -56,9 +63,9 @@ class Grid:
         return result
 
     def scale(self, largest: NDArray[Any]) -> NDArray[Any]:
-        """Return the scale at which ``largest`` becomes the largest quantised value, rounded to float16.
+        """Return the scale at which the magnitude ``largest`` becomes the largest quantised value, rounded to float16.
 
-        Quantisation and dequantisation use the same rounded scale, so the rounding adds no error.
+        The rounding of the scale adds no error, because quantisation and dequantisation use the same rounded scale.
         """
         import numpy as np
 
@@ -68,12 +75,12 @@ class Grid:
 
 
 def grid_of(precision: Precision) -> Grid:
-    """Return the grid of a precision: −127 to 127 for int8, E4M3 values from −448 to 448 for fp8."""
+    """Return the grid of a precision: integers from −127 to 127 for int8, E4M3 values from −448 to 448 for fp8."""
     return Grid(name=precision, largest=127.0 if precision == "int8" else 448.0)
 
 
 def activations_of(graph: GraphProto) -> tuple[str, ...]:
-    """Return the tensors that need a scale: the inputs of projections, each once, in the order of the graph."""
+    """Return the names of the tensors that projections read as activations, each once, in the order of the graph."""
     return tuple(dict.fromkeys(node.input[0] for node in _projections(graph)))
 
 
@@ -83,10 +90,12 @@ def _projections(graph: GraphProto) -> list[NodeProto]:
 
 
 def quantize_graph(proto: ModelProto, precision: Precision, largest: Mapping[str, float]) -> ModelProto:
-    """Return a new float32 graph with Q/DQ pairs on both inputs of every projection.
+    """Return a new float32 graph with a Q/DQ pair on the activation and on the weight of every projection.
 
-    largest: activation → the magnitude that becomes the grid's largest value, from `calibration.bounds_of`.
-    Errors: ExportError when ``largest`` has no value for an activation, or a value that is not positive and finite.
+    precision: ``int8`` or ``fp8``.
+    largest: name of an activation → the magnitude that becomes the largest quantised value (`calibration.bounds_of`).
+    Errors: ExportError when ``largest`` has no magnitude for an activation, or a magnitude that is not positive and
+    finite.
     """
     import numpy as np
     from onnx import numpy_helper
@@ -117,7 +126,7 @@ def quantize_graph(proto: ModelProto, precision: Precision, largest: Mapping[str
 
 
 def _output_axis(node: NodeProto) -> int:
-    """Return the index of the weight's dimension of output channels: 0 or 1."""
+    """Return 0 or 1, the index of the weight's dimension that holds the output channels."""
     if node.op_type == "Conv":
         return 0
     transposed = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
@@ -125,7 +134,7 @@ def _output_axis(node: NodeProto) -> int:
 
 
 class _Pairs:
-    """Makes Q/DQ pairs.  Nodes with the same weight share the dequantised weight."""
+    """Makes Q/DQ pairs.  Projections with the same weight share the DQ node of this weight."""
 
     def __init__(self, grid: Grid) -> None:
         self.constants: list[TensorProto] = []
@@ -134,15 +143,16 @@ class _Pairs:
         self._nodes: list[NodeProto] = []
 
     def take(self) -> list[NodeProto]:
-        """Return the nodes made since the previous call."""
+        """Return the nodes that were made after the previous call of ``take``."""
         nodes, self._nodes = self._nodes, []
         return nodes
 
     def activation(self, reader: str, name: str, largest: float) -> str:
-        """Add DQ(Q(x)) for the activation x of a projection; return the name of the DQ node's output.
+        """Make the nodes DQ(Q(x)) for the activation x of a projection; return the name of the DQ node's output.
 
-        reader: the projection.  Each projection has its own pair, so that an engine can fuse both.
-        name: the name of x.  largest: the magnitude that becomes the largest quantised value.
+        reader: the name of the projection.  name: the name of x.
+        largest: the magnitude that becomes the largest quantised value.
+        Each projection has its own Q/DQ pair, so that an engine can fuse the pair with the projection.
         """
         import numpy as np
         from onnx import helper
@@ -167,9 +177,10 @@ class _Pairs:
         return stem
 
     def weight(self, name: str, values: NDArray[Any], *, axis: int) -> str:
-        """Replace a weight by quantised values and a DQ node; return the name of the DQ node's output.
+        """Make a constant with the quantised weight, and a DQ node; return the name of the DQ node's output.
 
-        axis: the dimension of output channels.  All readers of the weight share the DQ node.
+        name: the name of the weight.  values: the weight.  axis: the dimension that holds the output channels.
+        All projections that read the weight share the DQ node.
         """
         import numpy as np
         from onnx import helper

@@ -1,4 +1,4 @@
-"""Roles of a graph's nodes.  The precision policy assigns a type to each role.
+"""Return the role of each node of a graph.  The precision policy assigns a data type to each role.
 
 input        scaling and normalisation of pixels
 embedding    the first linear map or convolution, which reads the image
@@ -15,13 +15,13 @@ gelu         GELU
 bias         addition of the bias of a linear map, or of the position embedding
 residual     the sum of a branch and the input of the branch
 pooling      the mean over tokens
-head         the node that outputs the logits, and other linear maps after pooling, on a single row per image
-quantize     QuantizeLinear and DequantizeLinear around a projection
+head         the node that outputs the logits, and other linear maps after pooling, which read one vector for each image
+quantize     QuantizeLinear and DequantizeLinear before a projection
 shape        operators that only move values, such as Reshape
-unknown      a node of a graph from another exporter that no rule matches; float32 in every precision
+unknown      a node that no rule matches, in a graph from another exporter; computes in float32 in every precision
 
-The exporter of this package writes the role into each node (`declared`). Graphs from other exporters declare no roles;
-`guessed_roles` infers their roles.
+The export of this package writes the role into each node's metadata (`declared`). For a graph from another exporter,
+`guessed_roles` infers the roles.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = [
 
 
 def roles_of(graph: GraphProto) -> dict[str, Role]:
-    """Map the name of each node to its role: the declared role, or the role that `guessed_roles` infers.
+    """Map the name of each node to the declared role of the node, or to the role that `guessed_roles` infers.
 
     Errors: ExportError when a declared role is not in the policy.
     """
@@ -61,7 +61,7 @@ def roles_of(graph: GraphProto) -> dict[str, Role]:
 
 
 def attentions_of(graph: GraphProto) -> tuple[Attention, ...]:
-    """Return the declared attentions in the order of the graph, or inferred attentions if no node declares a role."""
+    """Return the declared attentions, or the inferred attentions if no node declares a role, in the graph's order."""
     if not any(declared_role(node) for node in graph.node):
         return guessed_attentions(graph)
     return declared_attentions(graph)
@@ -70,7 +70,7 @@ def attentions_of(graph: GraphProto) -> tuple[Attention, ...]:
 def declared_attentions(graph: GraphProto) -> tuple[Attention, ...]:
     """Return every attention that the graph's nodes declare, in the order of the graph.
 
-    An attention has ``known=False`` if there is no matrix product before its softmax, or no matrix product after it.
+    An attention has ``known=False`` unless nodes before and after the softmax declare the role ``product``.
     """
     parts: dict[str, list[NodeProto]] = {}
     for node in graph.node:
@@ -103,10 +103,10 @@ def _declared(name: str, nodes: list[NodeProto], matrices: set[str]) -> Attentio
 
 
 def role_disagreements(graph: GraphProto) -> tuple[str, ...]:
-    """Describe each node whose declared role differs from the role that `guessed_roles` infers, a line per node.
+    """Return a line for each node whose declared role differs from the role that `guessed_roles` infers.
 
-    The inferred roles are only a cross-check, and the declared roles are used. If the rules fail on a graph, the result
-    is a single line that describes the failure.
+    This comparison is only a cross-check, and the precision policy uses the declared role. If `guessed_roles` fails on
+    the graph, the result is a single line that describes the failure.
     Errors: ExportError when a declared role is not in the policy.
     """
     declared = {node.name: role for node in graph.node if (role := declared_role(node)) is not None}

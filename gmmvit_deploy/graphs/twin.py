@@ -1,4 +1,7 @@
-"""Make the twin of a graph: the same network without masks, to measure the time that the masks cost."""
+"""Make the twin of a graph: the same graph, in which a scalar replaces every mask.
+
+The masks cost the difference between the time of the graph and the time of its twin.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,11 @@ __all__ = ["with_masks_of_one"]
 
 
 def with_masks_of_one(proto: ModelProto) -> ModelProto:
-    """Return a graph in which a scalar replaces every mask, as in a model without masks, which multiplies by 1/√d.
+    """Return a graph in which a scalar replaces every mask.
 
-    The scalar has the mask's type and an arbitrary value, so the logits are meaningless. Use the graph only to measure
-    time.
+    A model without masks also multiplies the scores by a scalar, 1/√d for the head dim d. The scalar of this function
+    has the data type of the mask and an arbitrary value, so the logits are meaningless. Use the graph only to measure
+    sizes and times.
     """
     import numpy as np
     from onnx import numpy_helper

@@ -1,4 +1,4 @@
-"""Look up how an ONNX graph is connected: the producer and readers of each tensor, constants, shapes and types."""
+"""Find the node that outputs a tensor of an ONNX graph, the nodes that read the tensor, and the tensor's properties."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ __all__ = ["Wiring"]
 
 
 class Wiring:
-    """The connections of a graph when the object is created; later changes of the graph have no effect.
+    """The connections of a graph at the time when the object is created.  Later changes of the graph have no effect.
 
-    maker: tensor → the node that outputs the tensor.
-    readers: tensor → the nodes that read the tensor; a node that reads it twice is listed twice.
-    initializers: tensor → the stored constant.
-    sizes: constant tensor → an upper bound of the number of its elements. Constant tensors are initializers, outputs of
-    Constant nodes, and tensors computed only from constants, such as a dequantised weight.
+    maker: name of a tensor → the node that outputs the tensor.
+    readers: name of a tensor → the nodes that read the tensor. A node that reads the tensor twice is listed twice.
+    initializers: name of an initializer, a constant that the graph stores → the initializer.
+    sizes: name of a constant tensor → the number of elements; for a computed tensor, the size of the largest input of
+    the node. Constant tensors are initializers, outputs of Constant nodes, and tensors that are computed only from
+    constants, such as a dequantised weight.
     """
 
     def __init__(self, graph: GraphProto) -> None:
@@ -77,7 +78,7 @@ class Wiring:
         return tuple(shape[1:]) if len(shape) > 1 and min(shape[1:]) > 0 else None
 
     def element_type(self, name: str) -> int | None:
-        """Return the ``TensorProto.DataType`` that the graph declares for a tensor, or None."""
+        """Return the ``TensorProto.DataType`` that the graph declares for a tensor; None without a declaration."""
         value = self._types.get(name)
         return value.type.tensor_type.elem_type if value is not None else None
 
