@@ -88,7 +88,7 @@ class ScaledBranch(nn.Module):
 
 
 class CaiTBlock(nn.Module):
-    """Add the output of the attention branch to x, then add the output of the mlp branch to x."""
+    """A block that adds the output of the attention branch, and then of the mlp branch, to the tokens."""
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"add": "residual"}
 
