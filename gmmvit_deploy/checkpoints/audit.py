@@ -1,7 +1,7 @@
 """Audit a checkpoint before it is served.
 
-Findings of severity ``error``, such as NaN in a tensor that the model uses, stop the load, because they make every
-result meaningless. All other findings are only reported, and the user decides whether to use the checkpoint.
+Findings of severity ``error``, such as NaN in a tensor that the model uses, stop the load, because such values make
+every result meaningless. All other findings are only reported, and the user decides whether to use the checkpoint.
 In this module a kernel is a Gaussian of a Gaussian mixture mask.
 """
 
@@ -53,9 +53,9 @@ def audit_tensors(tensors: Mapping[str, Tensor], used: set[str]) -> Iterator[Fin
 
 
 def audit_model(model: nn.Module, unused: Mapping[str, Tensor]) -> list[Finding]:
-    """Audit every step on the attention scores of a loaded model, such as a mask.
+    """Audit every step on the attention scores, such as a mask, of a loaded model.
 
-    unused: name → each tensor of the file that the model does not read. Tensors of this kind that are base masks are
+    unused: name → tensor, for the tensors of the file that the model does not read. Base masks among these tensors are
     compared with the base masks that the model uses.
     """
     findings: list[Finding] = []

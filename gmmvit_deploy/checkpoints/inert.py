@@ -1,4 +1,4 @@
-"""The values that a pickle of a PyTorch file may hold, and the names that it may use to build them.
+"""The values that a pickle of a PyTorch file may hold, and the names by which the pickle may build these values.
 
 A name in the file is only compared with the tables of this module. The functions of the tables build plain containers
 and descriptions of tensors; `pickled` refuses any other name.

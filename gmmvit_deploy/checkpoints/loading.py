@@ -25,9 +25,12 @@ __all__ = ["LoadedCheckpoint", "load_checkpoint", "released_state_dict"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedCheckpoint:
-    """A trained model in evaluation mode, float32, on the CPU, with its file, spec and audit.
+    """The result of `load_checkpoint`.
 
-    unused: key of the file → the reason why the network never reads the tensor.  findings: the results of the audit.
+    file: the tensors of the file.  spec: the spec of the model.
+    model: the trained model in evaluation mode, float32, on the CPU.
+    unused: key of the file → the reason why the network never reads the tensor.
+    findings: the results of the audit.
     """
 
     file: TensorFile
@@ -42,7 +45,7 @@ class LoadedCheckpoint:
 
 
 def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpoint:
-    """Read the file, infer the spec, build the model, fill in the weights and audit them.
+    """Read the file, infer the spec, build the model, fill in the weights, and audit the weights.
 
     hints: the user's values for properties of the model that the tensors of the file do not show.
     Errors:

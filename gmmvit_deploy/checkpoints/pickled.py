@@ -1,4 +1,4 @@
-"""Read the pickle inside a PyTorch file as inert data, without importing or calling anything that it names.
+"""Read the pickle inside a PyTorch file as inert data, without importing or calling anything that the pickle names.
 
     pickle opcodes ──> dicts, lists, numbers, text, `TensorRef`, `Namespace`
 

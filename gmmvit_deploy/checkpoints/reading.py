@@ -38,8 +38,8 @@ authors' released code. Bundles (the folders that ``gmmvit export`` writes) up t
 weights file."""
 MODEL_METADATA_KEY = "gmmvit_model"
 """Key of the safetensors metadata entry with the model spec as JSON, in files whose tensors have the names of this
-package's modules. Such a file has no other metadata entry, because safetensors writes several entries in varying order,
-so equal models would give different files."""
+package's modules. Such a file has no other metadata entry, because safetensors writes several entries in varying order:
+two files of the same model would differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

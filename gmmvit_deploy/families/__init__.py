@@ -38,9 +38,8 @@ PRESETS: Mapping[str, Callable[[int, int, MaskSpec], ModelSpec]] = {
 }
 """Presets of all families: name → function that takes (classes, image size, mask) and returns a spec.
 
-A user can load every checkpoint file without a preset: the shapes of the tensors in the file determine every field of
-the spec, except for some files the number of heads, the image size or the channels. The user gives the missing values
-with options.
+No checkpoint file requires a preset: the shapes of the tensors in a file determine every field of the spec. The only
+exceptions are the number of heads, the image size and the channels of some files, which the user gives with options.
 """
 
 

@@ -54,7 +54,6 @@ def fold_masks(model: nn.Module) -> tuple[str, ...]:
     M = Σ_k α_k · base ** (1/(σ_k²+ε)), or the closed form with token distances, or a trained matrix
       →  the same M, stored as a constant
 
-
     Masks that leave the class token unmasked are folded in the same way.
     Requires: evaluation mode; a finite matrix; float32 tensors, because in half precision small entries of the base
     become zero before the power is computed.

@@ -135,7 +135,7 @@ class Shapes:
 
 
 def exact_root(value: float) -> int | None:
-    """Return the square root if it is a whole number of at least 1, else None."""
+    """Return the square root of ``value`` if the root is a whole number of at least 1, else None."""
     if value < 1 or value != int(value):
         return None
     root = math.isqrt(int(value))
