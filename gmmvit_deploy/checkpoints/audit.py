@@ -1,7 +1,8 @@
 """Audit a checkpoint before it is served.
 
-Findings of severity ``error``, such as NaN in a tensor that the model uses, stop the load, because they make every
-result meaningless. All other findings are reported with layer, head and kernel, and the user decides.
+Findings of severity ``error``, such as NaN in a tensor that the model uses, stop the load, because such values make
+every result meaningless. All other findings are only reported, and the user decides whether to use the checkpoint.
+In this module a kernel is a Gaussian of a Gaussian mixture mask.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class Finding:
     """A result of the audit.
 
     severity: ``error`` makes every result meaningless, ``warning`` should be examined, ``note`` is for information.
-    where: the tensor or layer, with head and kernel.  what: the description.
+    where: the name of the tensor, or of the layer with head and kernel.
+    what: the description of the finding.
     """
 
     severity: Literal["error", "warning", "note"]
@@ -51,10 +53,10 @@ def audit_tensors(tensors: Mapping[str, Tensor], used: set[str]) -> Iterator[Fin
 
 
 def audit_model(model: nn.Module, unused: Mapping[str, Tensor]) -> list[Finding]:
-    """Audit every step on the attention scores of a loaded model.
+    """Audit every step on the attention scores, such as a mask, of a loaded model.
 
-    unused: the tensors of the file that the model does not read. Base masks among these tensors are compared with the
-    base masks that the model uses.
+    unused: name → tensor, for the tensors of the file that the model does not read. Base masks among these tensors are
+    compared with the base masks that the model uses.
     """
     findings: list[Finding] = []
     bases: dict[str, Tensor] = {}
@@ -70,7 +72,11 @@ def audit_model(model: nn.Module, unused: Mapping[str, Tensor]) -> list[Finding]
 
 
 def _audit_bases(bases: Mapping[str, Tensor], unused: Mapping[str, Tensor]) -> Iterator[Finding]:
-    """Check that stored base masks of a size are equal and match sqrt(exp(−d²)); count the underflowed entries."""
+    """Yield findings about the stored base masks.
+
+    Base masks of the same size should be equal, should match sqrt(exp(−d²)) for the distance d of two tokens, and
+    should have no underflowed entries.
+    """
     first_of_size: dict[int, str] = {}
     for layer, base in bases.items():
         first = first_of_size.setdefault(base.shape[-1], layer)

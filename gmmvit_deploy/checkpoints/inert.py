@@ -1,4 +1,4 @@
-"""The values that a pickle of a PyTorch file may hold, and the names that it may use to build them.
+"""The values that a pickle of a PyTorch file may hold, and the names by which the pickle may build these values.
 
 A name in the file is only compared with the tables of this module. The functions of the tables build plain containers
 and descriptions of tensors; `pickled` refuses any other name.
@@ -33,9 +33,9 @@ _MAX_DIMENSIONS = 64
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A name in the file, such as ``torch.float32``, which stands for nothing but itself.
+    """A name in the file, such as ``torch.float32``, kept as text: the object of this name is never imported.
 
-    callable: the name is that of a function or class; it may only be used to build a value, never be a value.
+    callable: True if the name belongs to a function or class. Such a name may build a value but never be a value.
     """
 
     path: str
@@ -44,14 +44,19 @@ class Name:
 
 @dataclass(slots=True, eq=False)
 class Namespace:
-    """The values of an ``argparse.Namespace``, not yet checked to be plain."""
+    """The values of an ``argparse.Namespace`` in the file.  `wrapping.record_of` checks that the values are plain."""
 
     values: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class StorageRef:
-    """A block of numbers in the file.  view: (first element, number of elements) of a part of an older file's block."""
+    """A storage in the file: a block of elements that tensors refer to.
+
+    key: the name of the storage in the file.  dtype: the data type of the elements.  numel: the number of elements.
+    view: (first element, number of elements) of the part that a tensor refers to, in older files only; None for the
+    whole storage.
+    """
 
     key: str
     dtype: str
@@ -61,7 +66,11 @@ class StorageRef:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorRef:
-    """A dense tensor in the file, not yet read.  offset and stride: in elements of ``dtype``."""
+    """A dense tensor in the file, not yet read.
+
+    storage: the storage with the elements of the tensor.  offset: the first element of the tensor in the storage.
+    stride: the step in the storage for each dimension.  ``offset`` and ``stride`` count elements of ``dtype``.
+    """
 
     storage: StorageRef
     offset: int
@@ -72,7 +81,10 @@ class TensorRef:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OtherTensor:
-    """A tensor that is not plain and dense, such as a sparse or quantised tensor."""
+    """A tensor that this package does not read, such as a sparse or quantised tensor.
+
+    kind: the PyTorch function that would build the tensor, or ``conjugate`` for a lazily conjugated or negated tensor.
+    """
 
     kind: str
 
@@ -87,7 +99,11 @@ def kind_of(value: object) -> str:
 
 
 def checked_key(key: Any) -> Any:
-    """Return a key of a dict or a set.  Deeply nested tuples are refused, because hashing them exhausts the C stack."""
+    """Return the key of a dict or a set unchanged.
+
+    Errors: ValueError when the key is not a plain value or a flat tuple of plain values. Nested tuples are refused,
+    because hashing a deeply nested tuple exhausts the C stack.
+    """
     simple = isinstance(key, str | bytes | int | float | None)
     if not simple and not (isinstance(key, tuple) and all(isinstance(k, str | int | float | None) for k in key)):
         raise ValueError(f"a dict has a key of type {kind_of(key)}")
@@ -107,8 +123,8 @@ def _wholes(values: Any) -> tuple[int, ...]:
 
 
 def known_name(module: str, name: str) -> Name | None:
-    """Return an inert name, or None if it is not in the tables of this module."""
-    module = {"__builtin__": "builtins"}.get(module, module)  # as Python 2 wrote it
+    """Return a `Name`, or None if the name is not in the tables of this module."""
+    module = {"__builtin__": "builtins"}.get(module, module)  # the name of this module in Python 2
     full = f"{module}.{name}"
     if full in BUILDERS or full in _TYPES:
         return Name(full, callable=True)
@@ -132,7 +148,10 @@ def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> Te
 def _tensor_v3(
     storage: Any, offset: Any, size: Any, stride: Any, _grad: Any, _hooks: Any, dtype: Any, metadata: Any = None
 ) -> TensorRef | OtherTensor:
-    """Describe the tensor that ``torch._utils._rebuild_tensor_v3`` would build; it names its data type."""
+    """Describe the tensor that ``torch._utils._rebuild_tensor_v3`` would build.
+
+    Unlike version 2, version 3 stores the data type of the tensor.
+    """
     if metadata:
         return OtherTensor("conjugate")
     if not isinstance(dtype, Name):
@@ -156,7 +175,7 @@ def _parameter(tensor: Any, *_: Any) -> TensorRef | OtherTensor:
 
 
 def _tensor_with_type(function: Any, kind: Any, arguments: Any, *_: Any) -> TensorRef | OtherTensor:
-    """Describe a tensor that carries Python attributes, which are dropped."""
+    """Describe a tensor that was saved with Python attributes.  The attributes are dropped."""
     if not (isinstance(function, Name) and isinstance(kind, Name)) or kind.path not in _TYPES:
         raise ValueError("a tensor of an unknown type")
     if function.path not in _TENSOR_BUILDERS:
@@ -165,7 +184,7 @@ def _tensor_with_type(function: Any, kind: Any, arguments: Any, *_: Any) -> Tens
 
 
 def _encoded(text: Any, encoding: Any) -> bytes:
-    if encoding != "latin1":  # bytes in protocol 2
+    if encoding != "latin1":  # pickle protocol 2 stores bytes as latin1 text
         raise ValueError("bytes in an unknown encoding")
     return bytes(text.encode("latin1"))
 
@@ -173,7 +192,7 @@ def _encoded(text: Any, encoding: Any) -> bytes:
 def _bytearray(data: Any = b"", encoding: Any = None) -> bytearray:
     if encoding is not None:
         return bytearray(_encoded(data, {"latin-1": "latin1"}.get(encoding, encoding)))
-    if not isinstance(data, bytes):  # a number would allocate that many bytes
+    if not isinstance(data, bytes):  # bytearray(n) would allocate n bytes
         raise ValueError("a bytearray of no bytes")
     return bytearray(data)
 

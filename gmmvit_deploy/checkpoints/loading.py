@@ -25,9 +25,12 @@ __all__ = ["LoadedCheckpoint", "load_checkpoint", "released_state_dict"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedCheckpoint:
-    """A trained model in evaluation mode, float32, on the CPU, with its file, spec and audit.
+    """The result of `load_checkpoint`.
 
-    unused: key of the file → the reason why the network never reads the tensor.  findings: the results of the audit.
+    file: the tensors of the file.  spec: the spec of the model.
+    model: the trained model in evaluation mode, float32, on the CPU.
+    unused: key of the file → the reason why the network never reads the tensor.
+    findings: the results of the audit.
     """
 
     file: TensorFile
@@ -42,13 +45,14 @@ class LoadedCheckpoint:
 
 
 def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpoint:
-    """Read the file, infer the spec, build the model, fill in the weights and audit them.
+    """Read the file, infer the spec, build the model, fill in the weights, and audit the weights.
 
-    hints: values from the user for what the tensors of the file do not show.
-    Errors: CheckpointError when the file cannot be read safely, when its architecture is unknown, when keys are missing
-    or unknown, when a tensor has an unexpected shape or data type, when the model would use NaN or infinite values,
-    when the file holds trained and averaged weights without a hint that chooses, or when a hint contradicts the file.
-    SpecError when the preset is unknown.
+    hints: the user's values for properties of the model that the tensors of the file do not show.
+    Errors:
+        CheckpointError: the file cannot be read safely; its architecture is unknown; keys are missing or unknown; a
+            tensor has an unexpected shape or data type; the model would use NaN or infinite values; the file holds
+            trained and averaged weights and no hint chooses between them; or a hint contradicts the file.
+        SpecError: the preset is unknown.
     """
     hints = hints or LoadHints()
     file = read_tensors(path, hints.weights)
@@ -90,7 +94,7 @@ def _source_of(file: TensorFile) -> CheckpointSource | None:
 
 
 def _known_sources() -> str:
-    """Return a list such as ``the released code: vit, swin; the tutorial's MyViT: naive_vit``."""
+    """Return the known code bases in words: ``the released code: vit, swin; the tutorial's MyViT: naive_vit``."""
     families: dict[str, list[str]] = {}
     for family in FAMILIES:
         for source in family.sources:
@@ -103,7 +107,12 @@ def _family_of_source(source: CheckpointSource) -> Family:
 
 
 def _check_preset(family: Family, hints: LoadHints) -> None:
-    """Check the preset.  Errors: SpecError if it is unknown; CheckpointError if the file is of another family."""
+    """Check that the preset, if given, belongs to the family of the file.
+
+    Errors:
+        SpecError: the preset is unknown.
+        CheckpointError: the preset belongs to another family.
+    """
     if hints.preset is None:
         return
     other = family_of_preset(hints.preset)
@@ -115,14 +124,17 @@ def _check_preset(family: Family, hints: LoadHints) -> None:
 
 
 def _compare_with_preset(spec: ModelSpec, hints: LoadHints, source: str) -> None:
-    """Compare the spec with the preset, if given.  Errors: CheckpointError that lists every differing field."""
+    """Compare the spec with the preset, if given.
+
+    Errors: CheckpointError when fields differ; the message lists every differing field.
+    """
     if hints.preset is not None:
         preset = preset_spec(hints.preset, classes=spec.classes, image_size=spec.image_size, mask=spec.mask)
         compared_with_preset(spec, preset, name=hints.preset, source=source)
 
 
 def _load_own(file: TensorFile, hints: LoadHints) -> LoadedCheckpoint:
-    """Load a bundle's weights file, which contains the model spec.
+    """Load the weights file of a bundle (the folder that ``gmmvit export`` writes), which contains the model spec.
 
     Errors: CheckpointError if a hint contradicts the spec, or if the tensors do not fit the spec.
     """
@@ -140,7 +152,11 @@ def _load_own(file: TensorFile, hints: LoadHints) -> LoadedCheckpoint:
 
 
 def _audited(file: TensorFile, model: Model, *, used: set[str], unused: dict[str, str]) -> LoadedCheckpoint:
-    """Audit the tensors and the model.  Errors: CheckpointError when values make every result meaningless."""
+    """Audit the tensors and the model, and return the loaded checkpoint.
+
+    used, unused: the keys of the file that the model reads, and the other keys with the reason why it does not.
+    Errors: CheckpointError when a finding of the audit makes every result meaningless.
+    """
     findings = list(audit_tensors(file.tensors, used=used))
     _refuse(str(file.path), findings)
     findings += audit_model(model, unused={key: file.tensors[key] for key in unused})
@@ -153,7 +169,7 @@ def _audited(file: TensorFile, model: Model, *, used: set[str], unused: dict[str
 def released_state_dict(model: Model) -> dict[str, Tensor]:
     """Return the state dict of this model under the names of the paper authors' code.
 
-    The base masks that the authors' code saves and never reads are left out.
+    The state dict omits the additional base masks that the authors' code saves but never reads.
     """
     state = model.state_dict()
     origins = family_of(model.spec).sources[0].tensors(model.spec)
@@ -176,7 +192,11 @@ def _with_own_spec(file: TensorFile, hints: LoadHints) -> LoadHints:
 def _refuse_misfits(
     file: TensorFile, spec: ModelSpec, origins: TensorOrigins | None, unused: Mapping[str, str]
 ) -> None:
-    """Check that the tensors fit the spec.  origins: see `misfits`.  Errors: CheckpointError that lists all misfits."""
+    """Check that the tensors of the file fit the spec.
+
+    origins: the same as for `misfits`.  unused: the keys that are not checked, each with the reason.
+    Errors: CheckpointError when tensors do not fit; the message lists the first 12 misfits.
+    """
     problems = misfits(spec, {key: tensor for key, tensor in file.tensors.items() if key not in unused}, origins)
     if problems:
         raise CheckpointError(

@@ -1,10 +1,10 @@
-"""Read the pickle inside a PyTorch file as inert data, without importing or calling anything that it names.
+"""Read the pickle inside a PyTorch file as inert data, without importing or calling anything that the pickle names.
 
     pickle opcodes ──> dicts, lists, numbers, text, `TensorRef`, `Namespace`
 
 `pickletools` splits the bytes into opcodes and `_Machine` interprets them. A name in the file is only compared with the
-tables of `inert`, whose functions build plain containers and descriptions of tensors; any other name is refused. The
-bytes of the tensors are not read here.
+tables of `inert`, whose functions build plain containers and descriptions of tensors. Any other name is refused. This
+module does not read the elements of tensors.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ RESAVE_HINT = (
 
 
 class _Call(tuple):  # type: ignore[type-arg]
-    """A tuple that holds the name of a function or class, which is legal only as arguments of a tensor builder."""
+    """A tuple that contains the name of a function or class.
+
+    Such a tuple may only be the arguments of `inert.TENSOR_WITH_TYPE`, never a value.
+    """
 
     __slots__ = ()
 
@@ -59,11 +62,15 @@ def _refused(path: Path, name: str) -> CheckpointError:
 
 
 def read_pickle(path: Path, file: IO[bytes], namespaces: list[Namespace], storages: dict[str, StorageRef]) -> Any:
-    """Interpret the pickle at the position of ``file`` and return its value; the file stands behind it afterwards.
+    """Interpret the pickle at the position of ``file``, and return the value of the pickle.
 
-    path: of the file, for messages.  namespaces, storages: receive each namespace and each storage of the pickle.
-    Errors: CheckpointError when the pickle names a function or class that is not in the tables, holds a function or
-    class as a value, or is too large; ValueError when it is damaged or no pickle.
+    The position of ``file`` is afterwards the first byte after the pickle.
+    path: the path of the file, for messages.
+    namespaces, storages: the function adds each namespace and each storage of the pickle to these containers.
+    Errors:
+        CheckpointError: the pickle names a function or class that is not in the tables of `inert`, holds a function or
+            class as a value, or is too large.
+        ValueError: the bytes are a damaged pickle or no pickle.
     """
     machine = _Machine(path, namespaces, storages)
     try:
@@ -74,7 +81,7 @@ def read_pickle(path: Path, file: IO[bytes], namespaces: list[Namespace], storag
 
 
 class _Bounded:
-    """A binary file from which at most 64 MiB are read."""
+    """A binary file that refuses to read more than 64 MiB.  Errors: CheckpointError."""
 
     def __init__(self, path: Path, file: IO[bytes]) -> None:
         self._path = path
@@ -96,7 +103,7 @@ class _Bounded:
 
 
 class _Machine:
-    """The stack machine of the pickle format, protocols 2 to 5, for data alone."""
+    """The stack machine of the pickle format, protocols 2 to 5, limited to opcodes for data."""
 
     def __init__(self, path: Path, namespaces: list[Namespace], storages: dict[str, StorageRef]) -> None:
         self._path = path
@@ -125,7 +132,10 @@ class _Machine:
         return self._held(self._stack.pop())
 
     def _held(self, value: Any) -> Any:
-        """Return a value that becomes part of the data.  Errors: CheckpointError if it is a function or class."""
+        """Return a value that becomes part of the data.
+
+        Errors: CheckpointError when the value is the name of a function or class, or a tuple that contains such a name.
+        """
         for item in value if isinstance(value, _Call) else (value,):
             if isinstance(item, Name) and item.callable:
                 raise CheckpointError(
@@ -240,7 +250,7 @@ class _Machine:
             if type(state) is not dict or not all(isinstance(key, str) for key in state):
                 raise ValueError("an argparse.Namespace whose state is no dict of names")
             target.values.update(state)
-        elif type(target) is not OrderedDict:  # torch attaches version numbers to state dicts; these are dropped
+        elif type(target) is not OrderedDict:  # drop the version numbers that torch attaches to state dicts
             raise ValueError(f"the pickle sets the state of a {kind_of(target)}, which has no state")
 
     def _persistent(self, _: Any) -> None:

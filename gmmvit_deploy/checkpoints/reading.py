@@ -1,7 +1,7 @@
 """Read named tensors from a file without running any code in it.
 
-PyTorch files are read as inert data: their pickles can build tensors, plain containers and the values of an
-``argparse.Namespace``, and nothing else. Safetensors files contain no code.
+This package reads PyTorch files as inert data: the pickles in a PyTorch file can build only tensors, plain containers
+and the values of an ``argparse.Namespace``. Safetensors files contain no code.
 """
 
 from __future__ import annotations
@@ -33,21 +33,24 @@ if TYPE_CHECKING:
 __all__ = ["MODEL_METADATA_KEY", "SPEC_METADATA_KEY", "TensorFile", "read_tensors", "require_checkpoint"]
 
 SPEC_METADATA_KEY = "gmmvit_spec"
-"""Safetensors metadata entry with the model spec as JSON, in files whose tensors have the released code's names: the
-weights of bundles up to format gmmvit-bundle/2."""
+"""Key of the safetensors metadata entry with the model spec as JSON, in files whose tensors have the names of the paper
+authors' released code. Bundles (the folders that ``gmmvit export`` writes) up to format gmmvit-bundle/2 have such a
+weights file."""
 MODEL_METADATA_KEY = "gmmvit_model"
-"""Safetensors metadata entry with the model spec as JSON, in files whose tensors are named after the modules of this
-package.  Such files have no other entry, because safetensors writes several entries in an order that varies."""
+"""Key of the safetensors metadata entry with the model spec as JSON, in files whose tensors have the names of this
+package's modules. Such a file has no other metadata entry, because safetensors writes several entries in varying order:
+two files of the same model would differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorFile:
     """The tensors of a checkpoint file by name, without prefixes such as ``module.``.
 
-    wrapping: how the file packs the tensors, in words.  metadata: the text entries of a safetensors file.
-    weights: whether the tensors are trained or averaged; None when nothing in the file states which.
-    record: plain values that the training script stored beside the tensors.
-    left_out: key of the state dict → reason why it is no tensor of the model; these tensors are not read.
+    wrapping: a description of the place of the tensors in the file.  tensors: name without prefix → tensor.
+    metadata: the text entries of a safetensors file; empty for a PyTorch file.
+    weights: ``trained`` or ``averaged``; None when the file does not state the kind of its weights.
+    record: the plain values that the training script stored beside the tensors.
+    left_out: key of the state dict → the reason why the entry is no tensor of the model; these entries are not read.
     """
 
     path: Path
@@ -61,7 +64,7 @@ class TensorFile:
 
     @property
     def has_own_names(self) -> bool:
-        """True if the tensors are named after the modules of this package, as in the weights file of a bundle."""
+        """True if the tensors have the names of this package's modules, as in the weights file of a bundle."""
         return MODEL_METADATA_KEY in self.metadata
 
     def spec_json(self) -> Mapping[str, Any] | None:
@@ -84,11 +87,12 @@ class TensorFile:
 def read_tensors(path: Path, weights: WeightsKind | None = None) -> TensorFile:
     """Read a checkpoint file.
 
-    Supports safetensors and both formats of `torch.save`: a bare state dict, or a dict with a state dict under one of
-    `wrapping.WRAPPER_KEYS`. Only the tensors of that state dict are read, not the state of an optimiser.
-    weights: required when the file holds trained and averaged weights.
-    Errors: CheckpointError when the file is absent, damaged, of an unsupported type, would run code, or when
-    ``weights`` is missing or contradicts the file.
+    Supports safetensors files and both formats of `torch.save`. A PyTorch file holds a bare state dict, or a dict with
+    a state dict under a key of `wrapping.WRAPPER_KEYS`. The function reads only the tensors of this state dict, not the
+    state of an optimiser.
+    weights: the weights to read; required if the file holds both trained and averaged weights.
+    Errors: CheckpointError when the file is absent, is damaged, is of an unsupported type or names a function or class
+    that no state dict needs, or when ``weights`` is missing or contradicts the file.
     """
     require_checkpoint(path)
     try:
@@ -107,7 +111,7 @@ def _from_safetensors(path: Path, digest: str, weights: WeightsKind | None) -> T
     entries, metadata = _read_safetensors(path)
     if not entries:
         raise CheckpointError(f"{path}: the file holds no tensors")
-    own = MODEL_METADATA_KEY in metadata  # these names are the modules of this package
+    own = MODEL_METADATA_KEY in metadata  # the tensors have the names of this package's modules
     plain = PlainNames(names={name: name for name in entries}) if own else names_without_prefix(entries)
     return TensorFile(
         path=path,
@@ -142,9 +146,9 @@ def _prefix_in_words(prefix: str) -> str:
 
 
 def require_checkpoint(path: Path) -> None:
-    """Check that the file exists.  Errors: CheckpointError when the path does not exist or is a folder.
+    """Check that the file exists, without importing a heavy package, so that a misspelt path is reported at once.
 
-    This check imports no heavy package, so that a misspelt path is reported at once.
+    Errors: CheckpointError when the path does not exist or is a folder.
     """
     if not path.is_file():
         problem = "is a folder" if path.is_dir() else "does not exist"
@@ -170,7 +174,10 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _only_tensors(path: Path, entries: Mapping[Any, Any]) -> dict[str, TensorRef | OtherTensor]:
-    """Check that a state dict maps names to tensors.  Errors: CheckpointError."""
+    """Check that a state dict maps names to tensors, and return the state dict.
+
+    Errors: CheckpointError when the state dict is empty, or when an entry is no tensor or has no name.
+    """
     if not entries:
         raise CheckpointError(f"{path}: the file holds no tensors")
     others = [

@@ -16,7 +16,7 @@ __all__ = ["describe_checkpoint", "describe_spec"]
 
 
 def describe_checkpoint(loaded: LoadedCheckpoint) -> dict[str, Any]:
-    """Return the file, the entries of `describe_spec`, the unused keys and the findings of the audit."""
+    """Return a description of the file, of the spec (`describe_spec`), of the unused keys and of the audit findings."""
     return {
         "checkpoint": {
             "path": str(loaded.file.path),
@@ -30,7 +30,10 @@ def describe_checkpoint(loaded: LoadedCheckpoint) -> dict[str, Any]:
 
 
 def describe_spec(spec: ModelSpec) -> dict[str, Any]:
-    """Return family, mask, number of trainable parameters, MACs for a single image, and spec.  Reads no file."""
+    """Return family, mask, number of trainable parameters, multiply-accumulates (MACs) per image, and spec.
+
+    The function reads no file.
+    """
     with torch.device("meta"):
         parameters = trainable_parameters(model_from_spec(spec))
     return {

@@ -1,10 +1,12 @@
 """The two formats of `torch.save`: a zip archive (torch 1.6 and later) and a sequence of pickles (before torch 1.6).
 
-    zip archive   PREFIX/data.pkl, PREFIX/data/KEY for each storage
-    older file    magic number, version, machine, data, list of keys; then for each key: int64 numel, numbers
+    zip archive   a record PREFIX/data.pkl, and a record PREFIX/data/KEY with the elements of each storage
+    older file    five pickles: magic number, format version, byte order and type sizes, data, list of storage keys;
+                  then for each storage key: the number of elements as int64, and the elements
 
-Only the pickles are read at first. `TorchFile.tensor` reads the numbers of a tensor when it is asked for, so that the
-state of an optimiser stays in the file. Tensors that share a storage in the file share it in memory.
+Opening a file reads only the pickles. `TorchFile.tensor` reads the storage of a tensor on request, so a caller that
+needs only the weights never reads the state of an optimiser. Tensors that share a storage in the file also share the
+storage in memory.
 """
 
 from __future__ import annotations
@@ -43,8 +45,11 @@ _PLAIN_DTYPE = re.compile(r"bool|b?float|complex|u?int")  # not quantised, not r
 class TorchFile:
     """An open PyTorch file.
 
-    value: what `torch.save` was given, with a `TensorRef` for each tensor.  namespaces: every namespace in it.
+    value: the object that `torch.save` saved, with a `TensorRef` or an `OtherTensor` in place of each tensor.
+    namespaces: every `Namespace` in the pickle of the object.
     places: key of a storage → (first byte, number of bytes) in the file.
+    big_endian: True if the elements of the storages are stored in big-endian byte order.
+    storages: key of a storage → the storage, for the storages that were already read.
     """
 
     path: Path
@@ -56,10 +61,10 @@ class TorchFile:
     storages: dict[str, UntypedStorage] = field(default_factory=dict)
 
     def tensor(self, name: str, ref: TensorRef | OtherTensor) -> Tensor:
-        """Read a tensor.  name: for messages.
+        """Read a tensor.  name: the name of the tensor, for messages.
 
-        Errors: CheckpointError when the tensor is not plain and dense, is larger than its storage, or when the file
-        does not hold all its numbers.
+        Errors: CheckpointError when the tensor is sparse, quantised or expanded, when the tensor extends beyond the end
+        of its storage, or when the file does not contain all elements of the storage.
         """
         import torch
 
@@ -70,20 +75,21 @@ class TorchFile:
             storage_itemsize = getattr(torch, ref.storage.dtype).itemsize
             first, length = ref.storage.view or (0, ref.storage.numel)
             held_bytes = length * storage_itemsize
-            # Copying a view that repeats a small storage would exhaust the memory.
+            # An expanded tensor repeats a small storage: a later copy could need more memory than the file holds.
             if held_bytes < math.prod(ref.shape) * dtype.itemsize:
                 raise self._not_plain(name)
             last = sum((size - 1) * step for size, step in zip(ref.shape, ref.stride, strict=True))
             if 0 not in ref.shape and (ref.offset + last + 1) * dtype.itemsize > held_bytes:
-                raise ValueError(f"{name} reaches behind its storage")
+                raise ValueError(f"{name} extends beyond the end of its storage")
             storage = self._storage(ref.storage, storage_itemsize)
-            # Offsets of views count elements of the storage, which has the data type of the tensor in these files.
+            # `first` counts elements of the storage, and `ref.offset` counts elements of the tensor. torch.save writes
+            # views only in the older format, in which a storage has the data type of its tensors.
             return torch.empty(0, dtype=dtype).set_(storage, first + ref.offset, ref.shape, ref.stride)
         except (ValueError, TypeError, RuntimeError, OverflowError) as exc:
             raise damaged(self.path) from exc
 
     def _storage(self, ref: StorageRef, itemsize: int) -> UntypedStorage:
-        """Read the numbers of a storage once."""
+        """Return a storage; the first call for a storage reads its elements from the file."""
         import torch
 
         if ref.key not in self.storages:
@@ -104,7 +110,7 @@ class TorchFile:
 
 
 def damaged(path: Path) -> CheckpointError:
-    """Return the error for a file that is cut off or whose bytes contradict each other."""
+    """Return the error for a file that is truncated, or whose parts contradict each other."""
     return CheckpointError(
         f"{path}: the file is truncated or damaged ({path.stat().st_size} bytes)",
         hint="copy or download the file again",
@@ -113,9 +119,10 @@ def damaged(path: Path) -> CheckpointError:
 
 @contextmanager
 def open_torch_file(path: Path) -> Iterator[TorchFile]:
-    """Open a PyTorch file of either format; tensors can be read while it is open.
+    """Open a PyTorch file of either format.  Tensors can be read until the context ends.
 
-    Errors: CheckpointError when the file is damaged, is of another type, or asks to call a function.
+    Errors: CheckpointError when the file is damaged, is no PyTorch file, is a TorchScript archive, has a pickle that is
+    too large, or names a function or class that is not in the tables of `inert`.
     """
     with path.open("rb") as file:
         zipped = file.read(4) == _ZIP_MAGIC
@@ -134,7 +141,7 @@ def _from_zip(path: Path, file: BufferedReader) -> TorchFile:
                 hint="save model.state_dict() with torch.save instead",
             )
         places = {name: _place(file, record) for name, record in records.items()}
-        # Records that overlap would take more memory than the file has bytes.
+        # Overlapping records can have more bytes in total than the file, and reading them could exhaust the memory.
         if sum(byte_count for _, byte_count in places.values()) > os.fstat(file.fileno()).st_size:
             raise ValueError("the records of the archive are larger than the file")
         value = read_pickle(path, BytesIO(_record(path, file, places["data.pkl"])), namespaces, {})
@@ -151,14 +158,15 @@ def _from_zip(path: Path, file: BufferedReader) -> TorchFile:
 
 
 def _place(file: BufferedReader, record: zipfile.ZipInfo) -> tuple[int, int]:
-    """Return (first byte, number of bytes) of a record.  Errors: ValueError when it is compressed or out of place.
+    """Return (first byte, number of bytes) of the content of a record.
 
-    `torch.save` compresses nothing and can leave check sums out, so records are read without `zipfile`.
+    `torch.save` compresses no record and can omit checksums, so the content is read without `zipfile`.
+    Errors: ValueError when the record is compressed, or has no local header at its offset.
     """
     file.seek(record.header_offset)
     signature, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
     if signature != _ZIP_MAGIC or record.compress_type != zipfile.ZIP_STORED:
-        raise ValueError(f"{record.filename} is compressed or out of place")
+        raise ValueError(f"{record.filename} is compressed, or has no local header at its offset")
     return record.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes, record.file_size
 
 
@@ -166,7 +174,8 @@ def _record(path: Path, file: BufferedReader, place: tuple[int, int]) -> bytes:
     start, byte_count = place
     if byte_count > _MAX_PICKLE_BYTES:
         raise CheckpointError(
-            f"{path}: expected a list of tensors of at most {_MAX_PICKLE_BYTES:,} bytes, got {byte_count:,}",
+            f"{path}: expected each record that describes the tensors (data.pkl, byteorder) to have at most "
+            f"{_MAX_PICKLE_BYTES:,} bytes, got {byte_count:,}",
             hint=RESAVE_HINT,
         )
     file.seek(start)
@@ -185,7 +194,7 @@ def _from_pickles(path: Path, file: BufferedReader) -> TorchFile:
     try:
         if read_pickle(path, file, [], {}) != _PROTOCOL_VERSION:
             raise ValueError("an unknown version of the older format")
-        read_pickle(path, file, [], {})  # byte order and type sizes of the machine; the numbers are little-endian
+        read_pickle(path, file, [], {})  # byte order and type sizes; elements are always little-endian
         value = read_pickle(path, file, namespaces, storages)
         keys = read_pickle(path, file, [], {})
         places = _places_in_order(file, keys, storages)
@@ -202,7 +211,10 @@ def _something_else(path: Path) -> CheckpointError:
 
 
 def _places_in_order(file: BufferedReader, keys: Any, storages: Mapping[str, StorageRef]) -> dict[str, tuple[int, int]]:
-    """Return the places of the storages that follow the pickles of an older file, in the order of ``keys``."""
+    """Return storage key → (first byte, number of bytes) for the storages that follow the pickles of an older file.
+
+    keys: the storage keys in the order of the storages in the file.
+    """
     import torch
 
     size_bytes = os.fstat(file.fileno()).st_size

@@ -1,4 +1,6 @@
-"""Write and read ``weights.safetensors`` of a bundle: the tensors of a trained model, named after its modules.
+"""Write and read ``weights.safetensors``, the file of a bundle with the tensors of the trained model.
+
+A bundle is the folder that ``gmmvit export`` writes. The tensors have the names of the model's modules.
 
     metadata   the model spec as JSON
     tensors    the model's state dict: every parameter, and every buffer that PyTorch saves, as trained
@@ -32,7 +34,10 @@ _MOST_LISTED = 12
 
 
 def bytes_from_model(model: Model) -> bytes:
-    """Return the content of ``weights.safetensors``.  Tensors that share memory in the model are written separately."""
+    """Return the content of ``weights.safetensors`` for a model.
+
+    If tensors share memory in the model, each of these tensors gets a separate copy in the file.
+    """
     from safetensors.torch import save
 
     separate = {name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()}
@@ -46,12 +51,12 @@ def model_from_bundle(manifest: Manifest, weights: Path) -> Model:
     Errors:
         CheckpointError: the file cannot be read.
         BundleError: the spec in the file differs from the manifest's spec, or tensors are missing, unknown, or of an
-            unexpected shape or data type. The message lists the first 12 such tensors.
+            unexpected shape or data type. The message lists the first 12 tensors that do not fit.
     """
     file = read_tensors(weights)
     written = file.spec_json()
     reasons = []
-    # Models that differ in the number of heads or the form of the mask can have tensors of the same names and shapes.
+    # Two models with different numbers of heads or forms of the mask can have tensors of the same names and shapes.
     if written is not None and spec_from_json(written) != manifest.spec:
         reasons.append(f"the weights belong to {spec_from_json(written)}, but the manifest describes {manifest.spec}")
     if problems := misfits(manifest.spec, file.tensors):
@@ -67,8 +72,9 @@ def model_from_bundle(manifest: Manifest, weights: Path) -> Model:
 def misfits(spec: ModelSpec, tensors: Mapping[str, Tensor], origins: TensorOrigins | None = None) -> list[str]:
     """Return a line for every tensor that is missing, unknown to the model, or of an unexpected shape or data type.
 
-    origins: the name of each tensor in the model → the key of the tensor in the file, or the conversion that computes
-    the tensor from tensors of the file. By default the key is the name in the model.
+    tensors: key of the file → tensor.
+    origins: name of a tensor in the model → the key of the tensor in the file, or the conversion that computes the
+    tensor from tensors of the file. By default the key in the file is the name in the model.
     """
     with torch.device("meta"):
         state = model_from_spec(spec).state_dict()
@@ -85,7 +91,7 @@ def misfits(spec: ModelSpec, tensors: Mapping[str, Tensor], origins: TensorOrigi
 
 
 def _misfit(origin: str | Conversion, tensors: Mapping[str, Tensor], expected: Tensor) -> Iterator[str]:
-    """Yield the problem with a tensor, if any: its shape, its data type, or a failed conversion."""
+    """Yield the problem with a tensor, if any: an unexpected shape or data type, or a failed conversion."""
     keys = ", ".join(origin_keys(origin))
     try:
         tensor = tensor_from_file(origin, tensors)
@@ -117,13 +123,13 @@ def filled_model(spec: ModelSpec, state: Mapping[str, Tensor]) -> Model:
     state: every tensor of the model, by name in the model, and no other tensor.
     """
     model = model_from_spec(spec)
-    # Tensors of a file can share memory. Copies keep a change in a layer from changing another layer.
+    # Tensors of a file can share memory. With separate copies, a change in one layer does not change another layer.
     model.load_state_dict({name: tensor.detach().clone() for name, tensor in state.items()}, strict=True)
     return model.eval().requires_grad_(True)
 
 
 def listed(lines: list[str]) -> str:
-    """Return the lines indented, each on a new line; after the first 12, return only the number of the others."""
+    """Return the first 12 lines, each indented on a new line, and then the number of the remaining lines, if any."""
     more = len(lines) - _MOST_LISTED
     shown = lines[:_MOST_LISTED] + ([f"and {more} more"] if more > 0 else [])
     return "".join(f"\n  {line}" for line in shown)

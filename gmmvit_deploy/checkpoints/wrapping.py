@@ -1,8 +1,9 @@
-"""Choose the weights in what a training script saved, and the names that they have without prefixes.
+"""Choose the weights in the object that a training script saved, and remove prefixes from the names of the tensors.
 
     {"epoch": ..., "args": Namespace, "state_dict": {"module.cls_token": ...}}  ->  {"cls_token": ...}
 
-The wrapping does not determine the architecture: sources are chosen by the names of the tensors.
+The wrapping is everything around the state dict: outer dicts and prefixes. The wrapping does not determine the
+architecture, which `loading` recognises by the names of the tensors.
 """
 
 from __future__ import annotations
@@ -31,22 +32,23 @@ __all__ = [
 
 _TRAINED = ("model_state_dict", "state_dict", "model", "net")
 _AVERAGED = ("state_dict_ema", "model_ema")
-_TEACHER = "teacher"  # of DINO, which trains a student to match it and evaluates the teacher
+_TEACHER = "teacher"  # the key of DINO, which trains a student to match a teacher and evaluates the teacher
 WRAPPER_KEYS = (*_TRAINED, *_AVERAGED, _TEACHER)
 _PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.")
 _BACKBONE = "backbone."
 _DINO_HEAD = re.compile(r"head\.(mlp|last_layer)\.")
-_AVERAGES_SEEN = "n_averaged"  # of torch.optim.swa_utils.AveragedModel
+_AVERAGES_SEEN = "n_averaged"  # a buffer of torch.optim.swa_utils.AveragedModel
 _MAX_DEPTH = 32
 _MAX_VALUES = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenWeights:
-    """The state dict that a file is read for.
+    """The state dict of a file that is to be loaded.
 
-    entries: name → `TensorRef`, or whatever else the state dict holds.  wrapping: where it was, in words.
-    kind: trained or averaged; None when nothing in the file states which.
+    entries: name → `TensorRef`, or another value of the state dict.
+    wrapping: a description of the place of the state dict in the file.
+    kind: ``trained`` or ``averaged``; None when the file does not state the kind of its weights.
     """
 
     entries: Mapping[Any, Any]
@@ -57,7 +59,7 @@ class ChosenWeights:
 def choose_weights(path: Path, loaded: object, asked: WeightsKind | None) -> ChosenWeights:
     """Return the state dict of a file.
 
-    loaded: what the file holds.  asked: the weights that the user chose, or None.
+    loaded: the object in the file.  asked: the kind of weights that the user chose, or None.
     Errors: CheckpointError when the file holds no dict, when it holds trained and averaged weights and ``asked`` is
     None, or when it does not hold the weights that the user chose.
     """
@@ -96,14 +98,17 @@ def choose_weights(path: Path, loaded: object, asked: WeightsKind | None) -> Cho
 
 
 def _wrapped(loaded: Mapping[Any, Any], *, key: str | None, kind: WeightsKind | None = None) -> ChosenWeights:
-    """Return the state dict under ``key``, or the whole file without a key."""
+    """Return the state dict under ``key``; if ``key`` is None, the whole file is the state dict."""
     if key is None:
         return ChosenWeights(entries=loaded, wrapping="bare state dict")
     return ChosenWeights(entries=loaded[key], wrapping=f"training checkpoint, weights under '{key}'", kind=kind)
 
 
 def refuse_choice(path: Path, asked: WeightsKind | None) -> None:
-    """Check that no weights are chosen in a file with a single set.  Errors: CheckpointError."""
+    """Check that the user chose no kind of weights for a file with a single set of weights.
+
+    Errors: CheckpointError when ``asked`` is not None.
+    """
     if asked is not None:
         raise CheckpointError(
             f"{path}: --weights {asked}, but the file holds a single set of weights and does not state its kind",
@@ -113,9 +118,10 @@ def refuse_choice(path: Path, asked: WeightsKind | None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainNames:
-    """names: name in the file → name without prefix.  prefix: what was left out, such as ``_orig_mod.module.``.
+    """The names of the tensors in a state dict without the prefixes of wrappers.
 
-    left_out: name in the file → reason why it is no tensor of the model.
+    names: name in the file → name without prefix.  prefix: the removed prefix, such as ``_orig_mod.module.``.
+    left_out: name in the file → the reason why the entry is no tensor of the model.
     """
 
     names: dict[str, str]
@@ -124,7 +130,10 @@ class PlainNames:
 
 
 def names_without_prefix(names: Iterable[str]) -> PlainNames:
-    """Remove the prefixes that wrappers put before the name of every tensor, in any order and number."""
+    """Remove the prefixes that wrappers put before the name of every tensor.
+
+    The prefixes ``module.``, ``_orig_mod.``, ``model.`` and ``backbone.`` can occur in any order and number.
+    """
     left = {name: name for name in names}
     left_out: dict[str, str] = {}
     prefix = ""
@@ -145,9 +154,10 @@ def names_without_prefix(names: Iterable[str]) -> PlainNames:
 
 
 def record_of(path: Path, loaded: object, namespaces: Iterable[Namespace]) -> TrainingRecord:
-    """Return the plain values beside the weights.
+    """Return the plain values that the training script stored beside the weights.
 
-    Errors: CheckpointError that names the first value of a namespace, anywhere in the file, which is not plain.
+    namespaces: every namespace in the file, also namespaces whose values are not part of the result.
+    Errors: CheckpointError when a namespace holds a value that is not plain; the message names the first such value.
     """
     checked = {id(namespace): _plain_namespace(path, namespace) for namespace in namespaces}
     if not isinstance(loaded, dict):
@@ -165,7 +175,10 @@ def record_of(path: Path, loaded: object, namespaces: Iterable[Namespace]) -> Tr
 
 
 def _plain_args(args: object) -> dict[str, PlainValue]:
-    """Return the options of a script that saved them as a dict; empty if they are absent or not plain."""
+    """Return the options of a training script that saved its options as a dict.
+
+    The result is empty if the options are absent, are no dict, or hold a value that is not plain.
+    """
     if not isinstance(args, dict):
         return {}
     try:
@@ -191,13 +204,20 @@ class _NotPlainError(Exception):
 
 
 class _Plain:
-    """Copies plain values; counts them, since a few shared lists can stand for billions of values."""
+    """Copies plain values, and limits their number.
+
+    The limit is necessary because lists that contain the same list many times can expand to billions of values.
+    """
 
     def __init__(self) -> None:
         self._count = 0
 
     def value(self, value: Any, where: str, depth: int = 0) -> PlainValue:
-        """Return a copy of a plain value.  where: its name.  Errors: _NotPlainError."""
+        """Return a copy of a plain value.
+
+        where: the name of the value, for messages.  depth: the number of containers around the value.
+        Errors: _NotPlainError when the value, or a value in it, is not plain, or when the limits are exceeded.
+        """
         self._count += 1
         if self._count > _MAX_VALUES or depth > _MAX_DEPTH:
             raise _NotPlainError(f"more than {_MAX_VALUES:,} values, or a value nested more than {_MAX_DEPTH} deep")

@@ -16,7 +16,7 @@ _BROKEN = (OSError, EOFError, tarfile.TarError, zlib.error)
 
 
 def members(path: Path) -> set[str]:
-    """Return the names of all files below a folder or in a tar archive, without the names of their folders.
+    """Return the file names, without folders, of all files below a folder or in a tar archive.
 
     Errors: InputError when the path is neither a folder nor a tar archive.
     """
@@ -26,7 +26,9 @@ def members(path: Path) -> set[str]:
 
 
 def member(path: Path, name: str) -> bytes:
-    """Read the file called ``name`` below a folder or in a tar archive; decompress it if ``name`` ends in .gz.
+    """Return the content of the file called ``name`` below a folder or in a tar archive.
+
+    If ``name`` ends in .gz, the content is decompressed.
 
     Errors: InputError when the file is missing, occurs more than once, or cannot be read.
     """

@@ -1,4 +1,4 @@
-"""List the image files that paths, folders and glob patterns name."""
+"""List the image files that the arguments of a command name: files, folders and glob patterns."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
 
 def image_files(arguments: Iterable[str]) -> list[Path]:
-    """Return the files that the arguments name, each once, in the order of the arguments.
+    """Return the files that the arguments name, in the order of the arguments and without duplicates.
 
-    An argument is a file, a folder, or a glob pattern. A folder gives the images in the folder and in all its
-    subfolders. The files of each folder and each pattern are sorted.
+    An argument is a file, a folder, or a glob pattern. A folder stands for all images in the folder and in its
+    subfolders. The files of each folder and the files of each pattern are sorted.
     Errors: InputError when an argument matches no file, or a folder contains no image.
     """
     files: list[Path] = []

@@ -1,4 +1,4 @@
-"""Read the file formats of data sets as `Images`, without executing code from the files."""
+"""Read the files of data sets as `Images`, without running code from the files."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 __all__ = ["array_file", "arrays_in", "cifar", "class_folders", "digits", "idx", "svhn", "tiny_imagenet"]
 
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
-_SIDE = 32  # height and width of CIFAR's images, in pixels
+_SIDE = 32  # the height and the width of CIFAR images, in pixels
 
 
 def cifar(path: Path, split: str, *, classes: int) -> Images:
-    """Read CIFAR-10 or CIFAR-100 in the python or the binary version, from the downloaded archive or a folder.
+    """Read CIFAR-10 or CIFAR-100 in the Python or the binary version.
 
-    split: ``test`` or ``train``.  Errors: InputError when a file is missing or has another format.
+    path: the downloaded archive, or the folder with the unpacked files.  split: ``test`` or ``train``.
+    classes: 10 or 100.
+    Errors: InputError when a file is missing or has another format.
     """
     import numpy as np
 
@@ -77,7 +79,10 @@ def _cifar_binary(data: bytes, name: str, classes: int) -> tuple[NDArray[Any], N
 
 
 def _planes(rows: NDArray[Any], name: str) -> NDArray[Any]:
-    """Reshape rows (N, 3072), each a red, a green and a blue plane, to images (N, 32, 32, 3)."""
+    """Convert rows (N, 3072) to images (N, 32, 32, 3).  Each row is a red, a green and a blue plane.
+
+    Errors: InputError when a row has another number of values.
+    """
     if rows.shape[1] != 3 * _SIDE**2:
         raise InputError(f"{name}: expected {3 * _SIDE**2} values per image, got {rows.shape[1]}")
     images: NDArray[Any] = rows.reshape(-1, 3, _SIDE, _SIDE).transpose(0, 2, 3, 1)
@@ -85,9 +90,11 @@ def _planes(rows: NDArray[Any], name: str) -> NDArray[Any]:
 
 
 def svhn(path: Path, split: str) -> Images:
-    """Read SVHN's cropped digits from ``test_32x32.mat``, or from the folder of this file.
+    """Read the cropped digits of SVHN from ``test_32x32.mat`` or ``train_32x32.mat``.
 
-    The file's class 10, which is the digit 0, becomes class 0.  Errors: InputError when the file is missing or damaged.
+    path: the file, or the folder that contains the file.
+    The files use class 10 for the digit 0; the result uses class 0.
+    Errors: InputError when the file is missing or damaged.
     """
     loadmat = require("scipy.io", package="scipy", extra="demo").loadmat
     file = path / f"{split}_32x32.mat" if path.is_dir() else path
@@ -103,9 +110,11 @@ def svhn(path: Path, split: str) -> Images:
 
 
 def idx(path: Path, split: str) -> Images:
-    """Read MNIST, or another data set in the files of MNIST, such as ``t10k-images-idx3-ubyte`` with its labels.
+    """Read MNIST, or another data set in files with the format and the names of MNIST.
 
-    The files may be compressed with gzip.  Errors: InputError when a file is missing or damaged.
+    The split ``test`` has the files ``t10k-images-idx3-ubyte`` and ``t10k-labels-idx1-ubyte``. The files may be
+    compressed with gzip.
+    Errors: InputError when a file is missing or damaged.
     """
     stem = "t10k" if split == "test" else "train"
     present = members(path)
@@ -130,9 +139,10 @@ def _idx(data: bytes, name: str, dims: int) -> NDArray[Any]:
 
 
 def tiny_imagenet(path: Path, split: str) -> Images:
-    """Read the folder of Tiny-ImageNet.  The class index is the position of the WordNet ID in the sorted ``wnids.txt``.
+    """Read the folder of Tiny-ImageNet.
 
-    Errors: InputError when the folder is not Tiny-ImageNet's.
+    The class index of an image is the position of the WordNet ID of the class in the sorted list of ``wnids.txt``.
+    Errors: InputError when the folder does not contain Tiny-ImageNet.
     """
     try:
         order = {name: index for index, name in enumerate(sorted((path / "wnids.txt").read_text().split()))}
@@ -153,10 +163,10 @@ def tiny_imagenet(path: Path, split: str) -> Images:
 
 
 def class_folders(path: Path, split: str) -> Images:
-    """Read a folder that has a subfolder per class; the sorted names of the subfolders are the classes.
+    """Read a folder of images with a subfolder for each class.  The sorted names of the subfolders are the classes.
 
-    A folder without subfolders gives images without classes.
-    split: if ``path`` has a subfolder of this name, read that subfolder instead.
+    If the folder has no subfolders, the images have no classes.
+    split: if ``path`` has a subfolder of this name, the images are read from this subfolder.
     Errors: InputError when ``path`` is not a folder, or contains no image.
     """
     root = path / split if (path / split).is_dir() else path
@@ -173,9 +183,9 @@ def class_folders(path: Path, split: str) -> Images:
 
 
 def arrays_in(path: Path) -> dict[str, NDArray[Any]]:
-    """Return name → array for an .npz file; the array of an .npy file has the name ``images``.
+    """Return name → array for an .npz or .npy file.  The array of an .npy file gets the name ``images``.
 
-    Errors: InputError when the file is neither an .npz nor an .npy, or stores pickled objects, which are not read.
+    Errors: InputError when the file has another format, or when the file stores pickled objects.
     """
     import numpy as np
 
@@ -189,7 +199,10 @@ def arrays_in(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def array_file(path: Path) -> Images:
-    """Read an .npz file with ``images`` and optional ``labels``, or an .npy file of images.  Errors: InputError."""
+    """Read an .npz file with the array ``images`` and optionally the array ``labels``, or an .npy file of images.
+
+    Errors: InputError when the file cannot be read, or has no array ``images``.
+    """
     arrays = arrays_in(path)
     if "images" not in arrays:
         raise InputError(f"{path}: expected an array called images, got {', '.join(arrays) or 'no array'}")
@@ -197,9 +210,9 @@ def array_file(path: Path) -> Images:
 
 
 def digits(split: str) -> Images:
-    """Read the digits that come with scikit-learn, (N, 8, 8).
+    """Return the grey images of digits, (N, 8, 8), that are part of scikit-learn.
 
-    split: ``test`` gives the 360 digits that the demo does not train on, ``train`` the other digits.
+    split: ``test`` for the 360 images that ``gmmvit demo`` does not train on, ``train`` for the other images.
     """
     import numpy as np
 

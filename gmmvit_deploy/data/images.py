@@ -1,4 +1,4 @@
-"""Labelled images in arrays or files.  Each image is decoded only when it is requested."""
+"""Labelled images in arrays or files.  An image is decoded only when a caller requests the image."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = ["ArrayImages", "FileImages", "Images"]
 class Images:
     """Abstract class: labelled images, addressed by index.  ``len(images)`` is the number of images.
 
-    name: the name of the data set.  classes: the class names in the order of the class index; empty if the data has no
-    class names.
-    An image that cannot be decoded raises ImageError; the caller decides whether to skip that image.
+    name: the name of the data set.
+    classes: the class names in the order of the class index; empty if the data set has no class names.
+    An image that cannot be decoded raises ImageError, so that the caller can skip the image.
     """
 
     name: str
@@ -32,14 +32,16 @@ class Images:
         raise NotImplementedError
 
     def pixels(self, index: int, image: ImageSpec) -> NDArray[Any]:
-        """Return the image as uint8 (height, width, channels), converted and resized as on a server.
+        """Return the image as uint8 (height, width, channels), converted and resized in the same way as on a server.
+
+        image: the description of the images that the model expects.
 
         Errors: ImageError when the image cannot be decoded.
         """
         raise NotImplementedError
 
     def encoded(self, index: int) -> bytes:
-        """Return the encoded image as a client would send it: the bytes of the file, or a PNG of the array.
+        """Return the bytes that a client would send to a server: the content of the file, or a PNG of the array.
 
         Errors: ImageError when the file cannot be read.
         """
@@ -50,12 +52,15 @@ class Images:
         raise NotImplementedError
 
     def where(self, index: int) -> str:
-        """Return a text that identifies the image in messages: its path, or for example ``test_batch[17]``."""
+        """Return a text that identifies the image in messages: the path, or a text such as ``cifar10 test[17]``."""
         raise NotImplementedError
 
 
 class ArrayImages(Images):
-    """Images in a uint8 array: (N, height, width) for grey, or (N, height, width, channels) with 1 to 4 channels."""
+    """Images in a uint8 array.
+
+    The shape is (N, height, width) for grey images, or (N, height, width, channels) with 1 to 4 channels.
+    """
 
     def __init__(
         self,
@@ -64,7 +69,12 @@ class ArrayImages(Images):
         labels: Sequence[int] | NDArray[Any] | None,
         classes: tuple[str, ...] = (),
     ) -> None:
-        """Store the images.  Errors: InputError when the array is empty or of another form, or labels do not fit."""
+        """Store the images.
+
+        labels: the class index of each image, or None.
+        Errors: InputError when ``images`` is empty or has another shape or data type, or when ``labels`` do not contain
+        a whole number for each image.
+        """
         import numpy as np
 
         shape = images.shape
@@ -103,12 +113,16 @@ class ArrayImages(Images):
 
 
 class FileImages(Images):
-    """Encoded images, each in its own file."""
+    """Encoded images, each in a separate file."""
 
     def __init__(
         self, name: str, files: Sequence[Path], labels: Sequence[int] | None, classes: tuple[str, ...] = ()
     ) -> None:
-        """Store the paths of the files.  Errors: InputError when ``files`` is empty."""
+        """Store the paths of the files.
+
+        labels: the class index of each file, or None.
+        Errors: InputError when ``files`` is empty.
+        """
         if not files:
             raise InputError(f"{name}: expected at least one image file, got no file")
         self.name, self.classes = name, classes

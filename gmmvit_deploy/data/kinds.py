@@ -1,4 +1,7 @@
-"""Kinds and splits of the data for ``--data`` and ``--calibration``; this module imports no readers."""
+"""The kinds and splits of data that the options ``--data`` and ``--calibration`` accept.
+
+The command line imports this module without importing the readers of the data.
+"""
 
 from __future__ import annotations
 

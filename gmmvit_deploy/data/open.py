@@ -3,9 +3,9 @@
     cifar10:PATH   cifar100:PATH   svhn:PATH   mnist:PATH   tiny-imagenet:PATH
     folder:PATH    a folder with a subfolder per class, or a folder of images
     array:PATH     an .npz or .npy file of images
-    digits         the digits that come with scikit-learn
+    digits         the images of digits that are part of scikit-learn
 
-The suffix ``#train`` or ``#test`` names the split; the default is ``test``.
+The suffix ``#train`` or ``#test`` selects the split; without a suffix the split is ``test``.
 """
 
 from __future__ import annotations
@@ -40,23 +40,30 @@ def is_named(text: str) -> bool:
 
 
 def open_data(text: str) -> Images:
-    """Open ``kind:path#split``.
+    """Open the data that a text ``kind:path#split`` names.
 
-    Errors: InputError when the kind or split is unknown, the path does not exist, or the data is of another kind.
+    Errors: InputError when the kind or the split is unknown, when the path is missing or does not exist, or when the
+    data at the path is of another kind.
     """
     kind, path, split = _parts(text)
     return _READERS[kind](path, split)
 
 
 def require_data(text: str) -> None:
-    """Check ``kind:path#split`` and that the path exists, without reading the data.  Errors: InputError."""
+    """Check a text ``kind:path#split`` without reading the data.
+
+    Errors: InputError when the kind or the split is unknown, or when the path is missing or does not exist.
+    """
     kind, path, _ = _parts(text)
     if kind != _WITHOUT_PATH and not path.exists():
         raise InputError(f"{path}: no such file or folder", hint=f"type {kind}:PATH with the path of the data")
 
 
 def _parts(text: str) -> tuple[str, Path, str]:
-    """Split ``kind:path#split`` into (kind, path, split).  Errors: InputError."""
+    """Split a text ``kind:path#split`` into (kind, path, split).
+
+    Errors: InputError when the kind or the split is unknown, or when the path is missing or not expected.
+    """
     described, _, split = text.partition("#")
     kind, _, path = described.partition(":")
     if kind not in _READERS:

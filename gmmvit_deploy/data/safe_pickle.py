@@ -1,6 +1,6 @@
-"""Read the pickles of the CIFAR archives without executing code from the files.
+"""Read the pickles of the CIFAR archives without running code from the files.
 
-Only arrays, numbers, text and containers are read; every other content is refused.
+A pickle may contain only arrays, numbers, text and containers. A pickle with any other content is refused.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ _ADMITTED = {
     ("numpy", "ndarray"),
     ("numpy", "dtype"),
 }
-"""Globals that a pickled array imports: functions and classes that only create arrays. Other globals could run code."""
+"""(module, name) of the functions and classes that a pickle of arrays imports.
+
+These functions and classes only create arrays; other functions could run any code.
+"""
 
 
 class _ArraysOnly(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """Import a global of `_ADMITTED`.  Errors: InputError for any other global."""
+        """Import a function or class of `_ADMITTED`.  Errors: InputError when the name is not in `_ADMITTED`."""
         if (module, name) not in _ADMITTED:
             raise InputError(
                 f"the file was not loaded, because the pickle in the file calls {module}.{name}, which creates no "
@@ -34,7 +37,7 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 def arrays_from_pickle(data: bytes, name: str) -> dict[str, Any]:
-    """Read a pickled dictionary; return it with its keys as text.
+    """Return the pickled dictionary in ``data``, with the keys converted to text.
 
     name: the name of the file, for messages.
     Errors: InputError when the pickle contains more than arrays, is damaged, or is not a dictionary.

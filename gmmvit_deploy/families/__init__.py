@@ -1,4 +1,4 @@
-"""All architectures, listed in `FAMILIES`; each has a folder of its own."""
+"""All model families (architectures), listed in `FAMILIES`.  The code of each family is in a separate folder."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ PRESETS: Mapping[str, Callable[[int, int, MaskSpec], ModelSpec]] = {
 }
 """Presets of all families: name → function that takes (classes, image size, mask) and returns a spec.
 
-No checkpoint file needs a preset: the shapes of its tensors determine every field of the spec, except the number of
-heads, the image size or the channels of some files, which the user can give instead.
+No checkpoint file requires a preset: the shapes of the tensors in a file determine every field of the spec. The only
+exceptions are the number of heads, the image size and the channels of some files, which the user gives with options.
 """
 
 
@@ -53,12 +53,12 @@ def family_named(name: object) -> Family:
 
 
 def family_of(spec: ModelSpec) -> Family:
-    """Return the family of a spec.  Errors: SpecError when it is unknown."""
+    """Return the family of a spec.  Errors: SpecError when the family is unknown."""
     return family_named(spec.family)
 
 
 def family_of_preset(preset: str) -> Family:
-    """Return the family of a preset.  Errors: SpecError on a name that is not in `PRESETS`."""
+    """Return the family of a preset.  Errors: SpecError when the name is not in `PRESETS`."""
     for family in FAMILIES:
         if preset in family.presets:
             return family
@@ -66,19 +66,19 @@ def family_of_preset(preset: str) -> Family:
 
 
 def model_from_spec(spec: ModelSpec) -> Model:
-    """Build the model of a spec with fresh weights.  Imports torch."""
+    """Build the model of a spec with random weights.  The function imports torch."""
     return family_of(spec).build(spec)
 
 
 def preset_spec(name: str, *, classes: int, image_size: int, mask: MaskSpec) -> ModelSpec:
-    """Return the spec of a preset.  Errors: SpecError on a name that is not in `PRESETS`."""
+    """Return the spec of a preset.  Errors: SpecError when the name is not in `PRESETS`."""
     return family_of_preset(name).presets[name](classes, image_size, mask)
 
 
 def spec_from_json(data: Mapping[str, Any]) -> ModelSpec:
     """Rebuild a spec from the output of `spec_to_json`.
 
-    Errors: SpecError on an unknown family, a missing or unknown field, or an invalid value.
+    Errors: SpecError when the family is unknown, a field is missing or unknown, or a value is invalid.
     """
     fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
     family = family_named(fields.pop("family", None))

@@ -1,4 +1,4 @@
-"""Count the parameters and multiply-accumulates of a model from shapes only, without weights and images."""
+"""Count the trainable parameters and the multiply-accumulates (MACs) of a model."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["multiply_accumulates", "trainable_parameters"]
 
 
 def trainable_parameters(model: nn.Module) -> int:
-    """Return the number of trainable values.  Each parameter counts once; buffers do not count."""
+    """Return the number of elements of all parameters.  A shared parameter counts once; buffers do not count."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def multiply_accumulates(spec: ModelSpec) -> int:
-    """Return the MACs for a single image: matrix products, including those of attention, and convolutions.
+    """Return the MACs of all matrix products and convolutions for a single image.
 
-    PyTorch's operator counter runs the model on shapes only, without data. Norms, softmax, masks, GELU and biases are
-    not counted.
+    PyTorch's operator counter runs the model on tensors that have shapes but no data. The matrix products of attention
+    are counted; norms, softmax, masks, GELU and biases are not counted.
     """
     with torch.device("meta"), torch.inference_mode():
         model = model_from_spec(spec).eval()

@@ -1,6 +1,7 @@
-"""`Family`: the record of an architecture, the interface between its folder and the rest of the package.
+"""`Family`: the record of an architecture.  The rest of the package uses an architecture only through this record.
 
-Importing a record does not import torch: functions of the record import the module and the passes when called.
+Importing a record does not import torch: the functions of the record import the PyTorch module and the passes when the
+functions are called. A pass is a function that rewrites a trained model for deployment.
 """
 
 from __future__ import annotations
@@ -18,22 +19,24 @@ if TYPE_CHECKING:
 __all__ = ["Family", "LastBlock", "Mistake", "OwnPass", "Windows", "no_passes", "small_mask"]
 
 OwnPass = Callable[["Model"], tuple[str, ...]]
-"""A folding or engine pass of a family: changes a model in place and returns the names of the changed modules.
+"""A pass of a family, for folding (replacing steps by constants) or for GPU engines.
 
-Such a pass has the signature of `gmmvit_deploy.folding.passes.FoldingPass`.
+The pass changes a model in place and returns the names of the changed modules, like
+`gmmvit_deploy.folding.passes.FoldingPass`.
 """
 
 Mistake = tuple[str, Callable[["Model"], bool]]
-"""(mistake in words, function that makes the mistake in a model and returns True if the model changed)."""
+"""A deployment mistake: (description, function that makes the mistake in a model and returns True if it did)."""
 
 _SMALL_KERNELS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastBlock:
-    """The last `layers.blocks.Block` of a network that reads only the first token or the mean of the block's tokens.
+    """The last `layers.blocks.Block` of a network, when the head reads only the first token or the mean of the tokens.
 
-    name: the name of the module.  reads: ``first`` for the first token, ``mean`` for the mean of all tokens.
+    name: the name of the block's module.
+    reads: ``first`` if the head reads the first token, ``mean`` if the head reads the mean of all tokens.
     tokens: N, the number of tokens.
     """
 
@@ -44,9 +47,10 @@ class LastBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Windows:
-    """Division of a grid × grid lattice of tokens into windows of window × window tokens.
+    """Division of a lattice of tokens into square windows.
 
-    shift: number of tokens by which the lattice is rolled up and to the left before the division.
+    grid, window: the number of tokens along a side of the lattice, and along a side of a window.
+    shift: the number of tokens by which the lattice is rolled up and to the left before the division.
     """
 
     grid: int
@@ -68,26 +72,25 @@ def _no_windows(spec: Any) -> Mapping[str, Windows]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Record of an architecture.
+    """The record of an architecture.
 
-    In the list below, ``arguments → result`` describes a function, and ``spec`` is a spec of this family.
+    In the following list, ``arguments → result`` describes a function, and ``spec`` is a spec of this family.
 
     name:           the name in the spec's JSON, in commands and in reports
     spec:           the class of the family's specs, a subclass of `ModelSpec`
-    build:          spec → the PyTorch module with fresh weights
+    build:          spec → the PyTorch module with random weights
     sources:        the code bases that write checkpoint files of this family
-    presets:        name → function (classes, image size, mask) → spec; each name exists in a single family
+    presets:        name → function (classes, image size, mask) → spec; no other family has a preset of the same name
     mask_kinds:     the supported kinds of mask
     small:          mask → the spec of a small model, for tests
     blocks:         spec → names of the modules whose outputs ``gmmvit parity --localize`` compares, in execution order
-    last_block:     spec → the last block and what the network reads of its output, or None if folding must not change
-                    the block
-    windows:        spec → dict from the name of an attention to its windows; an attention without an entry attends to
-                    all tokens
-    folding_passes: () → additional folding passes; they run after the passes on the scores and before
+    last_block:     spec → `LastBlock`, or None if folding must not change the last block
+    windows:        spec → dict: name of an attention → `Windows`; an attention without an entry attends to all tokens
+    folding_passes: () → additional folding passes, which run after the passes on the attention scores and before
                     `folding.last_block.narrow_last_block`
-    engine_passes:  () → additional passes for GPU engines; they run before the head dim is padded
-    mistakes:       common deployment mistakes that parity can name, in addition to mistakes in the steps on the scores
+    engine_passes:  () → additional passes for GPU engines, which run before `folding.head_padding.pad_heads`
+    mistakes:       common deployment mistakes that ``gmmvit parity`` can name, in addition to mistakes in the steps on
+                    the attention scores
     """
 
     name: str
@@ -110,5 +113,5 @@ class Family:
 
 
 def small_mask(kind: MaskKind) -> MaskSpec:
-    """Return a mask spec of this kind; a Gaussian mixture has three kernels per head."""
+    """Return a mask spec of this kind.  A Gaussian mixture mask has three Gaussians per head."""
     return MaskSpec(kind=kind, kernels=_SMALL_KERNELS if kind == "gmm" else 0)

@@ -1,6 +1,8 @@
-"""Fold a trained model: replace everything that does not depend on the input by constants.
+"""Fold a trained model: replace every computation that does not depend on the input by constants.
 
-P = after(softmax(before(Q Kᵀ))) V        in the folded model every step before and after softmax is a constant
+    P = after(softmax(before(Q Kᵀ))) V
+
+In the folded model, the matrix of every step before and after softmax is a constant.
 """
 
 from __future__ import annotations
@@ -42,19 +44,21 @@ __all__ = [
 ]
 
 SCORE_PASSES: tuple[FoldingPass, ...] = (fold_scales, fold_masks, fold_biases, merge_scale, merge_scale_into_mixing)
-"""Passes on the steps of every attention, in execution order.  A pass may require what an earlier pass ensures."""
+"""Passes on the steps of every attention, in execution order.  A pass may require a condition that an earlier pass
+ensures."""
 
 
 def folding_passes(spec: ModelSpec) -> tuple[FoldingPass, ...]:
-    """Return the passes of `fold` for a model of this spec, in execution order: shared and family passes."""
+    """Return the shared passes and the passes of the family that `fold` runs for this spec, in execution order."""
     return (*SCORE_PASSES, *family_of(spec).folding_passes(), narrow_last_block)
 
 
 def engine_passes(spec: ModelSpec, *, padded: bool = True, quantized: bool = False) -> tuple[FoldingPass, ...]:
-    """Return the passes that GPU engines need for fused attention kernels, and CPUs do not need.
+    """Return the passes that make a folded model fit the fused attention kernels of GPU engines.
 
+    CPUs do not need these passes.
     padded: also pad head dims for which fused kernels need copies or do not exist.
-    quantized: also separate the stacked projections, for int8 and fp8.
+    quantized: also split the stacked projections of Q, K and V, for int8 and fp8.
     """
     return (
         *family_of(spec).engine_passes(),
@@ -69,7 +73,8 @@ class FoldedConstant:
 
     layer: the name of the attention.  step: the name of the step, such as ``before.mask``.
     role: the role of the step in the precision policy.  trained: the matrix of the trained step.
-    constant: the matrix in the folded model; for a mask that the scale was merged into, M · d^(−1/2).
+    constant: the matrix in the folded model. If the scale d^(−1/2) was merged into a mask M, this matrix is
+    M · d^(−1/2).
     """
 
     layer: str
@@ -83,9 +88,9 @@ class FoldedConstant:
 class FoldedModel:
     """A folded model.
 
-    model: a new module that shares no weights with the trained model.
-    passes: name of the pass → names of the modules or parameters that the pass changed.
-    constants: the constants of all remaining steps, in the order in which the steps are applied.
+    model: the folded module, which shares no weights with the trained model.
+    passes: name of a pass → names of the modules or parameters that the pass changed.
+    constants: the constants of all remaining steps, in the order in which the model applies the steps.
     """
 
     model: Model
@@ -105,9 +110,9 @@ class FoldedModel:
 def fold(model: Model) -> FoldedModel:
     """Run every folding pass on a copy of ``model``; ``model`` itself does not change.
 
-    Folding a folded model returns an equal model, and an empty tuple for every pass.
-    Errors: FoldError when the requirements of a pass do not hold, when the check of its end state fails, or when a step
-    remains that no pass folds.
+    If ``model`` is already folded, the result has an equal model, and ``passes`` has an empty tuple for every pass.
+    Errors: FoldError when the requirements of a pass do not hold, when a pass does not reach the end state that the
+    pass ensures, or when a step remains that no pass folds.
     """
     folded = copy.deepcopy(model).requires_grad_(False)
     passes = {run.__name__: run(folded) for run in folding_passes(model.spec)}
@@ -131,9 +136,11 @@ def fold(model: Model) -> FoldedModel:
 
 @torch.no_grad()
 def fold_for_engines(folded: FoldedModel, passes: Sequence[FoldingPass] | None = None) -> FoldedModel:
-    """Run the passes for GPU engines on a copy of a folded model.  passes: `engine_passes` by default.
+    """Run the passes for GPU engines on a copy of a folded model.
 
-    Errors: FoldError when the requirements of a pass do not hold, or when the check of its end state fails.
+    passes: the passes to run; by default the result of `engine_passes`.
+    Errors: FoldError when the requirements of a pass do not hold, or when a pass does not reach the end state that the
+    pass ensures.
     """
     model = copy.deepcopy(folded.model)
     passes = engine_passes(model.spec) if passes is None else passes

@@ -15,15 +15,16 @@ __all__ = ["pad_heads"]
 
 @torch.no_grad()
 def pad_heads(model: nn.Module) -> tuple[str, ...]:
-    """Head dim d  →  d' ≥ d:  zero rows in the Q, K and V projections, zero columns in the output projection.
+    """Pad the heads of each attention: head dim d  →  `padded_head_dim(d)`.
 
-    The result is exact: Q Kᵀ gains summands that are 0, P V gains features that are 0, and the output projection
-    multiplies these features by 0. The scale stays d^(−1/2).
-    Unchanged: head dims that need no padding, and attention without an output projection, where the padding would have
-    to be cut off again.
+    The pass adds zero rows to the Q, K and V projections and zero columns to the output projection. The result is
+    exact: Q Kᵀ gets additional summands that are 0, the product with V gets additional features that are 0, and the
+    output projection multiplies the additional features by 0. The scale stays d^(−1/2).
+    Unchanged: attentions whose head dim needs no padding. Attentions without an output projection are also unchanged,
+    because another operator would have to cut the padding off.
     Returns the names of the changed attentions.
-    Errors: FoldError when Q, K and V are already separate projections, or when padding changed the nonzero weights of
-    the output projection.
+    Errors: FoldError when Q, K and V are already separate projections, or when padding changed the number of nonzero
+    weights of the output projection.
     """
     changed = []
     for name, attention in masked_attentions(model):
@@ -56,6 +57,6 @@ def _with_rows(linear: nn.Linear, *, groups: int, padded_dim: int) -> nn.Linear:
 
 
 def _pad(rows: Tensor, *, groups: int, padded_dim: int) -> Tensor:
-    """(groups·d, c) → (groups·padded_dim, c): append zeros to the rows of each group."""
+    """Append zero rows to each group of rows: (groups·d, c)  →  (groups·padded_dim, c)."""
     grouped = rows.unflatten(0, (groups, -1))
     return nn.functional.pad(grouped, (0, 0, 0, padded_dim - grouped.shape[1])).flatten(0, 1)

@@ -1,4 +1,4 @@
-"""Limit the last block to the class token or the mean of the tokens, whichever the rest of the network reads."""
+"""Rewrite the last block so that the block computes only the class token or only the mean of the tokens."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ __all__ = ["narrow_last_block"]
 
 @torch.no_grad()
 def narrow_last_block(model: Model) -> tuple[str, ...]:
-    """Rewrite the last block so that it computes only what the rest of the network reads.
+    """Rewrite the last block so that the block computes only the output that the rest of the network reads.
 
     Class token:  (x + mlp(norm(x)))[0]  →  x[0] + mlp(norm(x[0]))
-    Mean:         mean(x + W·h + b)  →  mean(x) + W·mean(h) + b,  where h = gelu(first linear layer of norm(x))
+    Mean:         mean(x + W·h + b)  →  mean(x) + W·mean(h) + b
 
-    `Family.last_block` states whether the network reads the first token or the mean of the tokens. `last_block`
-    is None if the block must stay unchanged, for example because a norm between the block and the mean does not commute
-    with the mean.
-    In a network of d blocks the pass saves about 1/d of the work of all mlps for a class token, and about 1/d of the
-    work of the second linear layers of all mlps for the mean.
-    After this pass the block outputs a single token, so class-token and mean pooling both return it.
-    Returns the name of the block, or an empty tuple if nothing changed.
+    In the formulas, x is the sum of the block's input and the output of the attention, h = gelu(first linear layer of
+    norm(x)), and W and b belong to the second linear layer of the mlp.
+    `Family.last_block` states whether the network reads the first token or the mean of the tokens. If the result of
+    `Family.last_block` is None, the pass leaves the block unchanged, for example because a norm between the block and
+    the mean does not commute with the mean.
+    In a network of d blocks with a class token, the pass saves about 1/d of the work of all mlps. In a network that
+    reads the mean, the pass saves about 1/d of the work of the second linear layers of all mlps.
+    After this pass the block outputs a single token, which class-token pooling and mean pooling return unchanged.
+    Returns a tuple with the name of the block, or an empty tuple if the block did not change.
     Ensures: in float64 the new block outputs the first token, or the mean of the tokens, of the old block, up to
     rounding.
     Errors: FoldError when the outputs differ.

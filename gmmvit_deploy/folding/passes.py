@@ -1,8 +1,9 @@
 """Folding passes on attention scores: replace matrices that do not depend on the input by constants.
 
-A pass is a function ``(model) -> names of the changed attentions``. The docstring of a pass states what the pass
-requires, does and ensures. A pass checks its end state before it returns; a second run changes nothing. A pass visits
-the steps of every attention; each step computes its own matrix.
+A pass is a function ``(model) -> names of the changed attentions``. The docstring of a pass states the requirements of
+the pass, the change, and the end state that the pass ensures. A pass checks the end state before the pass returns. A
+second run of a pass changes nothing. In the formulas, S are the attention scores and d is the head dim. A step is an
+operation on the scores before or after softmax, and the matrix of the step determines the operation.
 """
 
 from __future__ import annotations
@@ -37,20 +38,25 @@ _WORDS: dict[Role, str] = {"mask": "mask", "score_bias": "bias", "scale": "scale
 
 @torch.no_grad()
 def fold_scales(model: nn.Module) -> tuple[str, ...]:
-    """T = temperature, or T = exp(temperature)  →  the same T, stored as a constant.  A constant factor is unchanged.
+    """Replace each trained scale by a constant.  A scale that is already a constant stays unchanged.
 
-    Requirements, end state and errors are the same as for `fold_masks`, for scales in place of masks.
+    T = temperature, or T = exp(temperature)  →  the same T, stored as a constant
+
+    Requirements, end state and errors are the same as for `fold_masks`, with scales in place of masks.
     """
     return _fold_role(model, "scale")
 
 
 @torch.no_grad()
 def fold_masks(model: nn.Module) -> tuple[str, ...]:
-    """M = Σ_k α_k · base ** (1/(σ_k²+ε)), or E, or the closed form  →  the same M, stored as a constant.
+    """Replace each trained mask M, which multiplies the scores element by element, by a constant.
 
-    Masks that leave a class token unmasked are folded in the same way.
-    Requires: evaluation mode; a finite matrix; float32 tensors, because in half precision the base flushes to zero
-    before it is raised to its power.
+    M = Σ_k α_k · base ** (1/(σ_k²+ε)), or the closed form with token distances, or a trained matrix
+      →  the same M, stored as a constant
+
+    Masks that leave the class token unmasked are folded in the same way.
+    Requires: evaluation mode; a finite matrix; float32 tensors, because in half precision small entries of the base
+    become zero before the power is computed.
     Ensures: every mask is a constant that equals the matrix of the trained step bit for bit; no mask has parameters.
     Errors: FoldError when a requirement or the end state does not hold.
     """
@@ -59,19 +65,21 @@ def fold_masks(model: nn.Module) -> tuple[str, ...]:
 
 @torch.no_grad()
 def fold_biases(model: nn.Module) -> tuple[str, ...]:
-    """B = table[index] + shift mask  →  the same B, stored as a constant, so that no table is read at run time.
+    """Replace each bias B, which is added to the scores, by a constant, so that no table is read at run time.
 
-    Requirements, end state and errors are the same as for `fold_masks`, for biases in place of masks; but steps may
-    allow −∞.
+    B = table[index] + shift mask  →  the same B, stored as a constant
+
+    Requirements, end state and errors are the same as for `fold_masks`, with biases in place of masks. The only
+    difference: a bias may have entries −∞ if the step allows such entries.
     """
     return _fold_role(model, "score_bias")
 
 
 @torch.no_grad()
 def merge_scale(model: nn.Module) -> tuple[str, ...]:
-    """M ∘ (S · d^(−1/2))  →  (M · d^(−1/2)) ∘ S.
+    """Merge each scale into the mask directly after the scale: M ∘ (S · d^(−1/2))  →  (M · d^(−1/2)) ∘ S.
 
-    Requires: folded scales and masks.
+    Requires: scales and masks are folded.
     Unchanged: the scale of an attention without a mask, and a scale that is separated from the mask by another step.
     Ensures: no scale directly precedes a mask.
     Errors: FoldError when the scale or the mask is not folded yet, or when a scale still precedes a mask.
@@ -88,13 +96,14 @@ def merge_scale(model: nn.Module) -> tuple[str, ...]:
 
 @torch.no_grad()
 def merge_scale_into_mixing(model: nn.Module) -> tuple[str, ...]:
-    """W_preᵀ (S · d^(−1/2))  →  (d^(−1/2) · W_pre)ᵀ S, without a mask between them.
+    """Merge each scale into the head mixing directly after the scale: W_preᵀ (S · d^(−1/2))  →  (d^(−1/2) · W_pre)ᵀ S.
 
-    If a mask stands between the scale and the mixing, `merge_scale` has merged the scale into the mask. The mask itself
-    cannot be merged into W_pre, because the mask multiplies each entry of the scores while the mixing sums over heads.
-    Unchanged: a scale that is separated from the mixing by another step, such as a masked diagonal.
-    Ensures: no scale directly precedes a mixing.
-    Errors: FoldError when the scale or the mixing is not folded yet, or when the scale directly precedes a mask.
+    W_pre: the (heads, heads) matrix that mixes the heads before softmax.
+    If a mask is between the scale and the head mixing, `merge_scale` has merged the scale into the mask. The mask
+    cannot be merged into W_pre, because a mask multiplies each entry of the scores, but head mixing sums over heads.
+    Unchanged: a scale that is separated from the head mixing by another step, such as a masked diagonal.
+    Ensures: no scale directly precedes a head mixing.
+    Errors: FoldError when the scale or the head mixing is not folded yet, or when the scale directly precedes a mask.
     """
     changed = []
     for name, scores in attention_scores(model):
@@ -110,7 +119,7 @@ def merge_scale_into_mixing(model: nn.Module) -> tuple[str, ...]:
 
 
 def merge_scale_into(role: Role, name: str, scores: AttentionScores) -> bool:
-    """Merge each scale of an attention into the step of ``role`` directly after the scale.
+    """Merge each scale of an attention into the next step, if the next step has the role ``role``.
 
     name: the name of the attention, for messages.  Returns True if a scale was merged.
     Errors: FoldError when the scale or the step of ``role`` is not folded yet.
@@ -138,7 +147,10 @@ def _scale_before(role: Role, scores: AttentionScores) -> tuple[tuple[str, Step]
 
 
 def require_constant_steps(model: nn.Module) -> None:
-    """Check that every step is a constant.  Errors: FoldError that lists the steps which are not constants."""
+    """Check that every step is a constant.
+
+    Errors: FoldError when a step is not a constant; the message lists every such step.
+    """
     left = [
         f"{name}.scores.{step_name} ({step.role})"
         for name, scores in attention_scores(model)
@@ -150,7 +162,11 @@ def require_constant_steps(model: nn.Module) -> None:
 
 
 def _fold_role(model: nn.Module, role: Role) -> tuple[str, ...]:
-    """Replace every step of ``role`` by the constant ``matrix()``, and check that both are equal bit for bit."""
+    """Replace every step of ``role`` by a constant that equals the ``matrix()`` of the step bit for bit.
+
+    Returns the names of the changed attentions.
+    Errors: FoldError when a step cannot be folded, when a constant differs from the matrix, or when a step remains.
+    """
     changed = []
     for name, scores in attention_scores(model):
         trained = [

@@ -12,13 +12,16 @@ __all__ = ["separate_projections"]
 
 @torch.no_grad()
 def separate_projections(model: nn.Module) -> tuple[str, ...]:
-    """[W_q; W_k; W_v] x, then Split  →  W_q x, W_k x, W_v x.
+    """Replace each stacked projection by a linear layer for each part.
 
-    Reason: the engine builder moves the Split before the stacked matrix product. For this the builder dequantises the
-    weights and runs the matrix product in half precision (measured in tensorrt-rtx 1.7.1; `gmmvit build` reports the
-    data types).
-    The builder merges three separate matrix products itself and runs them in int8 or fp8.
-    Ensures: every weight is unchanged bit for bit.  Returns the names of the changed attentions.
+    [W_q; W_k; W_v] x, then Split  →  W_q x, W_k x, W_v x
+
+    With a stacked projection, the engine builder moves the Split before the matrix product, dequantises the weights,
+    and runs the matrix product in half precision (measured in tensorrt-rtx 1.7.1; `gmmvit build` reports the data
+    types). With separate projections, the engine builder merges the matrix products and runs the merged product in int8
+    or fp8.
+    Ensures: every weight is unchanged bit for bit.
+    Returns the names of the changed attentions.
     """
     changed = []
     for name, module in model.named_modules():

@@ -2,8 +2,8 @@
 
     P = after(softmax(before(Q Kᵀ))) V
 
-`AttentionScores` computes softmax and the steps before and after softmax, trained or folded. The attention module of
-every family contains an `AttentionScores`.
+`AttentionScores` computes softmax and the steps before and after softmax. The steps are trained, or folded (replaced by
+constants). The attention module of every family contains an `AttentionScores`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def heads_of(x: Float[Tensor, "*batch n inner"], heads: int) -> Float[Tensor, "*
 
 
 class SeparateProjections(nn.Module):
-    """x → (W_1 x + b_1, W_2 x + b_2, …): the parts of a stacked projection as separate linear layers."""
+    """The parts of a stacked projection as separate linear layers: x → (W_1 x + b_1, W_2 x + b_2, …)."""
 
     def __init__(self, stacked: nn.Linear, parts: int) -> None:
         super().__init__()
@@ -59,10 +59,10 @@ def projected(projection: nn.Module, x: Float[Tensor, "*batch n dim"], parts: in
 
 
 def stacked_projection(module: nn.Module) -> tuple[str, int] | None:
-    """Return (name of the attribute, number of parts) of a module's stacked projection, or None without such a layer.
+    """Return (name of the attribute, number of parts) for the stacked projection of a module, or None.
 
-    A stacked projection computes Q, K and V, or K and V, in a single linear layer. A class with a stacked projection
-    declares ``stacked_projection = ("qkv", 3)`` and applies the layer with `projected`.
+    A stacked projection is a single linear layer that computes Q, K and V, or K and V. The class of a module with a
+    stacked projection declares for example ``stacked_projection = ("qkv", 3)``, and applies the layer with `projected`.
     """
     declared: tuple[str, int] | None = getattr(type(module), "stacked_projection", None)
     return declared
@@ -71,11 +71,12 @@ def stacked_projection(module: nn.Module) -> tuple[str, int] | None:
 class MaskedAttention(nn.Module):
     """Self-attention whose scores go through steps before and after softmax.
 
-    A single linear layer computes Q, K and V, stacked in this order, each (H, d). As in the paper authors' code, there
-    is no output projection when a single head spans the whole model. In Swin the layer has a bias, and the input has an
-    additional batch dimension for the windows.
+    A linear layer computes Q, K and V, stacked in this order; each has H heads of head dim d. In Swin this linear layer
+    has a bias, and the input has an additional batch dimension for the windows.
 
-    windows: None, or the number of windows that are processed as heads after folding for engines.
+    scores: softmax and the steps before and after softmax.
+    projects_output: False if the attention has no output projection.
+    windows: the number of windows that Swin's engine pass turned into heads; None if windows are no heads.
     """
 
     qkv: nn.Module

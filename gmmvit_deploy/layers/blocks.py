@@ -1,4 +1,4 @@
-"""Modules shared by the families: patch embedding, mlp, pre-norm block."""
+"""Modules shared by the families: `PatchEmbedding`, `Mlp`, and `Block`, a pre-norm transformer block."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PatchEmbedding(nn.Module):
 
     def forward(self, images: Float[Tensor, "batch channels side side"]) -> Float[Tensor, "batch n dim"]:
         patches: Tensor = images.unflatten(3, (-1, self.patch_size)).unflatten(2, (-1, self.patch_size))
-        # (B, channel, grid row, row, grid column, column)
+        # (B, channel, row of the patch, row in the patch, column of the patch, column in the patch)
         patches = patches.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
         projected: Tensor = self.project(patches)
         return projected
@@ -53,7 +53,8 @@ class Mlp(nn.Sequential):
     def mean_over_tokens(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch 1 dim"]:
         """Return the mean of the outputs over the tokens.
 
-        The second linear layer commutes with the mean, so it runs after the mean, on a single row per image.
+        The second linear layer commutes with the mean. The layer therefore runs after the mean, on a single
+        row per image.
         """
         first, gelu, second = self
         mean: Tensor = second(gelu(first(x)).mean(dim=1, keepdim=True))
@@ -63,8 +64,8 @@ class Mlp(nn.Sequential):
 class Block(nn.Module):
     """Pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x)).
 
-    gives: the output of the block: ``tokens`` for all tokens; after `folding.last_block`, ``first`` for the first token
-    only, or ``mean`` for the mean of the tokens.
+    gives: the output of the block: ``tokens`` for all tokens, ``first`` for only the first token, ``mean`` for the mean
+    of the tokens. Only `folding.last_block` sets ``first`` or ``mean``.
     """
 
     gives: Literal["tokens", "first", "mean"]
@@ -79,7 +80,7 @@ class Block(nn.Module):
             heads=heads,
             head_dim=head_dim,
             scores=scores,
-            # The released attention has no output projection when a single head spans the model.
+            # In the paper authors' code, attention with a single head of the full width has no output projection.
             projects_output=not (heads == 1 and head_dim == dim),
         )
         self.mlp_norm = layer_norm(dim)

@@ -1,4 +1,4 @@
-"""Base class of the models of all families: an image classifier with the spec that describes its architecture."""
+"""`Model`: the base class of the image classifiers of all families."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Model(nn.Module):
     """Abstract base class: each family derives its model class from `Model`.
 
     spec: the spec that the model was built from.
-    forward: images (B, c, S, S), normalised, float32 → logits (B, C).
+    forward: images (B, c, S, S), normalised, float32 → logits (B, C), for B images with c channels and C classes.
     """
 
     spec: ModelSpec

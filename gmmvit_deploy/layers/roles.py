@@ -1,14 +1,14 @@
 """Declare the role of each operator in the module that runs the operator.
 
 A role states the purpose of an operator, such as ``projection`` or ``norm``. The role determines the precision of the
-operator. Two kinds of declaration exist, so that no role must be guessed from an exported graph:
+operator. The two kinds of declaration make it unnecessary to guess roles from an exported graph:
 
-    with_role(nn.Linear(...), "projection")        a PyTorch layer whose purpose depends on the module that owns it
-    operator_roles = {"add": "residual"}           a class attribute: PyTorch operator, ``aten.add`` as ``add`` → role
+    with_role(nn.Linear(...), "projection")        for a PyTorch layer whose purpose depends on the surrounding module
+    operator_roles = {"add": "residual"}           class attribute: PyTorch operator (``add`` for ``aten.add``) → role
 
 LayerNorm and GELU have a fixed role. The bias that a linear layer adds has the role ``bias``. A step on the scores
 (`gmmvit_deploy.scores`) has a single role for all its operators. Operators that only move data need no role.
-``graphs/roles.py`` explains the roles; the exporter writes them into the nodes (``export/declared_roles.py``).
+``graphs/roles.py`` explains the roles. The exporter writes the roles into the nodes (``export/declared_roles.py``).
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ def with_role(layer: _Layer, role: Role) -> _Layer:
 
 
 def with_role_of(other: nn.Module, layer: _Layer) -> _Layer:
-    """Give ``layer`` the role of ``other``, the layer that it replaces, if ``other`` has a role.  Return ``layer``."""
+    """Set the role of ``layer`` to the role of ``other``, if ``other`` has a role, and return ``layer``.
+
+    other: the layer that ``layer`` replaces.
+    """
     role = layer_role(other)
     return layer if role is None else with_role(layer, role)
 
@@ -47,7 +50,7 @@ def layer_role(layer: nn.Module) -> Role | None:
 def operator_role(module: nn.Module, operator: str) -> Role | None:
     """Return the role that the module's class declares for a PyTorch operator, or None.
 
-    operator: name without namespace and overload, such as ``add`` for ``aten.add.Tensor``.
+    operator: the name without namespace and overload, such as ``add`` for ``aten.add.Tensor``.
     """
     declared: Mapping[str, Role] = getattr(type(module), "operator_roles", {})
     return declared.get(operator)

@@ -1,7 +1,8 @@
-"""Draw masks: each mask as a matrix, and as a small map for each query token.
+"""Draw the masks M, by which a layer multiplies the attention scores.
 
-Colours: white is 0, blue is positive, red is negative. All heads of a layer share a scale, so that heads can be
-compared. The scale ends at the 99.5th percentile of |M|, so that a few extreme entries do not make all others pale.
+Each mask is drawn as a matrix, and as a small map for each query token. White is 0, blue is positive, red is negative.
+All heads of a layer have the same colour scale, so that a reader can compare the heads. The colour scale ends at the
+99.5th percentile of |M|, because with a few extreme entries as the end all other entries would be pale.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ _MARGIN, _LINE, _SMALLEST_CELL = 12, 18, 160  # sizes in a sheet, in pixels
 
 
 def colour_limit(layer: LayerMasks) -> float:
-    """Return the absolute value from which on an entry gets the full colour."""
+    """Return the end of the colour scale: entries with this or a larger absolute value get the full colour."""
     limit = float(np.percentile(np.abs(layer.matrices), 99.5))
     return limit or float(np.abs(layer.matrices).max()) or 1.0
 
 
 def coloured(values: NDArray[Any], limit: float) -> NDArray[np.uint8]:
-    """Colour values (…,) as RGB (…, 3): white at 0, blue at +limit, red at −limit."""
+    """Convert values (…,) to RGB colours (…, 3): white at 0, blue at +limit, red at −limit."""
     share = np.clip(np.abs(values) / limit, 0, 1)[..., None]
     end = np.where(values[..., None] >= 0, _POSITIVE, _NEGATIVE)
     mixed: NDArray[np.uint8] = (255 + (end - 255) * share).round().astype(np.uint8)
@@ -36,12 +37,15 @@ def coloured(values: NDArray[Any], limit: float) -> NDArray[np.uint8]:
 
 
 def matrix_image(layer: LayerMasks, head: int) -> Image.Image:
-    """Draw M[i, j] of a head: row i is the query token, column j the key token."""
+    """Draw the mask M of a head as a matrix: row i is query token i, and column j is key token j."""
     return Image.fromarray(coloured(layer.matrices[head], colour_limit(layer)))
 
 
 def position_maps_image(layer: LayerMasks, head: int) -> Image.Image:
-    """Draw a grid of small maps: the map at the position of token i shows row i of M (as in the paper's figure 3)."""
+    """Draw the mask M of a head as a grid of small maps: the map at the position of token i shows row i of M.
+
+    Figure 3 of "Toward a Deeper Understanding: RetNet Viewed through Convolution" has the same form.
+    """
     grid, step = layer.grid, layer.grid + _GAP
     canvas = np.full((grid * step - _GAP, grid * step - _GAP, 3), 200, np.uint8)
     maps = coloured(layer.matrices[head].reshape(grid, grid, grid, grid), colour_limit(layer))
@@ -53,7 +57,10 @@ def position_maps_image(layer: LayerMasks, head: int) -> Image.Image:
 
 
 def sheet(layers: list[LayerMasks], *, title: str) -> Image.Image:
-    """Draw all layers in a single picture: each row shows the matrix and the position maps of every head of a layer."""
+    """Draw all layers in a single picture.
+
+    Each row of the picture shows a layer, with the matrix and the position maps of every head.
+    """
     pairs = [[(matrix_image(x, h), position_maps_image(x, h)) for h in range(len(x.heads))] for x in layers]
     cell = max(_SMALLEST_CELL, *(image.width for row in pairs for pair in row for image in pair))
     head_width = 2 * cell + 3 * _MARGIN
@@ -69,7 +76,7 @@ def sheet(layers: list[LayerMasks], *, title: str) -> Image.Image:
             left = _MARGIN + head * head_width
             draw.text((left, top + _LINE), f"head {head}", fill="dimgrey")
             for side, image in enumerate(pair):
-                # Integer factors only: a fractional factor would draw some tokens wider than others.
+                # The factor is a whole number, so that every token has the same width in the picture.
                 factor = cell // image.width
                 enlarged = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
                 canvas.paste(enlarged, (left + side * (cell + _MARGIN), top + 2 * _LINE))

@@ -1,4 +1,4 @@
-"""Measure masks: locality, weight of the own token, negative entries, dead kernels, underflowed base entries."""
+"""Measure masks, for example the locality, the negative entries, and the kernels (Gaussians) without effect."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ __all__ = ["HeadNumbers", "LayerMasks", "masks_of"]
 
 _DEAD_SHARE = 1e-6
 NEAR = (1, 2, 3)
-"""Distances in tokens; `HeadNumbers.within` gives the share of the mask's mass up to each distance."""
+"""Distances in tokens.  For each distance, `HeadNumbers.within` has the share of the mask's mass up to the distance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadNumbers:
-    """Measurements of the mask M of a head.
+    """Measurements of the mask M of a head.  M multiplies the attention scores of the head element by element.
 
-    within: the shares of the mass Σ|M| at distance ≤ 1, ≤ 2 and ≤ 3 tokens.
+    within: the shares of the mass Σ|M| at distances of at most 1, 2 and 3 tokens.
     itself: the mean of the diagonal M[i, i] divided by the mean of all entries.
     negative: the share of negative entries.  smallest, largest: the minimum and the maximum of M.
-    dead: the kernels without effect, whose |alpha| is below a millionth of the head's largest |alpha|.
-    alpha, sigma: the parameters of each kernel.
+    dead: the indices of the kernels (Gaussians) without effect: |alpha| is below a millionth of the largest |alpha| of
+    the head.
+    alpha, sigma: the factor and the width of each kernel; empty if the mask is no Gaussian mixture.
     """
 
     within: tuple[float, ...]
@@ -52,7 +53,9 @@ class HeadNumbers:
 class LayerMasks:
     """The masks of an attention layer.
 
-    matrices: (H, N, N), over the patch grid of grid × grid tokens.  heads: the measurements of each head.
+    layer: the name of the attention.  grid: the number of tokens along a side of the grid of patches.
+    matrices: the mask of each head, (H, N, N) with N = grid · grid; H is 1 if all heads share a mask.
+    heads: the measurements of each mask in ``matrices``.
     underflowed: the number of zeros in the stored base mask; None without a stored base mask.
     """
 
@@ -72,7 +75,7 @@ class LayerMasks:
 
 
 def masks_of(model: nn.Module) -> list[LayerMasks]:
-    """Return the masks of a trained model, in the order in which the network applies them."""
+    """Return the masks of a trained model, in the order in which the network applies the masks."""
     drawn = []
     for name, scores in attention_scores(model):
         for _, step in scores.steps():

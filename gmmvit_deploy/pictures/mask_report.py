@@ -1,4 +1,7 @@
-"""Write a checkpoint's masks as a self-contained page with pictures and numbers, which phones and printers can show."""
+"""Write a report about the masks of a checkpoint, as a page (.html) or as a picture (.png).
+
+The page shows pictures and measurements of the masks, and needs no other file.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +35,10 @@ _STYLE = """
 def write_report(loaded: LoadedCheckpoint, path: Path, *, force: bool = False) -> list[LayerMasks]:
     """Write the report to ``path``, as a page (.html) or a picture (.png), and return the masks in the report.
 
-    Errors: InputError when ``path`` has another suffix, or when a picture of a model without masks is requested.
-    OutputError when the file exists and ``force`` is false, or when the file cannot be written.
+    force: True to replace an existing file.
+    Errors:
+        InputError: ``path`` has another suffix, or a picture is requested but the model has no masks.
+        OutputError: the file exists and ``force`` is False, or the file cannot be written.
     """
     suffix = path.suffix.lower()
     if suffix not in (".html", ".png"):
@@ -56,7 +61,7 @@ def write_report(loaded: LoadedCheckpoint, path: Path, *, force: bool = False) -
 
 
 def page_of(loaded: LoadedCheckpoint, layers: list[LayerMasks]) -> str:
-    """Return the page as HTML; a browser that shows the page fetches no other file."""
+    """Return the page as HTML.  The page contains all pictures, so a browser loads no other file."""
     described = describe_checkpoint(loaded)
     unused = described["unused_keys"]
     return page(
@@ -203,5 +208,5 @@ def _png(image: Image.Image) -> bytes:
 
 
 def _encoded(image: Image.Image) -> str:
-    # 64 colours show no visible difference and keep a page with hundreds of pictures small.
+    # With 64 colours a page with hundreds of pictures is small, and the difference to all colours is not visible.
     return base64.b64encode(_png(image.quantize(64))).decode()

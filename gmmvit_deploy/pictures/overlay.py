@@ -1,9 +1,9 @@
-"""Lay a row of a mask over the image that the network sees.
+"""Draw a row of a mask M over the input image of the network.
 
-map[r, c] = M[i, j] for the query token i and the key token j at row r, column c;  NaN if i does not attend to j
+    map[r, c] = M[i, j] for the query token i and the key token j at row r, column c;  NaN if i does not attend to j
 
-White is 0, blue is positive, red is negative, as in `mask_images`. The strength of the colour is |M[i, j]| divided by
-`colour_limit` of the layer.
+White is 0, blue is positive, red is negative, as in `mask_images`. The opacity of the colour is proportional to
+|M[i, j]|, up to `colour_limit` of the layer.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from gmmvit_deploy.pictures.mask_numbers import LayerMasks
 
 __all__ = ["overlay_image", "token_grid", "token_map"]
 
-_STRONGEST = 0.8  # opacity of the strongest colour, at which the image stays visible
-_MARK = (255, 170, 0)  # distinct from blue and red for every kind of colour vision
+_STRONGEST = 0.8  # the opacity of the strongest colour; the image stays visible
+_MARK = (255, 170, 0)  # also distinct from blue and red for colour-blind readers
 
 
 def token_grid(layer: LayerMasks, windows: Windows | None) -> int:
@@ -30,11 +30,13 @@ def token_grid(layer: LayerMasks, windows: Windows | None) -> int:
 def token_map(
     layer: LayerMasks, head: int, *, row: int, column: int, windows: Windows | None = None
 ) -> NDArray[np.float32]:
-    """Return the mask row of ``head`` for the query token at ``row``, ``column``, as a map over all tokens.
+    """Return a map of the factors by which the mask of ``head`` multiplies the scores of a query token.
 
-    windows: how the attention divides the tokens; None for global attention.  Returns float32 (grid, grid), NaN
-    at tokens that the query token does not attend to.
-    Errors: IndexError when the token is outside the grid, or when the head does not exist.
+    row, column: the position of the query token.
+    windows: the windows into which the attention divides the tokens; None if the attention has no windows.
+    Returns float32 (grid, grid), with the factor at each key token, and NaN at each token that the query token does not
+    attend to.
+    Errors: IndexError when the query token is outside the grid, or when the head does not exist.
     """
     grid = token_grid(layer, windows)
     if not (0 <= row < grid and 0 <= column < grid and 0 <= head < len(layer.heads)):
@@ -51,7 +53,7 @@ def token_map(
     token = (rolled_row - top) * windows.window + rolled_column - left
     bottom, right = top + windows.window, left + windows.window
     rolled[top:bottom, left:right] = layer.matrices[head][token].reshape(windows.window, windows.window)
-    # The shift mask separates tokens that the roll brought together from opposite sides of the image.
+    # The network's shift mask separates tokens that are in the same window only because of the roll.
     bands = _bands(windows)
     apart = (bands[:, None] != bands[rolled_row]) | (bands[None, :] != bands[rolled_column])
     rolled[apart] = np.nan
@@ -59,10 +61,10 @@ def token_map(
 
 
 def _bands(windows: Windows) -> NDArray[np.int64]:
-    """Return the band of each rolled row or column.
+    """Return the band (0, 1 or 2) of each row or column after the roll.
 
-    0: the windows before the last window.  1: the last window, except band 2.  2: the rows or columns that the roll
-    moved here from the opposite side.  Without a shift every band is 0.
+    Band 0 contains the windows before the last window. Band 2 contains the rows or columns that the roll moved from the
+    opposite side into the last window. Band 1 contains the rest of the last window. Without a shift every band is 0.
     """
     places = np.arange(windows.grid)
     bands = (places >= windows.grid - windows.window).astype(np.int64)
@@ -72,10 +74,12 @@ def _bands(windows: Windows) -> NDArray[np.int64]:
 def overlay_image(
     picture: Image.Image, layer: LayerMasks, values: NDArray[np.float32], *, row: int, column: int, side: int = 384
 ) -> Image.Image:
-    """Draw the map of `token_map` over the picture in grey; NaN tokens are darkened, the query token is framed.
+    """Draw the result of `token_map` over the picture, which is converted to grey.
 
-    values: (grid, grid).  row, column: of the query token.  side: minimum side of the result in pixels.  Returns an
-    RGB image with the same number of pixels for every token.
+    Tokens whose value is NaN are darkened, and the query token gets a frame.
+    values: the result of `token_map`, (grid, grid).  row, column: the position of the query token.
+    side: the minimum side of the result in pixels.
+    Returns an RGB image with the same number of pixels for every token.
     """
     grid = len(values)
     cell = -(-side // grid)

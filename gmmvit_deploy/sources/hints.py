@@ -11,19 +11,21 @@ from gmmvit_deploy.specs import CHANNELS
 __all__ = ["WEIGHTS_KINDS", "LoadHints", "WeightsKind"]
 
 WeightsKind: TypeAlias = Literal["trained", "averaged"]
-"""trained: as the optimiser left them.  averaged: their moving average (EMA)."""
+"""trained: the weights after the last step of the optimiser.  averaged: the moving average (EMA) of the weights."""
 WEIGHTS_KINDS: tuple[WeightsKind, ...] = get_args(WeightsKind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadHints:
-    """Values from the command line's options; None for an option that is not given.
+    """Values of the command line's options; None for an option that is not given.
 
-    heads: the number of attention heads, in the first stage.  preset: a name of `families.PRESETS`.
+    heads: the number of attention heads; for a model with several stages, the number in the first stage.
+    preset: a name of `families.PRESETS`.
+    closed_form: True if the mask was trained with the closed formula of the paper
+    "Toward a Deeper Understanding: RetNet Viewed through Convolution", which computes the mask from the distances
+    of the tokens. Otherwise the file must contain the stored base mask of the paper authors' released code.
     image_size: the side of the images in pixels.  channels: the number of channels of the images.
-    closed_form: True if the mask was trained with the paper's formula from distances, not with the stored base mask of
-    the released code. Without this value the file must contain a stored base mask.
-    weights: which weights to take from a file that holds trained and averaged weights.
+    weights: the weights to load from a file that holds trained and averaged weights.
     Errors: InputError when a value is out of range.
     """
 

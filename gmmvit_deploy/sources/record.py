@@ -9,15 +9,16 @@ from typing import TypeAlias
 __all__ = ["PlainValue", "TrainingRecord"]
 
 PlainValue: TypeAlias = "str | bytes | int | float | bool | list[PlainValue] | tuple[PlainValue, ...] | set[PlainValue] | dict[PlainValue, PlainValue] | None"  # noqa: E501 - a string cannot be split in a recursive alias
-"""Text, bytes, numbers, booleans, None, and lists, tuples, sets and dicts of them."""
+"""Text, bytes, numbers, booleans, None, and lists, tuples, sets and dicts of such values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRecord:
-    """The settings of a training run, as read from its checkpoint.  No source may trust them more than the tensors.
+    """The settings of a training run, as read from the checkpoint of the run.
 
-    args: name → value of the options of the training script, from the ``argparse.Namespace`` or the dict under
-    ``args``; empty if the file has neither.
+    If a setting contradicts the tensors, a checkpoint source must follow the tensors.
+    args: name → value for the options of the training script, from the ``argparse.Namespace`` or the dict under
+    ``args``; empty if the file has no such entry.
     entries: name → text, number or boolean stored at the top level of the file, such as ``arch`` and ``epoch``.
     """
 

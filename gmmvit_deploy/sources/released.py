@@ -1,4 +1,7 @@
-"""Functions for checkpoints of the paper's released training code, shared by the families."""
+"""Functions for checkpoints of the paper authors' released training code, shared by the families.
+
+The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,9 @@ def released_source(
     """Return the checkpoint source of a family whose files store every tensor of the model unchanged.
 
     names: spec → dict from name in the model to name in the released file.
-    A model trained with the closed form never reads the stored base masks, so these are added to ``known_unused``.
+    signature, spec, known_unused: the same as for `CheckpointSource`.
+    A model trained with the closed form of the mask never reads the stored base masks. For such a model the keys of the
+    stored base masks are added to the result of ``known_unused``.
     """
 
     def unused(model_spec: Any) -> Mapping[str, str]:
@@ -40,7 +45,10 @@ def released_source(
 
 
 def mask_names(mask: MaskSpec, ours: str, theirs: str) -> dict[str, str]:
-    """Return a dict from name in the model to name in the released file, for the tensors of a mask."""
+    """Return a dict from name in the model to name in the released file, for the tensors of a mask.
+
+    ours, theirs: the name of the mask in the model and in the released file.
+    """
     if mask.kind == "elm":
         return {f"{ours}.weight": f"{theirs}.mask"}
     if mask.kind == "plain":
@@ -52,7 +60,12 @@ def mask_names(mask: MaskSpec, ours: str, theirs: str) -> dict[str, str]:
 def block_names(
     ours: str, theirs: str, *, mask: MaskSpec, mask_at: str = "mask", projects: bool = True
 ) -> dict[str, str]:
-    """Return a dict from name in the model to name in the released file, for the tensors of a ViT or PiT block."""
+    """Return a dict from name in the model to name in the released file, for the tensors of a ViT or PiT block.
+
+    ours, theirs: the name of the block in the model and in the released file.
+    mask_at: the name of the mask among the steps on the scores before softmax.
+    projects: True if the attention has an output projection.
+    """
     pairs = {
         "attention_norm": "0.norm",
         "mlp_norm": "1.norm",

@@ -1,8 +1,8 @@
 """Infer a spec from the names and shapes of tensors: functions shared by all families.
 
-Shapes determine almost every field. The number of heads follows only from per-head masks, position bias tables and
-mixing matrices. Where these tensors are absent, the user must give the number of heads: a model with a wrong number of
-heads loads without an error and computes wrong predictions.
+Shapes determine almost every field of a spec. The number of heads follows only from certain tensors, such as per-head
+masks, position bias tables and head mixing matrices. If a file has no such tensor, the user must give the number of
+heads: a model with a wrong number of heads loads without an error and computes wrong predictions.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ __all__ = [
 
 SpecT = TypeVar("SpecT", bound=ModelSpec)
 _RELEASED_CHANNELS = 3
-_CONFIGURED_SIZES = (32, 64)  # the image sizes for which the released code has a patch size
+_CONFIGURED_SIZES = (32, 64)  # the image sizes for which the paper authors' released code has a patch size
 
 
 class Shapes:
-    """The shapes of a file's tensors by name, with errors that state the expected shape.
+    """The shapes of a file's tensors by name.  The errors of the methods state the expected shape.
 
-    source: the name of the file, for messages.  channels: the number of image channels from the user, or None.
+    tensors: name → tensor.  source: the name of the file, for messages.
+    channels: the number of image channels that the user gave, or None.
     record: the plain values that the training script stored beside the tensors; empty if not given.
     """
 
@@ -77,22 +78,31 @@ class Shapes:
         return shape
 
     def count(self, pattern: str) -> int:
-        """Return 1 + the largest number that the first group of ``pattern`` matches in any name; 0 without a match."""
+        """Return the number of layers, blocks or heads that the names count from 0, such as 9 for ``blocks.8.norm``.
+
+        pattern: a regular expression that matches the start of a name, whose first group is the number in the name.
+        The result is 1 + the largest number, or 0 if no name matches.
+        """
         matches = [match for match in map(re.compile(pattern).match, self.tensors) if match]
         return max((int(match.group(1)) + 1 for match in matches), default=0)
 
     def grid(self, positions: int, *, where: str) -> int:
-        """Return the side of a square grid.  Errors: CheckpointError when ``positions`` is not a square number."""
+        """Return the side of the square grid with this number of positions.
+
+        where: the tensor that shows the number of positions, for messages.
+        Errors: CheckpointError when ``positions`` is not a square number.
+        """
         side = exact_root(positions)
         if side is None:
             raise CheckpointError(f"{self.source}: {where} has {positions} positions; expected a square grid")
         return side
 
     def linear_patch(self, name: str) -> tuple[int, int]:
-        """Return (p, c) of a linear patch embedding (D, c·p·p), whose shape gives only the product c·p·p.
+        """Return (p, c) for a linear patch embedding: p, the side of a patch in pixels, and c, the number of channels.
 
-        c is 3 unless the user gives the channels, because the released code trains on RGB.
-        Errors: CheckpointError when the product does not fit c.
+        The tensor ``name`` has the shape (D, c·p·p), so the shape gives only the product c·p·p. If the user gives no
+        number of channels, c is 3, because the paper authors' released code trains on RGB images.
+        Errors: CheckpointError when c·p·p is not c times a square number.
         """
         values = self.of(name, rank=2)[1]
         channels = self._channels or _RELEASED_CHANNELS
@@ -110,7 +120,11 @@ class Shapes:
         return side, channels
 
     def convolution_patch(self, name: str) -> tuple[int, int, int]:
-        """Return (D, p, c) of a patch convolution (D, c, p, p).  Errors: CheckpointError on any other shape."""
+        """Return (D, p, c) for a patch convolution whose weight has the shape (D, c, p, p).
+
+        D: the width.  p: the side of a patch in pixels.  c: the number of image channels.
+        Errors: CheckpointError when the tensor has another shape, or an unsupported number of channels.
+        """
         dim, channels, height, width = self.of(name, rank=4)
         if channels not in CHANNELS or height != width:
             raise CheckpointError(
@@ -121,7 +135,7 @@ class Shapes:
 
 
 def exact_root(value: float) -> int | None:
-    """Return the square root if it is a whole number of at least 1, else None."""
+    """Return the square root of ``value`` if the root is a whole number of at least 1, else None."""
     if value < 1 or value != int(value):
         return None
     root = math.isqrt(int(value))
@@ -129,9 +143,9 @@ def exact_root(value: float) -> int | None:
 
 
 def infer_mask(shapes: Shapes, hints: LoadHints, prefix: str) -> tuple[MaskSpec, int | None]:
-    """Return (mask spec of an attention, number of heads); the number is None if the mask does not determine it.
+    """Return (mask spec, number of heads) for an attention; the number of heads is None if the mask does not show it.
 
-    prefix: the prefix of the names of the mask's tensors.
+    prefix: the common start of the names of the mask's tensors, without the last dot.
     Errors: CheckpointError when a tensor of the mask is missing or a hint contradicts the file.
     """
     source = shapes.source
@@ -163,9 +177,12 @@ def infer_heads(
 ) -> int:
     """Return the number of heads from the file, else from ``hints``, else from the preset.
 
-    width: H·d, the width of q.  known: the number of heads that follows from the file, or None.
-    evidence: where ``known`` comes from, for messages that continue with the number.
-    Errors: CheckpointError when the number is unknown, contradictory, or does not divide ``width``.
+    width: the width of q, which is the number of heads times the head dim.
+    known: the number of heads that the tensors of the file show, or None.
+    evidence: a clause such as "the number of heads in the masks of the file is", which a message continues with
+    ``known``.
+    preset_heads: the number of heads of the preset, or None without a preset.
+    Errors: CheckpointError when the number of heads is unknown, contradictory, or no divisor of ``width``.
     """
     hinted = hints.heads
     if hinted is not None and preset_heads is not None and hinted != preset_heads:
@@ -189,14 +206,16 @@ def infer_heads(
 
 
 def _divisors(width: int) -> list[int]:
-    """Return the divisors of ``width`` up to 64, the possible numbers of heads."""
+    """Return the possible numbers of heads: the divisors of ``width`` up to 64."""
     return [n for n in range(1, 65) if width % n == 0]
 
 
 def check_image_hints(source: str, hints: LoadHints, *, image_size: int, channels: int, evidence: str) -> None:
-    """Check the user's image size and channels.  Errors: CheckpointError when they contradict the file.
+    """Check that the user's image size and channels match the file.
 
-    evidence: the source of the file's values, for the message, such as "its tensors show".
+    image_size, channels: the values of the file.
+    evidence: a clause such as "its tensors show", which the message continues with the value of the file.
+    Errors: CheckpointError when a value of the user contradicts the file.
     """
     for option, given, own in (
         ("--image-size", hints.image_size, image_size),
@@ -210,9 +229,10 @@ def check_image_hints(source: str, hints: LoadHints, *, image_size: int, channel
 
 
 def asked_image(source: str, hints: LoadHints, *, example: str = "--image-size 28 --channels 1") -> tuple[int, int]:
-    """Return (image size, channels) from the user, for files whose tensors do not determine them.
+    """Return the user's image size and channels, for a file whose tensors show neither.
 
-    Errors: CheckpointError that names the missing options and what to type.
+    example: the options in the hint of the error.
+    Errors: CheckpointError when an option is missing; the message names the missing options.
     """
     options = {"--image-size": hints.image_size, "--channels": hints.channels}
     missing = [option for option, value in options.items() if value is None]
@@ -239,15 +259,20 @@ def preset_of(
     image_size: int,
     mask: MaskSpec,
 ) -> SpecT | None:
-    """Return the spec of the preset in ``hints`` with the file's classes, image size and mask; None without a preset.
+    """Return the spec of the preset in ``hints``, or None if ``hints`` name no preset.
 
-    presets: the presets of the file's family; `checkpoints.loading` has checked that they include the preset.
+    presets: the presets of the file's family. `checkpoints.loading` has checked that the preset is in this dict.
+    classes, image_size, mask: the values of the file.
     """
     return None if hints.preset is None else presets[hints.preset](classes, image_size, mask)
 
 
 def compared_with_preset(spec: ModelSpec, preset: ModelSpec, *, name: str, source: str) -> None:
-    """Compare a file's spec with the preset.  Errors: CheckpointError that lists every field in which they differ."""
+    """Check that the spec of a file matches the preset.
+
+    name: the name of the preset.  source: the name of the file.  Both are for the message.
+    Errors: CheckpointError when fields differ; the message lists every differing field.
+    """
     fields = [
         f
         for f in type(spec).__dataclass_fields__

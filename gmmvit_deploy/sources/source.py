@@ -1,7 +1,8 @@
-"""A checkpoint source: the code base that writes the files, how to recognise them, and how to map their tensors.
+"""`CheckpointSource`: the record of a code base that writes checkpoint files for a model family.
 
-A source is separate from a family: a family can have several sources, such as the paper's released code and a library
-that trains the same network under other names.
+The record states how to recognise the files, how to infer the spec, and how to map the tensors of a file to the tensors
+of the model. A family can have several sources, such as the paper authors' released code and a library that trains the
+same network with other names for the tensors.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ __all__ = ["CheckpointSource", "Conversion", "TensorOrigins", "origin_keys"]
 class Conversion:
     """Conversion of tensors of the file into a tensor of the model.
 
-    keys: the names of the tensors in the file.  convert: a function that takes these tensors in this order and returns
-    the tensor of the model, whose shape and data type are checked afterwards.  The function
-    must not modify its arguments.
+    keys: the names of the tensors in the file.
+    convert: a function that takes the tensors of ``keys`` in this order and returns the tensor of the model. The
+    function must not modify its arguments. `checkpoints.weights` checks the shape and the data type of the result.
     """
 
     keys: tuple[str, ...]
@@ -38,7 +39,7 @@ TensorOrigins = Mapping[str, "str | Conversion"]
 
 
 def origin_keys(origin: str | Conversion) -> tuple[str, ...]:
-    """Return the keys of the file from which a tensor of the model is computed."""
+    """Return the keys of the file that an origin names: a single key, or the keys of a conversion."""
     return (origin,) if isinstance(origin, str) else origin.keys
 
 
@@ -51,12 +52,14 @@ class CheckpointSource:
     """Checkpoint files that a code base writes for a family.
 
     name:         the name of the code base, for messages, such as ``the released code``
-    signature:    regular expressions; a file belongs to this source if each of them matches the start of some tensor's
-                  name. If several sources recognise a file, the source with the most patterns applies.
-    spec:         (shapes, hints) → the model's spec. Errors: CheckpointError, which asks for ``--heads``,
-                  ``--image-size`` or ``--channels`` where the tensors do not determine these values.
-    tensors:      spec → the origin of each tensor of the model
-    known_unused: spec → dict from each key that the file may contain but the network never reads to the reason
+    signature:    regular expressions; a file belongs to this source if each expression matches the start of the name
+                  of at least one tensor. If several sources recognise a file, the source with the most expressions
+                  applies.
+    spec:         function (shapes, hints) → spec of the model. Errors: CheckpointError, for example when the tensors
+                  do not show the number of heads, the image size or the channels, and the user did not give the value.
+    tensors:      function spec → origin of each tensor of the model
+    known_unused: function spec → dict: the keys are those that a file may contain but the network never reads, and the
+                  values are the reasons
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""CaiT: head mixing before and after softmax, LayerScale on each branch, class blocks that read the patch tokens."""
+"""CaiT: a vision transformer with head mixing, LayerScale, and class blocks after the patch blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CaiT: merge LayerScale into the weights of the branches."""
+"""CaiT: merge the factors γ of LayerScale into the weights of the residual branches."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ __all__ = ["merge_layer_scale"]
 
 @torch.no_grad()
 def merge_layer_scale(model: nn.Module) -> tuple[str, ...]:
-    """γ ∘ (W x + b)  →  (diag(γ) W) x + γ ∘ b, in the last linear layer of each branch.
+    """Merge γ into the last linear layer of each branch.
 
-    Requires: each branch ends in a linear layer with a bias, as attention and mlp do.
+    γ ∘ (W x + b)  →  (diag(γ) W) x + γ ∘ b
+
+    Requires: each branch ends in a linear layer with a bias.
     Ensures: no γ remains, and each merged weight equals diag(γ) W bit for bit.
-    Returns the names of the changed branches.  Errors: FoldError when the requirement does not hold or a γ remains.
+    Returns the names of the changed branches.
+    Errors: FoldError when the requirement does not hold, or when a γ remains.
     """
     changed = []
     for name, branch in model.named_modules():

@@ -1,9 +1,12 @@
-"""CaiT: head mixing before and after softmax, LayerScale on each branch, class blocks that read the patch tokens.
+"""CaiT: a vision transformer with head mixing, LayerScale, and class blocks after the patch blocks.
 
-scores:        S' = W_preᵀ · (M ∘ (Q Kᵀ · d^(−1/2)))        W_pre, W_post: (heads, heads) matrices that mix the heads
+scores:        S' = W_preᵀ · (M ∘ (Q Kᵀ · d^(−1/2)))
 weights:       A' = W_postᵀ · softmax(S');   out = A' V
 patch blocks:  x = x + γ ∘ attention(norm(x));  x = x + γ ∘ mlp(norm(x))
-class blocks:  the same formulas for the class token only; K and V come from the patch tokens, which are not normed
+class blocks:  the same formulas for the class token only; K and V are computed from the patch tokens without a norm
+
+M is the mask (patch blocks only), and d is the head dim. W_pre and W_post are (heads, heads) matrices that mix the
+heads. γ is the factor of LayerScale for each feature.
 """
 
 from __future__ import annotations
@@ -31,9 +34,9 @@ __all__ = ["CaiT", "ScaledBranch", "TalkingHeadsAttention"]
 
 
 class TalkingHeadsAttention(nn.Module):
-    """Attention from ``x`` to ``context`` whose heads are mixed before and after softmax.
+    """Attention with head mixing before and after softmax.  Q is computed from ``x``, K and V from ``context``.
 
-    before: name → step, for the steps on Q Kᵀ before the first head mixing.
+    before: name → step, for the steps on Q Kᵀ before the first head mixing, such as scale and mask.
     """
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"softmax": "softmax", "matmul": "product"}
@@ -61,7 +64,10 @@ class TalkingHeadsAttention(nn.Module):
 
 
 class ScaledBranch(nn.Module):
-    """γ ∘ f(norm(x), …): LayerScale around a pre-norm branch.  γ is None after it is merged into f."""
+    """A pre-norm branch f with LayerScale: γ ∘ f(norm(x), …).
+
+    gamma: γ, the factor for each feature; None after `folding.merge_layer_scale` has merged γ into f.
+    """
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"mul": "scale"}
 
@@ -75,14 +81,14 @@ class ScaledBranch(nn.Module):
 
     def forward(self, x: Tensor, *context: Tensor) -> Tensor:
         normed = self.norm(x)
-        # Patch blocks attend to their normed input; class blocks attend to the patch tokens, which are not normed.
+        # Patch blocks attend to the normed input of the block. Class blocks attend to the patch tokens without a norm.
         inputs = (normed,) if isinstance(self.inner, Mlp) else (normed, *(context or (normed,)))
         out: Tensor = self.inner(*inputs)
         return out if self.gamma is None else out * self.gamma
 
 
 class CaiTBlock(nn.Module):
-    """A block with LayerScale: x + attention branch, then x + mlp branch."""
+    """A block that adds the output of the attention branch, and then of the mlp branch, to the tokens."""
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"add": "residual"}
 
@@ -100,7 +106,7 @@ class CaiTBlock(nn.Module):
 
 
 class CaiT(Model):
-    """CaiT, plain or masked.
+    """CaiT, plain or with masks on the attention of the patch blocks.
 
     forward: images (B, c, S, S), normalised, float32 → logits (B, C).
     """

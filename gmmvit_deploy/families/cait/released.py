@@ -1,10 +1,13 @@
-"""CaiT checkpoints of the paper's released training code: names of the tensors, and the spec inferred from them.
+"""CaiT checkpoints of the paper authors' released training code: the names of the tensors, and how to infer the spec.
+
+The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".
 
 to_patch_embedding.1, pos_embedding (patches only), cls_token
 {patch,cls}_transformer.layers.{i}.0   scale, fn.norm, fn.fn.{to_q,to_kv,to_out.0},
                                        fn.fn.mix_heads_{pre,post}_attn, fn.fn.mask.{alpha,sigma,mask}
 {patch,cls}_transformer.layers.{i}.1   scale, fn.norm, fn.fn.net.{0,3}
-mlp_head.{0,1};  mask                  a second copy of the base mask, unused
+mlp_head.{0,1}                         LayerNorm, linear
+mask                                   a second copy of the base mask, which the network never reads
 """
 
 from __future__ import annotations
@@ -56,12 +59,12 @@ def released_names(spec: CaiTSpec) -> dict[str, str]:
 
 
 def known_unused(spec: CaiTSpec) -> dict[str, str]:
-    """Return the keys that a released file may contain but the network never reads, each with the reason."""
+    """Return key → reason, for the keys that a released file may contain but the network never reads."""
     return {"mask": "a second copy of the base mask, at the root of the file"}
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> CaiTSpec:
-    """Infer the spec from names and shapes; the number of heads follows from the mixing matrices.
+    """Infer the spec from names and shapes.  The number of heads follows from the head mixing matrices.
 
     Errors: CheckpointError when a required tensor is missing or has an impossible shape, or when a hint contradicts
     the file.
@@ -82,7 +85,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> CaiTSpec:
         preset_heads=preset.heads if preset else None,
     )
     if heads == 1 and mask.shared:
-        mask = replace(mask, shared=False)  # a single head has no other head to share with
+        mask = replace(mask, shared=False)  # a single head cannot share the mask with another head
     return CaiTSpec(
         image_size=grid * patch_size,
         patch_size=patch_size,

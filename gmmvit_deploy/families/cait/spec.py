@@ -12,7 +12,10 @@ __all__ = ["CaiTSpec"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaiTSpec(ModelSpec):
-    """CaiT: ``depth`` patch blocks with masks and head mixing, then ``class_depth`` class blocks."""
+    """CaiT: patch blocks with optional masks and head mixing, then class blocks with head mixing.
+
+    depth, class_depth: the number of patch blocks and of class blocks.
+    """
 
     family: ClassVar[str] = "cait"
     patch_size: int

@@ -1,15 +1,17 @@
-"""CaiT: rewrite talking heads as plain heads of head dim H·d, which fused attention kernels support.
+"""CaiT: rewrite talking heads as plain heads of head dim H·d, so that fused GPU kernels can compute the attention.
 
-If all heads share a mask M, head mixing before softmax can move into Q, and head mixing after softmax into V:
+Talking heads are heads that are mixed before and after softmax by the (H, H) matrices pre and post. If all H heads
+share a mask M, head mixing before softmax can move into Q, and head mixing after softmax can move into V. In the
+formulas Q_k, K_k and V_k belong to head k, A_h is softmax of the mixed scores of head h, and g is a head of the output:
 
     Σ_k pre[k,h] · M ∘ (Q_k K_kᵀ)   =  M ∘ (Q̃_h K̃ᵀ)    Q̃_h = [pre[0,h]·Q_0, …],  K̃ = [K_0, K_1, …]
     Σ_h post[h,g] · A_h V_g         =  (Σ_h A_h Ṽ_h)_g   Ṽ_h = [post[h,0]·V_0, …]
 
-The algebra is exact; only the order of the sums changes. The rewrite multiplies the work of the matrix products Q̃ K̃ᵀ
-and A Ṽ by H. This work is small compared with the projections, but the rewrite only helps if fused attention kernels
-support head dim H·d. With a separate mask M_k per head this form does not exist, because M_k is inside the sum over k.
-Masks of matrix rank R could be merged into Q and K, which needs head dim R·H·d. For the released H·d = 256 and any
-R > 1 this head dim is too large to fuse.
+The algebra is exact; only the order of the sums changes. The matrix products Q̃ K̃ᵀ and A Ṽ take H times the work of the
+original products. This work is small compared with the projections, but the rewrite helps only if fused GPU kernels
+support head dim H·d. If each head k has a separate mask M_k, the rewrite is not possible, because M_k is inside the sum
+over k. Masks of matrix rank R could be merged into Q and K, but the head dim would be R·H·d. For the released models,
+with H·d = 256, this head dim is too large for fused kernels if R > 1.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ __all__ = ["WideHeadsAttention", "widen_heads"]
 class WideHeadsAttention(nn.Module):
     """`TalkingHeadsAttention` rewritten without head mixing: H heads with head dim H·d each.
 
-    queries, keys, values: (H, 1, H·d), the factors by which each head multiplies the projections. The factors ``keys``
-    are all 1. The module stores ``keys`` because fused kernels require a separate K for each head.
+    queries, keys, values: the factors (H, 1, H·d) by which each head multiplies the projections for Q, K and V. All
+    elements of ``keys`` are 1. The factors ``keys`` exist because fused kernels require a separate K for each head.
     """
 
     operator_roles: ClassVar[Mapping[str, Role]] = {
@@ -77,12 +79,14 @@ class WideHeadsAttention(nn.Module):
 
 @torch.no_grad()
 def widen_heads(model: nn.Module) -> tuple[str, ...]:
-    """Rewrite talking heads as wide heads where all heads share a mask or have no mask, and head dim H·d fuses.
+    """Rewrite talking heads as heads of head dim H·d (wide heads).
 
-    Other attentions stay unchanged.
-    Requires: folded steps, and the scale merged into the mask or into the head mixing.
+    Unchanged: attentions whose heads have different masks, and attentions with a head dim H·d above `LARGEST_FUSED`.
+    Requires: every step on the scores is folded, which means replaced by a constant; the scale is merged into the mask
+    or into the head mixing.
     Ensures: on random tokens the new and the old attention output the same values, up to float64 rounding.
-    Returns the names of the changed attentions.  Errors: FoldError when a requirement or the end state does not hold.
+    Returns the names of the changed attentions.
+    Errors: FoldError when a requirement does not hold, or when the outputs differ.
     """
     changed = []
     for name, parent in list(model.named_modules()):
@@ -100,7 +104,8 @@ def widen_heads(model: nn.Module) -> tuple[str, ...]:
 def _widens(name: str, scores: AttentionScores) -> bool:
     """Return True if the steps are factors shared by all heads, then head mixing, then softmax, then head mixing.
 
-    Errors: FoldError when the factors are not folded, or the scale is not merged.
+    The factors are steps that multiply the scores, such as a mask.
+    Errors: FoldError when a factor is not folded, or when the scale is not merged into another step.
     """
     before = [step for _, step in scores.steps_before()]
     after = [step for _, step in scores.steps_after()]

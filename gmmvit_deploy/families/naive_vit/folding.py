@@ -1,4 +1,7 @@
-"""Stack the per-head maps of Q, K and V into a linear layer, which all kernels, engines and quantisers support."""
+"""Naive ViT: stack the linear maps of the heads for Q, K and V into a single linear layer.
+
+This project's CPU kernels, GPU engines and quantisers expect a single linear layer.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,13 @@ __all__ = ["stack_heads"]
 
 @torch.no_grad()
 def stack_heads(model: nn.Module) -> tuple[str, ...]:
-    """[W_h for each head]  →  a matrix with W_h on its block diagonal and zeros elsewhere.
+    """Replace each `HeadwiseProjection` by a linear layer.
 
-    Ensures: in float64 the linear layer and the per-head maps output the same values, up to rounding.
-    Returns the names of the changed projections.  Errors: FoldError when the outputs differ.
+    The maps W_h of the heads for Q, K or V  →  a block-diagonal matrix with the blocks W_h, and zeros elsewhere.
+
+    Ensures: in float64 the linear layer and the maps of the heads output the same values, up to rounding.
+    Returns the names of the changed projections.
+    Errors: FoldError when the outputs differ.
     """
     changed = []
     for name, parent in list(model.named_modules()):

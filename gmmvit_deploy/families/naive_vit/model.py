@@ -1,11 +1,12 @@
 """The vision transformer of a widely copied tutorial, trained on MNIST.
 
 x = [class token, patches(image)·W + b] + P
-P[i, j] = sin(i / 10000^(j/D)) for even j,  cos(i / 10000^((j−1)/D)) for odd j;  i = 0 is the class token
+P[i, j] = sin(i / 10000^(j/D)) for even j,  cos(i / 10000^((j−1)/D)) for odd j
 x = x + attention(norm(x));  x = x + mlp(norm(x))          depth times, pre-norm
 logits = head(x of the class token)                        no norm before the head
 
-Head h computes its Q, K and V from features h·d … (h+1)·d − 1 of the normed tokens. There is no output projection. The
+In P, i is the token (0 is the class token), j is the feature, and D is the width. Head h computes Q, K and V from
+features h·d … (h+1)·d − 1 of the normed tokens, where d is the head dim. The attention has no output projection. The
 tutorial's network ends in a softmax over the classes; this model omits the softmax, because the outputs are logits.
 """
 
@@ -32,7 +33,7 @@ _LONGEST_WAVE = 10000.0
 
 
 def sinusoidal_positions(tokens: int, dim: int) -> Float[Tensor, "1 n dim"]:
-    """Return the positions P, computed in float64 and rounded once to float32, as the tutorial stores them."""
+    """Return the positions P in float32, rounded from float64 in the same way as in the tutorial."""
     columns = torch.arange(dim)
     even = columns - columns % 2
     angles = torch.arange(tokens, dtype=torch.float64)[:, None] / _LONGEST_WAVE ** (even.double() / dim)
@@ -40,9 +41,10 @@ def sinusoidal_positions(tokens: int, dim: int) -> Float[Tensor, "1 n dim"]:
 
 
 class HeadwiseProjection(nn.Module):
-    """Compute Q, K and V with a separate linear map for each head, which reads only this head's d features.
+    """Compute Q, K and V with a separate linear map for each head.  The map reads only the d features of the head.
 
-    weight: (3, H, d, d), indexed [Q K V, head, input feature, output feature].  bias: (3, H, d).
+    weight: the weights (3, H, d, d), indexed [Q or K or V, head, input feature, output feature].
+    bias: the biases (3, H, d).
     """
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"matmul": "projection", "add": "bias"}
@@ -75,7 +77,7 @@ class NaiveViT(Model):
         self.spec = spec
         self.patch_embedding = PatchEmbedding(spec.patch_size, spec.dim, channels=spec.channels)
         self.class_token = nn.Parameter(torch.rand(1, 1, spec.dim))
-        # The positions follow from the sizes. No checkpoint file contains them, so they are not part of the weights.
+        # The sizes determine the positions. No checkpoint file contains positions, so the state dict omits the buffer.
         self.register_buffer("positions", sinusoidal_positions(spec.tokens, spec.dim), persistent=False)
         self.blocks = nn.ModuleList(_block(spec) for _ in range(spec.depth))
         self.head = with_role(nn.Linear(spec.dim, spec.classes), "head")

@@ -1,13 +1,13 @@
-"""Checkpoints of the tutorial's ``MyViT``: names of the tensors, and the spec inferred from them.
+"""Checkpoints of ``MyViT``, the model of a widely copied tutorial: the tensor names, and how to infer the spec.
 
-linear_mapper                             linear over (channel, row, column) patches
-class_token                               (1, D)
+linear_mapper                             linear layer on patches flattened in the order (channel, row, column)
+class_token                               (1, D), where D is the width
 blocks.{i}                                norm1, norm2, mlp.0, mlp.2
-blocks.{i}.mhsa.{q,k,v}_mappings.{h}      (D/H, D/H), separate for each head
-mlp.0                                     the head
+blocks.{i}.mhsa.{q,k,v}_mappings.{h}      (D/H, D/H), separate for each of the H heads
+mlp.0                                     the linear layer that computes the logits
 
-Width, depth, heads, mlp width and classes follow from the file. The side and the channels of the images do not: the
-user gives them with --image-size and --channels.
+The file determines the width, the depth, the number of heads, the mlp width and the number of classes. The file does
+not determine the side and the channels of the images, so the user gives the options --image-size and --channels.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ _PARTS = ("weight", "bias")
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> NaiveViTSpec:
-    """Infer the spec from names and shapes; the user gives the side and the channels of the images.
+    """Infer the spec from names and shapes.  ``hints`` give the side and the channels of the images.
 
-    Errors: CheckpointError when the side or the channels are not given, or do not fit the file's patches.
+    Errors: CheckpointError when the side or the channels are not given, or do not fit the size of the file's patches,
+    or when a required tensor is missing.
     """
     source = shapes.source
     image_size, channels = asked_image(source, hints)
@@ -68,10 +69,10 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> NaiveViTSpec:
 
 
 def tensor_origins(spec: NaiveViTSpec) -> TensorOrigins:
-    """Return, by name in the model, the key of the file or the conversion that computes the tensor."""
+    """Return name in the model → the key of the file, or the conversion that computes the tensor."""
 
     def channel_fastest(weight: Tensor) -> Tensor:
-        """(D, channel · row · column)  →  (D, row · column · channel)"""
+        """Reorder the input features of a weight: (D, channel · row · column)  →  (D, row · column · channel)."""
         patches: Tensor = weight.unflatten(1, (spec.channels, spec.patch_size, spec.patch_size))
         return patches.permute(0, 2, 3, 1).flatten(1).contiguous()
 
@@ -97,7 +98,7 @@ def tensor_origins(spec: NaiveViTSpec) -> TensorOrigins:
 
 
 def _stacked(*tensors: Tensor) -> Tensor:
-    """Stack the tensors of the heads of Q, then of K, then of V  →  (3, H, …)."""
+    """Stack the tensors of the H heads to (3, H, …): first the heads of Q, then of K, then of V."""
     import torch
 
     stacked: Tensor = torch.stack(tensors).unflatten(0, (3, -1))
@@ -105,7 +106,10 @@ def _stacked(*tensors: Tensor) -> Tensor:
 
 
 def _stacked_weights(*weights: Tensor) -> Tensor:
-    """Stack as `_stacked` and transpose, since a linear layer stores (output feature, input feature)."""
+    """Stack the weights with `_stacked` and transpose each weight to (input feature, output feature).
+
+    The linear layers in the file store (output feature, input feature).
+    """
     return _stacked(*weights).transpose(-2, -1).contiguous()
 
 

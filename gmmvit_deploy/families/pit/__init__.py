@@ -1,4 +1,4 @@
-"""PiT: a ViT with class token in several stages, with pooling of the patches between stages."""
+"""PiT: a ViT with a class token, in several stages with pooling between the stages."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""PiT: a ViT with class token in several stages, with pooling of the patches between stages.
+"""PiT: a ViT with a class token, in several stages with pooling between the stages.
 
 x = [class token, convolution(image)] + position
-stage:    ViT blocks; the mask multiplies the patch–patch scores; the class token's row and column stay unmasked
+stage:    ViT blocks; the mask multiplies only the scores between patches, not the row and column of the class token
 pooling:  patches:      3×3 depthwise convolution of stride 2 that doubles the channels, then a 1×1 convolution
           class token:  linear layer that doubles the channels
 logits = head(norm(class token))
@@ -28,7 +28,10 @@ __all__ = ["PiT"]
 
 
 class Pooling(nn.Module):
-    """Halve the grid of the patches and double the width of all tokens, as the head of this module describes."""
+    """Halve the grid of the patches and double the width of all tokens.
+
+    The docstring of this module describes the layers for the patches and for the class token.
+    """
 
     def __init__(self, grid: int, dim: int) -> None:
         super().__init__()
@@ -45,7 +48,7 @@ class Pooling(nn.Module):
 
 
 class PiT(Model):
-    """Pooling-based vision transformer, plain or masked.
+    """Pooling-based vision transformer (PiT), plain or masked.
 
     forward: images (B, c, S, S), normalised, float32 → logits (B, C).
     """

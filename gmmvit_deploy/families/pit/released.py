@@ -1,9 +1,12 @@
-"""PiT checkpoints of the paper's released training code: names of the tensors, and the spec inferred from them.
+"""PiT checkpoints of the paper authors' released training code: the names of the tensors, and how to infer the spec.
+
+The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".
 
 to_patch_embedding.0 (convolution), pos_embedding (1, N+1, D), cls_token
-layers.{0,2,4}.layers.{i}.{0,1}   blocks as in a ViT;  layers.{0,2,4}.mask   base masks, unused
-layers.{1,3}                      downsample.net.{0,1} (depthwise, 1×1), cls_ff
-mlp_head.{0,1}
+layers.{0,2,4}.layers.{i}.{0,1}   blocks with the tensor names of a ViT
+layers.{0,2,4}.mask               a second copy of the base mask, which the network never reads
+layers.{1,3}                      downsample.net.{0,1} (depthwise and 1×1 convolution), cls_ff
+mlp_head.{0,1}                    LayerNorm, linear
 """
 
 from __future__ import annotations
@@ -47,16 +50,16 @@ def released_names(spec: PiTSpec) -> dict[str, str]:
 
 
 def known_unused(spec: PiTSpec) -> dict[str, str]:
-    """Return the keys that a released file may contain but the network never reads, each with the reason."""
+    """Return key → reason, for the keys that a released file may contain but the network never reads."""
     return {f"layers.{2 * s}.mask": "a second copy of the stage's base mask" for s in range(len(spec.depths))}
 
 
 def _first_heads(widths: list[int], spoken: list[int]) -> int | None:
-    """Return the number of heads of the first stage, or None if no mask determines it.
+    """Return the number of heads of the first stage, or None if no mask determines this number.
 
-    A stage whose masks are per head gives the head dim, which is equal in all stages.
-    widths: the width of q in each stage.  spoken: the number of heads in the masks of each stage; 1 for a shared,
-    single-head or missing mask.
+    A stage with per-head masks determines the head dim, which is equal in all stages.
+    widths: the width of q in each stage.
+    spoken: the number of heads in the masks of each stage; 1 for a shared, single-head or missing mask.
     """
     telling = [(width, heads) for width, heads in zip(widths, spoken, strict=True) if heads > 1]
     if not telling or telling[0][0] % telling[0][1]:
@@ -66,11 +69,11 @@ def _first_heads(widths: list[int], spoken: list[int]) -> int | None:
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> PiTSpec:
-    """Infer the spec from names and shapes; the head dim is the same in all stages.
+    """Infer the spec from names and shapes.  The head dim is the same in all stages.
 
-    ``--heads`` sets the number of heads of the first stage.
+    The option ``--heads`` sets the number of heads of the first stage.
     Errors: CheckpointError when a required tensor is missing or has an impossible shape, when the number of heads is
-    needed and not given, or when a hint contradicts the file.
+    needed but not given, or when a hint contradicts the file.
     """
     source = shapes.source
     dim, patch_size, channels = shapes.convolution_patch("to_patch_embedding.0.weight")
@@ -99,8 +102,8 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> PiTSpec:
             f"got {widths}"
         )
     heads = tuple(width // head_dim for width in widths)
-    # A stage with a single head does not show whether its heads share a mask. Masks are shared if every mask has a
-    # single head although some stage has several heads.
+    # In a stage with a single head, a shared mask and a per-head mask have the same shape. The masks are shared if
+    # every mask is for a single head although at least one stage has several heads.
     mask = replace(mask, shared=mask.kind == "gmm" and set(spoken) == {1} and set(heads) != {1})
     return PiTSpec(
         image_size=grid * patch_size,

@@ -12,10 +12,11 @@ __all__ = ["PiTSpec"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PiTSpec(ModelSpec):
-    """PiT: ViT stages with a class token; between them a strided convolution halves the grid and doubles the width.
+    """PiT: a ViT with a class token in several stages.
 
-    dim: the width of the first stage.  depths, heads, mlp_dims: the number of blocks, the number of heads and the mlp
-    width of each stage.  head_dim: the head dim, equal in all stages.
+    Between two stages, a strided convolution halves the grid of the patches and doubles the width.
+    dim: the width of the first stage.  head_dim: the head dim, equal in all stages.
+    depths, heads, mlp_dims: the number of blocks, the number of heads and the mlp width of each stage.
     """
 
     family: ClassVar[str] = "pit"
@@ -34,7 +35,7 @@ class PiTSpec(ModelSpec):
 
     @property
     def grids(self) -> tuple[int, ...]:
-        """Number of patches along a side of the grid, by stage; an odd number is halved and rounded up."""
+        """The number of patches along a side of the grid of each stage.  Half of an odd number is rounded up."""
         grids = [self.image_size // self.patch_size]
         for _ in self.depths[1:]:
             grids.append((grids[-1] + 1) // 2)

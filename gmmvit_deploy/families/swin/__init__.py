@@ -1,4 +1,4 @@
-"""Swin: attention within windows, which shift in every other block; plain or with Gaussian mixture masks."""
+"""Swin: attention within windows that shift in every other block, with or without Gaussian mixture masks."""
 
 from __future__ import annotations
 

@@ -13,12 +13,15 @@ __all__ = ["join_windows"]
 
 @torch.no_grad()
 def join_windows(model: nn.Module) -> tuple[str, ...]:
-    """Scores (B, W, H, n, n)  →  (B·W, H, n, n), or (B, W·H, n, n) if a step differs between windows.
+    """Move the dimension of the W windows into the dimension of the batch or of the H heads.
 
-    Requires: folded steps.
-    Ensures: the model computes the same products and sums in the same order. Where windows become heads, the constants
-    are repeated for each window, with head index w·H + h, so that no constant is broadcast over windows.
-    Returns the names of the changed blocks.  Errors: FoldError when a step is not folded yet.
+    Scores (B, W, H, n, n)  →  (B·W, H, n, n), or (B, W·H, n, n) if a step on the scores differs between windows.
+
+    Requires: every step on the scores is folded, which means replaced by a constant.
+    Ensures: the model computes the same products and sums in the same order. If windows become heads, each constant is
+    repeated for each window, so that no constant is broadcast over windows; head h of window w gets the index w·H + h.
+    Returns the names of the changed blocks.
+    Errors: FoldError when a step is not folded yet.
     """
     changed = []
     for name, block in model.named_modules():

@@ -1,9 +1,12 @@
-"""Swin: attention within windows, which shift in every other block.
+"""Swin: attention within windows that shift in every other block.
 
 block:           x = x + attention(norm(x)), separately within each w×w window;  x = x + mlp(norm(x))
 scores:          M ∘ (Q Kᵀ · d^(−1/2)) + relative position bias + shift mask
-between stages:  each 2×2 group of neighbouring tokens is concatenated (4D), normed and projected to 2D
+between stages:  each 2×2 group of neighbouring tokens is concatenated (width 4D), normed and projected to width 2D
 logits = head(mean over tokens of norm(x))
+
+M is the Gaussian mixture mask of a window, d is the head dim, and D is the width of the stage. The shift mask is −100
+for two tokens that are in the same window only because of the shift, otherwise 0.
 """
 
 from __future__ import annotations
@@ -29,14 +32,14 @@ __all__ = ["Swin", "WindowBlock"]
 
 
 class WindowBlock(nn.Module):
-    """A pre-norm block on a grid × grid lattice whose attention stays within windows."""
+    """A pre-norm block on a grid × grid lattice of tokens.  Each token attends only to the tokens of its window."""
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"add": "residual"}
 
     def __init__(self, spec: SwinSpec, *, stage: int, block: int) -> None:
         super().__init__()
         self.grid, self.window, self.shift = spec.grids[stage], spec.window, spec.shift(stage, block)
-        self.joined = False  # True after `folding.join_windows`: windows are part of the batch or of the heads
+        self.joined = False  # True after `folding.join_windows`, which moves windows into batch or heads
         dim, heads = spec.dims[stage], spec.heads[stage]
         outside = shift_mask(self.grid, self.window, self.shift) if self.shift else None
         table = 0.02 * torch.randn((2 * self.window - 1) ** 2, heads)
@@ -78,9 +81,9 @@ class WindowBlock(nn.Module):
 
 
 class PatchMerging(nn.Module):
-    """Concatenate each 2×2 group of tokens, then LayerNorm(4D) and a linear layer to 2D.
+    """Concatenate each 2×2 group of tokens, then apply LayerNorm (width 4D) and a linear layer to width 2D.
 
-    Order in the group, as (row, column): (even, even), (odd, even), (even, odd), (odd, odd).
+    The tokens of a group are concatenated in the order (even row, even column), (odd, even), (even, odd), (odd, odd).
     """
 
     def __init__(self, grid: int, dim: int) -> None:
@@ -98,7 +101,7 @@ class PatchMerging(nn.Module):
 
 
 class Stage(nn.Module):
-    """Blocks at the same resolution, then patch merging except in the last stage."""
+    """Blocks on the same grid of tokens, then patch merging unless the stage is the last stage."""
 
     def __init__(self, spec: SwinSpec, stage: int) -> None:
         super().__init__()
@@ -113,7 +116,7 @@ class Stage(nn.Module):
 
 
 class Swin(Model):
-    """Swin transformer, plain or with Gaussian mixture masks on its windows.
+    """Swin transformer, plain or with a Gaussian mixture mask on the attention within each window.
 
     forward: images (B, c, S, S), normalised, float32 → logits (B, C).
     """

@@ -1,4 +1,7 @@
-"""Swin presets: architectures named in the paper's released code.  The mask, with its kernels, is a parameter."""
+"""Swin presets: architectures that the paper authors' released code names.  The mask spec is a parameter.
+
+The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ __all__ = ["PRESETS"]
 
 
 def _fine_patch(image_size: int) -> int:
-    """Return the side of a patch in pixels: 4 for 64×64 images, otherwise 2."""
+    """Return the side of a patch in pixels: 4 for images of 64×64 pixels, otherwise 2."""
     return 4 if image_size == 64 else 2
 
 

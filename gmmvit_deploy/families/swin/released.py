@@ -1,10 +1,13 @@
-"""Swin checkpoints of the paper's released training code: names of the tensors, and the spec inferred from them.
+"""Swin checkpoints of the paper authors' released training code: the names of the tensors, and how to infer the spec.
+
+The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".
 
 patch_embed.{proj,norm}, absolute_pos_embed
 layers.{s}.blocks.{b}         norm1, attn.{qkv,proj}, attn.relative_position_{bias_table,index},
                               attn.mask.{alpha,sigma,mask}, attn_mask (in shifted blocks), norm2, mlp.{fc1,fc2}
 layers.{s}.downsample         norm, reduction
-norm, head;  mask             a second copy of the window's base mask, unused
+norm, head
+mask                          a second copy of the base mask of a window, which the network never reads
 """
 
 from __future__ import annotations
@@ -59,12 +62,12 @@ def released_names(spec: SwinSpec) -> dict[str, str]:
 
 
 def known_unused(spec: SwinSpec) -> dict[str, str]:
-    """Return the keys that a released file may contain but the network never reads, each with the reason."""
+    """Return key → reason, for the keys that a released file may contain but the network never reads."""
     return {"mask": "a second copy of the window's base mask, at the root of the file"}
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> SwinSpec:
-    """Infer the spec from names and shapes; the number of heads follows from the bias tables.
+    """Infer the spec from names and shapes.  The number of heads follows from the relative position bias tables.
 
     Errors: CheckpointError when a required tensor is missing or has an impossible shape, or when a hint contradicts
     the file.
@@ -92,8 +95,8 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> SwinSpec:
     )
     heads = [table[1] for table in tables]
     spoken = mask_heads(shapes, [f"layers.{s}.blocks.0.attn.mask" for s in range(stages)])
-    # A stage with a single head does not show whether its heads share a mask. Masks are shared if every mask has a
-    # single head although some stage has several heads.
+    # In a stage with a single head, a shared mask and a per-head mask have the same shape. The masks are shared if
+    # every mask is for a single head although at least one stage has several heads.
     mask = replace(mask, shared=mask.kind == "gmm" and set(spoken) == {1} and set(heads) != {1})
     return SwinSpec(
         image_size=grid * patch_size,

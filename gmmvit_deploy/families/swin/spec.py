@@ -12,10 +12,11 @@ __all__ = ["SwinSpec"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwinSpec(ModelSpec):
-    """Swin: windows of ``window`` × ``window`` tokens, shifted in odd blocks; each later stage halves the grid.
+    """Swin: attention within windows that shift in blocks with an odd index; each later stage halves the grid.
 
-    dim: the width of the first stage; the width doubles from stage to stage.  depths, heads, mlp_dims: the number of
-    blocks, the number of heads and the mlp width of each stage.
+    patch_size: the side of a patch in pixels.  window: the number of tokens along a side of a window.
+    dim: the width of the first stage; the width doubles from stage to stage.
+    depths, heads, mlp_dims: the number of blocks, the number of heads and the mlp width of each stage.
     """
 
     family: ClassVar[str] = "swin"
@@ -42,7 +43,7 @@ class SwinSpec(ModelSpec):
 
     @property
     def grids(self) -> tuple[int, ...]:
-        """Number of tokens along a side of the grid, by stage."""
+        """The number of tokens along a side of the grid of each stage."""
         return tuple((self.image_size // self.patch_size) >> stage for stage in range(len(self.depths)))
 
     @property
@@ -50,8 +51,9 @@ class SwinSpec(ModelSpec):
         return tuple(self.dim << stage for stage in range(len(self.depths)))
 
     def shift(self, stage: int, block: int) -> int:
-        """Return the number of tokens by which a block rolls its grid.
+        """Return the number of tokens by which a block rolls the grid of tokens.
 
-        The number is half a window in odd blocks of a stage with several windows, otherwise 0.
+        The number is half the side of a window if the block has an odd index and the stage has several windows,
+        otherwise 0.
         """
         return self.window // 2 if block % 2 and self.grids[stage] > self.window else 0

@@ -1,4 +1,4 @@
-"""T2T-ViT: overlapping patches go through single-head token transformers, then through a ViT."""
+"""T2T-ViT: single-head token transformers on overlapping patches, followed by a ViT."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""T2T: replace unfold operations by convolutions, and remove tensors that the network never reads."""
+"""T2T-ViT: replace unfold operations by convolutions, and remove tensors that the network never reads."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ _SIDE = 3
 
 
 class UnfoldConvolution(nn.Module):
-    """`Unfold` as a depthwise convolution with nine kernels per channel, each of which selects a neighbour.
+    """`Unfold` as a depthwise convolution with nine filters per channel.
 
-    The convolution multiplies the selected value by 1 and adds zeros, which is exact. Every runtime supports
-    convolutions, while unfold itself would be exported as index arithmetic and Gather operators.
+    Each filter selects a position of the 3×3 neighbourhood. The result is exact, because the filter multiplies the
+    selected value by 1 and adds zeros. Every runtime supports convolutions; an exported unfold operation would consist
+    of index arithmetic and Gather operators.
     """
 
     def __init__(self, channels: int) -> None:
@@ -35,10 +36,14 @@ class UnfoldConvolution(nn.Module):
 
 @torch.no_grad()
 def unfold_as_convolution(model: nn.Module) -> tuple[str, ...]:
-    """Replace each unfold, out[b, (i, j), (c, r, s)] = x[b, c, 2i+r−1, 2j+s−1], by a convolution with one-hot kernels.
+    """Replace each `Unfold` by a convolution with one-hot filters.
 
-    Ensures: no `Unfold` remains, and each convolution outputs the same values as its unfold on a random lattice.
-    Returns the names of the replaced modules.  Errors: FoldError when the values differ or an `Unfold` remains.
+    out[b, (i, j), (c, r, s)] = x[b, c, 2i+r−1, 2j+s−1]
+
+    Ensures: no `Unfold` remains, and on random inputs each convolution outputs the same values as the `Unfold` that the
+    convolution replaces.
+    Returns the names of the replaced modules.
+    Errors: FoldError when the values differ or an `Unfold` remains.
     """
     if not isinstance(model, T2T):
         return ()
@@ -59,9 +64,10 @@ def unfold_as_convolution(model: nn.Module) -> tuple[str, ...]:
 
 
 def drop_unused(model: nn.Module) -> tuple[str, ...]:
-    """Remove the class token and the norm that the training code stores and the network never reads.
+    """Remove the class token and the norm that the training code stores but the network never reads.
 
-    Ensures: the model reads every remaining parameter when it runs.  Returns the names of the removed parameters.
+    Ensures: every remaining parameter of the model is read in the forward pass.
+    Returns the names of the removed parameters.
     """
     if not isinstance(model, T2T) or model.unused is None:
         return ()

@@ -1,4 +1,4 @@
-"""T2T-ViT: overlapping patches go through single-head token transformers, then through a ViT.
+"""T2T-ViT: single-head token transformers on overlapping patches, followed by a ViT.
 
     tokens = unfold(image);  for each token transformer: tokens = unfold(grid(transformer(tokens)))
     token transformer:  q, k, v = qkv(norm1(x));  scores = q kᵀ · (input width)^(−1/2)
@@ -6,7 +6,8 @@
     ViT block:          y = norm1(x);  x = x + (proj(attention(y)) + y);  x = x + mlp(norm2(x))
     logits = head(mean over tokens of norm(x))
 
-unfold collects 3×3 neighbourhoods with stride 2 and padding 1, in the order (channel, row, column).
+unfold collects 3×3 neighbourhoods with stride 2 and padding 1, in the order (channel, row, column). grid arranges the
+tokens as a square lattice.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ _PATCH = _SIDE**2
 
 
 class TokenTransformer(nn.Module):
-    """Single-head attention from ``width`` to ``dim`` with V as the skip connection, then an mlp."""
+    """Single-head attention from input width ``width`` to output width ``dim``, then an mlp.
+
+    V is added to the output of the attention in place of a skip connection from the input.
+    """
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"softmax": "softmax", "matmul": "product", "add": "residual"}
 
@@ -46,7 +50,7 @@ class TokenTransformer(nn.Module):
         super().__init__()
         self.attention_norm = layer_norm(width)
         self.qkv = with_role(nn.Linear(width, 3 * dim, bias=False), "projection")
-        # The released code scales by the input width, not by the head dim.
+        # The paper authors' released code scales by the input width, not by the head dim.
         self.scores = scaled_scores(width**-0.5, mask=mask, scales_query=True)
         self.out = with_role(nn.Linear(dim, dim), "projection")
         self.mlp_norm = layer_norm(dim)
@@ -62,7 +66,7 @@ class TokenTransformer(nn.Module):
 
 
 class T2TBlock(nn.Module):
-    """A pre-norm block that also adds the normed input to the output of its attention."""
+    """A pre-norm block that also adds the normed input to the output of the attention."""
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"add": "residual"}
 
@@ -128,7 +132,7 @@ class T2T(Model):
         self.blocks = nn.ModuleList(T2TBlock(spec) for _ in range(spec.depth))
         self.norm = layer_norm(spec.dim)
         self.head = with_role(nn.Linear(spec.dim, spec.classes), "head")
-        # The released model stores these parameters but never reads them; they count as trainable parameters.
+        # The released model stores these trainable parameters but never reads these parameters.
         self.unused = nn.ParameterDict(
             {
                 "class_token": torch.zeros(1, 1, spec.dim),

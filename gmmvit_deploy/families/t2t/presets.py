@@ -1,4 +1,7 @@
-"""T2T-ViT presets: architectures named in the paper's released code.  The mask, with its kernels, is a parameter."""
+"""T2T-ViT presets: architectures that the paper authors' released code names.  The mask spec is a parameter.
+
+The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".
+"""
 
 from __future__ import annotations
 

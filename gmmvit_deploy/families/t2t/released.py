@@ -1,10 +1,16 @@
-"""T2T-ViT checkpoints of the paper's released training code: names of the tensors, and the inferred spec.
+"""T2T-ViT checkpoints of the paper authors' released training code: the tensor names, and how to infer the spec.
 
-tokens_to_token.attention{1,2}   norm1, attn.{qkv,proj,mask}, norm2, mlp.{fc1,fc2};  mask: unused base
-tokens_to_token.project          after the last unfold;  tokens_to_token.norm: stored, never applied
-pos_embed (stored, fixed), cls_token (stored, never read)
-blocks.{i}                       norm1, attn.{qkv,proj,mask}, norm2, mlp.{fc1,fc2}
-norm, head;  mask                a second copy of the base mask, unused
+The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".
+
+tokens_to_token.attention{1,2}       norm1, attn.{qkv,proj,mask}, norm2, mlp.{fc1,fc2}
+tokens_to_token.attention{1,2}.mask  a second copy of the base mask, which the network never reads
+tokens_to_token.project              linear layer after the last unfold
+tokens_to_token.norm                 a norm that the network never applies
+pos_embed                            position embedding, which was not trained
+cls_token                            a class token that the network never reads
+blocks.{i}                           norm1, attn.{qkv,proj,mask}, norm2, mlp.{fc1,fc2}
+norm, head
+mask                                 a second copy of the base mask, which the network never reads
 """
 
 from __future__ import annotations
@@ -51,7 +57,7 @@ def released_names(spec: T2TSpec) -> dict[str, str]:
 
 
 def known_unused(spec: T2TSpec) -> dict[str, str]:
-    """Return the keys that a released file may contain but the network never reads, each with the reason."""
+    """Return key → reason, for the keys that a released file may contain but the network never reads."""
     unused = {"mask": "a second copy of the base mask, at the root of the file"}
     layers = [f"{_TOKENS}.attention{i + 1}" for i in range(spec.token_layers)]
     unused |= {f"{layer}.mask": "a second copy of the token transformer's base mask" for layer in layers}
@@ -59,7 +65,10 @@ def known_unused(spec: T2TSpec) -> dict[str, str]:
 
 
 def _channels(shapes: Shapes) -> int:
-    """Return the number of image channels, from the input width 9·c of the first token transformer."""
+    """Return the number c of image channels, from the input width 9·c of the first token transformer.
+
+    Errors: CheckpointError when the input width is not 9 times a supported number of channels.
+    """
     name = f"{_TOKENS}.attention1.attn.qkv.weight"
     values = shapes.of(name, rank=2)[1]
     if values % 9 or values // 9 not in CHANNELS:
@@ -71,10 +80,10 @@ def _channels(shapes: Shapes) -> int:
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> T2TSpec:
-    """Infer the spec from names and shapes; the number of heads follows only from per-head masks.
+    """Infer the spec from names and shapes.  The number of heads follows only from per-head masks.
 
     Errors: CheckpointError when a required tensor is missing or has an impossible shape, when the number of heads is
-    needed and not given, or when a hint contradicts the file.
+    needed but not given, or when a hint contradicts the file.
     """
     source = shapes.source
     grid = shapes.grid(shapes.of("pos_embed", rank=3)[1], where="pos_embed")

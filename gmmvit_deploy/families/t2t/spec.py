@@ -12,10 +12,11 @@ __all__ = ["T2TSpec"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class T2TSpec(ModelSpec):
-    """T2T-ViT: overlapping patches go through single-head token transformers, then through a ViT.
+    """T2T-ViT: single-head token transformers on overlapping patches, followed by a ViT.
 
-    token_layers: the number of token transformers.  token_dim, token_mlp_dim: the output width and the mlp width of
-    the token transformers.
+    dim, depth, heads, head_dim, mlp_dim: the sizes of the ViT.
+    token_layers: the number of token transformers.
+    token_dim, token_mlp_dim: the output width and the mlp width of the token transformers.
     """
 
     family: ClassVar[str] = "t2t"
@@ -49,5 +50,5 @@ class T2TSpec(ModelSpec):
 
     @property
     def grids(self) -> tuple[int, ...]:
-        """Number of tokens along a side of the grid: in each token transformer, then in the ViT."""
+        """The number of tokens along a side of the grid: for each token transformer, then for the ViT."""
         return tuple(self.image_size >> step for step in range(1, self.token_layers + 2))

@@ -1,4 +1,4 @@
-"""ViT: a vision transformer on square images cut into square patches, plain or masked."""
+"""ViT: a vision transformer on square images cut into square patches, with or without masks on attention."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""ViT: vision transformer, plain or masked.
+"""ViT: vision transformer, plain (without masks) or masked.
 
 x = patches(image)·W + b  [class token first]  + position
 x = x + attention(norm(x));  x = x + mlp(norm(x))          depth times, pre-norm
 logits = head(norm(mean of the tokens))                    without a class token (masked models)
-logits = head(norm(class token))                           with a class token (plain models of the released code)
+logits = head(norm(class token))                           with a class token (plain models of the paper authors' code)
 """
 
 from __future__ import annotations

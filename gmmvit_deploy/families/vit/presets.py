@@ -1,4 +1,7 @@
-"""ViT presets: architectures named in the paper's released code.  The mask, with its kernels, is a parameter."""
+"""ViT presets: architectures that the paper authors' released code names.  The mask spec is a parameter.
+
+The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def _vit(
 
 
 def vit(classes: int, image_size: int, mask: MaskSpec) -> ViTSpec:
-    """Return the spec of the paper's ViT d9."""
+    """Return the spec of the model that the paper calls ViT d9."""
     return _vit(dim=192, depth=9, heads=12, classes=classes, image_size=image_size, mask=mask)
 
 
@@ -62,12 +65,12 @@ def vit_d30(classes: int, image_size: int, mask: MaskSpec) -> ViTSpec:
 
 
 def vit_d30_star(classes: int, image_size: int, mask: MaskSpec) -> ViTSpec:
-    """Return the spec of d30* in the paper's Table 3."""
+    """Return the spec of the model d30* in Table 3 of the paper."""
     return _vit(dim=108, depth=30, heads=12, classes=classes, image_size=image_size, mask=mask)
 
 
 def vit_d30_star_star(classes: int, image_size: int, mask: MaskSpec) -> ViTSpec:
-    """Return the spec of d30** in the paper's Table 4."""
+    """Return the spec of the model d30** in Table 4 of the paper."""
     return _vit(dim=192, depth=30, heads=12, classes=classes, image_size=image_size, mask=mask)
 
 

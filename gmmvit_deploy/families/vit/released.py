@@ -1,11 +1,13 @@
-"""ViT checkpoints of the paper's released training code: names of the tensors, and the spec inferred from them.
+"""ViT checkpoints of the paper authors' released training code: the names of the tensors, and how to infer the spec.
 
-to_patch_embedding.1          linear over (row, column, channel) patches
+The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".
+
+to_patch_embedding.1          linear layer on patches flattened in the order (row, column, channel)
 pos_embedding, cls_token      (1, N, D); the class token in plain models only
 transformer.layers.{i}.0      norm, fn.to_qkv, fn.to_out.0, fn.mask.{alpha,sigma,mask}
 transformer.layers.{i}.1      norm, fn.net.0, fn.net.3
 mlp_head.0, mlp_head.1        LayerNorm, linear
-mask                          a second copy of the base mask, unused
+mask                          a second copy of the base mask, which the network never reads
 """
 
 from __future__ import annotations
@@ -50,15 +52,15 @@ def released_names(spec: ViTSpec) -> dict[str, str]:
 
 
 def known_unused(spec: ViTSpec) -> dict[str, str]:
-    """Return the keys that a released file may contain but the network never reads, each with the reason."""
+    """Return key → reason, for the keys that a released file may contain but the network never reads."""
     return {"mask": "a second copy of the base mask, at the root of the file"}
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> ViTSpec:
-    """Infer the spec from names and shapes; ``hints`` supply only the fields that names and shapes do not determine.
+    """Infer the spec from names and shapes.  ``hints`` give only the fields that names and shapes do not determine.
 
     Errors: CheckpointError when a required tensor is missing or has an impossible shape, when the number of heads is
-    needed and not given, or when a hint contradicts the file.
+    needed but not given, or when a hint contradicts the file.
     """
     source = shapes.source
     dim = shapes.of("to_patch_embedding.1.weight", rank=2)[0]
@@ -87,7 +89,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> ViTSpec:
         preset_heads=preset.heads if preset else None,
     )
     if heads == 1 and mask.shared:
-        mask = replace(mask, shared=False)  # a single head has no other head to share with
+        mask = replace(mask, shared=False)  # a single head cannot share the mask with another head
     return ViTSpec(
         image_size=grid * patch_size,
         patch_size=patch_size,

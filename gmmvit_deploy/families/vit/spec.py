@@ -34,7 +34,7 @@ class ViTSpec(ModelSpec):
 
     @property
     def grid(self) -> int:
-        """Number of patches along a side of the image."""
+        """The number of patches along a side of the image."""
         return self.image_size // self.patch_size
 
     @property
