@@ -23,7 +23,7 @@ __all__ = ["FAR", "round_trip_ns"]
 
 FAR = 2.0
 """Cores are far apart if the round trip takes more than `FAR` times the shortest round trip of the run. On the machine
-of the committed results, a round trip takes 50 to 65 ns or 320 to 350 ns, and rarely a time between."""
+of the committed results, a round trip takes 50 to 65 ns or 320 to 350 ns, and rarely a time between these ranges."""
 
 _SOURCE = Path(__file__).with_suffix(".c")
 _ROUND_TRIPS = 10_000  # these round trips take 1 to 4 ms together

@@ -23,7 +23,7 @@ Program = Callable[[NDArray[Any]], NDArray[Any]]
 
 UNTIMED_S = 0.03
 """The seconds that a program runs untimed at the start of its turn. During this time, the threads of the previous
-program go to sleep; before, they spin for some milliseconds."""
+program go to sleep: these threads spin for some milliseconds after their last work."""
 _WARM_UP_ROUNDS = 3  # rounds without timing, which fill caches and start threads
 _IMAGES_A_TURN = 32
 

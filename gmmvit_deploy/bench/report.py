@@ -27,7 +27,7 @@ MOST_OTHERS = 0.10
 MOST_STOLEN = 0.05
 """The maximum share of the cores that the hypervisor may take."""
 MOST_CLOCK_CHANGE = 0.10
-"""The maximum relative change of the fixed computation's time during a run."""
+"""The maximum relative change of `MachineState.spin_ms` during a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
