@@ -21,7 +21,7 @@ def sha256_of_bytes(data: bytes) -> str:
 
 
 def sha256_of_file(path: Path) -> str:
-    """Return the hex SHA-256 of a file, read in blocks.  Errors: OSError."""
+    """Return the hexadecimal SHA-256 of a file, read in blocks.  Errors: OSError when the file cannot be read."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(1 << 20):
@@ -35,7 +35,7 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
 
     The folder is filled under another name beside ``path`` and then renamed, so an incomplete folder never appears at
     ``path``.
-    force: replace an existing folder at ``path`` once the new folder is complete.
+    force: True to replace an existing folder at ``path`` when the new folder is complete.
     Errors: OutputError when ``path`` exists and ``force`` is not set, or when writing fails.
     """
     named, path = path, Path(os.path.abspath(path))
