@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 __all__ = ["ENOUGH", "Percentile", "Ratio", "percentiles", "ratio", "spread"]
 
 ENOUGH: dict[float, int] = {0.5: 8, 0.9: 64, 0.99: 662, 0.999: 6636}
-"""Percentile as a share → minimum number of queries."""
+"""Percentile as a share → minimum number of queries for this percentile."""
 _DRAWS = 2000
 _INTERVAL = (2.5, 97.5)
 
