@@ -4,8 +4,8 @@ Contents of a bundle:
 
     model.onnx           the folded network, float32
     weights.safetensors  the trained tensors, named after the modules of this package (`checkpoints.weights`)
-    golden.npz           inputs, encoded images, and the logits that PyTorch computes for these (`golden`)
-    labels.txt           one class name per line
+    golden.npz           inputs, encoded images, and PyTorch's logits for the inputs and the images (`golden`)
+    labels.txt           a class name per line
     manifest.json        `Manifest`: describes the model and lists the SHA-256 of every other file
 """
 
@@ -100,20 +100,23 @@ class OutputRecord:
 class Manifest:
     """Content of ``manifest.json``.  `to_json` and `from_json` are inverse functions.
 
-    spec: the numbers that define the architecture.  trainable_parameters: the number of trainable parameters.
+    spec: the fields that define the architecture.  trainable_parameters: the number of trainable parameters.
     checkpoint: name, SHA-256 and wrapping of the checkpoint file; the wrapping is the form of the file's content.
-    unused_keys: key of the checkpoint that the network never reads → reason. The bundle does not contain these tensors.
+    unused_keys: key of a checkpoint's tensor that the network never reads → reason. The bundle omits these tensors.
     input_kind, max_batch: as in `ExportOptions`.
-    image: size, channels and normalisation of the input images. The mean and std are None when ``input_kind`` is
+    image: size, channels and normalisation of the input images. The mean and std are None if ``input_kind`` is
     ``tensor`` and no normalisation was given at export.
-    task: the task of the network.  outputs: the outputs in the order of the graph.
+    task: the task of the network.  outputs: the outputs of the network, in the order of the graph's outputs.
     labels: the class names in the order of the class index.  opset: the version of the ONNX operators.
     folding: the names of the folding passes that changed the model.
-    masks, biases: the record of each layer's mask and bias on the scores.
+    masks, biases: the record of the mask and of the bias on the attention scores of each layer.
     role_disagreements: a description of each node of ``model.onnx`` whose declared role differs from the inferred role.
-    export_parity: runner → largest difference from PyTorch's logits at export; also the limit of these differences.
+    A role says what the node is for (`graphs/roles.py`).
+    export_parity: runner → largest difference from PyTorch's logits at export. An entry is the limit of these
+    differences.
     export_skipped: runner → reason why export could not compare the runner.
-    float32_noise: the largest difference between PyTorch's float32 and float64 logits on the golden inputs.
+    float32_noise: the largest difference between PyTorch's float32 and float64 logits on the golden inputs, the inputs
+    in ``golden.npz``.
     versions: name → version of the toolkit, Python and packages at export.
     files: file name → SHA-256, for every file except the manifest.
     Errors: ValueError when the size of ``image`` contradicts ``spec``, or when ``pixels`` has no mean and std.
@@ -175,7 +178,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """An opened bundle; every file was present and matched its hash when the bundle was opened."""
+    """An opened bundle.  When the bundle was opened, every file was present and matched the hash in the manifest."""
 
     path: Path
     manifest: Manifest
@@ -190,7 +193,7 @@ class Bundle:
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the manifest, which identifies the bundle: the manifest contains the hash of every other file."""
+        """SHA-256 of the manifest.  It identifies the bundle, because the manifest has the hash of every other file."""
         return sha256_of_file(self.path / MANIFEST_FILE)
 
     @property
@@ -205,12 +208,12 @@ class Bundle:
         return "uint8" if self.manifest.input_kind == "pixels" else "float32"
 
     def golden(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return (inputs, logits): the golden inputs (B, …) of the graph, and PyTorch's logits (B, C) as float32."""
+        """Return (inputs, logits): the golden inputs (B, …) of the graph, and PyTorch's float32 logits (B, C)."""
         stored = self.golden_set()
         return stored.inputs, stored.logits
 
     def golden_set(self) -> GoldenSet:
-        """Read the golden inputs, images and logits that every runner is compared with.
+        """Read the golden inputs and images, and PyTorch's logits, which the logits of every runner are compared with.
 
         Errors: BundleError when ``golden.npz`` is missing or cannot be read.
         """
@@ -223,7 +226,7 @@ class Bundle:
     def inputs_from_pixels(self, pixels: NDArray[Any]) -> NDArray[Any]:
         """Convert uint8 pixels (B, height, width, channels) to inputs of the graph.
 
-        Errors: InputError when the graph takes normalised tensors, and the bundle has no mean and std.
+        Errors: InputError when the graph takes normalised tensors, but the bundle has no mean and std.
         """
         if self.manifest.input_kind == "pixels":
             return pixels
@@ -243,7 +246,7 @@ def open_bundle(path: Path) -> Bundle:
     - ``path`` is not a bundle, or its format version is not supported;
     - a file is missing or does not match its hash;
     - the labels differ from the labels in the manifest;
-    - preprocessing of the golden images gives other pixels than at export.
+    - preprocessing converts the golden images to other pixels than at export.
     """
     manifest_path = path / MANIFEST_FILE
     if not manifest_path.is_file():
@@ -274,7 +277,7 @@ def open_bundle(path: Path) -> Bundle:
 
 
 def _export_again(path: Path, data: Mapping[str, Any]) -> str:
-    """Return a hint with the command that exports a bundle of the previous format again, from the bundle's files."""
+    """Return a hint with the command that writes a new bundle from the files of a bundle of the previous format."""
     normalisation = data["preprocessing"]
     command = ["gmmvit", "export", str(path / WEIGHTS_FILE), "-o", f"{path.resolve()}-3", "--input", data["input_kind"]]
     command += ["--max-batch", str(data["max_batch"]), "--labels", str(path / LABELS_FILE)]
@@ -304,9 +307,9 @@ def _check_files(path: Path, manifest: Manifest, *, hint: str) -> None:
 
 
 def _check_contract(bundle: Bundle) -> None:
-    """Check that the labels match the manifest, and that preprocessing gives the same pixels as at export.
+    """Check that the labels match the manifest, and that preprocessing produces the same pixels as at export.
 
-    Errors: BundleError.
+    Errors: BundleError when a check fails.
     """
     labels = tuple((bundle.path / LABELS_FILE).read_text(encoding="utf-8").splitlines())
     if labels != bundle.manifest.labels:

@@ -1,8 +1,8 @@
-"""Normalisation and class names of known data sets, for ``--dataset``.
+"""Normalisation and class names of known data sets, for the option ``--dataset``.
 
 The class names are in the order of the class index. Tiny-ImageNet's classes are sorted by WordNet ID, because loaders
-sort the class folders by name, and the folders are named by WordNet ID. Each class name is the first lemma of the
-synset.
+sort the class folders by name, and the name of a folder is a WordNet ID. Tiny-ImageNet's class names are the first
+lemma of each WordNet synset.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ espresso; alp; cliff; coral reef; lakeside; seashore; acorn
 class Dataset:
     """Normalisation and class names of a data set.
 
-    mean, std: a number per channel, for pixel values scaled to [0, 1], as used in training.
+    mean, std: the values used in training, one for each channel, for pixel values scaled to [0, 1].
     labels: the class names in the order of the class index.
     """
 
@@ -74,7 +74,7 @@ DATASETS: dict[str, Dataset] = {
         std=(0.2770, 0.2691, 0.2821),
         labels=tuple(name.strip() for name in _TINY_IMAGENET.replace("\n", " ").split(";")),
     ),
-    # The images are grey. Common tutorials train on values in [0, 1] without further normalisation.
+    # MNIST's images are grey. Common tutorials train on values in [0, 1] without further normalisation.
     "mnist": Dataset(mean=(0.0,), std=(1.0,), labels=tuple("0123456789")),
     # scikit-learn's handwritten digits: mean and std over all 1,797 images, with grey values 0..16 scaled to [0, 1]
     "digits": Dataset(mean=(0.3053, 0.3053, 0.3053), std=(0.3760, 0.3760, 0.3760), labels=tuple("0123456789")),

@@ -1,6 +1,6 @@
 """Check which parts of the toolkit work on this machine, by running each part.
 
-A part that does not work is listed with the reason, and with the command that installs the part if there is any.
+A part that does not work is listed with the reason. If a command installs the part, the command is also listed.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ Kind = Literal["package", "runner", "kernel", "engine", "server", "hardware", "g
 class Check:
     """The result of checking a part of the toolkit.
 
-    works: True if the part works on this machine.  detail: version and abilities, or the reason of the failure.
-    fix: what to type to make the part work; empty if no command helps.
+    works: True if the part works on this machine.
+    detail: version and abilities of the part, or the reason of the failure.
+    fix: the command that makes the part work; empty if no command helps.
     """
 
     kind: Kind
@@ -73,7 +74,7 @@ _PACKAGES = {
 
 
 def examine(*, on_progress: OnProgress = ignore) -> list[Check]:
-    """Check every part of the toolkit on this machine.  Never raises: a failure is reported with its reason."""
+    """Check every part of the toolkit on this machine.  A failure raises no error: the result contains the reason."""
     return _examined(_parts(), on_progress)
 
 
@@ -86,7 +87,7 @@ def _examined(parts: Sequence[tuple[str, Callable[[], Check]]], on_progress: OnP
 
 
 def _parts() -> list[tuple[str, Callable[[], Check]]]:
-    """Return (name, check) of every part; a check takes up to a minute."""
+    """Return (name, function that checks the part) for every part.  A check takes up to a minute."""
     python = f"{platform.python_version()} on {platform.platform()}"
     cpu = f"{os.cpu_count()} cores, {platform.machine()}"
     return [
@@ -111,9 +112,11 @@ def _part(kind: Kind, name: str, attempt: Callable[[], str], *, fix: str) -> tup
 
 
 def examine_bundle(bundle: Bundle, server: ServerTensorRT | None, *, on_progress: OnProgress = ignore) -> list[Check]:
-    """Check each graph and engine of a bundle: its files, whether it runs here, and whether the server can load it.
+    """Check each graph and each engine of a bundle.
 
-    server: TensorRT of the server; None skips the checks for a server.
+    Every graph and engine must be complete and unchanged. For an engine, the result also states whether the engine runs
+    on this machine. Another check for each engine tests whether the server can load the engine.
+    server: the TensorRT of the server; None skips the checks for a server.
     """
     present = [precision for precision in PRECISIONS if (bundle.path / onnx_file(precision)).exists()]
     parts = [_part("graph", onnx_file(precision), partial(_graph, bundle, precision), fix="") for precision in present]
@@ -167,7 +170,7 @@ def _tried(kind: Kind, name: str, attempt: Callable[[], str], *, fix: str) -> Ch
     except GmmvitError as exc:
         own_hint = exc.hint if exc.hint != exc.usual_hint else fix
         return Check(kind=kind, name=name, works=False, detail=str(exc), fix=own_hint)
-    # A broken installation can raise any exception; every exception is reported.
+    # A broken installation can raise any exception. Every exception is therefore reported.
     except Exception as exc:
         return Check(kind=kind, name=name, works=False, detail=f"{type(exc).__name__}: {exc}"[:200], fix=fix)
 
@@ -230,7 +233,12 @@ def _openvino_arithmetic() -> str:
 
 
 def _kernels(name: str, library: Callable[[], tuple[Path | None, str]], arithmetic: Callable[[], str]) -> Check:
-    """Check that the CPU kernels for a runtime compile and load, or return the reason and what to type."""
+    """Check that this project's CPU kernels for a runtime compile and load.
+
+    If the kernels are not available, the returned check has the reason and the command to type.
+    name: the name of the runtime.  library: a function that compiles the kernels and returns (library, reason).
+    arithmetic: a function that returns the data type in which the kernels compute attention, in words.
+    """
 
     def state() -> str:
         path, why = library()
@@ -248,7 +256,7 @@ def _kernels(name: str, library: Callable[[], tuple[Path | None, str]], arithmet
 
 
 RETRY = "gmmvit doctor --empty-kernel-cache"
-"""Command that deletes compiled kernels and recorded failures, and compiles again."""
+"""Command that deletes compiled kernels and recorded failures, and compiles the kernels again."""
 
 _COMPUTED = {"fp32": "FP32", "bf16": "BF16", "int8": "INT8"}
 """Precision → name of the precision in OpenVINO."""
@@ -302,7 +310,10 @@ def _server() -> str:
 
 
 def _start_once(install: ServerInstall) -> None:
-    """Run the server with ``--help``, for which it loads every linked library.  Errors: GmmvitError when this fails."""
+    """Run the server with ``--help``, for which the server loads every linked library.
+
+    Errors: GmmvitError when the server does not run.
+    """
     environment = {**os.environ, **install.environment}
     try:
         answer = subprocess.run(

@@ -16,8 +16,8 @@
     │   └── RequestRejectedError the server works, but refused the request
     └── MissingDependencyError   an optional package is required and not installed
 
-Each error has a ``hint`` with the next step for the user: a hint of the error itself, or the default of its class. The
-command line prints ``Error: <message>`` and ``hint: <hint>``, then exits with status 1.
+Each error has a ``hint`` with the next step for the user. An error that is raised without a hint has the default hint
+of the error's class. The command line prints ``Error: <message>`` and ``hint: <hint>``, then exits with status 1.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class ImageError(InputError):
 class RunnerUnavailableError(InputError):
     """A runner is not available: its runtime does not support the precision, or its CPU kernels cannot be loaded.
 
-    A runtime that fails on a graph which it should support raises BundleError instead.
+    If a runtime supports the precision but fails on a graph, the error is BundleError instead.
     """
 
 

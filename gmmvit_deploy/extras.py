@@ -14,7 +14,7 @@ __all__ = ["require"]
 def require(module: str, *, package: str, extra: str) -> Any:
     """Import ``module`` of the distribution ``package``.
 
-    extra: the optional group of packages, as in ``pip install 'gmmvit-deploy[extra]'``, that installs ``package``.
+    extra: the optional dependency group that contains ``package``: ``pip install 'gmmvit-deploy[EXTRA]'`` installs it.
     Errors: MissingDependencyError when ``package`` is not installed.
     """
     try:

@@ -1,6 +1,7 @@
-"""Read and write ``golden.npz`` of a bundle: inputs, encoded images, and PyTorch's logits for these.
+"""Read and write ``golden.npz`` of a bundle: inputs, encoded images, and PyTorch's logits for inputs and images.
 
-Every runner must reproduce these logits, and every preprocessing must reproduce the pixels of the images.
+The file is written at export. Every runner must reproduce the logits, and every preprocessing must reproduce the pixels
+of the images.
 
     inputs          inputs of the graph
     tensors         the inputs after normalisation
@@ -10,8 +11,8 @@ Every runner must reproduce these logits, and every preprocessing must reproduce
     image_pixels    the images, decoded and resized
     image_logits    PyTorch's logits for the images
 
-A bundle without mean and std has no images. The images are losslessly encoded, because builds of libjpeg decode a JPEG
-to pixels that can differ by 1, and the comparison is exact.
+A bundle without mean and std has no golden images. The images are encoded without loss, because the pixels must be
+equal, and two builds of libjpeg can decode a JPEG to pixels that differ by 1.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def golden_from_bytes(data: bytes) -> GoldenSet:
 
 
 def preprocessing_problem(golden: GoldenSet, spec: ImageSpec) -> str:
-    """Preprocess the golden images; return a description of the first difference from export, or an empty text."""
+    """Preprocess the golden images; return the first difference from the pixels at export in words, or ""."""
     import numpy as np
 
     for index, (image, expected) in enumerate(zip(golden.images, golden.image_pixels, strict=True)):

@@ -3,7 +3,7 @@
     file → decode to the network's channels → resize → pixels, uint8 (height, width, channels)
     pixels → (pixels / 255 − mean) / std → tensor, float32 (channels, height, width)
 
-`gmmvit_deploy.preprocess` computes both conversions, and documents the conversion of other colour modes.
+`gmmvit_deploy.preprocess` computes these two conversions, and documents the conversion of other colour modes.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ __all__ = ["ImageSpec", "ResizeRule", "image_from_json", "image_from_pixels", "r
 
 ResizeRule = Literal["stretch-bilinear", "stretch-bicubic"]
 """Rule for resizing images.  ``stretch``: resize to the network's height and width, without keeping the aspect ratio,
-with an antialiasing filter.  A rule that crops would be a further value of this type, and the parameters of the rule
-further fields of `ImageSpec`."""
+with an antialiasing filter.  A rule that crops would be another value of `ResizeRule`, and the rule's parameters would
+be additional fields of `ImageSpec`."""
 
 
 class _Target(TypedDict):
@@ -39,8 +39,8 @@ class ImageSpec:
     """Input images of a network.
 
     height, width: the size in pixels.  channels: 1 for grey, 2 for grey and alpha, 3 for RGB, 4 for RGB and alpha.
-    mean, std: a number per channel, for pixel values scaled to [0, 1]. Both are None if the normalisation is unknown;
-    images cannot be converted to tensors then.
+    mean, std: the normalisation, a value for each channel, for pixel values scaled to [0, 1]. Mean and std are None if
+    the normalisation is unknown. Images cannot be converted to tensors without normalisation.
     resize: the rule for resizing images.
     Errors: InputError when a value is invalid.
     """
@@ -88,7 +88,7 @@ class ImageSpec:
 
     @property
     def mode(self) -> str:
-        """Pillow mode to which files are decoded: L, LA, RGB or RGBA."""
+        """Pillow's mode for decoded images: L, LA, RGB or RGBA."""
         return MODES[self.channels]
 
     @property
@@ -102,7 +102,10 @@ class ImageSpec:
         return (self.channels, self.height, self.width)
 
     def pixels_from_bytes(self, data: bytes) -> NDArray[Any]:
-        """Decode and resize an encoded image; return uint8 (height, width, channels).  Errors: UnusableImage."""
+        """Decode and resize an encoded image; return uint8 (height, width, channels).
+
+        Errors: UnusableImage when the image cannot be decoded.
+        """
         return pixels_from_bytes(data, **self._target)
 
     def pixels_from_image(self, image: Any) -> NDArray[Any]:
@@ -148,7 +151,7 @@ def resize_rule_from(text: str) -> ResizeRule:
     """Parse the name of a resize rule.  Errors: InputError when the name is unknown."""
     for rule in get_args(ResizeRule):
         if rule == text:
-            return rule  # type: ignore[no-any-return]  # get_args forgets the type
+            return rule  # type: ignore[no-any-return]  # the result of get_args has no static type
     raise InputError(f"resize rule: expected {_listed(get_args(ResizeRule))}, got {text!r}")
 
 

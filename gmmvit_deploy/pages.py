@@ -48,8 +48,9 @@ class Summary:
     """Summary at the top of a report, as plain text.
 
     word: the verdict in a word or two, such as PASSED.
-    sentence: the verdict in a sentence that is understandable on its own.
-    changes: what would change the verdict, a line per item: failures to repair, limits that are close, missing checks.
+    sentence: the verdict in a sentence that readers understand without the rest of the report.
+    changes: lines, each with something that would change the verdict: a failure, a limit that is close, or a missing
+    check.
     """
 
     outcome: Outcome
@@ -123,7 +124,7 @@ def figure(svg: str, title: str, caption: str) -> str:
     """Return a plot with its title and caption, both plain text.
 
     svg: as returned by `gmmvit_deploy.plotting.svg`.
-    title: unique on the page, because the IDs inside the SVG are derived from the title.
+    title: a title that no other figure on the page has, because the IDs inside the SVG are made from the title.
     """
     name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
     named = svg.replace(
@@ -175,7 +176,7 @@ def _text(cell: str) -> str:
 
 
 def written_page(html: str, path: Path, *, force: bool) -> None:
-    """Write a page to ``path``, completely or not at all.  Errors: as in `require_page`, without the plots."""
+    """Write a page to ``path``, completely or not at all.  Errors: as for `require_page` without plots."""
     require_page(path, force=force, plots=False)
     with new_file(path, force=force) as file:
         file.write(html.encode())
@@ -187,7 +188,7 @@ def require_page(path: Path, *, force: bool, plots: bool = True) -> None:
     plots: True if the page has plots, which need matplotlib.
     Errors:
         InputError: the suffix of ``path`` is not .html.
-        OutputError: ``path`` exists and ``force`` is not set, or its folder does not exist.
+        OutputError: ``path`` exists and ``force`` is False, or the folder of ``path`` does not exist.
         MissingDependencyError: the page has plots, and matplotlib is not installed.
     """
     if path.suffix.lower() != ".html":

@@ -57,7 +57,7 @@ def bar_style(number: int) -> dict[str, Any]:
 def svg(figure: Any, description: str) -> str:
     """Return the SVG text of a figure.  The text has no date and deterministic IDs, so equal figures give equal bytes.
 
-    The colours are CSS variables of `page_style`, so that a plot follows the dark mode of its page.
+    The colours are CSS variables of `page_style`, so that the colours of a plot change with the page's dark mode.
     description: the content of the plot in words, for readers who cannot see the plot.
     """
     context = require("matplotlib", package="matplotlib", extra="report").rc_context
@@ -75,6 +75,6 @@ def svg(figure: Any, description: str) -> str:
 
 
 def _variables() -> dict[str, str]:
-    """Map each colour, as matplotlib writes it, to the CSS value that replaces the colour."""
+    """Return colour in matplotlib's notation → CSS value that replaces the colour."""
     series = {colour: f"var(--series-{number}, {colour})" for number, colour in enumerate(SERIES, start=1)}
     return {_PAPER: f"var(--paper, {_PAPER})", _INK: "currentColor", **series}

@@ -1,8 +1,8 @@
 """Supported precisions, and the precision policy: the element type of each role in each precision.
 
 A role says what an operator of the network is for (`graphs/roles.py`). `graphs/cast.py` applies the policy, and
-docs/pages/precisions.md shows the policy. Masks are folded in float32 before the cast, because small entries of an
-unfolded base matrix would become zero in half precision.
+docs/pages/precisions.md shows the policy. Masks are folded (computed once and stored as constants) in float32 before
+the cast, because small entries of the base matrix, from which a mask is computed, would become zero in half precision.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _F16: ElementType = "float16"
 _B16: ElementType = "bfloat16"
 
 # In int8 and fp8, Q/DQ pairs additionally quantise both inputs of every projection. The matrix products of attention
-# are never quantised, because Q/DQ pairs there prevent the fused kernel.
+# are never quantised, because Q/DQ pairs in attention prevent TensorRT from using its fused attention kernel.
 POLICY: Mapping[str, Mapping[Precision, ElementType]] = {
     role: dict(zip(PRECISIONS, types, strict=True))
     for role, types in {

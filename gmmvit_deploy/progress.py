@@ -1,6 +1,6 @@
-"""Report the progress of long-running functions: the event type, and the callback that receives the events.
+"""Report the progress of long-running functions: the type of an event, and the callback that receives the events.
 
-A long-running function has this parameter and reports like this:
+A long-running function has the parameter ``on_progress`` and reports progress as in this example:
 
 def long_work(..., *, on_progress: OnProgress = ignore) -> Result:
     on_progress(Progress("fold the masks", done=1, total=4))
@@ -19,7 +19,7 @@ class Progress:
     """The event that a step begins or advances.
 
     step: the name of the step in a few words.  done: the number of finished units.
-    total: the number of all units, of the step or of the whole work; None if unknown.
+    total: the number of all units; None if unknown.  Units are counted for the step or for the whole work.
     detail: additional text to show, such as the loss in training.
     """
 
@@ -42,5 +42,5 @@ def prefixed(prefix: str, on_progress: OnProgress) -> OnProgress:
 
 
 def detailed(step: Progress, on_progress: OnProgress) -> OnProgress:
-    """Return a callback for a function that is a part of ``step``; its steps appear as the detail of ``step``."""
+    """Return a callback for a function that is a part of ``step``: steps of the function become the step's detail."""
     return lambda event: on_progress(replace(step, detail=event.step))

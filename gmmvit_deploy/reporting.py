@@ -26,7 +26,7 @@ def described_bundle(bundle: Bundle) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Convert a value to plain JSON values.  NaN and infinite numbers become null."""
+    """Convert a value to plain JSON values.  NaN and infinite values become null."""
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Model specs: the numbers that define an architecture, without weights.
+"""Model specs: the fields that define an architecture, without weights.
 
 `ModelSpec` has the fields that are common to all models; each family adds fields (`gmmvit_deploy.families`).
 
@@ -38,7 +38,10 @@ def require(condition: bool, message: str, hint: str = "") -> None:
 
 
 def require_counts(spec: object, *names: str) -> None:
-    """Check that every named field is a whole number of at least 1, or a tuple of such numbers.  Errors: SpecError."""
+    """Check that every named field is an integer of at least 1, or a tuple of such integers.
+
+    Errors: SpecError when a field has another value.
+    """
     for name in names:
         value = getattr(spec, name)
         numbers = value if isinstance(value, tuple) else (value,)
@@ -68,11 +71,12 @@ class MaskSpec:
 
     kind:        ``plain``: no mask; ``gmm``: Gaussian mixture mask; ``elm``: elementwise learnable mask.
     kernels:     K, the number of Gaussians in a mixture; 0 unless ``kind`` is ``gmm``.
-    shared:      True if all heads share a Gaussian mixture, False if each head has a mixture.
-    closed_form: True if the model was trained with the paper's formula Σ α·exp(−d²/(2σ²+ε)), computed from the token
-                 distances d. False if the model was trained with the paper authors' code, which raises a stored float32
-                 base to a power. The stored base has underflowed to zero far from the diagonal, so the two forms are
-                 different networks.
+    shared:      True if all heads share a Gaussian mixture, False if each head has a separate mixture.
+    closed_form: True if the model was trained with the formula Σ α·exp(−d²/(2σ²+ε)) of the paper "Toward a Deeper
+                 Understanding: RetNet Viewed through Convolution", computed from the token distances d. False if the
+                 model was trained with the paper authors' released code, which raises the entries of a stored float32
+                 base matrix to a power. Far from the diagonal, the entries of the stored matrix have underflowed to
+                 zero, so the two values of ``closed_form`` mean different networks.
     Errors:      SpecError when the fields contradict each other.
     """
 

@@ -8,13 +8,14 @@ The noise of a model is the difference between PyTorch's float32 logits and PyTo
     bf16        2 · 2¹⁶ · noise                                   2 · 2¹⁶ · noise
     int8, fp8   4 · recorded difference on the golden inputs      no limit
 
-In the column "largest", noise means the largest difference of these logits; in the column "rms", their rms difference.
+In the column "largest difference", noise means the largest difference of the float32 logits from the float64 logits. In
+the column "rms difference", noise means the root mean square (rms) of these differences.
 
-Every correct float32 program differs from the float64 logits by about the noise, because each program adds in a
-different order. In fp16 and bf16 the roundings, and with them the errors of the logits, are larger by the ratio of the
-unit roundoffs (fp32 2⁻²⁴, fp16 2⁻¹¹, bf16 2⁻⁸). The effect of quantisation depends on the data, so the limit for int8
-and fp8 only checks that a runner computes the graph as recorded at conversion; the accuracy shows whether the graph is
-good.
+The logits of every correct float32 program differ from the float64 logits by about the noise, because programs add in
+different orders. In fp16 and bf16, the rounding errors are larger by the ratio of the unit roundoffs (fp32 2⁻²⁴, fp16
+2⁻¹¹, bf16 2⁻⁸), and the errors of the logits grow by the same ratio. The effect of quantisation depends on the data.
+The limit for int8 and fp8 therefore only checks that a runner computes the graph as recorded at conversion. Whether the
+quantised graph is good enough is shown by its accuracy.
 
 Measurements behind the factors (``benchmarks/reported/parity_limits.py``, all golden models): correct fp32 runners
 reached 2.2 times the noise (rms 1.7 times); correct fp16 and bf16 runners reached 0.6 times the noise after scaling by
@@ -35,7 +36,7 @@ LAST_BIT = 2.0**-23
 UNIT_ROUNDOFFS: dict[str, float] = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
 _LARGEST_SHARE, _RMS_SHARE, _NARROW_SHARE, _RECORDED_SHARE = 8.0, 3.0, 2.0, 4.0
 MOST_NOISE = 1e-3
-"""Largest ratio of the noise to the largest logit at which float32 can be a reference.  Models reach at most 8e-6."""
+"""Maximum of the noise divided by the largest logit for float32 to be a reference.  Measured models reach 8e-6."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +52,7 @@ class Noise:
 
     @property
     def usable(self) -> bool:
-        """False if the float32 logits of this model are too inaccurate to be a reference."""
+        """True if PyTorch's float32 logits of this model are accurate enough to be a reference."""
         return self.largest <= MOST_NOISE * self.scale
 
 

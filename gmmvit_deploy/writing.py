@@ -21,7 +21,7 @@ def sha256_of_bytes(data: bytes) -> str:
 
 
 def sha256_of_file(path: Path) -> str:
-    """Return the hex SHA-256 of a file, read in blocks.  Errors: OSError."""
+    """Return the hexadecimal SHA-256 of a file, read in blocks.  Errors: OSError when the file cannot be read."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(1 << 20):
@@ -35,8 +35,8 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
 
     The folder is filled under another name beside ``path`` and then renamed, so an incomplete folder never appears at
     ``path``.
-    force: replace an existing folder at ``path`` once the new folder is complete.
-    Errors: OutputError when ``path`` exists and ``force`` is not set, or when writing fails.
+    force: True to replace an existing folder at ``path`` when the new folder is complete.
+    Errors: OutputError when ``path`` exists and ``force`` is False, or when writing fails.
     """
     named, path = path, Path(os.path.abspath(path))
     require_free(path, force=force)
@@ -66,7 +66,7 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
 def require_free(path: Path, *, force: bool) -> None:
     """Check that a folder can be created at ``path``.
 
-    Errors: OutputError when ``path`` exists and ``force`` is not set, or when ``path`` is not a folder.
+    Errors: OutputError when ``path`` exists and ``force`` is False, or when ``path`` is not a folder.
     """
     if os.path.lexists(path) and not force:
         raise OutputError(f"{path} exists", hint="type -o with another path, or add --force to replace the folder")
@@ -109,7 +109,7 @@ def _publish(staging: Path, path: Path, *, force: bool) -> None:
 def require_free_file(path: Path, *, force: bool) -> None:
     """Check that a file can be created at ``path``.
 
-    Errors: OutputError when ``path`` exists and ``force`` is not set, when ``path`` is a folder, or when the parent
+    Errors: OutputError when ``path`` exists and ``force`` is False, when ``path`` is a folder, or when the parent
     folder does not exist.
     """
     if os.path.lexists(path) and (not force or path.is_dir()):
@@ -124,7 +124,7 @@ def require_free_file(path: Path, *, force: bool) -> None:
 def new_file(path: Path, *, force: bool = False) -> Iterator[IO[bytes]]:
     """Yield a file to write; the file becomes ``path`` if the block succeeds, and is deleted otherwise.
 
-    Errors: OutputError when ``path`` exists and ``force`` is not set, or when writing fails.
+    Errors: OutputError when ``path`` exists and ``force`` is False, or when writing fails.
     """
     require_free_file(path, force=force)
     staging: Path | None = None

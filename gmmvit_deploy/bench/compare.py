@@ -20,11 +20,11 @@ _DRAWS = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """The times of a runner in both results, for the same scenario and batch size.
+    """The times of a runner in the results A and B, for the same scenario and batch size.
 
     a_ms, b_ms: the median times in A and B, in milliseconds.
     change: the time in B divided by the time in A.
-    low, high: the 95 % bootstrap interval of the change. The change is certain if the interval does not contain 1.
+    low, high: the ends of the change's 95 % bootstrap interval. The change is certain if the interval excludes 1.
     """
 
     runner: str
@@ -45,8 +45,8 @@ class Row:
 class Comparison:
     """The comparison of two results.
 
-    differing: name of a version or setting → (value in A, value in B), where the values differ. Such a difference may
-    be the cause of a change.
+    differing: name of a version or setting → (value in A, value in B), only for values that differ. A different version
+    or setting may be the cause of a change of speed.
     """
 
     rows: tuple[Row, ...]
@@ -56,7 +56,7 @@ class Comparison:
 def open_result(path: Path) -> dict[str, Any]:
     """Read a result that ``gmmvit bench --output`` wrote.
 
-    Errors: InputError when the file cannot be read, or is not such a result.
+    Errors: InputError when the file cannot be read, or does not contain a result of ``gmmvit bench``.
     """
     hint = "type gmmvit bench BUNDLE --output FILE.json to write a result"
     try:
@@ -74,8 +74,8 @@ def open_result(path: Path) -> dict[str, Any]:
 def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> Comparison:
     """Compare two results that were measured at different times.
 
-    The interval of a change follows from the rounds of both results (`Row`).
-    a, b: the results, as `open_result` returns them.
+    The interval of a change is computed from the rounds of A and the rounds of B (`Row`).
+    a, b: the results A and B, as `open_result` returns a result.
     Errors: InputError with every reason why the results cannot be compared.
     """
     if against := _reasons_against(a, b):

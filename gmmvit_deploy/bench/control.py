@@ -1,11 +1,13 @@
 """Compare a program's speed before and after a change, with an A/A control in the same run.
 
+An A/A control times two processes of the same program; any difference of their times is noise of the measurement.
+
     change  = time after / time before
     control = time of a second process of the program before the change / time before
     allowed = max(2 %, |control − 1|)
 
-The program after the change is as fast as before if |change − 1| ≤ allowed. All times of a ratio are measured in the
-same rounds.
+The program after the change is as fast as before if |change − 1| ≤ allowed. The two times of a ratio are measured in
+the same rounds.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ class Change:
 
     @property
     def verdict(self) -> Literal["as fast", "slower", "faster"]:
-        """The verdict, from the medians only; the intervals of the ratios show the uncertainty."""
+        """The verdict. It depends only on the medians of the ratios, not on their intervals."""
         deviation = self.ratio.median - 1
         if abs(deviation) <= self.allowed:
             return "as fast"

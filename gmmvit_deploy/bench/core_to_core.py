@@ -1,7 +1,7 @@
 """Measure the distance between two cores: the time of a cache line's round trip between the cores, in ns.
 
-A hypervisor may move the cores of a virtual machine between chips at any time. Data that two cores on different chips
-share takes longer to move, and a program can only see this in the round trip.
+A hypervisor may move the cores of a virtual machine between chips at any time. Moving a cache line between two cores
+on different chips takes longer. A program inside the virtual machine sees the chips only in the time of a round trip.
 
     python -m gmmvit_deploy.bench.core_to_core
 """
@@ -23,16 +23,17 @@ __all__ = ["FAR", "round_trip_ns"]
 
 FAR = 2.0
 """Cores are far apart if the round trip takes more than `FAR` times the shortest round trip of the run. On the machine
-of the committed results, a round trip takes 50 to 65 ns or 320 to 350 ns, and rarely a time between."""
+of the committed results, a round trip takes 50 to 65 ns or 320 to 350 ns, and rarely a time between these ranges."""
 
 _SOURCE = Path(__file__).with_suffix(".c")
-_ROUND_TRIPS = 10_000  # 1 to 4 ms
+_ROUND_TRIPS = 10_000  # these round trips take 1 to 4 ms together
 
 
 def round_trip_ns() -> float | None:
-    """Return the shortest of three round trips between the first two cores that this process may use, in ns.
+    """Return the time of a round trip between the first two cores that this process may use, in ns.
 
-    Returns None if this process may use only a single core, or without a C compiler (``$CXX``, by default ``c++``).
+    The time is the smallest result of three measurements.
+    Returns None if this process may use only a single core, or if the C compiler (``$CXX``, by default ``c++``) fails.
     """
     cores = sorted(os.sched_getaffinity(0))
     measure = _measure()

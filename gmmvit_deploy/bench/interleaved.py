@@ -23,8 +23,8 @@ Program = Callable[[NDArray[Any]], NDArray[Any]]
 
 UNTIMED_S = 0.03
 """The seconds that a program runs untimed at the start of its turn. During this time, the threads of the previous
-program go to sleep; before, they spin for some milliseconds."""
-_WARM_UP_ROUNDS = 3  # these rounds fill caches and start threads
+program go to sleep: these threads spin for some milliseconds after their last work."""
+_WARM_UP_ROUNDS = 3  # rounds without timing, which fill caches and start threads
 _IMAGES_A_TURN = 32
 
 
@@ -33,8 +33,8 @@ class Timed:
     """The measurements of `time_rounds`.
 
     ms: name of the program → the time of a run in each round, in milliseconds.
-    core_to_core_ns: name of the program → for each round, the larger of the round trips between two cores before and
-    after the program's turn; NaN if the round trip cannot be measured.
+    core_to_core_ns: name of the program → a time in ns for each round. The round trip between two cores is measured
+    before and after the program's turn, and the time is the larger result; NaN if it cannot be measured.
     logits: name of the program → the logits of the last round.  images: the inputs of the last round.
     """
 
@@ -47,10 +47,10 @@ class Timed:
 def turns(
     names: Sequence[str], rounds: int, generator: np.random.Generator, *, warm_ups: int = 0
 ) -> Iterator[tuple[str, bool]]:
-    """Yield (name, counts) for each turn: every name once in each round, in a new random order in every round.
+    """Yield (name, timed) for each turn: every name once in each round, in a new random order in every round.
 
     A name and the same name with the suffix `` plain`` follow each other.
-    counts: false for the turns of warm-up rounds.  warm_ups: the number of warm-up rounds before the other rounds.
+    timed: False for the turns of warm-up rounds.  warm_ups: the number of warm-up rounds, which come first.
     """
     for number in range(warm_ups + rounds):
         groups: dict[str, list[str]] = {}
@@ -62,7 +62,7 @@ def turns(
 
 
 def repeats_of(batch: int) -> int:
-    """Return the number of timed runs in a turn: the runs that 32 images need, and at least 1."""
+    """Return the number of timed runs in a turn: as many batches as fit into 32 images, and at least 1."""
     return max(1, _IMAGES_A_TURN // batch)
 
 
@@ -75,8 +75,8 @@ def time_rounds(
 ) -> Timed:
     """Run every program in every round.  All programs of a round run on the same random images.
 
-    programs: name → program, or name → several copies of a program. Each turn runs a random copy, because the place of
-    the weights in memory makes copies differ by up to 2 % in speed.
+    programs: name → program, or name → several copies of a program. Copies differ by up to 2 % in speed, because their
+    weights lie at different addresses in memory. Each turn therefore runs a randomly chosen copy.
     image_shape: (channels, height, width), as `specs.input_shape` returns it.
     """
     generator = np.random.default_rng(batch)
@@ -89,8 +89,8 @@ def time_rounds(
     for number, (name, timed) in enumerate(turns(list(programs), rounds, generator, warm_ups=_WARM_UP_ROUNDS)):
         if number % len(programs) == 0:
             images = generator.standard_normal((batch, *image_shape), dtype=np.float32)
-        # The program runs untimed until the other threads sleep. A pause would have the same effect, but a hypervisor
-        # may move idle cores further apart.
+        # The program runs untimed until the threads of the previous program sleep. These threads would also sleep after
+        # a pause, but a hypervisor may move the cores further apart while the cores are idle.
         program = _random_copy(programs[name], generator)
         before = after
         until = time.perf_counter() + UNTIMED_S
@@ -118,13 +118,13 @@ def time_in_turn(
 ) -> tuple[NDArray[Any], list[NDArray[Any]]]:
     """Time two programs on the same images, in ``count`` short turns.
 
-    In a turn, each program makes an untimed run, which fills the caches, and then ``repeats`` timed runs. The programs
-    alternate in being the first of a turn.
-    Returns (milliseconds of a run, (2, count); the logits of both programs).
+    In a turn, each program makes an untimed run, which fills the caches, and then ``repeats`` timed runs. ``first``
+    runs first in every other turn.
+    Returns (times, logits). times: milliseconds of a run, (2, count).  logits: the logits of each program.
     """
     programs = (first, second)
     times = np.empty((2, count))
-    logits = [program(images) for program in programs]  # this run also starts threads
+    logits = [program(images) for program in programs]  # this untimed run also starts the threads of the programs
     for turn in range(count):
         for index in (0, 1) if turn % 2 else (1, 0):
             program = programs[index]

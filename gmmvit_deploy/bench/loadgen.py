@@ -1,13 +1,13 @@
 """Run MLPerf LoadGen, which sends queries to a runner and records the latency of each query.
 
-    SingleStream   a query is a single sample; LoadGen sends the next query after the answer
-    MultiStream    a query is a batch of samples; LoadGen sends the next query after the answer
+    SingleStream   a query is a single sample; LoadGen sends the next query when the previous query is answered
+    MultiStream    a query is a batch of samples; LoadGen sends the next query when the previous query is answered
     Offline        LoadGen sends all samples at once, to measure throughput
     Server         a query is a single sample; LoadGen sends queries at random times (Poisson arrivals) with a fixed
                    mean rate, and does not wait for answers
 
-A latency counts from the time for which LoadGen scheduled the query. The latency therefore includes the time that a
-query waits for an overloaded runner.
+The latency of a query begins at the time for which LoadGen scheduled the query. If the runner is overloaded, the
+latency therefore includes the time for which the query waits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["LoadRun", "ScenarioName", "Work", "drive"]
 
 ScenarioName = Literal["SingleStream", "MultiStream", "Offline", "Server"]
 Program = Callable[[NDArray[Any]], NDArray[Any]]
-_SAME_SCHEDULE = 20261  # every runner is sent the same samples at the same times
+_SAME_SCHEDULE = 20261  # a fixed seed: LoadGen schedules the same samples for every runner
 _LATENCY_BOUND_UNUSED_NS = 10**12
 
 
@@ -43,12 +43,13 @@ class Work:
 
     inputs: the inputs (N, …) from which LoadGen draws samples.
     queries: the number of queries; in Offline, the number of samples.
-    batch: the number of samples in a MultiStream query; in Offline and Server, the maximum number of samples in a call
-    of the program.
+    batch: the number of samples in a query of MultiStream; in Offline and Server, the maximum number of samples for
+    which the program is called at once.
     callers: the maximum number of concurrent calls, in Offline and Server.
-    rate: the mean number of queries a second, in Server.  bound_ms: the bound of the p99 latency, in Server.
+    rate: in Server, the mean number of queries a second.
+    bound_ms: in Server, the largest allowed 99th percentile (p99) of the latencies, in milliseconds.
     seed: the random seed for the choice of samples and for the arrival times.
-    in_thread: call the program from a separate thread in every scenario (`Runner.needs_own_thread`).
+    in_thread: True to call the program from a separate thread in every scenario (`Runner.needs_own_thread`).
     """
 
     scenario: ScenarioName
@@ -66,10 +67,10 @@ class Work:
 class LoadRun:
     """The result of a LoadGen run.
 
-    latencies_ms: the latency of each query from the query's scheduled time; in Offline, the latency of each sample.
-    seconds: the time from the first scheduled query to the last answer.
-    indices: the index of each sample in the inputs, (n,), in the scheduled order.
-    outputs: the logits of each sample, (n, C), in the same order.
+    latencies_ms: the latency of each query; in Offline, the latency of each sample.
+    seconds: the time from the scheduled time of the first query to the last answer.
+    indices: the index of each sample in the inputs, (n,), in the order in which LoadGen scheduled the samples.
+    outputs: the logits of each sample, (n, C), in the order of ``indices``.
     complaints: LoadGen's errors and warnings about the run.
     """
 
@@ -94,9 +95,9 @@ class LoadRun:
 def drive(program: Program, work: Work) -> LoadRun:
     """Run LoadGen once, in performance mode.
 
-    Errors: every error of the program, after LoadGen has ended.
+    Errors: every error of the program, raised after LoadGen has ended.
     GmmvitError when an answer is missing.
-    MissingDependencyError without LoadGen.
+    MissingDependencyError when LoadGen is not installed.
     """
     loadgen = require("mlperf_loadgen", package="mlcommons-loadgen", extra="bench")
     answers = _Answers(loadgen, program, work)
@@ -167,7 +168,7 @@ class _Answers:
         try:
             indices = [sample.index for sample in samples]
             logits = np.ascontiguousarray(self._program(self._work.inputs[indices]), dtype=np.float32)
-        # Without an answer, LoadGen would wait for ever. Answer with zeros; `finish` raises the error later.
+        # LoadGen would wait for ever for a missing answer. Answer with zeros; `finish` raises the error later.
         except BaseException as exc:
             self._failure = self._failure or exc
             logits = np.zeros((len(samples), 1), dtype=np.float32)
@@ -177,7 +178,7 @@ class _Answers:
         self._loadgen.QuerySamplesComplete(
             [response(sample.id, start + row * width, width) for row, sample in enumerate(samples)]
         )
-        # LoadGen has recorded the latency. The answers are checked after the run.
+        # LoadGen has recorded the latency at this point. The answers are checked after the run.
         with self._lock:
             self._kept.append(logits)
             for row, sample in enumerate(samples):
@@ -190,7 +191,7 @@ class _Answers:
             raise self._failure
 
     def result(self, spans: dict[int, tuple[int, float, float]], complaints: tuple[str, ...]) -> LoadRun:
-        """Combine the answers with LoadGen's trace.  spans: as `_spans` returns it."""
+        """Combine the answers with LoadGen's trace.  spans: the trace, as `_spans` returns it."""
         if len(spans) != len(self._rows):
             raise GmmvitError(
                 f"LoadGen sent {len(self._rows)} samples, expected the same number in LoadGen's trace, got {len(spans)}"

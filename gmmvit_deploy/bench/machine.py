@@ -35,7 +35,7 @@ _PRODUCT_FLAGS = (
 class GpuState:
     """The state of a GPU.
 
-    megahertz: the clock rate of the multiprocessors.  used: the share of the last second in which a kernel ran.
+    megahertz: the clock rate of the multiprocessors.  used: the share of the last second in which a GPU kernel ran.
     celsius: the temperature.
     """
 
@@ -49,10 +49,11 @@ class MachineState:
     """The state of the machine while this process is idle.
 
     load: the load average of the last minute.
-    others: the share of all cores that other programs use.  stolen: the share of all cores that the hypervisor takes.
-    spin_ms: the time of a fixed computation on a single core, the fastest of several runs. It shows the actual clock
-    rate.
-    megahertz: the clock rate of each core, as the processor reports it; empty without a report.
+    others: the share of the time of all cores that other programs use.
+    stolen: the share of the time of all cores that the hypervisor takes.
+    spin_ms: the time of a fixed computation on a single core, in the fastest of several runs. This time shows the
+    actual clock rate.
+    megahertz: the clock rate of each core, as reported by the processor; empty if the processor reports no clock rate.
     gpus: the state of each GPU.
     """
 
@@ -70,7 +71,7 @@ class MachineState:
 def machine_state() -> MachineState:
     """Measure the state of the machine for half a second.
 
-    With a GPU, the function first waits for a second, because a GPU reports the utilisation of the last second.
+    If the machine has a GPU, the function first waits, because a GPU reports the utilisation of the last second.
     """
     if shutil.which("nvidia-smi") is not None:
         time.sleep(_GPU_FORGETS_S)
@@ -115,7 +116,7 @@ def cpu_name() -> str:
 
 
 def gpu_names() -> list[str]:
-    """Return the name, driver, clock limit and power limit of each NVIDIA GPU; empty without nvidia-smi."""
+    """Return the name, driver, clock limit and power limit of each NVIDIA GPU, or an empty list without nvidia-smi."""
     return _asked_of_gpus("name,driver_version,clocks.max.sm,power.limit", "csv,noheader")
 
 

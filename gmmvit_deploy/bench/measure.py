@@ -36,8 +36,8 @@ class Plan:
     """The measurements to make.
 
     batches: the batch sizes for latencies.
-    offline: also measure the throughput when all samples are available at once.
-    rounds: the number of rounds.  seconds: the approximate time of each cell (see `Cell`) over all rounds.
+    offline: True to measure also the throughput when all samples are available at once.
+    rounds: the number of rounds.  seconds: the approximate time for each `Cell`, summed over all rounds.
     """
 
     batches: tuple[int, ...] = (1, 8, 64)
@@ -48,7 +48,7 @@ class Plan:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Cell:
-    """The measurements of a runner in a scenario with a batch size.
+    """The measurements of a runner in a scenario of LoadGen (`bench.loadgen`) with a batch size.
 
     outputs: the check of the runner's answers.
     rounds: for each round, the latencies of the queries in milliseconds.
@@ -97,7 +97,7 @@ class Cell:
 
     @property
     def percentiles(self) -> tuple[Percentile, ...]:
-        """The percentiles over all rounds; empty in Offline, where a latency only depends on the place in the queue."""
+        """The percentiles over all rounds.  Empty in Offline, where all samples wait in a queue from the start."""
         return () if self.scenario == "Offline" else percentiles(np.concatenate(self.rounds))
 
 
@@ -113,7 +113,7 @@ def measure(
 
     inputs: the inputs (N, …) from which samples are drawn. Batch sizes above N are left out.
     expected: the expected logits of the inputs.
-    Wrong answers raise no error: they make `OutputCheck.right` false.
+    A runner with wrong answers raises no error, but `OutputCheck.right` of its cells is false.
     Errors: every error of a runner.
     """
     turns = [_Turn(runner, work, expected) for runner in runners for work in _works(runner, inputs, plan)]
@@ -129,7 +129,7 @@ def measure(
 def ratios(cells: Sequence[Cell]) -> list[tuple[Cell, Cell, Ratio]]:
     """Return (cell, first, ratio) for every cell that is not the first of its scenario and batch size.
 
-    first: the first cell of the same scenario and batch size.  ratio: the time of the cell / the time of ``first``.
+    first: the first cell with the same scenario and batch size.  ratio: the time of ``cell`` / the time of ``first``.
     """
     compared = []
     for cell in cells:
@@ -161,7 +161,7 @@ def _works(runner: Runner, inputs: NDArray[Any], plan: Plan) -> list[Work]:
 
 
 def _warmed_up(runner: Runner, batch: NDArray[Any]) -> float:
-    """Return the seconds of the fastest warm-up run; the first runs may be slower, because they compile."""
+    """Return the seconds of the fastest warm-up run.  The first runs are slower if the runner compiles then."""
     times = []
     for _ in range(_WARM_UPS):
         start = time.perf_counter()
@@ -187,8 +187,9 @@ class _Turn:
 
     def take(self, number: int) -> None:
         work = self._work
-        # Threads of the previous runner spin for some milliseconds. Without the pause, they would slow this turn down,
-        # by up to half the time of a batch of 1. The untimed run fills caches and wakes this runner's threads.
+        # Threads of the previous runner spin for some milliseconds. Without the pause, these threads would slow this
+        # turn down, by up to half the time of a batch of 1. The untimed run fills caches and wakes this runner's
+        # threads.
         time.sleep(REST_S)
         self._runner.run(work.inputs[: work.batch])
         # All runners of a round get the same samples; the samples differ between rounds.

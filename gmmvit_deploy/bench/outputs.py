@@ -25,9 +25,9 @@ class OutputCheck:
     """The check of a runner's answers.
 
     answers: the number of compared answers; an answer is the logits of a sample.
-    largest: the largest distance of a logit from PyTorch's float64 logit, over all rounds; NaN if a logit was not
+    largest: the largest distance of a logit from PyTorch's float64 logit, over all rounds. NaN if any logit is not
     finite.
-    limit: the largest allowed distance.  derivation: how the limit was computed, in words.
+    limit: the largest allowed distance.  derivation: the computation of the limit, in words.
     sha256: the hash of all answers of all rounds.
     """
 
@@ -46,7 +46,7 @@ class Expected:
     """PyTorch's float64 logits for the inputs of a run, and the limits for a runner's logits (`tolerances`)."""
 
     def __init__(self, bundle: Bundle, inputs: NDArray[Any]) -> None:
-        from gmmvit_deploy.parity.reference import Reference  # imports torch, which reports do not need
+        from gmmvit_deploy.parity.reference import Reference  # this module imports torch, which reports do not need
 
         reference = Reference(bundle)
         parts = [reference.logits(inputs[start : start + _BATCH]) for start in range(0, len(inputs), _BATCH)]
@@ -64,7 +64,10 @@ class Expected:
         return distance(outputs, self._exact[indices])
 
     def judged(self, precision: Precision, *, answers: int, largest: float, sha256: str) -> OutputCheck:
-        """Compare the largest distance of all rounds with the limit of the precision."""
+        """Compare the largest distance over all rounds with the limit of the precision.
+
+        answers, largest, sha256: as in `OutputCheck`.
+        """
         record = open_variant(self._bundle, precision).record if precision in QUANTIZED else None
         limit = limit_from_noise(self._noise, precision, recorded=record.golden["largest_abs"] if record else None)
         return OutputCheck(

@@ -29,12 +29,12 @@ Result = Mapping[str, Any]
 
 
 def write_page(result: Result, path: Path, *, force: bool = False) -> None:
-    """Write the page of a result to ``path``.  result: as for `page_of`.  Errors: as `written_page`."""
+    """Write the page of a result to ``path``.  result: as for `page_of`.  Errors: as for `written_page`."""
     written_page(page_of(result), path, force=force)
 
 
 def page_of(result: Result) -> str:
-    """Return the page as HTML, which loads nothing from other places.
+    """Return the page as HTML.  The page loads no other file.
 
     result: the result, as `BenchReport.to_json` returns it.
     """

@@ -15,7 +15,7 @@ Cells = Sequence[Mapping[str, Any]]
 
 
 def latency_plot(cells: Cells) -> str:
-    """Plot for each latency the share of queries that took longer, as a curve for each runner."""
+    """Plot a curve for each runner: the share of queries whose latency is longer than the latency on the x axis."""
     figure, axes = figure_and_axes(height=3.8)
     for number, cell in enumerate(cells):
         ordered = np.sort(np.asarray(cell["latencies_ms"]))
@@ -36,7 +36,7 @@ def _slowest(cell: Mapping[str, Any]) -> str:
 
 
 def throughput_plot(cells: Cells) -> str:
-    """Plot the samples a second against the batch size, as a curve for each runner."""
+    """Plot a curve for each runner: the samples a second against the batch size."""
     figure, axes = figure_and_axes(height=3.6)
     runners = list(dict.fromkeys(cell["runner"] for cell in cells))
     lines = []
@@ -56,7 +56,7 @@ def throughput_plot(cells: Cells) -> str:
 
 
 def load_plot(loads: Sequence[Mapping[str, Any]]) -> str:
-    """Plot the p99 latency against the arrival rate, as a curve for each runner, and the bound of the latency."""
+    """Plot a curve for each runner, the p99 latency against the arrival rate, and a line at the latency's bound."""
     figure, axes = figure_and_axes(height=3.6)
     lines = []
     for number, load in enumerate(loads):
@@ -76,7 +76,7 @@ def load_plot(loads: Sequence[Mapping[str, Any]]) -> str:
 
 
 def waterfall_plot(steps: Sequence[Mapping[str, Any]]) -> str:
-    """Plot a bar for each step.  The bar of a server is divided into the server's parts and the unexplained rest."""
+    """Plot a bar for each step.  A server's bar is divided into parts of the server's time and the unexplained rest."""
     figure, axes = figure_and_axes(height=0.5 * len(steps) + 1)
     labels: set[str] = set()
     for row, step in enumerate(steps):
@@ -98,7 +98,7 @@ def waterfall_plot(steps: Sequence[Mapping[str, Any]]) -> str:
 
 
 def roofline_plot(shares: Sequence[Mapping[str, Any]]) -> str:
-    """Plot the share of the measured roofline as a bar for each runner and batch size."""
+    """Plot a bar for each runner and batch size: the runner's share of the roofline (`bench.roofline`)."""
     figure, axes = figure_and_axes(height=0.3 * len(shares) + 1)
     names = [f"{share['runner']}, batch {share['batch']}" for share in shares]
     axes.barh(names, [100 * share["share"] for share in shares], **bar_style(0))
@@ -115,6 +115,7 @@ _PARTS = ("in this process", "queue", "input", "infer", "output", "decoding", "u
 def _part(name: str) -> str:
     """Return the label of a part of a server's time.
 
-    For example, ``gmmvit_network infer`` → ``infer``. Every part of the preprocessing model → ``decoding``.
+    For example, the label of ``gmmvit_network infer`` is ``infer``. The label of every part of the preprocessing model
+    is ``decoding``.
     """
     return "decoding" if "_preprocess " in name else name.rpartition(" ")[2]

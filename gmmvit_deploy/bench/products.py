@@ -19,7 +19,7 @@ Shape = tuple[int, int, int]
 Program = Callable[[], object]
 _SECONDS_A_PRODUCT = 0.15
 _COPIED_BYTES = 2**27
-_AT_ONCE_ON_GPU = 20  # products between two readings of the GPU's clock, so that the launches cause no gaps
+_AT_ONCE_ON_GPU = 20  # products between two readings of the GPU's clock: so many that no launch delays the GPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +34,9 @@ class ProductRate:
 def libraries(precision: str, device: Device) -> Mapping[str, Callable[[Shape], Program]]:
     """Return name of the library → function that makes a program.
 
-    The function takes the shape of a product and returns a program that computes this product once, in this precision.
-    The function raises an error if the library is missing or does not support the product.
+    The function takes the shape of a matrix product and returns a program. A call of the program computes a product of
+    this shape in ``precision`` on ``device``.
+    The function raises an error if the library is missing or does not support the matrix product.
     """
     if device == "gpu":
         return {"torch": _torch(precision, "cuda")}
@@ -43,7 +44,7 @@ def libraries(precision: str, device: Device) -> Mapping[str, Callable[[Shape], 
 
 
 def rate(program: Program, shape: Shape, device: Device) -> float:
-    """Measure a program for a product of this shape; return the rate of the median call, in GFLOP/s."""
+    """Measure a program that computes a matrix product of this shape; return the median call's rate in GFLOP/s."""
     rows, inner, columns = shape
     timed = _gpu_seconds if device == "gpu" else _cpu_seconds
     for _ in range(3):
@@ -56,7 +57,7 @@ def rate(program: Program, shape: Shape, device: Device) -> float:
 
 
 def bandwidth(device: Device) -> float:
-    """Return the bandwidth of a copy that is larger than the caches, in bytes read and written per second."""
+    """Copy an array that is larger than the caches; return the bytes that are read and written per second."""
     import torch
 
     source = torch.ones(_COPIED_BYTES // 4, device="cuda" if device == "gpu" else "cpu")

@@ -13,8 +13,8 @@ __all__ = ["Workers"]
 class Workers:
     """Worker threads with a common queue of samples.
 
-    ``callers`` is the number of threads. Each thread takes the samples that wait, at most ``most``, and answers these
-    samples in a single call. No sample waits for a full batch, as in a server with a queue delay of 0.
+    ``callers`` is the number of threads. An idle thread takes up to ``most`` of the samples in the queue, and answers
+    these samples in a single call. As in a server with a queue delay of 0, no sample waits until a batch is full.
     """
 
     def __init__(self, answer: Callable[[Sequence[Any]], None], *, most: int, callers: int) -> None:

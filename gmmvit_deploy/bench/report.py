@@ -27,12 +27,12 @@ MOST_OTHERS = 0.10
 MOST_STOLEN = 0.05
 """The maximum share of the cores that the hypervisor may take."""
 MOST_CLOCK_CHANGE = 0.10
-"""The maximum relative change of the fixed computation's time during a run."""
+"""The maximum relative change of `MachineState.spin_ms` during a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """A runner's share of the roofline: the minimum time that this machine allows / the measured time."""
+    """A runner's share of the roofline: the minimum time on this machine divided by the measured time."""
 
     runner: str
     batch: int
@@ -45,11 +45,12 @@ class BenchReport:
     """The result of a benchmark.
 
     bundle: the measured bundle, the folder that ``gmmvit export`` writes.  data: the inputs.
-    settings: the options of the run.  machine, versions: where the run took place.
+    settings: the options of the run.  machine, versions: the machine of the run, and its installed versions.
     runners: label of a runner → the runner's program and settings.
     before, after: the state of the machine before and after the run, while this process was idle.
-    cells: the measurements.  works: the network's work at each batch size.  rooflines: the measured rooflines.
-    steps: the waterfall of a single image.  loads: the searches for the highest arrival rate.
+    cells: the measurements.  works: the network's operations and bytes at each batch size.
+    rooflines: the measured rooflines (`bench.roofline`).  steps: the waterfall of a single image (`bench.waterfall`).
+    loads: the searches for the highest arrival rate (`bench.served_load`).
     skipped: the measurements that were left out, each with the reason.
     """
 
@@ -70,7 +71,7 @@ class BenchReport:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """The reasons why the run is invalid; empty for a valid run."""
+        """The reasons why the run is invalid; empty if the run is valid."""
         return (*reasons_against(self.cells, self.loads, self.before, self.after), *impossible(self.shares()))
 
     @property
@@ -79,11 +80,11 @@ class BenchReport:
 
     @property
     def wrong(self) -> list[str]:
-        """The reasons that report wrong answers."""
+        """Return the reasons that report wrong answers of a runner."""
         return [reason for reason in self.reasons if _WRONG in reason]
 
     def shares(self) -> list[Share]:
-        """Return the share of the roofline of every latency whose precision and device have a roofline."""
+        """Return the share of the roofline for every cell with latencies and a roofline of its precision and device."""
         works = {work.batch: work for work in self.works}
         lines = {(line.precision, line.device): line for line in self.rooflines}
         measured = []
@@ -97,7 +98,7 @@ class BenchReport:
         return measured
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values; numbers that are not finite become null."""
+        """Return the result as plain JSON values.  NaN and infinite values become null."""
         data = {
             "format": FORMAT,
             "verdict": self.verdict,
@@ -162,9 +163,9 @@ def reasons_against(
 
 
 def impossible(shares: Iterable[Share]) -> list[str]:
-    """Return a reason against the run for every share above 1.
+    """Return a reason why the run is invalid for every share above 1.
 
-    A share above 1 shows that the machine was slower while the roofline was measured.
+    A share above 1 shows that the machine was slower while the roofline was measured than during the runners' turns.
     """
     return [
         f"unstable: {share.runner}, batch {share.batch}: {share.share:.0%} of the roofline, expected at most 100%: the "
@@ -175,7 +176,7 @@ def impossible(shares: Iterable[Share]) -> list[str]:
 
 
 def machine_reasons(before: MachineState, after: MachineState) -> list[str]:
-    """Return the reasons why measurements are invalid, from the states of the machine before and after."""
+    """Return the reasons why measurements are invalid, from the machine's states before and after the measurements."""
     reasons = []
     for when, state in (("before", before), ("after", after)):
         if state.others > MOST_OTHERS:

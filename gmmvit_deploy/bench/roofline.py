@@ -1,12 +1,13 @@
-"""Estimate the roofline: the minimum time of a model on this machine, from rates that are measured on this machine.
+"""Estimate the roofline: the minimum time of a model on this machine, from rates measured on this machine.
 
     minimum time = max(operations / rate of matrix products, bytes / bandwidth)
     share of the roofline = minimum time / measured time
 
-operations: 2 for each multiplication with addition in the matrix products and convolutions of the exported graph.
-rate: the best rate of any installed library on any product of the model's shapes, in the same precision. The rate is
-measured before and after the runners, because a machine may be slower for a while.
-bytes: the weights, the input and the logits, each moved once. All other data is assumed to stay in caches.
+operations: the matrix products and convolutions of the exported graph; a multiplication with its addition counts as 2.
+rate: the highest operations per second of any installed library in the same precision, on any matrix product with a
+shape of the model. The rate is measured before and after the runners, because a machine may be slower for a while.
+bytes: the sizes of the weights, the input and the logits. All other data is assumed to stay in caches.
+bandwidth: the bytes that a copy reads and writes per second.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ _ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1, "fp8": 1}
 class NetworkWork:
     """The work of a network for a batch.
 
-    batch: the batch size.  operations: as the module's docstring defines it.
-    products: shape (rows, inner, columns) of a product with a weight → number of such products.
+    batch: the batch size.  operations: the number of operations, as the docstring of the module defines it.
+    products: shape (rows, inner, columns) of a matrix product with a weight → number of such matrix products.
     weight_values: the number of weights.  input_bytes, output_bytes: the sizes of the input and of the logits.
     """
 
@@ -56,9 +57,9 @@ class NetworkWork:
 class Roofline:
     """The measured rates of this machine in a precision.
 
-    rates: the rate of every library on every shape.
-    bandwidth: the bandwidth of a copy, in bytes read and written per second.
-    absent: the libraries that are not installed or have no product in this precision.
+    rates: the rate of every library on every shape of a matrix product.
+    bandwidth: the bytes that a copy reads and writes per second.
+    absent: the libraries that are not installed, or that compute no matrix product in this precision.
     """
 
     precision: str
@@ -88,7 +89,7 @@ def work_of_graph(proto: ModelProto, batch: int) -> NetworkWork:
 
     proto: a float32 export. The function changes the graph in place: it sets the batch size to ``batch``.
 
-    Errors: ValueError when the shape of a product cannot be inferred.
+    Errors: ValueError when the shape of a matrix product cannot be inferred.
     """
     from onnx import helper, numpy_helper
 
@@ -109,7 +110,7 @@ def work_of_graph(proto: ModelProto, batch: int) -> NetworkWork:
         left, right, out = (shapes.get(name) or weights.get(name) for name in (*node.input[:2], node.output[0]))
         if left is None or right is None or out is None:
             raise ValueError(f"{node.name}: the shapes of this node cannot be inferred")
-        # In a convolution each output value is a sum over the kernel's window and the channels of a group.
+        # Each output value of a convolution is a sum over the window of the filter and over the channels of a group.
         inner = int(np.prod(right[1:])) if node.op_type == "Conv" else left[-1]
         operations += 2 * int(np.prod(out)) * inner
         if node.op_type != "Conv" and node.input[1] in weights:
@@ -128,10 +129,10 @@ def work_of_graph(proto: ModelProto, batch: int) -> NetworkWork:
 def measured_roofline(
     works: Sequence[NetworkWork], precision: str, device: Device = "cpu", *, seen: Roofline | None = None
 ) -> Roofline | None:
-    """Measure the rate of each library on each product of each batch.
+    """Measure the rate of each library on each matrix product of each of the ``works``.
 
-    seen: an earlier measurement; the result contains the better rate of both measurements.
-    Returns None if no library computes products in this precision on this device.
+    seen: an earlier measurement; the result contains the higher rate of the earlier and the new measurement.
+    Returns None if no library computes matrix products in this precision on this device.
     """
     makers = libraries(precision, device)
     rates = {(product.library, product.shape): product for product in (seen.rates if seen else ())}
@@ -140,7 +141,7 @@ def measured_roofline(
         for library, make in makers.items():
             try:
                 program = make(shape)
-            except Exception:  # the library is missing, or lacks this product on this machine
+            except Exception:  # the library is missing, or does not compute this matrix product on this machine
                 absent.add(library)
                 continue
             measured = ProductRate(library=library, shape=shape, gflops=rate(program, shape, device))
@@ -164,9 +165,10 @@ def measured_rooflines(
     seen: Mapping[tuple[str, Device], Roofline] | None = None,
     on_progress: OnProgress = ignore,
 ) -> dict[tuple[str, Device], Roofline]:
-    """Return (precision, device) → `measured_roofline` for all ``targets``, without the targets that have no roofline.
+    """Return (precision, device) → `measured_roofline`, only for ``targets`` for which a roofline can be measured.
 
-    seen: earlier measurements, as for `measured_roofline`.
+    targets: the (precision, device) pairs to measure.
+    seen: (precision, device) → earlier measurement, as for `measured_roofline`.
     """
     rooflines = {}
     for precision, device in targets:

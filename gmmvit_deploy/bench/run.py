@@ -34,10 +34,12 @@ class BenchOptions:
     """Options of a benchmark.
 
     plan: the measurements of each runner.
-    data: real images; None generates random inputs, and the run card states so.
-    samples: the number of different inputs, which are kept in memory.
-    bound_ms: the bound of the p99 latency for the search of the highest arrival rate; None leaves the search out.
-    roofline, waterfall: whether to measure the roofline and the waterfall.
+    data: real images. With None, random inputs are generated, and the run card (the record of machine, versions and
+    settings) states that the inputs are random.
+    samples: the number of different inputs. All inputs are kept in memory.
+    bound_ms: the largest allowed p99 latency, for the search of the highest arrival rate; None leaves the search out.
+    roofline: True to measure the roofline (`bench.roofline`).
+    waterfall: True to measure the waterfall (`bench.waterfall`).
     """
 
     plan: Plan = field(default_factory=Plan)
@@ -70,9 +72,9 @@ def bench(
 ) -> BenchReport:
     """Measure every runner.  Ratios are relative to the first runner.
 
-    Wrong answers or a busy machine raise no error: they make the report INVALID.
+    Wrong answers or a busy machine raise no error, but the report is then INVALID.
     Errors: InputError when options or data do not fit the bundle or the runners.
-    MissingDependencyError without LoadGen.
+    MissingDependencyError when LoadGen is not installed.
     Every error of a runner.
     """
     if not runners:
@@ -165,7 +167,7 @@ def _batches(runner: Runner) -> str:
 
 
 def _inputs(bundle: Bundle, options: BenchOptions) -> tuple[NDArray[Any], NDArray[Any] | None, dict[str, Any]]:
-    """Return (the inputs of the graph, the same images as pixels or None, the description for the run card)."""
+    """Return (inputs of the graph, the same images as pixels or None, description of the inputs for the run card)."""
     if options.data is None:
         inputs = fresh_inputs(bundle, options.samples)
         pixels = inputs if bundle.manifest.input_kind == "pixels" else None

@@ -30,8 +30,9 @@ def written(output: Path, script: str, *, timed: bool = True, **settings: Any) -
 
     After an error, nothing is written.
     output: the file to write.  script: the name of the script.  settings: the settings of the run.
-    timed: whether the results are times. Only then do a busy machine and wide intervals make the run INVALID.
-    A `Ratio` in the dictionary is written as its three numbers.
+    timed: True if the results are times. A busy machine or a wide interval makes the run INVALID only if ``timed`` is
+    True.
+    A `Ratio` in the dictionary is written as three values: the median and the ends of the interval.
     """
     started = time.time()
     load, before, apart = os.getloadavg()[0], machine_state(), round_trip_ns()
@@ -61,8 +62,8 @@ def written(output: Path, script: str, *, timed: bool = True, **settings: Any) -
 def unsteady(results: Any, place: str = "") -> list[str]:
     """Return a reason for every `Ratio` with a wide interval, and for every share of a roofline above 1.
 
-    An interval is wide if it spans more than `MOST_SPREAD` of the ratio. Both reasons show that the speed of the
-    machine changed during the measurement. Nested dictionaries are searched.
+    An interval is wide if it spans more than `MOST_SPREAD` of the ratio. A wide interval or a share above 1 shows that
+    the speed of the machine changed during the measurement. Nested dictionaries are searched.
     place: the keys that lead to ``results``, separated by commas.
     """
     if isinstance(results, Ratio):

@@ -1,4 +1,7 @@
-"""Search the highest rate of random arrivals (LoadGen's Server scenario) whose p99 latency stays within a bound."""
+"""Search the highest rate of random arrivals at which the p99 latency stays within a bound.
+
+The arrivals follow LoadGen's Server scenario (`bench.loadgen`).
+"""
 
 from __future__ import annotations
 
@@ -30,8 +33,8 @@ class LoadPoint:
     """A trial of an arrival rate.
 
     rate: the arrivals a second.  queries: the number of queries.
-    p50_ms, p99_ms: percentiles of the latency from each query's scheduled time.
-    holds: whether p99 stayed within the bound.
+    p50_ms, p99_ms: the 50th and 99th percentile of the latencies, which begin at each query's scheduled time.
+    holds: True if the p99 latency stayed within the bound.
     """
 
     rate: float
@@ -45,7 +48,7 @@ class LoadPoint:
 class LoadSearch:
     """The result of a search.
 
-    best: the trial with the highest rate whose p99 stayed within the bound, or None without such a trial.
+    best: the trial with the highest rate whose p99 stayed within the bound; None if no trial stayed within the bound.
     points: all trials, ordered by rate.  outputs: the check of the runner's answers.
     """
 
@@ -67,13 +70,13 @@ def search_rate(
 ) -> LoadSearch:
     """Search by bisection, in six steps, the highest rate whose p99 latency stays within the bound.
 
-    If the p99 of a rate exceeds the bound, the rate is tried again, and two of three trials decide. Otherwise a single
-    pause of the machine could raise a p99, and the search would exclude all higher rates. Every trial sends at least
-    the number of queries that a p99 needs.
+    If the p99 latency of a rate exceeds the bound, the rate is tried again, and two of three trials decide. If a single
+    trial decided, a short pause of the machine could raise the p99 latency, and the search would exclude all higher
+    rates. Every trial sends at least the minimum number of queries for a p99 (`bench.statistics`).
 
     inputs: the inputs (N, …) from which samples are drawn.  expected: the expected logits of the inputs.
     bound_ms: the bound of the p99 latency.
-    most: the samples a second when all samples are available at once. No arrival rate can be higher.
+    most: the samples a second when all samples are available at once. The runner cannot sustain a higher arrival rate.
     """
     # A server forms batches itself, so the queries to a server are single samples.
     batch = 1 if runner.server is not None else min(_BATCH, runner.max_batch, len(inputs))
@@ -100,7 +103,7 @@ def search_rate(
             ),
         )
         error = expected.largest(run.indices, run.outputs)
-        largest = error if not error <= largest else largest  # NaN stays
+        largest = error if not error <= largest else largest  # NaN remains NaN
         answers += len(run.indices)
         digest.update(run.outputs_sha256.encode())
         p50, p99 = (float(value) for value in np.percentile(run.latencies_ms, [50, 99], method="inverted_cdf"))
@@ -124,9 +127,10 @@ def search_rate(
 
 
 def _held(tried: Callable[[], LoadPoint]) -> LoadPoint | None:
-    """Return the slower of the two deciding trials, or None if the rate exceeds the bound.
+    """Try a rate; return a trial that stayed within the bound, or None if two of three trials exceeded the bound.
 
-    If the first trial stays within the bound, no other trial is needed.
+    If the first trial stays within the bound, the function returns this trial. Otherwise the second and third trials
+    must stay within the bound, and the function returns the slower of these two.
     """
     first = tried()
     if first.holds:

@@ -4,8 +4,8 @@
     spread = (75th percentile − 25th percentile of the rounds' medians) / median of the rounds' medians
     ratio  = median over the rounds of (median of the runner / median of the baseline in the same round)
 
-The minimum numbers follow from MLPerf Inference's rules on early stopping: with this number of queries, of which a
-single query is slower than a latency, the percentile is below the latency with 99 % confidence.
+The minimum numbers follow from MLPerf Inference's rules on early stopping. If a single query of so many queries is
+slower than a latency, the percentile lies below this latency with 99 % confidence.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 __all__ = ["ENOUGH", "Percentile", "Ratio", "percentiles", "ratio", "spread"]
 
 ENOUGH: dict[float, int] = {0.5: 8, 0.9: 64, 0.99: 662, 0.999: 6636}
-"""Percentile as a share → minimum number of queries."""
+"""Percentile as a share → minimum number of queries for this percentile."""
 _DRAWS = 2000
 _INTERVAL = (2.5, 97.5)
 
@@ -29,8 +29,9 @@ _INTERVAL = (2.5, 97.5)
 class Percentile:
     """A percentile of latencies.
 
-    share: the percentile as a share, such as 0.99.  value: the latency; None with too few queries.
-    missing: the number of queries that are missing for a value.
+    share: the percentile as a share, such as 0.99.
+    value: the latency, in the unit of the latencies; None if there are too few queries.
+    missing: the number of additional queries that a value needs; 0 if there is a value.
     """
 
     share: float
@@ -53,7 +54,7 @@ class Ratio:
 
 
 def percentiles(latencies: NDArray[Any]) -> tuple[Percentile, ...]:
-    """Return the percentiles of a run's latencies by nearest rank, so that each value is a measured latency."""
+    """Return the percentiles of a run's latencies.  By the nearest-rank method, each value is a measured latency."""
     ordered = np.sort(latencies)
     quantiles = []
     for share, enough in ENOUGH.items():
@@ -64,7 +65,10 @@ def percentiles(latencies: NDArray[Any]) -> tuple[Percentile, ...]:
 
 
 def spread(medians: Sequence[float]) -> float:
-    """Return the interquartile range of the rounds' medians, divided by their median."""
+    """Return the interquartile range of ``medians`` divided by the median of ``medians``.
+
+    medians: the median latency of each round.
+    """
     low, middle, high = np.percentile(medians, [25, 50, 75])
     return float((high - low) / middle)
 
@@ -73,7 +77,7 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> Ratio:
     """Return the ratio ``above`` / ``below`` with its interval.
 
     above, below: the medians of two programs in the same rounds.
-    Errors: ValueError when the numbers of rounds differ, or when there is no round.
+    Errors: ValueError when ``above`` and ``below`` have different lengths, or are empty.
     """
     if len(above) != len(below) or not len(above):
         raise ValueError(

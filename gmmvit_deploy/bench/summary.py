@@ -1,4 +1,4 @@
-"""Summarise a benchmark in a sentence for readers who quote its numbers, and list what would change the verdict."""
+"""Summarise a benchmark in a few sentences that readers can quote, and list what would change the verdict."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _nearest_limits(result: Result) -> Iterator[str]:
 
 
 def _open_comparisons(result: Result) -> Iterator[str]:
-    """Yield a sentence for each ratio whose interval contains 1, so that neither runner is shown to be faster."""
+    """Yield a sentence for each ratio whose interval contains 1: such a ratio does not show which runner is faster."""
     for ratio in result["ratios"]:
         if ratio["low"] <= 1 <= ratio["high"]:
             yield (

@@ -1,8 +1,8 @@
-"""Search the server settings with the highest arrival rate whose p99 latency stays within a bound, on a real server.
+"""Search the Triton settings that sustain the highest arrival rate with a p99 latency within a bound.
 
-The settings are the runtime and its precision, the number of instances and their threads, and the maximum time that a
-request waits in the batcher (queue delay). The search first tries each runtime with default settings, then numbers of
-instances with the best runtime, then queue delays with the best instances.
+The settings are the runtime, the precision, the number of instances, the threads of an instance, and the queue delay:
+the maximum time that a request waits in the batcher. The search first tries each runtime with default settings, then
+several numbers of instances with the best runtime, then several queue delays with the best number of instances.
 
 Every trial starts a server, checks the server's answers, and searches the highest rate of random (Poisson) arrivals
 whose p99 latency stays within the bound.
@@ -52,10 +52,10 @@ class TuneOptions:
 
     Tuning measures speed only; ``gmmvit parity`` with data measures the accuracy of a precision.
 
-    bound_ms: the bound of the p99 latency, measured by the client.  protocol: the protocol of the requests.
-    runtimes: (name, precision) of each runtime to try. The suffix ``+kernels`` adds our CPU kernels, as in
+    bound_ms: the largest allowed p99 latency, measured by the client.  protocol: the protocol of the requests.
+    runtimes: (name, precision) of each runtime to try. The suffix ``+kernels`` adds this project's CPU kernels, as in
     ``onnxruntime+kernels``. None tries ONNX Runtime in float32 only.
-    cpu_kernels: whether to use our CPU kernels, if ``runtimes`` is None; None means ``auto``.
+    cpu_kernels: states whether to use this project's CPU kernels if ``runtimes`` is None; None means ``auto``.
     name: the name of the served model.
     """
 
@@ -91,9 +91,10 @@ class TuneOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """The result of a trial.
+    """The result of a trial of server settings.
 
-    settings: the settings of the server.  cpu_kernels: whether the server used our CPU kernels.
+    settings: the settings of the server.
+    cpu_kernels: states whether the server used this project's CPU kernels.
     full_rate: the samples a second when all samples are available at once.
     load: the search for the highest arrival rate.
     """
@@ -105,7 +106,10 @@ class Trial:
 
     @property
     def rate(self) -> float:
-        """The highest rate within the bound, in requests a second; 0 without such a rate or with wrong answers."""
+        """The highest rate within the bound, in requests a second.
+
+        The rate is 0 if no rate stayed within the bound, or if the server's answers were wrong.
+        """
         return self.load.best.rate if self.load.best is not None and self.load.outputs.right else 0.0
 
 
@@ -127,7 +131,7 @@ class Tuning:
 
     @property
     def best(self) -> Trial | None:
-        """The trial with the highest rate within the bound, or None if no trial stayed within the bound."""
+        """The trial with the highest rate within the bound, or None if the rate of every trial is 0."""
         fastest = max(self.trials, key=lambda trial: trial.rate)
         return fastest if fastest.rate > 0 else None
 
@@ -167,10 +171,11 @@ def tune(
 ) -> Tuning:
     """Search the best settings, then write a repository with these settings to ``out``.
 
-    The repository also contains `TUNING_FILE` with all trials. After an error, nothing is written.
+    A repository is the folder of models that a Triton server loads. The repository also contains `TUNING_FILE`, a
+    record of all trials. After an error, nothing is written.
     Errors: OutputError when ``out`` exists already and ``force`` is false.
     InputError when no setting stays within the bound, or when the bundle lacks the graph of a precision.
-    MissingDependencyError when LoadGen or Triton's client is missing.
+    MissingDependencyError when LoadGen or Triton's client is not installed.
     ServerError when a server fails.
     """
     require_free(out, force=force)
@@ -180,9 +185,9 @@ def tune(
     trials: list[Trial] = []
 
     def tried(candidates: Iterable[RepositoryOptions], *, later: int = 0) -> Trial:
-        """Try the candidates that were not tried before, and return the best trial so far.
+        """Try the candidates that were not tried before, and return the best of all trials so far.
 
-        later: the number of trials after these candidates, for the progress display.
+        later: the number of trials that follow these candidates, for the progress display.
         """
         untried = [settings for settings in candidates if all(settings != trial.settings for trial in trials)]
         total = len(trials) + len(untried) + later
@@ -217,7 +222,10 @@ def tune(
 
 
 def _instances(settings: RepositoryOptions) -> list[RepositoryOptions]:
-    """Return the settings with 2 and 4 instances, if there are as many cores; the instances share the cores equally."""
+    """Return the settings with 2 and with 4 instances, unless there are fewer cores than instances.
+
+    Each instance gets the same number of threads; together the instances have about as many threads as there are cores.
+    """
     cores = len(os.sched_getaffinity(0))
     counts = [count for count in (2, 4) if count <= cores]
     return [replace(settings, instances=count, threads=cores // count) for count in counts]
@@ -263,7 +271,8 @@ def _words(settings: RepositoryOptions) -> str:
 def settings_table(trials: Sequence[Trial]) -> list[tuple[str, ...]]:
     """Return a table row for each trial.
 
-    The columns are: settings, highest rate within the bound, p99 at this rate, rate with all samples at once, remark.
+    The columns are: settings; highest rate within the bound; p99 at this rate; rate if all samples are available at
+    once; remark.
     """
     best = max(trials, key=lambda trial: trial.rate)
     rows: list[tuple[str, ...]] = []

@@ -2,9 +2,9 @@
 
     PyTorch → exported graph → engine → server over gRPC → server over HTTP → server that also decodes the image
 
-All steps get the same inputs. A runner in this process is a single step. The server's statistics divide the time of a
-request into parts: the queue and the backend. The rest of the client's time, for example in transport, is called
-``unexplained``.
+All steps get the same images. Each runner is a step. If a server runs the step, the server's statistics divide the time
+of a request into the time in the queue and the times in the backend. The rest of the client's time, for example the
+transport, is called ``unexplained``.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Step:
     """A step of the waterfall.
 
     ms: the median time of a request, measured by the caller.
-    over_before: the difference in ms from the step before.
-    parts: name of a part → ms of this part in the server's mean request, and ``unexplained`` → ms of the rest. Empty
+    over_before: ms of this step minus ms of the previous step.
+    parts: name of a part → mean ms of this part in a request to the server, and ``unexplained`` → ms of the rest. Empty
     for a runner in this process.
     """
 
@@ -75,7 +75,7 @@ def waterfall(
 def server_parts(
     models: Sequence[str], before: Sequence[ServerTimings], after: Sequence[ServerTimings]
 ) -> dict[str, float]:
-    """Return name of a part → ms of this part in the mean request between two readings of the server's statistics.
+    """Return name of a part → mean ms of this part in the requests between two readings of the server's statistics.
 
     The names are ``MODEL queue``, ``MODEL input``, ``MODEL infer`` and ``MODEL output`` for each model.
     before, after: the readings, with an entry for each of ``models``.

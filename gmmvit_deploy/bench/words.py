@@ -11,9 +11,9 @@ __all__ = ["percentile_words", "ratio_words", "roofline_words"]
 
 
 def percentile_words(cell: Mapping[str, Any], name: str) -> str:
-    """Format a percentile of a cell in milliseconds, or the number of missing queries.
+    """Format a percentile of a cell: the latency in milliseconds, or the number of queries that are missing for it.
 
-    name: the name of the percentile, such as ``p99``.
+    cell: the JSON of a `measure.Cell`.  name: the name of the percentile, such as ``p99``.
     """
     percentile = cell["percentiles"].get(name)
     if percentile is None:
@@ -24,7 +24,7 @@ def percentile_words(cell: Mapping[str, Any], name: str) -> str:
 
 
 def roofline_words(line: Mapping[str, Any]) -> str:
-    """Format a roofline: precision and device, the best rate with its library and shape, and the bandwidth."""
+    """Format a roofline: precision, device, highest rate, library and shape of this rate, and bandwidth."""
     shape = "×".join(map(str, line["shape"]))
     return (
         f"{line['precision']} on the {line['device']}: {line['gflops']:.0f} GFLOP/s ({line['library']}, {shape}), "
@@ -33,5 +33,5 @@ def roofline_words(line: Mapping[str, Any]) -> str:
 
 
 def ratio_words(ratio: Ratio, digits: int = 3) -> str:
-    """Format a ratio: the median with its interval, such as ``1.012 (1.004–1.019)``."""
+    """Format a ratio: the median and the interval, such as ``1.012 (1.004–1.019)``."""
     return f"{ratio.median:.{digits}f} ({ratio.low:.{digits}f}–{ratio.high:.{digits}f})"

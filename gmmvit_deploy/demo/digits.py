@@ -51,7 +51,10 @@ class Digits:
 
 
 def load_digit_images() -> Digits:
-    """Load the 1,797 digits, 8×8 grey, enlarged to 32×32 RGB.  The same 360 digits are held out in every run."""
+    """Load the 1,797 digits, and enlarge the digits from 8×8 grey to 32×32 RGB.
+
+    The same 360 digits are held out in every run.
+    """
     image = ImageSpec(height=_IMAGE_SIZE, width=_IMAGE_SIZE, channels=DIGITS_SPEC.channels)
     parts = [digits(split) for split in ("train", "test")]
     pixels = [np.stack([part.pixels(index, image) for index in range(len(part))]) for part in parts]
@@ -70,7 +73,7 @@ def train(
 ) -> Model:
     """Train `DIGITS_SPEC` from scratch with AdamW, a one-cycle schedule, and random shifts by up to two pixels.
 
-    on_progress: called after each epoch, with its mean loss as the detail.
+    on_progress: called after each epoch, with the mean loss of the epoch as the detail.
     """
     torch.manual_seed(_SEED)
     normalisation = dataset("digits")
@@ -97,9 +100,12 @@ def train(
 
 
 def save_checkpoint(model: Model, path: Path, *, epoch: int) -> None:
-    """Write a checkpoint as the released training code does: weights under ``model_state_dict``."""
+    """Write a checkpoint like the paper authors' released training code: the weights are in ``model_state_dict``.
+
+    The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".
+    """
     state = released_state_dict(model)
-    # The released code stores an additional, unused copy of the base mask at the root.
+    # The paper authors' released code stores an unused copy of the base mask under the additional key ``mask``.
     bases = [tensor for name, tensor in state.items() if name.endswith(".mask.mask")]
     state = {"mask": bases[0], **state}
     torch.save({"model_state_dict": state, "epoch": epoch}, path)

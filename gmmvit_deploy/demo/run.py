@@ -57,7 +57,8 @@ _PARITY = "gmmvit parity bundle --runner {} --data digits --localize --report pa
 class DemoStep:
     """A finished step of the demo.
 
-    result: the result in words.  seconds: the duration.  command: what to type to run the step without the demo.
+    result: the result in words.  seconds: the duration.
+    command: the command that runs the step without the demo.
     """
 
     name: str
@@ -85,8 +86,10 @@ def run_demo(
     tritonserver: Path | None = None,
     on_progress: OnProgress = ignore,
 ) -> DemoResult:
-    """Run the demo and write all output to ``out``.  After an error nothing is written to ``out``.
+    """Run the demo and write all output to ``out``.  After an error, nothing is written to ``out``.
 
+    force: True to replace an existing folder at ``out``.
+    tritonserver: the path of the server program; None searches for an installed server.
     on_progress: called when a step begins, and after every epoch of the training.
     Errors: GmmvitError when a step fails, when parity fails, when an accuracy is too low, or when the accuracies of two
     programs differ.
@@ -143,7 +146,7 @@ def run_demo(
                         answers = classify_files(remote, sorted(images.glob("*/*.png")), top=1)
                     top1[f"Triton, {protocol}"] = _top1(answers)
                     demo.note(f"top-1 {top1[f'Triton, {protocol}']:.1%} on PNG bytes")
-            _judge(top1)  # do not measure a wrong model
+            _judge(top1)  # do not measure programs whose accuracies are too low or differ
             with demo.step("bench", _BENCH.format(",".join(names))):
                 demo.note(_benched(bundle, names, server, folder / "bench.html"))
         finally:
@@ -152,7 +155,7 @@ def run_demo(
 
 
 class _Demo:
-    """Collect the finished steps; use it as ``with demo.step(...): … demo.note(...)``."""
+    """Collects the finished steps.  Use: ``with demo.step(...): … demo.note(...)``."""
 
     def __init__(self, on_progress: OnProgress) -> None:
         self.steps: list[DemoStep] = []
@@ -178,7 +181,10 @@ class _Demo:
 
 
 def _built(bundle: Bundle) -> str:
-    """Build an engine for a GPU that this machine may lack; return a summary, or why TensorRT is not available."""
+    """Build an engine for a GPU model that this machine may lack.
+
+    Returns a summary, or the reason why TensorRT is not available.
+    """
     try:
         flavor = find_flavor("tensorrt-rtx")
     except MissingDependencyError as exc:
@@ -196,7 +202,7 @@ def _export_options() -> ExportOptions:
 
 
 def _save_images(folder: Path, pixels: NDArray[Any], classes: NDArray[Any]) -> None:
-    """Write ``images/<class>/<number>.png``: the name of the folder is the true class."""
+    """Write each image to ``<class>/<number>.png`` in ``folder``; the name of the subfolder is the true class."""
     from PIL import Image
 
     for number, (image, label) in enumerate(zip(pixels, classes, strict=True)):
@@ -218,7 +224,7 @@ def _parity(
 
 
 def _benched(bundle: Bundle, names: Sequence[str], server: TritonServer, page: Path) -> str:
-    """Measure the runners side by side on digits; return a summary, or why LoadGen or matplotlib is missing."""
+    """Measure the speed of the runners on digits; return a summary, or why LoadGen or matplotlib is not available."""
     options = BenchOptions(plan=_BENCH_PLAN, data=open_data("digits"))
     try:
         with open_runners(names, bundle, urls=(server.grpc_url, server.http_url)) as runners:

@@ -36,7 +36,7 @@ _IN_USE: dict[Path, IO[str]] = {}
 
 
 class CompileError(Exception):
-    """The library could not be compiled, but another attempt may succeed.  The message gives the reason."""
+    """A library could not be compiled, but another attempt may succeed.  The message gives the reason."""
 
 
 class SourceError(CompileError):
@@ -54,13 +54,14 @@ def cache_folder() -> Path:
 def compiled(stem: str, compile_to: Callable[[Path], None]) -> Path:
     """Return the path of the library ``<stem>.so``, and mark the library as in use by this process.
 
-    A library that is not in the cache is compiled first. If several processes ask for the same library, the first
-    process compiles the library and the others wait. The file ``<stem>.so`` only appears when it is complete.
+    A library that is not in the cache is compiled first. If several processes need the same library, the first process
+    compiles the library and the other processes wait. The file ``<stem>.so`` appears only when the file is complete.
 
     stem: the library's name and key, joined.  compile_to: a function that writes the library to a path, or raises
     `CompileError`.
     Errors: CompileError when the library cannot be compiled.
-    SourceError when the sources have an error; the cache records it, and later calls raise it without compiling.
+    SourceError when the sources have an error. The cache records the error, and later calls raise the recorded error
+    without compiling.
     OSError when the folder cannot be used.
     RuntimeError as `cache_folder`.
     """
@@ -129,12 +130,12 @@ def _compile(library: Path, failure: Path, compile_to: Callable[[Path], None]) -
 def _remove_oldest(folder: Path) -> None:
     for suffix in (".so", ".failed"):
         for path in _by_use(folder, suffix)[MOST_LIBRARIES:]:
-            with suppress(OSError):  # another process may remove it at the same moment
+            with suppress(OSError):  # another process may remove the file at the same moment
                 _removed(path)
 
 
 def _by_use(folder: Path, suffix: str) -> list[Path]:
-    """Return the cache's files with this suffix, the most recently used first."""
+    """Return the files of the cache with this suffix, most recently used first."""
     times: list[tuple[float, Path]] = []
     for path in folder.glob(f"*-*{suffix}"):
         with suppress(FileNotFoundError):
@@ -143,9 +144,9 @@ def _by_use(folder: Path, suffix: str) -> list[Path]:
 
 
 def _removed(path: Path) -> bool:
-    """Remove a library or a recorded failure, and its lock file if no other file needs the lock file.
+    """Remove a library or a recorded failure.  Also remove the lock file if no other file needs the lock file.
 
-    Returns False, and removes nothing, if a running process uses the library.
+    If a running process uses the library, the function removes nothing and returns False.
     """
     lock_path = path.with_suffix(".lock")
     with lock_path.open("a") as lock:
@@ -160,11 +161,11 @@ def _removed(path: Path) -> bool:
 
 
 def _locked(path: Path, kind: int) -> IO[str]:
-    """Open and lock a lock file.  If another process removed the file during the wait, open and lock a new file.
+    """Open and lock a lock file.  If another process removes the file during the wait, open and lock a new file.
 
-    kind: ``fcntl.LOCK_SH`` (shared) or ``fcntl.LOCK_EX`` (exclusive).  Ask for an exclusive lock only while the
-    library does not exist. A process that uses the library holds a shared lock until the process ends, and an
-    exclusive lock would wait for the end of every such process.
+    kind: ``fcntl.LOCK_SH`` (shared) or ``fcntl.LOCK_EX`` (exclusive).  Request an exclusive lock only while the library
+    does not exist: every process that uses the library holds a shared lock until the process ends, and the request
+    would wait for all these processes.
     """
     while True:
         lock = path.open("a")

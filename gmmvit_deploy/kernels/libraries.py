@@ -1,9 +1,9 @@
 """Compile this project's kernels into libraries for the installed runtimes on first use, and cache the libraries.
 
-This package contains the sources of the kernels, not compiled kernels. A compiled OpenVINO operation works with a
-single version of OpenVINO, and compiled C would need a separate package for each platform. Compiling needs a C++
-compiler and takes some seconds. The headers of OpenVINO come with OpenVINO's package; ONNX Runtime's interface needs
-no headers.
+This package contains the kernels as source code, not as compiled libraries. A compiled OpenVINO operation works with a
+single version of OpenVINO, and compiled C code would need a separate package for each platform. Compiling needs a C++
+compiler and takes some seconds. OpenVINO's package contains the headers for the OpenVINO kernels. The ONNX Runtime
+kernel needs no headers of ONNX Runtime.
 
 The key of a library in the cache is a hash of:
 
@@ -12,8 +12,8 @@ The key of a library in the cache is a hash of:
 - the sources,
 - the version of the runtime.
 
-If the compiler reports an error in the sources, the cache records the failure under the same key (`cache.py`), and no
-process compiles these sources again. A failure from lack of memory or disk space is not recorded.
+If the compiler reports an error in the sources, the cache records the failure under the key of the library
+(`cache.py`), and no process compiles these sources again. A failure from lack of memory or disk space is not recorded.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class _Recipe:
     """A library to compile.
 
     sources: the names of source files in this folder.  flags: compiler flags without paths.
-    include: folders of headers.  linked: libraries to link with.
-    against: the name and version of the package that provides ``include`` and ``linked``.
+    include: folders of headers.  linked: libraries to link with the kernels.
+    against: the name and version of the package that contains ``include`` and ``linked``.
     """
 
     name: str
@@ -66,11 +66,11 @@ class _Recipe:
 
 @lru_cache
 def openvino_library() -> tuple[Path | None, str]:
-    """Return the library of this project's kernels for OpenVINO, and compile it if the cache does not have it.
+    """Return the library of this project's kernels for OpenVINO; compile a library that the cache does not contain.
 
     Returns (path of the library, "") or (None, the reason why the library is not available).
     The compiler is ``$CXX``, by default ``c++``. `cache.py` describes the cache.
-    Errors: MissingDependencyError without OpenVINO.
+    Errors: MissingDependencyError when OpenVINO is not installed.
     """
     recipe, why = _openvino_recipe()
     return (None, why) if recipe is None else _library(recipe)
@@ -78,7 +78,7 @@ def openvino_library() -> tuple[Path | None, str]:
 
 @lru_cache
 def onnxruntime_library() -> tuple[Path | None, str]:
-    """Return the library of this project's kernels for ONNX Runtime, as `openvino_library` does.
+    """Return the library of this project's kernel for ONNX Runtime, in the same form as `openvino_library`.
 
     The library works with every version of ONNX Runtime, because ONNX Runtime's C interface is stable.
     """
@@ -86,7 +86,7 @@ def onnxruntime_library() -> tuple[Path | None, str]:
 
 
 def why_recorded(name: str) -> str:
-    """Return the path of the file that records a failed compilation, or an empty string without such a file.
+    """Return the path of the file that records a failed compilation, or "" if no failure is recorded.
 
     While the file exists, the library is not compiled again.
     name: ``onnxruntime`` or ``openvino``.  Errors: as `openvino_library`.
@@ -94,7 +94,7 @@ def why_recorded(name: str) -> str:
     recipe = _ONNXRUNTIME if name == "onnxruntime" else _openvino_recipe()[0]
     try:
         path = None if recipe is None else recorded_failure(_stem(recipe, _compiler()))
-    except (OSError, RuntimeError, ValueError):  # no compiler, or no home directory: nothing can be recorded
+    except (OSError, RuntimeError, ValueError):  # without a compiler or a home directory, no failure can be recorded
         return ""
     return str(path or "")
 
@@ -137,7 +137,7 @@ def _library(recipe: _Recipe) -> tuple[Path | None, str]:
     try:
         compiler = _compiler()
         return compiled(_stem(recipe, compiler), lambda path: _compile(recipe, compiler, path)), ""
-    # `Path.home()` raises RuntimeError when HOME is unset, and shlex ValueError on an unbalanced quote in $CXX.
+    # `Path.home()` raises RuntimeError when HOME is unset. shlex raises ValueError on an unbalanced quote in $CXX.
     except (OSError, RuntimeError, ValueError, CompileError) as exc:
         return None, _reason(exc)
 
@@ -148,7 +148,7 @@ def _compiler() -> list[str]:
 
 
 def _stem(recipe: _Recipe, compiler: list[str]) -> str:
-    """Return the name and key of a library, joined.  Errors: OSError when the compiler cannot be started."""
+    """Return the name and key of a library, joined by a hyphen.  Errors: OSError when the compiler does not start."""
     answer = subprocess.run([*compiler, "--version"], capture_output=True, text=True, errors="replace", check=False)
     sources = {name: hashlib.sha256((_HERE / name).read_bytes()).hexdigest() for name in recipe.sources}
     key = {
@@ -179,7 +179,7 @@ def _compile(recipe: _Recipe, compiler: list[str], path: Path) -> None:
 
 
 def _language(source: str) -> list[str]:
-    """Return the compiler's options that state a source's language; empty for a header."""
+    """Return the compiler options that state the language of a source file; empty for a header."""
     return {".cpp": ["-x", "c++"], ".c": ["-x", "c"]}.get(Path(source).suffix, [])
 
 

@@ -1,6 +1,6 @@
-"""Implement the matcher's `GraphView` for ONNX graphs.
+"""Implement `GraphView`, the matcher's interface to a graph, for ONNX graphs.
 
-Our kernel for ONNX Runtime computes in float32 only, so the matcher does not skip casts in ONNX graphs.
+This project's CPU kernel for ONNX Runtime computes in float32 only, so the matcher does not skip casts in ONNX graphs.
 """
 
 from __future__ import annotations
@@ -65,9 +65,12 @@ class OnnxView:
         return self.wiring.inner_shape(value)
 
     def target(self, value: str) -> tuple[int, ...] | None:
-        """Return the shape that the Reshape's constant states, without the batch; None if a size is left open."""
+        """Return the shape that the constant of a Reshape states, without the batch dimension.
+
+        Returns None if the shape is not a constant, or if a size is left open.
+        """
         inputs = self.wiring.maker[value].input
-        constant = self.wiring.array(inputs[1]) if len(inputs) > 1 else None  # an attribute before opset 5
+        constant = self.wiring.array(inputs[1]) if len(inputs) > 1 else None  # the shape: an attribute before opset 5
         inner = () if constant is None else tuple(int(size) for size in constant.reshape(-1)[1:])
         return inner if inner and min(inner) > 0 else None
 
@@ -84,7 +87,7 @@ class OnnxView:
         if split is None:
             return value, 0, 1
         source = split.input[0]
-        shape = self.wiring.inner_shape(source)  # if the shape is None, the matcher refuses later
+        shape = self.wiring.inner_shape(source)  # if the shape is None, the matcher refuses the attention later
         if len(split.input) > 1 or (shape is not None and _axis(split, 0) not in (len(shape), -1)):
             return None
         return source, list(split.output).index(value), len(split.output)

@@ -1,9 +1,9 @@
-"""Replace the attentions of an ONNX graph by a node that this project's kernel computes inside ONNX Runtime.
+"""Replace each attention of an ONNX graph by a node that this project's CPU kernel computes inside ONNX Runtime.
 
     Split, Reshape, Transpose, MatMul, Mul by the mask, Add, Softmax, MatMul, Transpose, Reshape  →  MaskedAttention
 
-`masked_attention.c` computes the node MaskedAttention in float32, in a single pass over the data in the processor's
-cache. `matcher.py` decides which attentions are replaced, and gives the reason for every other attention. ONNX Runtime
+`masked_attention.c` computes the node MaskedAttention in float32, in a single pass over data in the processor's cache.
+`matcher.py` decides which attentions are replaced, and gives the reason why an attention is not replaced. ONNX Runtime
 computes all other nodes with its built-in operators.
 """
 
@@ -25,12 +25,12 @@ DOMAIN = "gmmvit"
 
 
 def attentions_of_kernel(proto: ModelProto) -> list[MatchedAttention | Refusal]:
-    """Return for each softmax of a graph the attention that our kernel computes, or a refusal with the reason."""
+    """Return for each softmax of a graph either the attention that the kernel computes, or a refusal with a reason."""
     return attentions_in(OnnxView(proto.graph))
 
 
 def with_fused_attention(proto: ModelProto) -> tuple[ModelProto, int]:
-    """Copy a graph and replace each attention that our kernel computes by a single node.
+    """Copy a graph, and replace each attention that the kernel computes by a single node.
 
     Returns (the new graph, the number of replaced attentions).
     """
@@ -80,7 +80,7 @@ def with_fused_attention(proto: ModelProto) -> tuple[ModelProto, int]:
 
 
 def _keep_what_is_read(graph: GraphProto, nodes: list[NodeProto]) -> None:
-    """Set the graph's nodes to ``nodes``, without the nodes and constants on which no output depends."""
+    """Set the graph's nodes to ``nodes``, and remove the nodes and constants on which no output depends."""
     read = {value.name for value in graph.output}
     kept = []
     for node in reversed(nodes):

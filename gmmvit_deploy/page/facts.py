@@ -21,8 +21,9 @@ _LARGEST = "_largest_abs"  # the suffix of the entry of each program in a manife
 class ExportParity:
     """Parity with PyTorch, as measured when the bundle was exported.
 
-    differences: program → largest difference between the program's logits and PyTorch's logits on the golden inputs.
-    limit: the largest allowed difference.  skipped: program → why the program was not available at export.
+    differences: program → largest difference between the program's logits and PyTorch's logits, on the golden inputs
+    (the inputs that are recorded at export).
+    limit: the largest allowed difference.  skipped: program → reason why the program was not available at export.
     """
 
     differences: dict[str, float]
@@ -31,7 +32,7 @@ class ExportParity:
 
     @property
     def passed(self) -> bool:
-        """True if at least 1 program was compared and every difference is within the limit."""
+        """True if at least 1 program was compared with PyTorch, and every difference is within the limit."""
         return bool(self.differences) and all(largest <= self.limit for largest in self.differences.values())
 
     def sentence(self) -> str:
@@ -47,7 +48,7 @@ class ExportParity:
 
 
 def export_parity(bundle: Bundle) -> ExportParity:
-    """Read the manifest's comparison with PyTorch."""
+    """Read from the bundle's manifest how the logits compared with PyTorch's logits at export."""
     numbers = bundle.manifest.export_parity
     return ExportParity(
         differences={key.removesuffix(_LARGEST): value for key, value in numbers.items() if key.endswith(_LARGEST)},
@@ -57,7 +58,7 @@ def export_parity(bundle: Bundle) -> ExportParity:
 
 
 def bundle_card(bundle: Bundle) -> dict[str, str]:
-    """Return name → value: hash, model, input, classes, masks, precisions and versions."""
+    """Return name → value of a bundle's hash, model, input, classes, masks, precisions and versions."""
     manifest, image = bundle.manifest, bundle.manifest.image
     sizes = {name: value for name, value in asdict(manifest.spec).items() if name not in ("family", "mask")}
     normalisation = ""

@@ -1,8 +1,8 @@
-"""Protect the page: bounds on requests, and rules for what a browser may load.
+"""Protect the page: refuse unsafe requests, and limit what a browser may load.
 
-host      on loopback, a request with a foreign Host header is refused (DNS rebinding)
+host      on loopback, a request whose Host header names another machine is refused (protects from DNS rebinding)
 origin    a request from a page of another origin is refused
-size      a body beyond the bound is refused before it is stored
+size      a request with a body above the maximum size is refused before the body is stored
 loads     the browser loads nothing from other addresses (Content-Security-Policy)
 """
 
@@ -33,7 +33,7 @@ Application = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
 class Guard:
-    """ASGI middleware.
+    """ASGI middleware that refuses unsafe requests and adds headers to responses.
 
     most_bytes: the maximum size of a request body.  hosts: the allowed Host headers; empty allows every header.
     """
@@ -55,7 +55,7 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
 
     def _refusal(self, headers: dict[str, str]) -> tuple[int, str]:
-        """Return (status, reason) of a refusal; an empty reason accepts the request."""
+        """Return (HTTP status, reason) of a refusal, or an empty reason if the request is accepted."""
         host = headers.get("host", "")
         if self._hosts and _name(host) not in self._hosts:
             return 421, f"expected the Host header {' or '.join(self._hosts)}, got {_name(host)!r}\n"
@@ -68,7 +68,7 @@ class Guard:
         return 200, ""
 
     def _bounded(self, receive: Receive) -> Receive:
-        """Wrap ``receive`` to count the bytes of the body, because the stated length may be missing or wrong."""
+        """Wrap ``receive`` to count the bytes of the body, because the Content-Length may be missing or wrong."""
         received = 0
 
         async def bounded() -> Message:

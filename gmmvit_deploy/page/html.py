@@ -32,7 +32,7 @@ __all__ = [
     "thumbnail",
 ]
 
-_SHOWN_SIDE = 280  # pixels; small images are enlarged by an integer factor
+_SHOWN_SIDE = 280  # in pixels; images with shorter sides are enlarged by an integer factor
 
 
 def message_html(text: str, *, kind: str = "note") -> str:
@@ -58,7 +58,10 @@ def predictions_html(answer: Answer) -> str:
 
 
 def agreement_html(answer: Answer, *, url: str | None) -> str:
-    """Return whether each program agrees with PyTorch on this image: first as sentences, then as a table."""
+    """Return sentences and a table that state for each program whether the program agrees with PyTorch on an image.
+
+    url: the address of the server; None without a server.
+    """
     sentences = []
     if url is not None:
         sentences.append(_server_sentence(answer, url))
@@ -100,7 +103,7 @@ def _agreement_row(agreement: Agreement) -> str:
 
 
 def seen_html(answer: Answer) -> str:
-    """Return the picture after preprocessing, enlarged by an integer factor, with its size as alternative text."""
+    """Return the picture after preprocessing, enlarged by an integer factor.  The alternative text states the size."""
     height, width, channels = answer.pixels.shape
     alt = f"The image as the network sees it: {width}×{height} pixels, {channels} channels"
     return picture_html(shown_picture(answer.pixels), alt)
@@ -129,7 +132,7 @@ def steps_html(steps: tuple[Step, ...]) -> str:
 
 
 def _step_row(step: Step, longest: float) -> str:
-    # The parts are parts of a mean time, but the bar shows a median, so the parts are scaled to fill the bar.
+    # The sum of the parts is a mean time, but the bar shows a median time, so the parts are scaled to fill the bar.
     parts = step.parts or {"": step.ms}
     total = sum(parts.values()) or 1.0
     segments = "".join(
@@ -145,8 +148,9 @@ def _step_row(step: Step, longest: float) -> str:
 
 
 def _by_model(parts: Mapping[str, float]) -> list[tuple[str, list[str]]]:
-    """Group ``gmmvit_network infer`` → ms into gmmvit_network → ``infer 1.41`` and so on.
+    """Group the parts of a server's time by model.
 
+    For example, the part ``gmmvit_network infer`` of 1.41 ms is listed as ``infer 1.41`` under ``gmmvit_network``.
     A part without a model, such as ``unexplained``, is listed under an empty name.
     """
     models: dict[str, list[str]] = {}
@@ -157,7 +161,7 @@ def _by_model(parts: Mapping[str, float]) -> list[tuple[str, list[str]]]:
 
 
 def parity_html(parity: ExportParity) -> str:
-    """Return the verdict as a sentence, and the numbers in a table that the visitor can unfold."""
+    """Return the verdict as a sentence, and the differences in a table that the visitor can unfold."""
     rows = "".join(
         f'<tr><th scope="row">{escape(name)}</th><td>{largest:.2g}</td><td>{parity.limit:.2g}</td>'
         f"<td>{'yes' if largest <= parity.limit else 'NO'}</td></tr>"
@@ -183,7 +187,7 @@ def picture_html(picture: Image.Image, alt: str) -> str:
 
 
 def thumbnail(pixels: NDArray[Any], alt: str) -> str:
-    """Return a small picture of an example, for its button."""
+    """Return a small picture of an example image, for the button that selects the example."""
     return f'<img class="thumbnail" alt="{escape(alt)}" src="{_data_url(image_from_pixels(pixels))}">'
 
 

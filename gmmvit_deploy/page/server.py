@@ -15,7 +15,7 @@ from gmmvit_deploy.preprocess import MAX_IMAGE_BYTES
 
 __all__ = ["is_loopback", "listening_socket", "page_app", "require_page_library", "serve_page"]
 
-_ENVELOPE_BYTES = 64 * 2**10  # size of the form around an uploaded file
+_ENVELOPE_BYTES = 64 * 2**10  # maximum size of the form data around an uploaded file
 _STOP_S = 3
 
 
@@ -25,12 +25,16 @@ def require_page_library() -> Any:
 
 
 def is_loopback(host: str) -> bool:
-    """Return True if only this machine can reach the address."""
+    """Return True if ``host`` is an address that only this machine can reach."""
     return host in LOOPBACK or host.startswith("127.")
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """Return a listening socket.  port: 0 takes a free port.  Errors: InputError when the address cannot be used."""
+    """Return a socket that listens on an address.
+
+    port: the port; 0 selects a free port.
+    Errors: InputError when the socket cannot listen on the address.
+    """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -56,7 +60,9 @@ def url_of(listener: socket.socket) -> str:
 
 
 def page_app(trial: Trial, *, host: str) -> Any:
-    """Return the ASGI application of the page.  Call this once per process, since NiceGUI keeps a single application.
+    """Return the ASGI application of the page.
+
+    Call `page_app` only once in a process, because NiceGUI has a single application per process.
 
     host: the address to listen on. On a loopback address, requests need a Host header that names this machine.
     Errors: MissingDependencyError when NiceGUI is not installed.
@@ -100,11 +106,11 @@ def serve_page(trial: Trial, listener: socket.socket, *, on_ready: Callable[[str
 
     async def startup(sockets: list[socket.socket] | None = None) -> None:
         await start(sockets)
-        # The URL is announced here, because the signal handlers are not installed any earlier.
+        # `on_ready` is called at the end of Uvicorn's startup: before, the signal handlers are not installed.
         on_ready(url_of(listener))
 
     server.startup = startup
     with warnings.catch_warnings():
-        # At its start NiceGUI inspects every object of the process, and some of PyTorch's objects warn when inspected.
+        # When NiceGUI starts, it inspects every object of the process. Some of PyTorch's objects warn when inspected.
         warnings.filterwarnings("ignore", category=FutureWarning, message=r".*torch\.distributed")
         server.run(sockets=[listener])

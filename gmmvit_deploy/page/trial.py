@@ -2,10 +2,12 @@
 
 bytes → decode and resize → pixels → normalise → tensor → network → logits → softmax → probabilities
 
-A program agrees if its logits lie within the parity limit of PyTorch's float64 logits, and if the program predicts the
-same class as PyTorch, or a class so close that rounding within the limit can exchange the two classes. The limit is
-derived from the float32 noise of this image or of the golden inputs, whichever is larger, because a single image can
-have very little noise by chance.
+A program agrees with PyTorch on an image if two conditions are met. First, the difference of each of the program's
+logits from PyTorch's float64 logit is within the limit. Second, the program predicts the same class as PyTorch, or a
+class so close that differences within the limit can exchange the two classes.
+
+The limit is computed from the float32 noise (`tolerances`) of the image or of the golden inputs, which are recorded at
+export. The larger noise is used, because the noise of a single image can be very small by chance.
 """
 
 from __future__ import annotations
@@ -44,21 +46,21 @@ __all__ = ["TOP", "Agreement", "Answer", "Trial"]
 TOP = 5
 """Number of classes that an answer lists."""
 _REPEATS = 5
-_SERVER_TIMEOUT_S = 10.0  # somebody waits at the page, and a server that hangs must not hold its worker
-_LONGEST_MS = 300  # no further repeats of a step after this time: an image of 50 million pixels decodes for a second
+_SERVER_TIMEOUT_S = 10.0  # a server that hangs must not block the page's worker thread for longer
+_LONGEST_MS = 300  # after this time a step is not repeated: decoding an image of 50 million pixels takes a second
 _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """A program compared with PyTorch on an image.
+    """The comparison of a program with PyTorch on an image.
 
-    prediction: the likeliest class of the program.
+    prediction: the class that the program predicts.
     distance: the largest distance of the program's logits from PyTorch's float64 logits; NaN if the logits cannot be
     compared.
-    limit: the largest allowed distance.  derivation: the derivation of the limit, in words and numbers.
-    same_class: True if the program predicts PyTorch's class.
-    close: True if the program predicts another class that is within rounding of PyTorch's class.
+    limit: the largest allowed distance.  derivation: the computation of the limit, in words and numbers.
+    same_class: True if the program and PyTorch predict the same class.
+    close: True if the program and PyTorch predict different classes, which differences within the limit can exchange.
     """
 
     program: str
@@ -81,9 +83,9 @@ class Answer:
     predictions: the predicted classes, likeliest first.
     pixels: uint8 (height, width, channels), after decoding and resizing.
     steps: the time of each step, as in the waterfall of ``gmmvit bench``.
-    agreements: for the local program, then for the server's programs.
-    server_error: why the server gave no answer, with a hint; empty if the server answered or no server is asked.
-    other_bundle: a description of the mismatch if the server serves another bundle; else empty.
+    agreements: the agreement of the local program, then the agreements of the server's programs.
+    server_error: the reason why the server gave no answer, with a hint; empty if the server answered or is not used.
+    other_bundle: a description of the mismatch if the server serves another bundle; otherwise empty.
     """
 
     predictions: tuple[Prediction, ...]
@@ -99,9 +101,8 @@ class Trial:
 
     Use `Trial` as a context manager.
 
-
-    masks: the masks of every attention layer with masks.  windows: name of an attention layer → its windows.
-    notice: why the project's CPU kernels are not used; empty if the kernels are used or not requested.
+    masks: the masks of every attention layer with masks.  windows: name of an attention layer → windows of the layer.
+    notice: the reason why this project's CPU kernels are not used; empty if the kernels are used or not requested.
     """
 
     def __init__(
@@ -109,7 +110,8 @@ class Trial:
     ) -> None:
         """Load the bundle.
 
-        url: the URL of a Triton server, which may start later.
+        url: the URL of a Triton server, which may start later.  model: the name of the server's ensemble.
+        cpu_kernels: True to use this project's CPU kernels if the kernels are available.
         Errors:
             InputError: the bundle has no mean and std, or the URL is not valid.
             BundleError: the weights or the graph of the bundle cannot be loaded.
@@ -145,7 +147,8 @@ class Trial:
     def answer(self, data: bytes) -> Answer:
         """Classify an encoded image.
 
-        Errors: ImageError when the image cannot be used; any error of the local runner.
+        Errors: ImageError when the image cannot be decoded.
+        Every error of the local runner.
         """
         image = self.bundle.manifest.image
         try:
@@ -170,7 +173,7 @@ class Trial:
                     times.append((program, ms, parts))
                     agreements.append(self._agreement(program, rows, exact, noise, server.precision))
             except GmmvitError as exc:
-                # Connect again for the next image: the server may be back by then.
+                # Close the connection, so that the next image opens a new connection: the server may run again then.
                 self._forget_server()
                 server_error = f"{exc} ({exc.hint})"
         return Answer(
@@ -223,7 +226,7 @@ class Trial:
 def _asked(
     runner: TritonRunner, inputs: NDArray[Any], data: bytes
 ) -> Iterator[tuple[str, NDArray[Any], float, dict[str, float]]]:
-    """Yield (program, logits, median ms, parts of the time) for the server's network and for its decoding ensemble."""
+    """Yield (program, logits, median ms, parts of the time) for the server's network and for the server's ensemble."""
     server = runner.server
     encoded = np.array([[data]], dtype=np.object_)
     requests: tuple[tuple[str, tuple[str, ...], Callable[[], NDArray[Any]]], ...] = (
@@ -240,19 +243,19 @@ def _asked(
         logits, times_ms = _repeated(request)
         after = [server.connection.timings(model) for model in models]
         parts = server_parts(models, before, after)
-        # The server reports mean times, so the unexplained rest is also computed from the mean.
+        # The server reports mean times, so the unexplained rest is computed from the mean of the measured times.
         unexplained = max(0.0, float(np.mean(times_ms)) - sum(parts.values()))
         yield program, logits, float(np.median(times_ms)), {**parts, "unexplained": unexplained}
 
 
 def _timed(work: Callable[[], _Result]) -> tuple[_Result, float]:
-    """Return (result, median time in ms)."""
+    """Call ``work`` repeatedly; return (result, median time in ms)."""
     result, times_ms = _repeated(work)
     return result, float(np.median(times_ms))
 
 
 def _repeated(work: Callable[[], _Result]) -> tuple[_Result, list[float]]:
-    """Return (result, time in ms of each repeat): up to 5 repeats, fewer if they take longer than 300 ms in all."""
+    """Call ``work`` up to 5 times, until the calls took more than 300 ms; return (result, ms of each call)."""
     times_ms: list[float] = []
     while True:
         start = time.perf_counter()

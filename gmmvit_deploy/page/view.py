@@ -1,7 +1,7 @@
 """Draw the page with NiceGUI: three ways to give an image, and the bundle's answer.
 
 Each visitor has a `Visit` with separate pictures and choices. All visitors share a `Trial` and a single worker thread
-that answers the images in sequence, so that neither memory nor times depend on the number of visitors.
+that classifies an image at a time, so that neither memory nor times depend on the number of visitors.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["PageView", "data_from_url"]
 
 _MOST_WAITING = 8
-_PRIMARY = "#1d5fa8"  # white text on it has a contrast of 6.3
+_PRIMARY = "#1d5fa8"  # white text on this colour has a contrast of 6.3:1
 _SKETCH_TIMEOUT_S = 5.0
 _SUFFIXES = ".jpg,.jpeg,.png,.webp,.bmp"
 _TAKEN = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}, at most {MAX_IMAGE_BYTES // 2**20} MiB"
@@ -52,9 +52,10 @@ class PageView:
         Visit(self._trial, self._answer).build()
 
     async def _answer(self, data: bytes) -> Answer:
-        """Answer an image in the worker thread.
+        """Classify an encoded image in the worker thread.
 
-        Errors: InputError when too many images wait; the errors of `Trial.answer`.
+        Errors: InputError when too many images wait.
+        Every error of `Trial.answer`.
         """
         if self._waiting >= _MOST_WAITING:
             raise InputError(f"{self._waiting} images are waiting already; try again in a moment")
@@ -66,12 +67,15 @@ class PageView:
 
 
 class Visit:
-    """The elements that a visitor sees.  answer: async function from an encoded image to its `Answer`."""
+    """The elements that a visitor sees.
+
+    answer: async function that takes an encoded image and returns the `Answer` for the image.
+    """
 
     def __init__(self, trial: Trial, answer: Callable[[bytes], Any]) -> None:
         self._trial, self._answer = trial, answer
         self._ui = require_page_library().ui
-        # Until an image is given, masks are drawn over a grey field.
+        # Masks are drawn over a grey field until the visitor gives an image.
         self._picture: Image.Image | None = None
         self._layer = self._head = 0
         self._token = [self._grid() // 2] * 2 if trial.masks else []
@@ -124,7 +128,7 @@ class Visit:
     def _build_uploader(self) -> None:
         """Add a hidden uploader.
 
-        `upload.js` passes files to the uploader, from elements that a keyboard and a screen reader can use.
+        The visible elements work with a keyboard and a screen reader; `upload.js` passes their files to the uploader.
         """
         self._upload = self._ui.upload(
             auto_upload=True,
@@ -216,7 +220,7 @@ class Visit:
             self._fail(f"{source}: {exc}", hint=exc.hint)
             return
         except Exception as exc:
-            # Last resort: the traceback goes to the log of the program, not to the visitor.
+            # Any other error is a defect: the traceback goes to the log of the program, not to the visitor.
             _log.exception("no answer for %s", source)
             self._fail(f"{source}: unexpected {type(exc).__name__}; see the log of the program that serves this page")
             return
@@ -259,7 +263,10 @@ class Visit:
         self._draw_mask()
 
     def _slider(self, label: str, axis: int) -> Any:
-        """Add a slider of the browser, not of NiceGUI: no key press is lost while an earlier update is under way."""
+        """Add a slider.
+
+        The slider is the browser's element, not NiceGUI's: NiceGUI's slider loses key presses during an update.
+        """
         ui, last = self._ui, self._grid() - 1
         with ui.element("label").classes("slider"):
             self._html(f'<span class="quiet">{label}</span>')
@@ -308,7 +315,7 @@ class Visit:
 
 
 def data_from_url(url: object) -> bytes:
-    """Decode the PNG data URL that a browser sends.  Errors: InputError on anything else."""
+    """Decode the PNG data URL that a browser sends.  Errors: InputError when ``url`` is not a PNG data URL."""
     prefix = "data:image/png;base64,"
     if not isinstance(url, str) or not url.startswith(prefix):
         raise InputError("the drawing: expected a PNG as a data URL, got other data")

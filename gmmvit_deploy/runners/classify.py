@@ -1,4 +1,4 @@
-"""Classify image files with a live server, or with a bundle in this process: labels with probabilities."""
+"""Classify image files with a running server, or with a bundle in this process: labels with probabilities."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ class Prediction:
 class Classification:
     """The result for a file: predictions in order of decreasing probability, or an error.
 
-    runner: name of the runner that computed it.  error: why the file has no predictions; empty if it has.
-    notice: why this project's CPU kernels are not used; empty if they are used or were not requested.
+    runner: name of the runner that computed the predictions.
+    error: the reason why the file has no predictions; empty if there are predictions.
+    notice: the reason why this project's CPU kernels are not used; empty if the kernels are used or were not requested.
     """
 
     path: Path
@@ -60,8 +61,9 @@ class Classifier:
     """Computes logits of encoded images.  Abstract; used as a context manager.
 
     runner: name of the runner that computes the logits.
-    notice: why this project's CPU kernels, which are faster, are not used; empty if the kernels are used or were not
-    requested.  labels: label of each class.  max_batch: maximum number of images in a call of `logits`.
+    notice: the reason why this project's CPU kernels, which are faster, are not used; empty if the kernels are used or
+    were not requested.
+    labels: label of each class.  max_batch: maximum number of images in a call of `logits`.
     """
 
     runner: str
@@ -70,9 +72,9 @@ class Classifier:
     max_batch: int
 
     def logits(self, images: Sequence[bytes]) -> NDArray[Any]:
-        """Compute float32 logits (B, C).
+        """Compute the float32 logits (B, C) of B encoded images for C classes.
 
-        Errors: RequestRejectedError or ImageError when at least one of the images cannot be decoded.
+        Errors: RequestRejectedError or ImageError when any of the images cannot be decoded.
         """
         raise NotImplementedError
 
@@ -87,12 +89,13 @@ class Classifier:
 
 
 class TritonClassifier(Classifier):
-    """Classifies with the ensemble of a Triton server; the server decodes the images."""
+    """Classifies with a Triton server.  The server's ensemble decodes the images and runs the network."""
 
     def __init__(self, url: str, *, model: str = DEFAULT_MODEL) -> None:
         """Connect to a server.
 
-        Errors: ServerError when the server does not answer, or has no such model with encoded images as input.
+        url: address of the server.  model: name of the ensemble.
+        Errors: ServerError when the server does not answer, or has no ensemble ``model`` that takes encoded images.
         """
         self._model = model
         self._connection = TritonConnection(url)
@@ -126,7 +129,7 @@ class BundleClassifier(Classifier):
     def __init__(self, bundle: Bundle, *, cpu_kernels: bool = True) -> None:
         """Open a bundle.
 
-        cpu_kernels: use this project's CPU kernels if they are available.
+        cpu_kernels: True to use this project's CPU kernels if the kernels are available.
         Errors: InputError when the bundle has no mean and std.
         """
         if bundle.manifest.image.normalisation is None:
@@ -165,9 +168,9 @@ def classify_files(
 ) -> list[Classification]:
     """Classify files in concurrent batches; the results have the order of ``files``.
 
-    top: number of predictions per file.  batch: largest number of files in a batch.
+    top: number of predictions per file.  batch: maximum number of files in a batch.
     concurrency: number of batches that run at once.
-    A file that cannot be read or decoded gets a result with ``error``, and does not affect other files.
+    If a file cannot be read or decoded, the result of this file has an ``error``. The other files are classified.
     Errors: ServerError when the server fails or stops answering.
     """
     size = max(1, min(batch, classifier.max_batch))
@@ -187,7 +190,10 @@ def _bounded(
     groups: Iterator[Sequence[Path]],
     limit: int,
 ) -> Iterator[list[Classification]]:
-    """Yield results as they are ready, with at most ``limit`` groups pending: a folder may have millions of files."""
+    """Run ``work`` on each group, and yield each result as soon as the result is ready.
+
+    At most ``limit`` groups are submitted at a time, because a folder may have millions of files.
+    """
     running: set[Future[list[Classification]]] = {pool.submit(work, group) for group in islice(groups, limit)}
     try:
         while running:
@@ -233,7 +239,7 @@ def _ask(classifier: Classifier, images: dict[Path, bytes], top: int) -> dict[Pa
             (file,) = images
             error = str(exc).partition("image 0: ")[2] or str(exc)
             return {file: Classification(path=file, runner=classifier.runner, error=error)}
-        # A bad image makes the whole batch fail. Send each image alone, so that the other images get a result.
+        # An image that cannot be decoded makes its whole batch fail. Retry with each image in a separate batch.
         alone = [_ask(classifier, {file: data}, top) for file, data in images.items()]
         return {file: answer for answers in alone for file, answer in answers.items()}
     return {
@@ -246,7 +252,7 @@ def likeliest(logits: NDArray[Any], labels: Sequence[str], top: int) -> tuple[Pr
     """Return the ``top`` most likely classes of a row of logits (C,), with their softmax probabilities."""
     import numpy as np
 
-    # Computed in float64, so that the displayed probabilities add up to 1.
+    # The softmax is computed in float64, so that the displayed probabilities add up to 1.
     exponentials = np.exp(logits.astype(np.float64) - logits.max())
     probabilities = exponentials / exponentials.sum()
     order = np.argsort(-logits, kind="stable")[:top]

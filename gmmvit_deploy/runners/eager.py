@@ -1,4 +1,4 @@
-"""Run the trained PyTorch module, rebuilt from the bundle, eager or compiled, on the CPU or a GPU."""
+"""Run the trained PyTorch module, rebuilt from the bundle, in eager mode or compiled, on the CPU or a GPU."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["CompiledRunner", "EagerRunner"]
 
 
 class EagerRunner(Runner):
-    """Runs the trained module without folding or export, and computes the masks as in training: the reference.
+    """Runs the trained module without folding or export, as a reference.  The masks are computed as in training.
 
-    If the bundle's input is ``pixels``, numpy normalises the images. So the normalisation in the exported graph is
-    checked against an independent implementation. On a GPU, TF32 is off.
+    If the bundle's input is ``pixels``, numpy normalises the images, so that the normalisation in the exported graph is
+    compared with an independent implementation. On a GPU, TF32 is off.
     """
 
     name = "eager"
@@ -30,8 +30,8 @@ class EagerRunner(Runner):
     def __init__(self, bundle: Bundle, *, device: Device = "cpu") -> None:
         """Rebuild the module.
 
-        Errors: BundleError when the weights do not match the manifest; InputError for device ``gpu`` when PyTorch sees
-        no GPU.
+        Errors: BundleError when the weights do not match the manifest.
+        InputError when ``device`` is ``gpu`` and PyTorch finds no GPU.
         """
         from gmmvit_deploy.checkpoints.weights import model_from_bundle
 
@@ -88,15 +88,19 @@ def _require_gpu(name: str) -> None:
 
 
 class CompiledRunner(EagerRunner):
-    """Runs the trained module through ``torch.compile``, which needs a C++ compiler on a CPU.
+    """Runs the trained module through ``torch.compile``.  On a CPU, ``torch.compile`` needs a C++ compiler.
 
-    The batch is dynamic, so that a batch of another size does not start another compilation.
+    The batch dimension is dynamic, so that a batch of another size starts no further compilation.
     """
 
     name = "compile"
 
     def __init__(self, bundle: Bundle, *, device: Device = "cpu") -> None:
-        """Compile the module.  Errors: as `EagerRunner`; InputError when torch.compile fails on this machine."""
+        """Compile the module.
+
+        Errors: as `EagerRunner`.
+        InputError when ``torch.compile`` fails on this machine.
+        """
         import torch
 
         super().__init__(bundle, device=device)
@@ -104,7 +108,7 @@ class CompiledRunner(EagerRunner):
         example = torch.zeros(min(2, self.max_batch), *self._image.tensor_shape, device=self._place)
         try:
             self._logits(self._compiled, example)
-        # torch.compile raises exceptions of its own, of its compilers and of the operating system.
+        # torch.compile raises its own exceptions, and passes on exceptions of compilers and of the operating system.
         except Exception as exc:
             reason = str(exc).strip().splitlines()[0] if str(exc).strip() else type(exc).__name__
             raise InputError(

@@ -25,7 +25,8 @@ class EngineRunner(Runner):
     """Runs a TensorRT engine on this machine's GPU.
 
     Errors: EngineError when the engine was built from another bundle, or cannot run with the installed TensorRT or on
-    this GPU; MissingDependencyError.
+    this machine's GPU.
+    MissingDependencyError when TensorRT is not installed.
     """
 
     device = "gpu"
@@ -57,7 +58,7 @@ class EngineRunner(Runner):
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """(smallest, largest) batch of each optimisation profile."""
+        """(minimum, maximum) batch size of each optimisation profile."""
         return tuple((profile.least, profile.most) for profile in self.card.profiles)
 
     @property
@@ -73,7 +74,7 @@ class EngineRunner(Runner):
         return stand_in(open_variant(self._bundle, self.precision), f"{self.name} cannot be inspected")
 
     def _check(self, batch: NDArray[Any]) -> None:
-        self.card.profile_for(len(batch))  # its error lists the profiles
+        self.card.profile_for(len(batch))  # raises an error that lists the profiles
         super()._check(batch)
 
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:

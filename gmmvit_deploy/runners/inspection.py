@@ -36,7 +36,10 @@ def inspectable_in_onnxruntime(
 
 
 def stand_in(variant: Variant, why_not: str) -> Inspection:
-    """Return the bundle's unchanged graph in ONNX Runtime, in place of a program that cannot be inspected."""
+    """Return the bundle's graph, unchanged, in ONNX Runtime, in place of a program that cannot be inspected.
+
+    variant: the graph.  why_not: the reason why the program cannot be inspected.
+    """
     import onnx
 
     return Inspection(inspectable_in_onnxruntime(variant.path.name, onnx.load(variant.path)), why_not)
@@ -53,7 +56,7 @@ def _values(
 
     Errors: BundleError when ONNX Runtime cannot load or run the graph with the additional outputs.
     """
-    # ONNX Runtime has no bfloat16 operators on a CPU.
+    # ONNX Runtime has no bfloat16 operators on a CPU, so bfloat16 is emulated in float32.
     tapped = without_bfloat16(_with_outputs(proto, tensors))
     session = open_session(tapped.SerializeToString(), _NAMED.format(name))
     (image,) = (value.name for value in proto.graph.input)
@@ -73,7 +76,7 @@ def _with_outputs(proto: ModelProto, tensors: Sequence[str]) -> ModelProto:
     present = {output.name for output in copy.graph.output}
     for tensor in sorted(set(tensors) - present):
         copy.graph.output.append(onnx.ValueInfoProto(name=tensor))
-    # ONNX Runtime infers the types of outputs; the ONNX checker requires them in the graph.
+    # The ONNX checker requires that the graph states the types of outputs. ONNX Runtime infers these types.
     inferred = {value.name: value for value in onnx.shape_inference.infer_shapes(proto).graph.value_info}
     for output in copy.graph.output:
         if output.name in inferred:

@@ -28,10 +28,10 @@ __all__ = ["OnnxRuntimeRunner"]
 
 
 class OnnxRuntimeRunner(Runner):
-    """Runs ``model.onnx`` of a bundle, or its graph in another precision.
+    """Runs ``model.onnx`` of a bundle, or the bundle's graph in another precision.
 
-    ``onnxruntime`` runs the file with ONNX Runtime's own operators. ``onnxruntime+kernels`` runs a graph that is made
-    from the file and computes attention with this project's operator.
+    ``onnxruntime`` runs the graph with ONNX Runtime's built-in operators. ``onnxruntime+kernels`` runs a copy of the
+    graph in which an operator of this project computes attention.
     """
 
     name = "onnxruntime"
@@ -44,9 +44,10 @@ class OnnxRuntimeRunner(Runner):
         """Load a graph.
 
         variant: the graph; None loads the float32 graph.  threads: number of threads; 0 uses a thread per core.
-        kernels: use this project's CPU kernels.
-        Errors: RunnerUnavailableError for a precision that ONNX Runtime does not support on a CPU, or when ``kernels``
-        is set and this project's kernels are not available; BundleError when ONNX Runtime cannot load the graph.
+        kernels: True to use this project's CPU kernels.
+        Errors: RunnerUnavailableError when ONNX Runtime does not support the precision on a CPU, or when ``kernels`` is
+        True and this project's CPU kernels are not available.
+        BundleError when ONNX Runtime cannot load the graph.
         """
         super().__init__(bundle)
         self.graph = variant or open_variant(bundle, "fp32")

@@ -1,8 +1,9 @@
 """Open a runner by its name on the command line.
 
-``onnxruntime`` and ``openvino`` run a graph of the bundle unchanged, with the runtime's own operators.
-``onnxruntime+kernels`` and ``openvino+kernels`` run the graph with this project's CPU kernels. Each of these four
-names takes a precision after a colon, such as ``openvino+kernels:bf16``.
+A runner is a runtime, engine or server that computes the logits. ``onnxruntime`` and ``openvino`` run a graph of the
+bundle unchanged, with the runtime's built-in operators. ``onnxruntime+kernels`` and ``openvino+kernels`` run the graph
+with this project's CPU kernels. A precision may follow each of these four names after a colon, as in
+``openvino+kernels:bf16``.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _GOES_WITH = (
 def default_runners(bundle: Bundle, precision: Precision = "fp32") -> tuple[list[str], list[str]]:
     """Return (names of the runners to check by default, a reason for each runner that is left out).
 
-    By default, ONNX Runtime is checked without this project's kernels and, where available, with the kernels.
+    By default, ONNX Runtime is checked without this project's CPU kernels and, if available, with these kernels.
     Errors: BundleError when the bundle has no graph in this precision.
     """
     fused, why = fused_graph(open_variant(bundle, precision).path)
@@ -51,8 +52,9 @@ def default_runners(bundle: Bundle, precision: Precision = "fp32") -> tuple[list
 
 
 def proof_programs(bundle: Bundle, variant: Variant) -> dict[str, Callable[[], Runner]]:
-    """Map each CPU runner that computes this bundle in the variant's precision to a function that opens it.
+    """Return name of the CPU runner → function that opens the runner in the precision of ``variant``.
 
+    The functions raise RunnerUnavailableError for a runner that is not available in this precision.
     variant: a graph and its precision; the graph's file may lie outside the bundle. For bf16, OpenVINO runs the
     bundle's float32 graph.
     """
@@ -85,12 +87,13 @@ def open_runner(
 ) -> Runner:
     """Open a runner by its name on the command line.
 
-    url: address of a Triton server; the protocol must match the runner's name.  model: the server's model.
-    engine: folder of an engine, for ``tensorrt`` and ``tensorrt-rtx``.
+    url: address of a Triton server; the protocol must match the runner's name.  model: name of the server's ensemble.
+    engine: folder of an engine, for the runners ``tensorrt`` and ``tensorrt-rtx``.
     precision: precision of the graph that ONNX Runtime or OpenVINO runs; for bf16, OpenVINO runs the float32 graph.
     takes_other_bundle: as in `TritonRunner`.
-    Errors: InputError on an unknown name or on options that do not fit the runner; RunnerUnavailableError on
-    ``+kernels`` where the kernels are not available; every other error that the runner raises when it opens.
+    Errors: InputError when the name is unknown, or when an option does not fit the runner.
+    RunnerUnavailableError when the name ends in ``+kernels`` and this project's CPU kernels are not available.
+    Every other error that the runner raises when it opens.
     """
     require_runner(name)
     if name in DEFAULT_URLS:
@@ -131,12 +134,13 @@ def open_runners(
     precision: Precision = "fp32",
     takes_other_bundle: bool = False,
 ) -> Iterator[list[Runner]]:
-    """Open several runners, give each the options that apply to it, and close all of them at the end.
+    """Open several runners with the options that apply to each runner, and close all runners at the end.
 
     names: names of runners; ONNX Runtime and OpenVINO may have a precision after a colon, as in ``openvino:bf16``.
-    urls: addresses of Triton servers, at most one for each protocol.
-    precision: precision of ONNX Runtime and OpenVINO where the name has no precision.
-    takes_other_bundle: as in `TritonRunner`, so that parity can report the mismatch instead of raising an error.
+    urls: addresses of Triton servers, at most one address for each protocol.
+    precision: precision of ONNX Runtime and OpenVINO if the runner's name contains no precision.
+    takes_other_bundle: as in `TritonRunner`. With True, parity can report that the server serves another bundle,
+    instead of raising an error.
     Errors: InputError when a runner is named twice, or when an option applies to no runner.
     """
     requested = [_with_precision(name, precision) for name in names]
@@ -176,7 +180,10 @@ def open_runners(
 
 
 def _with_precision(name: str, usual: Precision) -> tuple[str, Precision]:
-    """Split ``openvino:bf16`` into (openvino, bf16).  Errors: InputError when the runner takes no precision."""
+    """Split ``openvino:bf16`` into (openvino, bf16); a name without precision gets the precision ``usual``.
+
+    Errors: InputError when the runner takes no precision.
+    """
     bare, own = precision_behind(name)
     if own is not None and bare not in _OF_GRAPHS:
         raise InputError(f"runner {name!r}: {bare} has a fixed precision; {_GOES_WITH}")

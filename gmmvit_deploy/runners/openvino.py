@@ -25,10 +25,10 @@ __all__ = ["OpenVinoRunner", "sha256_of_model"]
 
 
 class OpenVinoRunner(Runner):
-    """Runs ``model.onnx`` of a bundle in float32 or bf16, or its int8 graph.
+    """Runs ``model.onnx`` of a bundle in float32 or bf16, or the bundle's int8 graph.
 
-    ``openvino`` uses OpenVINO's own operators. ``openvino+kernels`` uses this project's kernels for attention and, in
-    int8, for norms.
+    ``openvino`` uses OpenVINO's built-in operators. ``openvino+kernels`` uses this project's CPU kernels for attention
+    and, in int8, for layer norms.
     """
 
     name = "openvino"
@@ -46,11 +46,12 @@ class OpenVinoRunner(Runner):
     ) -> None:
         """Load and compile a graph.
 
-        variant: the int8 graph for int8, the float32 graph for fp32 and bf16.  threads: number of threads;
-        0 uses a thread per core.  kernels: use this project's CPU kernels.
-        Errors: RunnerUnavailableError for a precision that OpenVINO or this CPU does not support, or when ``kernels``
-        is set and this project's kernels are not available; BundleError when OpenVINO cannot load the graph;
-        MissingDependencyError.
+        variant: the int8 graph for int8, the float32 graph for fp32 and bf16.
+        threads: number of threads; 0 uses a thread per core.  kernels: True to use this project's CPU kernels.
+        Errors: RunnerUnavailableError when OpenVINO or this CPU does not support the precision, or when ``kernels`` is
+        True and this project's CPU kernels are not available.
+        BundleError when OpenVINO cannot load the graph.
+        MissingDependencyError when OpenVINO is not installed.
         """
         super().__init__(bundle)
         if precision not in OPENVINO_HINTS:
@@ -77,7 +78,8 @@ class OpenVinoRunner(Runner):
             self.program = OpenVinoProgram(
                 str(variant.path), hint=OPENVINO_HINTS[precision], threads=threads, kernels=ours
             )
-        # OpenVINO raises RuntimeError for a graph that it cannot load, and `OpenVinoProgram` for a CPU without bf16.
+        # RuntimeError comes from OpenVINO for a graph that OpenVINO cannot load, and from `OpenVinoProgram` for a CPU
+        # without bf16.
         except RuntimeError as exc:
             if "no bf16" in str(exc):
                 raise RunnerUnavailableError(
@@ -116,12 +118,15 @@ class OpenVinoRunner(Runner):
         }
 
     def inspectable(self) -> Inspection:
-        """Return the model that runs the chunks of a large batch, with the CPU kernels and OpenVINO's rounding."""
+        """Return the OpenVINO model that computes the chunks of a large batch.
+
+        The model contains this project's CPU kernels, if they are used, and rounds as OpenVINO does.
+        """
         import onnx
 
         ours = " with our kernels" if self._arithmetic else ""
         name = f"{self.graph.path.name}{ours} in OpenVINO"
-        # OpenVINO keeps the file's tensor names, and the file's nodes map each tensor to its module.
+        # OpenVINO keeps the tensor names of the ONNX file. The nodes of the file give the module of each tensor.
         return Inspection(InspectableGraph(name=name, proto=onnx.load(self.graph.path), values=self._values), "")
 
     def _values(self, inputs: NDArray[Any], tensors: Sequence[str]) -> dict[str, NDArray[Any]]:
@@ -146,7 +151,7 @@ class OpenVinoRunner(Runner):
 def sha256_of_model(*models: Any) -> str:
     """Return the SHA-256 of OpenVINO models: kind, attributes, types, shapes, inputs and constant of each operation.
 
-    OpenVINO numbers the names of operations. These names are left out, so that the hash is the same in every process.
+    The hash leaves out the names of operations, because the numbers in these names differ between processes.
     """
     import numpy as np
 

@@ -1,6 +1,6 @@
-"""The interface of every runner: compute logits for a batch, and describe the program that computes them.
+"""The interface of every runner: compute the logits of a batch, and describe the program that computes the logits.
 
-Callers use these members, and never test a runner's class or name:
+A runner is a runtime, engine or server. Callers use the following members, and never test a runner's class or name:
 
     member         content                                               used by
     graph          the bundle's graph that the program was made from     localize, preprocessing
@@ -38,8 +38,9 @@ class InspectableGraph:
     """A graph whose inner tensors can be read.
 
     name: name of the graph in reports.  proto: the graph; the nodes are named after the model's modules.
-    values: function of inputs and tensor names that returns name → array, always including ``logits``. Tensors that
-    the runtime optimised away are left out. If no tensor names are given, the graph runs unchanged.
+    values: function that takes the graph's inputs and tensor names, and returns name of a tensor → array. The result
+    always contains ``logits``. Tensors that the runtime optimised away are missing from the result. Without tensor
+    names, the graph runs unchanged.
     """
 
     name: str
@@ -51,7 +52,7 @@ class Inspection(NamedTuple):
     """A graph with readable inner tensors, for a runner.
 
     graph: the graph; None if the runner has no graph to inspect.
-    why_not: why ``graph`` is not the graph that the runner runs; empty if the runner runs ``graph``.
+    why_not: the reason why the runner runs another graph than ``graph``; empty if the runner runs ``graph``.
     """
 
     graph: InspectableGraph | None
@@ -62,9 +63,9 @@ class Inspection(NamedTuple):
 class Served:
     """The models of a bundle on a server.
 
-    network: the model that the runner calls.  ensemble: the model that takes encoded images.
-    preprocess: the ensemble's first step.
-    other_bundle: message about the mismatch if the server serves another bundle; empty otherwise.
+    network: name of the model that the runner calls.  ensemble: name of the model that takes encoded images.
+    preprocess: name of the model that is the first step of the ensemble.
+    other_bundle: message about the mismatch if the server serves another bundle; otherwise empty.
     """
 
     connection: TritonConnection
@@ -75,13 +76,14 @@ class Served:
 
 
 class Runner:
-    """``run(batch) -> logits``.  Abstract; used as a context manager.
+    """Computes the logits of a batch: ``run(batch) -> logits``.  Abstract; used as a context manager.
 
-    A batch is an input of the bundle's graph: uint8 (B, height, width, channels) for ``pixels``,
-    float32 (B, channels, height, width) for ``tensor``. Logits are float32 (B, C).
+    A batch is an input of the bundle's graph: uint8 (B, height, width, channels) if the bundle's input is ``pixels``,
+    float32 (B, channels, height, width) if the input is ``tensor``. Logits are float32 (B, C).
 
     precision: precision of the computation; the tolerance of the logits depends on the precision.
-    device: device that computes.  needs_own_thread: True if compiled code must not call the runner from a callback.
+    device: device that computes the logits.
+    needs_own_thread: True if the runner must not be called from a callback of compiled code.
     callers: number of concurrent calls that the runner can use.
     graph: the bundle's graph that the program was made from; None if there is no such graph or the graph is unknown.
     server: the models on the runner's server; None for a runner in this process.
@@ -108,14 +110,14 @@ class Runner:
     def run(self, batch: NDArray[Any]) -> NDArray[Any]:
         """Compute the float32 logits (B, C) of a batch.
 
-        Errors: InputError on a batch whose shape, type or size the bundle does not allow.
+        Errors: InputError when the bundle does not allow the shape, type or size of the batch.
         """
         self._check(batch)
         return self._run(batch)
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """(smallest, largest) batch of each range that the runner accepts; an engine has a range for each profile."""
+        """(minimum, maximum) batch size of each accepted range.  An engine has a range per optimisation profile."""
         return ((1, self.max_batch),)
 
     def takes(self, batch: int) -> bool:
@@ -124,23 +126,26 @@ class Runner:
 
     @property
     def settings(self) -> dict[str, str]:
-        """Settings that affect the runner's speed, such as the number of threads: name → value."""
+        """Name → value of the settings that affect the runner's speed, such as the number of threads."""
         return {}
 
     @property
     def label(self) -> str:
-        """Name and precision, such as ``openvino:bf16``; the name without precision for float32."""
+        """Name and precision, such as ``openvino:bf16``; for float32, only the name."""
         return self.name if self.precision == "fp32" else f"{self.name}:{self.precision}"
 
     def provenance(self) -> dict[str, str]:
-        """Return the identity of the program, with hashes and versions, and its settings: name → value."""
+        """Return name → value of the program's hashes, versions and settings, which identify the program."""
         return {**self._program_provenance(), **self.settings}
 
     def _program_provenance(self) -> dict[str, str]:
         raise NotImplementedError
 
     def inspectable(self) -> Inspection:
-        """Return the graph that runs; otherwise another graph of the bundle, or None, with the reason."""
+        """Return the graph that the runner runs.
+
+        If this graph cannot be inspected, return another graph of the bundle, or None, with the reason.
+        """
         return Inspection(None, f"{self.name} has no graph to inspect")
 
     def rows(self, inputs: NDArray[Any]) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""Run the network of a live Triton server over gRPC or HTTP."""
+"""Run the network of a running Triton server over gRPC or HTTP."""
 
 from __future__ import annotations
 
@@ -34,19 +34,20 @@ class TritonRunner(Runner):
         takes_other_bundle: bool = False,
         timeout_s: float = 60.0,
     ) -> None:
-        """Connect to a server and check that it serves this bundle.
+        """Connect to a server and check that the server serves this bundle.
 
         url: address of the server.  model: name of the ensemble.
-        takes_other_bundle: accept a network made from another bundle if the input and the labels are the same, and
-        store the message in ``server.other_bundle``.  timeout_s: longest wait for a response of the server, in seconds.
-        Errors: ServerError when the server does not answer or does not have the network; BundleError when the network
-        was made from another bundle.
+        takes_other_bundle: True to accept a network that was made from another bundle with the same input and labels.
+        ``server.other_bundle`` then describes the mismatch.
+        timeout_s: maximum time to wait for a response of the server, in seconds.
+        Errors: ServerError when the server does not answer, or does not have the network.
+        BundleError when the network was made from another bundle.
         """
         super().__init__(bundle)
         self._bundle = bundle
         self._connection = TritonConnection(url, timeout_s=timeout_s)
         self.name = f"triton-{self._connection.protocol}"
-        # tritonclient's HTTP client uses gevent, which moves stacks and crashes if a stack contains C++ frames.
+        # tritonclient's HTTP client uses gevent. gevent moves stacks, and crashes if a stack contains C++ frames.
         self.needs_own_thread = self._connection.protocol == "http"
         self._network = f"{model}_network"
         self._input = bundle.manifest.input_kind

@@ -1,9 +1,9 @@
 """Run a graph of any precision on the CPU, with every rounding that the graph contains.
 
-ONNX Runtime computes float16 nodes in float32 and rounds the results; with optimisation turned off, ONNX Runtime omits
+ONNX Runtime computes float16 nodes in float32 and rounds the results. With optimisation turned off, ONNX Runtime omits
 no rounding. ONNX Runtime cannot compute bfloat16 nodes on a CPU, so `graphs/emulate.py` rewrites bfloat16 nodes in
-float32 and rounds each result to bfloat16. The order of the sums in a matrix product is not emulated, because this
-order differs between GPU kernels.
+float32 and rounds each result to bfloat16. The order in which a matrix product adds its terms is not emulated, because
+this order differs between GPU kernels.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["emulated_logits"]
 def emulated_logits(proto: ModelProto, inputs: NDArray[Any], *, name: str, batch: int = 8) -> NDArray[Any]:
     """Compute float32 logits (B, C) with every rounding of the graph.
 
-    proto: the graph.  inputs: (B, …), the graph's input.  name: the graph's name in error messages.
+    proto: the graph.  inputs: B inputs of the graph, (B, …).  name: the graph's name in error messages.
     batch: the number of inputs that run at once.
     Errors: BundleError when ONNX Runtime cannot load the graph.
     """

@@ -1,4 +1,4 @@
-"""Run a float32 graph on real images, and collect a histogram of every linear map's input for calibration."""
+"""Run a float32 graph on real images, and collect a histogram of the input of every linear map, for calibration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["calibrate"]
 
 
 def calibrate(proto: ModelProto, batches: Iterable[NDArray[Any]]) -> Histograms:
-    """Run the float32 graph on ``batches``, and collect a histogram of the magnitudes of each linear map's input.
+    """Run a float32 graph on ``batches``, and collect a histogram of the absolute values of each linear map's input.
 
     proto: the float32 graph.  batches: batches (B, …) of the graph's input.
     Errors: InputError when there is no image, or a value is not finite.

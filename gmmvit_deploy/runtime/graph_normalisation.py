@@ -1,4 +1,4 @@
-"""Run the part of a graph that normalises pixels, without the network."""
+"""Run only the part of a graph that normalises pixels, without the network that follows."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class ImageBatches:
     """Images that can be iterated as batches of the bundle's input.  The last batch may be smaller.
 
     source: the name of the data, as the user typed it.  count: the number of images.
-    sha256: the hash of all batches of the latest iteration, in order. It identifies the data of a calibration.
+    sha256: the hash of all batches of the latest iteration, in order. The hash identifies the data of a calibration.
     """
 
     source: str
@@ -64,12 +64,12 @@ class ImageBatches:
 def open_images(bundle: Bundle, source: str, *, limit: int, batch: int = 32) -> ImageBatches:
     """Open real images as batches of a bundle's input.
 
-    source: named data (`data.open`); or a folder, file or pattern of images; or an .npz or .npy file of the graph's
-    input.
-    limit: the maximum number of images. If the source has more images, they are chosen at equal distances.
+    source: named data (`data.open`); or an image file, a folder of image files, or a pattern of file names; or an .npz
+    or .npy file with an array of the graph's input.
+    limit: the maximum number of images. If the source has more images, images at equal distances are chosen.
     batch: the maximum number of images in a batch.
-    Errors: InputError when the source has no image.
-    InputError when an array has another shape or type than the graph's input, or has values that are not finite.
+    Errors: InputError when the source has no image, or when an array has another shape or data type than the graph's
+    input, or has values that are not finite.
     """
     if _is_array(source):
         array = _array(Path(source), bundle.manifest.image, bundle.manifest.input_kind)
@@ -95,10 +95,10 @@ def require_source(source: str) -> None:
 def require_images(source: str, image: ImageSpec, input_kind: InputKind) -> None:
     """Check that the images of ``source`` fit a network.
 
-    The check reads an array file whole, and only the first image of any other source.
-    image: the images that the network takes.  input_kind: the kind of the network's input, pixels or a tensor.
-    Errors: InputError as `open_images`.
-    ImageError when the first image is broken.
+    The check reads a whole array file, but only the first image of any other source.
+    image: the images that the network takes.  input_kind: the kind of the network's input, ``pixels`` or ``tensor``.
+    Errors: InputError as for `open_images`.
+    ImageError when the first image cannot be decoded.
     """
     if _is_array(source):
         _array(Path(source), image, input_kind)

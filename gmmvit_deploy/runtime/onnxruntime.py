@@ -1,4 +1,4 @@
-"""Run graphs in ONNX Runtime on the CPU, with ONNX Runtime's built-in operators or with our attention kernel."""
+"""Run graphs in ONNX Runtime on the CPU, with built-in operators or with this project's CPU attention kernel."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ On a CPU, ONNX Runtime has no matrix product in bfloat16, and does not quantise 
 
 
 class FusedGraph(NamedTuple):
-    """A graph in which nodes of our attention kernel replace attentions.
+    """A graph in which nodes of this project's CPU attention kernel replace attentions.
 
-    graph: the serialised graph.  library: the shared library of our kernel.
-    attentions: how many attentions of the graph our kernel computes, and the reasons for all others (`summary_of`).
+    graph: the serialised graph.  library: the shared library of the kernel.
+    attentions: how many attentions of the graph the kernel computes, and the reason why the kernel does not compute
+    each other attention (`summary_of`).
     """
 
     graph: bytes
@@ -44,10 +45,10 @@ class FusedGraph(NamedTuple):
 
 
 def fused_graph(path: Path) -> tuple[FusedGraph | None, str]:
-    """Load a graph, and replace each attention that our kernel computes by a node of our kernel.
+    """Load a graph, and replace each attention that this project's CPU kernel computes by a node of the kernel.
 
-    The first call on a machine compiles our kernel, which takes some seconds.
-    Returns (the graph, "") or (None, the reason why our kernel computes no attention of the graph).
+    The first call on a machine compiles the kernel, which takes some seconds.
+    Returns (the graph, "") or (None, the reason why the kernel computes no attention of the graph).
     """
     import onnx
     from google.protobuf.message import DecodeError
@@ -71,7 +72,8 @@ def program_from_onnx(path: Path, *, threads: int = 0, fused: FusedGraph | None 
     """Open a graph as a program that divides large batches into chunks, and runs the chunks in parallel.
 
     threads: the number of threads; 0 uses a thread per core.
-    fused: the same graph with our attention kernel; None leaves attention to ONNX Runtime.
+    fused: the same graph with this project's CPU attention kernel. With None, ONNX Runtime computes attention with its
+    built-in operators.
     Errors: as `session_from_onnx`.
     """
     if fused is None:
@@ -86,8 +88,8 @@ def program_from_onnx(path: Path, *, threads: int = 0, fused: FusedGraph | None 
 def session_from_onnx(path: Path, *, threads: int | None = None) -> Any:
     """Open an ``onnxruntime.InferenceSession`` on the CPU provider.
 
-    threads: the threads of an operator; None leaves the number to ONNX Runtime, which uses a thread per core.
-    Errors: MissingDependencyError without ONNX Runtime.
+    threads: the number of threads for an operator. None uses ONNX Runtime's default, a thread per core.
+    Errors: MissingDependencyError when ONNX Runtime is not installed.
     BundleError when ONNX Runtime cannot load the graph.
     """
     return _session(str(path), str(path), threads)
@@ -97,8 +99,8 @@ def session_from_bytes(graph: bytes, name: str, *, exact: bool = False, library:
     """Open a serialised graph as an ``onnxruntime.InferenceSession`` on the CPU provider.
 
     name: the graph's name in error messages.
-    exact: turn optimisation off, so that ONNX Runtime omits no rounding of the graph.
-    library: the shared library of our kernel, for a graph with nodes of our kernel.
+    exact: True to turn optimisation off, so that ONNX Runtime omits no rounding of the graph.
+    library: the shared library of this project's CPU kernel, for a graph with nodes of this kernel.
     Errors: as `session_from_onnx`.
     """
     return _session(graph, name, None, exact=exact, library=library)

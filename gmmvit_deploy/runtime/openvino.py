@@ -1,6 +1,6 @@
-"""Choose the settings and kernels with which OpenVINO runs a graph on the CPU.
+"""Choose the settings and this project's CPU kernels with which OpenVINO runs a graph on the CPU.
 
-The type in which OpenVINO computes is always set explicitly and never left to OpenVINO's default.
+The data type in which OpenVINO computes is always set explicitly: OpenVINO's default is never used.
 """
 
 from __future__ import annotations
@@ -19,36 +19,38 @@ if TYPE_CHECKING:
 __all__ = ["FUSED_ATTENTION", "OPENVINO_HINTS", "graph_precision", "kernels_for_graph", "our_kernels"]
 
 OPENVINO_HINTS: dict[Precision, Hint] = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
-"""Precision → type in which OpenVINO computes all operators that the graph does not quantise.
+"""Precision → data type in which OpenVINO computes all operators that the graph does not quantise.
 
 For bf16, OpenVINO loads the float32 graph `model.onnx` and computes in bf16. OpenVINO then chooses where to round; the
 roundings of the bundle's bf16 graph do not apply.
 """
 
 FUSED_ATTENTION: dict[Precision, Arithmetic] = {"fp32": "f32", "bf16": "bf16", "int8": "bf16"}
-"""Precision → type in which our attention kernel computes matrix products.
+"""Precision → data type in which this project's CPU attention kernel computes matrix products.
 
-An int8 graph quantises only linear maps, not attention. In a TensorRT engine the attention of an int8 graph is fp16;
-our kernel computes it in bf16 if the CPU supports bf16, otherwise in float32.
+An int8 graph quantises only linear maps, not attention. A TensorRT engine computes the attention of an int8 graph in
+fp16. The CPU kernel computes this attention in bf16 if the CPU supports bf16, otherwise in float32.
 """
 
 
 def our_kernels(precision: Precision) -> tuple[Kernels | None, str]:
-    """Load our kernels for OpenVINO.
+    """Load this project's CPU kernels for OpenVINO.
 
     The first call on a machine compiles the kernels, which takes some seconds.
-    Returns (kernels for `OpenVinoProgram`, the type in which attention is computed) or (None, the reason why the
-    kernels are not available).
+    Returns (kernels for `OpenVinoProgram`, the data type in which the kernels compute attention) or (None, the reason
+    why the kernels are not available).
+    Errors: MissingDependencyError when OpenVINO is not installed.
     """
     library, why = openvino_library()
     return (None, why) if library is None else kernels_from(library, FUSED_ATTENTION[precision])
 
 
 def kernels_for_graph(path: Path, precision: Precision) -> tuple[Kernels | None, str]:
-    """Load our kernels for OpenVINO, and check that the kernels compute a part of this graph.
+    """Load this project's CPU kernels for OpenVINO, and check that the kernels compute a part of a graph.
 
     path: the graph's ONNX file.
-    Returns as `our_kernels`; also (None, the reason) if the kernels compute no part of this graph.
+    Returns the same as `our_kernels`, or (None, the reason) if the kernels compute no part of the graph.
+    Errors: as `our_kernels`.
     """
     kernels, why = our_kernels(precision)
     if kernels is None:

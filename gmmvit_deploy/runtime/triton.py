@@ -31,7 +31,7 @@ def parse_url(url: str) -> tuple[Literal["grpc", "http"], str]:
     """Split a server's address, ``grpc://host:port`` or ``http://host:port``, into (protocol, ``host:port``).
 
     The default port is 8001 for gRPC and 8000 for HTTP.
-    Errors: InputError on any other form of address.
+    Errors: InputError when the address has another form.
     """
     match = re.fullmatch(r"(grpc|http)://(\[[0-9a-fA-F:]+\]|[^:/\[\]]+)(?::(\d{1,5}))?/?", url)
     if match is None:
@@ -48,14 +48,15 @@ class ServedModel:
     """A model's configuration, as the server reports it.
 
     max_batch: the maximum batch size; 0 for a model that takes no batches.
-    inputs: name of the input → shape without the batch.  labels: the names of the classes; empty without labels.
-    bundle_sha256: the hash of the bundle that the model was made from; None for a model that was not made from a
-    bundle.  A bundle is the folder that ``gmmvit export`` writes.
-    preprocessing: for a model that decodes images, the model's `ImageSpec` as JSON and the number of threads; None for
-    other models.
+    inputs: name of the input → shape without the batch.
+    labels: the names of the classes; empty if the model has no labels.
+    bundle_sha256: the hash of the bundle from which the model was made; None if the model was not made from a bundle.
+    A bundle is the folder that ``gmmvit export`` writes.
+    preprocessing: for a model that decodes images, the `ImageSpec` as JSON and the number of threads; None for other
+    models.
     precision: the precision of the graph or engine that the model runs.
     on_gpu: true if the server runs an instance of the model on a GPU.
-    settings: the settings that determine speed: backend, instances, threads, queue delay.
+    settings: the settings that determine the model's speed, such as backend, instances, threads and queue delay.
     """
 
     name: str
@@ -75,8 +76,8 @@ class ServerTimings:
 
     requests: the number of requests.  executions: the number of batches that the backend ran.
     total_ns: the summed time of the requests in the server.
-    parts_ns: the parts of this time, by the names of Triton's statistics: ``queue``, ``compute_input``,
-    ``compute_infer`` and ``compute_output``.
+    parts_ns: name of a part of ``total_ns`` → time. The names are those of Triton's statistics: ``queue``,
+    ``compute_input``, ``compute_infer`` and ``compute_output``.
     """
 
     requests: int
@@ -102,18 +103,19 @@ class TritonConnection:
     """
 
     def __init__(self, url: str, *, timeout_s: float = 60.0) -> None:
-        """Create a connection.  The first request opens it.
+        """Create a connection.  The first request opens the connection.
 
-        url: the server's address, as for `parse_url`.  timeout_s: the maximum time to wait for any answer, in seconds.
-        Errors: InputError on an address that `parse_url` refuses.
-        MissingDependencyError without Triton's client.
+        url: the server's address, as for `parse_url`.
+        timeout_s: the maximum time to wait for a response of the server, in seconds.
+        Errors: InputError when `parse_url` refuses the address.
+        MissingDependencyError when Triton's client is not installed.
         """
         self.url = url
         self.protocol, self._address = parse_url(url)
         self._timeout_s = timeout_s
         self._module = require(f"tritonclient.{self.protocol}", package="tritonclient", extra="client")
         self._error = require("tritonclient.utils", package="tritonclient", extra="client").InferenceServerException
-        # Triton's client does not translate errors of gevent, sockets, the HTTP parser and JSON.
+        # Triton's client passes on the exceptions of gevent, sockets, the HTTP parser and JSON.
         self._transport_errors: tuple[type[Exception], ...] = (OSError, ValueError)
         if self.protocol == "http":
             parser = require("geventhttpclient.response", package="geventhttpclient", extra="client")
@@ -130,7 +132,7 @@ class TritonConnection:
         self.close()
 
     def close(self) -> None:
-        """Close every client.  A server that shuts down waits until all connections are closed."""
+        """Close every client, because a server that shuts down waits until all connections are closed."""
         clients, self._clients = self._clients, []
         for client in clients:
             client.close()
@@ -144,7 +146,7 @@ class TritonConnection:
         return self._infer(model, name, values, self._module.InferRequestedOutput(output), output)
 
     def best_classes(self, model: str, name: str, values: NDArray[Any]) -> list[tuple[int, str]]:
-        """Return (index, label) of the most likely class of each input, as the server classifies it.
+        """Return (index, label) of the most likely class of each input, as classified by the server.
 
         name, values: as for `infer`.
         """
@@ -177,7 +179,7 @@ class TritonConnection:
     def counts(self, name: str) -> tuple[int, int]:
         """Return (number of inputs, number of executions) of a model since the server started.
 
-        The server's dynamic batcher combines several inputs into a single execution.
+        An execution computes a batch. The server's dynamic batcher may combine several inputs into a batch.
         """
         stats = self._statistics(name)
         return int(stats.get("inference_count", 0)), int(stats.get("execution_count", 0))
@@ -219,18 +221,18 @@ class TritonConnection:
         return client
 
     def _channel_arguments(self) -> list[tuple[str, int]]:
-        """Return gRPC settings that allow messages of any size, and bypass the proxy for servers on this machine."""
+        """Return gRPC settings: messages may have any size, and requests to this machine bypass the proxy."""
         sizes = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
         here = re.match(r"(localhost|127\.[\d.]+|\[::1\]):", self._address)
         return [*sizes, ("grpc.enable_http_proxy", 0)] if here else sizes
 
     @property
     def _as_json(self) -> dict[str, bool]:
-        """The arguments with which a client returns JSON; the HTTP client always returns JSON."""
+        """The arguments that make a client return JSON; the HTTP client always returns JSON."""
         return {"as_json": True} if self.protocol == "grpc" else {}
 
     def _call(self, model: str, method: str, **arguments: Any) -> Any:
-        if self.protocol == "grpc":  # the HTTP client gets its time limits in `_client`
+        if self.protocol == "grpc":  # `_client` sets the time limits of the HTTP client
             arguments["client_timeout"] = self._timeout_s
         try:
             return getattr(self._client(), method)(**arguments)

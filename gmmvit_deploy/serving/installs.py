@@ -1,8 +1,9 @@
-"""Locate a Triton server on this machine, with its backends and the environment variables to start it.
+"""Locate a Triton server on this machine, the server's backends, and the environment variables to start the server.
 
-A server that the user names, or that is on PATH, has its backends in its own folder. The server in the nvidia-pytriton
-wheel has only the Python backend. The Python backend needs a stub, which is a program for the running Python version,
-in the same folder. The wheel must stay unchanged, so the backend and its stub are copied to a new backend folder.
+A server that the user names, or that is on PATH, is installed with a folder of backends. The server in the
+nvidia-pytriton wheel has only the Python backend. The Python backend needs a stub, a program for the running Python
+version, in the folder of the backend. The wheel must stay unchanged, so the backend and the stub are copied to a new
+folder.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class ServerInstall:
 
     kind: ``wheel`` for the server of nvidia-pytriton, else ``system``.  binary: the path of ``tritonserver``.
     backends: the folder of the server's backends.
-    environment: variables to add to the environment of this process when the server is started.
+    environment: the variables to add to the environment of the server; all other variables are inherited.
     """
 
     kind: Literal["system", "wheel"]
@@ -65,7 +66,7 @@ def find_server(given: Path | None = None) -> ServerInstall:
 
 
 def system_server(binary: Path) -> ServerInstall:
-    """Return the server ``binary`` and its folder of backends, as laid out in NVIDIA's containers.
+    """Return the server ``binary`` with the folder ``backends`` of its installation, or of NVIDIA's containers.
 
     Errors: ServerError when ``binary`` is not an executable file.
     """
@@ -103,7 +104,7 @@ def wheel_server() -> ServerInstall:
         backends=root / "backends",
         environment={
             "LD_LIBRARY_PATH": os.pathsep.join([*map(str, libraries), *([inherited] if inherited else [])]),
-            # The stub runs the first python3 on PATH, and imports the packages of that Python.
+            # The stub runs the first python3 on PATH, and imports the packages that are installed for this python3.
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         },
     )
@@ -143,7 +144,7 @@ def _require_old_numpy() -> None:
     except PackageNotFoundError as exc:
         raise MissingDependencyError("numpy", extra="serve") from exc
     if int(installed.split(".")[0]) >= 2:
-        # With numpy 2 the outputs have the right shapes but no bytes, and the server reports no error.
+        # With numpy 2, the server's outputs have the right shapes but no bytes, and the server reports no error.
         raise ServerError(
             f"the server of nvidia-pytriton returns empty outputs under numpy {installed}",
             hint="type pip install 'gmmvit-deploy[serve]' to install numpy 1.26, which the server needs",

@@ -4,8 +4,8 @@
 <name>_preprocess  IMAGE → the network's input: pixels or tensor
 <name>_network     pixels or tensor → logits
 
-Each configuration is built as a protobuf and converted to text. The text is parsed again, and the result is compared
-with the protobuf.
+A Triton repository is the folder of models that a Triton server loads. Each configuration is built as a protobuf and
+converted to text. As a check, the text is parsed again, and the parsed protobuf is compared with the original.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class RepositoryOptions:
 
     backend: the Triton backend that runs the network.
     runtime: the runtime that the python backend uses.
-    cpu_kernels: whether the python backend uses this project's CPU kernels. ``auto`` uses the kernels if they are
-    available, ``on`` fails if they are not available, and ``off`` uses the built-in operators of the runtime.
+    cpu_kernels: states whether the python backend uses this project's CPU kernels. ``auto`` uses the kernels if they
+    are available, ``on`` fails if the kernels are not available, and ``off`` uses the runtime's built-in operators.
     precision: the precision of the network, for the backends that run an ONNX graph.
-    accelerator: with ``tensorrt``, the ONNX Runtime of the server builds an engine when the server loads the model.
+    accelerator: with ``tensorrt``, the server's ONNX Runtime builds a TensorRT engine when the server loads the model.
     name: the name of the ensemble; the names of the other models begin with this name.
-    max_queue_delay_us: how long the batcher may hold a request to fill a batch, in microseconds.
+    max_queue_delay_us: the maximum time that the batcher waits to fill a batch, in microseconds.
     instances: the number of copies of the network that run in parallel.
     threads: the number of threads of the runtime in an instance; 0 means a thread for each core.
     Errors: InputError when a value is invalid, or when two values contradict each other.
@@ -123,8 +123,9 @@ def model_configs(
     """Return model name → ``ModelConfig`` protobuf for the models of a repository.
 
     A bundle without mean and std has only the network: preprocessing and ensemble need a normalisation.
-    card: the report on the engine, for the tensorrt backend.
-    kernels: the python backend runs the network with this project's CPU kernels, which are stored beside the network.
+    card: the report that ``gmmvit build`` wrote beside the engine, for the tensorrt backend.
+    kernels: True if the python backend runs the network with this project's CPU kernels. The library of the kernels is
+    stored beside the network.
     """
     configs = {options.network: _network(bundle, options, card, kernels=kernels)}
     if bundle.manifest.image.normalisation is not None:
@@ -198,7 +199,7 @@ def _network(bundle: Bundle, options: RepositoryOptions, card: EngineCard | None
         )  # by default Triton uses only the first profile
     if options.accelerator == "tensorrt":
         accelerator = config.optimization.execution_accelerators.gpu_execution_accelerator.add(name="tensorrt")
-        # The graph is strongly typed; this setting only permits the types that the graph already has.
+        # The graph states the data type of each tensor; this setting only permits the data types in the graph.
         accelerator.parameters["precision_mode"] = _TRT_MODES[options.precision]
     config.dynamic_batching.max_queue_delay_microseconds = options.max_queue_delay_us
     if options.backend == "onnxruntime":

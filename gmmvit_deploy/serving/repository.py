@@ -36,7 +36,7 @@ from gmmvit_deploy.writing import new_folder, sha256_of_file
 __all__ = ["CpuKernelsUse", "Repository", "repository_from_bundle", "stated_cpu_kernels"]
 
 _TEMPLATES = Path(__file__).parent / "triton_models"
-# Name of a package in the folder of the network. The modules of this package import each other by relative imports.
+# Name of a package in the folder of the network. Modules of the package use relative imports to import other modules.
 _OPENVINO = "gmmvit_openvino"
 
 
@@ -44,8 +44,8 @@ _OPENVINO = "gmmvit_openvino"
 class CpuKernelsUse:
     """States whether a network uses this project's CPU kernels.
 
-    used: True if the network runs with the kernels, which are stored beside the network.
-    why_not: the reason why the kernels are not used; empty if they are used.
+    used: True if the network runs with the kernels. The library of the kernels is then stored beside the network.
+    why_not: the reason why the kernels are not used; empty if the kernels are used.
     """
 
     used: bool
@@ -85,14 +85,15 @@ def repository_from_bundle(
     """Write a repository with the network, the preprocessing of images, and the ensemble of both.
 
     engine: an engine that was built from this bundle; required for the tensorrt backend.
-    server: the server that will load the engine, with its TensorRT version; required for the tensorrt backend.
-    notes: the name of a file → its text. These files are written beside the folders of the models; Triton ignores them.
-    force: replace an existing folder at ``out``.
+    server: the TensorRT of the server that will load the engine; required for the tensorrt backend.
+    notes: name of a file → text of the file. These files are written beside the folders of the models, and Triton
+    ignores these files.
+    force: True to replace an existing folder at ``out``.
     Errors:
         RepositoryError: the tensorrt backend has no engine, or an engine that the server cannot load.
         EngineError: the engine was built from another bundle.
         InputError: the CPU kernels are required but not available, or ``server`` is missing for the tensorrt backend.
-        OutputError: ``out`` exists and ``force`` is not set, or writing fails.
+        OutputError: ``out`` exists and ``force`` is False, or writing fails.
     """
     options = options or RepositoryOptions()
     on_progress(Progress("check the graph"))
@@ -127,11 +128,11 @@ def repository_from_bundle(
 
 
 def stated_cpu_kernels(repository: Path) -> CpuKernelsUse | None:
-    """Read from a repository whether its network uses this project's CPU kernels.
+    """Read from a repository whether the repository's network uses this project's CPU kernels.
 
     The configuration of a network has the parameter ``cpu_kernels`` with the value ``on`` or ``off``. A network with
     ``on`` fails to load if the kernels are not available.
-    Returns None if no configuration has this parameter, or if two networks have different values.
+    Returns None if no configuration has this parameter, or if the values of two networks differ.
     """
     configs = (path.read_text(encoding="utf-8", errors="replace") for path in repository.glob("*/config.pbtxt"))
     stated = {state for config in configs for state in _STATED.findall(config)}
@@ -183,7 +184,7 @@ def _network_file(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kernels:
-    """The CPU kernels of a network.
+    """The CPU kernels of this project, for a network.
 
     use: states whether the network uses the kernels.
     library: the library of the kernels, which is copied beside the network; None without kernels.
@@ -196,7 +197,7 @@ class _Kernels:
 
 
 def _kernels(network: Path, options: RepositoryOptions) -> _Kernels:
-    """Return the CPU kernels for this network, or the reason why the network runs without the kernels."""
+    """Return the CPU kernels for this network; ``use`` gives the reason if the network runs without the kernels."""
     if options.backend != "python":
         why = f"only the python backend can use the CPU kernels, not the {options.backend} backend"
         return _Kernels(use=CpuKernelsUse(used=False, why_not=why))
@@ -217,8 +218,9 @@ def _kernels(network: Path, options: RepositoryOptions) -> _Kernels:
 def _copy_programs(options: RepositoryOptions, folder: Path, network: Path, kernels: _Kernels) -> None:
     """Copy the files that the network needs in the server into ``folder``.
 
-    The files are the runner's source files, so that the server runs the same code as a runner in this process; with
-    kernels also the library of the kernels; and with kernels in ONNX Runtime also the graph that calls the kernels.
+    The source files of the runner are copied, so that the server runs the same code as a runner in this process. With
+    kernels, the library of the kernels is also copied. For kernels in ONNX Runtime, the graph that calls the kernels is
+    also written.
     """
     if options.runtime == "onnxruntime":
         copies = {str(onnxruntime_program.__file__): "gmmvit_onnxruntime.py"}
@@ -239,7 +241,7 @@ def _write_preprocess(model: Path, bundle: Bundle) -> None:
     import numpy as np
 
     shutil.copyfile(_TEMPLATES / "preprocess_model.py", model / "1" / "model.py")
-    # The server uses the same file as export and parity, so that images are decoded in the same way everywhere.
+    # Export, parity and the server use the same source file, so that all of these decode images in the same way.
     shutil.copyfile(str(gmmvit_deploy.preprocess.__file__), model / "1" / "gmmvit_preprocess.py")
     encoded = io.BytesIO()
     image_from_pixels(np.full(bundle.manifest.image.pixels_shape, 128, np.uint8)).save(encoded, "PNG")

@@ -1,4 +1,4 @@
-"""Run a Triton server as a child process: start and stop the server, keep its log, and remove its files."""
+"""Run a Triton server as a child process: start and stop the server, keep the log, and remove temporary files."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _LINES_KEPT = 2000
 class ServerOptions:
     """Options of a server.
 
-    host: the address to listen on. Every address other than loopback admits requests from other machines.
+    host: the address to listen on. With any address other than loopback, other machines can send requests.
     http_port, grpc_port, metrics_port: the ports to listen on; 0 means any free port.
-    start_timeout_s: how long to wait until every model is ready.
-    exit_timeout_s: how long requests in flight may take after the server is asked to stop.
-    log_path: the file to append the server's log to; None writes no file.
+    start_timeout_s: the maximum time until every model is ready, in seconds.
+    exit_timeout_s: the maximum time for requests in flight when the server stops, in seconds.
+    log_path: the file to which the server's log is appended; None writes no file.
     """
 
     host: str = "127.0.0.1"
@@ -55,8 +55,8 @@ class ServerOptions:
 class TritonServer:
     """A Triton server.  Inside ``with TritonServer(repository) as server:`` every model is ready.
 
-    Start the server from the main thread: the launcher asks Linux to stop the server when its parent ends, and Linux
-    takes the thread that started the launcher as the parent.
+    Start the server from the main thread. The launcher (`_launch.py`) makes Linux stop the server when the server's
+    parent ends. For Linux, the parent is the thread that started the launcher.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class TritonServer:
 
         Errors, each of which leaves no process running:
             RepositoryError: the folder is not a model repository, or needs a backend that this server does not have.
-            ServerError: a port is in use, a model fails to load, or not every model is ready within start_timeout_s.
+            ServerError: a port is in use, a model fails to load, or a model is not ready after ``start_timeout_s``.
             OutputError: the log file cannot be opened.
         """
         _check_backends(self.repository, self.install)
@@ -122,7 +122,7 @@ class TritonServer:
             raise
 
     def wait(self, poll: Callable[[], bool] = lambda: False) -> None:
-        """Wait until ``poll`` returns True.  Errors: ServerError when the server ends before that."""
+        """Wait until ``poll`` returns True.  Errors: ServerError when the server ends during the wait."""
         while not poll():
             if self._process is None or self._process.poll() is not None:
                 raise self._ended("ended unexpectedly")
@@ -151,7 +151,7 @@ class TritonServer:
             self._runtime = None
 
     def kill_now(self) -> None:
-        """Kill the server at once.  A signal handler may call this; `stop` must still be called to clean up."""
+        """Kill the server at once.  A signal handler may call `kill_now`; call `stop` afterwards to clean up."""
         if self._process is not None:
             _kill_group(self._process.pid)
 
@@ -273,7 +273,7 @@ def _line_writer(log: TextIO | None) -> Callable[[str], None] | None:
     return write
 
 
-# The server runs on this machine, so requests to the server must bypass a proxy that the environment names.
+# The server runs on this machine, so requests to the server must bypass a proxy that environment variables name.
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -326,7 +326,7 @@ def _check_backends(repository: Path, install: ServerInstall) -> None:
 
 
 def _causes(lines: deque[str]) -> list[str]:
-    """Return up to five reasons from Triton's log why the server ended, without log prefixes and line breaks."""
+    """Return up to five reasons why the server ended, from Triton's log, without log prefixes and line breaks."""
     text = "\n".join(lines)
     failed = re.findall(r"failed to load '([^']+)' version \d+: (.*?)(?=\n[A-Z]\d{4} |\n\+|\Z)", text, re.DOTALL)
     causes = [f"{model}: {_one_line(why)}" for model, why in failed]

@@ -34,13 +34,13 @@ def serve_path(
 
     A bundle is served from a temporary repository, which is written for the best backend of the server.
     options: the ports, timeouts and log of the server.
-    cpu_kernels: whether the temporary repository uses this project's CPU kernels; None means ``auto``.
+    cpu_kernels: states whether the temporary repository uses this project's CPU kernels; None means ``auto``.
     tritonserver: the path of the server program; None searches for an installed server.
-    on_kernels: called with the use of the CPU kernels: as decided for a bundle, or as stated by a repository.
+    on_kernels: called with a `CpuKernelsUse`, which states whether the network uses this project's CPU kernels.
     on_ready: called with the server when every model is ready.
     on_log_line: called with each line of the server's log.
     on_progress: called with each step until every model is ready.
-    A second signal kills the server at once instead of waiting for requests in flight.
+    A second SIGINT or SIGTERM kills the server at once, without a wait for requests in flight.
     Errors: those of `TritonServer.start`, `open_bundle` and `repository_from_bundle`, and
         MissingDependencyError: no server is installed.
         ServerError: ``tritonserver`` is not an executable file, or the server ends before a signal.
@@ -98,7 +98,7 @@ class _Signals:
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal() returned
+            signal.signal(number, handler)  # type: ignore[arg-type]  # the handler that signal() returned
 
     def _count(self, number: int, frame: FrameType | None) -> None:
         self.seen += 1
