@@ -88,8 +88,8 @@ def _find_constants(
         uses = [node.op_type for nodes in readers.values() for node in nodes]
         if uses != [operator] * layers or not all(readers.values()):
             raise ExportError(
-                f"{folded_constant.layer}: expected the {what} of this layer to be the input of exactly one {operator} "
-                f"node, got {', '.join(uses) or 'no node'}"
+                f"{folded_constant.layer}: expected one {operator} node in each layer with this {what} to read the "
+                f"{what}, and no other node; got {', '.join(uses) or 'no node'}"
             )
         own = f"{folded_constant.layer}.scores"
         name = next((name for name in names if any(node.name.startswith(own) for node in readers[name])), names[0])

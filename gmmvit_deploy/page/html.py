@@ -75,7 +75,7 @@ def agreement_html(answer: Answer, *, url: str | None) -> str:
         for agreement in answer.agreements
     )
     return (
-        f'{"".join(sentences)}<div class="scroll"><table><caption>Largest distance of the logits from float64 PyTorch'
+        f"{''.join(sentences)}{_scroll('Distances')}<table><caption>Largest distance of the logits from float64 PyTorch"
         f"</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
         f"<details><summary>Where the limits come from</summary><ul>{derivations}</ul></details>"
     )
@@ -126,7 +126,7 @@ def steps_html(steps: tuple[Step, ...]) -> str:
         '<th scope="col" class="parts">parts of the server\'s time, ms</th>'
     )
     return (
-        f'<div class="scroll"><table class="steps"><caption>Median time of up to 5 repeats with this image</caption>'
+        f'{_scroll("Times")}<table class="steps"><caption>Median time of up to 5 repeats with this image</caption>'
         f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
 
@@ -172,8 +172,8 @@ def parity_html(parity: ExportParity) -> str:
     not_compared = f"<p>Not compared:</p><ul>{skipped}</ul>" if skipped else ""
     return (
         f"{message_html(parity.sentence(), kind='note' if parity.passed else 'error')}"
-        f'<details><summary>Programs compared at export</summary><div class="scroll"><table><thead><tr>{head}</tr>'
-        f"</thead><tbody>{rows}</tbody></table></div>{not_compared}</details>"
+        f"<details><summary>Programs compared at export</summary>{_scroll('Programs compared at export')}"
+        f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{not_compared}</details>"
     )
 
 
@@ -195,3 +195,8 @@ def _data_url(picture: Image.Image) -> str:
     file = io.BytesIO()
     picture.save(file, "PNG")
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def _scroll(label: str) -> str:
+    """Return the opening tag of a scrollable region, which the keyboard can reach and a screen reader names."""
+    return f'<div class="scroll" role="group" aria-label="{escape(label)}" tabindex="0">'

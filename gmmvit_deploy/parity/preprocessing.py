@@ -75,10 +75,7 @@ def check_preprocessing(bundle: Bundle, runner: Runner, limit: Limit, *, samples
         reasons += _graph_problems(runner.graph.path, golden, spec)
     if runner.server is not None:
         sent = min(len(samples), _MOST_SENT)
-        seen.append(
-            "the server preprocesses the golden images likewise and gives PyTorch's logits for "
-            f"{sent} images of the data"
-        )
+        seen.append(f"the server preprocesses them likewise and gives PyTorch's logits for {sent} images of the data")
         reasons += _server_problems(runner.server, bundle, golden, spec, limit, runner.max_batch)
         reasons += _sample_problems(runner.server, samples, limit)
     return Check(

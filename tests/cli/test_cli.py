@@ -74,10 +74,16 @@ def test_inspect_a_preset_without_a_file(gmmvit: Gmmvit) -> None:
         ((), "expected a checkpoint, or all of"),
         (("--preset", "vit"), "expected a checkpoint, or all of"),
         (("--preset", "alexnet", "--classes", "10", "--image-size", "32"), "is not known"),
-        (("--preset", "vit", "--classes", "10", "--image-size", "33"), "do not tile"),
+        (
+            ("--preset", "vit", "--classes", "10", "--image-size", "33"),
+            "patch size: expected a divisor of the image size 33",
+        ),
         (("--preset", "swin", "--classes", "10", "--image-size", "32", "--mask", "elm"), "no element-wise mask"),
         (("--preset", "swin", "--classes", "10", "--image-size", "40"), "windows of 4×4 tokens do not tile"),
-        (("--preset", "vit", "--classes", "0", "--image-size", "32"), "classes is 0"),
+        (
+            ("--preset", "vit", "--classes", "0", "--image-size", "32"),
+            "classes: expected whole numbers of at least 1, got 0",
+        ),
         (
             ("--preset", "vit", "--classes", "9", "--image-size", "32", "--mask", "sparse"),
             "expected plain, gmm or elm, got",
@@ -206,7 +212,7 @@ def _nan(folder: Path) -> Path:
 
 BAD_CHECKPOINTS = {
     "absent": (lambda folder: folder / "nowhere.pth", "does not exist"),
-    "text": (_text, "got a file that torch.load cannot read"),
+    "text": (_text, "got a file of another kind"),
     "truncated": (_cut, "truncated or damaged"),
     "code": (_evil, "no code of the file was run"),
     "unknown architecture": (

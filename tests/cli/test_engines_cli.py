@@ -124,7 +124,10 @@ def test_build_refuses(arguments: tuple[str, ...], message: str, gmmvit: Gmmvit,
 
 def test_build_of_what_is_not_there(gmmvit: Gmmvit, bundle: Bundle, tmp_path: Path) -> None:
     named = ("--compute-capability", "8.9")
-    assert "gmmvit convert" in refused(gmmvit("build", bundle.path, *named), "has no model.fp16.onnx")
+    assert "gmmvit convert" in refused(
+        gmmvit("build", bundle.path, *named),
+        "expected the graph model.fp16.onnx and its record model.fp16.json, got neither",
+    )
     refused(gmmvit("build", tmp_path / "nothing", *named), "expected a bundle, but this path does not exist")
     refused(gmmvit("build", bundle.onnx_path, *named), "is required for an ONNX file")
 
@@ -144,7 +147,7 @@ def test_doctor_of_a_bundle(
     checks = {(check["kind"], check["name"]): check for check in json.loads(fits.stdout)}
     assert checks["graph", "model.int8.onnx"]["works"]
     assert checks["engine", "served"]["works"]
-    assert "has TensorRT 10.9.0 and loads it" in checks["server", "served"]["detail"]
+    assert "has TensorRT 10.9.0, which can load the engine" in checks["server", "served"]["detail"]
     live = gmmvit("doctor", bundle, "--server", server.grpc_url, "--json")  # Triton 2.51: TensorRT 10.5
     assert live.returncode == 1
     (verdict,) = [check for check in json.loads(live.stdout) if check["kind"] == "server"]

@@ -244,7 +244,7 @@ def test_tensor_input_without_normalisation(tmp_path: Path) -> None:
     inputs, logits = bundle.golden()
     with OnnxRuntimeRunner(bundle) as runner:
         np.testing.assert_allclose(runner.run(inputs), logits, rtol=0, atol=1e-5)
-    with pytest.raises(InputError, match="states no mean and std"):
+    with pytest.raises(InputError, match="has no mean and std"):
         BundleClassifier(bundle)
 
 

@@ -81,7 +81,7 @@ def test_scale_goes_into_the_mixing_only_without_a_mask() -> None:
     before = model.patch_blocks[0].attention.inner.scores.before.mixing.weight.clone()
     assert len(merge_scale_into_mixing(model)) == 3 + 2
     assert model.patch_blocks[0].attention.inner.scores.before.mixing.weight.equal(before * 16**-0.5)
-    with pytest.raises(FoldError, match="stands after the scale"):
+    with pytest.raises(FoldError, match="a mask multiplies the scaled scores"):
         merge_scale_into_mixing(trained("cait_gmm"))
     masked = trained("cait_gmm")
     fold_masks(masked)

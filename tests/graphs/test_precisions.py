@@ -227,7 +227,7 @@ def test_calibration_without_images(graph: onnx.ModelProto) -> None:
 
 
 def test_calibration_on_numbers_that_are_not_finite(graph: onnx.ModelProto, images: np.ndarray) -> None:
-    with pytest.raises(InputError, match="not finite"):
+    with pytest.raises(InputError, match="has NaN or infinite values"):
         calibrate(graph, [images * np.float32(np.nan)])
 
 

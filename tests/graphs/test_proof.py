@@ -107,7 +107,7 @@ def test_layers_with_equal_masks_may_have_a_copy_each(graph: onnx.ModelProto, fo
     assert [record.constant for record in prove_folded(equal, same)[0]] == names
     for node in equal.graph.node:  # both layers read the first mask; nothing reads its copy
         node.input[:] = [names[0] if name == names[1] else name for name in node.input]
-    with pytest.raises(ExportError, match="expected one Mul in each layer"):
+    with pytest.raises(ExportError, match="expected one Mul node in each layer"):
         prove_folded(equal, same)
     equal.graph.initializer.remove(second)
     assert [record.constant for record in prove_folded(equal, same)[0]] == [names[0], names[0]]

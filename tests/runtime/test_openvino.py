@@ -154,6 +154,6 @@ def test_without_a_compiler(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> 
         return fail
 
     monkeypatch.setattr(torch, "compile", refuse)
-    with pytest.raises(InputError, match="fails here: no compiler") as caught:
+    with pytest.raises(InputError, match="fails on this machine: no compiler") as caught:
         open_runner("compile", bundle)
     assert "g++" in caught.value.hint

@@ -52,7 +52,7 @@ def test_a_step_on_q_behind_a_step_on_the_product_is_refused() -> None:
     on_query, decay = Scale(0.3, scales_query=True), ManhattanDecay(-torch.ones(2), 2)
     AttentionScores({"scale": on_query, "decay": decay})
     for before, after in (({"decay": decay, "scale": on_query}, {}), ({}, {"scale": on_query})):
-        with pytest.raises(ValueError, match="must come before all steps on Q"):
+        with pytest.raises(ValueError, match="attention steps are out of order"):
             AttentionScores(before, after)
 
 

@@ -277,7 +277,7 @@ class TestStarting:
         shutil.copytree(repository.path, broken)
         (broken / "gmmvit_network" / "1" / "model.onnx").write_bytes(b"no graph")
         with pytest.raises(
-            ServerError, match=r"gmmvit_network: .*no fused-[0-9a-f]+\.onnx; write the repository"
+            ServerError, match=r"gmmvit_network: .*no fused-[0-9a-f]+\.onnx; type gmmvit repository"
         ) as caught:
             self.start(broken)
         assert "\n  gmmvit_network: " in str(caught.value)
@@ -297,7 +297,7 @@ class TestStarting:
             pytest.skip("this server has the onnxruntime backend")
         with pytest.raises(RepositoryError, match=r"needs the onnxruntime backend; .* has: python") as caught:
             self.start(written.path)
-        assert "--backend python" in caught.value.hint
+        assert "gmmvit repository BUNDLE --backend NAME" in caught.value.hint
 
     def test_no_repository(self, tmp_path: Path) -> None:
         with pytest.raises(RepositoryError, match=r"there is no MODEL/config\.pbtxt in this folder"):
