@@ -81,7 +81,7 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> Ratio:
     """
     if len(above) != len(below) or not len(above):
         raise ValueError(
-            f"expected equally many rounds of both programs, at least 1, got {len(above)} and {len(below)}"
+            f"expected the same number of rounds, at least 1, for both programs, got {len(above)} and {len(below)}"
         )
     ratios = np.asarray(above) / np.asarray(below)
     drawn = np.random.default_rng(0).integers(0, len(ratios), (_DRAWS, len(ratios)))

@@ -161,7 +161,7 @@ def _tensor_v3(
 
 def _described(storage: Any, offset: Any, size: Any, stride: Any, *, dtype: str | None) -> TensorRef:
     if not isinstance(storage, StorageRef):
-        raise ValueError(f"a tensor over a {kind_of(storage)}")
+        raise ValueError(f"a tensor whose storage is a {kind_of(storage)}")
     shape, strides = _wholes(size), _wholes(stride)
     if len(shape) != len(strides):
         raise ValueError(f"a tensor of shape {shape} with strides {strides}")

@@ -45,8 +45,9 @@ _PLAIN_DTYPE = re.compile(r"bool|b?float|complex|u?int")  # not quantised, not r
 class TorchFile:
     """An open PyTorch file.
 
-    value: the object that `torch.save` saved, with a `TensorRef` or an `OtherTensor` in place of each tensor.
-    namespaces: every `Namespace` in the pickle of the object.
+    value: the object that `torch.save` saved, with a placeholder for each tensor: a `TensorRef`
+    for a dense tensor, an `OtherTensor` for a sparse or quantised tensor.
+    namespaces: every `argparse.Namespace` in the pickle, as an `inert.Namespace`, for the training record.
     places: key of a storage → (first byte, number of bytes) in the file.
     big_endian: True if the elements of the storages are stored in big-endian byte order.
     storages: key of a storage → the storage, for the storages that were already read.
@@ -75,7 +76,8 @@ class TorchFile:
             storage_itemsize = getattr(torch, ref.storage.dtype).itemsize
             first, length = ref.storage.view or (0, ref.storage.numel)
             held_bytes = length * storage_itemsize
-            # An expanded tensor repeats a small storage: a later copy could need more memory than the file holds.
+            # An expanded tensor repeats the elements of a small storage, so copying the tensor could need far more
+            # memory than the size of the file. Such tensors are refused.
             if held_bytes < math.prod(ref.shape) * dtype.itemsize:
                 raise self._not_plain(name)
             last = sum((size - 1) * step for size, step in zip(ref.shape, ref.stride, strict=True))
@@ -122,7 +124,7 @@ def open_torch_file(path: Path) -> Iterator[TorchFile]:
     """Open a PyTorch file of either format.  Tensors can be read until the context ends.
 
     Errors: CheckpointError when the file is damaged, is no PyTorch file, is a TorchScript archive, has a pickle that is
-    too large, or names a function or class that is not in the tables of `inert`.
+    too large, or names a function or class that is not on the list in module `inert`.
     """
     with path.open("rb") as file:
         zipped = file.read(4) == _ZIP_MAGIC

@@ -31,11 +31,12 @@ PLAN_FILE, CARD_FILE, LAYERS_FILE = "model.plan", "card.json", "layers.txt"
 class MaskCost:
     """Sizes and times of an engine with masks, compared with its twin.
 
-    The twin is an engine of the same graph in which a scalar replaces every mask. The same run builds the twin, with
-    the same options. Each field exists for the engine, and as ``twin_…`` for the twin.
+    The twin is an engine of the same graph in which a scalar replaces every mask. The `gmmvit build` run that builds
+    the engine also builds the twin, with the same options. Each field exists for the engine, and as ``twin_…`` for
+    the twin.
 
     layers: the number of layers, including shape arithmetic.
-    kernels: the number of GPU kernels, which are the layers without shape arithmetic.
+    kernels: the number of layers that run as GPU kernels: all layers except those that only compute shapes.
     bytes: the size of the plan.  milliseconds: batch size → median time on the GPU; None if no GPU was visible.
     """
 
@@ -53,14 +54,15 @@ class MaskCost:
 class EngineCard:
     """Content of ``card.json``: an engine's origin, options and checks.
 
-    In this class, a target is a compute capability to build for, or the name of the GPU that built the engine.
+    In the mappings below, "target" is each compute capability that the engine was built for; if the build named no
+    compute capability, it is the name of the GPU that built the engine. The field ``target`` describes these targets.
 
     sha256: the hashes of ``plan`` and ``onnx``, and of ``bundle`` and ``checkpoint`` if the engine was built from a
     bundle, the folder that ``gmmvit export`` writes.
-    masks: layer → SHA-256 of the bytes of the layer's mask in the ONNX graph.
-    target: three entries. ``capabilities`` lists the compute capabilities that the engine was built for. ``gpu`` is the
-    name of the GPU that built the engine, or None if the build named compute capabilities. ``driver`` is the version of
-    the GPU driver, or None on a machine without a GPU.
+    masks: attention layer of the model → SHA-256 of the bytes of the layer's mask in the ONNX graph.
+    target: what the engine was built for, in three entries. ``capabilities`` lists the compute capabilities that the
+    build named. ``gpu`` is the name of the GPU that built the engine, or None if the build named compute capabilities.
+    ``driver`` is the version of the GPU driver, or None on a machine without a GPU.
     tensor: the name, dtype and shape of the input; the shape is without the batch.
     profiles: the ranges of batch sizes.  flags: the other options of the build (`BuildOptions.flags`).
     trtexec: the command line of NVIDIA's tool that builds the same engine.
@@ -141,7 +143,7 @@ class EngineCard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """An opened engine, whose plan has the size and SHA-256 in the card.
+    """An opened engine.  The size and SHA-256 of its plan match the size and SHA-256 in the card.
 
     path: the engine's folder.
     """

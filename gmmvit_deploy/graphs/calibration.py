@@ -81,9 +81,10 @@ def bounds_of(histograms: Histograms, precision: Precision) -> Mapping[str, floa
 
 
 def excess_errors(histograms: Histograms, bounds: Mapping[str, float], precision: Precision) -> dict[str, float]:
-    """Return, for each tensor, the rms quantisation error with ``bounds`` divided by the error with new bounds.
+    """Return, for each tensor, a ratio of two rms quantisation errors on ``histograms``.
 
-    `bounds_of` computes the new bounds from ``histograms``. The ratio is about 1 if ``bounds`` were calibrated on
+    The first error is that with the given ``bounds``; it is divided by the error with the bounds that `bounds_of`
+    computes from ``histograms``. The ratio is about 1 if ``bounds`` were calibrated on
     images similar to the images of ``histograms``, and several times larger if not.
     """
     own = bounds_of(histograms, precision)

@@ -3,7 +3,8 @@
 For each set of inputs, the check measures two distances of the runner's logits: from PyTorch's float64 logits, and from
 PyTorch's float32 logits. The limit applies to the first distance. For fp32, fp16 and bf16, the limit is derived from
 the noise, which is the distance of PyTorch's float32 logits from PyTorch's float64 logits. For int8 and fp8, the limit
-is derived from the distance that conversion recorded (module `tolerances`).
+is derived from a distance in the bundle: `gmmvit convert` measured how far the
+quantised logits are from PyTorch's (module `tolerances`).
 
 A separate check, ``reference``, compares PyTorch's logits of the golden inputs on this machine with the logits that
 PyTorch computed at export.

@@ -158,7 +158,9 @@ def open_runners(
             f"runner {', '.join(bare)} runs in this process; --url is only for triton-grpc and triton-http"
         )
     if idle:
-        raise InputError(f"--url {idle[0]}: expected the protocol of a named runner, got runner {', '.join(bare)}")
+        raise InputError(
+            f"--url {idle[0]}: no runner uses the protocol of this address; the runners are {', '.join(bare)}"
+        )
     if engine is not None and not set(bare) & set(FLAVORS):
         raise InputError(f"runner {', '.join(bare)} takes no --engine; --engine is only for {' and '.join(FLAVORS)}")
     if precision != "fp32" and not set(bare) & set(_OF_GRAPHS):

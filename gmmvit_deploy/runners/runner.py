@@ -1,13 +1,14 @@
 """The interface of every runner: compute the logits of a batch, and describe the program that computes the logits.
 
-A runner is a runtime, engine or server. Callers use the following members, and never test a runner's class or name:
+A runner is a runtime, engine or server. Other modules use the following members, and never test a runner's class or
+name:
 
-    member         content                                               used by
-    graph          the bundle's graph that the program was made from     localize, preprocessing
-    inspectable    the graph that runs, with readable inner tensors      localize
-    server         the models of a server, and the connection to it      served, preprocessing, waterfall
+    member         content                                               used by (module)
+    graph          the bundle's graph that the program was made from     parity.localize, parity.preprocessing
+    inspectable    the graph that runs, with readable inner tensors      parity.localize
+    server         the models of a server, and the connection to it      parity.served, bench.waterfall
     provenance     hashes, versions and settings of the program          reports, run cards
-    callers        number of concurrent calls that the runner can use    load
+    callers        number of calls that run in parallel                  bench.measure
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ class InspectableGraph:
     """A graph whose inner tensors can be read.
 
     name: name of the graph in reports.  proto: the graph; the nodes are named after the model's modules.
-    values: function that takes the graph's inputs and tensor names, and returns name of a tensor → array. The result
-    always contains ``logits``. Tensors that the runtime optimised away are missing from the result. Without tensor
-    names, the graph runs unchanged.
+    values: a function of a batch of inputs and a list of names of tensors to read. It returns a mapping from the name
+    of a tensor to its array. The mapping always contains ``logits``; tensors that the runtime optimised away are
+    missing. If the list is empty, the original graph runs; otherwise the named tensors are added to its outputs.
     """
 
     name: str
@@ -49,10 +50,10 @@ class InspectableGraph:
 
 
 class Inspection(NamedTuple):
-    """A graph with readable inner tensors, for a runner.
+    """The result of `Runner.inspectable`: the graph that the runner runs, or a graph to inspect in its place.
 
     graph: the graph; None if the runner has no graph to inspect.
-    why_not: the reason why the runner runs another graph than ``graph``; empty if the runner runs ``graph``.
+    why_not: the reason why the graph that the runner runs cannot be inspected; empty if ``graph`` is that graph.
     """
 
     graph: InspectableGraph | None
@@ -83,8 +84,9 @@ class Runner:
 
     precision: precision of the computation; the tolerance of the logits depends on the precision.
     device: device that computes the logits.
-    needs_own_thread: True if the runner must not be called from a callback of compiled code.
-    callers: number of concurrent calls that the runner can use.
+    needs_own_thread: True if the runner must be called in a thread of its own, because it fails when native code, such
+    as LoadGen, calls it back.
+    callers: number of calls that the runner runs in parallel.
     graph: the bundle's graph that the program was made from; None if there is no such graph or the graph is unknown.
     server: the models on the runner's server; None for a runner in this process.
     runtime: name of the runtime, for messages; empty if the runner's name is enough.

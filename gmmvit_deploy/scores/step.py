@@ -107,7 +107,9 @@ class Step(nn.Module):
         The shape of the scores changes from (B, windows, H, n, n) to (B, windows · H, n, n).
         Errors: FoldError when no equivalent step exists.
         """
-        raise FoldError(f"cannot join windows with heads, because a step of role {self.role} has no joined form")
+        raise FoldError(
+            f"cannot merge the dimensions of windows and heads: the step of role {self.role} does not support it"
+        )
 
     def numbers(self) -> StepNumbers:
         return StepNumbers()

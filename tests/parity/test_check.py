@@ -258,7 +258,7 @@ def test_runner_names(arguments: dict[str, str], message: str, bundle: Bundle) -
     [
         (["eager", "eager"], {}, "eager is named more than once"),
         (["eager"], {"urls": ["grpc://localhost:1"]}, "runs in this process"),
-        (["triton-grpc"], {"urls": ["http://localhost:1"]}, "expected the protocol of a named runner"),
+        (["triton-grpc"], {"urls": ["http://localhost:1"]}, "no runner uses the protocol of this address"),
         (["triton-grpc"], {"urls": ["grpc://localhost:1", "grpc://localhost:2"]}, "once for each protocol"),
         (["eager"], {"engine": Path("engine")}, "takes no --engine"),
         (["eager"], {"precision": "fp16"}, "only for onnxruntime"),

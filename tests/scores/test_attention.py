@@ -92,5 +92,5 @@ def test_the_error_of_a_merge_names_what_cannot_be_merged() -> None:
         norm.after_factor(torch.tensor(2.0))
     with pytest.raises(FoldError, match="role score_bias"):
         ManhattanDecay(-torch.ones(2), 2).folded().after_factor(torch.tensor(2.0))
-    with pytest.raises(FoldError, match="cannot join windows"):
+    with pytest.raises(FoldError, match="cannot merge the dimensions of windows and heads"):
         HeadMixing(torch.eye(2)).for_windows(4, 2)
