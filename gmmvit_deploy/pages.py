@@ -32,6 +32,7 @@ __all__ = [
     "page",
     "plots",
     "require_page",
+    "scrollable",
     "section",
     "table",
     "verdict_word",
@@ -151,11 +152,18 @@ def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, r
         for name, number in zip(head, numbers, strict=True)
     )
     lines = "".join("<tr>" + "".join(_cells(row, numbers, row_head)) + "</tr>" for row in rows)
-    # The table can receive the keyboard focus, so that the arrow keys scroll a table wider than the window.
-    return (
-        f'<div class="scroll" role="group" aria-label="{escape(caption)}" tabindex="0"><table>'
-        f"<caption>{escape(caption)}</caption><thead><tr>{titles}</tr></thead><tbody>{lines}</tbody></table></div>"
+    return scrollable(
+        caption,
+        f"<table><caption>{escape(caption)}</caption><thead><tr>{titles}</tr></thead><tbody>{lines}</tbody></table>",
     )
+
+
+def scrollable(label: str, content: str) -> str:
+    """Return a region that scrolls content wider than the window.  label: plain text.  content: HTML.
+
+    The region can receive the keyboard focus, so that the arrow keys scroll it, and a screen reader reads the label.
+    """
+    return f'<div class="scroll" role="group" aria-label="{escape(label)}" tabindex="0">{content}</div>'
 
 
 def _cells(row: Sequence[str], numbers: Sequence[bool], row_head: int) -> Iterable[str]:

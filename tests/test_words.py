@@ -6,7 +6,7 @@ import io
 import re
 import subprocess
 import tokenize
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,9 +33,10 @@ def _tracked(*patterns: str) -> list[Path]:
     return [ROOT / name for name in listed.stdout.split() if name != "tests/test_words.py"]
 
 
-def _tokens(path: Path) -> Iterator[tokenize.TokenInfo]:
+@cache
+def _tokens(path: Path) -> tuple[tokenize.TokenInfo, ...]:
     with io.StringIO(path.read_text(encoding="utf-8")) as source:
-        yield from tokenize.generate_tokens(source.readline)
+        return tuple(tokenize.generate_tokens(source.readline))
 
 
 def unclear_name(name: str) -> bool:

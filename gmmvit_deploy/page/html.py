@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from gmmvit_deploy.images import image_from_pixels
+from gmmvit_deploy.pages import scrollable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -74,9 +75,12 @@ def agreement_html(answer: Answer, *, url: str | None) -> str:
         f"<li>{escape(agreement.program)}: {agreement.limit:.2g} = {escape(agreement.derivation)}</li>"
         for agreement in answer.agreements
     )
+    distances = (
+        "<table><caption>Largest distance of the logits from float64 PyTorch</caption>"
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    )
     return (
-        f"{''.join(sentences)}{_scroll('Distances')}<table><caption>Largest distance of the logits from float64 PyTorch"
-        f"</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+        f"{''.join(sentences)}{scrollable('Distances', distances)}"
         f"<details><summary>Where the limits come from</summary><ul>{derivations}</ul></details>"
     )
 
@@ -125,9 +129,10 @@ def steps_html(steps: tuple[Step, ...]) -> str:
         '<th scope="col">step</th><th scope="col">ms</th><td></td>'
         '<th scope="col" class="parts">parts of the server\'s time, ms</th>'
     )
-    return (
-        f'{_scroll("Times")}<table class="steps"><caption>Median time of up to 5 repeats with this image</caption>'
-        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+    return scrollable(
+        "Times",
+        '<table class="steps"><caption>Median time of up to 5 repeats with this image</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>",
     )
 
 
@@ -169,11 +174,12 @@ def parity_html(parity: ExportParity) -> str:
     )
     head = "".join(f'<th scope="col">{name}</th>' for name in ("program", "largest difference", "limit", "within"))
     skipped = "".join(f"<li>{escape(name)}: {escape(reason)}</li>" for name, reason in parity.skipped.items())
+    programs = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
     not_compared = f"<p>Not compared:</p><ul>{skipped}</ul>" if skipped else ""
     return (
         f"{message_html(parity.sentence(), kind='note' if parity.passed else 'error')}"
-        f"<details><summary>Programs compared at export</summary>{_scroll('Programs compared at export')}"
-        f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{not_compared}</details>"
+        f"<details><summary>Programs compared at export</summary>{scrollable('Programs compared at export', programs)}"
+        f"{not_compared}</details>"
     )
 
 
@@ -195,8 +201,3 @@ def _data_url(picture: Image.Image) -> str:
     file = io.BytesIO()
     picture.save(file, "PNG")
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-
-
-def _scroll(label: str) -> str:
-    """Return the opening tag of a scrollable region, which the keyboard can reach and a screen reader names."""
-    return f'<div class="scroll" role="group" aria-label="{escape(label)}" tabindex="0">'
