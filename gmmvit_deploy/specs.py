@@ -128,6 +128,11 @@ class ModelSpec:
         require_counts(self, "image_size", "classes")
 
     @property
+    def image_shape(self) -> tuple[int, int]:
+        """(height, width) of the images in pixels.  A family with images that are not square overrides this."""
+        return (self.image_size, self.image_size)
+
+    @property
     def first_heads(self) -> int | None:
         """Number of heads of the first attention, which ``--heads`` sets; None for a spec without ``heads``."""
         heads = getattr(self, "heads", None)
@@ -136,7 +141,7 @@ class ModelSpec:
 
 def input_shape(spec: ModelSpec) -> tuple[int, int, int]:
     """Return the shape of the input tensor of a single image: (channels, height, width)."""
-    return (spec.channels, spec.image_size, spec.image_size)
+    return (spec.channels, *spec.image_shape)
 
 
 def spec_to_json(spec: ModelSpec) -> dict[str, Any]:

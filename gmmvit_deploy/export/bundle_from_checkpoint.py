@@ -153,9 +153,9 @@ def _fitting_labels(labels: tuple[str, ...] | None, spec: ModelSpec) -> tuple[st
 
 def _image(options: ExportOptions, spec: ModelSpec) -> ImageSpec:
     """Return the network's `ImageSpec`.  Errors: InputError when mean or std does not fit the channels."""
-    side = spec.image_size
+    height, width = spec.image_shape
     return ImageSpec(
-        height=side, width=side, channels=spec.channels, mean=options.mean, std=options.std, resize=options.resize
+        height=height, width=width, channels=spec.channels, mean=options.mean, std=options.std, resize=options.resize
     )
 
 
