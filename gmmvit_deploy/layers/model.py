@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from torch import nn
 
+from gmmvit_deploy.scores.step import Oddity
 from gmmvit_deploy.specs import ModelSpec
 
 __all__ = ["Model"]
@@ -17,3 +20,10 @@ class Model(nn.Module):
     """
 
     spec: ModelSpec
+
+    def oddities(self) -> Iterator[tuple[str, Oddity]]:
+        """Yield (name of a tensor or module, unusual property) for the audit of a checkpoint.
+
+        The steps on the attention scores report their own properties (`scores.step.Step.oddities`).
+        """
+        yield from ()
