@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from gmmvit_deploy.layers.roles import layer_role
 from gmmvit_deploy.scores.step import Oddity
 from gmmvit_deploy.specs import ModelSpec
 
@@ -27,3 +28,12 @@ class Model(nn.Module):
         The steps on the attention scores report their own properties (`scores.step.Step.oddities`).
         """
         yield from ()
+
+    def classifier_heads(self) -> Iterator[tuple[str, nn.Linear]]:
+        """Yield (name, layer) of each linear layer that computes logits: by default the layers with the role ``head``.
+
+        A distilled model has two such layers.
+        """
+        for name, layer in self.named_modules():
+            if isinstance(layer, nn.Linear) and layer_role(layer) == "head":
+                yield name, layer
