@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.scores.attention import attention_scores
 from gmmvit_deploy.scores.masks import stored_base
 
@@ -53,7 +54,7 @@ def audit_tensors(tensors: Mapping[str, Tensor], used: set[str]) -> Iterator[Fin
 
 
 def audit_model(model: nn.Module, unused: Mapping[str, Tensor]) -> list[Finding]:
-    """Audit every step on the attention scores, such as a mask, of a loaded model.
+    """Audit a loaded model: every step on the attention scores, such as a mask, the classifier head, and the family.
 
     unused: name → tensor, for the tensors of the file that the model does not read. Base masks among these tensors are
     compared with the base masks that the model uses.
@@ -68,7 +69,28 @@ def audit_model(model: nn.Module, unused: Mapping[str, Tensor]) -> list[Finding]
             if base is not None:
                 bases[layer] = base
     findings += _audit_bases(bases, unused)
+    if isinstance(model, Model):
+        findings += [Finding(severity=o.severity, where=where + o.where, what=o.what) for where, o in model.oddities()]
+        findings += _audit_heads(model)
     return findings
+
+
+def _audit_heads(model: Model) -> Iterator[Finding]:
+    """Yield a warning for each classifier head whose weights are all zero."""
+    heads = dict(model.classifier_heads())
+    for name, head in heads.items():
+        if bool((head.weight != 0).any()):
+            continue
+        effect = (
+            "a deployed model with a zero head predicts the same class for every image"
+            if len(heads) == 1
+            else "a zero head adds the same numbers to the logits of every image"
+        )
+        yield Finding(
+            severity="warning",
+            where=name,
+            what=f"all weights of the classifier head are zero; fine-tuning starts from a zero head, and {effect}",
+        )
 
 
 def _audit_bases(bases: Mapping[str, Tensor], unused: Mapping[str, Tensor]) -> Iterator[Finding]:
