@@ -1,6 +1,6 @@
 """Describe the input images of a network, and convert images of any size to inputs.
 
-    file → decode to the network's channels → resize → pixels, uint8 (height, width, channels)
+    file → decode to the network's channels → resize, crop or pad → pixels, uint8 (height, width, channels)
     pixels → (pixels / 255 − mean) / std → tensor, float32 (channels, height, width)
 
 `gmmvit_deploy.preprocess` computes these two conversions, and documents the conversion of other colour modes.
@@ -14,17 +14,42 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.preprocess import MODES, pixels_from_bytes, pixels_from_image, tensor_from_pixels
+from gmmvit_deploy.preprocess import (
+    MAX_IMAGE_PIXELS,
+    MODES,
+    RESAMPLING,
+    pixels_from_bytes,
+    pixels_from_image,
+    scale_of,
+    tensor_from_pixels,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["ImageSpec", "ResizeRule", "image_from_json", "image_from_pixels", "resize_rule_from"]
+__all__ = [
+    "ImageSpec",
+    "ResizeRule",
+    "image_from_json",
+    "image_from_pixels",
+    "resize_rule_from",
+    "resize_rule_from_timm",
+]
 
-ResizeRule = Literal["stretch-bilinear", "stretch-bicubic"]
-"""Rule for resizing images.  ``stretch``: resize to the network's height and width, without keeping the aspect ratio,
-with an antialiasing filter.  A rule that crops would be another value of `ResizeRule`, and the rule's parameters would
-be additional fields of `ImageSpec`."""
+ResizeRule = Literal[
+    "stretch-bilinear",
+    "stretch-bicubic",
+    "center-bilinear",
+    "center-bicubic",
+    "squash-bilinear",
+    "squash-bicubic",
+    "border-bilinear",
+    "border-bicubic",
+]
+"""Rule for resizing images: the way in which an image is fitted to the network's height and width, and the filter.
+
+``stretch`` resizes to the network's height and width, without keeping the aspect ratio. ``center``, ``squash`` and
+``border`` are timm's crop modes; `gmmvit_deploy.preprocess` defines them. The filters are antialiased."""
 
 
 class _Target(TypedDict):
@@ -32,6 +57,8 @@ class _Target(TypedDict):
     width: int
     channels: int
     resize: str
+    crop_pct: float
+    mean: tuple[float, ...] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +69,10 @@ class ImageSpec:
     mean, std: the normalisation, a value for each channel, for pixel values scaled to [0, 1]. Mean and std are None if
     the normalisation is unknown. Images cannot be converted to tensors without normalisation.
     resize: the rule for resizing images.
-    Errors: InputError when a value is invalid.
+    crop_pct: the side of the crop divided by the side after resizing, above 0 and at most 1. The rules ``stretch``
+    do not crop and take only 1.
+    Errors: InputError when a value is invalid, when ``crop_pct`` is not 1 with a rule ``stretch``, or when a rule
+    ``border`` has no mean, because the mean is the colour of the padding.
     """
 
     height: int
@@ -51,6 +81,7 @@ class ImageSpec:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     resize: ResizeRule = "stretch-bilinear"
+    crop_pct: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("height", "width"):
@@ -67,6 +98,7 @@ class ImageSpec:
             )
         for name in ("mean", "std"):
             self._check_numbers(name, getattr(self, name))
+        self._check_crop()
 
     def _check_numbers(self, name: str, values: tuple[float, ...] | None) -> None:
         if values is None:
@@ -80,6 +112,40 @@ class ImageSpec:
             raise InputError(f"image {name}: expected finite numbers, got {', '.join(map(str, values))}")
         if name == "std" and min(values) <= 0:
             raise InputError(f"image std: expected numbers above 0, got {', '.join(map(str, values))}")
+
+    def _check_crop(self) -> None:
+        crop_pct = self.crop_pct
+        if isinstance(crop_pct, bool) or not isinstance(crop_pct, int | float) or not 0 < crop_pct <= 1:
+            raise InputError(f"image crop_pct: expected a number above 0 and at most 1, got {crop_pct!r}")
+        if self._fit == "stretch" and crop_pct != 1:
+            raise InputError(
+                f"image crop_pct: expected 1 with the resize rule {self.resize}, because this rule does not crop, "
+                f"got {crop_pct}",
+                hint="choose a resize rule that crops: center-bicubic, squash-bicubic or border-bicubic, or the same "
+                "rule with bilinear",
+            )
+        # The first condition keeps infinity, the quotient for a tiny crop_pct, away from the floor.
+        if max(self.height, self.width) / crop_pct > MAX_IMAGE_PIXELS or (
+            scale_of(self.height, crop_pct) * scale_of(self.width, crop_pct) > MAX_IMAGE_PIXELS
+        ):
+            raise InputError(
+                f"image crop_pct: with {crop_pct}, an image would be resized to more than {MAX_IMAGE_PIXELS} pixels "
+                f"before the crop to {self.height}×{self.width}"
+            )
+        if self._fit == "border" and self.mean is None:
+            raise InputError(
+                f"the resize rule {self.resize} needs the mean of each channel for the colour of the padding",
+                hint="add --dataset, or --mean and --std",
+            )
+
+    @property
+    def _fit(self) -> str:
+        return RESAMPLING[self.resize][0]
+
+    @property
+    def resize_text(self) -> str:
+        """Return the resize rule for a reader; for a rule that crops, such as ``center-bicubic, crop_pct 0.9``."""
+        return self.resize if self._fit == "stretch" else f"{self.resize}, crop_pct {self.crop_pct:g}"
 
     @property
     def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
@@ -102,14 +168,17 @@ class ImageSpec:
         return (self.channels, self.height, self.width)
 
     def pixels_from_bytes(self, data: bytes) -> NDArray[Any]:
-        """Decode and resize an encoded image; return uint8 (height, width, channels).
+        """Decode, resize and crop an encoded image; return uint8 (height, width, channels).
 
-        Errors: UnusableImage when the image cannot be decoded.
+        Errors: UnusableImage when the image cannot be decoded, or cannot be resized by the rule.
         """
         return pixels_from_bytes(data, **self._target)
 
     def pixels_from_image(self, image: Any) -> NDArray[Any]:
-        """Convert and resize an opened ``PIL.Image``; return uint8 (height, width, channels)."""
+        """Convert, resize and crop an opened ``PIL.Image``; return uint8 (height, width, channels).
+
+        Errors: UnusableImage when the image cannot be resized by the rule.
+        """
         return pixels_from_image(image, **self._target)
 
     def tensor_from_pixels(self, pixels: NDArray[Any]) -> NDArray[Any]:
@@ -126,7 +195,14 @@ class ImageSpec:
 
     @property
     def _target(self) -> _Target:
-        return {"height": self.height, "width": self.width, "channels": self.channels, "resize": self.resize}
+        return {
+            "height": self.height,
+            "width": self.width,
+            "channels": self.channels,
+            "resize": self.resize,
+            "crop_pct": self.crop_pct,
+            "mean": self.mean,
+        }
 
     def to_json(self) -> dict[str, Any]:
         """Return the spec as plain JSON values; inverse of `image_from_json`."""
@@ -134,7 +210,10 @@ class ImageSpec:
 
 
 def image_from_json(data: Mapping[str, Any]) -> ImageSpec:
-    """Rebuild a spec.  Errors: TypeError when a field is missing or unknown; InputError when a value is invalid."""
+    """Rebuild a spec.  Without ``crop_pct``, as in files of earlier versions, ``crop_pct`` is 1.
+
+    Errors: TypeError when a field is missing or unknown; InputError when a value is invalid.
+    """
     fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
     return ImageSpec(**fields)
 
@@ -153,6 +232,24 @@ def resize_rule_from(text: str) -> ResizeRule:
         if rule == text:
             return rule  # type: ignore[no-any-return]  # the result of get_args has no static type
     raise InputError(f"resize rule: expected {_listed(get_args(ResizeRule))}, got {text!r}")
+
+
+def resize_rule_from_timm(crop_mode: str | None, interpolation: str) -> ResizeRule:
+    """Return the resize rule for two fields of timm's data configuration.
+
+    crop_mode: center, squash or border; timm's default, with None or an empty text, is center.
+    interpolation: bilinear or bicubic.
+    Errors: InputError when a field has another value. timm takes any unknown crop mode for center, and has other
+    filters, such as nearest and lanczos, which no resize rule has.
+    """
+    mode = crop_mode or "center"
+    fits = sorted({fit for fit, _ in RESAMPLING.values()} - {"stretch"})
+    if mode not in fits:
+        raise InputError(f"timm's crop_mode: expected {_listed(fits)}, got {mode!r}")
+    filters = sorted({name.partition("-")[2] for name in RESAMPLING})
+    if interpolation not in filters:
+        raise InputError(f"timm's interpolation: expected {_listed(filters)}, got {interpolation!r}")
+    return resize_rule_from(f"{mode}-{interpolation}")
 
 
 def _listed(values: Any) -> str:
