@@ -11,17 +11,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.preprocess import (
     MAX_IMAGE_PIXELS,
     MODES,
-    RESAMPLING,
     pixels_from_bytes,
     pixels_from_image,
     scale_of,
     tensor_from_pixels,
+)
+from gmmvit_deploy.resize_rules import (
+    ResizeRule,
+    fit_of,
+    require_crop_pct,
+    resize_rule_from,
 )
 
 if TYPE_CHECKING:
@@ -33,23 +38,7 @@ __all__ = [
     "image_from_json",
     "image_from_pixels",
     "resize_rule_from",
-    "resize_rule_from_timm",
 ]
-
-ResizeRule = Literal[
-    "stretch-bilinear",
-    "stretch-bicubic",
-    "center-bilinear",
-    "center-bicubic",
-    "squash-bilinear",
-    "squash-bicubic",
-    "border-bilinear",
-    "border-bicubic",
-]
-"""Rule for resizing images: the way in which an image is fitted to the network's height and width, and the filter.
-
-``stretch`` resizes to the network's height and width, without keeping the aspect ratio. ``center``, ``squash`` and
-``border`` are timm's crop modes; `gmmvit_deploy.preprocess` defines them. The filters are antialiased."""
 
 
 class _Target(TypedDict):
@@ -115,15 +104,7 @@ class ImageSpec:
 
     def _check_crop(self) -> None:
         crop_pct = self.crop_pct
-        if isinstance(crop_pct, bool) or not isinstance(crop_pct, int | float) or not 0 < crop_pct <= 1:
-            raise InputError(f"image crop_pct: expected a number above 0 and at most 1, got {crop_pct!r}")
-        if self._fit == "stretch" and crop_pct != 1:
-            raise InputError(
-                f"image crop_pct: expected 1 with the resize rule {self.resize}, because this rule does not crop, "
-                f"got {crop_pct}",
-                hint="choose a resize rule that crops: center-bicubic, squash-bicubic or border-bicubic, or the same "
-                "rule with bilinear",
-            )
+        require_crop_pct("image crop_pct", crop_pct, self.resize)
         # The first condition keeps infinity, the quotient for a tiny crop_pct, away from the floor.
         if max(self.height, self.width) / crop_pct > MAX_IMAGE_PIXELS or (
             scale_of(self.height, crop_pct) * scale_of(self.width, crop_pct) > MAX_IMAGE_PIXELS
@@ -140,7 +121,7 @@ class ImageSpec:
 
     @property
     def _fit(self) -> str:
-        return RESAMPLING[self.resize][0]
+        return fit_of(self.resize)
 
     @property
     def resize_text(self) -> str:
@@ -224,32 +205,6 @@ def image_from_pixels(pixels: NDArray[Any]) -> Any:
 
     # Pillow expects a grey image without the channel dimension.
     return Image.fromarray(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[-1] == 1 else pixels)
-
-
-def resize_rule_from(text: str) -> ResizeRule:
-    """Parse the name of a resize rule.  Errors: InputError when the name is unknown."""
-    for rule in get_args(ResizeRule):
-        if rule == text:
-            return rule  # type: ignore[no-any-return]  # the result of get_args has no static type
-    raise InputError(f"resize rule: expected {_listed(get_args(ResizeRule))}, got {text!r}")
-
-
-def resize_rule_from_timm(crop_mode: str | None, interpolation: str) -> ResizeRule:
-    """Return the resize rule for two fields of timm's data configuration.
-
-    crop_mode: center, squash or border; timm's default, with None or an empty text, is center.
-    interpolation: bilinear or bicubic.
-    Errors: InputError when a field has another value. timm takes any unknown crop mode for center, and has other
-    filters, such as nearest and lanczos, which no resize rule has.
-    """
-    mode = crop_mode or "center"
-    fits = sorted({fit for fit, _ in RESAMPLING.values()} - {"stretch"})
-    if mode not in fits:
-        raise InputError(f"timm's crop_mode: expected {_listed(fits)}, got {mode!r}")
-    filters = sorted({name.partition("-")[2] for name in RESAMPLING})
-    if interpolation not in filters:
-        raise InputError(f"timm's interpolation: expected {_listed(filters)}, got {interpolation!r}")
-    return resize_rule_from(f"{mode}-{interpolation}")
 
 
 def _listed(values: Any) -> str:

@@ -24,8 +24,9 @@ from gmmvit_deploy.folding.fold import FoldedModel, fold
 from gmmvit_deploy.golden import bytes_from_golden
 from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.roles import role_disagreements
-from gmmvit_deploy.images import ImageSpec, ResizeRule
+from gmmvit_deploy.images import ImageSpec
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
+from gmmvit_deploy.resize_rules import ResizeRule, require_crop_pct, resize_rule_from
 from gmmvit_deploy.runners.open import proof_programs
 from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.specs import ModelSpec
@@ -47,10 +48,11 @@ class ExportOptions:
     optional, and a server normalises its images with mean and std if given.
     max_batch: the largest batch that the bundle accepts.
     mean, std: the mean and the standard deviation of each channel, for pixel values scaled to [0, 1].
-    resize: the rule by which training resized the images.
+    resize: the rule by which the images were resized when the model was evaluated.
+    crop_pct: the side of the crop divided by the side after resizing, as in `ImageSpec`; None is 1.
     labels: the class names in the order of the class index; with None, the names are the class indices from 0.
-    Errors: InputError when ``max_batch`` is below 1, or when ``input_kind`` is ``pixels`` and mean, std or labels are
-    missing.
+    Errors: InputError when ``max_batch`` is below 1, when ``resize`` is not a rule or does not take ``crop_pct``, or
+    when ``input_kind`` is ``pixels`` and mean, std or labels are missing.
     """
 
     input_kind: InputKind = "pixels"
@@ -58,11 +60,15 @@ class ExportOptions:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     resize: ResizeRule = "stretch-bilinear"
+    crop_pct: float | None = None
     labels: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.max_batch < 1:
             raise InputError(f"--max-batch: expected at least 1, got {self.max_batch}")
+        rule = resize_rule_from(self.resize)
+        if self.crop_pct is not None:
+            require_crop_pct("--crop-pct", self.crop_pct, rule)
         if self.input_kind == "pixels" and (None in (self.mean, self.std, self.labels)):
             raise InputError(
                 "--input pixels needs the mean, the std and the labels of training, because the graph "
@@ -152,10 +158,19 @@ def _fitting_labels(labels: tuple[str, ...] | None, spec: ModelSpec) -> tuple[st
 
 
 def _image(options: ExportOptions, spec: ModelSpec) -> ImageSpec:
-    """Return the network's `ImageSpec`.  Errors: InputError when mean or std does not fit the channels."""
+    """Return the network's `ImageSpec`.
+
+    Errors: InputError when mean or std does not fit the channels, or when a rule ``border`` has no mean.
+    """
     height, width = spec.image_shape
     return ImageSpec(
-        height=height, width=width, channels=spec.channels, mean=options.mean, std=options.std, resize=options.resize
+        height=height,
+        width=width,
+        channels=spec.channels,
+        mean=options.mean,
+        std=options.std,
+        resize=options.resize,
+        crop_pct=1.0 if options.crop_pct is None else options.crop_pct,
     )
 
 
