@@ -23,7 +23,6 @@ __all__ = ["HEAD_FILE", "TIMM_FILES", "asked_size"]
 
 HEAD_FILE = "head_file"
 """The prefix under which `checkpoints.loading` adds the tensors of a linear head to the tensors of the backbone."""
-_RESIZE_FILTERS = ("bilinear", "bicubic")
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> TimmSpec:
@@ -156,7 +155,7 @@ def _from_data_config(config: Mapping[str, Any], labels: tuple[str, ...] | None)
     return KnownImages(
         mean=tuple(float(value) for value in config["mean"]),
         std=tuple(float(value) for value in config["std"]),
-        resize=f"{config['crop_mode']}-{name}" if name in _RESIZE_FILTERS else None,
+        resize=f"{config['crop_mode']}-{name}",
         crop_pct=float(config["crop_pct"]),
         labels=labels,
     )
