@@ -11,14 +11,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from gmmvit_deploy.layers.dead_masks import dead_masks
 from gmmvit_deploy.scores.attention import attention_scores
 from gmmvit_deploy.scores.masks import stored_base
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["Finding", "audit_model", "audit_tensors"]
+    from gmmvit_deploy.layers.model import Model
 
+__all__ = ["DEAD_MASK", "Finding", "audit_dead_masks", "audit_model", "audit_tensors", "layer_of"]
+
+DEAD_MASK = (
+    "the mask of this layer has no influence on the logits: after this attention the network reads only tokens whose "
+    "row and column are not masked, such as the class token; the export leaves the mask out"
+)
 _SMALLEST_NORMAL = 2.0**-126  # float32
 
 
@@ -61,7 +68,7 @@ def audit_model(model: nn.Module, unused: Mapping[str, Tensor]) -> list[Finding]
     bases: dict[str, Tensor] = {}
     grids: dict[str, tuple[int, int]] = {}
     for name, scores in attention_scores(model):
-        layer = name.removesuffix(".inner").removesuffix(".attention")
+        layer = layer_of(name)
         for _, step in scores.steps():
             findings += [Finding(severity=o.severity, where=layer + o.where, what=o.what) for o in step.oddities()]
             numbers = step.numbers()
@@ -69,6 +76,20 @@ def audit_model(model: nn.Module, unused: Mapping[str, Tensor]) -> list[Finding]
                 bases[layer], grids[layer] = numbers.base, numbers.grid
     findings += _audit_bases(bases, grids, unused)
     return findings
+
+
+def audit_dead_masks(model: Model) -> list[Finding]:
+    """Return a note for each mask of a loaded model that has no influence on the logits.
+
+    If the model has masks with prefix tokens, such as a class token, the function runs the network (`dead_masks`).
+    """
+    dead = dict.fromkeys(layer for layer, _ in dead_masks(model))
+    return [Finding(severity="note", where=layer_of(layer), what=DEAD_MASK) for layer in dead]
+
+
+def layer_of(attention: str) -> str:
+    """Return the name of the layer, as in `Finding.where`, that contains the attention with this name."""
+    return attention.removesuffix(".inner").removesuffix(".attention")
 
 
 def _audit_bases(
