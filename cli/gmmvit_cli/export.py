@@ -82,7 +82,8 @@ def export(
         metavar="METHOD",
         rich_help_panel=INPUT,
         help=f"How images were resized when the model was evaluated: {listed(RESIZE_RULES)}. stretch does not keep "
-        "the aspect ratio and does not crop. center, squash and border are timm's crop modes. Without this option: what the checkpoint states, else stretch-bilinear.",
+        "the aspect ratio and does not crop. center, squash and border are timm's crop modes. Without this option: "
+        "what the checkpoint states, else stretch-bilinear.",
         callback=read_by(resize_rule_from),
         autocompletion=complete(lambda: RESIZE_RULES),
     ),
@@ -92,7 +93,8 @@ def export(
         metavar="NUMBER",
         rich_help_panel=INPUT,
         help="timm's crop_pct, for center, squash and border: images are resized to the model's image size divided by "
-        "NUMBER, and the centre is cropped. Above 0 and at most 1. Without this option: 1, or what the checkpoint states.",
+        "NUMBER, and the centre is cropped. Above 0 and at most 1. Without this option: what the checkpoint states, "
+        "else 1.",
     ),
     input_kind: str = typer.Option(
         "pixels",

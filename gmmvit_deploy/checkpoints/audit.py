@@ -7,11 +7,11 @@ In this module a kernel is a Gaussian of a Gaussian mixture mask.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from gmmvit_deploy.layers.dead_masks import dead_masks
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.scores.attention import attention_scores
 from gmmvit_deploy.scores.masks import stored_base
@@ -19,8 +19,14 @@ from gmmvit_deploy.scores.masks import stored_base
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["Finding", "audit_model", "audit_tensors"]
+    from gmmvit_deploy.layers.model import Model
 
+__all__ = ["DEAD_MASK", "Finding", "audit_dead_masks", "audit_model", "audit_tensors", "layer_of"]
+
+DEAD_MASK = (
+    "the mask of this layer has no influence on the logits: after this attention the network reads only tokens whose "
+    "row and column are not masked, such as the class token; the export leaves the mask out"
+)
 _SMALLEST_NORMAL = 2.0**-126  # float32
 
 
@@ -61,14 +67,15 @@ def audit_model(model: nn.Module, unused: Mapping[str, Tensor]) -> list[Finding]
     """
     findings: list[Finding] = []
     bases: dict[str, Tensor] = {}
+    grids: dict[str, tuple[int, int]] = {}
     for name, scores in attention_scores(model):
-        layer = name.removesuffix(".inner").removesuffix(".attention")
+        layer = layer_of(name)
         for _, step in scores.steps():
             findings += [Finding(severity=o.severity, where=layer + o.where, what=o.what) for o in step.oddities()]
-            base = step.numbers().base
-            if base is not None:
-                bases[layer] = base
-    findings += _audit_bases(bases, unused)
+            numbers = step.numbers()
+            if numbers.base is not None and numbers.grid is not None:
+                bases[layer], grids[layer] = numbers.base, numbers.grid
+    findings += _audit_bases(bases, grids, unused)
     if isinstance(model, Model):
         findings += [Finding(severity=o.severity, where=where + o.where, what=o.what) for where, o in model.oddities()]
         findings += _audit_heads(model)
@@ -93,7 +100,23 @@ def _audit_heads(model: Model) -> Iterator[Finding]:
         )
 
 
-def _audit_bases(bases: Mapping[str, Tensor], unused: Mapping[str, Tensor]) -> Iterator[Finding]:
+def audit_dead_masks(model: Model) -> list[Finding]:
+    """Return a note for each mask of a loaded model that has no influence on the logits.
+
+    If the model has masks with prefix tokens, such as a class token, the function runs the network (`dead_masks`).
+    """
+    dead = dict.fromkeys(layer for layer, _ in dead_masks(model))
+    return [Finding(severity="note", where=layer_of(layer), what=DEAD_MASK) for layer in dead]
+
+
+def layer_of(attention: str) -> str:
+    """Return the name of the layer, as in `Finding.where`, that contains the attention with this name."""
+    return attention.removesuffix(".inner").removesuffix(".attention")
+
+
+def _audit_bases(
+    bases: Mapping[str, Tensor], grids: Mapping[str, tuple[int, int]], unused: Mapping[str, Tensor]
+) -> Iterator[Finding]:
     """Yield findings about the stored base masks.
 
     Base masks of the same size should be equal, should match sqrt(exp(−d²)) for the distance d of two tokens, and
@@ -113,11 +136,11 @@ def _audit_bases(bases: Mapping[str, Tensor], unused: Mapping[str, Tensor]) -> I
         if used is not None and not tensor.equal(bases[used]):
             yield Finding(severity="warning", where=name, what="this unused base mask differs from the used base masks")
     for layer in first_of_size.values():
-        yield from _audit_base(layer, bases[layer])
+        yield from _audit_base(layer, bases[layer], grids[layer])
 
 
-def _audit_base(layer: str, base: Tensor) -> Iterator[Finding]:
-    formula = stored_base(math.isqrt(base.shape[-1]))
+def _audit_base(layer: str, base: Tensor, grid: tuple[int, int]) -> Iterator[Finding]:
+    formula = stored_base(grid)
     if not base.equal(formula):
         largest = float((base - formula).abs().max())
         yield Finding(

@@ -23,7 +23,8 @@ def replace_methods(module: nn.Module, methods: Methods, *arguments: str) -> Non
 
     arguments: the further arguments of ``methods``.  ``isinstance`` with the original class still holds.
     """
-    module.__class__ = _subclass(type(module), methods, arguments)
+    original: Any = type(module)
+    module.__class__ = _subclass(original, methods, arguments)
 
 
 @cache  # so that two copies of a module have the same class

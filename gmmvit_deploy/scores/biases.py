@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import FoldError
+from gmmvit_deploy.scores.grids import Grid, lattice_points
 from gmmvit_deploy.scores.step import Add, Constant, Oddity, Step
 
 __all__ = ["ManhattanDecay", "PassedBias", "WindowBias", "manhattan_distances", "relative_position_index", "shift_mask"]
@@ -135,14 +136,13 @@ def _rows_equal(batch: Tensor) -> bool:
     return all(row.equal(batch[0]) for row in batch)
 
 
-def manhattan_distances(grid: int) -> Float[Tensor, "n n"]:
-    """Return |Δrow| + |Δcolumn| between tokens i and j of a grid × grid lattice.
+def manhattan_distances(grid: Grid) -> Float[Tensor, "n n"]:
+    """Return |Δrow| + |Δcolumn| between tokens i and j of a grid.
 
-    The tokens are numbered row by row. The distances are float32 and exact, because they are integers.
+    grid: (rows, columns), or an integer for a square grid. The tokens are numbered row by row.
+    The distances are float32 and exact, because they are integers.
     """
-    lattice = torch.arange(grid, dtype=torch.float32)
-    rows, columns = torch.meshgrid(lattice, lattice, indexing="ij")
-    points = torch.stack([rows.flatten(), columns.flatten()], dim=1)
+    points = lattice_points(grid)
     return (points[:, None, :] - points[None, :, :]).abs().sum(-1)
 
 
@@ -150,13 +150,14 @@ class ManhattanDecay(Add):
     """A bias that decreases with the distance of two tokens: B[h,i,j] = decay[h] · (|Δrow| + |Δcolumn|).
 
     decay: (H), negative: the logarithm of RMT's decay rate γ of each head. The decay is stored but not trained.
+    grid: (rows, columns), or an integer for a square grid.
     Source: Manhattan self-attention of RMT.
     """
 
     decay: Tensor
     distances: Tensor
 
-    def __init__(self, decay: Float[Tensor, " heads"], grid: int) -> None:
+    def __init__(self, decay: Float[Tensor, " heads"], grid: Grid) -> None:
         super().__init__()
         self.register_buffer("decay", decay)
         # The distances follow from the grid. They are computed again at loading, and the state dict omits them.

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.scores.biases import ManhattanDecay
+from gmmvit_deploy.scores.grids import Grid
 from gmmvit_deploy.scores.masks import (
-    ClassTokenMask,
+    PrefixMask,
     ClosedFormGaussianMask,
     ElementwiseMask,
     GaussianMixtureMask,
@@ -57,18 +58,18 @@ def check_mask_at_other_size(mask: MaskSpec) -> None:
         raise _refusal(_STORED)
 
 
-def mask_at_other_size(step: Step, grid: int) -> Step:
+def mask_at_other_size(step: Step, grid: Grid) -> Step:
     """Return the mask or the decay on a grid of another size, with the same trained parameters.
 
-    step: a mask, or Manhattan decay.  grid: the number of tokens along a side of the new grid.
+    step: a mask, or Manhattan decay.  grid: the new grid.
     The returned step has copies of the parameters of ``step``, and its matrix has the order of operations of training.
     Errors: InputError with the reason, when the step has values that belong to its own grid.
     """
-    if isinstance(step, ClassTokenMask):
+    if isinstance(step, PrefixMask):
         patches = mask_at_other_size(step.patches, grid)
         if not isinstance(patches, Mask):
-            raise _refusal("a class token stays outside of a mask, and not of another step")
-        return ClassTokenMask(patches)
+            raise _refusal("prefix tokens stay outside of a mask, and not of another step")
+        return PrefixMask(patches, step.prefix)
     if isinstance(step, ClosedFormGaussianMask):
         distances = squared_distances(grid)
         return ClosedFormGaussianMask(step.alpha.detach().clone(), step.sigma.detach().clone(), distances)
