@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from gmmvit_deploy.errors import ExportError, InputError
 from gmmvit_deploy.export.declared_roles import declare_roles, name_nodes
+from gmmvit_deploy.graphs.constant_folding import without_constant_nodes
 from gmmvit_deploy.graphs.declared import ATTENTION_KEY, ROLE_KEY
 from gmmvit_deploy.images import ImageSpec
 from gmmvit_deploy.layers.model import Model
@@ -96,8 +97,10 @@ def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch:
     if program is None:
         raise ExportError(f"the ONNX exporter of torch {torch.__version__} returned no graph")
     proto = program.model_proto
+    if model.foreign:
+        proto = without_constant_nodes(proto)
     name_nodes(proto)
-    declare_roles(proto, module)
+    declare_roles(proto, module, foreign=model.foreign)
     _strip_traces(proto)
     return proto
 

@@ -24,11 +24,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from gmmvit_deploy.errors import SpecError
+from gmmvit_deploy.layers.subclasses import replace_methods
 from gmmvit_deploy.precision import Role
 from gmmvit_deploy.scores.attention import AttentionScores
 from gmmvit_deploy.scores.biases import PassedBias
 
-__all__ = ["AnsweredAttention", "FusedCall", "answer_fused_call", "fused_calls", "use_fused_calls"]
+__all__ = ["AnsweredAttention", "FusedCall", "answer_fused_call", "answered_forward", "fused_calls", "use_fused_calls"]
 
 Answer = Callable[..., Tensor]
 
@@ -127,10 +128,14 @@ def answer_fused_call(attention: nn.Module, name: str, answer: nn.Module) -> Non
     name: the name under which ``answer`` becomes a submodule of ``attention``.
     answer: a module with the signature of `AnsweredAttention.forward`.
     The class of ``attention`` becomes a subclass, so ``isinstance`` still holds. The module can be copied with
-    ``copy.deepcopy``, trained and compiled, but not pickled as a whole: save the state dict.
+    ``copy.deepcopy``, trained, compiled and pickled.
     """
     attention.add_module(name, answer)
-    original = type(attention)
+    replace_methods(attention, answered_forward, name)
+
+
+def answered_forward(original: type, name: str) -> dict[str, Any]:
+    """Return a forward in which the submodule ``name`` answers the fused attention function."""
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         submodule = getattr(self, name)
@@ -144,14 +149,14 @@ def answer_fused_call(attention: nn.Module, name: str, answer: nn.Module) -> Non
             return out
 
         with _Answering(respond) as mode:
-            out = original.forward(self, *args, **kwargs)
+            out = original.forward(self, *args, **kwargs)  # type: ignore[attr-defined]  # a subclass of nn.Module
         if mode.calls != 1:
             raise SpecError(
                 f"{original.__name__}: expected one call of the fused attention function, got {mode.calls} calls"
             )
         return out
 
-    attention.__class__ = type(f"Answered{original.__name__}", (original,), {"forward": forward})
+    return {"forward": forward}
 
 
 def use_fused_calls(network: nn.Module) -> None:
