@@ -7,7 +7,6 @@ In this module a kernel is a Gaussian of a Gaussian mixture mask.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -60,18 +59,21 @@ def audit_model(model: nn.Module, unused: Mapping[str, Tensor]) -> list[Finding]
     """
     findings: list[Finding] = []
     bases: dict[str, Tensor] = {}
+    grids: dict[str, tuple[int, int]] = {}
     for name, scores in attention_scores(model):
         layer = name.removesuffix(".inner").removesuffix(".attention")
         for _, step in scores.steps():
             findings += [Finding(severity=o.severity, where=layer + o.where, what=o.what) for o in step.oddities()]
-            base = step.numbers().base
-            if base is not None:
-                bases[layer] = base
-    findings += _audit_bases(bases, unused)
+            numbers = step.numbers()
+            if numbers.base is not None and numbers.grid is not None:
+                bases[layer], grids[layer] = numbers.base, numbers.grid
+    findings += _audit_bases(bases, grids, unused)
     return findings
 
 
-def _audit_bases(bases: Mapping[str, Tensor], unused: Mapping[str, Tensor]) -> Iterator[Finding]:
+def _audit_bases(
+    bases: Mapping[str, Tensor], grids: Mapping[str, tuple[int, int]], unused: Mapping[str, Tensor]
+) -> Iterator[Finding]:
     """Yield findings about the stored base masks.
 
     Base masks of the same size should be equal, should match sqrt(exp(−d²)) for the distance d of two tokens, and
@@ -91,11 +93,11 @@ def _audit_bases(bases: Mapping[str, Tensor], unused: Mapping[str, Tensor]) -> I
         if used is not None and not tensor.equal(bases[used]):
             yield Finding(severity="warning", where=name, what="this unused base mask differs from the used base masks")
     for layer in first_of_size.values():
-        yield from _audit_base(layer, bases[layer])
+        yield from _audit_base(layer, bases[layer], grids[layer])
 
 
-def _audit_base(layer: str, base: Tensor) -> Iterator[Finding]:
-    formula = stored_base(math.isqrt(base.shape[-1]))
+def _audit_base(layer: str, base: Tensor, grid: tuple[int, int]) -> Iterator[Finding]:
+    formula = stored_base(grid)
     if not base.equal(formula):
         largest = float((base - formula).abs().max())
         yield Finding(

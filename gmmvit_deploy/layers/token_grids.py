@@ -24,12 +24,13 @@ from torch.overrides import TorchFunctionMode
 from gmmvit_deploy.errors import SpecError
 from gmmvit_deploy.layers.fused_call import FusedCall, fused_calls, use_fused_calls
 
-__all__ = ["Placement", "Refusal", "TokenGrids", "placements", "token_grids"]
+__all__ = ["IMAGES", "Placement", "Refusal", "TokenGrids", "placements", "require_placements", "token_grids"]
 
 _Size: TypeAlias = "tuple[int, int]"
 
 _WINDOW_ATTRIBUTES = ("window_size", "partition_size", "ws")  # where timm's modules store the size of a window
-_IMAGES = 2  # the batch size of the dry run
+IMAGES = 2
+"""The batch size of the dry run in `layers.fused_call.fused_calls`."""
 _UNMARKED_PREFIXES = (0, 1, 2)  # prefix tokens that a network without ``num_prefix_tokens`` may have
 
 
@@ -98,7 +99,11 @@ def placements(network: nn.Module, image_shape: tuple[int, int, int]) -> tuple[P
     Errors: SpecError when an attention cannot take a mask, with the reason for each attention, and when the network
     has no attention that can take a mask.
     """
-    grids = token_grids(network, image_shape)
+    return require_placements(network, token_grids(network, image_shape))
+
+
+def require_placements(network: nn.Module, grids: TokenGrids) -> tuple[Placement, ...]:
+    """Return the placements of a dry run of ``network``.  Errors: as for `placements`."""
     name = type(network).__name__
     if grids.refusals:
         raise SpecError(f"{name} cannot take a mask: {_listed(grids.refusals)}")
@@ -351,7 +356,7 @@ class _Rule:
             if not (dilated or spread):
                 continue
             shape = self.run.inputs[path]
-            grids = call.query[0] // _IMAGES
+            grids = call.query[0] // IMAGES
             for height, width in ((shape[1], shape[2]), (shape[2], shape[3])):  # channels last, channels first
                 if height * width == grids * grid[0] * grid[1]:
                     return height // grid[0], width // grid[1]
