@@ -29,7 +29,7 @@ __all__ = [
     "spec_to_json",
 ]
 
-MaskKind = Literal["plain", "gmm", "elm"]
+MaskKind = Literal["plain", "gmm", "elm", "decay"]
 Interpolation = Literal["timm", "torchvision", "deit", "dino"]
 """Algorithms that resample position embeddings for another image size (`layers.positions`)."""
 INTERPOLATIONS: tuple[Interpolation, ...] = get_args(Interpolation)
@@ -83,7 +83,8 @@ def require_stages(depths: tuple[int, ...], heads: tuple[int, ...], mlp_dims: tu
 class MaskSpec:
     """The mask on the attention scores of every block.
 
-    kind:        ``plain``: no mask; ``gmm``: Gaussian mixture mask; ``elm``: elementwise learnable mask.
+    kind:        ``plain``: no mask; ``gmm``: Gaussian mixture mask; ``elm``: elementwise learnable mask;
+                 ``decay``: a bias that decreases with the distance of two tokens, as in RMT.
     kernels:     K, the number of Gaussians in a mixture; 0 unless ``kind`` is ``gmm``.
     shared:      True if all heads share a Gaussian mixture, False if each head has a separate mixture.
     closed_form: True if the model was trained with the formula Σ α·exp(−d²/(2σ²+ε)) of the paper "Toward a Deeper

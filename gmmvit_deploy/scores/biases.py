@@ -14,9 +14,18 @@ from torch import Tensor, nn
 
 from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.scores.grids import Grid, lattice_points
-from gmmvit_deploy.scores.step import Add, Constant, Oddity, Step
+from gmmvit_deploy.scores.step import Add, Constant, Oddity, Step, StepNumbers
 
-__all__ = ["ManhattanDecay", "PassedBias", "WindowBias", "manhattan_distances", "relative_position_index", "shift_mask"]
+__all__ = [
+    "ManhattanDecay",
+    "PassedBias",
+    "PrefixBias",
+    "WindowBias",
+    "manhattan_distances",
+    "relative_position_index",
+    "retention_decays",
+    "shift_mask",
+]
 
 _OUTSIDE = -100.0  # Swin's released code adds −100 to the score of two tokens that are neighbours only after the roll
 
@@ -100,11 +109,16 @@ class PassedBias(Add):
     def __init__(self, network: nn.Module, image_shape: tuple[int, int, int]) -> None:
         super().__init__()
         self.passed = None
+        self._keeps_passed = False
         self._network = (network,)  # in a tuple, so that the network does not become a submodule of its own part
         self._image_shape = image_shape
 
     def forward(self, scores: Tensor) -> Tensor:
-        return scores if self.passed is None else scores + self.passed
+        passed = self.passed
+        if not self._keeps_passed:
+            # A tensor with a gradient graph would keep the graph in memory, and could not be copied with the network.
+            self.passed = None
+        return scores if passed is None else scores + passed
 
     def matrix(self) -> Tensor:
         """Return B, of the shape (heads, N, N) or (windows, heads, N, N).
@@ -125,7 +139,11 @@ class PassedBias(Add):
         like = next(network.parameters())
         generator = torch.Generator().manual_seed(images)
         batch = torch.randn(images, *self._image_shape, generator=generator).to(like)
-        network(batch)
+        self._keeps_passed = True
+        try:
+            network(batch)
+        finally:
+            self._keeps_passed = False
         if self.passed is None:
             raise FoldError("the attention passed no bias to the fused attention function")
         passed, self.passed = self.passed, None
@@ -169,3 +187,45 @@ class ManhattanDecay(Add):
     def mistakes(self) -> Iterator[tuple[str, Step | None]]:
         yield "the decay missing", None
         yield "the decay of the heads in reverse order", Constant(self.matrix().flip(0), like=self)
+
+
+class PrefixBias(Add):
+    """A bias on the scores between patches.  The rows and columns of the prefix tokens get a bias of zero.
+
+    B = [[0, 0], [0, matrix of ``patches``]], of shape (H, P+N, P+N).
+    patches: the bias on the scores between patches, with N the number of patches.
+    prefix: P, the number of prefix tokens, at least 1.
+    Errors: ValueError when ``prefix`` is less than 1.
+    """
+
+    def __init__(self, patches: Add, prefix: int) -> None:
+        super().__init__()
+        if prefix < 1:
+            raise ValueError(f"prefix: expected at least 1 token, got {prefix}")
+        self.patches = patches
+        self.prefix = prefix
+
+    def matrix(self) -> Tensor:
+        return self._padded(self.patches.matrix())
+
+    def numbers(self) -> StepNumbers:
+        return self.patches.numbers()
+
+    def oddities(self) -> Iterator[Oddity]:
+        yield from self.patches.oddities()
+
+    def mistakes(self) -> Iterator[tuple[str, Step | None]]:
+        for name, step in self.patches.mistakes():
+            yield name, None if step is None else Constant(self._padded(step.matrix()), like=self)
+
+    def _padded(self, bias: Tensor) -> Tensor:
+        return nn.functional.pad(bias, (self.prefix, 0, self.prefix, 0))
+
+
+def retention_decays(heads: int, *, initial: float = 2.0, spread: float = 4.0) -> Float[Tensor, " heads"]:
+    """Return log γ_h of RMT's decay rates: γ_h = 1 − 2^(−initial − spread · h / H), with h = 0 … H−1.
+
+    The later heads decay more slowly. RMT's released code uses the initial value 2 and the spread 4 or 6.
+    """
+    head = torch.arange(heads, dtype=torch.float32)
+    return torch.log(1 - 2 ** (-initial - spread * head / heads))

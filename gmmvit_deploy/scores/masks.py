@@ -233,9 +233,12 @@ def mask_from_spec(mask: MaskSpec, *, heads: int, grid: Grid) -> Mask | None:
     The Gaussians of a mixture start with different widths, up to the longer side of the grid.
     heads: H, the number of heads of the attention.
     grid: the grid of patches: (rows, columns), or an integer for a square grid.
+    Errors: ValueError when the spec is ``decay``, which is a bias (`scores.biases.ManhattanDecay`).
     """
     if mask.kind == "plain":
         return None
+    if mask.kind == "decay":
+        raise ValueError("the decay is a bias on the scores, not a mask")
     rows, columns = rows_and_columns(grid)
     tokens = rows * columns
     if mask.kind == "elm":

@@ -16,11 +16,11 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.scores.biases import ManhattanDecay
 from gmmvit_deploy.scores.grids import Grid
 from gmmvit_deploy.scores.masks import (
-    PrefixMask,
     ClosedFormGaussianMask,
     ElementwiseMask,
     GaussianMixtureMask,
     Mask,
+    PrefixMask,
     squared_distances,
 )
 from gmmvit_deploy.scores.step import Step

@@ -10,9 +10,9 @@ import torch
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.scores.biases import ManhattanDecay
 from gmmvit_deploy.scores.masks import (
-    ClassTokenMask,
     ClosedFormGaussianMask,
     Mask,
+    PrefixMask,
     mask_from_spec,
     squared_distances,
 )
@@ -52,7 +52,7 @@ def test_masks_of_the_training_grid_are_refused(spec: MaskSpec, reason: str) -> 
     with pytest.raises(InputError, match=refused):
         mask_at_other_size(built(spec), 5)
     with pytest.raises(InputError, match=refused):
-        mask_at_other_size(ClassTokenMask(built(spec)), 5)
+        mask_at_other_size(PrefixMask(built(spec)), 5)
 
 
 def test_the_files_tensors_fill_a_mask_of_the_new_grid() -> None:
@@ -83,7 +83,7 @@ def test_a_closed_form_is_computed_again_from_alpha_and_sigma() -> None:
 
 def test_the_class_token_stays_outside_of_the_mask() -> None:
     small = built(CLOSED)
-    matrix = mask_at_other_size(ClassTokenMask(small), 5).matrix()
+    matrix = mask_at_other_size(PrefixMask(small), 5).matrix()
     assert matrix.shape == (2, 26, 26)
     assert bool((matrix[:, 0] == 1).all())
     assert matrix[:, 1:, 1:].equal(mask_at_other_size(small, 5).matrix())
