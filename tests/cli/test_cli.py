@@ -96,6 +96,10 @@ def test_inspect_a_preset_without_a_file(gmmvit: Gmmvit) -> None:
             ("--preset", "vit", "--classes", "9", "--image-size", "32", "--mask", "sparse"),
             "expected plain, gmm or elm, got",
         ),
+        (
+            ("--preset", "vit", "--classes", "9", "--image-size", "32", "--mask", "decay"),
+            "expected plain, gmm or elm, got",
+        ),
     ],
     ids=str,
 )
