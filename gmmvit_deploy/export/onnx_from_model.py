@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from gmmvit_deploy.errors import ExportError, InputError
 from gmmvit_deploy.export.declared_roles import declare_roles, name_nodes
+from gmmvit_deploy.graphs.constant_moves import fold_constant_moves
 from gmmvit_deploy.graphs.declared import ATTENTION_KEY, ROLE_KEY
+from gmmvit_deploy.graphs.stacked_qkv import split_stacked_projections
 from gmmvit_deploy.images import ImageSpec
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.precision import Role
@@ -98,6 +100,7 @@ def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch:
     proto = program.model_proto
     name_nodes(proto)
     declare_roles(proto, module)
+    proto = split_stacked_projections(fold_constant_moves(proto))
     _strip_traces(proto)
     return proto
 
