@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-from typing import cast
+import json
+from pathlib import Path
+from typing import Any, cast
 
 import typer
 
 from gmmvit_cli.choices import choice_from, complete, read_by
 from gmmvit_cli.options import MODEL
+from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.families import PRESETS, family_of_preset
 from gmmvit_deploy.sources.hints import WEIGHTS_KINDS, LoadHints, WeightsKind
 
-__all__ = ["CHANNELS", "HEADS", "IMAGE_SIZE", "MASK_FORM", "PRESET", "WEIGHTS", "hints_from"]
+__all__ = [
+    "ARCHITECTURE",
+    "CHANNELS",
+    "HEAD",
+    "HEADS",
+    "HEAD_AVERAGE",
+    "HEAD_BLOCKS",
+    "IMAGE_SIZE",
+    "MASK_FORM",
+    "MODEL_ARGS",
+    "PRESET",
+    "WEIGHTS",
+    "hints_from",
+    "model_args_from",
+]
 
 _MASK_FORMS = ("stored", "closed")
 
@@ -50,8 +67,7 @@ IMAGE_SIZE = typer.Option(
     "--image-size",
     metavar="PIXELS",
     rich_help_panel=MODEL,
-    help="Width and height of the images, which are square. Required if the tensors of the checkpoint do not "
-    "show the size.",
+    help="Width and height of the images, which are square. Required if the checkpoint does not show the size.",
 )
 CHANNELS = typer.Option(
     None,
@@ -73,6 +89,63 @@ WEIGHTS = typer.Option(
 )
 
 
+ARCHITECTURE = typer.Option(
+    None,
+    "--model",
+    metavar="NAME",
+    rich_help_panel=MODEL,
+    help="Architecture of a model that timm builds, such as vit_tiny_patch16_224, or torchvision:VisionTransformer. "
+    "Required if the checkpoint names no architecture.",
+)
+MODEL_ARGS = typer.Option(
+    None,
+    "--model-args",
+    metavar="JSON",
+    rich_help_panel=MODEL,
+    help="Arguments with which the training code built the --model, as a JSON object such as "
+    '{"patch_size": 4, "num_heads": 3}. They replace arguments that the checkpoint states.',
+)
+HEAD = typer.Option(
+    None,
+    "--head",
+    metavar="FILE",
+    rich_help_panel=MODEL,
+    help="Checkpoint of a linear classifier, for a DINO or DINOv2 backbone without classifier.",
+)
+HEAD_BLOCKS = typer.Option(
+    None,
+    "--head-blocks",
+    metavar="N",
+    rich_help_panel=MODEL,
+    help="Number of last blocks whose class tokens the classifier of --head reads.",
+)
+HEAD_AVERAGE = typer.Option(
+    False,
+    "--head-average",
+    rich_help_panel=MODEL,
+    help="The classifier of --head also reads the mean of the patches.",
+)
+
+
+def model_args_from(text: str | None) -> dict[str, Any]:
+    """Parse the text of --model-args.  Errors: InputError when the text is no JSON object."""
+    if text is None:
+        return {}
+    try:
+        values = json.loads(text)
+    except ValueError as exc:
+        raise InputError(
+            f"--model-args: expected JSON, got {text!r}: {exc}",
+            hint="""type for example '{"num_heads": 3}' in quotes""",
+        ) from exc
+    if not isinstance(values, dict):
+        raise InputError(
+            f"--model-args: expected a JSON object, got {text!r}",
+            hint="""type for example '{"num_heads": 3}' in quotes""",
+        )
+    return values
+
+
 def hints_from(
     heads: int | None,
     preset: str | None,
@@ -81,6 +154,11 @@ def hints_from(
     image_size: int | None = None,
     channels: int | None = None,
     weights: str | None = None,
+    model: str | None = None,
+    model_args: str | None = None,
+    head: Path | None = None,
+    head_blocks: int | None = None,
+    head_average: bool = False,
 ) -> LoadHints:
     return LoadHints(
         heads=heads,
@@ -89,4 +167,9 @@ def hints_from(
         image_size=image_size,
         channels=channels,
         weights=cast("WeightsKind | None", weights),  # LoadHints checks it
+        model=model,
+        model_args=model_args_from(model_args),
+        head=None if head is None else str(head),
+        head_blocks=head_blocks,
+        head_average=head_average,
     )

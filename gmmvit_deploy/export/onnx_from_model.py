@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gmmvit_deploy.errors import ExportError, InputError
 from gmmvit_deploy.export.declared_roles import declare_roles, name_nodes
-from gmmvit_deploy.graphs.constant_moves import fold_constant_moves
+from gmmvit_deploy.graphs.constant_folding import without_constant_nodes
 from gmmvit_deploy.graphs.declared import ATTENTION_KEY, ROLE_KEY
 from gmmvit_deploy.graphs.stacked_qkv import split_stacked_projections
 from gmmvit_deploy.images import ImageSpec
@@ -98,9 +98,11 @@ def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch:
     if program is None:
         raise ExportError(f"the ONNX exporter of torch {torch.__version__} returned no graph")
     proto = program.model_proto
+    if model.foreign:
+        proto = without_constant_nodes(proto)
     name_nodes(proto)
-    declare_roles(proto, module)
-    proto = split_stacked_projections(fold_constant_moves(proto))
+    declare_roles(proto, module, foreign=model.foreign)
+    proto = split_stacked_projections(proto)
     _strip_traces(proto)
     return proto
 

@@ -191,7 +191,7 @@ def graph_from_model(
     folded = _folded(model, precision, padded=padded)
     proto = onnx_from_model(folded.model, preprocessing=preprocessing, max_batch=max_batch)
     require_known_roles(proto.graph, precision, what=what)
-    records, _ = prove_folded(proto, folded)
+    records, _ = prove_folded(proto, folded, foreign=folded.model.foreign)
     disagreements = role_disagreements(proto.graph)
     notes: dict[str, Any] | None = None
     if calibration is not None:

@@ -1,8 +1,8 @@
 """Evaluate the nodes of a graph that only move constants, such as a Split of a table of rotary positions.
 
-The exporter evaluates most nodes whose inputs are constants, but leaves a Split with several outputs in the graph, and
-nodes with large outputs. This module evaluates nodes whose operators only move values, so the graph computes the same
-logits bit for bit. Arithmetic on constants is left to folding, and `proof.constant_nodes` refuses what is left.
+The optimiser of onnxscript (`constant_folding`) leaves a Split with several outputs in the graph. This module evaluates
+the nodes whose operators only move values, so the graph computes the same logits bit for bit. Arithmetic on constants
+is left to the optimiser, and `proof.constant_nodes` refuses what is left.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def fold_constant_moves(proto: ModelProto) -> ModelProto:
 
     constants: dict[str, TensorProto] = {constant.name: constant for constant in proto.graph.initializer}
     kept = []
-    for node in proto.graph.node:
+    for index, node in enumerate(proto.graph.node):
         inputs = [name for name in node.input if name]
         if node.op_type not in _MOVES or not inputs or not all(name in constants for name in inputs):
-            kept.append(node)
+            kept.append(index)
             continue
         outputs = [helper.make_empty_tensor_value_info(name) for name in node.output]
         alone = helper.make_graph([node], "constants", [], outputs, [constants[name] for name in dict.fromkeys(inputs)])
@@ -44,8 +44,7 @@ def fold_constant_moves(proto: ModelProto) -> ModelProto:
         return proto
     out = type(proto)()
     out.CopyFrom(proto)
-    names = {node.name for node in kept}
-    nodes = [node for node in out.graph.node if node.name in names]
+    nodes = [out.graph.node[index] for index in kept]
     read = {name for node in nodes for name in node.input} | {value.name for value in out.graph.output}
     computed = {name for node in nodes for name in node.output}
     values = [value for value in out.graph.value_info if value.name in computed]
