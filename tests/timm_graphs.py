@@ -20,8 +20,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from gmmvit_deploy.export.declared_roles import name_nodes
+from gmmvit_deploy.families.timm.model import TimmModel
+from gmmvit_deploy.families.timm.spec import TimmSpec
+from gmmvit_deploy.specs import MaskSpec
 
-__all__ = ["exported", "model_of"]
+__all__ = ["ARCHITECTURES", "exported", "model_of", "timm_model"]
 
 _VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -107,6 +110,25 @@ def model_of(name: str) -> tuple[nn.Module, tuple[int, int, int]]:
                 module.fused_attn = True
     size = arguments.get("img_size", 64)
     return model, (3, size, size)
+
+
+@functools.cache
+def timm_model(name: str) -> TimmModel:
+    """Return the test model as a `TimmModel`, whose attentions are answered, with weights of a fixed seed."""
+    architecture, arguments = ARCHITECTURES[name]
+    torch.manual_seed(0)
+    spec = TimmSpec(
+        architecture=architecture,
+        model_args={**arguments, "num_classes": 10},
+        image_size=arguments.get("img_size", 64),
+        classes=10,
+        mask=MaskSpec(),
+    )
+    model = TimmModel(spec).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    return model
 
 
 @contextlib.contextmanager

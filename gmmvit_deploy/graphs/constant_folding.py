@@ -1,7 +1,8 @@
 """Compute the nodes of a graph whose inputs are all constants, with the optimiser of onnxscript.
 
-The exporter folds only small constants, and the optimiser folds no node with several outputs (`constant_moves` does). Networks of other packages compute position tables, relative indices and
-rotations from larger constants in every forward pass; after this step the graph holds the results.
+The exporter folds only small constants. Networks of other packages compute position tables, relative indices and
+rotations from larger constants in every forward pass; after this step the graph holds the results. The optimiser does
+not compute nodes with several outputs; `constant_moves` does.
 """
 
 from __future__ import annotations
