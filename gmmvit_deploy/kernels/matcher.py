@@ -330,6 +330,8 @@ def _part(value: Any, what: str, orders: tuple[list[int], ...], view: GraphView)
     """
     reshape = view.inputs(value)[0] if view.kind(value) == "transpose" else None
     if reshape is None or view.kind(reshape) != "reshape" or view.order(value) not in orders:
+        if change := _change_after_split(value, view):
+            _refuse(f"its {what} are {change} after the split into heads, which the kernel does not compute")
         _refuse(f"its {what} come from {view.kind(value)}, expected a Reshape and a Transpose that split into heads")
     apart = view.target(reshape)
     if apart is None or len(apart) < 3:
@@ -348,6 +350,24 @@ def _part(value: Any, what: str, orders: tuple[list[int], ...], view: GraphView)
     if view.shape(source) != expected:
         _refuse(f"its {what} are cut from a tensor of shape {_words(view.shape(source))}, expected {_words(expected)}")
     return Part(source, index * width, tuple(rows), heads, head_dim)
+
+
+def _change_after_split(value: Any, view: GraphView) -> str:
+    """Return how Q or K changes between the split into heads and Q Kᵀ: "normalised", "rotated", or "" if unknown."""
+    at = view.plain(view.inputs(value)[0]) if view.kind(value) == "transpose" else value
+    if view.kind(at) in ("LayerNormalization", "MVN"):
+        return "normalised"
+    if view.kind(at) == "Concat":  # prefix tokens, which are not rotated, beside rotated patch tokens
+        at = view.plain(view.inputs(at)[-1])
+    if view.kind(at) != "addition":
+        return ""
+    operands = [view.plain(operand) for operand in view.inputs(at)]
+    factors = [operand for operand in operands if view.kind(operand) == "multiplication"]
+    if len(factors) == 2:
+        return "rotated by their position"
+    # OpenVINO computes LayerNorm as MVN, a multiplication by the weight and an addition of the bias.
+    normalised = any(view.kind(view.plain(operand)) == "MVN" for factor in factors for operand in view.inputs(factor))
+    return "normalised" if normalised else ""
 
 
 def _constant_and_other(value: Any, kind: str, view: GraphView) -> tuple[Any, Any] | None:
