@@ -120,6 +120,14 @@ def test_unknown_option(name: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("typed", [("--model", "net"), ("--model=net",)], ids=" ".join)
+@pytest.mark.parametrize("name", ["parity", "bench", "classify", "page"])
+def test_the_old_name_of_the_served_name(name: str, typed: tuple[str, ...]) -> None:
+    answer = gmmvit_here(name, *arguments_of(name), *typed)
+    refused(answer, 2, f"gmmvit {name}: the option --model is now --served-name")
+    assert answer.err.splitlines()[1] == "hint: type --served-name net in place of --model"
+
+
 @pytest.mark.parametrize("name", [name for name in SUMMARIES if arguments_of(name)])
 def test_missing_argument(name: str, tmp_path: Path) -> None:
     answer = gmmvit_here(name)
