@@ -7,7 +7,17 @@ import typer
 
 from gmmvit_cli.choices import choice_from, complete, complete_list, listed, read_by
 from gmmvit_cli.convert import converted, note_disagreements, print_variants
-from gmmvit_cli.models import CHANNELS, HEADS, IMAGE_SIZE, MASK_FORM, PRESET, WEIGHTS, hints_from
+from gmmvit_cli.models import (
+    ARCHITECTURE,
+    CHANNELS,
+    HEADS,
+    IMAGE_SIZE,
+    MASK_FORM,
+    MODEL_ARGS,
+    PRESET,
+    WEIGHTS,
+    hints_from,
+)
 from gmmvit_cli.options import (
     CALIBRATION,
     CALIBRATION_IMAGES,
@@ -24,7 +34,9 @@ from gmmvit_cli.options import (
 from gmmvit_cli.output import JSON_OPTION, print_json, print_table
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.checkpoints.reading import require_checkpoint
+from gmmvit_deploy.families import CUSTOM
 from gmmvit_deploy.precision import PRECISIONS, precisions_from
+from gmmvit_deploy.sources.hints import own_class_of
 
 if TYPE_CHECKING:
     from gmmvit_deploy.artifacts import Bundle
@@ -83,6 +95,8 @@ def export(
     image_size: int | None = IMAGE_SIZE,
     channels: int | None = CHANNELS,
     weights: str | None = WEIGHTS,
+    model: str | None = ARCHITECTURE,
+    model_args: str | None = MODEL_ARGS,
     precision: str = typer.Option(
         "fp32",
         metavar="LIST",
@@ -107,10 +121,22 @@ def export(
     graph as constants. If a step fails, no files are left behind.
     """
     require_output(out, force=force)
-    hints = hints_from(heads, preset, mask_form, image_size=image_size, channels=channels, weights=weights)
+    hints = hints_from(
+        heads,
+        preset,
+        mask_form,
+        image_size=image_size,
+        channels=channels,
+        weights=weights,
+        model=model,
+        model_args=model_args,
+    )
     normalisation = normalisation_from(dataset, mean, std)
     precisions = precisions_from(precision)
     require_calibration(precisions, calibration)
+    if own_class_of(hints.model) is not None:
+        for name in precisions:
+            CUSTOM.require_precision(name)
     variants: list[Variant] = []
     require_checkpoint(checkpoint)
     with progress("export") as on_progress:

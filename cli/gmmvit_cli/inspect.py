@@ -7,7 +7,17 @@ from typing import Any, get_args
 import typer
 
 from gmmvit_cli.choices import choice_from, complete, listed
-from gmmvit_cli.models import CHANNELS, HEADS, IMAGE_SIZE, MASK_FORM, PRESET, WEIGHTS, hints_from
+from gmmvit_cli.models import (
+    ARCHITECTURE,
+    CHANNELS,
+    HEADS,
+    IMAGE_SIZE,
+    MASK_FORM,
+    MODEL_ARGS,
+    PRESET,
+    WEIGHTS,
+    hints_from,
+)
 from gmmvit_cli.options import INPUT, OUTPUT, require_output_file
 from gmmvit_cli.output import JSON_OPTION, note, print_json, print_table
 from gmmvit_cli.progress import progress
@@ -36,6 +46,8 @@ def inspect(
     image_size: int | None = IMAGE_SIZE,
     channels: int | None = CHANNELS,
     weights: str | None = WEIGHTS,
+    model: str | None = ARCHITECTURE,
+    model_args: str | None = MODEL_ARGS,
     classes: int | None = typer.Option(None, metavar="N", rich_help_panel=_WITHOUT_FILE, help="Number of classes."),
     mask: str = typer.Option(
         "plain",
@@ -64,7 +76,16 @@ def inspect(
     if checkpoint is None:
         described = _preset(preset, classes, image_size, channels, mask, kernels, shared)
     else:
-        hints = hints_from(heads, preset, mask_form, image_size=image_size, channels=channels, weights=weights)
+        hints = hints_from(
+            heads,
+            preset,
+            mask_form,
+            image_size=image_size,
+            channels=channels,
+            weights=weights,
+            model=model,
+            model_args=model_args,
+        )
         require_checkpoint(checkpoint)
         with progress("inspect") as on_progress:
             from gmmvit_deploy.checkpoints.loading import load_checkpoint

@@ -117,7 +117,7 @@ def _usage_error(exc: Any) -> tuple[str, str]:
     return f"gmmvit {command}: {_expected(message, getattr(exc, 'param', None))}", typing_hint(command)
 
 
-_RENAMED_OPTIONS = {(command, "--model"): "--served-name" for command in ("parity", "bench", "classify", "page")}
+_RENAMED_OPTIONS = {("classify", "--model"): "--served-name"}
 """(command, old name of an option) → its name now."""
 
 _REASONS = (  # of several releases of typer

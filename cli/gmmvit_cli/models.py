@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
-from typing import cast
+import json
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
 from gmmvit_cli.choices import choice_from, complete, read_by
 from gmmvit_cli.options import MODEL
+from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.families import PRESETS, family_of_preset
-from gmmvit_deploy.sources.hints import WEIGHTS_KINDS, LoadHints, WeightsKind
+from gmmvit_deploy.sources.hints import WEIGHTS_KINDS, LoadHints, WeightsKind, own_class_of
 
-__all__ = ["CHANNELS", "HEADS", "IMAGE_SIZE", "MASK_FORM", "PRESET", "WEIGHTS", "hints_from"]
+if TYPE_CHECKING:
+    from gmmvit_deploy.artifacts import Bundle
+
+__all__ = [
+    "ARCHITECTURE",
+    "CHANNELS",
+    "CLASS_OF_BUNDLE",
+    "HEADS",
+    "IMAGE_SIZE",
+    "MASK_FORM",
+    "MODEL_ARGS",
+    "PRESET",
+    "WEIGHTS",
+    "hints_from",
+    "model_args_from",
+    "permit_class",
+]
 
 _MASK_FORMS = ("stored", "closed")
 
@@ -73,6 +91,74 @@ WEIGHTS = typer.Option(
 )
 
 
+ARCHITECTURE = typer.Option(
+    None,
+    "--model",
+    metavar="FILE.py:CLASS",
+    rich_help_panel=MODEL,
+    help="Class of the model, in a Python file of yours. gmmvit runs this file. Required if the code of the model is "
+    "not part of gmmvit-deploy.",
+)
+MODEL_ARGS = typer.Option(
+    None,
+    "--model-args",
+    metavar="JSON",
+    rich_help_panel=MODEL,
+    help="""Arguments of the class of --model, as a JSON object: '{"depth": 6}'.""",
+)
+
+
+def _require_class(text: str) -> None:
+    if own_class_of(text) is None:
+        raise InputError(
+            f"--model: expected FILE.py:CLASS, got {text!r}",
+            hint=f"if {text!r} is the name of the model on the server, type --served-name {text}",
+        )
+
+
+CLASS_OF_BUNDLE = typer.Option(
+    None,
+    "--model",
+    metavar="FILE.py:CLASS",
+    rich_help_panel=MODEL,
+    help="Class that the bundle was exported with, in a Python file of yours; the file must be unchanged. gmmvit runs "
+    "this file to compute PyTorch's logits.",
+    callback=read_by(_require_class),
+)
+
+
+def permit_class(bundle: Bundle, model: str | None) -> None:
+    """Allow this process to run the file of the bundle's class, if ``--model`` names the file.
+
+    Errors: InputError when the file, the class or the bundle do not fit.
+    """
+    if model is not None:
+        from gmmvit_deploy.checkpoints.own_class import permit_class_of
+
+        permit_class_of(bundle.manifest.spec, model, what=str(bundle.path))
+
+
+def model_args_from(text: str | None) -> dict[str, Any]:
+    """Read ``--model-args``.  Errors: InputError when the text is not a JSON object of finite values."""
+
+    def refused(name: str) -> None:
+        raise ValueError(f"{name} is not a JSON value")
+
+    if text is None:
+        return {}
+    expected = "--model-args: expected a JSON object with the arguments by name"
+    try:
+        arguments = json.loads(text, parse_constant=refused)
+    except ValueError as exc:
+        raise InputError(f"{expected}, got {text!r}: {exc}", hint=_MODEL_ARGS_HINT) from exc
+    if not isinstance(arguments, dict):
+        raise InputError(f"{expected}, got {text!r}", hint=_MODEL_ARGS_HINT)
+    return arguments
+
+
+_MODEL_ARGS_HINT = """type --model-args '{"depth": 6}', with single quotes around the object"""
+
+
 def hints_from(
     heads: int | None,
     preset: str | None,
@@ -81,7 +167,12 @@ def hints_from(
     image_size: int | None = None,
     channels: int | None = None,
     weights: str | None = None,
+    model: str | None = None,
+    model_args: str | None = None,
 ) -> LoadHints:
+    """Return the hints of the options.  Errors: InputError when the value of an option is invalid."""
+    if model is None and model_args is not None:
+        raise InputError("--model-args needs --model", hint="type --model FILE.py:CLASS, or leave --model-args out")
     return LoadHints(
         heads=heads,
         preset=preset,
@@ -89,4 +180,6 @@ def hints_from(
         image_size=image_size,
         channels=channels,
         weights=cast("WeightsKind | None", weights),  # LoadHints checks it
+        model=model,
+        model_args=model_args_from(model_args),
     )

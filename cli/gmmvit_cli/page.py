@@ -5,6 +5,7 @@ from pathlib import Path
 import typer
 
 from gmmvit_cli.choices import read_by
+from gmmvit_cli.models import CLASS_OF_BUNDLE, permit_class
 from gmmvit_cli.options import CPU_KERNELS, INPUT, SERVED_NAME, TARGET, cpu_kernels_from
 from gmmvit_cli.output import JSON_OPTION, note, print_json
 from gmmvit_cli.progress import progress
@@ -42,6 +43,7 @@ def page(
         "logits of the server and of this machine agree with PyTorch.",
     ),
     served_name: str = SERVED_NAME,
+    model: str | None = CLASS_OF_BUNDLE,
     cpu_kernels: str | None = CPU_KERNELS,
     as_json: bool = JSON_OPTION,
 ) -> None:
@@ -56,6 +58,7 @@ def page(
 
         on_progress(Progress("open the bundle"))
         opened = open_bundle(bundle)
+        permit_class(opened, model)
 
         # Imports PyTorch: a bundle that is missing is refused without it.
         from gmmvit_deploy.page.server import is_loopback, listening_socket, require_page_library, serve_page

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from gmmvit_cli.choices import choice_from, complete
+from gmmvit_cli.models import CLASS_OF_BUNDLE, permit_class
 from gmmvit_cli.options import DATA, ENGINE, INPUT, OUTPUT, SERVED_NAME, require_output_file
 from gmmvit_cli.output import JSON_OPTION, MESSAGES, complain, note, print_json, print_table
 from gmmvit_cli.progress import progress
@@ -55,6 +56,7 @@ def parity(
     engine: Path | None = ENGINE,
     url: list[str] = URLS,
     served_name: str = SERVED_NAME,
+    model: str | None = CLASS_OF_BUNDLE,
     gate: float | None = typer.Option(
         None,
         metavar="FRACTION",
@@ -103,6 +105,7 @@ def parity(
             require_page(report, force=force)  # not after half an hour of images
         images = open_images_of(data) if data else None
         opened = open_bundle(bundle)
+        permit_class(opened, model)
 
         # Imports PyTorch: a bundle that is missing is refused without it.
         from gmmvit_deploy.parity.check import ParityOptions, check_parity

@@ -17,6 +17,7 @@ from gmmvit_deploy.artifacts import Bundle, InputKind, Manifest, OutputRecord, o
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.errors import ExportError, InputError
+from gmmvit_deploy.export.batch_proof import require_batches
 from gmmvit_deploy.export.golden import golden_from_model
 from gmmvit_deploy.export.numeric_proof import golden_rows, proven_programs
 from gmmvit_deploy.export.onnx_from_model import OPSET, OUTPUT_NAME, onnx_from_model
@@ -27,6 +28,7 @@ from gmmvit_deploy.graphs.roles import role_disagreements
 from gmmvit_deploy.images import ImageSpec, ResizeRule
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runners.open import proof_programs
+from gmmvit_deploy.runners.runner import Runner
 from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.specs import ModelSpec
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
@@ -172,7 +174,7 @@ def _write(
     inside = image if options.input_kind == "pixels" else None
     steps.begin("export to ONNX")
     proto = onnx_from_model(folded.model, preprocessing=inside, max_batch=options.max_batch)
-    masks, biases = prove_folded(proto, folded)
+    masks, biases = prove_folded(proto, folded, foreign=folded.model.foreign)
     notes = {"gmmvit.checkpoint_sha256": loaded.file.sha256}
     notes |= {f"gmmvit.mask_sha256.{mask.layer}": mask.trained_sha256 for mask in masks}
     for key, value in notes.items():
@@ -240,4 +242,13 @@ def _prove_numerically(
         raise ExportError(
             f"{what}: no runtime on this machine can run the exported graph: {'; '.join(skipped.values())}"
         )
+    if loaded.model.foreign:
+        _prove_batches(bundle, next(programs[name] for name in programs if name in differences), limit)
     return {**{f"{name}_largest_abs": difference for name, difference in differences.items()}, "limit": limit}, skipped
+
+
+def _prove_batches(bundle: Bundle, open_program: Callable[[], Runner], limit: float) -> None:
+    """Run the graph in several batch sizes.  Errors: ExportError as in `require_batches`."""
+    inputs, expected = golden_rows(bundle)
+    with open_program() as runner:
+        require_batches(runner.run, inputs, expected, limit, max_batch=bundle.manifest.max_batch)

@@ -41,11 +41,12 @@ def constant_nodes(graph: GraphProto) -> list[str]:
 
 
 def prove_folded(
-    proto: ModelProto, folded: LayerConstants
+    proto: ModelProto, folded: LayerConstants, *, foreign: bool = False
 ) -> tuple[tuple[ConstantRecord, ...], tuple[ConstantRecord, ...]]:
     """Check that a graph is folded.  Layers with equal masks, or with equal biases, may share a constant.
 
     folded: the masks and biases of the folded model.
+    foreign: True if another package defines the network, which may use the operators of `FORBIDDEN` for other purposes.
     Returns (the record of each mask, the record of each bias).
     Errors: ExportError when
 
@@ -56,9 +57,9 @@ def prove_folded(
     """
     graph = proto.graph
     operators = Counter(node.op_type for node in graph.node)
-    if left := sorted(FORBIDDEN & operators.keys()):
+    if not foreign and (left := sorted(FORBIDDEN & operators.keys())):
         raise ExportError(f"the graph is not folded: it contains the operators {', '.join(left)}")
-    if idle := constant_nodes(graph):
+    if not foreign and (idle := constant_nodes(graph)):
         raise ExportError(f"the graph computes constants at run time: {', '.join(idle)}")
     return (
         _find_constants(graph, folded.masks, what="mask", operator="Mul"),
