@@ -133,6 +133,16 @@ class ModelSpec:
         return (self.image_size, self.image_size)
 
     @property
+    def description(self) -> str:
+        """The name of the architecture in messages.  A family that builds several architectures overrides this."""
+        return self.family
+
+    @property
+    def misfit_hint(self) -> str:
+        """What to do if the tensors of a file do not fit the architecture; empty for the general hint."""
+        return ""
+
+    @property
     def first_heads(self) -> int | None:
         """Number of heads of the first attention, which ``--heads`` sets; None for a spec without ``heads``."""
         heads = getattr(self, "heads", None)

@@ -190,8 +190,13 @@ def golden(name: str) -> Golden:
         path=entry["folder"] / entry.get("file", f"{name}.pth"),
         inputs=arrays["input" if "input" in arrays else "images"],
         logits=arrays["logits"],
-        hints=LoadHints(**entry.get("hints", {})),
+        hints=LoadHints(**_with_folder(entry["folder"], entry.get("hints", {}))),
     )
+
+
+def _with_folder(folder: Path, hints: dict[str, Any]) -> dict[str, Any]:
+    """Return the hints with the path of the head file in the folder of the golden files."""
+    return {**hints, "head": str(folder / hints["head"])} if "head" in hints else hints
 
 
 @pytest.fixture(params=RELEASED)

@@ -10,6 +10,9 @@ from gmmvit_cli.convert import converted, note_disagreements, print_variants
 from gmmvit_cli.models import (
     ARCHITECTURE,
     CHANNELS,
+    HEAD,
+    HEAD_AVERAGE,
+    HEAD_BLOCKS,
     HEADS,
     IMAGE_SIZE,
     MASK_FORM,
@@ -52,7 +55,9 @@ _LARGEST = "_largest_abs"  # of each proven runner in a manifest's export_parity
 
 def export(
     checkpoint: Path = typer.Argument(
-        metavar="CHECKPOINT", rich_help_panel=INPUT, help="A PyTorch checkpoint (.pth) or a safetensors file."
+        metavar="CHECKPOINT",
+        rich_help_panel=INPUT,
+        help="A PyTorch checkpoint, a safetensors file, or a model folder of timm.",
     ),
     dataset: str | None = DATASET,
     mean: str | None = typer.Option(
@@ -73,8 +78,8 @@ def export(
         rich_help_panel=INPUT,
         help="Class labels: a text file with a label on each line, or labels separated by commas.",
     ),
-    resize: str = typer.Option(
-        "stretch-bilinear",
+    resize: str | None = typer.Option(
+        None,
         metavar="METHOD",
         rich_help_panel=INPUT,
         help="How the training code resized images: stretch-bilinear or stretch-bicubic. Both are antialiased "
@@ -97,6 +102,9 @@ def export(
     weights: str | None = WEIGHTS,
     model: str | None = ARCHITECTURE,
     model_args: str | None = MODEL_ARGS,
+    head: Path | None = HEAD,
+    head_blocks: int | None = HEAD_BLOCKS,
+    head_average: bool = HEAD_AVERAGE,
     precision: str = typer.Option(
         "fp32",
         metavar="LIST",
@@ -130,6 +138,9 @@ def export(
         weights=weights,
         model=model,
         model_args=model_args,
+        head=head,
+        head_blocks=head_blocks,
+        head_average=head_average,
     )
     normalisation = normalisation_from(dataset, mean, std)
     precisions = precisions_from(precision)
@@ -148,7 +159,7 @@ def export(
             max_batch=max_batch,
             mean=normalisation.mean,
             std=normalisation.std,
-            resize=resize_rule_from(resize),
+            resize=None if resize is None else resize_rule_from(resize),
             labels=labels_from(labels) or normalisation.labels,
         )
 

@@ -10,6 +10,9 @@ from gmmvit_cli.choices import choice_from, complete, listed
 from gmmvit_cli.models import (
     ARCHITECTURE,
     CHANNELS,
+    HEAD,
+    HEAD_AVERAGE,
+    HEAD_BLOCKS,
     HEADS,
     IMAGE_SIZE,
     MASK_FORM,
@@ -38,7 +41,7 @@ def inspect(
         None,
         metavar="CHECKPOINT",
         rich_help_panel=INPUT,
-        help="A PyTorch checkpoint (.pth) or a safetensors file. Leave it out to describe a preset.",
+        help="A PyTorch checkpoint, a safetensors file, or a model folder of timm. Leave it out to describe a preset.",
     ),
     heads: int | None = HEADS,
     preset: str | None = PRESET,
@@ -48,6 +51,9 @@ def inspect(
     weights: str | None = WEIGHTS,
     model: str | None = ARCHITECTURE,
     model_args: str | None = MODEL_ARGS,
+    head: Path | None = HEAD,
+    head_blocks: int | None = HEAD_BLOCKS,
+    head_average: bool = HEAD_AVERAGE,
     classes: int | None = typer.Option(None, metavar="N", rich_help_panel=_WITHOUT_FILE, help="Number of classes."),
     mask: str = typer.Option(
         "plain",
@@ -85,6 +91,9 @@ def inspect(
             weights=weights,
             model=model,
             model_args=model_args,
+            head=head,
+            head_blocks=head_blocks,
+            head_average=head_average,
         )
         require_checkpoint(checkpoint)
         with progress("inspect") as on_progress:

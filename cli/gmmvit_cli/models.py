@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import typer
@@ -20,7 +21,10 @@ __all__ = [
     "ARCHITECTURE",
     "CHANNELS",
     "CLASS_OF_BUNDLE",
+    "HEAD",
     "HEADS",
+    "HEAD_AVERAGE",
+    "HEAD_BLOCKS",
     "IMAGE_SIZE",
     "MASK_FORM",
     "MODEL_ARGS",
@@ -68,8 +72,7 @@ IMAGE_SIZE = typer.Option(
     "--image-size",
     metavar="PIXELS",
     rich_help_panel=MODEL,
-    help="Width and height of the images, which are square. Required if the tensors of the checkpoint do not "
-    "show the size.",
+    help="Width and height of the images, which are square. Required if the checkpoint does not show the size.",
 )
 CHANNELS = typer.Option(
     None,
@@ -94,17 +97,39 @@ WEIGHTS = typer.Option(
 ARCHITECTURE = typer.Option(
     None,
     "--model",
-    metavar="FILE.py:CLASS",
+    metavar="NAME",
     rich_help_panel=MODEL,
-    help="Class of the model, in a Python file of yours. gmmvit runs this file. Required if the code of the model is "
-    "not part of gmmvit-deploy.",
+    help="Architecture of a model that timm builds, such as vit_tiny_patch16_224; torchvision:VisionTransformer; or "
+    "FILE.py:CLASS, a class in a Python file of yours, which gmmvit then runs. Required if the checkpoint names no "
+    "architecture.",
 )
 MODEL_ARGS = typer.Option(
     None,
     "--model-args",
     metavar="JSON",
     rich_help_panel=MODEL,
-    help="""Arguments of the class of --model, as a JSON object: '{"depth": 6}'.""",
+    help="Arguments with which the training code built the --model, as a JSON object such as "
+    '{"patch_size": 4, "num_heads": 3}. They replace arguments that the checkpoint states.',
+)
+HEAD = typer.Option(
+    None,
+    "--head",
+    metavar="FILE",
+    rich_help_panel=MODEL,
+    help="Checkpoint of a linear classifier, for a DINO or DINOv2 backbone without classifier.",
+)
+HEAD_BLOCKS = typer.Option(
+    None,
+    "--head-blocks",
+    metavar="N",
+    rich_help_panel=MODEL,
+    help="Number of last blocks whose class tokens the classifier of --head reads.",
+)
+HEAD_AVERAGE = typer.Option(
+    False,
+    "--head-average",
+    rich_help_panel=MODEL,
+    help="The classifier of --head also reads the mean of the patches.",
 )
 
 
@@ -139,24 +164,22 @@ def permit_class(bundle: Bundle, model: str | None) -> None:
 
 
 def model_args_from(text: str | None) -> dict[str, Any]:
-    """Read ``--model-args``.  Errors: InputError when the text is not a JSON object of finite values."""
-
-    def refused(name: str) -> None:
-        raise ValueError(f"{name} is not a JSON value")
-
+    """Parse the text of --model-args.  Errors: InputError when the text is no JSON object."""
     if text is None:
         return {}
-    expected = "--model-args: expected a JSON object with the arguments by name"
     try:
-        arguments = json.loads(text, parse_constant=refused)
+        values = json.loads(text)
     except ValueError as exc:
-        raise InputError(f"{expected}, got {text!r}: {exc}", hint=_MODEL_ARGS_HINT) from exc
-    if not isinstance(arguments, dict):
-        raise InputError(f"{expected}, got {text!r}", hint=_MODEL_ARGS_HINT)
-    return arguments
-
-
-_MODEL_ARGS_HINT = """type --model-args '{"depth": 6}', with single quotes around the object"""
+        raise InputError(
+            f"--model-args: expected JSON, got {text!r}: {exc}",
+            hint="""type for example '{"num_heads": 3}' in quotes""",
+        ) from exc
+    if not isinstance(values, dict):
+        raise InputError(
+            f"--model-args: expected a JSON object, got {text!r}",
+            hint="""type for example '{"num_heads": 3}' in quotes""",
+        )
+    return values
 
 
 def hints_from(
@@ -169,10 +192,11 @@ def hints_from(
     weights: str | None = None,
     model: str | None = None,
     model_args: str | None = None,
+    head: Path | None = None,
+    head_blocks: int | None = None,
+    head_average: bool = False,
 ) -> LoadHints:
     """Return the hints of the options.  Errors: InputError when the value of an option is invalid."""
-    if model is None and model_args is not None:
-        raise InputError("--model-args needs --model", hint="type --model FILE.py:CLASS, or leave --model-args out")
     return LoadHints(
         heads=heads,
         preset=preset,
@@ -182,4 +206,7 @@ def hints_from(
         weights=cast("WeightsKind | None", weights),  # LoadHints checks it
         model=model,
         model_args=model_args_from(model_args),
+        head=None if head is None else str(head),
+        head_blocks=head_blocks,
+        head_average=head_average,
     )

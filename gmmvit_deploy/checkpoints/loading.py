@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torch import Tensor
 
 from gmmvit_deploy.checkpoints.audit import Finding, audit_model, audit_tensors
+from gmmvit_deploy.checkpoints.linear_head import with_linear_head
+from gmmvit_deploy.checkpoints.model_folder import read_checkpoint
 from gmmvit_deploy.checkpoints.own_class import load_own_class, require_same_class
-from gmmvit_deploy.checkpoints.reading import TensorFile, read_tensors
+from gmmvit_deploy.checkpoints.reading import TensorFile
 from gmmvit_deploy.checkpoints.weights import filled_model, listed, misfits, tensor_from_file
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.families import FAMILIES, Family, family_of, family_of_preset, preset_spec, spec_from_json
 from gmmvit_deploy.families.counting import trainable_parameters
+from gmmvit_deploy.families.timm.checkpoint import TIMM_FILES
+from gmmvit_deploy.families.timm.spec import CONV_STEM_VIT
+from gmmvit_deploy.families.timm.torchvision_files import TORCHVISION_FILES
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.sources.hints import LoadHints, own_class_of
+from gmmvit_deploy.sources.record import KnownImages
 from gmmvit_deploy.sources.shapes import Shapes, check_image_hints, compared_with_preset
 from gmmvit_deploy.sources.source import CheckpointSource, TensorOrigins, origin_keys
 from gmmvit_deploy.specs import ModelSpec
@@ -32,6 +38,7 @@ class LoadedCheckpoint:
     model: the trained model in evaluation mode, float32, on the CPU.
     unused: key of the file → the reason why the network never reads the tensor.
     findings: the results of the audit.
+    images: what the checkpoint states about the images of training.
     """
 
     file: TensorFile
@@ -39,6 +46,7 @@ class LoadedCheckpoint:
     model: Model
     unused: dict[str, str]
     findings: tuple[Finding, ...]
+    images: KnownImages = field(default_factory=KnownImages)
 
     @property
     def trainable_parameters(self) -> int:
@@ -57,22 +65,17 @@ def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpo
         InputError: the file or the class that ``hints.model`` names cannot be used.
     """
     hints = hints or LoadHints()
-    file = read_tensors(path, hints.weights)
+    file = read_checkpoint(path, hints.weights)
     own_class = own_class_of(hints.model)
     if file.has_own_names:
         return _load_own(file, hints)
     if own_class is not None:
         model, used = load_own_class(file, hints, *own_class)
         return _audited(file, model, used=used, unused={})
-    if hints.model is not None:
-        raise CheckpointError(f"--model {hints.model}: expected FILE.py:Class", hint="type --model FILE.py:Class")
     hints = _with_own_spec(file, hints)
-    source = _source_of(file)
-    if source is None:
-        raise CheckpointError(
-            f"{path}: unknown architecture; the first keys of the file are {', '.join(list(file.tensors)[:4])}",
-            hint=f"use a checkpoint that a known code base wrote ({_known_sources()})",
-        )
+    if hints.head is not None:
+        file = with_linear_head(file, Path(hints.head))
+    source = _source_of(file, hints)
     family = _family_of_source(source)
     _check_preset(family, hints)
     name = str(path)
@@ -81,7 +84,8 @@ def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpo
             f"{name}: --mask-form closed is for Gaussian mixture masks, and {family.name} has no such mask",
             hint="leave --mask-form out",
         )
-    spec = source.spec(Shapes(file.tensors, name, channels=hints.channels, record=file.record), hints)
+    shapes = Shapes(file.tensors, name, channels=hints.channels, record=file.record)
+    spec = source.spec(shapes, hints)
     check_image_hints(name, hints, image_size=spec.image_size, channels=spec.channels, evidence="its tensors show")
     _compare_with_preset(spec, hints, name)
     origins = source.tensors(spec)
@@ -89,25 +93,22 @@ def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpo
     _refuse_misfits(file, spec, origins, unused)
     model = filled_model(spec, {ours: tensor_from_file(origin, file.tensors) for ours, origin in origins.items()})
     used = {key for origin in origins.values() for key in origin_keys(origin)}
-    return _audited(file, model, used=used, unused=unused)
+    loaded = _audited(file, model, used=used, unused=unused)
+    return replace(loaded, images=source.images(shapes, hints, spec))
 
 
-def _source_of(file: TensorFile) -> CheckpointSource | None:
-    """Return the checkpoint source (the code that wrote the file) that recognises the file, or None.
+def _source_of(file: TensorFile, hints: LoadHints) -> CheckpointSource:
+    """Return the checkpoint source (the code that wrote the file) that recognises the file.
 
-    If several sources recognise the file, return the source with the most names in its signature.
+    A model that the user names, and a model folder of timm, choose the source. For any other file, the names of the
+    tensors choose the source: if several sources recognise the file, the source with the most names in its signature.
     """
+    if hints.model == CONV_STEM_VIT:
+        return TORCHVISION_FILES
+    if hints.model is not None or file.record.config:
+        return TIMM_FILES
     sources = [source for family in FAMILIES for source in family.sources if source.recognises(file.tensors)]
-    return max(sources, key=lambda source: len(source.signature), default=None)
-
-
-def _known_sources() -> str:
-    """Return the known code bases in words: ``the released code: vit, swin; the tutorial's MyViT: naive_vit``."""
-    families: dict[str, list[str]] = {}
-    for family in FAMILIES:
-        for source in family.sources:
-            families.setdefault(source.name, []).append(family.name)
-    return "; ".join(f"{source}: {', '.join(names)}" for source, names in families.items())
+    return max(sources, key=lambda source: len(source.signature))
 
 
 def _family_of_source(source: CheckpointSource) -> Family:
@@ -209,9 +210,10 @@ def _refuse_misfits(
     problems = misfits(spec, {key: tensor for key, tensor in file.tensors.items() if key not in unused}, origins)
     if problems:
         raise CheckpointError(
-            f"{file.path}: the file was read as a {spec.family} with {spec.mask} mask, and {len(problems)} keys do not "
-            f"fit this architecture:{listed(problems)}",
-            hint="use a file whose keys all match the architecture: gmmvit neither fills in missing tensors nor "
+            f"{file.path}: the file was read as a {spec.description} with {spec.mask} mask, and {len(problems)} keys "
+            f"do not fit this architecture:{listed(problems)}",
+            hint=spec.misfit_hint
+            or "use a file whose keys all match the architecture: gmmvit neither fills in missing tensors nor "
             "ignores unknown tensors",
         )
 

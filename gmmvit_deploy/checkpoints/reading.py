@@ -94,7 +94,9 @@ def read_tensors(path: Path, weights: WeightsKind | None = None) -> TensorFile:
     Errors: CheckpointError when the file is absent, is damaged, is of an unsupported type or names a function or class
     that no state dict needs, or when ``weights`` is missing or contradicts the file.
     """
-    require_checkpoint(path)
+    if not path.is_file():
+        require_checkpoint(path)
+        raise CheckpointError(f"{path}: {EXPECTED}, but this path is a folder")
     try:
         digest = sha256_of_file(path)
         with path.open("rb") as file:
@@ -146,13 +148,14 @@ def _prefix_in_words(prefix: str) -> str:
 
 
 def require_checkpoint(path: Path) -> None:
-    """Check that the file exists, without importing a heavy package, so that a misspelt path is reported at once.
+    """Check that the file or folder exists, without importing a heavy package, so that a misspelt path is reported.
 
-    Errors: CheckpointError when the path does not exist or is a folder.
+    Errors: CheckpointError when the path does not exist, or is a folder without a ``config.json``.
     """
-    if not path.is_file():
-        problem = "is a folder" if path.is_dir() else "does not exist"
-        raise CheckpointError(f"{path}: {EXPECTED}, but this path {problem}")
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise CheckpointError(f"{path}: {EXPECTED}, but this path is a folder")
+    if not path.exists():
+        raise CheckpointError(f"{path}: {EXPECTED}, but this path does not exist")
 
 
 def _looks_like_safetensors(head: bytes, size_bytes: int) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gmmvit_deploy import artifacts
@@ -25,11 +25,12 @@ from gmmvit_deploy.folding.fold import FoldedModel, fold
 from gmmvit_deploy.golden import bytes_from_golden
 from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.roles import role_disagreements
-from gmmvit_deploy.images import ImageSpec, ResizeRule
+from gmmvit_deploy.images import ImageSpec, ResizeRule, resize_rule_from
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runners.open import proof_programs
 from gmmvit_deploy.runners.runner import Runner
 from gmmvit_deploy.sources.hints import LoadHints
+from gmmvit_deploy.sources.record import KnownImages
 from gmmvit_deploy.specs import ModelSpec
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from gmmvit_deploy.variants import open_variant
@@ -49,29 +50,44 @@ class ExportOptions:
     optional, and a server normalises its images with mean and std if given.
     max_batch: the largest batch that the bundle accepts.
     mean, std: the mean and the standard deviation of each channel, for pixel values scaled to [0, 1].
-    resize: the rule by which training resized the images.
+    resize: the rule by which training resized the images; with None, ``stretch-bilinear``.
     labels: the class names in the order of the class index; with None, the names are the class indices from 0.
-    Errors: InputError when ``max_batch`` is below 1, or when ``input_kind`` is ``pixels`` and mean, std or labels are
-    missing.
+    A value that is None is taken from the checkpoint, if the checkpoint states the value.
+    Errors: InputError when ``max_batch`` is below 1.
     """
 
     input_kind: InputKind = "pixels"
     max_batch: int = 64
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
-    resize: ResizeRule = "stretch-bilinear"
+    resize: ResizeRule | None = None
     labels: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.max_batch < 1:
             raise InputError(f"--max-batch: expected at least 1, got {self.max_batch}")
-        if self.input_kind == "pixels" and (None in (self.mean, self.std, self.labels)):
+
+    def completed(self, known: KnownImages) -> ExportOptions:
+        """Return the options with the values of the checkpoint in place of None.
+
+        Errors: InputError when ``input_kind`` is ``pixels`` and mean, std or labels are missing.
+        """
+        options = replace(
+            self,
+            mean=self.mean or known.mean,
+            std=self.std or known.std,
+            resize=self.resize or (None if known.resize is None else resize_rule_from(known.resize)),
+            labels=self.labels or known.labels,
+        )
+        missing = [name for name in ("mean", "std", "labels") if getattr(options, name) is None]
+        if options.input_kind == "pixels" and missing:
             raise InputError(
-                "--input pixels needs the mean, the std and the labels of training, because the graph "
-                "normalises the images",
+                f"--input pixels needs the mean, the std and the labels of training, because the graph normalises the "
+                f"images; the checkpoint does not state the {' and the '.join(missing)}",
                 hint="add --dataset NAME, or all of --mean, --std and --labels; or add --input tensor to normalise "
                 "the images outside the graph",
             )
+        return options
 
 
 def bundle_from_checkpoint(
@@ -106,6 +122,7 @@ def bundle_from_checkpoint(
     steps = _Steps(on_progress)
     steps.begin("read the checkpoint")
     loaded = load_checkpoint(checkpoint, hints)
+    options = options.completed(loaded.images)
     image = _image(options, loaded.spec)
     labels = _fitting_labels(options.labels, loaded.spec)
     check(image)
@@ -157,7 +174,12 @@ def _image(options: ExportOptions, spec: ModelSpec) -> ImageSpec:
     """Return the network's `ImageSpec`.  Errors: InputError when mean or std does not fit the channels."""
     height, width = spec.image_shape
     return ImageSpec(
-        height=height, width=width, channels=spec.channels, mean=options.mean, std=options.std, resize=options.resize
+        height=height,
+        width=width,
+        channels=spec.channels,
+        mean=options.mean,
+        std=options.std,
+        resize=options.resize or "stretch-bilinear",
     )
 
 

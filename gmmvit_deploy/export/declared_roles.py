@@ -17,6 +17,7 @@ from torch import nn
 
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.declared import SHAPE_OPERATORS, declare
+from gmmvit_deploy.graphs.guessed_roles import guessed_roles
 from gmmvit_deploy.graphs.roles import declared_attentions
 from gmmvit_deploy.layers.roles import layer_role, operator_role
 from gmmvit_deploy.precision import Role
@@ -74,18 +75,21 @@ def _in_network(path: str) -> str:
     return path.removeprefix(_PIXELS).removeprefix(".") or "model"
 
 
-def declare_roles(proto: ModelProto, exported: nn.Module) -> None:
+def declare_roles(proto: ModelProto, exported: nn.Module, *, foreign: bool = False) -> None:
     """Write the role of every node, and the attention that the node belongs to, into the node's metadata.
 
     exported: the module that the graph was exported from.
+    foreign: True if another package defines the network. The answered attentions of such a network declare their roles;
+    every other node gets the role that `graphs.guessed_roles` infers, which can be ``unknown``.
     Errors: ExportError that lists the nodes without a role, or the attentions without a matrix product before and after
     the softmax.
     """
     attentions = _attentions(exported)
+    guessed = guessed_roles(proto.graph) if foreign else {}
     missing = []
     for node in proto.graph.node:
         origin = _origin(node)
-        role = _role(node, origin, exported)
+        role = _role(node, origin, exported) or guessed.get(node.name)
         if role is None:
             missing.append(f"{node.name}: {_missing(origin, exported)}")
         else:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from gmmvit_deploy.errors import ExportError, InputError
 from gmmvit_deploy.export.batch_proof import require_dynamic_batch
 from gmmvit_deploy.export.declared_roles import declare_roles, name_nodes
+from gmmvit_deploy.graphs.constant_folding import without_constant_nodes
 from gmmvit_deploy.graphs.declared import ATTENTION_KEY, ROLE_KEY
 from gmmvit_deploy.images import ImageSpec
 from gmmvit_deploy.layers.model import Model
@@ -98,9 +99,10 @@ def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch:
         raise ExportError(f"the ONNX exporter of torch {torch.__version__} returned no graph")
     proto = program.model_proto
     require_dynamic_batch(proto)
+    if model.foreign:
+        proto = without_constant_nodes(proto)
     name_nodes(proto)
-    if not model.foreign:
-        declare_roles(proto, module)
+    declare_roles(proto, module, foreign=model.foreign)
     _strip_traces(proto)
     return proto
 

@@ -12,9 +12,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.scores.step import Add, Constant, Oddity, Step
 
-__all__ = ["ManhattanDecay", "WindowBias", "manhattan_distances", "relative_position_index", "shift_mask"]
+__all__ = ["ManhattanDecay", "PassedBias", "WindowBias", "manhattan_distances", "relative_position_index", "shift_mask"]
 
 _OUTSIDE = -100.0  # Swin's released code adds −100 to the score of two tokens that are neighbours only after the roll
 
@@ -81,6 +82,57 @@ class WindowBias(Add):
         yield "the position bias without the shift mask", unshifted
         zeros = Constant(torch.zeros_like(self.matrix()), like=self)
         yield "no position bias and no shift mask", zeros
+
+
+class PassedBias(Add):
+    """The bias that an attention of a foreign network passes to PyTorch's fused attention function as ``attn_mask``.
+
+    The network computes B in every forward pass, from tables or small mlps. `layers.fused_call.AnsweredAttention` sets
+    ``passed`` before each forward pass.
+    network: the network that holds this step. `matrix` runs the network, and is valid if B does not depend on the
+    images; `matrix` checks this on two batches of different size.
+    image_shape: (channels, height, width) of the network's images.
+    """
+
+    passed: Tensor | None
+
+    def __init__(self, network: nn.Module, image_shape: tuple[int, int, int]) -> None:
+        super().__init__()
+        self.passed = None
+        self._network = (network,)  # in a tuple, so that the network does not become a submodule of its own part
+        self._image_shape = image_shape
+
+    def forward(self, scores: Tensor) -> Tensor:
+        return scores if self.passed is None else scores + self.passed
+
+    def matrix(self) -> Tensor:
+        """Return B, of the shape (heads, N, N) or (windows, heads, N, N).
+
+        Errors: FoldError when B depends on the images.
+        """
+        first, second = self._passed_for(2), self._passed_for(3)
+        if not (first[:1].equal(second[:1]) and _rows_equal(first) and _rows_equal(second)):
+            raise FoldError(
+                "the bias on the attention scores depends on the image, so it cannot be stored as a constant"
+            )
+        return first[0].detach().clone()
+
+    @torch.no_grad()
+    def _passed_for(self, images: int) -> Tensor:
+        """Run the network on random images; return the bias with the batch as the first dimension."""
+        (network,) = self._network
+        like = next(network.parameters())
+        generator = torch.Generator().manual_seed(images)
+        batch = torch.randn(images, *self._image_shape, generator=generator).to(like)
+        network(batch)
+        if self.passed is None:
+            raise FoldError("the attention passed no bias to the fused attention function")
+        passed, self.passed = self.passed, None
+        return passed if passed.dim() > 3 else passed[None]
+
+
+def _rows_equal(batch: Tensor) -> bool:
+    return all(row.equal(batch[0]) for row in batch)
 
 
 def manhattan_distances(grid: int) -> Float[Tensor, "n n"]:

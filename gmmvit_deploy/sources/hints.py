@@ -27,8 +27,11 @@ class LoadHints:
     of the tokens. Otherwise the file must contain the stored base mask of the paper authors' released code.
     image_size: the side of the images in pixels.  channels: the number of channels of the images.
     weights: the weights to load from a file that holds trained and averaged weights.
-    model: the class of the model, as ``FILE.py:Class``.
-    model_args: the arguments of the model by name, as JSON values.
+    model: the name of an architecture of timm, or ``torchvision:VisionTransformer``, or a class as ``FILE.py:CLASS``.
+    model_args: the arguments with which the training code built the model.
+    head: the path of the file of a linear classifier for a backbone without classifier, such as a DINO backbone.
+    head_blocks: the number of last blocks whose class tokens the linear classifier reads.
+    head_average: True if the linear classifier also reads the mean of the patches.
     Errors: InputError when a value is out of range.
     """
 
@@ -40,6 +43,9 @@ class LoadHints:
     weights: WeightsKind | None = None
     model: str | None = None
     model_args: Mapping[str, Any] = field(default_factory=dict)
+    head: str | None = None
+    head_blocks: int | None = None
+    head_average: bool = False
 
     def __post_init__(self) -> None:
         if self.image_size is not None and self.image_size < 1:
@@ -50,6 +56,13 @@ class LoadHints:
             raise InputError(f"--heads: expected at least 1, got {self.heads}")
         if self.weights not in (None, *WEIGHTS_KINDS):
             raise InputError(f"--weights: expected {' or '.join(WEIGHTS_KINDS)}, got {self.weights!r}")
+        if self.head is not None and (self.head_blocks is None or self.head_blocks < 1):
+            raise InputError(
+                "--head: expected the number of blocks whose class tokens the head reads",
+                hint="add --head-blocks N; DINO's evaluation uses 4 for ViT-S and 1 for ViT-B",
+            )
+        if self.head is None and (self.head_blocks is not None or self.head_average):
+            raise InputError("--head-blocks and --head-average describe a linear head", hint="add --head FILE")
 
 
 def own_class_of(model: str | None) -> tuple[str, str] | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-__all__ = ["PlainValue", "TrainingRecord"]
+__all__ = ["KnownImages", "PlainValue", "TrainingRecord"]
 
 PlainValue: TypeAlias = "str | bytes | int | float | bool | list[PlainValue] | tuple[PlainValue, ...] | set[PlainValue] | dict[PlainValue, PlainValue] | None"  # noqa: E501 - a string cannot be split in a recursive alias
 """Text, bytes, numbers, booleans, None, and lists, tuples, sets and dicts of such values."""
@@ -20,7 +20,25 @@ class TrainingRecord:
     args: name → value for the options of the training script, from the ``argparse.Namespace`` or the dict under
     ``args``; empty if the file has no such entry.
     entries: name → text, number or boolean stored at the top level of the file, such as ``arch`` and ``epoch``.
+    config: the values of ``config.json`` in a model folder of timm; empty for any other file.
     """
 
     args: Mapping[str, PlainValue] = field(default_factory=dict)
     entries: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownImages:
+    """What a checkpoint states about the images of its training.  A value that the checkpoint does not state is None.
+
+    mean, std: a number for each channel, for pixel values scaled to [0, 1].
+    resize, crop_pct: the resize rule, and the share of the resized image that the centre crop keeps.
+    labels: the class names in the order of the class index.
+    """
+
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    resize: str | None = None
+    crop_pct: float | None = None
+    labels: tuple[str, ...] | None = None

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.sources.hints import LoadHints
+from gmmvit_deploy.sources.record import KnownImages
 from gmmvit_deploy.sources.shapes import Shapes
 
 if TYPE_CHECKING:
@@ -43,6 +44,10 @@ def origin_keys(origin: str | Conversion) -> tuple[str, ...]:
     return (origin,) if isinstance(origin, str) else origin.keys
 
 
+def _nothing_known(shapes: Shapes, hints: LoadHints, spec: Any) -> KnownImages:
+    return KnownImages()
+
+
 def _nothing_unused(spec: Any) -> Mapping[str, str]:
     return {}
 
@@ -60,6 +65,7 @@ class CheckpointSource:
     tensors:      function spec → origin of each tensor of the model
     known_unused: function spec → dict: the keys are those that a file may contain but the network never reads, and the
                   values are the reasons
+    images:       function (shapes, hints, spec) → what the file states about the images of training
     """
 
     name: str
@@ -67,6 +73,7 @@ class CheckpointSource:
     spec: Callable[[Shapes, LoadHints], Any]
     tensors: Callable[[Any], TensorOrigins]
     known_unused: Callable[[Any], Mapping[str, str]] = field(default=_nothing_unused)
+    images: Callable[[Shapes, LoadHints, Any], KnownImages] = field(default=_nothing_known)
 
     def recognises(self, names: Iterable[str]) -> bool:
         """Return whether every pattern of the signature matches the start of a name."""

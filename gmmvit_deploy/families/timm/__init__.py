@@ -1,0 +1,65 @@
+"""Models that timm builds: any of its classifiers, and torchvision's vision transformer with a convolution stem."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gmmvit_deploy.families.family import Family, OwnPass
+from gmmvit_deploy.families.timm.checkpoint import TIMM_FILES
+from gmmvit_deploy.families.timm.spec import TimmSpec
+from gmmvit_deploy.families.timm.torchvision_files import TORCHVISION_FILES
+from gmmvit_deploy.specs import MaskSpec, require
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.layers.model import Model
+
+__all__ = ["TIMM"]
+
+
+def _build(spec: TimmSpec) -> Model:
+    from gmmvit_deploy.families.timm.model import TimmModel
+
+    return TimmModel(spec)
+
+
+def _small(mask: MaskSpec) -> TimmSpec:
+    require(mask.kind == "plain", f"a timm model has no {mask.kind} mask")
+    return TimmSpec(
+        architecture="vit_tiny_patch16_224",
+        model_args={
+            "img_size": [16, 16],
+            "patch_size": 4,
+            "embed_dim": 32,
+            "depth": 2,
+            "num_heads": 2,
+            "mlp_ratio": 2,
+            "num_classes": 5,
+        },
+        image_size=16,
+        classes=5,
+        mask=mask,
+    )
+
+
+def _blocks(spec: TimmSpec) -> tuple[str, ...]:
+    from gmmvit_deploy.families.timm.blocks import block_names
+
+    return block_names(spec)
+
+
+def _folding_passes() -> tuple[OwnPass, ...]:
+    from gmmvit_deploy.families.timm.folding import fuse_batch_norms, join_distilled_heads
+
+    return (join_distilled_heads, fuse_batch_norms)
+
+
+TIMM = Family(
+    name="timm",
+    spec=TimmSpec,
+    build=_build,
+    sources=(TIMM_FILES, TORCHVISION_FILES),
+    mask_kinds=("plain",),
+    small=_small,
+    blocks=_blocks,
+    folding_passes=_folding_passes,
+)

@@ -1,0 +1,149 @@
+"""The arguments with which a training script built a model of timm, from what its file states and the user types.
+
+train.py        args: model, model_kwargs, in_chans, gp, img_size, input_size
+model folder    config.json: architecture, model_args, global_pool, pretrained_cfg
+any file        --model, --model-args, --image-size, --heads; these take precedence
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gmmvit_deploy.errors import CheckpointError
+from gmmvit_deploy.families.timm.network import architecture_from, refuse_arguments, require_timm
+from gmmvit_deploy.sources.hints import LoadHints
+from gmmvit_deploy.sources.record import TrainingRecord
+from gmmvit_deploy.sources.shapes import Shapes
+
+__all__ = ["Arguments", "arguments_of", "is_train_script"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """The arguments of ``timm.create_model``.
+
+    architecture: timm's name.  model_args: the arguments, without number of classes and channels unless stated.
+    size: (height, width) of the images in pixels, or None if neither the file nor the user states a size.
+    cfg: timm's default configuration of the architecture.
+    """
+
+    architecture: str
+    model_args: dict[str, Any]
+    size: tuple[int, int] | None
+    cfg: Mapping[str, Any]
+
+
+def is_train_script(record: TrainingRecord) -> bool:
+    """Return whether timm's train.py wrote the record: its options determine the preprocessing."""
+    return {"model", "crop_pct", "mean", "std", "interpolation"} <= record.args.keys()
+
+
+def arguments_of(shapes: Shapes, hints: LoadHints) -> Arguments:
+    """Return the arguments for a file.
+
+    Errors:
+        CheckpointError: neither the file nor the user names an architecture.
+        SpecError: timm does not know the architecture, or an argument is refused.
+    """
+    record = shapes.record
+    text, where = _named(shapes, hints)
+    architecture = architecture_from(text, where=where)
+    if record.config:
+        _refuse_addresses(shapes.source, record.config)
+    stated = _stated_args(record)
+    refuse_arguments(stated, where=shapes.source)
+    refuse_arguments(hints.model_args, where="--model-args")
+    model_args = {**stated, **hints.model_args}
+    if hints.heads is not None:
+        if model_args.get("num_heads", hints.heads) != hints.heads:
+            raise CheckpointError(
+                f"{shapes.source}: --heads {hints.heads}, but the arguments of the model have num_heads "
+                f"{model_args['num_heads']}"
+            )
+        model_args["num_heads"] = hints.heads
+    cfg = _default_cfg(architecture)
+    size = _size(record, hints, model_args, cfg)
+    if size is not None and (cfg.get("fixed_input_size") or "img_size" in model_args):
+        model_args["img_size"] = list(size)
+    return Arguments(architecture=architecture, model_args=model_args, size=size, cfg=cfg)
+
+
+def _named(shapes: Shapes, hints: LoadHints) -> tuple[str, str]:
+    """Return (name of the architecture, where the name stands)."""
+    if hints.model is not None:
+        return hints.model, "--model"
+    record = shapes.record
+    for value in (record.config.get("architecture"), record.entries.get("arch"), record.args.get("model")):
+        if isinstance(value, str) and value:
+            return value, shapes.source
+    first = ", ".join(list(shapes.tensors)[:4])
+    raise CheckpointError(
+        f"{shapes.source}: unknown architecture; the first keys of the file are {first}",
+        hint="if timm builds the model, type --model with timm's name of the architecture, and --model-args with the "
+        "arguments of training; or use a checkpoint that a known code base wrote",
+    )
+
+
+def _stated_args(record: TrainingRecord) -> dict[str, Any]:
+    """Return the arguments that the file states, without arguments that only training uses."""
+    if record.config:
+        config = record.config
+        args = {k: v for k, v in dict(config.get("model_args") or {}).items() if v is not None}
+        if isinstance(config.get("global_pool"), str):
+            args.setdefault("global_pool", config["global_pool"])
+        return {k: v for k, v in args.items() if not k.startswith("drop_")}
+    kwargs = record.args.get("model_kwargs")
+    args = {str(k): v for k, v in kwargs.items() if v is not None} if isinstance(kwargs, dict) else {}
+    if isinstance(pool := record.args.get("gp"), str) and pool:
+        args["global_pool"] = pool
+    return {k: v for k, v in args.items() if not k.startswith("drop_")}
+
+
+def _default_cfg(architecture: str) -> Mapping[str, Any]:
+    cfg = require_timm().get_pretrained_cfg(architecture, allow_unregistered=True)
+    return {} if cfg is None else cfg.to_dict()
+
+
+def _size(
+    record: TrainingRecord, hints: LoadHints, model_args: Mapping[str, Any], cfg: Mapping[str, Any]
+) -> tuple[int, int] | None:
+    """Return (height, width): the user's size, else the size that the file states, else the size that timm's code has.
+
+    timm's train.py and its model folders use the architecture's default size if no option states another size.
+    """
+    stated = record.config.get("pretrained_cfg")
+    candidates = [
+        hints.image_size,
+        model_args.get("img_size"),
+        _last_two(record.args.get("input_size")),
+        record.args.get("img_size"),
+        _last_two(stated.get("input_size")) if isinstance(stated, dict) else None,
+        _last_two(record.config.get("input_size")),
+        _last_two(cfg.get("input_size")) if cfg.get("fixed_input_size") or is_train_script(record) else None,
+    ]
+    for value in candidates:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value, value
+        if isinstance(value, list | tuple) and len(value) == 2:
+            return int(value[0]), int(value[1])
+    return None
+
+
+def _last_two(value: Any) -> Any:
+    """Return (height, width) of (channels, height, width), and any other value unchanged."""
+    return value[1:] if isinstance(value, list | tuple) and len(value) == 3 else value
+
+
+def _refuse_addresses(source: str, config: Mapping[str, Any]) -> None:
+    """Errors: CheckpointError when the configuration names a place from which timm would download weights."""
+    stated = config.get("pretrained_cfg")
+    for holder in (config, stated if isinstance(stated, dict) else {}):
+        for name in ("url", "hf_hub_id", "hf_hub_filename", "file"):
+            if holder.get(name):
+                raise CheckpointError(
+                    f"{source}: config.json has {name} {holder[name]!r}; gmmvit downloads nothing and reads only the "
+                    "weights in the folder",
+                    hint=f"remove {name} from config.json if the weights in the folder are the right weights",
+                )

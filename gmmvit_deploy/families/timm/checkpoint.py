@@ -1,0 +1,179 @@
+"""Checkpoints of models that timm builds: how the spec is inferred, and the names of the tensors.
+
+The tensors have timm's names. timm builds the model from the name of the architecture and from arguments
+(`families.timm.arguments`); the tensors determine the number of classes and of channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gmmvit_deploy.errors import CheckpointError
+from gmmvit_deploy.families.timm.arguments import Arguments, arguments_of, is_train_script
+from gmmvit_deploy.families.timm.network import require_timm
+from gmmvit_deploy.families.timm.spec import TimmSpec
+from gmmvit_deploy.sources.hints import LoadHints
+from gmmvit_deploy.sources.record import KnownImages
+from gmmvit_deploy.sources.shapes import Shapes
+from gmmvit_deploy.sources.source import CheckpointSource, TensorOrigins
+from gmmvit_deploy.specs import MaskSpec
+
+__all__ = ["HEAD_FILE", "TIMM_FILES", "asked_size"]
+
+HEAD_FILE = "head_file"
+"""The prefix under which `checkpoints.loading` adds the tensors of a linear head to the tensors of the backbone."""
+_RESIZE_FILTERS = ("bilinear", "bicubic")
+
+
+def infer_spec(shapes: Shapes, hints: LoadHints) -> TimmSpec:
+    """Infer the spec from the record of the file, the tensors, and the user's options.
+
+    Errors: CheckpointError when the file has no classifier, or when the image size is neither stated nor typed; and as
+    for `arguments_of`.
+    """
+    arguments = arguments_of(shapes, hints)
+    model_args = dict(arguments.model_args)
+    height, width = asked_size(shapes, arguments)
+    channels = _channels(shapes, hints, arguments)
+    if channels != 3 or "in_chans" in model_args:
+        model_args["in_chans"] = channels
+    classes, model_args["num_classes"] = _classes(shapes, hints, arguments)
+    return TimmSpec(
+        architecture=arguments.architecture,
+        model_args=model_args,
+        image_size=height,
+        image_width=None if width == height else width,
+        channels=channels,
+        classes=classes,
+        mask=MaskSpec(),
+        head_blocks=hints.head_blocks or 0,
+        head_average=hints.head_average,
+        head_interleaved=hints.head_average and f"{HEAD_FILE}.interleaved" in shapes,
+    )
+
+
+def asked_size(shapes: Shapes, arguments: Arguments) -> tuple[int, int]:
+    """Return (height, width) of the images.  Errors: CheckpointError when the size is neither stated nor typed."""
+    if arguments.size is None:
+        raise CheckpointError(
+            f"{shapes.source}: neither the file nor the architecture {arguments.architecture} states the size of the "
+            "images",
+            hint="type --image-size with the size of the training images in pixels",
+        )
+    return arguments.size
+
+
+def _channels(shapes: Shapes, hints: LoadHints, arguments: Arguments) -> int:
+    first = arguments.cfg.get("first_conv")
+    first = first[0] if isinstance(first, list | tuple) and first else first
+    weight = shapes.tensors.get(f"{first}.weight")
+    if weight is not None and weight.dim() == 4:
+        return int(weight.shape[1])
+    stated = arguments.model_args.get("in_chans", hints.channels)
+    return 3 if stated is None else int(stated)
+
+
+def _classes(shapes: Shapes, hints: LoadHints, arguments: Arguments) -> tuple[int, int]:
+    """Return (number of classes, argument ``num_classes`` of timm).
+
+    Errors: CheckpointError when the file has no classifier and the user gives no linear head.
+    """
+    if hints.head is not None:
+        return shapes.of(f"{HEAD_FILE}.weight", rank=2)[0], 0
+    classifier = arguments.cfg.get("classifier") or "head"
+    names = classifier if isinstance(classifier, list | tuple) else (classifier,)
+    weight = shapes.tensors.get(f"{names[0]}.weight")
+    stated = arguments.model_args.get("num_classes")
+    if weight is not None and weight.dim() >= 2:
+        return int(weight.shape[0]), int(weight.shape[0])
+    if isinstance(stated, int) and stated > 0:
+        return stated, stated
+    raise CheckpointError(
+        f"{shapes.source}: the file has no classifier: the tensor {names[0]}.weight of {arguments.architecture} is "
+        "missing",
+        hint="add --head FILE and --head-blocks N for a backbone with a linear head, or type --model with the "
+        "architecture that the training code built",
+    )
+
+
+def tensor_origins(spec: TimmSpec) -> TensorOrigins:
+    """Return name in the model → name in the file."""
+    import torch
+
+    from gmmvit_deploy.families.timm.model import TimmModel
+
+    with torch.device("meta"):
+        state = TimmModel(spec).state_dict()
+    return {name: _file_name(name) for name in state}
+
+
+def _file_name(name: str) -> str:
+    if name.startswith("linear_head.linear."):
+        return name.replace("linear_head.linear.", f"{HEAD_FILE}.")
+    return name.removeprefix("network.")
+
+
+def known_unused(spec: TimmSpec) -> Mapping[str, str]:
+    """Return the keys of buffers that older versions of timm stored, and that timm computes from the sizes."""
+    import torch
+
+    from gmmvit_deploy.families.timm.network import network_from_spec
+
+    with torch.device("meta"):
+        network = network_from_spec(spec)
+    reason = "timm computes this tensor from the sizes of the model"
+    unused = {f"{path}.relative_position_index": reason for path, _ in network.named_modules() if path}
+    unused |= {f"{path}.attn_mask": reason for path, _ in network.named_modules() if path}
+    unused[f"{HEAD_FILE}.interleaved"] = "a mark of the head file's format"
+    return unused
+
+
+def known_images(shapes: Shapes, hints: LoadHints, spec: TimmSpec) -> KnownImages:
+    """Return what timm's train.py, or ``config.json`` of a model folder, states about the images."""
+    record = shapes.record
+    if record.config:
+        stated = record.config.get("pretrained_cfg")
+        config = dict(stated) if isinstance(stated, dict) else dict(record.config)
+        return _from_data_config(_resolved({}, config), _labels(record.config))
+    if is_train_script(record):
+        args: dict[str, Any] = {k: v for k, v in record.args.items() if k not in ("input_size", "img_size")}
+        cfg = require_timm().get_pretrained_cfg(spec.architecture, allow_unregistered=True)
+        return _from_data_config(_resolved(args | {"in_chans": spec.channels}, cfg.to_dict() if cfg else {}), None)
+    return KnownImages()
+
+
+def _resolved(args: Mapping[str, Any], cfg: Mapping[str, Any]) -> Mapping[str, Any]:
+    resolve: Any = require_timm().data.resolve_data_config
+    resolved: Mapping[str, Any] = resolve(dict(args) or {"": None}, pretrained_cfg=dict(cfg))
+    return resolved
+
+
+def _from_data_config(config: Mapping[str, Any], labels: tuple[str, ...] | None) -> KnownImages:
+    interpolation = config["interpolation"]
+    # During training, "random" chooses a filter for each image; timm evaluates such models with the bilinear filter.
+    name = "bilinear" if interpolation == "random" else interpolation
+    return KnownImages(
+        mean=tuple(float(value) for value in config["mean"]),
+        std=tuple(float(value) for value in config["std"]),
+        resize=f"{config['crop_mode']}-{name}" if name in _RESIZE_FILTERS else None,
+        crop_pct=float(config["crop_pct"]),
+        labels=labels,
+    )
+
+
+def _labels(config: Mapping[str, Any]) -> tuple[str, ...] | None:
+    names = config.get("label_names", config.get("labels"))
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return None
+    return tuple(names)
+
+
+TIMM_FILES = CheckpointSource(
+    name="timm",
+    signature=(),  # every file: timm builds hundreds of architectures, and the other sources are more specific
+    spec=infer_spec,
+    tensors=tensor_origins,
+    known_unused=known_unused,
+    images=known_images,
+)

@@ -1,0 +1,69 @@
+"""Spec of a model that timm builds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from gmmvit_deploy.specs import ModelSpec, require, require_counts
+
+__all__ = ["CONV_STEM_VIT", "TimmSpec"]
+
+CONV_STEM_VIT = "torchvision:VisionTransformer"
+"""The architecture name of torchvision's vision transformer with a convolution stem, which timm does not register."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimmSpec(ModelSpec):
+    """A model that ``timm.create_model(architecture, **model_args)`` builds, or torchvision's ViT (`CONV_STEM_VIT`).
+
+    architecture: timm's name of the architecture, without a tag.
+    model_args: the arguments, as JSON values; timm's defaults apply to all other arguments.
+    image_width: the width of the images in pixels if it differs from the height, which is ``image_size``; else None.
+    head_blocks: 0, or the number of last blocks whose class tokens a linear head reads, as DINO evaluates its
+    backbones. head_average: True if the linear head also reads the mean of the patches of the last block.
+    head_interleaved: True if the features of class token and mean alternate, as in DINO's eval_linear.py.
+    """
+
+    family: ClassVar[str] = "timm"
+    architecture: str
+    model_args: Mapping[str, Any] = field(default_factory=dict)
+    image_width: int | None = None
+    head_blocks: int = 0
+    head_average: bool = False
+    head_interleaved: bool = False
+
+    def __post_init__(self) -> None:
+        ModelSpec.__post_init__(self)
+        require(bool(self.architecture), "architecture: expected a name of timm, got an empty name")
+        try:
+            plain = json.loads(json.dumps(dict(self.model_args)))
+        except (TypeError, ValueError) as exc:
+            require(False, f"model_args: expected JSON values: {exc}")
+        object.__setattr__(self, "model_args", plain)
+        if self.image_width is not None:
+            require_counts(self, "image_width")
+        require(self.head_blocks >= 0, f"head_blocks: expected at least 0, got {self.head_blocks}")
+        require(self.head_blocks > 0 or not self.head_average, "head_average is only for a linear head")
+
+    @property
+    def image_shape(self) -> tuple[int, int]:
+        return (self.image_size, self.image_size if self.image_width is None else self.image_width)
+
+    @property
+    def description(self) -> str:
+        return self.architecture
+
+    @property
+    def misfit_hint(self) -> str:
+        return (
+            "type --model, --model-args and --image-size with the values of training, so that timm builds the same "
+            "model; a wrong image size shows in pos_embed, and global_pool decides between norm and fc_norm"
+        )
+
+    @property
+    def first_heads(self) -> int | None:
+        heads = self.model_args.get("num_heads")
+        return heads[0] if isinstance(heads, list) else heads
