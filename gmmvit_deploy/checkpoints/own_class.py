@@ -1,4 +1,4 @@
-"""Read the Python file of ``--model FILE.py:Class``, allow this process to run the file, and fill the class.
+"""Read the Python file of ``--model FILE.py:CLASS``, allow this process to run the file, and fill the class.
 
 This module is the only caller of `families.custom.permission.permit`. The file is read once: the bytes that are hashed
 are the bytes that run.
@@ -6,8 +6,12 @@ are the bytes that run.
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gmmvit_deploy.checkpoints.reading import TensorFile
 from gmmvit_deploy.checkpoints.weights import filled_model, listed, misfits
@@ -18,8 +22,11 @@ from gmmvit_deploy.families.custom.spec import CustomSpec
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.sources.hints import LoadHints, own_class_of
 from gmmvit_deploy.sources.shapes import asked_image
-from gmmvit_deploy.specs import MaskSpec, ModelSpec
+from gmmvit_deploy.specs import MaskSpec, ModelSpec, input_shape
 from gmmvit_deploy.writing import sha256_of_bytes
+
+if TYPE_CHECKING:
+    from torch import nn
 
 __all__ = ["load_own_class", "permit_class_of", "require_same_class"]
 
@@ -38,14 +45,14 @@ def _read(path: str) -> OwnFile:
 def permit_class_of(spec: ModelSpec, model: str, *, what: str) -> None:
     """Allow this process to run the file that ``model`` names, if the file is the file of the spec.
 
-    spec: the spec of a bundle or of a weights file.  model: ``FILE.py:Class``, as the user typed it.
+    spec: the spec of a bundle or of a weights file.  model: ``FILE.py:CLASS``, as the user typed it.
     what: the bundle or the weights file, for messages.
     Errors: InputError when ``model`` names no file and class, when the spec is not that of a user's own class, when the
     class has another name, or when the SHA-256 of the file is not that of the spec. No code runs.
     """
     named = own_class_of(model)
     if named is None:
-        raise InputError(f"--model: expected FILE.py:Class, got {model!r}", hint="type --model FILE.py:Class")
+        raise InputError(f"--model: expected FILE.py:CLASS, got {model!r}", hint="type --model FILE.py:CLASS")
     if not isinstance(spec, CustomSpec):
         raise InputError(
             f"--model {model}: the model of {what} has the family {spec.family}, whose code is part of gmmvit-deploy",
@@ -123,4 +130,26 @@ def load_own_class(file: TensorFile, hints: LoadHints, path: str, name: str) -> 
             hint="type --model and --model-args with the class and the arguments of training; gmmvit neither fills in "
             "missing tensors nor ignores unknown tensors",
         )
-    return filled_model(spec, {own: file.tensors[key] for own, key in origins.items()}), set(names.values())
+    model = filled_model(spec, {own: file.tensors[key] for own, key in origins.items()})
+    network.load_state_dict({own: file.tensors[key] for own, key in names.items()})
+    _require_same_logits(network, model, what=f"{source}: the class {name} of {path}")
+    return model, set(names.values())
+
+
+def _require_same_logits(network: nn.Module, model: Model, *, what: str) -> None:
+    """Compare the model, whose attentions are answered by this package, with the user's network in float64.
+
+    Errors: CheckpointError when the logits differ.
+    """
+    import torch
+
+    images = torch.randn(2, *input_shape(model.spec), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode(), contextlib.redirect_stdout(sys.stderr):
+        expected = network.double().eval()(images)
+        logits = copy.deepcopy(model).double()(images)
+    if not torch.allclose(logits, expected, rtol=1e-6, atol=1e-9, equal_nan=True):
+        raise CheckpointError(
+            f"{what}: its logits change by {float((logits - expected).abs().max()):.3g} when gmmvit computes the "
+            "attention in place of PyTorch's fused attention function; expected no change",
+            hint="write the attention as softmax(Q Kᵀ · scale) V, without F.scaled_dot_product_attention",
+        )

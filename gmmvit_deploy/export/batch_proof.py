@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["require_batches", "require_dynamic_batch"]
 
 _HINT = (
-    "in the code of the model, compute the images of a batch together: without a loop over the images, and without the "
-    "batch as a Python number"
+    "in the code of the model, compute the images of a batch together, without a loop over the images, and write "
+    "x.shape[0] in place of len(x)"
 )
 
 

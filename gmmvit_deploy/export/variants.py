@@ -103,7 +103,6 @@ def variant_from_bundle(
     """
     if precision == "fp32":
         return open_variant(bundle, precision)
-    family_of(bundle.manifest.spec).require_precision(precision)
     graph_path, record_path = bundle.path / onnx_file(precision), bundle.path / record_file(precision)
     require_free_file(graph_path, force=force)  # checked first, because calibration can take minutes
     prepared = prepared_graph(bundle, precision, calibration=calibration, padded=padded)

@@ -66,7 +66,7 @@ class LoadHints:
 
 
 def own_class_of(model: str | None) -> tuple[str, str] | None:
-    """Return (path of the file, name of the class) of a ``--model FILE.py:Class``, or None for any other ``--model``.
+    """Return (path of the file, name of the class) of a ``--model FILE.py:CLASS``, or None for any other ``--model``.
 
     Errors: InputError when the text names a Python file without a class.
     """
@@ -76,7 +76,7 @@ def own_class_of(model: str | None) -> tuple[str, str] | None:
     if file.endswith(".py") or name.endswith(".py"):
         path = file if file.endswith(".py") else name
         raise InputError(
-            f"--model: expected FILE.py:Class, got {model!r}",
+            f"--model: expected FILE.py:CLASS, got {model!r}",
             hint=f"type --model {path}:CLASS with a class of the file",
         )
     return None

@@ -1,4 +1,4 @@
-"""Models of a user's own class: ``--model FILE.py:Class`` names the code, which is no part of this package."""
+"""Models of a user's own class: ``--model FILE.py:CLASS`` names the code, which is no part of this package."""
 
 from __future__ import annotations
 
