@@ -1,6 +1,6 @@
 """Describe the input images of a network, and convert images of any size to inputs.
 
-    file → decode to the network's channels → resize → pixels, uint8 (height, width, channels)
+    file → decode to the network's channels → resize, crop or pad → pixels, uint8 (height, width, channels)
     pixels → (pixels / 255 − mean) / std → tensor, float32 (channels, height, width)
 
 `gmmvit_deploy.preprocess` computes these two conversions, and documents the conversion of other colour modes.
@@ -11,20 +11,34 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.preprocess import MODES, pixels_from_bytes, pixels_from_image, tensor_from_pixels
+from gmmvit_deploy.preprocess import (
+    MAX_IMAGE_PIXELS,
+    MODES,
+    pixels_from_bytes,
+    pixels_from_image,
+    scale_of,
+    tensor_from_pixels,
+)
+from gmmvit_deploy.resize_rules import (
+    ResizeRule,
+    fit_of,
+    require_crop_pct,
+    resize_rule_from,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["ImageSpec", "ResizeRule", "image_from_json", "image_from_pixels", "resize_rule_from"]
-
-ResizeRule = Literal["stretch-bilinear", "stretch-bicubic"]
-"""Rule for resizing images.  ``stretch``: resize to the network's height and width, without keeping the aspect ratio,
-with an antialiasing filter.  A rule that crops would be another value of `ResizeRule`, and the rule's parameters would
-be additional fields of `ImageSpec`."""
+__all__ = [
+    "ImageSpec",
+    "ResizeRule",
+    "image_from_json",
+    "image_from_pixels",
+    "resize_rule_from",
+]
 
 
 class _Target(TypedDict):
@@ -32,6 +46,8 @@ class _Target(TypedDict):
     width: int
     channels: int
     resize: str
+    crop_pct: float
+    mean: tuple[float, ...] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +58,10 @@ class ImageSpec:
     mean, std: the normalisation, a value for each channel, for pixel values scaled to [0, 1]. Mean and std are None if
     the normalisation is unknown. Images cannot be converted to tensors without normalisation.
     resize: the rule for resizing images.
-    Errors: InputError when a value is invalid.
+    crop_pct: the side of the crop divided by the side after resizing, above 0 and at most 1. The rules ``stretch``
+    do not crop and take only 1.
+    Errors: InputError when a value is invalid, when ``crop_pct`` is not 1 with a rule ``stretch``, or when a rule
+    ``border`` has no mean, because the mean is the colour of the padding.
     """
 
     height: int
@@ -51,6 +70,7 @@ class ImageSpec:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     resize: ResizeRule = "stretch-bilinear"
+    crop_pct: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("height", "width"):
@@ -67,6 +87,7 @@ class ImageSpec:
             )
         for name in ("mean", "std"):
             self._check_numbers(name, getattr(self, name))
+        self._check_crop()
 
     def _check_numbers(self, name: str, values: tuple[float, ...] | None) -> None:
         if values is None:
@@ -80,6 +101,32 @@ class ImageSpec:
             raise InputError(f"image {name}: expected finite numbers, got {', '.join(map(str, values))}")
         if name == "std" and min(values) <= 0:
             raise InputError(f"image std: expected numbers above 0, got {', '.join(map(str, values))}")
+
+    def _check_crop(self) -> None:
+        crop_pct = self.crop_pct
+        require_crop_pct("image crop_pct", crop_pct, self.resize)
+        # The first condition keeps infinity, the quotient for a tiny crop_pct, away from the floor.
+        if max(self.height, self.width) / crop_pct > MAX_IMAGE_PIXELS or (
+            scale_of(self.height, crop_pct) * scale_of(self.width, crop_pct) > MAX_IMAGE_PIXELS
+        ):
+            raise InputError(
+                f"image crop_pct: with {crop_pct}, an image would be resized to more than {MAX_IMAGE_PIXELS} pixels "
+                f"before the crop to {self.height}×{self.width}"
+            )
+        if self._fit == "border" and self.mean is None:
+            raise InputError(
+                f"the resize rule {self.resize} needs the mean of each channel for the colour of the padding",
+                hint="add --dataset, or --mean and --std",
+            )
+
+    @property
+    def _fit(self) -> str:
+        return fit_of(self.resize)
+
+    @property
+    def resize_text(self) -> str:
+        """Return the resize rule for a reader; for a rule that crops, such as ``center-bicubic, crop_pct 0.9``."""
+        return self.resize if self._fit == "stretch" else f"{self.resize}, crop_pct {self.crop_pct:g}"
 
     @property
     def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
@@ -102,14 +149,17 @@ class ImageSpec:
         return (self.channels, self.height, self.width)
 
     def pixels_from_bytes(self, data: bytes) -> NDArray[Any]:
-        """Decode and resize an encoded image; return uint8 (height, width, channels).
+        """Decode, resize and crop an encoded image; return uint8 (height, width, channels).
 
-        Errors: UnusableImage when the image cannot be decoded.
+        Errors: UnusableImage when the image cannot be decoded, or cannot be resized by the rule.
         """
         return pixels_from_bytes(data, **self._target)
 
     def pixels_from_image(self, image: Any) -> NDArray[Any]:
-        """Convert and resize an opened ``PIL.Image``; return uint8 (height, width, channels)."""
+        """Convert, resize and crop an opened ``PIL.Image``; return uint8 (height, width, channels).
+
+        Errors: UnusableImage when the image cannot be resized by the rule.
+        """
         return pixels_from_image(image, **self._target)
 
     def tensor_from_pixels(self, pixels: NDArray[Any]) -> NDArray[Any]:
@@ -126,7 +176,14 @@ class ImageSpec:
 
     @property
     def _target(self) -> _Target:
-        return {"height": self.height, "width": self.width, "channels": self.channels, "resize": self.resize}
+        return {
+            "height": self.height,
+            "width": self.width,
+            "channels": self.channels,
+            "resize": self.resize,
+            "crop_pct": self.crop_pct,
+            "mean": self.mean,
+        }
 
     def to_json(self) -> dict[str, Any]:
         """Return the spec as plain JSON values; inverse of `image_from_json`."""
@@ -134,7 +191,10 @@ class ImageSpec:
 
 
 def image_from_json(data: Mapping[str, Any]) -> ImageSpec:
-    """Rebuild a spec.  Errors: TypeError when a field is missing or unknown; InputError when a value is invalid."""
+    """Rebuild a spec.  Without ``crop_pct``, as in files of earlier versions, ``crop_pct`` is 1.
+
+    Errors: TypeError when a field is missing or unknown; InputError when a value is invalid.
+    """
     fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
     return ImageSpec(**fields)
 
@@ -145,14 +205,6 @@ def image_from_pixels(pixels: NDArray[Any]) -> Any:
 
     # Pillow expects a grey image without the channel dimension.
     return Image.fromarray(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[-1] == 1 else pixels)
-
-
-def resize_rule_from(text: str) -> ResizeRule:
-    """Parse the name of a resize rule.  Errors: InputError when the name is unknown."""
-    for rule in get_args(ResizeRule):
-        if rule == text:
-            return rule  # type: ignore[no-any-return]  # the result of get_args has no static type
-    raise InputError(f"resize rule: expected {_listed(get_args(ResizeRule))}, got {text!r}")
 
 
 def _listed(values: Any) -> str:

@@ -15,10 +15,13 @@ from gmmvit_deploy.errors import SpecError
 
 __all__ = [
     "CHANNELS",
+    "INTERPOLATIONS",
+    "Interpolation",
     "MaskKind",
     "MaskSpec",
     "ModelSpec",
     "input_shape",
+    "interpolation_named",
     "require",
     "require_counts",
     "require_stages",
@@ -26,7 +29,10 @@ __all__ = [
     "spec_to_json",
 ]
 
-MaskKind = Literal["plain", "gmm", "elm"]
+MaskKind = Literal["plain", "gmm", "elm", "decay"]
+Interpolation = Literal["timm", "torchvision", "deit", "dino"]
+"""Algorithms that resample position embeddings for another image size (`layers.positions`)."""
+INTERPOLATIONS: tuple[Interpolation, ...] = get_args(Interpolation)
 CHANNELS = (1, 2, 3, 4)
 """Supported numbers of image channels: grey, grey and alpha, RGB, RGB and alpha."""
 
@@ -35,6 +41,14 @@ def require(condition: bool, message: str, hint: str = "") -> None:
     """Check a condition.  Errors: SpecError with ``message`` and ``hint`` when the condition is false."""
     if not condition:
         raise SpecError(message, hint=hint)
+
+
+def interpolation_named(name: str) -> Interpolation:
+    """Return the name of an algorithm that resamples position embeddings.  Errors: SpecError for another name."""
+    for interpolation in INTERPOLATIONS:
+        if interpolation == name:
+            return interpolation
+    raise SpecError(f"interpolation of position embeddings: expected one of {', '.join(INTERPOLATIONS)}, got {name!r}")
 
 
 def require_counts(spec: object, *names: str) -> None:
@@ -69,7 +83,8 @@ def require_stages(depths: tuple[int, ...], heads: tuple[int, ...], mlp_dims: tu
 class MaskSpec:
     """The mask on the attention scores of every block.
 
-    kind:        ``plain``: no mask; ``gmm``: Gaussian mixture mask; ``elm``: elementwise learnable mask.
+    kind:        ``plain``: no mask; ``gmm``: Gaussian mixture mask; ``elm``: elementwise learnable mask;
+                 ``decay``: a bias that decreases with the distance of two tokens, as in RMT.
     kernels:     K, the number of Gaussians in a mixture; 0 unless ``kind`` is ``gmm``.
     shared:      True if all heads share a Gaussian mixture, False if each head has a separate mixture.
     closed_form: True if the model was trained with the formula Σ α·exp(−d²/(2σ²+ε)) of the paper "Toward a Deeper

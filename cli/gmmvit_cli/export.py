@@ -39,6 +39,7 @@ from gmmvit_cli.progress import progress
 from gmmvit_deploy.checkpoints.reading import require_checkpoint
 from gmmvit_deploy.families import CUSTOM
 from gmmvit_deploy.precision import PRECISIONS, precisions_from
+from gmmvit_deploy.resize_rules import RESIZE_RULES, resize_rule_from
 from gmmvit_deploy.sources.hints import own_class_of
 
 if TYPE_CHECKING:
@@ -82,8 +83,20 @@ def export(
         None,
         metavar="METHOD",
         rich_help_panel=INPUT,
-        help="How the training code resized images: stretch-bilinear or stretch-bicubic. Both are antialiased "
-        "and do not keep the aspect ratio.",
+        help=f"How images were resized when the model was evaluated: {listed(RESIZE_RULES)}. stretch does not keep "
+        "the aspect ratio and does not crop. center, squash and border are timm's crop modes. Without this option: "
+        "what the checkpoint states, else stretch-bilinear.",
+        callback=read_by(resize_rule_from),
+        autocompletion=complete(lambda: RESIZE_RULES),
+    ),
+    crop_pct: float | None = typer.Option(
+        None,
+        "--crop-pct",
+        metavar="NUMBER",
+        rich_help_panel=INPUT,
+        help="timm's crop_pct, for center, squash and border: images are resized to the model's image size divided by "
+        "NUMBER, and the centre is cropped. Above 0 and at most 1. Without this option: what the checkpoint states, "
+        "else 1.",
     ),
     input_kind: str = typer.Option(
         "pixels",
@@ -152,7 +165,6 @@ def export(
     require_checkpoint(checkpoint)
     with progress("export") as on_progress:
         from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
-        from gmmvit_deploy.images import resize_rule_from
 
         options = ExportOptions(
             input_kind="pixels" if input_kind == "pixels" else "tensor",
@@ -160,6 +172,7 @@ def export(
             mean=normalisation.mean,
             std=normalisation.std,
             resize=None if resize is None else resize_rule_from(resize),
+            crop_pct=crop_pct,
             labels=labels_from(labels) or normalisation.labels,
         )
 

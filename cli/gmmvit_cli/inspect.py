@@ -107,7 +107,7 @@ def inspect(
                 from gmmvit_deploy.pictures.mask_report import write_report
 
                 on_progress(Progress("draw the masks"))
-                layers = write_report(loaded, report, force=force)
+                layers = write_report(loaded, report, force=force, described=described)
                 described |= {"report": str(report), "masks": [layer.to_json() for layer in layers]}
     if as_json:
         print_json(described)

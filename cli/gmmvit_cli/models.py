@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import typer
 
 from gmmvit_cli.choices import choice_from, complete, read_by
-from gmmvit_cli.options import MODEL
+from gmmvit_cli.options import MODEL, existing
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.families import PRESETS, family_of_preset
 from gmmvit_deploy.sources.hints import WEIGHTS_KINDS, LoadHints, WeightsKind, own_class_of
@@ -116,6 +116,7 @@ HEAD = typer.Option(
     "--head",
     metavar="FILE",
     rich_help_panel=MODEL,
+    callback=existing("--head"),
     help="Checkpoint of a linear classifier, for a DINO or DINOv2 backbone without classifier.",
 )
 HEAD_BLOCKS = typer.Option(

@@ -7,19 +7,26 @@ In this module a kernel is a Gaussian of a Gaussian mixture mask.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from gmmvit_deploy.layers.dead_masks import dead_masks
+from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.scores.attention import attention_scores
 from gmmvit_deploy.scores.masks import stored_base
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["Finding", "audit_model", "audit_tensors"]
+    from gmmvit_deploy.layers.model import Model
 
+__all__ = ["DEAD_MASK", "Finding", "audit_dead_masks", "audit_model", "audit_tensors", "layer_of"]
+
+DEAD_MASK = (
+    "the mask of this layer has no influence on the logits: after this attention the network reads only tokens whose "
+    "row and column are not masked, such as the class token; the export leaves the mask out"
+)
 _SMALLEST_NORMAL = 2.0**-126  # float32
 
 
@@ -53,25 +60,63 @@ def audit_tensors(tensors: Mapping[str, Tensor], used: set[str]) -> Iterator[Fin
 
 
 def audit_model(model: nn.Module, unused: Mapping[str, Tensor]) -> list[Finding]:
-    """Audit every step on the attention scores, such as a mask, of a loaded model.
+    """Audit a loaded model: every step on the attention scores, such as a mask, the classifier head, and the family.
 
     unused: name → tensor, for the tensors of the file that the model does not read. Base masks among these tensors are
     compared with the base masks that the model uses.
     """
     findings: list[Finding] = []
     bases: dict[str, Tensor] = {}
+    grids: dict[str, tuple[int, int]] = {}
     for name, scores in attention_scores(model):
-        layer = name.removesuffix(".inner").removesuffix(".attention")
+        layer = layer_of(name)
         for _, step in scores.steps():
             findings += [Finding(severity=o.severity, where=layer + o.where, what=o.what) for o in step.oddities()]
-            base = step.numbers().base
-            if base is not None:
-                bases[layer] = base
-    findings += _audit_bases(bases, unused)
+            numbers = step.numbers()
+            if numbers.base is not None and numbers.grid is not None:
+                bases[layer], grids[layer] = numbers.base, numbers.grid
+    findings += _audit_bases(bases, grids, unused)
+    if isinstance(model, Model):
+        findings += [Finding(severity=o.severity, where=where + o.where, what=o.what) for where, o in model.oddities()]
+        findings += _audit_heads(model)
     return findings
 
 
-def _audit_bases(bases: Mapping[str, Tensor], unused: Mapping[str, Tensor]) -> Iterator[Finding]:
+def _audit_heads(model: Model) -> Iterator[Finding]:
+    """Yield a warning for each classifier head whose weights are all zero."""
+    heads = dict(model.classifier_heads())
+    for name, head in heads.items():
+        if bool((head.weight != 0).any()):
+            continue
+        effect = (
+            "a deployed model with a zero head predicts the same class for every image"
+            if len(heads) == 1
+            else "a zero head adds the same numbers to the logits of every image"
+        )
+        yield Finding(
+            severity="warning",
+            where=name,
+            what=f"all weights of the classifier head are zero; fine-tuning starts from a zero head, and {effect}",
+        )
+
+
+def audit_dead_masks(model: Model) -> list[Finding]:
+    """Return a note for each mask of a loaded model that has no influence on the logits.
+
+    If the model has masks with prefix tokens, such as a class token, the function runs the network (`dead_masks`).
+    """
+    dead = dict.fromkeys(layer for layer, _ in dead_masks(model))
+    return [Finding(severity="note", where=layer_of(layer), what=DEAD_MASK) for layer in dead]
+
+
+def layer_of(attention: str) -> str:
+    """Return the name of the layer, as in `Finding.where`, that contains the attention with this name."""
+    return attention.removesuffix(".inner").removesuffix(".attention")
+
+
+def _audit_bases(
+    bases: Mapping[str, Tensor], grids: Mapping[str, tuple[int, int]], unused: Mapping[str, Tensor]
+) -> Iterator[Finding]:
     """Yield findings about the stored base masks.
 
     Base masks of the same size should be equal, should match sqrt(exp(−d²)) for the distance d of two tokens, and
@@ -91,11 +136,11 @@ def _audit_bases(bases: Mapping[str, Tensor], unused: Mapping[str, Tensor]) -> I
         if used is not None and not tensor.equal(bases[used]):
             yield Finding(severity="warning", where=name, what="this unused base mask differs from the used base masks")
     for layer in first_of_size.values():
-        yield from _audit_base(layer, bases[layer])
+        yield from _audit_base(layer, bases[layer], grids[layer])
 
 
-def _audit_base(layer: str, base: Tensor) -> Iterator[Finding]:
-    formula = stored_base(math.isqrt(base.shape[-1]))
+def _audit_base(layer: str, base: Tensor, grid: tuple[int, int]) -> Iterator[Finding]:
+    formula = stored_base(grid)
     if not base.equal(formula):
         largest = float((base - formula).abs().max())
         yield Finding(

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from gmmvit_deploy.checkpoints.audit import audit_dead_masks
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint
 from gmmvit_deploy.families import model_from_spec
 from gmmvit_deploy.families.counting import multiply_accumulates, trainable_parameters
@@ -16,7 +17,11 @@ __all__ = ["describe_checkpoint", "describe_spec"]
 
 
 def describe_checkpoint(loaded: LoadedCheckpoint) -> dict[str, Any]:
-    """Return a description of the file, of the spec (`describe_spec`), of the unused keys and of the audit findings."""
+    """Return a description of the file, of the spec (`describe_spec`), of the unused keys and of the audit findings.
+
+    The findings include a note for each mask that has no influence on the logits.
+    """
+    findings = (*loaded.findings, *audit_dead_masks(loaded.model))
     return {
         "checkpoint": {
             "path": str(loaded.file.path),
@@ -25,7 +30,7 @@ def describe_checkpoint(loaded: LoadedCheckpoint) -> dict[str, Any]:
         },
         **describe_spec(loaded.spec),
         "unused_keys": loaded.unused,
-        "audit": [asdict(finding) for finding in loaded.findings],
+        "audit": [asdict(finding) for finding in findings],
     }
 
 

@@ -36,7 +36,7 @@ class Images:
 
         image: the description of the images that the model expects.
 
-        Errors: ImageError when the image cannot be decoded.
+        Errors: ImageError when the image cannot be decoded, or cannot be resized by the model's resize rule.
         """
         raise NotImplementedError
 
@@ -98,7 +98,10 @@ class ArrayImages(Images):
         return len(self._images)
 
     def pixels(self, index: int, image: ImageSpec) -> NDArray[Any]:
-        return image.pixels_from_image(image_from_pixels(self._images[index]))
+        try:
+            return image.pixels_from_image(image_from_pixels(self._images[index]))
+        except UnusableImage as exc:
+            raise ImageError(f"{self.where(index)}: {exc}") from exc
 
     def encoded(self, index: int) -> bytes:
         file = io.BytesIO()

@@ -25,8 +25,9 @@ from gmmvit_deploy.folding.fold import FoldedModel, fold
 from gmmvit_deploy.golden import bytes_from_golden
 from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.roles import role_disagreements
-from gmmvit_deploy.images import ImageSpec, ResizeRule, resize_rule_from
+from gmmvit_deploy.images import ImageSpec
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
+from gmmvit_deploy.resize_rules import ResizeRule, require_crop_pct, resize_rule_from
 from gmmvit_deploy.runners.open import proof_programs
 from gmmvit_deploy.runners.runner import Runner
 from gmmvit_deploy.sources.hints import LoadHints
@@ -50,10 +51,11 @@ class ExportOptions:
     optional, and a server normalises its images with mean and std if given.
     max_batch: the largest batch that the bundle accepts.
     mean, std: the mean and the standard deviation of each channel, for pixel values scaled to [0, 1].
-    resize: the rule by which training resized the images; with None, ``stretch-bilinear``.
+    resize: the rule by which the images were resized when the model was evaluated; None is ``stretch-bilinear``.
+    crop_pct: the side of the crop divided by the side after resizing, as in `ImageSpec`; None is 1.
     labels: the class names in the order of the class index; with None, the names are the class indices from 0.
-    A value that is None is taken from the checkpoint, if the checkpoint states the value.
-    Errors: InputError when ``max_batch`` is below 1.
+    A value that is None is first taken from the checkpoint, if the checkpoint states the value.
+    Errors: InputError when ``max_batch`` is below 1, or when ``resize`` is not a rule or does not take ``crop_pct``.
     """
 
     input_kind: InputKind = "pixels"
@@ -61,22 +63,32 @@ class ExportOptions:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     resize: ResizeRule | None = None
+    crop_pct: float | None = None
     labels: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.max_batch < 1:
             raise InputError(f"--max-batch: expected at least 1, got {self.max_batch}")
+        if self.crop_pct is not None and self.resize is not None:
+            require_crop_pct("--crop-pct", self.crop_pct, resize_rule_from(self.resize))
 
     def completed(self, known: KnownImages) -> ExportOptions:
         """Return the options with the values of the checkpoint in place of None.
 
-        Errors: InputError when ``input_kind`` is ``pixels`` and mean, std or labels are missing.
+        Errors: InputError when ``input_kind`` is ``pixels`` and mean, std or labels are missing, or when the resize
+        rule is not supported or does not take ``crop_pct``.
         """
+        rule = resize_rule_from(self.resize or known.resize or "stretch-bilinear")
+        # The crop of the checkpoint belongs to the resize rule of the checkpoint.
+        crop_pct = known.crop_pct if self.crop_pct is None and self.resize is None else self.crop_pct
+        if crop_pct is not None:
+            require_crop_pct("--crop-pct", crop_pct, rule)
         options = replace(
             self,
             mean=self.mean or known.mean,
             std=self.std or known.std,
-            resize=self.resize or (None if known.resize is None else resize_rule_from(known.resize)),
+            resize=rule,
+            crop_pct=crop_pct,
             labels=self.labels or known.labels,
         )
         missing = [name for name in ("mean", "std", "labels") if getattr(options, name) is None]
@@ -171,7 +183,10 @@ def _fitting_labels(labels: tuple[str, ...] | None, spec: ModelSpec) -> tuple[st
 
 
 def _image(options: ExportOptions, spec: ModelSpec) -> ImageSpec:
-    """Return the network's `ImageSpec`.  Errors: InputError when mean or std does not fit the channels."""
+    """Return the network's `ImageSpec`.
+
+    Errors: InputError when mean or std does not fit the channels, or when a rule ``border`` has no mean.
+    """
     height, width = spec.image_shape
     return ImageSpec(
         height=height,
@@ -180,6 +195,7 @@ def _image(options: ExportOptions, spec: ModelSpec) -> ImageSpec:
         mean=options.mean,
         std=options.std,
         resize=options.resize or "stretch-bilinear",
+        crop_pct=1.0 if options.crop_pct is None else options.crop_pct,
     )
 
 

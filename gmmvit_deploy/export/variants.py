@@ -10,7 +10,7 @@ fails, neither the graph ``model.<precision>.onnx`` nor the record ``model.<prec
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,7 +24,7 @@ from gmmvit_deploy.errors import ExportError, InputError
 from gmmvit_deploy.export.numeric_proof import golden_rows, proven_programs
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.families import family_of
-from gmmvit_deploy.folding.fold import FoldedModel, engine_passes, fold, fold_for_engines
+from gmmvit_deploy.folding.fold import FoldedModel, engine_passes, fold, fold_for_engines, recorded_passes
 from gmmvit_deploy.folding.head_padding import pad_heads
 from gmmvit_deploy.graphs.calibration import bounds_of
 from gmmvit_deploy.graphs.cast import cast_graph
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import ModelProto
 
+    from gmmvit_deploy.folding.passes import FoldingPass
     from gmmvit_deploy.images import ImageSpec
     from gmmvit_deploy.layers.model import Model
     from gmmvit_deploy.precision import Precision
@@ -215,13 +216,16 @@ def graph_before_quantization(bundle: Bundle, record: VariantRecord) -> ModelPro
     """
     manifest = bundle.manifest
     model = model_from_bundle(manifest, bundle.weights_path)
-    folded = _folded(model, record.precision, padded=pad_heads.__name__ in record.passes)
+    passes = recorded_passes(model.spec, record.passes)
+    folded = _folded(model, record.precision, padded=pad_heads.__name__ in record.passes, passes=passes)
     inside = manifest.image if manifest.input_kind == "pixels" else None
     return onnx_from_model(folded.model, preprocessing=inside, max_batch=manifest.max_batch)
 
 
-def _folded(model: Model, precision: Precision, *, padded: bool) -> FoldedModel:
-    folded = fold(model)
+def _folded(
+    model: Model, precision: Precision, *, padded: bool, passes: Sequence[FoldingPass] | None = None
+) -> FoldedModel:
+    folded = fold(model, passes)
     if precision == "fp32":  # engines fuse no attention in float32, so the rewritten attentions would only be slower
         return folded
     return fold_for_engines(folded, engine_passes(model.spec, padded=padded, quantized=precision in QUANTIZED))

@@ -8,13 +8,14 @@ In the folded model, the matrix of every step before and after softmax is a cons
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from gmmvit_deploy.families import family_of
+from gmmvit_deploy.folding.dead_masks import drop_dead_masks
 from gmmvit_deploy.folding.head_padding import pad_heads
 from gmmvit_deploy.folding.last_block import narrow_last_block
 from gmmvit_deploy.folding.passes import (
@@ -41,9 +42,17 @@ __all__ = [
     "fold",
     "fold_for_engines",
     "folding_passes",
+    "recorded_passes",
 ]
 
-SCORE_PASSES: tuple[FoldingPass, ...] = (fold_scales, fold_masks, fold_biases, merge_scale, merge_scale_into_mixing)
+SCORE_PASSES: tuple[FoldingPass, ...] = (
+    fold_scales,
+    fold_masks,
+    drop_dead_masks,
+    fold_biases,
+    merge_scale,
+    merge_scale_into_mixing,
+)
 """Passes on the steps of every attention, in execution order.  A pass may require a condition that an earlier pass
 ensures."""
 
@@ -51,6 +60,18 @@ ensures."""
 def folding_passes(spec: ModelSpec) -> tuple[FoldingPass, ...]:
     """Return the shared passes and the passes of the family that `fold` runs for this spec, in execution order."""
     return (*SCORE_PASSES, *family_of(spec).folding_passes(), narrow_last_block)
+
+
+def recorded_passes(spec: ModelSpec, recorded: Collection[str]) -> tuple[FoldingPass, ...]:
+    """Return the folding passes that fold the weights of a bundle to the constants of the bundle's graph.
+
+    recorded: the names of the passes that changed the model when the graph was exported.
+    A graph that was exported before `drop_dead_masks` existed contains the dead masks. The result leaves
+    `drop_dead_masks` out for such a graph, and for every graph without dead masks, where the pass changes nothing.
+    """
+    return tuple(
+        run for run in folding_passes(spec) if run is not drop_dead_masks or drop_dead_masks.__name__ in recorded
+    )
 
 
 def engine_passes(spec: ModelSpec, *, padded: bool = True, quantized: bool = False) -> tuple[FoldingPass, ...]:
@@ -107,20 +128,21 @@ class FoldedModel:
 
 
 @torch.no_grad()
-def fold(model: Model) -> FoldedModel:
+def fold(model: Model, passes: Sequence[FoldingPass] | None = None) -> FoldedModel:
     """Run every folding pass on a copy of ``model``; ``model`` itself does not change.
 
+    passes: the passes to run; by default the result of `folding_passes`.
     If ``model`` is already folded, the result has an equal model, and ``passes`` has an empty tuple for every pass.
     Errors: FoldError when the requirements of a pass do not hold, when a pass does not reach the end state that the
     pass ensures, or when a step remains that no pass folds.
     """
     folded = copy.deepcopy(model).requires_grad_(False)
-    passes = {run.__name__: run(folded) for run in folding_passes(model.spec)}
+    changed = {run.__name__: run(folded) for run in (folding_passes(model.spec) if passes is None else passes)}
     require_constant_steps(folded)
     trained = _steps(model)
     return FoldedModel(
         model=folded,
-        passes=passes,
+        passes=changed,
         constants=tuple(
             FoldedConstant(
                 layer=layer,

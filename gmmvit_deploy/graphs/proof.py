@@ -59,7 +59,7 @@ def prove_folded(
     operators = Counter(node.op_type for node in graph.node)
     if not foreign and (left := sorted(FORBIDDEN & operators.keys())):
         raise ExportError(f"the graph is not folded: it contains the operators {', '.join(left)}")
-    if not foreign and (idle := constant_nodes(graph)):
+    if idle := constant_nodes(graph):
         raise ExportError(f"the graph computes constants at run time: {', '.join(idle)}")
     return (
         _find_constants(graph, folded.masks, what="mask", operator="Mul"),

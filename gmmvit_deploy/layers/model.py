@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 from torch import nn
 
+from gmmvit_deploy.layers.roles import layer_role
+from gmmvit_deploy.scores.step import Oddity
 from gmmvit_deploy.specs import ModelSpec
 
 __all__ = ["Model"]
@@ -21,3 +24,19 @@ class Model(nn.Module):
 
     foreign: ClassVar[bool] = False
     spec: ModelSpec
+
+    def oddities(self) -> Iterator[tuple[str, Oddity]]:
+        """Yield (name of a tensor or module, unusual property) for the audit of a checkpoint.
+
+        The steps on the attention scores report their own properties (`scores.step.Step.oddities`).
+        """
+        yield from ()
+
+    def classifier_heads(self) -> Iterator[tuple[str, nn.Linear]]:
+        """Yield (name, layer) of each linear layer that computes logits: by default the layers with the role ``head``.
+
+        A distilled model has two such layers.
+        """
+        for name, layer in self.named_modules():
+            if isinstance(layer, nn.Linear) and layer_role(layer) == "head":
+                yield name, layer

@@ -23,10 +23,11 @@ def replace_methods(module: nn.Module, methods: Methods, *arguments: str) -> Non
 
     arguments: the further arguments of ``methods``.  ``isinstance`` with the original class still holds.
     """
-    module.__class__ = _subclass(type(module), methods, arguments)
+    original: Any = type(module)
+    module.__class__ = _subclass(original, methods, arguments)
 
 
-@cache
+@cache  # so that two copies of a module have the same class
 def _subclass(original: type, methods: Methods, arguments: tuple[str, ...]) -> type:
     def reduce(self: Any, protocol: Any) -> Any:
         return _restored, (original, methods, arguments), self.__dict__

@@ -72,7 +72,7 @@ def bundle_card(bundle: Bundle) -> dict[str, str]:
         "model": f"{manifest.spec.family}, {manifest.spec.mask} mask",
         "sizes": ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in sizes.items()),
         "trainable parameters": f"{manifest.trainable_parameters:,}",
-        "image": f"{image.height}×{image.width}, {image.mode}, resized by {image.resize}{normalisation}",
+        "image": f"{image.height}×{image.width}, {image.mode}, resized by {image.resize_text}{normalisation}",
         "input": f"{manifest.input_kind}: {bundle.input_dtype} (1..{manifest.max_batch}, "
         f"{', '.join(map(str, bundle.input_shape))})",
         "classes": f"{manifest.spec.classes}",

@@ -205,7 +205,7 @@ class Visit:
         image = self._trial.bundle.manifest.image
         self._html(
             f'<p class="quiet">The image after decoding to {image.mode} and resizing to {image.height}×{image.width} '
-            f"({image.resize}), before normalisation.</p>"
+            f"({image.resize_text}), before normalisation.</p>"
         )
 
     def _build_steps(self) -> None:

@@ -11,7 +11,7 @@ import onnx
 
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.errors import ExportError
-from gmmvit_deploy.folding.fold import FoldedConstant, fold
+from gmmvit_deploy.folding.fold import FoldedConstant, fold, recorded_passes
 from gmmvit_deploy.graphs.constants import ConstantRecord, bytes_of_array
 from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.layers.model import Model
@@ -27,7 +27,7 @@ def check_constants(bundle: Bundle, model: Model) -> Check:
     The reasons of the check name each layer whose constant differs.
     model: the network rebuilt from the bundle's weights.
     """
-    folded = fold(model)
+    folded = fold(model, recorded_passes(model.spec, bundle.manifest.folding))
     reasons = []
     for kind, constants, records in (
         ("mask", folded.masks, bundle.manifest.masks),

@@ -24,12 +24,12 @@ from gmmvit_deploy.golden import GoldenSet, preprocessing_problem
 from gmmvit_deploy.images import ImageSpec
 from gmmvit_deploy.parity.measures import distance
 from gmmvit_deploy.parity.verdict import Check
-from gmmvit_deploy.preprocess import RESAMPLING
+from gmmvit_deploy.preprocess import RESAMPLING, UnusableImage, fitted
 from gmmvit_deploy.runners.runner import Runner, Served
 from gmmvit_deploy.runtime.graph_normalisation import normalised_in_graph
 from gmmvit_deploy.tolerances import Limit
 
-__all__ = ["Sample", "bgr", "check_preprocessing", "normalisations"]
+__all__ = ["Sample", "bgr", "check_preprocessing", "normalisations", "pixel_mistakes"]
 
 NAME = "preprocessing"
 _MOST_SENT = 16
@@ -53,6 +53,30 @@ class Sample:
     encoded: bytes
     pixels: NDArray[Any]
     exact: NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """A way to fit an image to the network's size, as in `preprocess.fitted`; black: the padding is black."""
+
+    name: str
+    crop_pct: float
+    black: bool = False
+
+    def __str__(self) -> str:
+        if self.name == "stretch":
+            return self.name
+        return f"{self.name} with crop_pct {self.crop_pct:g}{', padded with black' if self.black else ''}"
+
+
+_CROP_PCTS = (1.0, 0.875, 0.9, 0.95)
+"""The values of crop_pct that most of timm's models use."""
+_FITS = (
+    _Fit("stretch", 1.0),
+    *(_Fit(name, crop_pct) for name in ("center", "squash", "border") for crop_pct in _CROP_PCTS),
+    *(_Fit("border", crop_pct, black=True) for crop_pct in _CROP_PCTS),
+)
+"""The ways to try when pixels differ, in addition to each way with the crop_pct of the bundle."""
 
 
 def check_preprocessing(bundle: Bundle, runner: Runner, limit: Limit, *, samples: Sequence[Sample] = ()) -> Check:
@@ -123,7 +147,9 @@ def _server_problems(
 ) -> list[str]:
     served = server.connection.model(server.preprocess)
     expected = spec.to_json()
-    stated = {name: (served.preprocessing or {}).get(name) for name in expected}
+    # A repository of an earlier version has no crop_pct: its preprocessing model does not crop.
+    stated = {"crop_pct": 1.0, **(served.preprocessing or {})}
+    stated = {name: stated.get(name) for name in expected}
     reasons = [
         f"{server.preprocess} on the server: expected {name} {expected[name]} as in the bundle, got {stated[name]}"
         for name in expected
@@ -176,27 +202,53 @@ def _pixel_problem(pixels: NDArray[Any], golden: GoldenSet, spec: ImageSpec) -> 
         return [f"expected pixels {expected.shape}, got {pixels.shape}"]
     apart = np.abs(pixels.astype(int) - expected)
     what = f"{np.count_nonzero(apart)} pixel values differ, by up to {apart.max()}"
-    return [f"{what}{_named(name for name, made in _other_pixels(golden, spec) if np.array_equal(made, pixels))}"]
+    return [f"{what}{_named(name for name, made in pixel_mistakes(golden, spec) if np.array_equal(made, pixels))}"]
 
 
-def _other_pixels(golden: GoldenSet, spec: ImageSpec) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Yield (description of the mistake, pixels of the golden images with the mistake) for each usual mistake."""
+def pixel_mistakes(golden: GoldenSet, spec: ImageSpec) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Yield (description of the mistake, pixels of the golden images with the mistake) for each usual mistake.
+
+    Mistakes in the filter alone come first, then mistakes in the fit alone, then mistakes in both.
+    """
     import io
 
     from PIL import Image
 
-    colours, own = bgr(spec.channels), Image.Resampling[RESAMPLING[spec.resize]]
-    if colours is not None:
+    if (colours := bgr(spec.channels)) is not None:
         yield "channels in the order BGR", golden.image_pixels[..., colours]
-    size = (spec.width, spec.height)
-    for resampling in Image.Resampling:
-        if resampling is not own:
-            made = [
-                np.asarray(Image.open(io.BytesIO(image)).convert(spec.mode).resize(size, resampling))
-                for image in golden.images
-            ]
-            name = f"resized with {resampling.name.lower()} instead of {own.name.lower()}"
-            yield name, np.stack(made).reshape(golden.image_pixels.shape)
+    fit, name = RESAMPLING[spec.resize]
+    own_filter, own_fit = Image.Resampling[name], _Fit(fit, 1.0 if fit == "stretch" else spec.crop_pct)
+    decoded = [Image.open(io.BytesIO(image)).convert(spec.mode) for image in golden.images]
+    other_filters = [resampling for resampling in Image.Resampling if resampling is not own_filter]
+    same_crop = (replace(other, crop_pct=spec.crop_pct) for other in _FITS if other.name != "stretch")
+    other_fits = [other for other in dict.fromkeys((*same_crop, *_FITS)) if other != own_fit]
+    mistakes = [
+        *((resampling, own_fit) for resampling in other_filters),
+        *((own_filter, other) for other in other_fits),
+        *((resampling, other) for other in other_fits for resampling in other_filters),
+    ]
+    for resampling, other in mistakes:
+        made = _all_fitted(decoded, spec, other, resampling)
+        if made is None:
+            continue
+        differences = []
+        if resampling is not own_filter:
+            differences.append(f"resized with {resampling.name.lower()} instead of {own_filter.name.lower()}")
+        if other != own_fit:
+            differences.append(f"fitted by {other} instead of {own_fit}")
+        yield ", ".join(differences), made.reshape(golden.image_pixels.shape)
+
+
+def _all_fitted(decoded: Sequence[Any], spec: ImageSpec, fit: _Fit, resampling: Any) -> NDArray[Any] | None:
+    """Fit decoded images to the network's size; return None if the fit cannot resize an image."""
+    target: dict[str, Any] = {"height": spec.height, "width": spec.width, "fit": fit.name, "crop_pct": fit.crop_pct}
+    mean = (0.0,) * spec.channels if fit.black else spec.mean
+    try:
+        pixels = [fitted(image, **target, resampling=resampling, mean=mean) for image in decoded]
+    except UnusableImage:
+        return None
+    stacked: NDArray[Any] = np.stack([np.asarray(image) for image in pixels])
+    return stacked
 
 
 def _tensor_problem(tensor: NDArray[Any], pixels: NDArray[Any], spec: ImageSpec) -> list[str]:

@@ -17,6 +17,7 @@ from torch import nn
 
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.families import family_of
+from gmmvit_deploy.folding.dead_masks import drop_dead_masks
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.parity.preprocessing import bgr, normalisations
 from gmmvit_deploy.parity.reference import Reference
@@ -77,13 +78,24 @@ def _are_halves(logits: NDArray[Any], trained: NDArray[Any], limit: float) -> bo
 def suspects(bundle: Bundle, reference: Reference, inputs: NDArray[Any]) -> Iterator[tuple[str, NDArray[Any]]]:
     """Yield (name of the mistake, float32 logits (B, C) with the mistake) for every mistake that applies to this model.
 
+    Each mistake in a step is made in all attention layers of the trained model. If the graph leaves out a mask that has
+    no influence on the logits, each mistake is also made in the layers whose masks are in the graph, and only there. A
+    mistake that leaves the logits unchanged, bit for bit, is omitted: a runner with such a mistake is right.
     inputs: (B, …) in the form of the graph's input.
     """
     tensors = reference.tensors(inputs)
     for name, changed in _other_inputs(bundle, inputs):
         yield name, reference.model(torch.from_numpy(changed)).numpy()
+    trained = reference.model(tensors)
+    everywhere: dict[str, torch.Tensor] = {}
     for name, mistaken in _step_mistakes(reference.model):
-        yield name, mistaken(tensors).numpy()
+        everywhere[name] = mistaken(tensors)
+        if not everywhere[name].equal(trained):
+            yield name, everywhere[name].numpy()
+    for name, mistaken in _step_mistakes_in_graph(bundle, reference.model):
+        logits = mistaken(tensors)
+        if not logits.equal(trained) and not logits.equal(everywhere[name]):
+            yield f"{name}, only in the masks of the graph", logits.numpy()
     for name, change in (*_MODULE_MISTAKES, *family_of(reference.model.spec).mistakes):
         model = copy.deepcopy(reference.model)
         if change(model):
@@ -118,6 +130,22 @@ def _step_mistakes(model: Model) -> Iterator[tuple[str, Model]]:
         mistaken = copy.deepcopy(model)
         if _make(mistake, mistaken):
             yield mistake, mistaken
+
+
+def _step_mistakes_in_graph(bundle: Bundle, model: Model) -> Iterator[tuple[str, Model]]:
+    """Yield the same as `_step_mistakes`, but for the model without the masks that the bundle's graph leaves out.
+
+    If the graph has all masks, the function yields nothing.
+    """
+    if drop_dead_masks.__name__ not in bundle.manifest.folding:
+        return
+    layers = {record.layer for record in bundle.manifest.masks}
+    remaining = copy.deepcopy(model)
+    for layer, scores in attention_scores(remaining):
+        for name, step in list(scores.steps()):
+            if step.role == "mask" and layer not in layers:
+                scores.put(name, None)
+    yield from _step_mistakes(remaining)
 
 
 def _make(mistake: str, model: Model) -> bool:

@@ -71,7 +71,8 @@ def sheet(layers: list[LayerMasks], *, title: str) -> Image.Image:
     top = 2 * _LINE
     for layer, row in zip(layers, pairs, strict=True):
         limit = colour_limit(layer)
-        draw.text((_MARGIN, top), f"{layer.layer}   blue +{limit:.3g}, white 0, red -{limit:.3g}", fill="black")
+        mark = "   no influence on the logits: not exported" if layer.dead else ""
+        draw.text((_MARGIN, top), f"{layer.layer}   blue +{limit:.3g}, white 0, red -{limit:.3g}{mark}", fill="black")
         for head, pair in enumerate(row):
             left = _MARGIN + head * head_width
             draw.text((left, top + _LINE), f"head {head}", fill="dimgrey")

@@ -57,6 +57,7 @@ class LayerMasks:
     matrices: the mask of each head, (H, N, N) with N = grid · grid; H is 1 if all heads share a mask.
     heads: the measurements of each mask in ``matrices``.
     underflowed: the number of zeros in the stored base mask; None without a stored base mask.
+    dead: True if the masks have no influence on the logits, so that the export leaves the masks out.
     """
 
     layer: str
@@ -64,12 +65,14 @@ class LayerMasks:
     matrices: NDArray[np.float32]
     heads: tuple[HeadNumbers, ...]
     underflowed: int | None
+    dead: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return {
             "layer": self.layer,
             "grid": self.grid,
             "underflowed": self.underflowed,
+            "dead": self.dead,
             "heads": [head.to_json() for head in self.heads],
         }
 

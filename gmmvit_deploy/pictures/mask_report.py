@@ -8,12 +8,14 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Mapping
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
+from gmmvit_deploy.checkpoints.audit import DEAD_MASK, layer_of
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint
 from gmmvit_deploy.checkpoints.report import describe_checkpoint
 from gmmvit_deploy.errors import InputError
@@ -32,10 +34,13 @@ _STYLE = """
 """
 
 
-def write_report(loaded: LoadedCheckpoint, path: Path, *, force: bool = False) -> list[LayerMasks]:
+def write_report(
+    loaded: LoadedCheckpoint, path: Path, *, force: bool = False, described: Mapping[str, Any] | None = None
+) -> list[LayerMasks]:
     """Write the report to ``path``, as a page (.html) or a picture (.png), and return the masks in the report.
 
     force: True to replace an existing file.
+    described: the result of `describe_checkpoint` for ``loaded``, if already computed.
     Errors:
         InputError: ``path`` has another suffix, or a picture is requested but the model has no masks.
         OutputError: the file exists and ``force`` is False, or the file cannot be written.
@@ -43,7 +48,9 @@ def write_report(loaded: LoadedCheckpoint, path: Path, *, force: bool = False) -
     suffix = path.suffix.lower()
     if suffix not in (".html", ".png"):
         raise InputError(f"{path}: expected a report with the suffix .html (page) or .png (picture)")
-    layers = masks_of(loaded.model)
+    described = describe_checkpoint(loaded) if described is None else described
+    dead = {finding["where"] for finding in described["audit"] if finding["what"] == DEAD_MASK}
+    layers = [replace(layer, dead=layer_of(layer.layer) in dead) for layer in masks_of(loaded.model)]
     if suffix == ".png":
         if not layers:
             raise InputError(
@@ -54,15 +61,18 @@ def write_report(loaded: LoadedCheckpoint, path: Path, *, force: bool = False) -
         title = f"{loaded.file.path.name}: {loaded.spec.family}, {loaded.spec.mask}"
         data = _png(sheet(layers, title=title))
     else:
-        data = page_of(loaded, layers).encode()
+        data = page_of(loaded, layers, described).encode()
     with new_file(path, force=force) as file:
         file.write(data)
     return layers
 
 
-def page_of(loaded: LoadedCheckpoint, layers: list[LayerMasks]) -> str:
-    """Return the page as HTML.  The page contains all pictures, so a browser loads no other file."""
-    described = describe_checkpoint(loaded)
+def page_of(loaded: LoadedCheckpoint, layers: list[LayerMasks], described: Mapping[str, Any] | None = None) -> str:
+    """Return the page as HTML.  The page contains all pictures, so a browser loads no other file.
+
+    described: as for `write_report`.
+    """
+    described = describe_checkpoint(loaded) if described is None else described
     unused = described["unused_keys"]
     return page(
         kind="Checkpoint report: the content of the file and the findings of its audit",
@@ -159,10 +169,15 @@ def _layer(layer: LayerMasks) -> str:
     figures = "".join(_head(layer, head) for head in range(len(layer.heads)))
     return section(
         layer.layer,
+        f"<p>{escape(_sentence(DEAD_MASK))}</p>" if layer.dead else "",
         f'<p class="quiet">{layer.grid}×{layer.grid} tokens; full colour at ±{limit:.3g}{underflow}</p>',
         f'<div class="heads">{figures}</div>',
         _kernel_table(layer) if layer.heads[0].alpha else "",
     )
+
+
+def _sentence(what: str) -> str:
+    return f"{what[0].upper()}{what[1:]}."
 
 
 def _head(layer: LayerMasks, head: int) -> str:

@@ -13,9 +13,19 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import FoldError
-from gmmvit_deploy.scores.step import Add, Constant, Oddity, Step
+from gmmvit_deploy.scores.grids import Grid, lattice_points
+from gmmvit_deploy.scores.step import Add, Constant, Oddity, Step, StepNumbers
 
-__all__ = ["ManhattanDecay", "PassedBias", "WindowBias", "manhattan_distances", "relative_position_index", "shift_mask"]
+__all__ = [
+    "ManhattanDecay",
+    "PassedBias",
+    "PrefixBias",
+    "WindowBias",
+    "manhattan_distances",
+    "relative_position_index",
+    "retention_decays",
+    "shift_mask",
+]
 
 _OUTSIDE = -100.0  # Swin's released code adds −100 to the score of two tokens that are neighbours only after the roll
 
@@ -99,11 +109,16 @@ class PassedBias(Add):
     def __init__(self, network: nn.Module, image_shape: tuple[int, int, int]) -> None:
         super().__init__()
         self.passed = None
+        self._keeps_passed = False
         self._network = (network,)  # in a tuple, so that the network does not become a submodule of its own part
         self._image_shape = image_shape
 
     def forward(self, scores: Tensor) -> Tensor:
-        return scores if self.passed is None else scores + self.passed
+        passed = self.passed
+        if not self._keeps_passed:
+            # A tensor with a gradient graph would keep the graph in memory, and could not be copied with the network.
+            self.passed = None
+        return scores if passed is None else scores + passed
 
     def matrix(self) -> Tensor:
         """Return B, of the shape (heads, N, N) or (windows, heads, N, N).
@@ -124,7 +139,11 @@ class PassedBias(Add):
         like = next(network.parameters())
         generator = torch.Generator().manual_seed(images)
         batch = torch.randn(images, *self._image_shape, generator=generator).to(like)
-        network(batch)
+        self._keeps_passed = True
+        try:
+            network(batch)
+        finally:
+            self._keeps_passed = False
         if self.passed is None:
             raise FoldError("the attention passed no bias to the fused attention function")
         passed, self.passed = self.passed, None
@@ -135,14 +154,13 @@ def _rows_equal(batch: Tensor) -> bool:
     return all(row.equal(batch[0]) for row in batch)
 
 
-def manhattan_distances(grid: int) -> Float[Tensor, "n n"]:
-    """Return |Δrow| + |Δcolumn| between tokens i and j of a grid × grid lattice.
+def manhattan_distances(grid: Grid) -> Float[Tensor, "n n"]:
+    """Return |Δrow| + |Δcolumn| between tokens i and j of a grid.
 
-    The tokens are numbered row by row. The distances are float32 and exact, because they are integers.
+    grid: (rows, columns), or an integer for a square grid. The tokens are numbered row by row.
+    The distances are float32 and exact, because they are integers.
     """
-    lattice = torch.arange(grid, dtype=torch.float32)
-    rows, columns = torch.meshgrid(lattice, lattice, indexing="ij")
-    points = torch.stack([rows.flatten(), columns.flatten()], dim=1)
+    points = lattice_points(grid)
     return (points[:, None, :] - points[None, :, :]).abs().sum(-1)
 
 
@@ -150,13 +168,14 @@ class ManhattanDecay(Add):
     """A bias that decreases with the distance of two tokens: B[h,i,j] = decay[h] · (|Δrow| + |Δcolumn|).
 
     decay: (H), negative: the logarithm of RMT's decay rate γ of each head. The decay is stored but not trained.
+    grid: (rows, columns), or an integer for a square grid.
     Source: Manhattan self-attention of RMT.
     """
 
     decay: Tensor
     distances: Tensor
 
-    def __init__(self, decay: Float[Tensor, " heads"], grid: int) -> None:
+    def __init__(self, decay: Float[Tensor, " heads"], grid: Grid) -> None:
         super().__init__()
         self.register_buffer("decay", decay)
         # The distances follow from the grid. They are computed again at loading, and the state dict omits them.
@@ -168,3 +187,45 @@ class ManhattanDecay(Add):
     def mistakes(self) -> Iterator[tuple[str, Step | None]]:
         yield "the decay missing", None
         yield "the decay of the heads in reverse order", Constant(self.matrix().flip(0), like=self)
+
+
+class PrefixBias(Add):
+    """A bias on the scores between patches.  The rows and columns of the prefix tokens get a bias of zero.
+
+    B = [[0, 0], [0, matrix of ``patches``]], of shape (H, P+N, P+N).
+    patches: the bias on the scores between patches, with N the number of patches.
+    prefix: P, the number of prefix tokens, at least 1.
+    Errors: ValueError when ``prefix`` is less than 1.
+    """
+
+    def __init__(self, patches: Add, prefix: int) -> None:
+        super().__init__()
+        if prefix < 1:
+            raise ValueError(f"prefix: expected at least 1 token, got {prefix}")
+        self.patches = patches
+        self.prefix = prefix
+
+    def matrix(self) -> Tensor:
+        return self._padded(self.patches.matrix())
+
+    def numbers(self) -> StepNumbers:
+        return self.patches.numbers()
+
+    def oddities(self) -> Iterator[Oddity]:
+        yield from self.patches.oddities()
+
+    def mistakes(self) -> Iterator[tuple[str, Step | None]]:
+        for name, step in self.patches.mistakes():
+            yield name, None if step is None else Constant(self._padded(step.matrix()), like=self)
+
+    def _padded(self, bias: Tensor) -> Tensor:
+        return nn.functional.pad(bias, (self.prefix, 0, self.prefix, 0))
+
+
+def retention_decays(heads: int, *, initial: float = 2.0, spread: float = 4.0) -> Float[Tensor, " heads"]:
+    """Return log γ_h of RMT's decay rates: γ_h = 1 − 2^(−initial − spread · h / H), with h = 0 … H−1.
+
+    The later heads decay more slowly. RMT's released code uses the initial value 2 and the spread 4 or 6.
+    """
+    head = torch.arange(heads, dtype=torch.float32)
+    return torch.log(1 - 2 ** (-initial - spread * head / heads))

@@ -10,6 +10,7 @@ The paper: “Toward a Deeper Understanding: RetNet Viewed through Convolution�
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -18,18 +19,19 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gmmvit_deploy.precision import Role
+from gmmvit_deploy.scores.grids import Grid, lattice_points, rows_and_columns
 from gmmvit_deploy.scores.mistakes import matrix_mistakes
 from gmmvit_deploy.scores.step import Constant, Multiply, Oddity, Step, StepNumbers, matrix_oddities
 from gmmvit_deploy.specs import MaskSpec
 
 __all__ = [
     "SIGMA_EPS",
-    "ClassTokenMask",
     "ClosedFormGaussianMask",
     "ElementwiseMask",
     "GaussianMask",
     "GaussianMixtureMask",
     "Mask",
+    "PrefixMask",
     "mask_from_spec",
     "squared_distances",
     "stored_base",
@@ -39,21 +41,21 @@ SIGMA_EPS = 1e-5  # ε, which keeps the exponent 1/(σ²+ε) finite; the models 
 _DEAD = 1e-6  # a Gaussian has no effect if |alpha| is below this fraction of the largest |alpha| of the mask
 
 
-def squared_distances(grid: int) -> Float[Tensor, "n n"]:
-    """Return d²[i,j], the squared distance between tokens i and j of a grid × grid lattice.
+def squared_distances(grid: Grid) -> Float[Tensor, "n n"]:
+    """Return d²[i,j], the squared distance between tokens i and j of a grid.
 
-    The tokens are numbered row by row. The squared distances are float32 and exact, because they are integers.
+    grid: (rows, columns), or an integer for a square grid. The tokens are numbered row by row.
+    The squared distances are float32 and exact, because they are integers.
     """
-    coordinates = torch.arange(grid, dtype=torch.float32)
-    rows, columns = torch.meshgrid(coordinates, coordinates, indexing="ij")
-    points = torch.stack([rows.flatten(), columns.flatten()], dim=1)
+    points = lattice_points(grid)
     offsets = points[:, None, :] - points[None, :, :]
     return offsets.square().sum(-1)
 
 
-def stored_base(grid: int) -> Float[Tensor, "1 1 n n"]:
+def stored_base(grid: Grid) -> Float[Tensor, "1 1 n n"]:
     """Return the base mask base[i,j] = sqrt(exp(−d²)) in float32, as the paper authors' checkpoints store it.
 
+    grid: as in `squared_distances`.
     The order of operations matters: before the root is taken, exp(−d²) is subnormal for d² ≥ 88 and zero for d² ≥ 104.
     The paper authors' models were trained with these zeros.
     """
@@ -104,13 +106,17 @@ class GaussianMixtureMask(GaussianMask):
     """A Gaussian mixture mask: M[h,i,j] = Σ_k alpha[k,h] · base[i,j] ** (1 / (sigma[k,h]² + 1e-5)).
 
     alpha, sigma: as in `GaussianMask`.  base: (1, 1, N, N), the stored base mask.
+    grid: the grid of the N tokens; None for a square grid.
     Source: equation 1 of the paper, computed from a stored base mask as in the paper authors' released code.
     """
 
     base: Tensor
 
-    def __init__(self, alpha: Tensor, sigma: Tensor, base: Float[Tensor, "1 1 n n"]) -> None:
+    def __init__(
+        self, alpha: Tensor, sigma: Tensor, base: Float[Tensor, "1 1 n n"], *, grid: Grid | None = None
+    ) -> None:
         super().__init__()
+        self.grid = rows_and_columns(math.isqrt(base.shape[-1]) if grid is None else grid)
         self.alpha = nn.Parameter(alpha)
         self.sigma = nn.Parameter(sigma)
         self.register_buffer("base", base)
@@ -120,11 +126,10 @@ class GaussianMixtureMask(GaussianMask):
         return (self.alpha * self.base**exponent).sum(dim=0)
 
     def numbers(self) -> StepNumbers:
-        return replace(super().numbers(), base=self.base)
+        return replace(super().numbers(), base=self.base, grid=self.grid)
 
     def other_forms(self) -> Iterator[tuple[str, Mask]]:
-        grid = round(self.base.shape[-1] ** 0.5)
-        closed = ClosedFormGaussianMask(self.alpha.detach(), self.sigma.detach(), squared_distances(grid))
+        closed = ClosedFormGaussianMask(self.alpha.detach(), self.sigma.detach(), squared_distances(self.grid))
         yield "the closed-form Gaussian mask in place of the stored base's", closed
 
     def oddities(self) -> Iterator[Oddity]:
@@ -178,19 +183,25 @@ class ElementwiseMask(Mask):
         return self.weight
 
 
-class ClassTokenMask(Mask):
-    """A mask on the scores between patches.  The row and the column of the class token, the first token, stay unmasked.
+class PrefixMask(Mask):
+    """A mask on the scores between patches.  The rows and columns of the prefix tokens stay unmasked.
 
-    M = [[1, 1], [1, matrix of ``patches``]], of shape (H, N+1, N+1), (1, N+1, N+1) or (N+1, N+1).
+    The prefix tokens are the tokens before the patches: a class token, a distillation token, registers.
+    M = [[1, 1], [1, matrix of ``patches``]], of shape (H, P+N, P+N), (1, P+N, P+N) or (P+N, P+N).
     patches: the mask on the scores between patches, with N the number of patches.
+    prefix: P, the number of prefix tokens, at least 1.
+    Errors: ValueError when ``prefix`` is less than 1.
     """
 
-    def __init__(self, patches: Mask) -> None:
+    def __init__(self, patches: Mask, prefix: int = 1) -> None:
         super().__init__()
+        if prefix < 1:
+            raise ValueError(f"prefix: expected at least 1 token, got {prefix}")
         self.patches = patches
+        self.prefix = prefix
 
     def matrix(self) -> Tensor:
-        return nn.functional.pad(self.patches.matrix(), (1, 0, 1, 0), value=1.0)
+        return nn.functional.pad(self.patches.matrix(), (self.prefix, 0, self.prefix, 0), value=1.0)
 
     def numbers(self) -> StepNumbers:
         return self.patches.numbers()
@@ -200,33 +211,42 @@ class ClassTokenMask(Mask):
 
     def other_forms(self) -> Iterator[tuple[str, Mask]]:
         for name, patches in self.patches.other_forms():
-            yield name, ClassTokenMask(patches)
+            yield name, PrefixMask(patches, self.prefix)
 
     def mistakes(self) -> Iterator[tuple[str, Step | None]]:
         yield from super().mistakes()
-        row = self.matrix().detach().clone()
-        row[..., 0, 1:] = 0
-        yield "the class token's row masked with zeros", Constant(row, like=self)
-        both = row.clone()
-        both[..., 0] = 0
-        yield "the class token's row and column masked with zeros", Constant(both, like=self)
+        if self.prefix == 1:
+            rows_name, both_name = "the class token's row", "the class token's row and column"
+        else:
+            rows_name, both_name = "the rows of the prefix tokens", "the rows and columns of the prefix tokens"
+        rows = self.matrix().detach().clone()
+        rows[..., : self.prefix, self.prefix :] = 0
+        yield f"{rows_name} masked with zeros", Constant(rows, like=self)
+        both = rows.clone()
+        both[..., : self.prefix] = 0
+        yield f"{both_name} masked with zeros", Constant(both, like=self)
 
 
-def mask_from_spec(mask: MaskSpec, *, heads: int, grid: int) -> Mask | None:
+def mask_from_spec(mask: MaskSpec, *, heads: int, grid: Grid) -> Mask | None:
     """Return a mask with random weights, or None if the spec is ``plain``, which means no mask.
 
-    The Gaussians of a mixture start with different widths.
-    heads: H, the number of heads of the attention.  grid: the number of patches along a side of the image.
+    The Gaussians of a mixture start with different widths, up to the longer side of the grid.
+    heads: H, the number of heads of the attention.
+    grid: the grid of patches: (rows, columns), or an integer for a square grid.
+    Errors: ValueError when the spec is ``decay``, which is a bias (`scores.biases.ManhattanDecay`).
     """
     if mask.kind == "plain":
         return None
-    tokens = grid**2
+    if mask.kind == "decay":
+        raise ValueError("the decay is a bias on the scores, not a mask")
+    rows, columns = rows_and_columns(grid)
+    tokens = rows * columns
     if mask.kind == "elm":
         return ElementwiseMask(torch.ones(tokens, tokens) + 0.02 * torch.randn(tokens, tokens))
     shape = (mask.kernels, 1 if mask.shared else heads, 1, 1)
     alpha = 1.0 / mask.kernels + 0.1 * torch.randn(shape)
-    widths = torch.linspace(1.0, float(grid), mask.kernels).reshape(-1, 1, 1, 1)
+    widths = torch.linspace(1.0, float(max(rows, columns)), mask.kernels).reshape(-1, 1, 1, 1)
     sigma = widths.expand(shape) * (1 + 0.1 * torch.randn(shape))
     if mask.closed_form:
         return ClosedFormGaussianMask(alpha, sigma, squared_distances(grid))
-    return GaussianMixtureMask(alpha, sigma, stored_base(grid))
+    return GaussianMixtureMask(alpha, sigma, stored_base(grid), grid=grid)

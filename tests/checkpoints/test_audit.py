@@ -5,9 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
+from gmmvit_deploy.checkpoints.audit import audit_model
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import CheckpointError
+from gmmvit_deploy.families import FAMILIES, model_from_spec
+from gmmvit_deploy.families.family import Family
+from gmmvit_deploy.layers.roles import with_role
+from gmmvit_deploy.specs import MaskSpec
 from tests.checkpoints.test_loading import State, released_state, saved
 from tests.conftest import GOLDEN
 
@@ -52,6 +58,37 @@ def test_oddities_are_named_with_their_place(state: State, where: str, what: str
     matching = [f for f in findings(state, tmp_path) if f[1] == where and what in f[2]]
     assert matching
     assert matching[0][0] == "warning"
+
+
+@pytest.mark.parametrize("bias", [0.0, 0.5])
+def test_a_classifier_head_of_zeros_warns(bias: float, tmp_path: Path) -> None:
+    state = _edit("mlp_head.1.weight", torch.Tensor.zero_)
+    state["mlp_head.1.bias"] = state["mlp_head.1.bias"].clone().fill_(bias)
+    (warning,) = [finding for finding in findings(state, tmp_path) if finding[1] == "head"]
+    assert warning[0] == "warning"
+    assert warning[2].startswith("all weights of the classifier head are zero; fine-tuning starts from a zero head")
+    assert warning[2].endswith("a deployed model with a zero head predicts the same class for every image")
+
+
+def test_a_head_with_a_single_weight_is_not_a_head_of_zeros(tmp_path: Path) -> None:
+    state = _edit("mlp_head.1.weight", torch.Tensor.zero_)
+    state["mlp_head.1.weight"][0, 0] = 1e-30
+    assert "head" not in [finding[1] for finding in findings(state, tmp_path)]
+
+
+def test_each_of_two_heads_is_named() -> None:
+    model = load_checkpoint(GOLDEN / "vit_gmm.pth").model
+    model.second_head = with_role(nn.Linear(48, 10), "head")
+    nn.init.zeros_(model.second_head.weight)
+    (warning,) = [finding for finding in audit_model(model, unused={}) if finding.severity == "warning"]
+    assert warning.where == "second_head"
+    assert warning.what.endswith("a zero head adds the same numbers to the logits of every image")
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_every_family_declares_its_classifier_head(family: Family) -> None:
+    (head,) = dict(model_from_spec(family.small(MaskSpec())).classifier_heads()).values()
+    assert head.out_features == family.small(MaskSpec()).classes
 
 
 def test_nan_in_an_unused_tensor_only_warns(tmp_path: Path) -> None:

@@ -188,6 +188,7 @@ def test_command_line(gmmvit: Gmmvit, tmp_path: Path) -> None:
     assert answer.returncode == 0, answer.stderr
     manifest = json.loads(answer.stdout)["manifest"]
     image = {"height": 20, "width": 20, "channels": 1, "mean": [0.0], "std": [1.0], "resize": "stretch-bicubic"}
+    image["crop_pct"] = 1.0
     assert (manifest["format"], manifest["image"]) == ("gmmvit-bundle/3", image)
     assert manifest["outputs"] == [{"name": "logits", "shape": [10], "meaning": "class logits"}]
     assert (manifest["task"], manifest["unused_keys"]) == ("single-label", {})
@@ -288,7 +289,7 @@ def test_every_family_takes_other_channels(spec: ModelSpec, tmp_path: Path) -> N
         (1, {"mean": (0.5,) * 3, "std": (0.5,) * 3}, r"image mean: expected 1 numbers, one for each channel.*got 3"),
         (4, {"std": STD[:3]}, r"image std: expected 4 numbers, one for each channel.*got 3"),
         (1, {"input_kind": "tensor", "std": None}, "got mean without std"),
-        (1, {"resize": "crop"}, "resize rule: expected stretch-bilinear or stretch-bicubic, got 'crop'"),
+        (1, {"resize": "crop"}, "resize rule: expected stretch-bilinear, .* or border-bicubic, got 'crop'"),
     ],
 )
 def test_normalisation_that_is_not_the_networks(

@@ -37,7 +37,11 @@ def _preprocess(repository: Repository, name: str) -> Path:
 
 
 def nearest(repository: Repository, name: str) -> None:
-    edited(_preprocess(repository, name), '"stretch-bilinear": "BILINEAR"', '"stretch-bilinear": "NEAREST"')
+    edited(_preprocess(repository, name), '"bilinear": "BILINEAR"', '"bilinear": "NEAREST"')
+
+
+def crops(repository: Repository, name: str) -> None:
+    edited(_preprocess(repository, name), "fit=fit,", 'fit="center",')
 
 
 def bgr(repository: Repository, name: str) -> None:
@@ -67,6 +71,7 @@ def mixes_up_rows(repository: Repository, name: str) -> None:
 
 FAULTS = {
     "nearest": (nearest, "preprocessing", "resized with nearest instead of bilinear"),
+    "crops": (crops, "preprocessing", "fitted by center with crop_pct 1 instead of stretch"),
     "bgr": (bgr, "preprocessing", "channels in the order BGR"),
     "mean": (other_mean, "preprocessing", "expected mean [0.4914, 0.4822, 0.4465] as in the bundle, got [0.4377"),
     "labels": (labels_permuted, "served", "for class"),

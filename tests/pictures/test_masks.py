@@ -97,6 +97,22 @@ def test_class_token_is_left_out_of_the_picture() -> None:
     ]
 
 
+def test_the_report_marks_the_mask_without_influence(tmp_path: Path) -> None:
+    loaded = load_checkpoint(GOLDEN / "pit_gmm.pth")
+    layers = write_report(loaded, tmp_path / "masks.html")
+    assert [layer.layer for layer in layers if layer.dead] == ["stages.2.0.attention"]
+    assert [layer.to_json()["dead"] for layer in layers] == [False, False, False, True]
+    page = (tmp_path / "masks.html").read_text()
+    mark = "<p>The mask of this layer has no influence on the logits: after this attention the network reads only"
+    assert page.count(mark) == 1
+    assert page.index("<h2>stages.2.0.attention</h2>") < page.index(mark)
+    write_report(load_checkpoint(GOLDEN / "vit_gmm.pth"), tmp_path / "other.html")
+    assert mark not in (tmp_path / "other.html").read_text()
+    marked, plain = sheet(layers, title=""), sheet([replace(layer, dead=False) for layer in layers], title="")
+    assert marked.size == plain.size
+    assert marked.tobytes() != plain.tobytes()
+
+
 def test_colours_show_the_sign() -> None:
     white, blue, red, beyond = coloured(np.array([0.0, 1.0, -1.0, 5.0]), 1.0)
     assert white.tolist() == [255, 255, 255]

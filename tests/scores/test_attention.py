@@ -8,7 +8,7 @@ from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.scores.attention import AttentionScores, attention_scores, scaled_scores
 from gmmvit_deploy.scores.biases import ManhattanDecay
 from gmmvit_deploy.scores.heads import HeadMixing, HeadNorm
-from gmmvit_deploy.scores.masks import ClassTokenMask, ElementwiseMask, GaussianMixtureMask, stored_base
+from gmmvit_deploy.scores.masks import ElementwiseMask, GaussianMixtureMask, PrefixMask, stored_base
 from gmmvit_deploy.scores.scales import Scale
 from gmmvit_deploy.scores.step import Constant
 
@@ -67,7 +67,7 @@ def test_attentions_are_listed_with_their_names() -> None:
 def test_numbers_are_those_of_the_patches() -> None:
     alpha, sigma = torch.ones(3, 2, 1, 1), torch.ones(3, 2, 1, 1)
     mask = GaussianMixtureMask(alpha, sigma, stored_base(16))
-    numbers = ClassTokenMask(mask).numbers()
+    numbers = PrefixMask(mask).numbers()
     assert numbers.patches is not None
     assert numbers.patches.shape == (2, 256, 256)
     assert numbers.patches.equal(mask.matrix().detach())

@@ -1,16 +1,21 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
+from gmmvit_deploy.scores.biases import manhattan_distances
 from gmmvit_deploy.scores.masks import (
     ClosedFormGaussianMask,
+    ElementwiseMask,
     GaussianMixtureMask,
+    PrefixMask,
     mask_from_spec,
     squared_distances,
     stored_base,
 )
-from gmmvit_deploy.specs import MaskSpec
+from gmmvit_deploy.specs import MaskKind, MaskSpec
 from tests.conftest import GOLDEN
 
 
@@ -57,3 +62,60 @@ def test_gradients_stay_finite_where_the_base_is_zero() -> None:
     for parameter in mask.parameters():
         assert parameter.grad is not None
         assert bool(parameter.grad.isfinite().all())
+
+
+def by_definition(rows: int, columns: int, distance: Callable[[int, int], int]) -> torch.Tensor:
+    """Return distance(Δrow, Δcolumn) between all tokens, numbered row by row."""
+    places = [(row, column) for row in range(rows) for column in range(columns)]
+    return torch.tensor([[float(distance(a[0] - b[0], a[1] - b[1])) for b in places] for a in places])
+
+
+@pytest.mark.parametrize("grid", [(2, 5), (5, 2), (1, 4), (3, 3)], ids=str)
+def test_distances_on_grids_that_are_not_square(grid: tuple[int, int]) -> None:
+    squared = by_definition(*grid, lambda down, across: down**2 + across**2)
+    assert squared_distances(grid).equal(squared)
+    assert stored_base(grid).equal(torch.sqrt(torch.exp(-squared))[None, None])
+    assert manhattan_distances(grid).equal(by_definition(*grid, lambda down, across: abs(down) + abs(across)))
+
+
+@pytest.mark.parametrize("side", [1, 3, 16])
+def test_an_integer_is_a_square_grid(side: int) -> None:
+    for function in (squared_distances, stored_base, manhattan_distances):
+        assert function(side).equal(function((side, side)))
+
+
+@pytest.mark.parametrize("kind", ["gmm", "elm"])
+def test_mask_of_a_spec_on_a_grid_that_is_not_square(kind: MaskKind) -> None:
+    mask = mask_from_spec(MaskSpec(kind=kind, kernels=3 if kind == "gmm" else 0), heads=2, grid=(2, 6))
+    assert mask is not None
+    assert mask.matrix().shape[-2:] == (12, 12)
+    assert len(list(mask.mistakes())) == (9 if kind == "gmm" else 8)  # the closed form is computed on the same grid
+    assert mask.numbers().grid == ((2, 6) if kind == "gmm" else None)
+
+
+@pytest.mark.parametrize("prefix", [1, 2, 5])
+def test_prefix_mask_leaves_its_first_rows_and_columns_unmasked(prefix: int) -> None:
+    patches = ElementwiseMask(torch.randn(4, 4))
+    matrix = PrefixMask(patches, prefix).matrix()
+    assert matrix[prefix:, prefix:].equal(patches.weight)
+    assert bool((matrix[:prefix] == 1).all())
+    assert bool((matrix[:, :prefix] == 1).all())
+    assert [name for name, _ in PrefixMask(patches, prefix).named_parameters()] == ["patches.weight"]
+
+
+def test_prefix_mask_needs_a_prefix() -> None:
+    with pytest.raises(ValueError, match="prefix: expected at least 1 token, got 0"):
+        PrefixMask(ElementwiseMask(torch.ones(4, 4)), 0)
+
+
+def test_mistakes_name_the_class_token_or_the_prefix_tokens() -> None:
+    patches = ElementwiseMask(torch.randn(4, 4))
+    assert "the class token's row masked with zeros" in dict(PrefixMask(patches).mistakes())
+    several = dict(PrefixMask(patches, 2).mistakes())
+    rows = several["the rows of the prefix tokens masked with zeros"]
+    both = several["the rows and columns of the prefix tokens masked with zeros"]
+    assert rows is not None
+    assert both is not None
+    assert not bool(rows.matrix()[:2, 2:].any())
+    assert bool((rows.matrix()[2:, :2] == 1).all())
+    assert not bool(both.matrix()[:, :2].any())

@@ -16,10 +16,10 @@ from gmmvit_deploy.scores.biases import ManhattanDecay, WindowBias, relative_pos
 from gmmvit_deploy.scores.diagonals import MaskedDiagonal, ZeroDiagonal
 from gmmvit_deploy.scores.heads import HeadMixing, HeadNorm
 from gmmvit_deploy.scores.masks import (
-    ClassTokenMask,
     ClosedFormGaussianMask,
     ElementwiseMask,
     GaussianMixtureMask,
+    PrefixMask,
     squared_distances,
     stored_base,
 )
@@ -107,8 +107,14 @@ def cases() -> Iterator[tuple[str, Case]]:
     def patches_only(h: int, i: int, j: int) -> float:
         return 1.0 if 0 in (i, j) else gaussian(h, i - 1, j - 1)
 
-    token = ClassTokenMask(GaussianMixtureMask(alpha, sigma, stored_base(GRID)))
+    token = PrefixMask(GaussianMixtureMask(alpha, sigma, stored_base(GRID)))
     yield "class token", Case(token, lambda x: each_entry(patches_only, N + 1) * x, "mask", tokens=N + 1, mistakes=9)
+
+    def after_two(h: int, i: int, j: int) -> float:
+        return 1.0 if min(i, j) < 2 else gaussian(h, i - 2, j - 2)
+
+    two = PrefixMask(GaussianMixtureMask(alpha, sigma, stored_base(GRID)), prefix=2)
+    yield "two prefix tokens", Case(two, lambda x: each_entry(after_two, N + 2) * x, "mask", tokens=N + 2, mistakes=9)
     table = random((2 * GRID - 1) ** 2, HEADS)
 
     def position(h: int, i: int, j: int) -> float:
@@ -207,7 +213,7 @@ def test_mistakes_are_other_functions_each_under_a_name_of_its_own(case: Case) -
     assert len(made) == case.mistakes
 
 
-@pytest.mark.parametrize("wrap", [lambda mask: mask, ClassTokenMask], ids=["alone", "class token"])
+@pytest.mark.parametrize("wrap", [lambda mask: mask, PrefixMask], ids=["alone", "class token"])
 def test_closed_form_is_a_mistake_where_the_base_has_underflowed(wrap: Callable[[Step], Step]) -> None:
     alpha, sigma = torch.full((1, HEADS, 1, 1), 2.0), torch.full((1, HEADS, 1, 1), 9.0)
     step = wrap(GaussianMixtureMask(alpha, sigma, stored_base(16)))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gmmvit_deploy.families.family import Family, LastBlock, OwnPass
 from gmmvit_deploy.families.naive_vit.spec import NaiveViTSpec
-from gmmvit_deploy.families.naive_vit.tutorial import TUTORIAL
+from gmmvit_deploy.families.naive_vit.tutorial import PARAMETER_POSITIONS, TUTORIAL
 from gmmvit_deploy.specs import MaskSpec
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ NAIVE_VIT = Family(
     name="naive_vit",
     spec=NaiveViTSpec,
     build=_build,
-    sources=(TUTORIAL,),
+    sources=(TUTORIAL, PARAMETER_POSITIONS),
     mask_kinds=("plain",),
     small=_small,
     blocks=_blocks,

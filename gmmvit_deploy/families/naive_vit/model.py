@@ -6,13 +6,14 @@ x = x + attention(norm(x));  x = x + mlp(norm(x))          depth times, pre-norm
 logits = head(x of the class token)                        no norm before the head
 
 In P, i is the token (0 is the class token), j is the feature, and D is the width. Head h computes Q, K and V from
-features h·d … (h+1)·d − 1 of the normed tokens, where d is the head dim. The attention has no output projection. The
+features h·d … (h+1)·d − 1 of the normed tokens, where d is the head dim. The attention has no output projection. If the
+checkpoint holds P, the model uses the values of the checkpoint, also if the values differ from the sinusoids. The
 tutorial's network ends in a softmax over the classes; this model omits the softmax, because the outputs are logits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 import torch
@@ -26,6 +27,7 @@ from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.layers.roles import with_role
 from gmmvit_deploy.precision import Role
 from gmmvit_deploy.scores.attention import AttentionScores, scaled_scores
+from gmmvit_deploy.scores.step import Oddity
 
 __all__ = ["HeadwiseProjection", "NaiveViT", "sinusoidal_positions"]
 
@@ -62,7 +64,7 @@ class HeadwiseProjection(nn.Module):
 
 
 class NaiveViT(Model):
-    """Vision transformer with headwise projections and sinusoidal positions.
+    """Vision transformer with headwise projections and fixed positions, sinusoidal unless the checkpoint holds others.
 
     forward: images (B, c, S, S), normalised, float32 → logits (B, C).
     """
@@ -77,8 +79,9 @@ class NaiveViT(Model):
         self.spec = spec
         self.patch_embedding = PatchEmbedding(spec.patch_size, spec.dim, channels=spec.channels)
         self.class_token = nn.Parameter(torch.rand(1, 1, spec.dim))
-        # The sizes determine the positions. No checkpoint file contains positions, so the state dict omits the buffer.
-        self.register_buffer("positions", sinusoidal_positions(spec.tokens, spec.dim), persistent=False)
+        # The sizes determine the sinusoids, so the state dict omits the buffer if the checkpoint has no positions.
+        positions = sinusoidal_positions(spec.tokens, spec.dim)
+        self.register_buffer("positions", positions, persistent=spec.stored_positions)
         self.blocks = nn.ModuleList(_block(spec) for _ in range(spec.depth))
         self.head = with_role(nn.Linear(spec.dim, spec.classes), "head")
 
@@ -89,6 +92,15 @@ class NaiveViT(Model):
             x = block(x)
         logits: Tensor = self.head(x[:, 0])
         return logits
+
+    def oddities(self) -> Iterator[tuple[str, Oddity]]:
+        """Yield a note if the stored positions are not the sinusoids."""
+        largest = float((self.positions - sinusoidal_positions(self.spec.tokens, self.spec.dim)).abs().max())
+        if largest > 0:
+            what = (
+                f"the stored positions differ from the sinusoids by up to {largest:.3g}; the stored positions are used"
+            )
+            yield "positions", Oddity(severity="note", what=what)
 
 
 def _block(spec: NaiveViTSpec) -> Block:

@@ -12,7 +12,11 @@ __all__ = ["NaiveViTSpec"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NaiveViTSpec(ModelSpec):
-    """The tutorial's ViT: class token, sinusoidal positions, and separate maps of Q, K and V for each head."""
+    """The tutorial's ViT: class token, fixed positions, and separate maps of Q, K and V for each head.
+
+    stored_positions: True if the checkpoint holds the positions, False if the positions are the sinusoids that follow
+    from the number of tokens and the width.
+    """
 
     family: ClassVar[str] = "naive_vit"
     patch_size: int
@@ -20,6 +24,7 @@ class NaiveViTSpec(ModelSpec):
     depth: int
     heads: int
     mlp_dim: int
+    stored_positions: bool = False
 
     def __post_init__(self) -> None:
         ModelSpec.__post_init__(self)

@@ -5,13 +5,19 @@ class_token                               (1, D), where D is the width
 blocks.{i}                                norm1, norm2, mlp.0, mlp.2
 blocks.{i}.mhsa.{q,k,v}_mappings.{h}      (D/H, D/H), separate for each of the H heads
 mlp.0                                     the linear layer that computes the logits
+positional_embeddings, or pos_embed       (N, D) or (1, N, D), the positions; in some copies of the tutorial's code only
 
 The file determines the width, the depth, the number of heads, the mlp width and the number of classes. The file does
-not determine the side and the channels of the images, so the user gives the options --image-size and --channels.
+not determine the channels of the images, so the user gives the option --channels. The side of the images follows from
+the channels and the number of stored positions; without stored positions, the user gives the option --image-size.
+
+The first version of MyViT has a single block at the root of the file (ln1, msa, ln2, enc_mlp) and is refused.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gmmvit_deploy.errors import CheckpointError
@@ -24,29 +30,33 @@ from gmmvit_deploy.specs import MaskSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["TUTORIAL"]
+__all__ = ["PARAMETER_POSITIONS", "TUTORIAL"]
 
 _MAPPER = "linear_mapper.weight"
 _FIRST = "blocks.0.mhsa.q_mappings"
 _PARTS = ("weight", "bias")
+_BUFFER, _PARAMETER = "positional_embeddings", "pos_embed"
+_NAME = "the tutorial's MyViT"
+# The second name is of a norm in the first version of MyViT, which `_refuse_first_version` refuses by name.
+_SIGNATURE = (r"linear_mapper\.weight$", r"(blocks\.0\.mhsa\.q_mappings\.0|ln1)\.weight$")
 
 
-def infer_spec(shapes: Shapes, hints: LoadHints) -> NaiveViTSpec:
-    """Infer the spec from names and shapes.  ``hints`` give the side and the channels of the images.
+def infer_spec(shapes: Shapes, hints: LoadHints, *, positions: str) -> NaiveViTSpec:
+    """Infer the spec from names and shapes.  ``hints`` give the channels of the images, and the side if needed.
 
-    Errors: CheckpointError when the side or the channels are not given, or do not fit the size of the file's patches,
-    or when a required tensor is missing.
+    positions: the name of the tensor with the stored positions, if the file holds positions.
+    Errors: CheckpointError when the file has the format of the first version; when the channels, or the side of the
+    images, are not given or do not fit the size of the file's patches; or when a required tensor is missing.
     """
     source = shapes.source
-    image_size, channels = asked_image(source, hints)
+    _refuse_first_version(shapes)
     dim, values = shapes.of(_MAPPER, rank=2)
-    patch_size = exact_root(values / channels)
-    if patch_size is None or image_size % patch_size:
-        raise CheckpointError(
-            f"{source}: {_MAPPER} takes {values} values per patch; expected {channels}·p·p, where patches of "
-            f"p × p pixels tile an image of {image_size} × {image_size} pixels",
-            hint="type the --image-size and the --channels that the model was trained with",
-        )
+    stored = positions in shapes
+    image_size, channels, patch_size = (
+        _image_of_grid(source, hints, values=values, grid=_stored_grid(shapes, positions))
+        if stored
+        else _given_image(source, hints, values=values)
+    )
     heads = infer_heads(
         source,
         width=dim,
@@ -65,11 +75,68 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> NaiveViTSpec:
         heads=heads,
         mlp_dim=shapes.of("blocks.0.mlp.0.weight", rank=2)[0],
         mask=MaskSpec(),
+        stored_positions=stored,
     )
 
 
-def tensor_origins(spec: NaiveViTSpec) -> TensorOrigins:
-    """Return name in the model → the key of the file, or the conversion that computes the tensor."""
+def _refuse_first_version(shapes: Shapes) -> None:
+    if "ln1.weight" in shapes and f"{_FIRST}.0.weight" not in shapes:
+        raise CheckpointError(
+            f"{shapes.source}: the file holds the first version of MyViT, with a single block at the root of the file "
+            "(ln1, msa, ln2, enc_mlp), whose norms average over all tokens together and whose mlp has a ReLU; expected "
+            "the later version, with blocks.0 in the names of the tensors",
+            hint="train the model again with the version of MyViT that has n_blocks",
+        )
+
+
+def _stored_grid(shapes: Shapes, name: str) -> int:
+    """Return the number of patches along a side of the image, from the number of stored positions.
+
+    Errors: CheckpointError when the tensor is not (N, D) or (1, N, D), or N is not a square number plus 1.
+    """
+    tokens = shapes.of(name, rank=3 if shapes.tensors[name].dim() == 3 else 2)[-2]
+    return shapes.grid(tokens - 1, where=f"{name}, without the class token,")
+
+
+def _given_image(source: str, hints: LoadHints, *, values: int) -> tuple[int, int, int]:
+    """Return (side of the images, channels of the images, side of a patch) for a file without stored positions.
+
+    values: the number of values per patch.
+    Errors: CheckpointError when the side or the channels are not given, or do not fit the number of values per patch.
+    """
+    image_size, channels = asked_image(source, hints)
+    patch_size = exact_root(values / channels)
+    if patch_size is None or image_size % patch_size:
+        raise CheckpointError(
+            f"{source}: {_MAPPER} takes {values} values per patch; expected {channels}·p·p, where patches of "
+            f"p × p pixels tile an image of {image_size} × {image_size} pixels",
+            hint="type the --image-size and the --channels that the model was trained with",
+        )
+    return image_size, channels, patch_size
+
+
+def _image_of_grid(source: str, hints: LoadHints, *, values: int, grid: int) -> tuple[int, int, int]:
+    """Return (side of the images, channels of the images, side of a patch) for a file with stored positions.
+
+    values: the number of values per patch.  grid: the number of patches along a side of the image.
+    The caller compares the side of the images with the option --image-size.
+    Errors: CheckpointError when the channels are not given, or do not fit the number of values per patch.
+    """
+    _, channels = asked_image(source, replace(hints, image_size=grid), example="--channels 1")  # the side is known
+    patch_size = exact_root(values / channels)
+    if patch_size is None:
+        raise CheckpointError(
+            f"{source}: {_MAPPER} takes {values} values per patch; expected {channels}·p·p for patches of p × p pixels",
+            hint="type the --channels that the model was trained with",
+        )
+    return grid * patch_size, channels, patch_size
+
+
+def tensor_origins(spec: NaiveViTSpec, *, positions: str) -> TensorOrigins:
+    """Return name in the model → the key of the file, or the conversion that computes the tensor.
+
+    positions: the name of the tensor with the stored positions, if the file holds positions.
+    """
 
     def channel_fastest(weight: Tensor) -> Tensor:
         """Reorder the input features of a weight: (D, channel · row · column)  →  (D, row · column · channel)."""
@@ -83,6 +150,8 @@ def tensor_origins(spec: NaiveViTSpec) -> TensorOrigins:
         "head.weight": "mlp.0.weight",
         "head.bias": "mlp.0.bias",
     }
+    if spec.stored_positions:
+        origins["positions"] = Conversion(keys=(positions,), convert=_batched)
     pairs = {"attention_norm": "norm1", "mlp_norm": "norm2", "mlp.0": "mlp.0", "mlp.2": "mlp.2"}
     for block in range(spec.depth):
         origins |= {
@@ -95,6 +164,11 @@ def tensor_origins(spec: NaiveViTSpec) -> TensorOrigins:
         origins[f"{qkv}.weight"] = Conversion(keys=tuple(f"{key}.weight" for key in keys), convert=_stacked_weights)
         origins[f"{qkv}.bias"] = Conversion(keys=tuple(f"{key}.bias" for key in keys), convert=_stacked)
     return origins
+
+
+def _batched(positions: Tensor) -> Tensor:
+    """Add the dimension of the batch if needed: (N, D)  →  (1, N, D)."""
+    return positions if positions.dim() == 3 else positions[None]
 
 
 def _stacked(*tensors: Tensor) -> Tensor:
@@ -113,9 +187,16 @@ def _stacked_weights(*weights: Tensor) -> Tensor:
     return _stacked(*weights).transpose(-2, -1).contiguous()
 
 
-TUTORIAL = CheckpointSource(
-    name="the tutorial's MyViT",
-    signature=(r"linear_mapper\.weight$", r"blocks\.0\.mhsa\.q_mappings\.0\.weight$"),
-    spec=infer_spec,
-    tensors=tensor_origins,
+def _source(name: str, signature: tuple[str, ...], *, positions: str) -> CheckpointSource:
+    return CheckpointSource(
+        name=name,
+        signature=signature,
+        spec=partial(infer_spec, positions=positions),
+        tensors=partial(tensor_origins, positions=positions),
+    )
+
+
+TUTORIAL = _source(_NAME, _SIGNATURE, positions=_BUFFER)
+PARAMETER_POSITIONS = _source(
+    f"copies of {_NAME} with {_PARAMETER}", (*_SIGNATURE, rf"{_PARAMETER}$"), positions=_PARAMETER
 )

@@ -22,7 +22,7 @@ from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.layers.roles import with_role
 from gmmvit_deploy.precision import Role
 from gmmvit_deploy.scores.attention import scaled_scores
-from gmmvit_deploy.scores.masks import ClassTokenMask, mask_from_spec
+from gmmvit_deploy.scores.masks import PrefixMask, mask_from_spec
 
 __all__ = ["PiT"]
 
@@ -77,7 +77,7 @@ class PiT(Model):
     @staticmethod
     def _block(spec: PiTSpec, stage: int) -> Block:
         patches = mask_from_spec(spec.mask, heads=spec.heads[stage], grid=spec.grids[stage])
-        mask = None if patches is None else ClassTokenMask(patches)
+        mask = None if patches is None else PrefixMask(patches)
         return Block(
             dim=spec.dims[stage],
             heads=spec.heads[stage],

@@ -8,7 +8,7 @@ from gmmvit_deploy.families.family import Family, OwnPass
 from gmmvit_deploy.families.timm.checkpoint import TIMM_FILES
 from gmmvit_deploy.families.timm.spec import TimmSpec
 from gmmvit_deploy.families.timm.torchvision_files import TORCHVISION_FILES
-from gmmvit_deploy.specs import MaskSpec, require
+from gmmvit_deploy.specs import MaskSpec
 
 if TYPE_CHECKING:
     from gmmvit_deploy.layers.model import Model
@@ -23,7 +23,6 @@ def _build(spec: TimmSpec) -> Model:
 
 
 def _small(mask: MaskSpec) -> TimmSpec:
-    require(mask.kind == "plain", f"a timm model has no {mask.kind} mask")
     return TimmSpec(
         architecture="vit_tiny_patch16_224",
         model_args={
@@ -58,7 +57,7 @@ TIMM = Family(
     spec=TimmSpec,
     build=_build,
     sources=(TIMM_FILES, TORCHVISION_FILES),
-    mask_kinds=("plain",),
+    mask_kinds=("plain", "elm", "decay", "gmm"),
     small=_small,
     blocks=_blocks,
     folding_passes=_folding_passes,

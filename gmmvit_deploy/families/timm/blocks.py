@@ -19,14 +19,14 @@ def block_names(spec: TimmSpec) -> tuple[str, ...]:
     """
     import torch
 
-    from gmmvit_deploy.families.timm.model import ATTENTION, TimmModel
+    from gmmvit_deploy.families.timm.model import TimmModel
 
     with torch.device("meta"):
         model = TimmModel(spec)
     names: list[str] = []
     for path, module in model.named_modules():
-        if isinstance(module, AnsweredAttention) and path.endswith(f".{ATTENTION}"):
-            block = path.removesuffix(f".{ATTENTION}").rpartition(".")[0]
+        if isinstance(module, AnsweredAttention):
+            block = path.rpartition(".")[0].rpartition(".")[0]
             if block not in names and block not in ("", "network"):
                 names.append(block)
     if names:

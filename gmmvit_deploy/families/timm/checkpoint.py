@@ -6,7 +6,9 @@ The tensors have timm's names. timm builds the model from the name of the archit
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from gmmvit_deploy.errors import CheckpointError
@@ -15,7 +17,7 @@ from gmmvit_deploy.families.timm.network import require_timm
 from gmmvit_deploy.families.timm.spec import TimmSpec
 from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.sources.record import KnownImages
-from gmmvit_deploy.sources.shapes import Shapes
+from gmmvit_deploy.sources.shapes import Shapes, infer_mask
 from gmmvit_deploy.sources.source import CheckpointSource, TensorOrigins
 from gmmvit_deploy.specs import MaskSpec
 
@@ -23,7 +25,6 @@ __all__ = ["HEAD_FILE", "TIMM_FILES", "asked_size"]
 
 HEAD_FILE = "head_file"
 """The prefix under which `checkpoints.loading` adds the tensors of a linear head to the tensors of the backbone."""
-_RESIZE_FILTERS = ("bilinear", "bicubic")
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> TimmSpec:
@@ -46,11 +47,34 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> TimmSpec:
         image_width=None if width == height else width,
         channels=channels,
         classes=classes,
-        mask=MaskSpec(),
+        mask=_mask(shapes, hints),
         head_blocks=hints.head_blocks or 0,
         head_average=hints.head_average,
         head_interleaved=hints.head_average and f"{HEAD_FILE}.interleaved" in shapes,
     )
+
+
+def _mask(shapes: Shapes, hints: LoadHints) -> MaskSpec:
+    """Return the mask whose tensors the file holds, under the names of `gmmvit_deploy.timm.add_masks`.
+
+    Errors: CheckpointError when a tensor of a Gaussian mixture is missing, or when ``hints`` contradict the file.
+    """
+    parts: dict[str, str] = {}
+    for name in shapes.tensors:
+        if match := re.match(r"(.+\.mask)\.(alpha|sigma|mask|decay)$", name):
+            parts.setdefault(match.group(2), match.group(1))
+    if "decay" in parts:
+        return MaskSpec(kind="decay")
+    if not parts.keys() & {"alpha", "sigma"}:
+        return MaskSpec(kind="elm" if "mask" in parts else "plain")
+    closed = "mask" not in parts
+    if hints.closed_form and not closed:
+        raise CheckpointError(
+            f"{shapes.source}: --mask-form closed, but the file holds the stored base mask {parts['mask']}.mask",
+            hint="leave --mask-form out: a file with a stored base mask was trained with the stored base mask",
+        )
+    mask, _ = infer_mask(shapes, replace(hints, closed_form=closed), next(iter(parts.values())))
+    return mask
 
 
 def asked_size(shapes: Shapes, arguments: Arguments) -> tuple[int, int]:
@@ -156,7 +180,7 @@ def _from_data_config(config: Mapping[str, Any], labels: tuple[str, ...] | None)
     return KnownImages(
         mean=tuple(float(value) for value in config["mean"]),
         std=tuple(float(value) for value in config["std"]),
-        resize=f"{config['crop_mode']}-{name}" if name in _RESIZE_FILTERS else None,
+        resize=f"{config['crop_mode']}-{name}",
         crop_pct=float(config["crop_pct"]),
         labels=labels,
     )

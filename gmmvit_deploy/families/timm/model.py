@@ -9,6 +9,7 @@ that its scale, its mask and its bias are steps, which the folding passes turn i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -22,17 +23,22 @@ from gmmvit_deploy.layers.fused_call import (
     fused_calls,
     use_fused_calls,
 )
+from gmmvit_deploy.layers.masked_attention import MaskedAttention
 from gmmvit_deploy.layers.model import Model
+from gmmvit_deploy.layers.token_grids import Placement, placements
 from gmmvit_deploy.scores.attention import AttentionScores
 from gmmvit_deploy.scores.biases import PassedBias
 from gmmvit_deploy.scores.scales import Scale
 from gmmvit_deploy.scores.step import Step
 from gmmvit_deploy.specs import input_shape
 
-__all__ = ["ATTENTION", "TimmModel"]
+__all__ = ["ATTENTION", "MASK", "TimmModel"]
 
 ATTENTION = "attention"
-"""The name of the submodule that answers the fused attention function."""
+"""The name of the submodule that answers the fused attention function of an attention without mask."""
+MASK = "mask"
+"""The name of the submodule that answers for an attention with mask.  It has trained tensors, so the names of its
+tensors are those of `gmmvit_deploy.timm.add_masks`."""
 _DRY_BATCH = 2  # the batch of the dry run in `fused_calls`
 
 
@@ -61,8 +67,9 @@ class TimmModel(Model):
                 classes=spec.classes,
             )
         use_fused_calls(self.network)
+        masked = {} if spec.mask.kind == "plain" else {p.module: p for p in placements(self.network, input_shape(spec))}
         for call in fused_calls(self.network, input_shape(spec)):
-            _answer(self, call)
+            _answer(self, call, masked.get(call.module))
 
     def forward(self, images: Tensor) -> Tensor:
         if self.linear_head is not None:
@@ -71,14 +78,32 @@ class TimmModel(Model):
         logits: Tensor = self.network(images)
         return logits
 
+    def classifier_heads(self) -> Iterator[tuple[str, nn.Linear]]:
+        """Yield (name, layer) of each linear layer that computes logits."""
+        if self.linear_head is not None:
+            yield "linear_head.linear", self.linear_head.get_submodule("linear")  # type: ignore[misc]
+            return
+        get = getattr(self.network, "get_classifier", None)
+        heads = () if get is None else get()
+        listed = heads if isinstance(heads, tuple | list) else (heads,)
+        for name, layer in self.named_modules():
+            if isinstance(layer, nn.Linear) and any(layer is head for head in listed):
+                yield name, layer
 
-def _answer(model: TimmModel, call: FusedCall) -> None:
-    """Answer the fused attention function in the module of a call."""
+
+def _answer(model: TimmModel, call: FusedCall, place: Placement | None) -> None:
+    """Answer the fused attention function in the module of a call.
+
+    place: the grid of the attention's tokens if the attention has a mask, else None.
+    """
     bias, windows = None, None
     if call.bias is not None:
         bias = PassedBias(model, input_shape(model.spec))
         leading = call.bias[0] if len(call.bias) == 4 else 1
         windows = leading // _DRY_BATCH if leading > 1 else None
+    if place is not None:
+        answer_fused_call(model.network.get_submodule(call.module), MASK, MaskedAttention(place, model.spec.mask, bias))
+        return
     before: dict[str, Step | None] = {"scale": Scale(call.scale), "bias": bias}
     answer = AnsweredAttention(AttentionScores(before), windows=windows)
     answer_fused_call(model.network.get_submodule(call.module), ATTENTION, answer)

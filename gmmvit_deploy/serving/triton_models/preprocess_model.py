@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from gmmvit_preprocess import UnusableImage, pixels_from_bytes, tensor_from_pixels
 
 INPUT = "IMAGE"
+TARGET = ("height", "width", "channels", "resize", "crop_pct", "mean")  # arguments of pixels_from_bytes
 
 
 class TritonPythonModel:
@@ -26,7 +27,7 @@ class TritonPythonModel:
         self.output = config["output"][0]["name"]
         self.max_batch = config["max_batch_size"]
         settings = json.loads(config["parameters"]["preprocessing"]["string_value"])
-        self.target = {name: settings[name] for name in ("height", "width", "channels", "resize")}
+        self.target = {name: settings[name] for name in TARGET}
         self.mean, self.std = settings["mean"], settings["std"]
         # Pillow releases the interpreter lock while it decodes, so several threads decode the images of a batch.
         self.pool = ThreadPoolExecutor(max_workers=settings["threads"])

@@ -1,0 +1,134 @@
+"""Find the masks that have no influence on the logits, for any weights of the network.
+
+    every entry M[i,j] that influences the logits is exactly 1   →   M ∘ S and S give the same logits
+
+After the last attention, a network with a class token reads only the class token, that is, row 0 of the weights of this
+attention. Row 0 of the mask contains only ones, and the network reads no other row. The same holds for a distillation
+token.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from gmmvit_deploy.layers.model import Model
+from gmmvit_deploy.scores.attention import attention_scores
+from gmmvit_deploy.scores.step import Multiply, Step
+from gmmvit_deploy.specs import input_shape
+
+__all__ = ["dead_masks"]
+
+_IMAGES = 2
+
+
+@torch.no_grad()
+def dead_masks(model: Model) -> tuple[tuple[str, str], ...]:
+    """Return (name of the attention, name of the step) for each mask without influence on the logits.
+
+    The result depends on the architecture, and on which entries of the masks are exactly 1. The result does not depend
+    on other trained values: a classification head whose weights are all 0 makes no mask dead. The function copies the
+    model in float64, fills the copy with random weights, and runs random images. A mask is dead if
+
+    - new random values in place of all entries ≠ 1 leave the logits unchanged, bit for bit; and
+    - new random values in place of all entries = 1 change the logits. If the logits stay unchanged, the random network
+      does not read the attention, for example because softmax saturates, and the mask counts as live.
+
+    The random values of the entries are independent, so the changes of several entries do not cancel in the logits.
+    The gradient of every entry would give the same result, but autograd would store the attention weights of all
+    layers. The function examines the masks from the last to the first, in the order in which the network applies the
+    masks, and stops at the first live mask: what an earlier attention computes is an input of this live attention.
+    A mask without entries of exactly 1, or only with such entries, is not examined and counts as live. A model without
+    prefix tokens therefore needs no forward pass. With prefix tokens, a model needs about 4 forward passes.
+    If the logits of the random network are not finite, the result is empty.
+    """
+    candidates = [
+        (layer, name)
+        for layer, scores in attention_scores(model)
+        for name, step in scores.steps()
+        if step.role == "mask" and _has_ones_and_others(step.matrix())
+    ]
+    if not candidates:
+        return ()
+    generator = torch.Generator().manual_seed(0)
+    network = copy.deepcopy(model).cpu().double().eval()
+    _fill_with_random_values(network, generator)
+    applied: list[_RandomMask] = []
+    names: dict[_RandomMask, tuple[str, str]] = {}
+    for layer, scores in attention_scores(network):
+        for name, step in list(scores.steps()):
+            if (layer, name) in candidates:
+                mask = _RandomMask(step, generator, applied)
+                scores.put(name, mask)
+                names[mask] = (layer, name)
+    images = torch.randn(_IMAGES, *input_shape(model.spec), dtype=torch.float64, generator=generator)
+    return tuple(names[mask] for mask in reversed(list(_dead(network, images, applied))))
+
+
+def _has_ones_and_others(matrix: Tensor) -> bool:
+    ones = matrix == 1
+    return bool(ones.any()) and not bool(ones.all())
+
+
+class _RandomMask(Multiply):
+    """A mask with random values in place of all entries ≠ 1 of a trained mask.
+
+    applied: a list that the mask adds itself to in each forward pass, so that the list has the order of the masks.
+    """
+
+    role = "mask"
+
+    def __init__(self, trained: Step, generator: torch.Generator, applied: list[_RandomMask]) -> None:
+        super().__init__()
+        self.scales_query = trained.scales_query
+        self.generator, self.applied = generator, applied
+        self.ones = trained.matrix() == 1
+        self.values = torch.where(self.ones, 1.0, self._random())
+
+    def _random(self) -> Tensor:
+        return 1 + 0.5 * torch.randn(self.ones.shape, dtype=torch.float64, generator=self.generator)
+
+    def redraw(self, *, ones: bool) -> None:
+        """Draw new random values in place of the ones, or in place of all other entries."""
+        self.values = torch.where(self.ones == ones, self._random(), self.values)
+
+    def matrix(self) -> Tensor:
+        self.applied.append(self)
+        return self.values
+
+
+def _dead(network: Model, images: Tensor, applied: list[_RandomMask]) -> Iterator[_RandomMask]:
+    """Yield the dead masks, from the last to the first, up to the first live mask."""
+    logits = network(images)
+    if not bool(logits.isfinite().all()):
+        return
+    last_first = list(dict.fromkeys(reversed(applied)))
+    for mask in last_first:
+        mask.redraw(ones=False)
+        if not network(images).equal(logits):
+            return
+        kept = mask.values
+        mask.redraw(ones=True)
+        if network(images).equal(logits):
+            return
+        mask.values = kept
+        yield mask
+
+
+def _fill_with_random_values(network: nn.Module, generator: torch.Generator) -> None:
+    """Replace all weights, so that activations keep a variance of about 1 and softmax does not saturate.
+
+    A weight with n inputs gets a standard deviation of 1/√n, and a vector gets a standard deviation of 1.
+    """
+    for module in network.modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase):
+            module.reset_running_stats()  # training changes these statistics, which are buffers
+    for parameter in network.parameters():
+        if parameter.is_floating_point():
+            inputs = math.prod(parameter.shape[1:])
+            random = torch.randn(parameter.shape, dtype=torch.float64, generator=generator)
+            parameter.copy_(random / math.sqrt(max(inputs, 1)))

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gmmvit_deploy.artifacts import MANIFEST_FILE, open_bundle
+from tests.export.test_channels import SPEC, saved_checkpoint
+from tests.test_preprocess import encoded, photo
+from tests.test_timm_preprocess import by_timm
+
+pytestmark = pytest.mark.export
+
+Gmmvit = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved_checkpoint(tmp_path_factory.mktemp("resize") / "model.pth", SPEC)
+
+
+def test_a_bundle_with_a_crop(gmmvit: Gmmvit, checkpoint: Path, tmp_path: Path) -> None:
+    bundle_path = tmp_path / "bundle"
+    options = ("--mean", "0.5,0.4,0.3", "--std", "0.2,0.2,0.2", "--labels", "a,b,c,d,e", "--max-batch", "2")
+    crop = ("--resize", "center-bicubic", "--crop-pct", "0.9")
+    answer = gmmvit("export", checkpoint, "-o", bundle_path, *options, *crop)
+    assert answer.returncode == 0, answer.stderr
+    image = open_bundle(bundle_path).manifest.image
+    assert image.resize_text == "center-bicubic, crop_pct 0.9"
+    np.testing.assert_array_equal(
+        image.pixels_from_bytes(encoded(photo(50, 31), "PNG")), by_timm(photo(50, 31), image)[0]
+    )
+
+
+def test_a_bundle_of_an_earlier_version_opens(gmmvit: Gmmvit, checkpoint: Path, tmp_path: Path) -> None:
+    """A manifest without crop_pct, as earlier versions wrote it."""
+    answer = gmmvit("export", checkpoint, "-o", tmp_path / "bundle", "--input", "tensor", "--max-batch", "2")
+    assert answer.returncode == 0, answer.stderr
+    file = tmp_path / "bundle" / MANIFEST_FILE
+    manifest = json.loads(file.read_text())
+    assert manifest["image"].pop("crop_pct") == 1.0
+    file.write_text(json.dumps(manifest))
+    assert open_bundle(tmp_path / "bundle").manifest.image.crop_pct == 1.0
+    assert gmmvit("parity", tmp_path / "bundle", "--runner", "onnxruntime").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "hint"),
+    [
+        (
+            ("--crop-pct", "0.9"),
+            "--crop-pct: expected 1 with the resize rule stretch-bilinear, because this rule does not crop, got 0.9",
+            "type --resize center-bilinear, squash-bilinear or border-bilinear for a rule that crops",
+        ),
+        (("--crop-pct", "0", "--resize", "center-bicubic"), "--crop-pct: expected a number above 0 and at most 1", ""),
+        (("--crop-pct", "1.15", "--resize", "center-bicubic"), "at most 1, got 1.15", ""),
+        (("--crop-pct", "nan", "--resize", "center-bicubic"), "at most 1, got nan", ""),
+        (("--resize", "center-lanczos"), "resize rule: expected stretch-bilinear, ", ""),
+        (("--resize", "border-bicubic"), "the resize rule border-bicubic needs the mean of each channel", "--mean"),
+    ],
+)
+def test_what_does_not_fit(
+    options: tuple[str, ...], error: str, hint: str, gmmvit: Gmmvit, checkpoint: Path, tmp_path: Path
+) -> None:
+    answer = gmmvit("export", checkpoint, "-o", tmp_path / "bundle", "--input", "tensor", *options)
+    assert answer.returncode == 1
+    text = " ".join(answer.stderr.split())
+    assert error in text
+    assert hint in text
+    assert not (tmp_path / "bundle").exists()

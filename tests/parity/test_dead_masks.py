@@ -1,0 +1,134 @@
+"""Bundles of models with a mask that has no influence on the logits: the graph, the manifest, parity and kernels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.checkpoints.weights import bytes_from_model
+from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.families import model_from_spec
+from gmmvit_deploy.families.pit.spec import PiTSpec
+from gmmvit_deploy.folding import fold as folding
+from gmmvit_deploy.folding.dead_masks import drop_dead_masks
+from gmmvit_deploy.folding.fold import fold
+from gmmvit_deploy.kernels.matcher import MatchedAttention
+from gmmvit_deploy.kernels.onnxruntime_kernels import attentions_of_kernel
+from gmmvit_deploy.parity.check import ParityOptions, check_parity
+from gmmvit_deploy.parity.constants import check_constants
+from gmmvit_deploy.parity.reference import Reference
+from gmmvit_deploy.parity.suspects import explain, suspects
+from gmmvit_deploy.runners.open import open_runners
+from gmmvit_deploy.runtime.onnxruntime import fused_graph, program_from_onnx
+from gmmvit_deploy.specs import MaskSpec
+from tests.conftest import golden
+
+pytestmark = pytest.mark.export
+
+LAST = "stages.2.0.attention"
+
+
+def exported(spec: PiTSpec, folder: Path) -> Bundle:
+    torch.manual_seed(0)
+    folder.mkdir(exist_ok=True)
+    checkpoint = folder / "weights.safetensors"
+    checkpoint.write_bytes(bytes_from_model(model_from_spec(spec).eval()))
+    return bundle_from_checkpoint(checkpoint, folder / "bundle", ExportOptions(input_kind="tensor", max_batch=4))
+
+
+def pit(depths: tuple[int, ...], *, head_dim: int = 16) -> PiTSpec:
+    stages = len(depths)
+    return PiTSpec(
+        image_size=16, patch_size=2, classes=5, dim=2 * head_dim, depths=depths, heads=(2, 4, 8)[:stages],
+        head_dim=head_dim, mlp_dims=(32, 64, 128)[:stages], mask=MaskSpec(kind="gmm", kernels=3),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["pit_gmm", "pit_elm"])
+def test_the_graph_and_the_manifest_leave_the_mask_out(name: str, tensor_bundles: dict[str, Bundle]) -> None:
+    manifest = tensor_bundles[name].manifest
+    assert "drop_dead_masks" in manifest.folding
+    assert [record.layer for record in manifest.masks] == [
+        "stages.0.0.attention",
+        "stages.1.0.attention",
+        "stages.1.1.attention",
+    ]
+    graph = onnx.load(tensor_bundles[name].onnx_path).graph
+    inside = [node for node in graph.node if node.name.startswith(f"{LAST}.scores") and node.op_type == "Mul"]
+    constants = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    assert [[constants[read] for read in node.input if read in constants] for node in inside] == [[()]]
+
+
+def test_a_bundle_of_an_older_version_still_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = golden("pit_gmm")
+    options = ExportOptions(input_kind="tensor", max_batch=4)
+    with monkeypatch.context() as patched:
+        older = tuple(run for run in folding.SCORE_PASSES if run is not drop_dead_masks)
+        patched.setattr(folding, "SCORE_PASSES", older)
+        bundle = bundle_from_checkpoint(case.path, tmp_path / "bundle", options, hints=case.hints)
+    assert [record.layer for record in bundle.manifest.masks][-1] == LAST
+    assert "drop_dead_masks" not in bundle.manifest.folding
+    checked = check_constants(bundle, Reference(bundle).model)
+    assert (checked.verdict, checked.details["masks"]) == ("passed", 4)
+    with open_runners(["onnxruntime"], bundle) as runners:
+        assert check_parity(bundle, runners, ParityOptions()).passed
+
+
+def test_mistakes_in_a_dead_mask_are_not_suspects(tmp_path: Path) -> None:
+    """The only mask of a PiT with a single attention is dead."""
+    bundle = exported(pit((1,)), tmp_path)
+    assert bundle.manifest.masks == ()
+    reference = Reference(bundle)
+    inputs, _ = bundle.golden()
+    trained, _ = reference.logits(inputs)
+    given = dict(suspects(bundle, reference, inputs))
+    assert not any(np.array_equal(logits, trained) for logits in given.values())
+    assert "no mask at all" not in given
+    assert "masks transposed" not in given
+    assert "the class token's row masked with zeros" in given
+
+
+def test_a_mistake_in_the_masks_of_the_graph_is_named(tensor_bundles: dict[str, Bundle]) -> None:
+    bundle = tensor_bundles["pit_gmm"]
+    reference = Reference(bundle)
+    inputs, _ = bundle.golden()
+    model = fold(reference.model).model
+    for layer in ("stages.0.0", "stages.1.0", "stages.1.1"):
+        mask = model.get_submodule(layer).attention.scores.before.mask
+        mask.constant = mask.constant.roll(1, -2)
+    with torch.inference_mode():
+        shifted = model(reference.tensors(inputs)).numpy()
+    name = "masks shifted by one token, down, only in the masks of the graph"
+    assert explain(bundle, reference, inputs, shifted, 1e-5) == name
+
+
+def test_kernels_take_attentions_with_and_without_a_mask_in_a_model(tmp_path: Path) -> None:
+    bundle = exported(pit((1, 1, 1)), tmp_path)
+    matches = attentions_of_kernel(onnx.load(bundle.onnx_path))
+    taken = [match for match in matches if isinstance(match, MatchedAttention)]
+    assert [(match.name, match.mask is not None) for match in taken] == [
+        ("stages.0.0.attention", True),
+        ("stages.1.0.attention", True),
+        (LAST, False),
+    ]
+    assert taken[-1].scale == pytest.approx(16**-0.5)
+    fused, why = fused_graph(bundle.onnx_path)
+    if fused is None:
+        pytest.skip(why)
+    assert fused.attentions.startswith("3 of 3")
+    inputs = np.random.default_rng(0).standard_normal((4, 3, 16, 16), dtype=np.float32)
+    own, plain = program_from_onnx(bundle.onnx_path, fused=fused), program_from_onnx(bundle.onnx_path)
+    np.testing.assert_allclose(own.run(inputs), plain.run(inputs), atol=2e-5)
+
+
+def test_the_reference_has_every_trained_mask(tensor_bundles: dict[str, Bundle]) -> None:
+    """Eager PyTorch computes with the trained model; only the graph leaves the mask out."""
+    model = load_checkpoint(golden("pit_gmm").path).model
+    reference = Reference(tensor_bundles["pit_gmm"]).model
+    assert list(reference.state_dict()) == list(model.state_dict())

@@ -1,0 +1,158 @@
+"""Models whose images are cropped, padded or not square, from the bundle to a real Triton server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.images import ImageSpec
+from gmmvit_deploy.parity.check import check_parity
+from gmmvit_deploy.runners.classify import TritonClassifier, classify_files
+from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.runners.triton import TritonRunner
+from gmmvit_deploy.runtime.triton import TritonConnection
+from gmmvit_deploy.serving.model_configs import RepositoryOptions, model_configs
+from gmmvit_deploy.serving.repository import repository_from_bundle
+from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+from tests.conftest import FREE_PORTS
+from tests.export.test_channels import LABELS, SPEC, exported
+from tests.test_preprocess import encoded, photo
+from tests.test_timm_preprocess import by_timm
+
+pytestmark = pytest.mark.export
+
+CASES: dict[str, tuple[int, dict[str, Any]]] = {
+    "center": (3, {"resize": "center-bicubic", "crop_pct": 0.9}),
+    "squash": (3, {"resize": "squash-bilinear", "crop_pct": 0.875}),
+    "border": (1, {"resize": "border-bicubic", "crop_pct": 0.95}),
+}
+IMAGES = [photo(51, 37), photo(20, 64, "L"), photo(33, 33), photo(11, 15)]
+FILES = [encoded(image, "PNG") for image in IMAGES]
+WIDE = ImageSpec(
+    height=20, width=33, channels=3, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4), resize="center-bicubic", crop_pct=0.9
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WideSpec(type(SPEC)):  # type: ignore[misc]
+    """The spec of a model that takes images of 20×33 pixels."""
+
+    @property
+    def image_shape(self) -> tuple[int, int]:
+        return (20, 33)
+
+
+def wide(bundle: Bundle, image: ImageSpec) -> Bundle:
+    """Return the bundle, described as if the network took images that are not square."""
+    values = {field.name: getattr(bundle.manifest.spec, field.name) for field in fields(bundle.manifest.spec)}
+    spec = WideSpec(**{**values, "channels": image.channels})
+    return replace(bundle, manifest=replace(bundle.manifest, spec=spec, image=image))
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
+    return {
+        name: exported(tmp_path_factory.mktemp(name), channels, **changes)
+        for name, (channels, changes) in CASES.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def server(bundles: dict[str, Bundle], tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    """A server with the models of every case, and the preprocessing model of a network that is not square."""
+    models = tmp_path_factory.mktemp("crops") / "models"
+    models.mkdir()
+    sources = {**bundles, "wide": wide(bundles["center"], WIDE)}
+    for name, bundle in sources.items():
+        options = RepositoryOptions(name=name, threads=1, cpu_kernels="off")
+        written = repository_from_bundle(bundle, models.parent / name, options)
+        for folder in written.path.iterdir():
+            if name != "wide" or folder.name == "wide_preprocess":
+                folder.rename(models / folder.name)
+    with TritonServer(models, options=ServerOptions(**FREE_PORTS)) as running:
+        yield running
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_export_and_parity(name: str, bundles: dict[str, Bundle]) -> None:
+    bundle, (channels, changes) = bundles[name], CASES[name]
+    image = bundle.manifest.image
+    assert (image.resize, image.crop_pct, image.channels) == (changes["resize"], changes["crop_pct"], channels)
+    with OnnxRuntimeRunner(bundle) as runner:
+        report = check_parity(bundle, [runner])
+    assert report.passed, report.failures()
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("name", CASES)
+def test_server_gives_the_answers_for_timms_tensors(
+    name: str, bundles: dict[str, Bundle], server: TritonServer, tmp_path: Path
+) -> None:
+    bundle = bundles[name]
+    pixels = np.stack([by_timm(image, bundle.manifest.image)[0] for image in IMAGES])
+    with OnnxRuntimeRunner(bundle) as runner:
+        expected = runner.run(pixels)
+    images = np.array([[file] for file in FILES], dtype=np.object_)
+    paths = [tmp_path / f"{index}.png" for index in range(len(FILES))]
+    for path, file in zip(paths, FILES, strict=True):
+        path.write_bytes(file)
+    for url in (server.grpc_url, server.http_url):
+        with TritonConnection(url) as connection:
+            np.testing.assert_array_equal(
+                connection.infer(f"{name}_preprocess", "IMAGE", images, output="pixels"), pixels
+            )
+            np.testing.assert_allclose(connection.infer(name, "IMAGE", images), expected, rtol=0, atol=1e-5)
+        with TritonClassifier(url, model=name) as classifier:
+            answers = classify_files(classifier, paths, top=1)
+        assert [answer.predictions[0].label for answer in answers] == [LABELS[i] for i in expected.argmax(1)]
+    with TritonRunner(bundle, server.grpc_url, model=name) as runner:
+        report = check_parity(bundle, [runner])
+    assert report.passed, report.failures()
+
+
+@pytest.mark.server
+def test_server_preprocesses_images_for_a_network_that_is_not_square(server: TritonServer) -> None:
+    images = np.array([[file] for file in FILES], dtype=np.object_)
+    with TritonConnection(server.grpc_url) as connection:
+        pixels = connection.infer("wide_preprocess", "IMAGE", images, output="pixels")
+    assert pixels.shape == (4, 20, 33, 3)
+    np.testing.assert_array_equal(pixels, np.stack([by_timm(image, WIDE)[0] for image in IMAGES]))
+
+
+@pytest.mark.server
+def test_server_refuses_an_image_that_would_become_huge(server: TritonServer) -> None:
+    line = np.array([[encoded(photo(5_000_000, 1, "L"), "PNG")]], dtype=np.object_)
+    with TritonConnection(server.grpc_url) as connection, pytest.raises(Exception, match="the maximum is 50000000"):
+        connection.infer("center_preprocess", "IMAGE", line, output="pixels")
+
+
+@pytest.mark.parametrize("input_kind", ["pixels", "tensor"])
+def test_configurations_of_a_network_that_is_not_square(input_kind: Any, bundles: dict[str, Bundle]) -> None:
+    bundle = wide(bundles["center"], WIDE)
+    bundle = replace(bundle, manifest=replace(bundle.manifest, input_kind=input_kind))
+    configs = model_configs(bundle, RepositoryOptions())
+    shape = [20, 33, 3] if input_kind == "pixels" else [3, 20, 33]
+    assert list(configs["gmmvit_network"].input[0].dims) == shape
+    assert list(configs["gmmvit_preprocess"].output[0].dims) == shape
+    settings = json.loads(configs["gmmvit_preprocess"].parameters["preprocessing"].string_value)
+    assert settings == {**WIDE.to_json(), "threads": 2}
+    assert (settings["height"], settings["width"], settings["crop_pct"]) == (20, 33, 0.9)
+
+
+def test_repository_of_a_network_that_is_not_square(bundles: dict[str, Bundle], tmp_path: Path) -> None:
+    options = RepositoryOptions(cpu_kernels="off")
+    repository_from_bundle(wide(bundles["center"], WIDE), tmp_path / "r", options)
+    text = (tmp_path / "r" / "gmmvit_preprocess" / "config.pbtxt").read_text()
+    config = text_format.Parse(text, model_config_pb2.ModelConfig())
+    assert list(config.output[0].dims) == [20, 33, 3]
+    warmup = (tmp_path / "r" / "gmmvit_preprocess" / "warmup" / "image").read_bytes()[4:]
+    assert WIDE.pixels_from_bytes(warmup).shape == (20, 33, 3)
