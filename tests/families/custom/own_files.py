@@ -17,12 +17,11 @@ __all__ = ["ARGUMENTS", "IMAGE", "LABELS", "NETWORK", "forget_files", "own_file"
 IMAGE = ("--image-size", "16", "--channels", "3")
 LABELS = "a,b,c,d,e"
 ARGUMENTS: dict[str, Any] = {"depth": 2, "heads": 2}
+PRINT = "print('a line on stdout')"
 NETWORK = """
 import torch
 import torch.nn.functional as F
 from torch import nn
-
-print("a line on stdout")
 
 
 class Attention(nn.Module):
@@ -79,7 +78,9 @@ class Net(nn.Module):
 def own_file(folder: Path, code: str = "", *, name: str = "mine.py") -> Path:
     """Write the network, then ``code``; each run of the file adds a line to the file ``runs`` in the folder."""
     path = folder / name
-    path.write_text(f"open({str(folder / 'runs')!r}, 'a').write('run\\n')\n{NETWORK}\n{code}", encoding="utf-8")
+    path.write_text(
+        f"open({str(folder / 'runs')!r}, 'a').write('run\\n')\n{PRINT}\n{NETWORK}\n{code}", encoding="utf-8"
+    )
     return path
 
 
