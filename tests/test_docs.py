@@ -53,6 +53,7 @@ from tests.documented import (
     texts,
     with_output,
 )
+from tests.families.custom.own_files import ARGUMENTS, NETWORK, save_weights
 
 TEXTS = texts()
 BLOCKS: dict[Path, list[Block]] = {page: list(blocks(page, text)) for page, text in TEXTS.items()}
@@ -102,7 +103,10 @@ TIMM_FILES = (
 
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files of a reader before the first command: digits, a ViT of unknown heads, and a ViT with an average."""
+    """The files of a reader before the first command.
+
+    Digits, a ViT of unknown heads, a ViT with an average, and a class of the reader's own.
+    """
     folder = tmp_path_factory.mktemp("documentation")
     data = digits.load_digit_images()
     torch.manual_seed(0)
@@ -119,6 +123,8 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in TIMM_FILES:
         (folder / name).symlink_to(GOLDEN / "timm" / name)
     (folder / "mnist.pt").symlink_to(GOLDEN / "naive_vit" / "mnist_vit.pt")
+    (folder / "my_vit.py").write_text(NETWORK, encoding="utf-8")
+    save_weights(folder / "my_vit.py", folder / "my_vit.pth", **ARGUMENTS)
     return folder
 
 
@@ -231,7 +237,7 @@ def test_families_masks_and_presets_are_those_of_the_program() -> None:
     rows = {re.findall(r"`(\w+)`", row[0])[0]: row for row in table("models/index.md", "family")}
     assert list(rows) == [family.name for family in FAMILIES]
     pages = {name.removeprefix("models/").removesuffix(".md") for name in NAVIGATION if name.startswith("models/")}
-    assert pages == {family.name for family in FAMILIES} | {"index"}
+    assert pages == {family.name for family in FAMILIES} | {"index", "own_class"}
     for family in FAMILIES:
         assert tuple(rows[family.name][2].lower().split(", ")) == family.mask_kinds
         text = (PAGES / "models" / f"{family.name}.md").read_text(encoding="utf-8")

@@ -14,6 +14,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import ExportError, InputError
+from gmmvit_deploy.export.batch_proof import require_dynamic_batch
 from gmmvit_deploy.export.declared_roles import declare_roles, name_nodes
 from gmmvit_deploy.graphs.constant_folding import without_constant_nodes
 from gmmvit_deploy.graphs.declared import ATTENTION_KEY, ROLE_KEY
@@ -70,7 +71,7 @@ def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch:
     the graph normalises the pixels. With None, the input is ``tensor`` (float32, B × channels × height × width).
     max_batch: the largest batch.
     Errors:
-        ExportError: the exporter fails, or `declare_roles` refuses the graph.
+        ExportError: the exporter fails, the batch of the graph is fixed, or `declare_roles` refuses the graph.
         InputError: ``preprocessing`` has no mean and std.
     """
     if preprocessing is None:
@@ -98,6 +99,7 @@ def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch:
     if program is None:
         raise ExportError(f"the ONNX exporter of torch {torch.__version__} returned no graph")
     proto = program.model_proto
+    require_dynamic_batch(proto)
     if model.foreign:
         proto = without_constant_nodes(proto)
     name_nodes(proto)
