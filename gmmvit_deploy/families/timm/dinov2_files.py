@@ -12,12 +12,14 @@ architecture, so the user types timm's name, such as ``vit_small_patch14_dinov2`
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from gmmvit_deploy.families.timm import checkpoint
 from gmmvit_deploy.families.timm.spec import TimmSpec
 from gmmvit_deploy.sources.source import CheckpointSource, Conversion, TensorOrigins
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["DINOV2_FILES"]
 
