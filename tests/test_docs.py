@@ -91,6 +91,16 @@ def test_every_page_is_in_the_navigation() -> None:
     assert {str(path.relative_to(PAGES)) for path in PAGES.rglob("*.md")} == set(NAVIGATION)
 
 
+TIMM_FILES = (
+    "timm_vit.pth.tar",
+    "timm_vit_registers",
+    "timm_vit_qk_norm.pth",
+    "torchvision_vit_conv_stem.pth",
+    "dino_teacher.pth",
+    "dino_linear.pth",
+)
+
+
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files of a reader before the first command.
@@ -110,6 +120,8 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     weights = torch.load(GOLDEN / "vit_gmm.pth", weights_only=True)["model_state_dict"]
     torch.save({"state_dict": weights, "state_dict_ema": weights}, folder / "last.pth.tar")
     (folder / "plain.pth").symlink_to(GOLDEN / "vit_plain.pth")
+    for name in TIMM_FILES:
+        (folder / name).symlink_to(GOLDEN / "timm" / name)
     (folder / "mnist.pt").symlink_to(GOLDEN / "naive_vit" / "mnist_vit.pt")
     (folder / "my_vit.py").write_text(NETWORK, encoding="utf-8")
     save_weights(folder / "my_vit.py", folder / "my_vit.pth", **ARGUMENTS)

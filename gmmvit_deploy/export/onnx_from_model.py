@@ -18,6 +18,7 @@ from gmmvit_deploy.export.batch_proof import require_dynamic_batch
 from gmmvit_deploy.export.declared_roles import declare_roles, name_nodes
 from gmmvit_deploy.graphs.constant_folding import without_constant_nodes
 from gmmvit_deploy.graphs.declared import ATTENTION_KEY, ROLE_KEY
+from gmmvit_deploy.graphs.stacked_qkv import split_stacked_projections
 from gmmvit_deploy.images import ImageSpec
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.precision import Role
@@ -103,6 +104,7 @@ def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch:
         proto = without_constant_nodes(proto)
     name_nodes(proto)
     declare_roles(proto, module, foreign=model.foreign)
+    proto = split_stacked_projections(proto)
     _strip_traces(proto)
     return proto
 
