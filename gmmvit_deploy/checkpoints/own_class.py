@@ -101,7 +101,7 @@ def load_own_class(file: TensorFile, hints: LoadHints, path: str, name: str) -> 
     from gmmvit_deploy.families.custom.running import network_of_class
 
     source = str(file.path)
-    options = {"--heads": hints.heads, "--preset": hints.preset, "--mask-form": hints.closed_form}
+    options = {"--heads": hints.heads, "--preset": hints.preset, "--head": hints.head, "--mask-form": hints.closed_form}
     if given := [option for option, value in options.items() if value is not None]:
         raise CheckpointError(
             f"{source}: {given[0]} does not apply to the class {name} of {path}, which determines the architecture",
