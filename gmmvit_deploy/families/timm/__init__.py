@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from gmmvit_deploy.families.family import Family, OwnPass
+from gmmvit_deploy.families.family import Family, OwnPass, Windows
 from gmmvit_deploy.families.timm.checkpoint import TIMM_FILES
 from gmmvit_deploy.families.timm.deit3_files import DEIT3_FILES
 from gmmvit_deploy.families.timm.dinov2_files import DINOV2_FILES
@@ -48,6 +49,12 @@ def _blocks(spec: TimmSpec) -> tuple[str, ...]:
     return block_names(spec)
 
 
+def _windows(spec: TimmSpec) -> Mapping[str, Windows]:
+    from gmmvit_deploy.families.timm.blocks import windows_of
+
+    return windows_of(spec)
+
+
 def _folding_passes() -> tuple[OwnPass, ...]:
     from gmmvit_deploy.families.timm.folding import fuse_batch_norms, join_distilled_heads
 
@@ -62,5 +69,6 @@ TIMM = Family(
     mask_kinds=("plain", "elm", "decay", "gmm"),
     small=_small,
     blocks=_blocks,
+    windows=_windows,
     folding_passes=_folding_passes,
 )
