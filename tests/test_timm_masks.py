@@ -147,8 +147,8 @@ def answers(model: nn.Module) -> dict[str, MaskedAttention]:
 def places(name: str) -> dict[str, Placement]:
     architecture, model_args = MODELS[name]
     batch = images(name)
-    found = placements(timm.create_model(architecture, **model_args), tuple(batch.shape[1:]))
-    return {f"{place.module}.mask": place for place in found}
+    placed = placements(timm.create_model(architecture, **model_args), tuple(batch.shape[1:]))
+    return {f"{place.module}.mask": place for place in placed}
 
 
 # ---- the golden checkpoints ------------------------------------------------------------------------------------------
