@@ -18,6 +18,7 @@ from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.families import FAMILIES, Family, family_of, family_of_preset, preset_spec, spec_from_json
 from gmmvit_deploy.families.counting import trainable_parameters
 from gmmvit_deploy.families.timm.checkpoint import TIMM_FILES
+from gmmvit_deploy.families.timm.deit3_files import DEIT3_FILES
 from gmmvit_deploy.families.timm.dinov2_files import DINOV2_FILES
 from gmmvit_deploy.families.timm.spec import CONV_STEM_VIT
 from gmmvit_deploy.families.timm.torchvision_files import TORCHVISION_FILES
@@ -106,8 +107,9 @@ def _source_of(file: TensorFile, hints: LoadHints) -> CheckpointSource:
     """
     if hints.model == CONV_STEM_VIT:
         return TORCHVISION_FILES
-    if DINOV2_FILES.recognises(file.tensors):
-        return DINOV2_FILES
+    for source in (DINOV2_FILES, DEIT3_FILES):
+        if source.recognises(file.tensors):
+            return source
     if hints.model is not None or file.record.config:
         return TIMM_FILES
     sources = [source for family in FAMILIES for source in family.sources if source.recognises(file.tensors)]
