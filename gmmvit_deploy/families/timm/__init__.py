@@ -56,9 +56,10 @@ def _windows(spec: TimmSpec) -> Mapping[str, Windows]:
 
 
 def _folding_passes() -> tuple[OwnPass, ...]:
+    from gmmvit_deploy.families.timm.block_passes import merge_linear_layer_scale, narrow_class_token_block
     from gmmvit_deploy.families.timm.folding import fuse_batch_norms, join_distilled_heads
 
-    return (join_distilled_heads, fuse_batch_norms)
+    return (join_distilled_heads, fuse_batch_norms, merge_linear_layer_scale, narrow_class_token_block)
 
 
 TIMM = Family(
