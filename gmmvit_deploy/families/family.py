@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from gmmvit_deploy.sources.source import CheckpointSource
-from gmmvit_deploy.specs import MaskKind, MaskSpec, ModelSpec
+from gmmvit_deploy.specs import Interpolation, MaskKind, MaskSpec, ModelSpec
 
 if TYPE_CHECKING:
     from gmmvit_deploy.layers.model import Model
@@ -89,6 +89,8 @@ class Family:
     folding_passes: () → additional folding passes, which run after the passes on the attention scores and before
                     `folding.last_block.narrow_last_block`
     engine_passes:  () → additional passes for GPU engines, which run before `folding.head_padding.pad_heads`
+    resized:        (model, (height, width) in pixels, algorithm for position embeddings, or None if not known) →
+                    the model for images of this size; None if no rule resizes models of this family
     mistakes:       common deployment mistakes that ``gmmvit parity`` can name, in addition to mistakes in the steps on
                     the attention scores
     """
@@ -105,6 +107,7 @@ class Family:
     windows: Callable[[Any], Mapping[str, Windows]] = _no_windows
     folding_passes: Callable[[], tuple[OwnPass, ...]] = no_passes
     engine_passes: Callable[[], tuple[OwnPass, ...]] = no_passes
+    resized: Callable[[Model, tuple[int, int], Interpolation | None], Model] | None = None
     mistakes: tuple[Mistake, ...] = ()
 
     def small_specs(self) -> dict[MaskKind, ModelSpec]:

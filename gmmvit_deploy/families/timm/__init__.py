@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from gmmvit_deploy.families.family import Family, OwnPass
 from gmmvit_deploy.families.timm.checkpoint import TIMM_FILES
@@ -11,7 +11,9 @@ from gmmvit_deploy.families.timm.torchvision_files import TORCHVISION_FILES
 from gmmvit_deploy.specs import MaskSpec
 
 if TYPE_CHECKING:
+    from gmmvit_deploy.families.timm.model import TimmModel
     from gmmvit_deploy.layers.model import Model
+    from gmmvit_deploy.specs import Interpolation
 
 __all__ = ["TIMM"]
 
@@ -46,6 +48,12 @@ def _blocks(spec: TimmSpec) -> tuple[str, ...]:
     return block_names(spec)
 
 
+def _resized(model: Model, size: tuple[int, int], interpolation: Interpolation | None) -> Model:
+    from gmmvit_deploy.families.timm.resizing import resized_model
+
+    return resized_model(cast("TimmModel", model), size, interpolation)
+
+
 def _folding_passes() -> tuple[OwnPass, ...]:
     from gmmvit_deploy.families.timm.folding import fuse_batch_norms, join_distilled_heads
 
@@ -61,4 +69,5 @@ TIMM = Family(
     small=_small,
     blocks=_blocks,
     folding_passes=_folding_passes,
+    resized=_resized,
 )
