@@ -107,6 +107,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.save({"state_dict": weights, "state_dict_ema": weights}, folder / "last.pth.tar")
     (folder / "plain.pth").symlink_to(GOLDEN / "vit_plain.pth")
     (folder / "mnist.pt").symlink_to(GOLDEN / "naive_vit" / "mnist_vit.pt")
+    (folder / "vit_of_32_pixels.pth.tar").symlink_to(GOLDEN / "timm" / "timm_vit.pth.tar")
     return folder
 
 

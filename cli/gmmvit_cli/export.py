@@ -211,7 +211,7 @@ def export(
             "folded",
             f"{len(manifest.masks)} masks stored as constants ({', '.join(manifest.folding) or 'nothing to fold'})",
         ),
-        *([("resized", f"{resizing}; check the accuracy again")] if (resizing := manifest.spec.resizing) else []),
+        *_resized(bundle),
         *_proven(bundle),
         ("SHA-256", bundle.sha256),
     ]
@@ -220,6 +220,14 @@ def export(
         print_variants(variants)
     note_disagreements("model.onnx", manifest.role_disagreements)
     typer.echo(out)
+
+
+def _resized(bundle: Bundle) -> list[tuple[str, str]]:
+    resizing = bundle.manifest.spec.resizing
+    if not resizing:
+        return []
+    how = resizing.removeprefix("resized ")
+    return [("resized", f"{how}; to check the accuracy at this size, add --data to gmmvit parity")]
 
 
 def _proven(bundle: Bundle) -> list[tuple[str, str]]:

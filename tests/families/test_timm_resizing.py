@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,6 +33,7 @@ SIZE = 48
 EXACT = {"rtol": 0.0, "atol": 1e-12}  # float64: both sides copy the same float32 tensors
 
 
+@functools.cache
 def loaded(name: str, **more: Any) -> LoadedCheckpoint:
     hints = dict(RECORDS[name]["hints"])
     if "head" in hints:
@@ -54,7 +57,7 @@ def images(size: int = SIZE) -> Tensor:
 
 def logits(model: nn.Module, size: int = SIZE) -> Tensor:
     with torch.no_grad():
-        out: Tensor = model.double().eval()(images(size))
+        out: Tensor = copy.deepcopy(model).double().eval()(images(size))
     return out
 
 
@@ -243,9 +246,9 @@ def test_resizes_to_images_that_are_not_square() -> None:
     tensors["pos_embed"] = resample_abs_pos_embed(tensors["pos_embed"], [6, 10])
     network.load_state_dict(tensors, strict=True)
     batch = torch.randn(2, 3, 24, 40, dtype=torch.float64)
-    torch.testing.assert_close(model.double()(batch), network.double().eval()(batch), **EXACT)
+    torch.testing.assert_close(copy.deepcopy(model).double()(batch), network.double().eval()(batch), **EXACT)
     # The same number of patches: 6 × 10 and 10 × 6. The positions belong to the grid, not to the number.
-    turned = resized_model(model.float(), (40, 24), "timm")
+    turned = resized_model(model, (40, 24), "timm")
     assert not turned.network.pos_embed.equal(model.network.pos_embed)  # type: ignore[arg-type]
 
 
@@ -351,7 +354,14 @@ def test_refuses_an_algorithm_that_is_defined_for_squares_only() -> None:
 
 def test_refuses_a_size_that_timm_refuses() -> None:
     error = refused("timm_swin", resize_to=1)
-    assert "timm" in str(error)
+    assert "--resize-to 1: timm model swin_tiny_patch4_window7_224 does not take images of 1 × 1 pixels" in str(error)
+
+
+def test_refuses_a_size_that_leaves_pixels_over() -> None:
+    error = refused("timm_vit", resize_to=50)
+    assert "images of 50 × 50 pixels cannot be divided into patches of 4 × 4 pixels" in str(error)
+    assert error.hint == "type --resize-to 48 or 52"
+    assert "does not take images of 44 × 44 pixels" in str(refused("torchvision_vit_conv_stem", resize_to=44))
 
 
 def test_refuses_other_families() -> None:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from gmmvit_deploy.errors import InputError, SpecError
 from gmmvit_deploy.families.timm.network import network_from_spec
@@ -28,7 +29,7 @@ from gmmvit_deploy.scores.resized_masks import check_mask_at_other_size
 from gmmvit_deploy.specs import INTERPOLATIONS, Interpolation, input_shape
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from gmmvit_deploy.families.timm.model import TimmModel
 
@@ -47,13 +48,15 @@ def resized_model(model: TimmModel, size: tuple[int, int], interpolation: Interp
     position embeddings can be resized.
     The spec of the result records the old size, and the algorithm if position embeddings were resampled.
     Errors:
-        InputError: the mask belongs to the grid of training; position embeddings need an algorithm, or do not fit the
-            algorithm; or another tensor has a shape that depends on the image size. The message names the tensor.
+        InputError: the mask belongs to the grid of training; patches do not cover the images; position embeddings need
+            an algorithm, or do not fit the algorithm; or another tensor has a shape that depends on the image size. The
+            message names the tensor.
         SpecError: timm cannot build or run the network at this size.
     """
     spec = _spec_at(model.spec, size)
     _check_mask(model.spec, spec)
     resized = _built(spec)
+    _check_patches(resized.network, size)
     resampling = _Resampling(model.network, resized.network, interpolation)
     old, new = model.state_dict(), resized.state_dict()
     if differing := sorted(old.keys() ^ new.keys()):
@@ -108,6 +111,24 @@ def _built(spec: TimmSpec) -> TimmModel:
             f"timm model {spec.architecture} does not take images of {_words(spec.image_shape)} pixels: "
             f"{type(exc).__name__}: {exc}"
         ) from exc
+
+
+def _check_patches(network: nn.Module, size: tuple[int, int]) -> None:
+    """Check that the patches cover the whole image.
+
+    Errors: InputError when pixels would be left over; timm would ignore these pixels without a message.
+    """
+    embedding = getattr(network, "patch_embed", None)
+    convolution = getattr(embedding, "proj", None)
+    if not isinstance(convolution, nn.Conv2d) or getattr(embedding, "dynamic_img_pad", False):
+        return
+    patch = convolution.kernel_size
+    if convolution.stride == patch and any(side % length for side, length in zip(size, patch, strict=True)):
+        lower = size[0] // patch[0] * patch[0]
+        raise InputError(
+            f"images of {_words(size)} pixels cannot be divided into patches of {_words(patch)} pixels",
+            hint=f"type --resize-to {lower} or {lower + patch[0]}",
+        )
 
 
 class _Resampling:
