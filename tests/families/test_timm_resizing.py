@@ -306,7 +306,7 @@ def test_masks_of_the_grid_of_training_are_refused(kind: str, form: str, reason:
 
 @pytest.mark.parametrize("kind", ["elm", "gmm"])
 def test_masks_inside_windows_that_stay_are_kept(kind: str, tmp_path: Path) -> None:
-    _, model_args, _, _ = SMALL["swin"]
+    model_args = {**SMALL["swin"][1], "depths": [2], "num_heads": [2]}
     network = timm.create_model("swin_tiny_patch4_window7_224", **model_args, img_size=32)
     from gmmvit_deploy.timm import add_masks
 
