@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from gmmvit_deploy.families.family import Family, OwnPass, Windows
 from gmmvit_deploy.families.timm.checkpoint import TIMM_FILES
@@ -14,7 +14,9 @@ from gmmvit_deploy.families.timm.torchvision_files import TORCHVISION_FILES
 from gmmvit_deploy.specs import MaskSpec
 
 if TYPE_CHECKING:
+    from gmmvit_deploy.families.timm.model import TimmModel
     from gmmvit_deploy.layers.model import Model
+    from gmmvit_deploy.specs import Interpolation
 
 __all__ = ["TIMM"]
 
@@ -55,6 +57,12 @@ def _windows(spec: TimmSpec) -> Mapping[str, Windows]:
     return windows_of(spec)
 
 
+def _resized(model: Model, size: tuple[int, int], interpolation: Interpolation | None) -> Model:
+    from gmmvit_deploy.families.timm.resizing import resized_model
+
+    return resized_model(cast("TimmModel", model), size, interpolation)
+
+
 def _folding_passes() -> tuple[OwnPass, ...]:
     from gmmvit_deploy.families.timm.block_passes import merge_linear_layer_scale, narrow_class_token_block
     from gmmvit_deploy.families.timm.folding import fuse_batch_norms, join_distilled_heads
@@ -72,4 +80,5 @@ TIMM = Family(
     blocks=_blocks,
     windows=_windows,
     folding_passes=_folding_passes,
+    resized=_resized,
 )
