@@ -119,9 +119,8 @@ def by_timm_with_masks(name: str) -> Reference:
     def logits(image: Image.Image) -> Tensor:
         left = list(masks)
 
-        def attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: None, dropout_p: float) -> Tensor:
-            assert attn_mask is None
-            assert dropout_p == 0
+        def attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: None, dropout_p: float, is_causal: bool) -> Tensor:
+            assert (attn_mask, dropout_p, is_causal) == (None, 0, False)
             scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
             return (left.pop(0) * scores).softmax(-1) @ v
 
