@@ -217,9 +217,9 @@ def _resized_size(size: tuple[int, int], *, height: int, width: int, fit: str, c
 
 def _require_possible(size: tuple[int, int], resized: tuple[int, int], *, fit: str) -> None:
     (columns, rows), (new_columns, new_rows) = size, resized
-    what = f"the image is {columns}×{rows} pixels; the resize rule {fit} would resize it to {new_columns}×{new_rows}"
+    what = f"the image is {columns}×{rows} pixels, and {new_columns}×{new_rows} pixels after resizing by the rule {fit}"
     if min(resized) < 1:
-        raise UnusableImage(f"{what}, expected at least 1 pixel each way")
+        raise UnusableImage(f"{what}; expected at least 1 pixel in width and height")
     if new_columns * new_rows > MAX_IMAGE_PIXELS:
         raise UnusableImage(f"{what}; the maximum is {MAX_IMAGE_PIXELS} pixels in total")
 

@@ -126,10 +126,12 @@ class ModelSpec:
 
     family: the name of the family (`gmmvit_deploy.families`).  image_size: S, height and width in pixels.
     classes: C, the number of classes.  mask: the mask on the attention scores.  channels: c, the image channels.
+    mask_kinds: the kinds of mask that the architecture supports.
     Errors: SpecError when a value is invalid.
     """
 
     family: ClassVar[str]
+    mask_kinds: ClassVar[tuple[MaskKind, ...]] = ("plain", "gmm", "elm")
     image_size: int
     classes: int
     mask: MaskSpec
@@ -141,6 +143,11 @@ class ModelSpec:
             f"channels: expected one of {', '.join(map(str, CHANNELS))}, got {self.channels!r}",
         )
         require_counts(self, "image_size", "classes")
+        require(
+            self.mask.kind in self.mask_kinds,
+            f"mask kind of a model of the family {self.family}: expected one of {', '.join(self.mask_kinds)}, got "
+            f"{self.mask.kind}",
+        )
 
     @property
     def image_shape(self) -> tuple[int, int]:

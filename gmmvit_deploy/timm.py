@@ -15,7 +15,8 @@ tokens, such as a class token, are not masked. The code of timm's attention clas
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any, Literal, TypeVar, get_args
 
 from torch import nn
@@ -60,7 +61,8 @@ def create(
         raise MissingDependencyError("timm, which builds this model,", extra="timm") from exc
     model: nn.Module = timm.create_model(name, **model_args)
     shape = _image_shape(model, model_args.get("img_size"))
-    return add_masks(model, kind=mask, kernels=kernels, shared=shared, form=form, image_shape=shape)
+    _warn(_mask(model, _mask_spec(mask, kernels, shared, form), shape))
+    return model
 
 
 def add_masks(
@@ -91,12 +93,17 @@ def add_masks(
     Errors: SpecError when an attention between tokens cannot take a mask, with the reason for each attention; when the
     model has masks already; when an option does not fit the kind of the mask.
     """
-    spec = _mask_spec(kind, kernels, shared, form)
+    _warn(_mask(model, _mask_spec(kind, kernels, shared, form), image_shape or _image_shape(model, None)))
+    return model
+
+
+def _mask(model: nn.Module, spec: MaskSpec, shape: tuple[int, int, int]) -> Iterator[str]:
+    """Put the masks on ``model``, and return the texts of the warnings."""
     if any(isinstance(module, AnsweredAttention) for module in model.modules()):
         raise SpecError(
-            f"{type(model).__name__}: the attentions of this model are answered already, for example masked"
+            f"{type(model).__name__}: expected attentions of timm, got attentions that are answered already, for "
+            "example with masks"
         )
-    shape = image_shape or _image_shape(model, None)
     grids = _dry_run(model, shape)
     places = require_placements(model, grids)
     answers = {place.module: _answer(model, place, spec, shape) for place in places}
@@ -105,9 +112,12 @@ def add_masks(
         if hasattr(attention, "fused_attn"):
             attention.fused_attn = True  # type: ignore[assignment]  # nn.Module types every attribute as a tensor
         answer_fused_call(attention, _NAME, answer)
-    _warn_of_last_mask(model, grids)
-    _warn_of_size(places, spec)
-    return model
+    return chain(_ineffective_mask(model, grids), _large_masks(places, spec))
+
+
+def _warn(texts: Iterable[str]) -> None:
+    for text in texts:
+        warnings.warn(text, stacklevel=3)  # the line that calls `create` or `add_masks`
 
 
 def _mask_spec(kind: str, kernels: int, shared: bool, form: str) -> MaskSpec:
@@ -164,29 +174,27 @@ def _image_shape(model: nn.Module, img_size: int | Iterable[int] | None) -> tupl
     return first.in_channels, int(height), int(width)
 
 
-def _warn_of_last_mask(model: nn.Module, grids: TokenGrids) -> None:
-    """Warn if the head reads only prefix tokens: the last attention's rows of these tokens are not masked."""
+def _ineffective_mask(model: nn.Module, grids: TokenGrids) -> Iterator[str]:
+    """Yield a warning if the head reads only prefix tokens: the last mask has ones in the rows of these tokens."""
     last = grids.placements[-1]
     # An attention pooling, or a class attention, after the last mask reads all tokens.
     if last.prefix and not grids.poolings and getattr(model, "global_pool", None) == "token":
-        warnings.warn(
+        yield (
             f"the mask of {last.module} has no effect and gets no gradient, because the head reads only the class "
-            "token, whose row is not masked; build the model with global_pool='avg' to use the last mask",
-            stacklevel=3,
+            "token, whose row is not masked; global_pool='avg' uses the last mask in models that can pool patches"
         )
 
 
-def _warn_of_size(places: tuple[Placement, ...], spec: MaskSpec) -> None:
-    """Warn if the masks of an exported model, float32 constants, are large."""
+def _large_masks(places: tuple[Placement, ...], spec: MaskSpec) -> Iterator[str]:
+    """Yield a warning if the masks of an exported model, which are float32 constants, are large."""
     one_for_all = spec.shared or spec.kind == "elm"
     size = sum(4 * place.tokens**2 * (1 if one_for_all else place.heads) for place in places)
     if size >= _LARGE:
         largest = max(places, key=lambda place: place.tokens)
-        advice = "" if one_for_all else "; shared=True divides the size by the number of heads"
-        if spec.kind != "gmm":
-            advice = ""
-        warnings.warn(
-            f"the masks take {size / 1024**2:.0f} MiB in an exported model; the largest mask, of {largest.module}, has "
-            f"{largest.tokens} × {largest.tokens} entries for each head{advice}",
-            stacklevel=3,
+        advice = (
+            "; shared=True divides the size by the number of heads" if spec.kind == "gmm" and not spec.shared else ""
+        )
+        yield (
+            f"the masks take {size / 1024**2:.0f} MiB in an exported model; a mask of {largest.module} has "
+            f"{largest.tokens} × {largest.tokens} entries{advice}"
         )

@@ -185,7 +185,8 @@ def test_an_image_that_resizing_would_make_huge_is_refused() -> None:
     """A line of 100,000 pixels by 1 pixel, resized to cover 224×224, would have 5 billion pixels."""
     spec = ImageSpec(height=224, width=224, channels=1, mean=(0.5,), std=(0.5,), resize="center-bicubic")
     line = Image.new("L", (100_000, 1))
-    with pytest.raises(UnusableImage, match=f"resize it to 22400000×224; the maximum is {MAX_IMAGE_PIXELS} pixels"):
+    message = f"and 22400000×224 pixels after resizing by the rule center; the maximum is {MAX_IMAGE_PIXELS} pixels"
+    with pytest.raises(UnusableImage, match=message):
         spec.pixels_from_bytes(encoded(line, "PNG"))
     array = np.zeros((1, 1, 100_000), np.uint8)
     with pytest.raises(ImageError, match=r"lines\[0\]: the image is 100000×1 pixels"):
@@ -194,7 +195,7 @@ def test_an_image_that_resizing_would_make_huge_is_refused() -> None:
 
 def test_an_image_that_resizing_would_make_empty_is_refused() -> None:
     spec = ImageSpec(height=32, width=32, channels=1, mean=(0.5,), std=(0.5,), resize="border-bicubic")
-    message = "the image is 100×1 pixels; the resize rule border would resize it to 32×0, expected at least 1 pixel"
+    message = "the image is 100×1 pixels, and 32×0 pixels after resizing by the rule border; expected at least 1 pixel"
     with pytest.raises(UnusableImage, match=message):
         spec.pixels_from_bytes(encoded(Image.new("L", (100, 1)), "PNG"))
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import typer
 
@@ -27,13 +27,13 @@ from gmmvit_cli.progress import progress
 from gmmvit_deploy.checkpoints.reading import require_checkpoint
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.progress import Progress
-from gmmvit_deploy.specs import MaskKind
+from gmmvit_deploy.specs import ModelSpec
 
 EXAMPLE = """gmmvit inspect checkpoint.pth --report masks.html
 gmmvit inspect --preset swin --classes 10 --image-size 32 --mask gmm"""
 
 _WITHOUT_FILE = "Without a checkpoint"
-_MASKS: tuple[MaskKind, ...] = get_args(MaskKind)
+_MASKS = ModelSpec.mask_kinds  # no preset has the mask kind decay
 
 
 def inspect(

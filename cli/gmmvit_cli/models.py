@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
@@ -12,11 +12,15 @@ from gmmvit_cli.choices import choice_from, complete, read_by
 from gmmvit_cli.options import MODEL, existing
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.families import PRESETS, family_of_preset
-from gmmvit_deploy.sources.hints import WEIGHTS_KINDS, LoadHints, WeightsKind
+from gmmvit_deploy.sources.hints import WEIGHTS_KINDS, LoadHints, WeightsKind, own_class_of
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.artifacts import Bundle
 
 __all__ = [
     "ARCHITECTURE",
     "CHANNELS",
+    "CLASS_OF_BUNDLE",
     "HEAD",
     "HEADS",
     "HEAD_AVERAGE",
@@ -28,6 +32,7 @@ __all__ = [
     "WEIGHTS",
     "hints_from",
     "model_args_from",
+    "permit_class",
 ]
 
 _MASK_FORMS = ("stored", "closed")
@@ -94,8 +99,9 @@ ARCHITECTURE = typer.Option(
     "--model",
     metavar="NAME",
     rich_help_panel=MODEL,
-    help="Architecture of a model that timm builds, such as vit_tiny_patch16_224, or torchvision:VisionTransformer. "
-    "Required if the checkpoint names no architecture.",
+    help="Architecture of a model that timm builds, such as vit_tiny_patch16_224; torchvision:VisionTransformer; or "
+    "FILE.py:CLASS, a class in a Python file of yours, which gmmvit then runs. Required if the checkpoint names no "
+    "architecture.",
 )
 MODEL_ARGS = typer.Option(
     None,
@@ -126,6 +132,36 @@ HEAD_AVERAGE = typer.Option(
     rich_help_panel=MODEL,
     help="The classifier of --head also reads the mean of the patches.",
 )
+
+
+def _require_class(text: str) -> None:
+    if own_class_of(text) is None:
+        raise InputError(
+            f"--model: expected FILE.py:CLASS, got {text!r}",
+            hint=f"if {text!r} is the name of the model on the server, type --served-name {text}",
+        )
+
+
+CLASS_OF_BUNDLE = typer.Option(
+    None,
+    "--model",
+    metavar="FILE.py:CLASS",
+    rich_help_panel=MODEL,
+    help="Class that the bundle was exported with, in a Python file of yours; the file must be unchanged. gmmvit runs "
+    "this file to compute PyTorch's logits.",
+    callback=read_by(_require_class),
+)
+
+
+def permit_class(bundle: Bundle, model: str | None) -> None:
+    """Allow this process to run the file of the bundle's class, if ``--model`` names the file.
+
+    Errors: InputError when the file, the class or the bundle do not fit.
+    """
+    if model is not None:
+        from gmmvit_deploy.checkpoints.own_class import permit_class_of
+
+        permit_class_of(bundle.manifest.spec, model, what=str(bundle.path))
 
 
 def model_args_from(text: str | None) -> dict[str, Any]:
@@ -161,6 +197,7 @@ def hints_from(
     head_blocks: int | None = None,
     head_average: bool = False,
 ) -> LoadHints:
+    """Return the hints of the options.  Errors: InputError when the value of an option is invalid."""
     return LoadHints(
         heads=heads,
         preset=preset,

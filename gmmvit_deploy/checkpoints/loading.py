@@ -11,16 +11,19 @@ from torch import Tensor
 from gmmvit_deploy.checkpoints.audit import Finding, audit_model, audit_tensors
 from gmmvit_deploy.checkpoints.linear_head import with_linear_head
 from gmmvit_deploy.checkpoints.model_folder import read_checkpoint
+from gmmvit_deploy.checkpoints.own_class import load_own_class, require_same_class
 from gmmvit_deploy.checkpoints.reading import TensorFile
 from gmmvit_deploy.checkpoints.weights import filled_model, listed, misfits, tensor_from_file
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.families import FAMILIES, Family, family_of, family_of_preset, preset_spec, spec_from_json
 from gmmvit_deploy.families.counting import trainable_parameters
 from gmmvit_deploy.families.timm.checkpoint import TIMM_FILES
+from gmmvit_deploy.families.timm.deit3_files import DEIT3_FILES
+from gmmvit_deploy.families.timm.dinov2_files import DINOV2_FILES
 from gmmvit_deploy.families.timm.spec import CONV_STEM_VIT
 from gmmvit_deploy.families.timm.torchvision_files import TORCHVISION_FILES
 from gmmvit_deploy.layers.model import Model
-from gmmvit_deploy.sources.hints import LoadHints
+from gmmvit_deploy.sources.hints import LoadHints, own_class_of
 from gmmvit_deploy.sources.record import KnownImages
 from gmmvit_deploy.sources.shapes import Shapes, check_image_hints, compared_with_preset
 from gmmvit_deploy.sources.source import CheckpointSource, TensorOrigins, origin_keys
@@ -61,11 +64,16 @@ def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpo
             tensor has an unexpected shape or data type; the model would use NaN or infinite values; the file holds
             trained and averaged weights and no hint chooses between them; or a hint contradicts the file.
         SpecError: the preset is unknown.
+        InputError: the file or the class that ``hints.model`` names cannot be used.
     """
     hints = hints or LoadHints()
     file = read_checkpoint(path, hints.weights)
+    own_class = own_class_of(hints.model)
     if file.has_own_names:
         return _load_own(file, hints)
+    if own_class is not None:
+        model, used = load_own_class(file, hints, *own_class)
+        return _audited(file, model, used=used, unused={})
     hints = _with_own_spec(file, hints)
     if hints.head is not None:
         file = with_linear_head(file, Path(hints.head))
@@ -99,6 +107,9 @@ def _source_of(file: TensorFile, hints: LoadHints) -> CheckpointSource:
     """
     if hints.model == CONV_STEM_VIT:
         return TORCHVISION_FILES
+    for source in (DINOV2_FILES, DEIT3_FILES):
+        if source.recognises(file.tensors):
+            return source
     if hints.model is not None or file.record.config:
         return TIMM_FILES
     sources = [source for family in FAMILIES for source in family.sources if source.recognises(file.tensors)]
@@ -143,6 +154,7 @@ def _load_own(file: TensorFile, hints: LoadHints) -> LoadedCheckpoint:
     """
     spec, source = spec_from_json(file.spec_json() or {}), str(file.path)
     evidence = "the spec stored in the file has"
+    require_same_class(spec, hints, what=source)
     check_image_hints(source, hints, image_size=spec.image_size, channels=spec.channels, evidence=evidence)
     if hints.heads not in (None, spec.first_heads):
         raise CheckpointError(f"{source}: --heads {hints.heads}, but {evidence} {spec.first_heads}")

@@ -17,7 +17,7 @@ from torch import nn
 
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.declared import SHAPE_OPERATORS, declare
-from gmmvit_deploy.graphs.guessed_roles import guessed_roles
+from gmmvit_deploy.graphs.guessed_roles import guessed_attentions, guessed_roles
 from gmmvit_deploy.graphs.roles import declared_attentions
 from gmmvit_deploy.layers.roles import layer_role, operator_role
 from gmmvit_deploy.precision import Role
@@ -80,12 +80,14 @@ def declare_roles(proto: ModelProto, exported: nn.Module, *, foreign: bool = Fal
 
     exported: the module that the graph was exported from.
     foreign: True if another package defines the network. The answered attentions of such a network declare their roles;
-    every other node gets the role that `graphs.guessed_roles` infers, which can be ``unknown``.
+    every other node gets the role that `graphs.guessed_roles` infers, which can be ``unknown``, and the other
+    attentions of the network, such as CaiT's talking heads, are inferred as well.
     Errors: ExportError that lists the nodes without a role, or the attentions without a matrix product before and after
     the softmax.
     """
     attentions = _attentions(exported)
     guessed = guessed_roles(proto.graph) if foreign else {}
+    inferred = _inferred_attentions(proto, attentions) if foreign else {}
     missing = []
     for node in proto.graph.node:
         origin = _origin(node)
@@ -93,7 +95,7 @@ def declare_roles(proto: ModelProto, exported: nn.Module, *, foreign: bool = Fal
         if role is None:
             missing.append(f"{node.name}: {_missing(origin, exported)}")
         else:
-            declare(node, role, attention=_attention(role, origin, attentions))
+            declare(node, role, attention=_attention(role, origin, attentions) or inferred.get(node.name))
     if missing:
         raise ExportError(
             "expected a declared role (what the operator is for, such as softmax) for each operator; these "
@@ -102,6 +104,20 @@ def declare_roles(proto: ModelProto, exported: nn.Module, *, foreign: bool = Fal
             "the layer, or add an entry to operator_roles of the class",
         )
     _require_products(proto)
+
+
+def _inferred_attentions(proto: ModelProto, answered: dict[str, AttentionScores]) -> dict[str, str]:
+    """Map the name of each node of an attention that no `AttentionScores` computes to the name of the attention.
+
+    CaiT's talking heads are such attentions. A softmax that is not between two matrix products is no attention.
+    """
+    paths = {_in_network(path) for path in answered}
+    return {
+        name: attention.name
+        for attention in guessed_attentions(proto.graph)
+        if attention.known and attention.name not in paths
+        for name in attention.nodes
+    }
 
 
 def _require_products(proto: ModelProto) -> None:

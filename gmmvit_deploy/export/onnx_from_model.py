@@ -14,9 +14,11 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import ExportError, InputError
+from gmmvit_deploy.export.batch_proof import require_dynamic_batch
 from gmmvit_deploy.export.declared_roles import declare_roles, name_nodes
 from gmmvit_deploy.graphs.constant_folding import without_constant_nodes
 from gmmvit_deploy.graphs.declared import ATTENTION_KEY, ROLE_KEY
+from gmmvit_deploy.graphs.stacked_qkv import split_stacked_projections
 from gmmvit_deploy.images import ImageSpec
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.precision import Role
@@ -69,7 +71,7 @@ def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch:
     the graph normalises the pixels. With None, the input is ``tensor`` (float32, B × channels × height × width).
     max_batch: the largest batch.
     Errors:
-        ExportError: the exporter fails, or `declare_roles` refuses the graph.
+        ExportError: the exporter fails, the batch of the graph is fixed, or `declare_roles` refuses the graph.
         InputError: ``preprocessing`` has no mean and std.
     """
     if preprocessing is None:
@@ -97,10 +99,12 @@ def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch:
     if program is None:
         raise ExportError(f"the ONNX exporter of torch {torch.__version__} returned no graph")
     proto = program.model_proto
+    require_dynamic_batch(proto)
     if model.foreign:
         proto = without_constant_nodes(proto)
     name_nodes(proto)
     declare_roles(proto, module, foreign=model.foreign)
+    proto = split_stacked_projections(proto)
     _strip_traces(proto)
     return proto
 

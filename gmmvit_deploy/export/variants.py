@@ -23,10 +23,12 @@ from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.errors import ExportError, InputError
 from gmmvit_deploy.export.numeric_proof import golden_rows, proven_programs
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
+from gmmvit_deploy.families import family_of
 from gmmvit_deploy.folding.fold import FoldedModel, engine_passes, fold, fold_for_engines, recorded_passes
 from gmmvit_deploy.folding.head_padding import pad_heads
 from gmmvit_deploy.graphs.calibration import bounds_of
 from gmmvit_deploy.graphs.cast import cast_graph
+from gmmvit_deploy.graphs.known_roles import require_known_roles
 from gmmvit_deploy.graphs.masks import changes_of, prove_masks
 from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.quantize import QUANTIZED, quantize_graph
@@ -93,11 +95,13 @@ def variant_from_bundle(
     padded: if engines do not fuse attention with the model's head dim, pad the heads with zeros to a larger head dim.
     force: replace an existing graph and record.
     Errors, each of which leaves the bundle unchanged:
-        InputError: calibration images are missing, or are given for a precision that does not use calibration.
+        InputError: models of the family exist only in float32; or calibration images are missing, or are given for a
+        precision that does not use calibration.
         FoldError: the model does not meet the requirements of a folding pass, or the pass did not fold the model
         completely.
-        ExportError: a check of the graph fails, a logit of the graph is not finite, or the difference of a runtime's
-        logits from the golden logits (PyTorch's logits, recorded at export) exceeds the limit.
+        ExportError: an operator has no known role; a check of the graph fails; a logit of the graph is not finite; or
+        the difference of a runtime's logits from the golden logits (PyTorch's logits, recorded at export) exceeds the
+        limit.
         OutputError: the graph exists and ``force`` is not set, or writing fails.
     """
     if precision == "fp32":
@@ -138,9 +142,10 @@ def prepared_graph(
     """Make the graph of a bundle in another precision, without writing a file.
 
     The arguments are as in `variant_from_bundle`.
-    Errors: as in `graph_from_model`, and InputError when calibration images are missing, or are given for a precision
-    that does not use calibration.
+    Errors: as in `graph_from_model`, and InputError when models of the family exist only in float32, when calibration
+    images are missing, or when they are given for a precision that does not use calibration.
     """
+    family_of(bundle.manifest.spec).require_precision(precision)
     if (precision in QUANTIZED) != (calibration is not None):
         raise InputError(
             f"{precision} {'needs' if precision in QUANTIZED else 'does not use'} calibration images",
@@ -157,6 +162,7 @@ def prepared_graph(
         max_batch=manifest.max_batch,
         calibration=calibration,
         padded=padded,
+        what=str(bundle.path),
     )
     if calibration is not None and prepared.calibration is not None:
         prepared.calibration.update(source=calibration.source, sha256=calibration.sha256)
@@ -173,20 +179,23 @@ def graph_from_model(
     max_batch: int,
     calibration: Iterable[NDArray[Any]] | None = None,
     padded: bool = True,
+    what: str = "the model",
 ) -> PreparedGraph:
     """Fold a trained model, rewrite the attentions into forms that engines fuse, and export a strongly typed graph.
 
     preprocessing, max_batch: as in `onnx_from_model`.  padded: as in `variant_from_bundle`.
     calibration: batches of the graph's input, for int8 and fp8.
+    what: the subject of the message for an operator without a known role, for example the path of the bundle.
     Errors:
         FoldError: the model does not meet the requirements of a folding pass, or the pass did not fold the model
         completely.
-        ExportError: a check of the graph fails.
+        ExportError: a check of the graph fails, or an operator has no known role and ``precision`` is not fp32.
         InputError: ``calibration`` yields no image, or an activation is not finite for a calibration image.
     """
     folded = _folded(model, precision, padded=padded)
     proto = onnx_from_model(folded.model, preprocessing=preprocessing, max_batch=max_batch)
-    records, _ = prove_folded(proto, folded)
+    require_known_roles(proto.graph, precision, what=what)
+    records, _ = prove_folded(proto, folded, foreign=folded.model.foreign)
     disagreements = role_disagreements(proto.graph)
     notes: dict[str, Any] | None = None
     if calibration is not None:

@@ -7,24 +7,32 @@ A role says what a node is for (`roles`). The nodes of a graph that this package
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from gmmvit_deploy.graphs.declared import SHAPE_OPERATORS, Attention
+from gmmvit_deploy.graphs.role_patterns import (
+    head_nodes,
+    is_activation,
+    pads_by_zero,
+    rotation_nodes,
+    size_values,
+    talking_heads,
+)
 from gmmvit_deploy.graphs.wiring import Wiring
 from gmmvit_deploy.precision import Role
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, NodeProto
+    from onnx import GraphProto, NodeProto, TensorProto
 
 __all__ = ["guessed_attentions", "guessed_roles"]
 
 _DIRECT: dict[str, Role] = {
     "Softmax": "softmax",
     "LayerNormalization": "norm",
+    "BatchNormalization": "norm",
     "Gelu": "gelu",
     "ReduceMean": "pooling",
-    "ReduceSum": "mixing",
     "Constant": "shape",
     "QuantizeLinear": "quantize",
     "DequantizeLinear": "quantize",
@@ -36,17 +44,21 @@ _BETWEEN = frozenset({"Add", "Cast", "Mul", "Reshape"})
 def guessed_attentions(graph: GraphProto) -> tuple[Attention, ...]:
     """Return an `Attention` for every softmax; ``known`` is True if the softmax is between two matrix products."""
     wiring = Wiring(graph)
-    return tuple(_attention(node, wiring) for node in graph.node if node.op_type == "Softmax")
+    talking = talking_heads(graph, wiring)
+    return tuple(_attention(node, wiring, talking) for node in graph.node if node.op_type == "Softmax")
 
 
-def _attention(softmax: NodeProto, wiring: Wiring) -> Attention:
+def _attention(softmax: NodeProto, wiring: Wiring, talking: Mapping[str, Role]) -> Attention:
     name = softmax.name.rpartition("/")[0] or softmax.name
     before = _walk(
         wiring.maker.get(softmax.input[0]),
         wiring,
+        talking,
         lambda node: wiring.maker.get(next(iter(wiring.computed_inputs(node)), "")),
     )
-    after = _walk(wiring.only_reader(softmax.output[0]), wiring, lambda node: wiring.only_reader(node.output[0]))
+    after = _walk(
+        wiring.only_reader(softmax.output[0]), wiring, talking, lambda node: wiring.only_reader(node.output[0])
+    )
     if not before or not after:
         return Attention(name=name, nodes=(softmax.name,), known=False)
     inside = [*reversed(before), softmax, *after]
@@ -61,14 +73,20 @@ def _attention(softmax: NodeProto, wiring: Wiring) -> Attention:
         name=name,
         nodes=tuple(node.name for node in inside),
         mask=masks[0] if masks else None,
-        mixes_heads=any(wiring.is_mixing(node) for node in inside),
+        mixes_heads=any(wiring.is_mixing(node) or node.name in talking for node in inside),
     )
 
 
-def _walk(node: NodeProto | None, wiring: Wiring, onwards: Callable[[NodeProto], NodeProto | None]) -> list[NodeProto]:
+def _walk(
+    node: NodeProto | None,
+    wiring: Wiring,
+    talking: Mapping[str, Role],
+    onwards: Callable[[NodeProto], NodeProto | None],
+) -> list[NodeProto]:
     """Return the nodes on the path from ``node`` to the next matrix product, including ``node`` and the matrix product.
 
     The result is empty if the path does not reach a matrix product.
+    talking: the result of `role_patterns.talking_heads`.
     onwards: a function that returns the next node on the path, or None at the end of the path.
     """
     passed: list[NodeProto] = []
@@ -76,7 +94,7 @@ def _walk(node: NodeProto | None, wiring: Wiring, onwards: Callable[[NodeProto],
         passed.append(node)
         if wiring.is_product(node):
             return passed
-        if node.op_type not in _BETWEEN and not wiring.is_mixing(node):
+        if node.op_type not in _BETWEEN and not wiring.is_mixing(node) and node.name not in talking:
             return []
         node = onwards(node)
     return []
@@ -85,22 +103,35 @@ def _walk(node: NodeProto | None, wiring: Wiring, onwards: Callable[[NodeProto],
 def guessed_roles(graph: GraphProto) -> dict[str, Role]:
     """Map the name of each node to the node's role, or to ``unknown`` if no rule applies."""
     wiring = Wiring(graph)
-    logits = {value.name for value in graph.output}
     inside = {name for attention in guessed_attentions(graph) for name in attention.nodes}
+    recognised: dict[str, Role] = {
+        **dict.fromkeys(head_nodes(graph, wiring), "head"),
+        **dict.fromkeys(rotation_nodes(graph, wiring), "rotation"),
+        **talking_heads(graph, wiring),
+    }
+    sizes = size_values(graph, wiring)
     image = {value.name for value in graph.input}  # the image, and the image scaled, normalised or rearranged
+    activated: set[str] = set()
     roles: dict[str, Role] = {}
     for node in graph.node:
-        on_image = all(name in image for name in wiring.computed_inputs(node))
+        read = wiring.computed_inputs(node)
+        on_image = bool(read) and image.issuperset(read)
         if node.op_type in _DIRECT:
             role = _DIRECT[node.op_type]
-        elif logits & set(node.output):
-            role = "head"
+        elif sizes.issuperset(node.output) or pads_by_zero(node, wiring):
+            role = "shape"
+        elif node.name in recognised:
+            role = recognised[node.name]
+        elif is_activation(node, wiring, activated):
+            role = "activation"
         elif node.op_type in ("MatMul", "Gemm", "Conv"):
             role = _linear_role(node, wiring, on_image=on_image)
         else:
             role = _elementwise_role(node, wiring, inside=node.name in inside, on_image=on_image)
         roles[node.name] = role
-        if on_image and role in ("shape", "input"):
+        if role in ("activation", "gelu"):
+            activated.update(node.output)
+        if on_image and role in ("shape", "input") and node.op_type != "Shape":
             image.update(node.output)
     return roles
 
@@ -123,14 +154,27 @@ def _elementwise_role(node: NodeProto, wiring: Wiring, *, inside: bool, on_image
         return "input"
     if operator == "Cast":
         return "shape"
+    if operator == "ReduceSum":
+        made = wiring.made_by(node.input[0], "MatMul")
+        return "mixing" if made is not None and wiring.is_product(made) else "unknown"
     if operator == "Mul" and index is not None:
-        tensor = wiring.initializers.get(node.input[index])
-        per_head = tensor is not None and inside and list(tensor.dims[-2:]) == [1, 1]
-        if per_head or wiring.sizes[node.input[index]] == 1:
-            return "scale"
-        return "mask" if inside else "mixing"
+        return _factor_role(wiring.initializers.get(node.input[index]), wiring.sizes[node.input[index]], inside=inside)
     if operator == "Add":
-        if index is None:
-            return "residual"
-        return "score_bias" if inside else "bias"
+        if inside:
+            return "score_bias"
+        return "residual" if index is None else "bias"
     return "unknown"
+
+
+def _factor_role(constant: TensorProto | None, size: int, *, inside: bool) -> Role:
+    """Return the role of an elementwise multiplication by a constant.
+
+    constant: the constant, or None if the graph computes it from other constants.  size: the number of elements.
+    """
+    dims = list(constant.dims) if constant is not None else []
+    if size == 1:
+        return "scale"
+    if inside:
+        return "scale" if dims[-2:] == [1, 1] else "mask"
+    # LayerScale multiplies each feature by a number; the factors of rewritten head mixing differ between heads as well.
+    return "scale" if dims and sum(dim > 1 for dim in dims) == 1 else "mixing"

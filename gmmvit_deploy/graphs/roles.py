@@ -5,20 +5,24 @@ embedding    the first linear map or convolution, which reads the image
 projection   a later linear map: QKV, output projection, MLP, patch merging
 depthwise    a convolution that mixes no channels: PiT's pooling, T2T's unfold
 product      the matrix products Q Kᵀ and P V, which have no constant input
-scale        multiplication by the scalar d^(−1/2), in models whose mask does not contain this factor
+scale        multiplication by the scalar d^(−1/2), in models whose mask does not contain this factor, or by a number
+             for each feature (LayerScale)
 mask         elementwise multiplication of the scores S by the mask M
 score_bias   addition of a bias B to the scores
 softmax      the softmax of the scores
 mixing       head mixing: a matrix product with a (heads, heads) matrix (CaiT), or the sums that replace it
-norm         LayerNorm: mean, variance, scale and shift
+norm         LayerNorm: mean, variance, scale and shift; BatchNorm that the exporter did not merge into a convolution
 gelu         GELU
+activation   ReLU, the sigmoid σ, SiLU x · σ(x), quick GELU x · σ(1.702 x), and gates: an activation times a tensor
+rotation     the products, the negation and the sum that rotate Q and K by the position (rotary position embedding)
 bias         addition of the bias of a linear map, or of the position embedding
 residual     the sum of a branch and the input of the branch
 pooling      the mean over tokens
 head         the node that outputs the logits, and other linear maps after pooling, which read one vector for each image
 quantize     QuantizeLinear and DequantizeLinear before a projection
-shape        operators that only move values, such as Reshape
-unknown      a node that no rule matches, in a graph from another exporter; computes in float32 in every precision
+shape        operators that only move values, such as Reshape; padding by zeros; arithmetic on sizes
+unknown      a node that no rule matches. In a graph from another exporter, the node computes in float32 in every
+             precision. A graph that declares the role unknown exists in float32 only (`known_roles`).
 
 The export of this package writes the role into each node's metadata (`declared`). For a graph from another exporter,
 `guessed_roles` infers the roles.

@@ -19,7 +19,7 @@ from gmmvit_deploy.families import family_of
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.parity.measures import ErrorMeasure
 from gmmvit_deploy.parity.reference import Reference
-from gmmvit_deploy.parity.verdict import Check
+from gmmvit_deploy.parity.verdict import Check, skipped_check
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runners.inspection import LOGITS
 from gmmvit_deploy.runners.runner import Runner
@@ -63,9 +63,11 @@ def localize(reference: Reference, runner: Runner, inputs: NDArray[Any]) -> Chec
     """
     graph, why_not = runner.inspectable()
     if graph is None:
-        return Check(name=NAME, verdict="skipped", summary=why_not, reasons=(why_not,))
+        return skipped_check(NAME, why_not)
     precision = runner.precision
     names = blocks_of(reference.model)
+    if not names:
+        return skipped_check(NAME, "gmmvit does not know the blocks of this model")
     tensors = last_tensors(graph.proto, names)
     values = graph.values(inputs, [*tensors.values()])
     untouched = graph.values(inputs, [])[LOGITS]

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.specs import CHANNELS
 
-__all__ = ["WEIGHTS_KINDS", "LoadHints", "WeightsKind"]
+__all__ = ["WEIGHTS_KINDS", "LoadHints", "WeightsKind", "own_class_of"]
 
 WeightsKind: TypeAlias = Literal["trained", "averaged"]
 """trained: the weights after the last step of the optimiser.  averaged: the moving average (EMA) of the weights."""
@@ -27,7 +27,7 @@ class LoadHints:
     of the tokens. Otherwise the file must contain the stored base mask of the paper authors' released code.
     image_size: the side of the images in pixels.  channels: the number of channels of the images.
     weights: the weights to load from a file that holds trained and averaged weights.
-    model: the name of an architecture of timm, or ``torchvision:VisionTransformer``.
+    model: the name of an architecture of timm, or ``torchvision:VisionTransformer``, or a class as ``FILE.py:CLASS``.
     model_args: the arguments with which the training code built the model.
     head: the path of the file of a linear classifier for a backbone without classifier, such as a DINO backbone.
     head_blocks: the number of last blocks whose class tokens the linear classifier reads.
@@ -63,3 +63,20 @@ class LoadHints:
             )
         if self.head is None and (self.head_blocks is not None or self.head_average):
             raise InputError("--head-blocks and --head-average describe a linear head", hint="add --head FILE")
+
+
+def own_class_of(model: str | None) -> tuple[str, str] | None:
+    """Return (path of the file, name of the class) of a ``--model FILE.py:CLASS``, or None for any other ``--model``.
+
+    Errors: InputError when the text names a Python file without a class.
+    """
+    file, _, name = (model or "").rpartition(":")
+    if file.endswith(".py") and name.isidentifier():
+        return file, name
+    if file.endswith(".py") or name.endswith(".py"):
+        path = file if file.endswith(".py") else name
+        raise InputError(
+            f"--model: expected FILE.py:CLASS, got {model!r}",
+            hint=f"type --model {path}:CLASS with a class of the file",
+        )
+    return None

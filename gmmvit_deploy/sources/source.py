@@ -60,6 +60,8 @@ class CheckpointSource:
     signature:    regular expressions; a file belongs to this source if each expression matches the start of the name
                   of at least one tensor. If several sources recognise a file, the source with the most expressions
                   applies.
+    absent:       regular expressions; a file does not belong to this source if an expression matches the start of the
+                  name of a tensor
     spec:         function (shapes, hints) → spec of the model. Errors: CheckpointError, for example when the tensors
                   do not show the number of heads, the image size or the channels, and the user did not give the value.
     tensors:      function spec → origin of each tensor of the model
@@ -74,8 +76,13 @@ class CheckpointSource:
     tensors: Callable[[Any], TensorOrigins]
     known_unused: Callable[[Any], Mapping[str, str]] = field(default=_nothing_unused)
     images: Callable[[Shapes, LoadHints, Any], KnownImages] = field(default=_nothing_known)
+    absent: tuple[str, ...] = ()
 
     def recognises(self, names: Iterable[str]) -> bool:
-        """Return whether every pattern of the signature matches the start of a name."""
+        """Return whether every pattern of ``signature``, and no pattern of ``absent``, matches the start of a name."""
         listed = list(names)
-        return all(any(re.match(pattern, name) for name in listed) for pattern in self.signature)
+
+        def present(pattern: str) -> bool:
+            return any(re.match(pattern, name) for name in listed)
+
+        return all(map(present, self.signature)) and not any(map(present, self.absent))

@@ -59,6 +59,14 @@ def test_inspect_json(gmmvit: Gmmvit) -> None:
     assert "underflowed" in report["audit"][0]["what"]
 
 
+def test_inspect_notes_a_mask_without_influence(gmmvit: Gmmvit) -> None:
+    audit = json.loads(gmmvit("inspect", GOLDEN / "pit_gmm.pth", "--json").stdout)["audit"]
+    notes = [
+        (entry["severity"], entry["where"]) for entry in audit if "has no influence on the logits" in entry["what"]
+    ]
+    assert notes == [("note", "stages.2.0")]
+
+
 def test_inspect_a_preset_without_a_file(gmmvit: Gmmvit) -> None:
     sizes = ("--classes", "10", "--image-size", "32")
     answer = gmmvit("inspect", "--preset", "swin", *sizes, "--mask", "gmm", "--kernels", "5", "--json")
@@ -86,6 +94,10 @@ def test_inspect_a_preset_without_a_file(gmmvit: Gmmvit) -> None:
         ),
         (
             ("--preset", "vit", "--classes", "9", "--image-size", "32", "--mask", "sparse"),
+            "expected plain, gmm or elm, got",
+        ),
+        (
+            ("--preset", "vit", "--classes", "9", "--image-size", "32", "--mask", "decay"),
             "expected plain, gmm or elm, got",
         ),
     ],
@@ -286,7 +298,7 @@ def test_a_disk_that_refuses_to_take_more(tmp_path: Path) -> None:
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_classify_on_a_server_without_the_model(protocol: str, gmmvit: Gmmvit, server: TritonServer) -> None:
     url = server.grpc_url if protocol == "grpc" else server.http_url
-    answer = gmmvit("classify", GOLDEN / "manifest.json", "--url", url, "--model", "resnet")
+    answer = gmmvit("classify", GOLDEN / "manifest.json", "--url", url, "--served-name", "resnet")
     assert answer.returncode == 1
     assert answer.stderr.startswith(f"Error: the server at {url} has no model 'resnet'\nhint: ")
 

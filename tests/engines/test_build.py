@@ -74,10 +74,11 @@ def test_every_attention_of_every_family_is_one_kernel(
     graph = saved(prepared_graph(tensor_bundles[name], "fp16").proto, tmp_path / "m.onnx")
     card = engine_from_onnx(graph, strict(), rtx, out=tmp_path / "e").card
     assert len(card.attentions) == attentions
+    unmasked = {"stages.2.0.attention"} if name == "pit_gmm" else set()  # folding removes this mask, which is dead
     for proof in card.attentions:
         assert (proof.fused, proof.precision, len(proof.kernels)) == (True, "fp16", 1), proof
         assert "mha" in proof.kernels[0]
-        assert proof.masked == ("plain" not in name and "class_blocks" not in proof.name)
+        assert proof.masked == ("plain" not in name and "class_blocks" not in proof.name and proof.name not in unmasked)
     assert card.misses == ()
     assert card.unfolded == ()
 

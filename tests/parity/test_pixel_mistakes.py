@@ -92,5 +92,5 @@ def test_other_filters_of_pillow_are_named(channels: int) -> None:
 
 
 def test_a_fit_that_cannot_resize_an_image_is_left_out() -> None:
-    """``border`` would resize 100×1 pixels to 32×0; no name is given, and nothing fails."""
+    """With ``border``, 100×1 pixels become 32×0 pixels, which Pillow refuses."""
     assert names_of((encoded(photo(100, 1), "PNG"),), STRETCH, np.zeros((1, 24, 32, 3), np.uint8)) == []

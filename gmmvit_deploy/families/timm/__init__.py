@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from gmmvit_deploy.families.family import Family, OwnPass
 from gmmvit_deploy.families.timm.checkpoint import TIMM_FILES
+from gmmvit_deploy.families.timm.deit3_files import DEIT3_FILES
+from gmmvit_deploy.families.timm.dinov2_files import DINOV2_FILES
 from gmmvit_deploy.families.timm.spec import TimmSpec
 from gmmvit_deploy.families.timm.torchvision_files import TORCHVISION_FILES
 from gmmvit_deploy.specs import MaskSpec
@@ -56,7 +58,7 @@ TIMM = Family(
     name="timm",
     spec=TimmSpec,
     build=_build,
-    sources=(TIMM_FILES, TORCHVISION_FILES),
+    sources=(TIMM_FILES, TORCHVISION_FILES, DINOV2_FILES, DEIT3_FILES),
     mask_kinds=("plain", "elm", "decay", "gmm"),
     small=_small,
     blocks=_blocks,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
-from gmmvit_deploy.specs import ModelSpec, require, require_counts
+from gmmvit_deploy.specs import MaskKind, ModelSpec, require, require_counts
 
 __all__ = ["CONV_STEM_VIT", "TimmSpec"]
 
@@ -28,6 +28,7 @@ class TimmSpec(ModelSpec):
     """
 
     family: ClassVar[str] = "timm"
+    mask_kinds: ClassVar[tuple[MaskKind, ...]] = get_args(MaskKind)
     architecture: str
     model_args: Mapping[str, Any] = field(default_factory=dict)
     image_width: int | None = None

@@ -1,0 +1,165 @@
+"""Recognise operators whose role depends on several nodes: activations, the rotation of Q and K, head mixing, the head.
+
+    activation     max(x, 0);  σ(x);  x · σ(x) (SiLU);  x · σ(1.702 x) (quick GELU);  a gate, activation(x) · y
+    rotation       x ∘ cos + turned(x) ∘ sin, where turned(x) swaps pairs of features and negates one feature of each
+                   pair (rotary position embedding)
+    head mixing    a linear map of the heads between two Transposes: (B, H, n, n) → (B, n, n, H) → (B, H, n, n)
+
+The functions read a graph through `Wiring`. `guessed_roles` turns the results into roles.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gmmvit_deploy.graphs.declared import SHAPE_OPERATORS
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, NodeProto
+
+    from gmmvit_deploy.graphs.wiring import Wiring
+    from gmmvit_deploy.precision import Role
+
+__all__ = ["head_nodes", "is_activation", "pads_by_zero", "rotation_nodes", "size_values", "talking_heads"]
+
+_HEADS_LAST, _HEADS_FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
+_LINEAR = frozenset({"Conv", "Gemm", "MatMul"})
+_ON_SIZES = frozenset({"Add", "Div", "Mul", "Sub"}) | SHAPE_OPERATORS
+
+
+def pads_by_zero(node: NodeProto, wiring: Wiring) -> bool:
+    """Return True if the node is a Pad that fills with zeros.  The fill value is absent or a constant 0."""
+    if node.op_type != "Pad":
+        return False
+    mode = next((attribute.s for attribute in node.attribute if attribute.name == "mode"), b"constant")
+    name = node.input[2] if len(node.input) > 2 else ""
+    if mode != b"constant" or not name:
+        return bool(mode == b"constant")
+    value = wiring.array(name)
+    return value is not None and not value.any()
+
+
+def is_activation(node: NodeProto, wiring: Wiring, activated: set[str]) -> bool:
+    """Return True if the node belongs to an activation other than the operator Gelu.
+
+    activated: the tensors that earlier activations of the graph produce, including outputs of Gelu.
+    """
+    if node.op_type in ("Relu", "Sigmoid"):
+        return True
+    if node.op_type != "Mul":
+        return False
+    index = wiring.constant_input(node)
+    if index is None:
+        return bool(activated.intersection(node.input))
+    # The factor of quick GELU multiplies only the input of the Sigmoid.
+    return wiring.sizes[node.input[index]] == 1 and wiring.only_reader(node.output[0], "Sigmoid") is not None
+
+
+def rotation_nodes(graph: GraphProto, wiring: Wiring) -> set[str]:
+    """Return the names of the nodes that rotate Q or K: the Neg, both Mul nodes and the Add of each rotation.
+
+    A Neg belongs to a rotation if its result only moves to a multiplication by a constant, and the product is added to
+    another product with a constant.
+    """
+    names: set[str] = set()
+    for negation in graph.node:
+        if negation.op_type != "Neg":
+            continue
+        node = wiring.only_reader(negation.output[0])
+        while node is not None and node.op_type in SHAPE_OPERATORS:
+            node = wiring.only_reader(node.output[0])
+        if node is None or not _scales_by_constant(node, wiring):
+            continue
+        total = wiring.only_reader(node.output[0], "Add")
+        if total is None:
+            continue
+        products = [wiring.maker.get(name) for name in total.input]
+        if all(product is not None and _scales_by_constant(product, wiring) for product in products):
+            names |= {negation.name, total.name, *(product.name for product in products if product is not None)}
+    return names
+
+
+def _scales_by_constant(node: NodeProto, wiring: Wiring) -> bool:
+    return node.op_type == "Mul" and wiring.constant_input(node) is not None and bool(wiring.computed_inputs(node))
+
+
+def talking_heads(graph: GraphProto, wiring: Wiring) -> dict[str, Role]:
+    """Map the name of each node of a head mixing in the last dimension to the node's role.
+
+    The nodes are a Transpose, a MatMul with a constant (heads, heads) matrix, an Add of a bias if there is one, and the
+    Transpose back. Other forms of head mixing are not in the result.
+    """
+    roles: dict[str, Role] = {}
+    for node in graph.node:
+        if node.op_type != "MatMul" or wiring.constant_input(node) != 1:
+            continue
+        weight = wiring.initializers.get(node.input[1])
+        before, after = wiring.made_by(node.input[0], "Transpose"), wiring.only_reader(node.output[0])
+        bias = after if after is not None and after.op_type == "Add" else None
+        back = wiring.only_reader(bias.output[0]) if bias is not None else after
+        if (
+            weight is None
+            or len(weight.dims) != 2
+            or weight.dims[0] != weight.dims[1]
+            or before is None
+            or back is None
+        ):
+            continue
+        if _order(before) == _HEADS_LAST and back.op_type == "Transpose" and _order(back) == _HEADS_FIRST:
+            roles.update({node.name: "mixing", before.name: "shape", back.name: "shape"})
+            if bias is not None:
+                roles[bias.name] = "bias"
+    return roles
+
+
+def _order(transpose: NodeProto) -> list[int]:
+    return next((list(attribute.ints) for attribute in transpose.attribute if attribute.name == "perm"), [])
+
+
+def head_nodes(graph: GraphProto, wiring: Wiring) -> set[str]:
+    """Return the names of the nodes that compute the logits: the last linear maps, and their sum or mean.
+
+    A distilled model has two last linear maps, whose logits are added and divided by 2. If the logits are not computed
+    from linear maps by additions and multiplications, the result is only the node that outputs the logits.
+    """
+    names: set[str] = set()
+    for value in graph.output:
+        last = wiring.maker.get(value.name)
+        if last is None:
+            continue
+        linear = _down_to_linear_maps(last, wiring)
+        names |= {last.name} if linear is None else linear
+    return names
+
+
+def _down_to_linear_maps(node: NodeProto, wiring: Wiring) -> set[str] | None:
+    """Return the names of the arithmetic nodes and linear maps that compute a node's output, or None."""
+    if node.op_type in _LINEAR and wiring.constant_input(node) is not None:
+        return {node.name}
+    if node.op_type not in ("Add", "Div", "Mul"):
+        return None
+    names = {node.name}
+    for name in wiring.computed_inputs(node):
+        maker = wiring.maker.get(name)
+        part = None if maker is None else _down_to_linear_maps(maker, wiring)
+        if part is None:
+            return None
+        names |= part
+    return names
+
+
+def size_values(graph: GraphProto, wiring: Wiring) -> set[str]:
+    """Return the tensors that hold sizes: outputs of Shape, and whole numbers computed only from such outputs."""
+    from onnx import TensorProto
+
+    whole = {
+        name
+        for name, tensor in wiring.initializers.items()
+        if tensor.data_type in (TensorProto.INT64, TensorProto.INT32)
+    }
+    sizes: set[str] = set()
+    for node in graph.node:
+        of_sizes = node.op_type in _ON_SIZES and not sizes.isdisjoint(node.input)
+        if node.op_type == "Shape" or (of_sizes and all(name in sizes or name in whole for name in node.input if name)):
+            sizes.update(node.output)
+    return sizes

@@ -1,0 +1,180 @@
+"""Roles of the nodes of timm's architectures, inferred from the graph: which nodes have a role, and which role."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from gmmvit_deploy.graphs.guessed_roles import guessed_attentions, guessed_roles
+from gmmvit_deploy.precision import Role
+from tests.timm_graphs import ARCHITECTURES, exported
+
+OUTSIDE_THE_POLICY = {
+    "resnet": {"MaxPool"},
+    "convnext": {"Range"},
+    "mobilenet": {"HardSigmoid", "HardSwish", "Mul"},  # Mul: a gate whose activation is HardSigmoid
+}
+"""Test model → operators of the nodes without a known role; every other test model has no such node."""
+BLOCK = "network.blocks.0"
+
+
+@pytest.mark.export
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_node_has_a_role_except_operators_outside_the_policy(name: str) -> None:
+    graph = exported(name).graph
+    roles = guessed_roles(graph)
+    assert set(roles) == {node.name for node in graph.node}
+    unknown = {node.op_type for node in graph.node if roles[node.name] == "unknown"}
+    assert unknown == OUTSIDE_THE_POLICY.get(name, set())
+    softmaxes = sum(node.op_type == "Softmax" for node in graph.node)
+    assert [attention.known for attention in guessed_attentions(graph)] == [True] * softmaxes
+
+
+@pytest.mark.export
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("vit", {"network.patch_embed.proj/Conv": "embedding", f"{BLOCK}.attn.qkv/MatMul": "projection"}),
+        ("registers", {f"{BLOCK}.attn.q_norm/LayerNormalization": "norm", f"{BLOCK}.ls1/Mul": "scale"}),
+        ("map_pooling", {"network.attn_pool.q/MatMul": "projection", "network.attn_pool/Expand": "shape"}),
+        (
+            "deit_distilled",
+            {"network.head/Gemm": "head", "network.head_dist/Gemm": "head", "network/Add.1": "head"},
+        ),
+        (
+            "clip",
+            {
+                f"{BLOCK}.mlp.act/Mul": "activation",
+                f"{BLOCK}.mlp.act/Sigmoid": "activation",
+                f"{BLOCK}.mlp.act/Mul.1": "activation",
+            },
+        ),
+        ("swin_padded", {"network.layers.0.blocks.0/Pad": "shape", "network.layers.0.blocks.0.attn/Add": "score_bias"}),
+        ("beit", {f"{BLOCK}/Mul": "scale", f"{BLOCK}.attn/Add": "bias", f"{BLOCK}.attn/Add.1": "score_bias"}),
+        ("pit", {"network.transformers.1.pool.conv/Conv": "depthwise", "network/Add": "bias"}),
+        (
+            "eva02",
+            {
+                f"{BLOCK}.attn/Neg": "rotation",
+                f"{BLOCK}.attn/Mul": "rotation",
+                f"{BLOCK}.attn/Mul.1": "rotation",
+                f"{BLOCK}.attn/Add.1": "rotation",
+                f"{BLOCK}.mlp.act/Mul": "activation",  # SiLU
+                f"{BLOCK}.mlp/Mul": "activation",  # the gate
+            },
+        ),
+        (
+            "cait",
+            {
+                f"{BLOCK}.attn.proj_l/MatMul": "mixing",
+                f"{BLOCK}.attn.proj_l/Add": "bias",
+                f"{BLOCK}.attn.proj_w/MatMul": "mixing",
+                f"{BLOCK}/Mul": "scale",
+                "network.blocks_token_only.0.attn.q/Gemm": "projection",
+            },
+        ),
+        ("resnet", {"network.act1/Relu": "activation", "network.layer1.0/Add": "residual"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_roles_of_nodes(name: str, expected: dict[str, Role]) -> None:
+    roles = guessed_roles(exported(name).graph)
+    assert {node: roles[node] for node in expected} == expected
+
+
+@pytest.mark.export
+def test_talking_heads_mix_heads() -> None:
+    mixes = {attention.name: attention.mixes_heads for attention in guessed_attentions(exported("cait").graph)}
+    assert mixes == {
+        "network.blocks.0.attn": True,
+        "network.blocks.1.attn": True,
+        "network.blocks_token_only.0.attn": False,
+    }
+
+
+def graph_of(*nodes: onnx.NodeProto, **constants: np.ndarray) -> onnx.GraphProto:
+    """A graph from x (B, 2, 4, 4) to y; the LayerNormalization in front makes x something other than the image."""
+    value = helper.make_tensor_value_info
+    first = helper.make_node("LayerNormalization", ["image", "weight"], ["x"], name="first")
+    constants["weight"] = np.ones(4, np.float32)
+    return helper.make_graph(
+        [first, *nodes, helper.make_node("Gemm", ["z", "w"], ["y"], name="head")],
+        "g",
+        [value("image", TensorProto.FLOAT, ["b", 2, 4, 4])],
+        [value("y", TensorProto.FLOAT, ["b", 2])],
+        [numpy_helper.from_array(values, name) for name, values in constants.items()],
+    )
+
+
+PADS = np.array([0, 0, 1, 1, 0, 0, 1, 1])
+ZERO, ONE = np.float32(0), np.float32(1)
+
+
+@pytest.mark.parametrize(
+    ("value", "mode", "expected"),
+    [
+        (None, None, "shape"),
+        (ZERO, "constant", "shape"),
+        (ONE, "constant", "unknown"),
+        (None, "reflect", "unknown"),
+        (ZERO, "edge", "unknown"),
+    ],
+)
+def test_only_padding_by_zeros_is_known(value: np.float32 | None, mode: str | None, expected: Role) -> None:
+    inputs = ["x", "pads", *([] if value is None else ["value"])]
+    attributes = {} if mode is None else {"mode": mode}
+    node = helper.make_node("Pad", inputs, ["z"], name="pad", **attributes)
+    constants = {"pads": PADS} | ({} if value is None else {"value": np.asarray(value)})
+    assert guessed_roles(graph_of(node, **constants))["pad"] == expected
+
+
+def test_padding_by_a_computed_value_is_unknown() -> None:
+    value = helper.make_node("ReduceMax", ["x"], ["value"], name="value", keepdims=0)
+    node = helper.make_node("Pad", ["x", "pads", "value"], ["z"], name="pad")
+    assert guessed_roles(graph_of(value, node, pads=PADS))["pad"] == "unknown"
+
+
+@pytest.mark.parametrize(
+    "operator", ["Erf", "Exp", "HardSwish", "MaxPool", "Neg", "ReduceL2", "ReduceSum", "Sqrt", "Softplus", "Tanh"]
+)
+def test_other_operators_are_unknown(operator: str) -> None:
+    attributes = {"kernel_shape": [2, 2]} if operator == "MaxPool" else {}
+    node = helper.make_node(operator, ["x"], ["z"], name="other", **attributes)
+    assert guessed_roles(graph_of(node))["other"] == "unknown"
+
+
+def test_a_negation_outside_a_rotation_is_unknown() -> None:
+    nodes = (
+        helper.make_node("Neg", ["x"], ["n"], name="neg"),
+        helper.make_node("Mul", ["n", "c"], ["m"], name="mul"),
+        helper.make_node("Add", ["m", "x"], ["z"], name="add"),  # x is not multiplied by a constant
+    )
+    assert guessed_roles(graph_of(*nodes, c=np.ones((4, 4), np.float32)))["neg"] == "unknown"
+
+
+def test_a_product_of_two_computed_tensors_is_unknown_unless_one_is_an_activation() -> None:
+    nodes = (
+        helper.make_node("Mul", ["x", "x"], ["s"], name="square"),
+        helper.make_node("Relu", ["s"], ["r"], name="relu"),
+        helper.make_node("Mul", ["r", "x"], ["z"], name="gate"),
+    )
+    roles = guessed_roles(graph_of(*nodes))
+    assert (roles["square"], roles["relu"], roles["gate"]) == ("unknown", "activation", "activation")
+
+
+def test_batch_norm_in_the_graph_is_a_norm() -> None:
+    node = helper.make_node("BatchNormalization", ["x", "c", "c", "c", "c"], ["z"], name="bn")
+    assert guessed_roles(graph_of(node, c=np.ones(2, np.float32)))["bn"] == "norm"
+
+
+def test_arithmetic_on_sizes_moves_no_data() -> None:
+    nodes = (
+        helper.make_node("Shape", ["x"], ["sizes"], name="shape"),
+        helper.make_node("Mul", ["sizes", "c"], ["twice"], name="mul"),
+        helper.make_node("Range", ["zero", "count", "one"], ["range"], name="range"),
+        helper.make_node("Reshape", ["x", "twice"], ["z"], name="reshape"),
+    )
+    roles = guessed_roles(graph_of(*nodes, c=np.array([1, 1, 2, 2])))
+    assert (roles["mul"], roles["range"]) == ("shape", "unknown")
