@@ -125,6 +125,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "mnist.pt").symlink_to(GOLDEN / "naive_vit" / "mnist_vit.pt")
     (folder / "my_vit.py").write_text(NETWORK, encoding="utf-8")
     save_weights(folder / "my_vit.py", folder / "my_vit.pth", **ARGUMENTS)
+    (folder / "vit_of_32_pixels.pth.tar").symlink_to(GOLDEN / "timm" / "timm_vit.pth.tar")
     return folder
 
 
@@ -237,7 +238,7 @@ def test_families_masks_and_presets_are_those_of_the_program() -> None:
     rows = {re.findall(r"`(\w+)`", row[0])[0]: row for row in table("models/index.md", "family")}
     assert list(rows) == [family.name for family in FAMILIES]
     pages = {name.removeprefix("models/").removesuffix(".md") for name in NAVIGATION if name.startswith("models/")}
-    assert pages == {family.name for family in FAMILIES} | {"index", "own_class"}
+    assert pages == {family.name for family in FAMILIES} | {"index", "own_class", "timm_masks"}
     for family in FAMILIES:
         assert tuple(rows[family.name][2].lower().split(", ")) == family.mask_kinds
         text = (PAGES / "models" / f"{family.name}.md").read_text(encoding="utf-8")

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
-from gmmvit_cli.choices import choice_from, complete, read_by
+from gmmvit_cli.choices import choice_from, complete, listed, read_by
 from gmmvit_cli.options import MODEL, existing
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.families import PRESETS, family_of_preset
 from gmmvit_deploy.sources.hints import WEIGHTS_KINDS, LoadHints, WeightsKind, own_class_of
+from gmmvit_deploy.specs import INTERPOLATIONS, Interpolation
 
 if TYPE_CHECKING:
     from gmmvit_deploy.artifacts import Bundle
@@ -26,9 +27,11 @@ __all__ = [
     "HEAD_AVERAGE",
     "HEAD_BLOCKS",
     "IMAGE_SIZE",
+    "INTERPOLATION",
     "MASK_FORM",
     "MODEL_ARGS",
     "PRESET",
+    "RESIZE_TO",
     "WEIGHTS",
     "hints_from",
     "model_args_from",
@@ -73,6 +76,25 @@ IMAGE_SIZE = typer.Option(
     metavar="PIXELS",
     rich_help_panel=MODEL,
     help="Width and height of the images, which are square. Required if the checkpoint does not show the size.",
+)
+RESIZE_TO = typer.Option(
+    None,
+    "--resize-to",
+    metavar="PIXELS",
+    rich_help_panel=MODEL,
+    help="Build the model for square images of another width and height than in training; only for models that timm "
+    "builds. Position embeddings and tables of relative position biases are resampled. The logits are those of another "
+    "network, so measure its accuracy.",
+)
+INTERPOLATION = typer.Option(
+    None,
+    "--interpolation",
+    metavar="CODE",
+    rich_help_panel=MODEL,
+    help=f"For --resize-to: resample the position embeddings with the algorithm of this code: {listed(INTERPOLATIONS)}."
+    " Without this option: the code that wrote the checkpoint. Required if the checkpoint does not show the code.",
+    callback=choice_from("--interpolation", lambda: INTERPOLATIONS),
+    autocompletion=complete(lambda: INTERPOLATIONS),
 )
 CHANNELS = typer.Option(
     None,
@@ -189,6 +211,8 @@ def hints_from(
     mask_form: str,
     *,
     image_size: int | None = None,
+    resize_to: int | None = None,
+    interpolation: str | None = None,
     channels: int | None = None,
     weights: str | None = None,
     model: str | None = None,
@@ -203,6 +227,8 @@ def hints_from(
         preset=preset,
         closed_form=True if mask_form == "closed" else None,
         image_size=image_size,
+        resize_to=resize_to,
+        interpolation=cast("Interpolation | None", interpolation),  # LoadHints checks it
         channels=channels,
         weights=cast("WeightsKind | None", weights),  # LoadHints checks it
         model=model,

@@ -14,6 +14,7 @@ from gmmvit_deploy.checkpoints.linear_head import with_linear_head
 from gmmvit_deploy.checkpoints.model_folder import read_checkpoint
 from gmmvit_deploy.checkpoints.own_class import load_own_class, require_same_class
 from gmmvit_deploy.checkpoints.reading import TensorFile
+from gmmvit_deploy.checkpoints.resizing import resized_as_asked
 from gmmvit_deploy.checkpoints.weights import filled_model, listed, misfits, tensor_from_file
 from gmmvit_deploy.errors import CheckpointError, SpecError
 from gmmvit_deploy.families import FAMILIES, Family, family_of, family_of_preset, preset_spec, spec_from_json
@@ -63,7 +64,8 @@ def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpo
     Errors:
         CheckpointError: the file cannot be read safely; its architecture is unknown; keys are missing or unknown; a
             tensor has an unexpected shape or data type; the model would use NaN or infinite values; the file holds
-            trained and averaged weights and no hint chooses between them; or a hint contradicts the file.
+            trained and averaged weights and no hint chooses between them; a hint contradicts the file; or the model
+            cannot be resized to ``hints.resize_to``.
         SpecError: the preset is unknown, or timm cannot build the model.
         InputError: the file or the class that ``hints.model`` names cannot be used.
     """
@@ -74,6 +76,7 @@ def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpo
         return _load_own(file, hints)
     if own_class is not None:
         model, used = load_own_class(file, hints, *own_class)
+        model = resized_as_asked(model, hints, usual=None, source=str(path))
         return _audited(file, model, used=used, unused={})
     hints = _with_own_spec(file, hints)
     if hints.head is not None:
@@ -97,6 +100,7 @@ def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpo
     unused = {key: why for key, why in source.known_unused(spec).items() if key in file.tensors}
     _refuse_misfits(file, spec, origins, unused)
     model = filled_model(spec, {ours: tensor_from_file(origin, file.tensors) for ours, origin in origins.items()})
+    model = resized_as_asked(model, hints, usual=source.interpolation(shapes, hints), source=name)
     used = {key for origin in origins.values() for key in origin_keys(origin)}
     loaded = _audited(file, model, used=used, unused=unused)
     return replace(loaded, images=source.images(shapes, hints, spec))
@@ -177,7 +181,8 @@ def _load_own(file: TensorFile, hints: LoadHints) -> LoadedCheckpoint:
     _check_preset(family_of(spec), hints)
     _compare_with_preset(spec, hints, source)
     _refuse_misfits(file, spec, None, {})
-    return _audited(file, filled_model(spec, file.tensors), used=set(file.tensors), unused={})
+    model = resized_as_asked(filled_model(spec, file.tensors), hints, usual=None, source=source)
+    return _audited(file, model, used=set(file.tensors), unused={})
 
 
 def _audited(file: TensorFile, model: Model, *, used: set[str], unused: dict[str, str]) -> LoadedCheckpoint:

@@ -101,7 +101,7 @@ def load_own_class(file: TensorFile, hints: LoadHints, path: str, name: str) -> 
     from gmmvit_deploy.families.custom.running import network_of_class
 
     source = str(file.path)
-    options = {"--heads": hints.heads, "--preset": hints.preset, "--mask-form": hints.closed_form}
+    options = {"--heads": hints.heads, "--preset": hints.preset, "--head": hints.head, "--mask-form": hints.closed_form}
     if given := [option for option, value in options.items() if value is not None]:
         raise CheckpointError(
             f"{source}: {given[0]} does not apply to the class {name} of {path}, which determines the architecture",
@@ -131,22 +131,34 @@ def load_own_class(file: TensorFile, hints: LoadHints, path: str, name: str) -> 
             "missing tensors nor ignores unknown tensors",
         )
     model = filled_model(spec, {own: file.tensors[key] for own, key in origins.items()})
-    network.load_state_dict({own: file.tensors[key] for own, key in names.items()})
-    _require_same_logits(network, model, what=f"{source}: the class {name} of {path}")
+    state = {own: file.tensors[key] for own, key in names.items()}
+    networks = (network, network_of_class(own_file, name, hints.model_args))
+    for own_network in networks:
+        own_network.load_state_dict(state)
+    _require_same_logits(networks, model, what=f"{source}: the class {name} of {path}")
     return model, set(names.values())
 
 
-def _require_same_logits(network: nn.Module, model: Model, *, what: str) -> None:
-    """Compare the model, whose attentions are answered by this package, with the user's network in float64.
+def _require_same_logits(networks: tuple[nn.Module, nn.Module], model: Model, *, what: str) -> None:
+    """Compare the logits of the networks and of the model in float64.
 
+    networks: two networks of the user's class with the weights of the checkpoint.
+    model: a network of the user's class with the same weights, whose attentions this package answers.
     Errors: CheckpointError when the logits differ.
     """
     import torch
 
     images = torch.randn(2, *input_shape(model.spec), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode(), contextlib.redirect_stdout(sys.stderr):
-        expected = network.double().eval()(images)
+        expected, again = (network.double().eval()(images) for network in networks)
         logits = copy.deepcopy(model).double()(images)
+    if not torch.allclose(again, expected, rtol=1e-6, atol=1e-9, equal_nan=True):
+        raise CheckpointError(
+            f"{what}: two networks of the class with the weights of the checkpoint give different logits, because the "
+            "class holds random values that the checkpoint does not hold",
+            hint="in the class, register these values with register_buffer, and save the checkpoint again; without the "
+            "values of training, the predictions are wrong",
+        )
     if not torch.allclose(logits, expected, rtol=1e-6, atol=1e-9, equal_nan=True):
         raise CheckpointError(
             f"{what}: its logits change by {float((logits - expected).abs().max()):.3g} when gmmvit computes the "

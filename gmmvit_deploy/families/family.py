@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.sources.source import CheckpointSource
-from gmmvit_deploy.specs import MaskKind, MaskSpec, ModelSpec
+from gmmvit_deploy.specs import Interpolation, MaskKind, MaskSpec, ModelSpec
 
 if TYPE_CHECKING:
     from gmmvit_deploy.layers.model import Model
@@ -98,6 +98,8 @@ class Family:
     unavailable:    spec → the reason why this process cannot build the model, for example because the code of the model
                     is in a file that the user did not name; empty if the process can build the model
     only_float32:   the reason why models of this family exist only in float32; empty if every precision is available
+    resized:        (model, (height, width) in pixels, algorithm for position embeddings, or None if not known) →
+                    the model for images of this size; None if no rule resizes models of this family
     mistakes:       common deployment mistakes that ``gmmvit parity`` can name, in addition to mistakes in the steps on
                     the attention scores
     """
@@ -116,6 +118,7 @@ class Family:
     engine_passes: Callable[[], tuple[OwnPass, ...]] = no_passes
     unavailable: Callable[[Any], str] = _always_available
     only_float32: str = ""
+    resized: Callable[[Model, tuple[int, int], Interpolation | None], Model] | None = None
     mistakes: tuple[Mistake, ...] = ()
 
     def small_specs(self) -> dict[MaskKind, ModelSpec]:

@@ -21,7 +21,7 @@ A runner is a runtime, an engine or a server that computes the logits.
 The checks ``constants`` and ``reference`` examine the bundle; the other checks examine a runner. Some checks do not
 always run: ``accuracy`` needs labelled images, ``calibration`` runs only for int8 and fp8 and needs images,
 ``preprocessing`` needs the mean and std of the images, ``served`` runs only for Triton, and ``localize`` only with
---localize.
+--localize. Without labelled images, ``accuracy`` is undecided for a model that export resized to another image size.
 
 In the pass, PyTorch and each runner compute the logits of every input once. The pass keeps statistics of the images of
 the data, and no images.
@@ -51,6 +51,7 @@ from gmmvit_deploy.parity.numeric import Distances, SetNumbers, check_numeric, c
 from gmmvit_deploy.parity.preprocessing import Sample, check_preprocessing
 from gmmvit_deploy.parity.reference import Reference, why_no_model
 from gmmvit_deploy.parity.report import ParityReport, RunnerReport
+from gmmvit_deploy.parity.resized import accuracy_of_resized
 from gmmvit_deploy.parity.served import check_served
 from gmmvit_deploy.parity.stored import check_against_stored
 from gmmvit_deploy.parity.suspects import explain
@@ -242,8 +243,10 @@ class _Tally:
 
     def _judged_accuracy(self) -> Check:
         if self._accuracy is None:
-            return skipped_check("accuracy", "no labelled images were given; add --data")
-        return self._accuracy.check(gate_of(self._runner.precision, self._options.gate))
+            check = skipped_check("accuracy", "no labelled images were given; add --data")
+        else:
+            check = self._accuracy.check(gate_of(self._runner.precision, self._options.gate))
+        return accuracy_of_resized(check, self._bundle.manifest.spec)
 
     def _checked_calibration(self, samples: Sequence[Sample], on_progress: OnProgress) -> Check:
         precision = self._runner.precision

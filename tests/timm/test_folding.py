@@ -74,3 +74,56 @@ def test_deit3_names(tmp_path: Path) -> None:
     images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
     with torch.inference_mode():
         torch.testing.assert_close(loaded.model.double()(images), model(images), rtol=1e-12, atol=1e-12)
+
+
+def spec_of(name: str, **args: Any) -> TimmSpec:
+    model_args = {
+        "img_size": 32,
+        "patch_size": 8,
+        "embed_dim": 32,
+        "depth": 2,
+        "num_heads": 2,
+        "num_classes": 5,
+        **args,
+    }
+    return TimmSpec(architecture=name, model_args=model_args, image_size=32, classes=5, mask=MaskSpec())
+
+
+def random_model(spec: TimmSpec) -> Any:
+    torch.manual_seed(0)
+    model = model_from_spec(spec).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape) / max(1, parameter[0].numel()) ** 0.5)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "merged", "narrowed"),
+    [
+        ("vit_tiny_patch16_224", 0, 1),
+        ("deit_tiny_distilled_patch16_224", 0, 1),
+        ("vit_small_patch14_dinov2", 4, 1),
+        ("vit_medium_patch16_reg4_gap_256", 4, 0),
+        ("deit3_small_patch16_224", 4, 1),
+        ("eva02_tiny_patch14_224", 0, 0),
+    ],
+)
+def test_blocks_are_folded(name: str, merged: int, narrowed: int) -> None:
+    model = random_model(spec_of(name))
+    folded = fold(model)
+    assert len(folded.passes["merge_linear_layer_scale"]) == merged
+    assert len(folded.passes["narrow_class_token_block"]) == narrowed
+    images = torch.randn(3, 3, 32, 32, dtype=torch.float64)
+    with torch.inference_mode():
+        expected, logits = copy.deepcopy(model).double()(images), copy.deepcopy(folded.model).double()(images)
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+    again = fold(folded.model).passes
+    assert again["merge_linear_layer_scale"] == again["narrow_class_token_block"] == ()
+
+
+def test_a_block_that_does_not_follow_the_rule_stays() -> None:
+    model = random_model(spec_of("vit_small_patch14_dinov2"))
+    block = model.network.blocks[0]
+    block.ls1.forward = lambda x: x * block.ls1.gamma + x.mean(dim=1, keepdim=True)
+    assert fold(model).passes["merge_linear_layer_scale"] == ()

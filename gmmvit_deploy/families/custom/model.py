@@ -87,7 +87,8 @@ def classes_of(file: OwnFile, name: str, network: nn.Module, shape: tuple[int, i
 
     The dry run also computes the logits in float64, which parity needs as the reference.
     shape: (channels, height, width) of an image.
-    Errors: InputError when the class raises an exception, or when the output is not a tensor (2, C) of logits.
+    Errors: InputError when the class raises an exception, when the output is not a tensor (2, C) of logits, or when the
+    logits of an image depend on the other image.
     """
     height, width = shape[1:]
     what = f"the class {name} cannot compute the logits of images of {shape[0]} × {height} × {width}"
@@ -102,7 +103,13 @@ def classes_of(file: OwnFile, name: str, network: nn.Module, shape: tuple[int, i
             hint=f"write a class in {file.path} whose forward returns only the logits, and name this class in --model",
         )
     with torch.inference_mode(), errors_of_file(file, f"the class {name} cannot compute in float64, as parity needs"):
-        copy.deepcopy(network).double()(images.double())
+        exact = copy.deepcopy(network).double()
+        together, alone = exact(images.double()), exact(images[:1].double())
+    if alone.shape != together[:1].shape or not torch.allclose(alone, together[:1], rtol=1e-6, atol=1e-9):
+        raise InputError(
+            f"{file.path}: the logits that the class {name} gives an image depend on the other images of the batch",
+            hint=f"write a class in {file.path} that computes the logits of each image from this image only",
+        )
     return int(output.shape[1])
 
 

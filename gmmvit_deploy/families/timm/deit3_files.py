@@ -32,4 +32,5 @@ DEIT3_FILES = CheckpointSource(
     tensors=tensor_origins,
     known_unused=checkpoint.known_unused,
     images=checkpoint.known_images,
+    interpolation=lambda shapes, hints: "deit",
 )

@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING
 
 from gmmvit_deploy.families.timm import checkpoint
 from gmmvit_deploy.families.timm.spec import TimmSpec
+from gmmvit_deploy.sources.hints import LoadHints
+from gmmvit_deploy.sources.shapes import Shapes
 from gmmvit_deploy.sources.source import CheckpointSource, Conversion, TensorOrigins
+from gmmvit_deploy.specs import Interpolation
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,6 +64,11 @@ def known_unused(spec: TimmSpec) -> Mapping[str, str]:
     return unused
 
 
+def _interpolation(shapes: Shapes, hints: LoadHints) -> Interpolation:
+    """Return the algorithm of DINOv2's code: with registers it is timm's, without registers it is DINO's."""
+    return "timm" if "register_tokens" in shapes else "dino"
+
+
 DINOV2_FILES = CheckpointSource(
     name="DINOv2",
     signature=(r"mask_token$", r"cls_token$", r"blocks\.0\.ls1\.gamma$"),
@@ -68,4 +76,5 @@ DINOV2_FILES = CheckpointSource(
     tensors=tensor_origins,
     known_unused=known_unused,
     images=checkpoint.known_images,
+    interpolation=_interpolation,
 )

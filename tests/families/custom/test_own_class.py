@@ -305,6 +305,19 @@ BAD_FILES = {
     "batch": ("class Bad(Net):\n    def forward(self, x): return super().forward(x)[:1]", "Bad", "shape (1, 5)", ""),
     "classes": ("class Bad(Net):\n    def forward(self, x): return super().forward(x).argmax(1)", "Bad", "(2,)", ""),
     "type": ("class Bad(Net):\n    def forward(self, x): return super().forward(x).int()", "Bad", "torch.int32", ""),
+    "rows": (
+        "class Bad(Net):\n    def forward(self, x): return super().forward(x - x.mean(0))",
+        "Bad",
+        "the logits that the class Bad gives an image depend on the other images of the batch",
+        "",
+    ),
+    "random": (
+        "class Bad(Net):\n    def __init__(self, **args):\n        super().__init__(**args)\n"
+        "        self.noise = torch.randn(5)\n    def forward(self, x): return super().forward(x) + self.noise.to(x)",
+        "Bad",
+        "the class holds random values that the checkpoint does not hold",
+        "",
+    ),
     "softmax": (
         "class Bad(Net):\n    def forward(self, x): return super().forward(x).softmax(1)",
         "Bad",
@@ -385,6 +398,15 @@ def test_a_loop_over_the_batch_is_refused(tmp_path: Path) -> None:
     loaded = load_checkpoint(tmp_path / "net.pth", hints(source, "Loop"))
     with pytest.raises(ExportError, match=r"fixed batch: expected a dynamic first dimension of tensor, got \(2, 3"):
         onnx_from_model(loaded.model, preprocessing=None, max_batch=8)
+
+
+def test_a_branch_on_the_images_is_refused_in_two_lines(tmp_path: Path) -> None:
+    code = "class Branch(Net):\n    def forward(self, x):\n        if x.sum() > 0:\n            x = 2 * x\n"
+    source = own_file(tmp_path, code + "        return super().forward(x)\n")
+    save_weights(source, tmp_path / "net.pth", **ARGUMENTS)
+    options = ("--model-args", json.dumps(ARGUMENTS), *IMAGE, "--input", "tensor")
+    answer = gmmvit_here("export", tmp_path / "net.pth", "-o", tmp_path / "b", "--model", f"{source}:Branch", *options)
+    refused(answer, "the ONNX exporter of torch", "mine.py, line ", ": if x.sum() > 0:")
 
 
 # ---- attention -------------------------------------------------------------------------------------------------------
