@@ -155,8 +155,8 @@ def _size(
         if size not in (None, asked) and (fixed or "img_size" in model_args):
             raise CheckpointError(
                 f"{shapes.source}: --image-size {hints.image_size} contradicts the file: {where} is {stated!r}",
-                hint=f"omit --image-size, or type --resize-to {hints.image_size} in place of --image-size to change the "
-                f"size of the model; if the file is wrong, type --model-args '{{\"img_size\": {hints.image_size}}}'",
+                hint=f"omit --image-size, or type --resize-to {hints.image_size} instead to change the size of "
+                f"the model; if the file is wrong, type --model-args '{{\"img_size\": {hints.image_size}}}'",
             )
         return asked
     if stated is None and (fixed or is_train_script(shapes.record)):

@@ -101,10 +101,10 @@ def _calls(network: nn.Module, spec: TimmSpec) -> list[FusedCall]:
         raise
     # The arguments come from a file or from the user; many wrong sizes show only when the network runs.
     except Exception as exc:
-        channels, height, width = input_shape(spec)
+        height, width = spec.image_shape
         raise SpecError(
-            f"timm model {spec.architecture}: the network fails on images of {height}×{width} pixels and {channels} "
-            f"channels: {type(exc).__name__}: {exc}",
+            f"timm model {spec.architecture} does not take images of {height} × {width} pixels: "
+            f"{type(exc).__name__}: {exc}",
             hint=spec.misfit_hint,
         ) from exc
 
