@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from gmmvit_deploy.checkpoints.own_class import load_own_class, require_same_cla
 from gmmvit_deploy.checkpoints.reading import TensorFile
 from gmmvit_deploy.checkpoints.resizing import resized_as_asked
 from gmmvit_deploy.checkpoints.weights import filled_model, listed, misfits, tensor_from_file
-from gmmvit_deploy.errors import CheckpointError
+from gmmvit_deploy.errors import CheckpointError, SpecError
 from gmmvit_deploy.families import FAMILIES, Family, family_of, family_of_preset, preset_spec, spec_from_json
 from gmmvit_deploy.families.counting import trainable_parameters
 from gmmvit_deploy.families.timm.checkpoint import TIMM_FILES
@@ -65,7 +66,7 @@ def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpo
             tensor has an unexpected shape or data type; the model would use NaN or infinite values; the file holds
             trained and averaged weights and no hint chooses between them; a hint contradicts the file; or the model
             cannot be resized to ``hints.resize_to``.
-        SpecError: the preset is unknown.
+        SpecError: the preset is unknown, or timm cannot build the model.
         InputError: the file or the class that ``hints.model`` names cannot be used.
     """
     hints = hints or LoadHints()
@@ -90,10 +91,12 @@ def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpo
             hint="leave --mask-form out",
         )
     shapes = Shapes(file.tensors, name, channels=hints.channels, record=file.record)
-    spec = source.spec(shapes, hints)
+    with _errors_that_name(name):
+        spec = source.spec(shapes, hints)
     check_image_hints(name, hints, image_size=spec.image_size, channels=spec.channels, evidence="its tensors show")
     _compare_with_preset(spec, hints, name)
-    origins = source.tensors(spec)
+    with _errors_that_name(name):
+        origins = source.tensors(spec)
     unused = {key: why for key, why in source.known_unused(spec).items() if key in file.tensors}
     _refuse_misfits(file, spec, origins, unused)
     model = filled_model(spec, {ours: tensor_from_file(origin, file.tensors) for ours, origin in origins.items()})
@@ -101,6 +104,17 @@ def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpo
     used = {key for origin in origins.values() for key in origin_keys(origin)}
     loaded = _audited(file, model, used=used, unused=unused)
     return replace(loaded, images=source.images(shapes, hints, spec))
+
+
+@contextmanager
+def _errors_that_name(path: str) -> Iterator[None]:
+    """Put the path of the file before the message of a `SpecError` that begins with neither the path nor an option."""
+    try:
+        yield
+    except SpecError as exc:
+        if str(exc).startswith((path, "--")):
+            raise
+        raise SpecError(f"{path}: {exc}", hint=exc.hint) from exc
 
 
 def _source_of(file: TensorFile, hints: LoadHints) -> CheckpointSource:

@@ -21,6 +21,10 @@ __all__ = ["read_checkpoint"]
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _CONFIG = "config.json"
 _MAX_CONFIG_BYTES = 2**24
+_HINT = (
+    "copy or download config.json again; without config.json, give the file of the weights, and type --model and "
+    "--model-args"
+)
 
 
 def read_checkpoint(path: Path, weights: WeightsKind | None = None) -> TensorFile:
@@ -35,7 +39,9 @@ def read_checkpoint(path: Path, weights: WeightsKind | None = None) -> TensorFil
         held = ", ".join(sorted(entry.name for entry in path.iterdir())[:6]) or "no file"
         raise CheckpointError(
             f"{path}: expected a checkpoint file, or a model folder of timm with {_CONFIG} and {_WEIGHTS[0]} or "
-            f"{_WEIGHTS[1]}; the folder holds {held}"
+            f"{_WEIGHTS[1]}; the folder holds {held}",
+            hint=f"copy the missing file into the folder; without {_CONFIG}, give the file of the weights, and type "
+            "--model and --model-args",
         )
     file = read_tensors(present[0], weights)
     return replace(
@@ -48,14 +54,19 @@ def read_checkpoint(path: Path, weights: WeightsKind | None = None) -> TensorFil
 def _config(path: Path) -> Mapping[str, Any]:
     try:
         if path.stat().st_size > _MAX_CONFIG_BYTES:
-            raise CheckpointError(f"{path}: the file has more than {_MAX_CONFIG_BYTES} bytes")
+            raise CheckpointError(f"{path}: the file has more than {_MAX_CONFIG_BYTES} bytes", hint=_HINT)
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as exc:
         raise CheckpointError(f"{path}: cannot be read: {exc.strerror}") from exc
-    except ValueError as exc:
-        raise CheckpointError(f"{path}: expected JSON: {exc}") from exc
-    if not isinstance(data, dict) or not isinstance(data.get("architecture"), str):
-        raise CheckpointError(f"{path}: expected a JSON object with the name of the architecture under 'architecture'")
-    if not isinstance(data.get("model_args", {}), dict):
-        raise CheckpointError(f"{path}: expected an object under 'model_args', got {type(data['model_args']).__name__}")
+    except (ValueError, RecursionError) as exc:
+        raise CheckpointError(f"{path}: expected JSON: {exc}", hint=_HINT) from exc
+    if not isinstance(data, dict) or not isinstance(data.get("architecture"), str) or not data["architecture"]:
+        raise CheckpointError(
+            f"{path}: expected a JSON object with the name of the architecture under 'architecture'", hint=_HINT
+        )
+    for key in ("model_args", "pretrained_cfg"):
+        if not isinstance(data.get(key), dict | None):
+            raise CheckpointError(
+                f"{path}: expected an object under '{key}', got {type(data[key]).__name__}", hint=_HINT
+            )
     return data

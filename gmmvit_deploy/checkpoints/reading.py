@@ -153,7 +153,10 @@ def require_checkpoint(path: Path) -> None:
     Errors: CheckpointError when the path does not exist, or is a folder without a ``config.json``.
     """
     if path.is_dir() and not (path / "config.json").is_file():
-        raise CheckpointError(f"{path}: {EXPECTED}, but this path is a folder")
+        raise CheckpointError(
+            f"{path}: {EXPECTED}, but this path is a folder without the config.json of a model folder of timm",
+            hint="give the file of the weights; if timm builds the model, also type --model and --model-args",
+        )
     if not path.exists():
         raise CheckpointError(f"{path}: {EXPECTED}, but this path does not exist")
 

@@ -27,7 +27,7 @@ from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.roles import role_disagreements
 from gmmvit_deploy.images import ImageSpec
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
-from gmmvit_deploy.resize_rules import ResizeRule, require_crop_pct, resize_rule_from
+from gmmvit_deploy.resize_rules import RESIZE_RULES, ResizeRule, require_crop_pct, resize_rule_from
 from gmmvit_deploy.runners.open import proof_programs
 from gmmvit_deploy.runners.runner import Runner
 from gmmvit_deploy.sources.hints import LoadHints
@@ -78,6 +78,11 @@ class ExportOptions:
         Errors: InputError when ``input_kind`` is ``pixels`` and mean, std or labels are missing, or when the resize
         rule is not supported or does not take ``crop_pct``.
         """
+        if self.resize is None and known.resize not in (None, *RESIZE_RULES):
+            raise InputError(
+                f"the checkpoint states the resize rule {known.resize}, which is not supported",
+                hint=f"type --resize with the closest of {', '.join(RESIZE_RULES)}; another filter changes the logits",
+            )
         rule = resize_rule_from(self.resize or known.resize or "stretch-bilinear")
         # The crop of the checkpoint belongs to the resize rule of the checkpoint.
         crop_pct = known.crop_pct if self.crop_pct is None and self.resize is None else self.crop_pct

@@ -12,12 +12,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.families.timm.network import architecture_from, refuse_arguments, require_timm
+from gmmvit_deploy.families.timm.network import (
+    architecture_from,
+    refuse_arguments,
+    require_timm,
+    without_refused,
+)
+from gmmvit_deploy.families.timm.spec import CONV_STEM_VIT
 from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.sources.record import TrainingRecord
 from gmmvit_deploy.sources.shapes import Shapes
 
 __all__ = ["Arguments", "arguments_of", "is_train_script"]
+
+_MAX_SIDE = 2**14  # pixels; an image of this side has more pixels than the preprocessing takes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,27 +52,35 @@ def arguments_of(shapes: Shapes, hints: LoadHints) -> Arguments:
     """Return the arguments for a file.
 
     Errors:
-        CheckpointError: neither the file nor the user names an architecture.
+        CheckpointError: neither the file nor the user names an architecture, the file states an image size that is no
+            size, an option contradicts the file, or the arguments ask for more blocks than the file can hold.
         SpecError: timm does not know the architecture, or an argument is refused.
     """
     record = shapes.record
     text, where = _named(shapes, hints)
     architecture = architecture_from(text, where=where)
+    if architecture == CONV_STEM_VIT:
+        raise CheckpointError(
+            f"{where}: {CONV_STEM_VIT} is no architecture of timm",
+            hint=f"type --model {CONV_STEM_VIT} if torchvision's code wrote the weights",
+        )
     if record.config:
         _refuse_addresses(shapes.source, record.config)
     stated = _stated_args(record)
     refuse_arguments(stated, where=shapes.source)
     refuse_arguments(hints.model_args, where="--model-args")
-    model_args = {**stated, **hints.model_args}
+    model_args = without_refused({**stated, **hints.model_args})
+    _refuse_depth(shapes, model_args)
     if hints.heads is not None:
         if model_args.get("num_heads", hints.heads) != hints.heads:
             raise CheckpointError(
                 f"{shapes.source}: --heads {hints.heads}, but the arguments of the model have num_heads "
-                f"{model_args['num_heads']}"
+                f"{model_args['num_heads']}",
+                hint=f"omit --heads; if {hints.heads} is right, type --model-args '{{\"num_heads\": {hints.heads}}}'",
             )
         model_args["num_heads"] = hints.heads
     cfg = _default_cfg(architecture)
-    size = _size(record, hints, model_args, cfg)
+    size = _size(shapes, hints, model_args, cfg)
     if size is not None and (cfg.get("fixed_input_size") or "img_size" in model_args):
         model_args["img_size"] = list(size)
     return Arguments(architecture=architecture, model_args=model_args, size=size, cfg=cfg)
@@ -106,29 +122,72 @@ def _default_cfg(architecture: str) -> Mapping[str, Any]:
     return {} if cfg is None else cfg.to_dict()
 
 
+def _refuse_depth(shapes: Shapes, model_args: Mapping[str, Any]) -> None:
+    """Errors: CheckpointError when the arguments ask for more blocks than the file has tensors.
+
+    timm would build the blocks one by one, for minutes, before a comparison with the file could begin.
+    """
+    for name in ("depth", "depths", "layers"):
+        value = model_args.get(name)
+        counts = [count for count in (value if isinstance(value, list | tuple) else [value]) if isinstance(count, int)]
+        if sum(counts) > len(shapes.tensors):
+            raise CheckpointError(
+                f"{shapes.source}: the argument {name} {value!r} asks for more blocks than the file has tensors "
+                f"({len(shapes.tensors)})",
+                hint=f"type --model-args with the {name} of training",
+            )
+
+
 def _size(
-    record: TrainingRecord, hints: LoadHints, model_args: Mapping[str, Any], cfg: Mapping[str, Any]
+    shapes: Shapes, hints: LoadHints, model_args: Mapping[str, Any], cfg: Mapping[str, Any]
 ) -> tuple[int, int] | None:
     """Return (height, width): the user's size, else the size that the file states, else the size that timm's code has.
 
     timm's train.py and its model folders use the architecture's default size if no option states another size.
+    Errors: CheckpointError when the file states a size that is no size, or a size other than --image-size for an
+    architecture that takes images of a single size.
     """
-    stated = record.config.get("pretrained_cfg")
-    candidates = [
-        hints.image_size,
-        model_args.get("img_size"),
-        _last_two(record.args.get("input_size")),
-        record.args.get("img_size"),
-        _last_two(stated.get("input_size")) if isinstance(stated, dict) else None,
-        _last_two(record.config.get("input_size")),
-        _last_two(cfg.get("input_size")) if cfg.get("fixed_input_size") or is_train_script(record) else None,
-    ]
-    for value in candidates:
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value, value
-        if isinstance(value, list | tuple) and len(value) == 2:
-            return int(value[0]), int(value[1])
-    return None
+    where, stated = _stated_size(shapes.record, model_args)
+    fixed = bool(cfg.get("fixed_input_size"))
+    asked = None if hints.image_size is None else (hints.image_size, hints.image_size)
+    size = _pair(stated)
+    if asked is not None:
+        if size not in (None, asked) and (fixed or "img_size" in model_args):
+            raise CheckpointError(
+                f"{shapes.source}: --image-size {hints.image_size} contradicts the file: {where} is {stated!r}",
+                hint=f"omit --image-size, or type --resize-to {hints.image_size} instead to change the size of "
+                f"the model; if the file is wrong, type --model-args '{{\"img_size\": {hints.image_size}}}'",
+            )
+        return asked
+    if stated is None and (fixed or is_train_script(shapes.record)):
+        return _pair(_last_two(cfg.get("input_size")))
+    if stated is not None and size is None:
+        raise CheckpointError(
+            f"{shapes.source}: {where} is {stated!r}; expected the height and the width of the images, each from 1 to "
+            f"{_MAX_SIDE} pixels",
+            hint="type --image-size with the size of the training images in pixels",
+        )
+    return size
+
+
+def _stated_size(record: TrainingRecord, model_args: Mapping[str, Any]) -> tuple[str, Any]:
+    """Return (name of the setting, value) of the first setting that states the image size; the value None if none."""
+    cfg = record.config.get("pretrained_cfg")
+    settings = {
+        "the argument img_size": model_args.get("img_size"),
+        "input_size of args": _last_two(record.args.get("input_size")),
+        "img_size of args": record.args.get("img_size"),
+        "input_size of pretrained_cfg": _last_two(cfg.get("input_size")) if isinstance(cfg, dict) else None,
+        "input_size of config.json": _last_two(record.config.get("input_size")),
+    }
+    return next(((name, value) for name, value in settings.items() if value is not None), ("", None))
+
+
+def _pair(value: Any) -> tuple[int, int] | None:
+    """Return (height, width) of a side or of two sides in pixels, or None if the value is no size."""
+    sides = list(value) if isinstance(value, list | tuple) else [value, value]
+    whole = all(isinstance(side, int) and not isinstance(side, bool) and 1 <= side <= _MAX_SIDE for side in sides)
+    return (sides[0], sides[1]) if whole and len(sides) == 2 else None
 
 
 def _last_two(value: Any) -> Any:

@@ -6,6 +6,7 @@ The tensors have timm's names. timm builds the model from the name of the archit
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,6 +24,7 @@ from gmmvit_deploy.specs import Interpolation, MaskSpec
 
 __all__ = ["HEAD_FILE", "TIMM_FILES", "asked_size"]
 
+_CROP_MODES = ("center", "squash", "border")
 HEAD_FILE = "head_file"
 """The prefix under which `checkpoints.loading` adds the tensors of a linear head to the tensors of the backbone."""
 _OPTIONS_OF_DEIT = {"model", "input_size", "distillation_type"}
@@ -68,6 +70,11 @@ def _mask(shapes: Shapes, hints: LoadHints) -> MaskSpec:
     if "decay" in parts:
         return MaskSpec(kind="decay")
     if not parts.keys() & {"alpha", "sigma"}:
+        if hints.closed_form:
+            raise CheckpointError(
+                f"{shapes.source}: --mask-form closed, but the file holds no Gaussian mixture (alpha and sigma)",
+                hint="leave --mask-form out",
+            )
         return MaskSpec(kind="elm" if "mask" in parts else "plain")
     closed = "mask" not in parts
     if hints.closed_form and not closed:
@@ -75,7 +82,9 @@ def _mask(shapes: Shapes, hints: LoadHints) -> MaskSpec:
             f"{shapes.source}: --mask-form closed, but the file holds the stored base mask {parts['mask']}.mask",
             hint="leave --mask-form out: a file with a stored base mask was trained with the stored base mask",
         )
-    mask, _ = infer_mask(shapes, replace(hints, closed_form=closed), next(iter(parts.values())))
+    # If the stored base mask of some attention is missing, `checkpoints.loading` names the missing tensor.
+    prefix = parts["mask"] if not closed else parts.get("alpha", parts.get("sigma", ""))
+    mask, _ = infer_mask(shapes, replace(hints, closed_form=closed), prefix)
     return mask
 
 
@@ -106,7 +115,7 @@ def _classes(shapes: Shapes, hints: LoadHints, arguments: Arguments) -> tuple[in
     Errors: CheckpointError when the file has no classifier and the user gives no linear head.
     """
     if hints.head is not None:
-        return shapes.of(f"{HEAD_FILE}.weight", rank=2)[0], 0
+        return _head_classes(shapes, hints, hints.head), 0
     classifier = arguments.cfg.get("classifier") or "head"
     names = classifier if isinstance(classifier, list | tuple) else (classifier,)
     weight = shapes.tensors.get(f"{names[0]}.weight")
@@ -121,6 +130,31 @@ def _classes(shapes: Shapes, hints: LoadHints, arguments: Arguments) -> tuple[in
         hint="add --head FILE and --head-blocks N for a backbone with a linear head, or type --model with the "
         "architecture that the training code built",
     )
+
+
+def _head_classes(shapes: Shapes, hints: LoadHints, head: str) -> int:
+    """Return the number of classes of a linear head.
+
+    Errors: CheckpointError when the features of the head are not the class tokens of ``head_blocks`` blocks, and with
+    ``head_average`` also the mean of the patches.
+    """
+    classes, features = shapes.of(f"{HEAD_FILE}.weight", rank=2)
+    token = shapes.tensors.get("cls_token")
+    if token is not None and token.dim() == 3:
+        dim = int(token.shape[-1])
+        if features != ((hints.head_blocks or 0) + hints.head_average) * dim:
+            average = " and --head-average" if hints.head_average else ""
+            raise CheckpointError(
+                f"{head}: the linear head reads {features} features, but --head-blocks {hints.head_blocks}{average} of "
+                f"{shapes.source} make {((hints.head_blocks or 0) + hints.head_average) * dim} features "
+                f"({dim} for each token)",
+                hint=f"type --head-blocks {features // dim}, or --head-blocks {features // dim - 1} --head-average"
+                if features % dim == 0 and features > dim
+                else f"type --head-blocks {features // dim}"
+                if features == dim
+                else "type --head with the file of the linear head that was trained on this backbone",
+            )
+    return classes
 
 
 def tensor_origins(spec: TimmSpec) -> TensorOrigins:
@@ -171,30 +205,70 @@ def known_images(shapes: Shapes, hints: LoadHints, spec: TimmSpec) -> KnownImage
     if record.config:
         stated = record.config.get("pretrained_cfg")
         config = dict(stated) if isinstance(stated, dict) else dict(record.config)
-        return _from_data_config(_resolved({}, config), _labels(record.config))
+        return _from_data_config(shapes.source, spec.channels, _resolved(shapes.source, {}, config), record.config)
     if is_train_script(record):
         args: dict[str, Any] = {k: v for k, v in record.args.items() if k not in ("input_size", "img_size")}
         cfg = require_timm().get_pretrained_cfg(spec.architecture, allow_unregistered=True)
-        return _from_data_config(_resolved(args | {"in_chans": spec.channels}, cfg.to_dict() if cfg else {}), None)
+        resolved = _resolved(shapes.source, args | {"in_chans": spec.channels}, cfg.to_dict() if cfg else {})
+        return _from_data_config(shapes.source, spec.channels, resolved, {})
     return KnownImages()
 
 
-def _resolved(args: Mapping[str, Any], cfg: Mapping[str, Any]) -> Mapping[str, Any]:
+def _resolved(source: str, args: Mapping[str, Any], cfg: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the preprocessing that timm takes from these settings.  Errors: CheckpointError when timm cannot."""
     resolve: Any = require_timm().data.resolve_data_config
-    resolved: Mapping[str, Any] = resolve(dict(args) or {"": None}, pretrained_cfg=dict(cfg))
+    try:
+        resolved: Mapping[str, Any] = resolve(dict(args) or {"": None}, pretrained_cfg=dict(cfg))
+    # The settings come from a file, and timm checks them by assertions only.
+    except Exception as exc:
+        raise CheckpointError(
+            f"{source}: timm cannot read the preprocessing that the file states: {type(exc).__name__}: {exc}"
+        ) from exc
     return resolved
 
 
-def _from_data_config(config: Mapping[str, Any], labels: tuple[str, ...] | None) -> KnownImages:
-    interpolation = config["interpolation"]
+def _from_data_config(
+    source: str, channels: int, resolved: Mapping[str, Any], config: Mapping[str, Any]
+) -> KnownImages:
+    """Return the preprocessing of a file as this package describes it.
+
+    resolved: the result of `_resolved`.  config: the values of ``config.json``, with the labels; empty without labels.
+    Errors: CheckpointError when a value of ``resolved`` is no value of preprocessing.
+    """
+    interpolation = resolved["interpolation"]
     # During training, "random" chooses a filter for each image; timm evaluates such models with the bilinear filter.
     name = "bilinear" if interpolation == "random" else interpolation
+    for field in ("mean", "std"):
+        values = resolved[field]
+        if not isinstance(values, list | tuple) or len(values) != channels or not all(map(_is_number, values)):
+            raise _not_stated(source, field, f"{channels} numbers", values)
+    if min(resolved["std"]) <= 0:
+        raise _not_stated(source, "std", "numbers above 0", resolved["std"])
+    crop_pct = resolved["crop_pct"]
+    if not _is_number(crop_pct) or not 0 < crop_pct <= 1:
+        raise _not_stated(source, "crop_pct", "a number above 0 and at most 1", crop_pct)
+    if not isinstance(interpolation, str):
+        raise _not_stated(source, "interpolation", "the name of a filter", interpolation)
+    if resolved["crop_mode"] not in _CROP_MODES:
+        raise _not_stated(source, "crop_mode", ", ".join(_CROP_MODES), resolved["crop_mode"])
     return KnownImages(
-        mean=tuple(float(value) for value in config["mean"]),
-        std=tuple(float(value) for value in config["std"]),
-        resize=f"{config['crop_mode']}-{name}",
-        crop_pct=float(config["crop_pct"]),
-        labels=labels,
+        mean=tuple(float(value) for value in resolved["mean"]),
+        std=tuple(float(value) for value in resolved["std"]),
+        resize=f"{resolved['crop_mode']}-{name}",
+        crop_pct=float(crop_pct),
+        labels=_labels(config),
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _not_stated(source: str, field: str, expected: str, value: Any) -> CheckpointError:
+    """Return the error for a value of the preprocessing that the file states."""
+    return CheckpointError(
+        f"{source}: the file states the preprocessing {field} {value!r}; expected {expected}",
+        hint=f"correct {field} in config.json, or in args of the training file",
     )
 
 

@@ -42,7 +42,10 @@ class LinearHead(nn.Module):
                 hint="type --model with the vision transformer that DINO trained",
             )
         if blocks > depth:
-            raise SpecError(f"--head-blocks {blocks}: the model has {depth} blocks")
+            raise SpecError(
+                f"--head-blocks {blocks}: the model has {depth} blocks",
+                hint=f"type --head-blocks with a number from 1 to {depth}",
+            )
         return LinearHead(network.embed_dim, blocks=blocks, average=average, interleaved=interleaved, classes=classes)
 
     def forward(self, network: Any, images: Tensor) -> Tensor:

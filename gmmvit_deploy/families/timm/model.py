@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from gmmvit_deploy.errors import GmmvitError, SpecError
 from gmmvit_deploy.families.timm.network import network_from_spec
 from gmmvit_deploy.families.timm.spec import TimmSpec
 from gmmvit_deploy.layers.fused_call import (
@@ -67,8 +68,9 @@ class TimmModel(Model):
                 classes=spec.classes,
             )
         use_fused_calls(self.network)
+        calls = _calls(self.network, spec)
         masked = {} if spec.mask.kind == "plain" else {p.module: p for p in placements(self.network, input_shape(spec))}
-        for call in fused_calls(self.network, input_shape(spec)):
+        for call in calls:
             _answer(self, call, masked.get(call.module))
 
     def forward(self, images: Tensor) -> Tensor:
@@ -89,6 +91,22 @@ class TimmModel(Model):
         for name, layer in self.named_modules():
             if isinstance(layer, nn.Linear) and any(layer is head for head in listed):
                 yield name, layer
+
+
+def _calls(network: nn.Module, spec: TimmSpec) -> list[FusedCall]:
+    """Run the network once, without values.  Errors: SpecError when the network does not take images of the spec."""
+    try:
+        return list(fused_calls(network, input_shape(spec)))
+    except GmmvitError:
+        raise
+    # The arguments come from a file or from the user; many wrong sizes show only when the network runs.
+    except Exception as exc:
+        height, width = spec.image_shape
+        raise SpecError(
+            f"timm model {spec.architecture} does not take images of {height} × {width} pixels: "
+            f"{type(exc).__name__}: {exc}",
+            hint=spec.misfit_hint,
+        ) from exc
 
 
 def _answer(model: TimmModel, call: FusedCall, place: Placement | None) -> None:

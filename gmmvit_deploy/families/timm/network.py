@@ -15,7 +15,7 @@ from gmmvit_deploy.families.timm.spec import CONV_STEM_VIT, TimmSpec
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["architecture_from", "network_from_spec", "refuse_arguments", "require_timm"]
+__all__ = ["architecture_from", "network_from_spec", "refuse_arguments", "require_timm", "without_refused"]
 
 _PREFIX = "timm:"
 _REFUSED = {
@@ -61,9 +61,10 @@ def architecture_from(text: str, *, where: str) -> str:
     timm = require_timm()
     architecture = str(timm.models.split_model_name_tag(name)[0])
     if not timm.is_model(architecture):
-        close = timm.list_models(f"*{re.sub(r'[^a-z0-9]', '*', architecture.lower())}*")[:3]
+        pattern = re.sub(r"[^a-z0-9]", "*", architecture.lower())
+        close = timm.list_models(f"*{pattern}*")[:3] if pattern.strip("*") else []
         raise SpecError(
-            f"{where}: timm {timm.__version__} has no architecture {architecture!r}",
+            f"{where}: timm {timm.__version__} has no architecture {name!r}",
             hint=f"type --model with a name of timm, such as {', '.join(close or ['vit_tiny_patch16_224'])}",
         )
     return architecture
@@ -71,9 +72,19 @@ def architecture_from(text: str, *, where: str) -> str:
 
 def refuse_arguments(arguments: Mapping[str, Any], *, where: str) -> None:
     """Errors: SpecError when an argument would make timm read other files, download, or build no classifier."""
-    for name, reason in _REFUSED.items():
-        if arguments.get(name):
+    for name, value in arguments.items():
+        if value and _refused(name):
+            reason = _REFUSED.get(name, _REFUSED["pretrained"])
             raise SpecError(f"{where}: the argument {name} is not supported: {reason}", hint=f"remove {name}")
+
+
+def without_refused(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments without those that `refuse_arguments` refuses unless they are false, None or empty."""
+    return {name: value for name, value in arguments.items() if not _refused(name)}
+
+
+def _refused(name: str) -> bool:
+    return name in _REFUSED or name.startswith("pretrained_")
 
 
 def network_from_spec(spec: TimmSpec) -> nn.Module:
@@ -81,16 +92,16 @@ def network_from_spec(spec: TimmSpec) -> nn.Module:
 
     Errors: SpecError when timm has no such architecture or does not take the arguments.
     """
-    if spec.architecture == CONV_STEM_VIT:
-        from gmmvit_deploy.families.timm.conv_stem import conv_stem_vit
-
-        return conv_stem_vit(spec.model_args).eval()
     timm = require_timm()
     where = f"timm model {spec.architecture}"
     architecture_from(spec.architecture, where=where)
     refuse_arguments(spec.model_args, where=where)
     arguments = {name: tuple(value) if isinstance(value, list) else value for name, value in spec.model_args.items()}
     try:
+        if spec.architecture == CONV_STEM_VIT:
+            from gmmvit_deploy.families.timm.conv_stem import conv_stem_vit
+
+            return conv_stem_vit(spec.model_args).eval()
         network: nn.Module = timm.create_model(spec.architecture, pretrained=False, **arguments)
     # The arguments come from a file or from the user, and timm checks few of them.
     except Exception as exc:

@@ -89,7 +89,8 @@ class TimmSpec(ModelSpec):
     def misfit_hint(self) -> str:
         return (
             "type --model, --model-args and --image-size with the values of training, so that timm builds the same "
-            "model; a wrong image size shows in pos_embed, and global_pool decides between norm and fc_norm"
+            "model; a wrong image size shows in pos_embed, and global_pool decides between norm and fc_norm; if these "
+            "values are right, the file is incomplete or changed: copy or download the file again"
         )
 
     @property
