@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import torch
 from torch import nn
@@ -48,7 +48,7 @@ DIGITS_SPEC: ModelSpec = family_named("vit").spec(
 class DemoModel(ABC, Generic[Network]):
     """A model for the digits.
 
-    title: the model in words.
+    title: the model in words.  epochs: the number of epochs of the training.
     checkpoint: the name of the file or the folder that `save` writes.
     image: the images that the model takes, with mean and std.
     png: the images that the demo writes as PNG files, before the resize rule of ``image``.
@@ -59,6 +59,7 @@ class DemoModel(ABC, Generic[Network]):
     """
 
     title: str
+    epochs: ClassVar[int]
     checkpoint: str
     image: ImageSpec
     png: ImageSpec
@@ -83,6 +84,8 @@ class OwnModel(DemoModel[Model]):
     mask: plain, gmm or elm.
     Errors: InputError for another mask.
     """
+
+    epochs: ClassVar[int] = 24
 
     def __init__(self, mask: MaskKind = "gmm") -> None:
         kinds = type(DIGITS_SPEC).mask_kinds

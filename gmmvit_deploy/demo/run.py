@@ -46,7 +46,6 @@ __all__ = ["DemoResult", "DemoStep", "run_demo"]
 
 _LEAST_TOP1 = 0.95
 _BUILT_FOR = "8.9"
-EPOCHS = 24
 _SERVED = ("triton-grpc", "triton-http")
 _BENCH_PLAN = Plan(batches=(1, 32), rounds=6, seconds=0.7)
 _BENCH = (
@@ -112,8 +111,8 @@ def run_demo(
         checkpoint, images = folder / origin.checkpoint, folder / "images"
         with demo.step("train", ""):
             digits = load_digit_images(origin)
-            network = train(digits, origin, epochs=EPOCHS, on_progress=on_progress)
-            origin.save(network, checkpoint, epoch=EPOCHS)
+            network = train(digits, origin, epochs=origin.epochs, on_progress=on_progress)
+            origin.save(network, checkpoint, epoch=origin.epochs)
             _save_images(images, digits.held_out_pixels, digits.held_out_classes)
             demo.note(f"{origin.title} on {len(digits.train_classes)} digits; {len(digits.held_out_classes)} held out")
         with demo.step("inspect", f"gmmvit inspect {origin.checkpoint}{origin.typed_hints}"):

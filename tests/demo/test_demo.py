@@ -194,7 +194,7 @@ def test_demo_keeps_what_is_there(tmp_path: Path) -> None:
 
 
 def test_a_demo_that_does_not_learn_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "EPOCHS", 1)
+    monkeypatch.setattr(OwnModel, "epochs", 1)
     with pytest.raises(GmmvitError, match="expected at least 95%"):
         run_demo(tmp_path / "demo")
     assert list(tmp_path.iterdir()) == []

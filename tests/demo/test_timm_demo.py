@@ -62,7 +62,7 @@ def test_demo_of_a_masked_timm_model(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """The whole demo with a short training, so that the accuracy is only compared between the programs."""
     monkeypatch.setattr(module, "_BENCH_PLAN", Plan(batches=(1, 32), rounds=3, seconds=0.1))
     monkeypatch.setattr(products, "_SECONDS_A_PRODUCT", 0.01)
-    monkeypatch.setattr(module, "EPOCHS", 3)
+    monkeypatch.setattr(DemoTimmModel, "epochs", 3)
     monkeypatch.setattr(module, "_LEAST_TOP1", 0.1)
     result = run_demo(tmp_path / "out", model="timm:test_vit", mask="gmm")
     assert len(set(result.top1.values())) == 1, result.top1
@@ -97,6 +97,13 @@ def test_model_folder_states_all_that_the_export_needs(tmp_path: Path, mask: Mas
     images = torch.randn(3, 1, 32, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     with torch.no_grad():
         torch.testing.assert_close(loaded.model.double()(images), network.double()(images), rtol=0, atol=1e-12)
+
+
+def test_first_attention_with_a_single_head_does_not_make_a_shared_mixture(tmp_path: Path) -> None:
+    """The first stage of test_maxvit has one head, and the second stage has two heads."""
+    model = DemoTimmModel("test_maxvit", "gmm")
+    model.save(built(model), tmp_path / "model", epoch=1)
+    assert load_checkpoint(tmp_path / "model").spec.mask.shared is False
 
 
 def test_preprocessing_is_that_of_timm_on_the_png_files(tmp_path: Path) -> None:
