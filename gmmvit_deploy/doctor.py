@@ -70,6 +70,7 @@ _PACKAGES = {
     "tritonclient": "client",
     "nvidia-pytriton": "serve",
     "scikit-learn": "demo",
+    "timm": "timm",
 }
 
 

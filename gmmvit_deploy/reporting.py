@@ -14,12 +14,13 @@ __all__ = ["described_bundle", "plain"]
 def described_bundle(bundle: Bundle) -> dict[str, Any]:
     """Return the path, hashes, checkpoint, model, input kind and export versions of a bundle."""
     manifest = bundle.manifest
+    resizing = f", {manifest.spec.resizing}" if manifest.spec.resizing else ""
     return {
         "path": str(bundle.path),
         "sha256": bundle.sha256,
         "onnx_sha256": manifest.files[bundle.onnx_path.name],
         "checkpoint": dict(manifest.checkpoint),
-        "model": f"{manifest.spec.family}, {manifest.spec.mask}",
+        "model": f"{manifest.spec.family}, {manifest.spec.mask}{resizing}",
         "input": manifest.input_kind,
         "exported_with": dict(manifest.versions),
     }

@@ -165,6 +165,11 @@ class ModelSpec:
         return (self.image_size, self.image_size)
 
     @property
+    def resizing(self) -> str:
+        """How the model was resized to another image size than in training; empty if the model was not resized."""
+        return ""
+
+    @property
     def description(self) -> str:
         """The name of the architecture in messages.  A family that builds several architectures overrides this."""
         return self.family

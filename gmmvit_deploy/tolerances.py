@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gmmvit_deploy.precision import Precision
 
-__all__ = ["MOST_NOISE", "UNIT_ROUNDOFFS", "Limit", "Noise", "limit_from_noise"]
+__all__ = ["MOST_NOISE", "UNIT_ROUNDOFFS", "Limit", "Noise", "limit_from_noise", "limit_from_stored"]
 
 LAST_BIT = 2.0**-23
 UNIT_ROUNDOFFS: dict[str, float] = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
@@ -99,4 +99,19 @@ def limit_from_noise(noise: Noise, precision: Precision = "fp32", *, recorded: f
         rms=None,
         derivation=f"{_RECORDED_SHARE:g} × {recorded:.2g} ({precision}'s recorded distance on the golden inputs): "
         "the limit compares the runner with the recorded graph; the accuracy check judges the graph itself",
+    )
+
+
+def limit_from_stored(noise: Noise, precision: Precision = "fp32", *, recorded: float | None = None) -> Limit:
+    """Return the limit for a runner that is compared with PyTorch's float32 logits, which are stored at export.
+
+    noise: ``largest`` is the largest noise recorded at export; the rms is not recorded, so it has no limit. The stored
+    logits differ from the float64 logits by at most the noise, which is added to the limit for the float64 logits.
+    precision, recorded: as in `limit_from_noise`.
+    """
+    limit = limit_from_noise(noise, precision, recorded=recorded)
+    return Limit(
+        largest=limit.largest + noise.largest,
+        rms=None,
+        derivation=f"{limit.derivation.partition('; rms')[0]} + {noise.largest:.2g} (the stored logits are float32)",
     )

@@ -54,6 +54,7 @@ from tests.documented import (
     texts,
     with_output,
 )
+from tests.families.custom.own_files import ARGUMENTS, NETWORK, save_weights
 
 TEXTS = texts()
 BLOCKS: dict[Path, list[Block]] = {page: list(blocks(page, text)) for page, text in TEXTS.items()}
@@ -91,9 +92,22 @@ def test_every_page_is_in_the_navigation() -> None:
     assert {str(path.relative_to(PAGES)) for path in PAGES.rglob("*.md")} == set(NAVIGATION)
 
 
+TIMM_FILES = (
+    "timm_vit.pth.tar",
+    "timm_vit_registers",
+    "timm_vit_qk_norm.pth",
+    "torchvision_vit_conv_stem.pth",
+    "dino_teacher.pth",
+    "dino_linear.pth",
+)
+
+
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files of a reader before the first command: digits, a ViT of unknown heads, and a ViT with an average."""
+    """The files of a reader before the first command.
+
+    Digits, a ViT of unknown heads, a ViT with an average, and a class of the reader's own.
+    """
     folder = tmp_path_factory.mktemp("documentation")
     own = OwnModel()
     data = digits.load_digit_images(own)
@@ -108,7 +122,12 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     weights = torch.load(GOLDEN / "vit_gmm.pth", weights_only=True)["model_state_dict"]
     torch.save({"state_dict": weights, "state_dict_ema": weights}, folder / "last.pth.tar")
     (folder / "plain.pth").symlink_to(GOLDEN / "vit_plain.pth")
+    for name in TIMM_FILES:
+        (folder / name).symlink_to(GOLDEN / "timm" / name)
     (folder / "mnist.pt").symlink_to(GOLDEN / "naive_vit" / "mnist_vit.pt")
+    (folder / "my_vit.py").write_text(NETWORK, encoding="utf-8")
+    save_weights(folder / "my_vit.py", folder / "my_vit.pth", **ARGUMENTS)
+    (folder / "vit_of_32_pixels.pth.tar").symlink_to(GOLDEN / "timm" / "timm_vit.pth.tar")
     return folder
 
 
@@ -221,7 +240,7 @@ def test_families_masks_and_presets_are_those_of_the_program() -> None:
     rows = {re.findall(r"`(\w+)`", row[0])[0]: row for row in table("models/index.md", "family")}
     assert list(rows) == [family.name for family in FAMILIES]
     pages = {name.removeprefix("models/").removesuffix(".md") for name in NAVIGATION if name.startswith("models/")}
-    assert pages == {family.name for family in FAMILIES} | {"index"}
+    assert pages == {family.name for family in FAMILIES} | {"index", "own_class", "timm_masks"}
     for family in FAMILIES:
         assert tuple(rows[family.name][2].lower().split(", ")) == family.mask_kinds
         text = (PAGES / "models" / f"{family.name}.md").read_text(encoding="utf-8")

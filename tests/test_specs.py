@@ -44,12 +44,23 @@ def test_refuses_what_cannot_be(change: dict[str, int], message: str) -> None:
 
 @pytest.mark.parametrize(
     "mask",
-    [{"kind": "gmm"}, {"kind": "elm", "kernels": 3}, {"kind": "plain", "shared": True}, {"kind": "retention"}],
+    [
+        {"kind": "gmm"},
+        {"kind": "elm", "kernels": 3},
+        {"kind": "decay", "kernels": 3},
+        {"kind": "plain", "shared": True},
+        {"kind": "retention"},
+    ],
     ids=str,
 )
 def test_refuses_a_mask_that_cannot_be(mask: dict[str, object]) -> None:
     with pytest.raises(SpecError):
         MaskSpec(**mask)
+
+
+def test_only_models_of_timm_have_a_decay() -> None:
+    with pytest.raises(SpecError, match="family vit: expected one of plain, gmm, elm, got decay"):
+        replace(SPEC, mask=MaskSpec(kind="decay"))
 
 
 @pytest.mark.parametrize("data", [{}, {"family": "resnet"}, {"family": "vit"}, {**spec_to_json(SPEC), "colour": 1}])

@@ -147,8 +147,8 @@ def answers(model: nn.Module) -> dict[str, MaskedAttention]:
 def places(name: str) -> dict[str, Placement]:
     architecture, model_args = MODELS[name]
     batch = images(name)
-    found = placements(timm.create_model(architecture, **model_args), tuple(batch.shape[1:]))
-    return {f"{place.module}.mask": place for place in found}
+    placed = placements(timm.create_model(architecture, **model_args), tuple(batch.shape[1:]))
+    return {f"{place.module}.mask": place for place in placed}
 
 
 # ---- the golden checkpoints ------------------------------------------------------------------------------------------
@@ -393,8 +393,8 @@ def test_warns_of_a_last_mask_without_effect(name: str, more: dict[str, str], wa
 
 def test_warns_of_large_masks() -> None:
     with torch.device("meta"):
-        model = timm.create_model("vit_base_patch14_dinov2", num_classes=5, global_pool="avg")
-    with pytest.warns(UserWarning, match=r"1031 MiB in an exported model.*1370 × 1370.*shared=True"):
+        model = timm.create_model("vit_base_patch14_dinov2", depth=4, num_classes=5, global_pool="avg")
+    with pytest.warns(UserWarning, match=r"344 MiB in an exported model.*1370 × 1370.*shared=True"):
         add_masks(model, image_shape=(3, 518, 518))
 
 
@@ -420,11 +420,15 @@ def test_a_model_takes_masks_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"),
-    [("cait_xxs24_224", "TalkingHeadAttn"), ("xcit_nano_12_p16_224", "channels"), ("pvt_v2_b0", "its K has 49 tokens")],
+    ("name", "depth", "reason"),
+    [
+        ("cait_xxs24_224", {"depth": 1}, "TalkingHeadAttn"),
+        ("xcit_nano_12_p16_224", {"depth": 1}, "channels"),
+        ("pvt_v2_b0", {"depths": (1, 1, 1, 1)}, "its K has 49 tokens"),
+    ],
 )
-def test_a_model_that_is_refused_does_not_change(name: str, reason: str) -> None:
-    model = timm.create_model(name)
+def test_a_model_that_is_refused_does_not_change(name: str, depth: dict[str, Any], reason: str) -> None:
+    model = timm.create_model(name, **depth)
     before = {path: type(module) for path, module in model.named_modules()}
     with pytest.raises(SpecError, match=f"cannot take a mask.*{reason}"):
         add_masks(model)

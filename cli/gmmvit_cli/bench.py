@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gmmvit_cli.options import DATA, ENGINE, INPUT, MODEL_NAME, OUTPUT, require_output_file
+from gmmvit_cli.models import CLASS_OF_BUNDLE, permit_class
+from gmmvit_cli.options import DATA, ENGINE, INPUT, OUTPUT, SERVED_NAME, require_output_file
 from gmmvit_cli.output import JSON_OPTION, note, print_json, print_table
 from gmmvit_cli.progress import progress
 from gmmvit_cli.runners import URLS, runner_option, runner_precision_option
@@ -49,7 +50,8 @@ def bench(
     precision: str = runner_precision_option(),
     engine: Path | None = ENGINE,
     url: list[str] = URLS,
-    model: str = MODEL_NAME,
+    served_name: str = SERVED_NAME,
+    model: str | None = CLASS_OF_BUNDLE,
     batch: str = typer.Option(
         "1,8,64", metavar="LIST", rich_help_panel=_MEASUREMENT, help="Batch sizes to measure, separated by commas."
     ),
@@ -132,8 +134,9 @@ def bench(
             waterfall=waterfall,
         )
         opened = open_bundle(bundle)
+        permit_class(opened, model)
         names = [name.strip() for name in runner.split(",")]
-        settings: dict[str, Any] = {"urls": url, "model": model, "engine": engine}
+        settings: dict[str, Any] = {"urls": url, "model": served_name, "engine": engine}
         with open_runners(names, opened, precision=precision_from(precision), **settings) as runners:
             measured = bench(opened, runners, options, on_progress=on_progress)
         result = measured.to_json()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import typer
 
-from gmmvit_cli.options import CPU_KERNELS, INPUT, MODEL_NAME, OUTPUT, TARGET, cpu_kernels_from, existing
+from gmmvit_cli.options import CPU_KERNELS, INPUT, OUTPUT, SERVED_NAME, TARGET, cpu_kernels_from, existing
 from gmmvit_cli.output import JSON_OPTION, complain, note, print_json
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.errors import InputError
@@ -37,7 +37,7 @@ def classify(
         show_default="grpc://localhost:8001",
         help="Triton server that classifies: grpc://HOST:PORT or http://HOST:PORT.",
     ),
-    model: str = MODEL_NAME,
+    served_name: str = SERVED_NAME,
     batch: int = typer.Option(16, min=1, metavar="N", rich_help_panel=TARGET, help="Maximum images per request."),
     concurrency: int = typer.Option(
         4, min=1, max=64, metavar="N", rich_help_panel=TARGET, help="Maximum number of concurrent requests."
@@ -71,7 +71,7 @@ def classify(
         classifier = (
             BundleClassifier(open_bundle(bundle), cpu_kernels=kernels != "off")
             if bundle is not None
-            else TritonClassifier(url or "grpc://localhost:8001", model=model)
+            else TritonClassifier(url or "grpc://localhost:8001", model=served_name)
         )
         with classifier:
             answers = classify_files(

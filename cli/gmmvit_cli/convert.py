@@ -52,12 +52,14 @@ def convert(
     require_calibration(precisions, calibration)
     with progress("convert") as on_progress:
         from gmmvit_deploy.artifacts import open_bundle
+        from gmmvit_deploy.families import family_of
         from gmmvit_deploy.runtime.image_batches import require_images
         from gmmvit_deploy.variants import onnx_file
         from gmmvit_deploy.writing import require_free_file
 
         opened = open_bundle(bundle)
         for name in precisions:
+            family_of(opened.manifest.spec).require_precision(name)
             if name != "fp32":
                 require_free_file(opened.path / onnx_file(name), force=force)
         if calibration is not None:

@@ -15,9 +15,11 @@ from gmmvit_cli.models import (
     HEAD_BLOCKS,
     HEADS,
     IMAGE_SIZE,
+    INTERPOLATION,
     MASK_FORM,
     MODEL_ARGS,
     PRESET,
+    RESIZE_TO,
     WEIGHTS,
     hints_from,
 )
@@ -37,8 +39,10 @@ from gmmvit_cli.options import (
 from gmmvit_cli.output import JSON_OPTION, print_json, print_table
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.checkpoints.reading import require_checkpoint
+from gmmvit_deploy.families import CUSTOM
 from gmmvit_deploy.precision import PRECISIONS, precisions_from
 from gmmvit_deploy.resize_rules import RESIZE_RULES, resize_rule_from
+from gmmvit_deploy.sources.hints import own_class_of
 
 if TYPE_CHECKING:
     from gmmvit_deploy.artifacts import Bundle
@@ -109,6 +113,8 @@ def export(
     preset: str | None = PRESET,
     mask_form: str = MASK_FORM,
     image_size: int | None = IMAGE_SIZE,
+    resize_to: int | None = RESIZE_TO,
+    interpolation: str | None = INTERPOLATION,
     channels: int | None = CHANNELS,
     weights: str | None = WEIGHTS,
     model: str | None = ARCHITECTURE,
@@ -145,6 +151,8 @@ def export(
         preset,
         mask_form,
         image_size=image_size,
+        resize_to=resize_to,
+        interpolation=interpolation,
         channels=channels,
         weights=weights,
         model=model,
@@ -156,6 +164,9 @@ def export(
     normalisation = normalisation_from(dataset, mean, std)
     precisions = precisions_from(precision)
     require_calibration(precisions, calibration)
+    if own_class_of(hints.model) is not None:
+        for name in precisions:
+            CUSTOM.require_precision(name)
     variants: list[Variant] = []
     require_checkpoint(checkpoint)
     with progress("export") as on_progress:
@@ -205,6 +216,7 @@ def export(
             "folded",
             f"{len(manifest.masks)} masks stored as constants ({', '.join(manifest.folding) or 'nothing to fold'})",
         ),
+        *_resized(bundle),
         *_proven(bundle),
         ("SHA-256", bundle.sha256),
     ]
@@ -213,6 +225,14 @@ def export(
         print_variants(variants)
     note_disagreements("model.onnx", manifest.role_disagreements)
     typer.echo(out)
+
+
+def _resized(bundle: Bundle) -> list[tuple[str, str]]:
+    resizing = bundle.manifest.spec.resizing
+    if not resizing:
+        return []
+    how = resizing.removeprefix("resized ")
+    return [("resized", f"{how}; to check the accuracy at this size, add --data to gmmvit parity")]
 
 
 def _proven(bundle: Bundle) -> list[tuple[str, str]]:

@@ -15,9 +15,11 @@ from gmmvit_cli.models import (
     HEAD_BLOCKS,
     HEADS,
     IMAGE_SIZE,
+    INTERPOLATION,
     MASK_FORM,
     MODEL_ARGS,
     PRESET,
+    RESIZE_TO,
     WEIGHTS,
     hints_from,
 )
@@ -47,6 +49,8 @@ def inspect(
     preset: str | None = PRESET,
     mask_form: str = MASK_FORM,
     image_size: int | None = IMAGE_SIZE,
+    resize_to: int | None = RESIZE_TO,
+    interpolation: str | None = INTERPOLATION,
     channels: int | None = CHANNELS,
     weights: str | None = WEIGHTS,
     model: str | None = ARCHITECTURE,
@@ -80,6 +84,11 @@ def inspect(
     """
     require_output_file(report, force=force)
     if checkpoint is None:
+        if resize_to is not None or interpolation is not None:
+            raise InputError(
+                "--resize-to and --interpolation resize the model of a checkpoint, and no checkpoint is given",
+                hint="type gmmvit inspect CHECKPOINT --resize-to PIXELS, or --image-size PIXELS for a preset",
+            )
         described = _preset(preset, classes, image_size, channels, mask, kernels, shared)
     else:
         hints = hints_from(
@@ -87,6 +96,8 @@ def inspect(
             preset,
             mask_form,
             image_size=image_size,
+            resize_to=resize_to,
+            interpolation=interpolation,
             channels=channels,
             weights=weights,
             model=model,

@@ -109,8 +109,16 @@ def _usage_error(exc: Any) -> tuple[str, str]:
         command = next((word for word in sys.argv[1:] if word in SUMMARIES), None)
     if command is None or message.startswith("there is no command"):
         return message, "type gmmvit --help to list the commands"
+    option = getattr(exc, "option_name", "")
+    if (command, option) in _RENAMED_OPTIONS:
+        renamed = _RENAMED_OPTIONS[command, option]
+        typed = _typed((option,), form=" {}").rstrip()
+        return f"gmmvit {command}: the option {option} is now {renamed}", f"type {renamed}{typed} in place of {option}"
     return f"gmmvit {command}: {_expected(message, getattr(exc, 'param', None))}", typing_hint(command)
 
+
+_RENAMED_OPTIONS = {("classify", "--model"): "--served-name"}
+"""(command, old name of an option) → its name now."""
 
 _REASONS = (  # of several releases of typer
     re.compile(r"Invalid value for .*?: Input should be (?P<expected>[^,]*).*"),
@@ -127,14 +135,14 @@ def _expected(message: str, param: Any) -> str:
     return f"{param.opts[-1]}: expected {expected}{_typed(param.opts)}"
 
 
-def _typed(options: Sequence[str]) -> str:
-    """Return ``, got 'x'`` with the argument after the last of these options, or "" without such an argument."""
+def _typed(options: Sequence[str], form: str = ", got {!r}") -> str:
+    """Return ``form`` with the argument after the last of these options, or "" without such an argument."""
     words = sys.argv[1:]
     for number, word in reversed([*enumerate(words)]):
         option, equals, value = word.partition("=")
         if option in options:
             following = words[number + 1] if number + 1 < len(words) else ""
-            return f", got {(value if equals else following)!r}"
+            return form.format(value if equals else following)
     return ""
 
 

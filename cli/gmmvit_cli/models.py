@@ -4,30 +4,38 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
-from gmmvit_cli.choices import choice_from, complete, read_by
+from gmmvit_cli.choices import choice_from, complete, listed, read_by
 from gmmvit_cli.options import MODEL, existing
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.families import PRESETS, family_of_preset
-from gmmvit_deploy.sources.hints import WEIGHTS_KINDS, LoadHints, WeightsKind
+from gmmvit_deploy.sources.hints import WEIGHTS_KINDS, LoadHints, WeightsKind, own_class_of
+from gmmvit_deploy.specs import INTERPOLATIONS, Interpolation
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.artifacts import Bundle
 
 __all__ = [
     "ARCHITECTURE",
     "CHANNELS",
+    "CLASS_OF_BUNDLE",
     "HEAD",
     "HEADS",
     "HEAD_AVERAGE",
     "HEAD_BLOCKS",
     "IMAGE_SIZE",
+    "INTERPOLATION",
     "MASK_FORM",
     "MODEL_ARGS",
     "PRESET",
+    "RESIZE_TO",
     "WEIGHTS",
     "hints_from",
     "model_args_from",
+    "permit_class",
 ]
 
 _MASK_FORMS = ("stored", "closed")
@@ -69,6 +77,25 @@ IMAGE_SIZE = typer.Option(
     rich_help_panel=MODEL,
     help="Width and height of the images, which are square. Required if the checkpoint does not show the size.",
 )
+RESIZE_TO = typer.Option(
+    None,
+    "--resize-to",
+    metavar="PIXELS",
+    rich_help_panel=MODEL,
+    help="Build the model for square images of another width and height than in training; only for models that timm "
+    "builds. Position embeddings and tables of relative position biases are resampled. The logits are those of another "
+    "network, so measure its accuracy.",
+)
+INTERPOLATION = typer.Option(
+    None,
+    "--interpolation",
+    metavar="CODE",
+    rich_help_panel=MODEL,
+    help=f"For --resize-to: resample the position embeddings with the algorithm of this code: {listed(INTERPOLATIONS)}."
+    " Without this option: the code that wrote the checkpoint. Required if the checkpoint does not show the code.",
+    callback=choice_from("--interpolation", lambda: INTERPOLATIONS),
+    autocompletion=complete(lambda: INTERPOLATIONS),
+)
 CHANNELS = typer.Option(
     None,
     "--channels",
@@ -94,8 +121,9 @@ ARCHITECTURE = typer.Option(
     "--model",
     metavar="NAME",
     rich_help_panel=MODEL,
-    help="Architecture of a model that timm builds, such as vit_tiny_patch16_224, or torchvision:VisionTransformer. "
-    "Required if the checkpoint names no architecture.",
+    help="Architecture of a model that timm builds, such as vit_tiny_patch16_224; torchvision:VisionTransformer; or "
+    "FILE.py:CLASS, a class in a Python file of yours, which gmmvit then runs. Required if the checkpoint names no "
+    "architecture.",
 )
 MODEL_ARGS = typer.Option(
     None,
@@ -128,6 +156,36 @@ HEAD_AVERAGE = typer.Option(
 )
 
 
+def _require_class(text: str) -> None:
+    if own_class_of(text) is None:
+        raise InputError(
+            f"--model: expected FILE.py:CLASS, got {text!r}",
+            hint=f"if {text!r} is the name of the model on the server, type --served-name {text}",
+        )
+
+
+CLASS_OF_BUNDLE = typer.Option(
+    None,
+    "--model",
+    metavar="FILE.py:CLASS",
+    rich_help_panel=MODEL,
+    help="Class that the bundle was exported with, in a Python file of yours; the file must be unchanged. gmmvit runs "
+    "this file to compute PyTorch's logits.",
+    callback=read_by(_require_class),
+)
+
+
+def permit_class(bundle: Bundle, model: str | None) -> None:
+    """Allow this process to run the file of the bundle's class, if ``--model`` names the file.
+
+    Errors: InputError when the file, the class or the bundle do not fit.
+    """
+    if model is not None:
+        from gmmvit_deploy.checkpoints.own_class import permit_class_of
+
+        permit_class_of(bundle.manifest.spec, model, what=str(bundle.path))
+
+
 def model_args_from(text: str | None) -> dict[str, Any]:
     """Parse the text of --model-args.  Errors: InputError when the text is no JSON object."""
     if text is None:
@@ -153,6 +211,8 @@ def hints_from(
     mask_form: str,
     *,
     image_size: int | None = None,
+    resize_to: int | None = None,
+    interpolation: str | None = None,
     channels: int | None = None,
     weights: str | None = None,
     model: str | None = None,
@@ -161,11 +221,14 @@ def hints_from(
     head_blocks: int | None = None,
     head_average: bool = False,
 ) -> LoadHints:
+    """Return the hints of the options.  Errors: InputError when the value of an option is invalid."""
     return LoadHints(
         heads=heads,
         preset=preset,
         closed_form=True if mask_form == "closed" else None,
         image_size=image_size,
+        resize_to=resize_to,
+        interpolation=cast("Interpolation | None", interpolation),  # LoadHints checks it
         channels=channels,
         weights=cast("WeightsKind | None", weights),  # LoadHints checks it
         model=model,

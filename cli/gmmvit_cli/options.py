@@ -30,9 +30,10 @@ __all__ = [
     "FORCE",
     "INPUT",
     "MODEL",
-    "MODEL_NAME",
+    "NAME",
     "OUTPUT",
     "PRECISION",
+    "SERVED_NAME",
     "SERVER",
     "SERVER_TENSORRT",
     "SERVER_VERSION",
@@ -109,7 +110,9 @@ SERVER_TENSORRT = typer.Option(
     rich_help_panel=TARGET,
     help="TensorRT version of the server, such as 10.9.0. Required if gmmvit does not know the server's release.",
 )
-MODEL_NAME = typer.Option("gmmvit", metavar="NAME", rich_help_panel=TARGET, help="Name of the model on the server.")
+_NAME_ON_SERVER = "Name of the model on the server."
+NAME = typer.Option("gmmvit", "--name", metavar="NAME", rich_help_panel=TARGET, help=_NAME_ON_SERVER)
+SERVED_NAME = typer.Option("gmmvit", "--served-name", metavar="NAME", rich_help_panel=TARGET, help=_NAME_ON_SERVER)
 CPU_KERNELS = typer.Option(
     None,
     "--cpu-kernels",

@@ -5,7 +5,8 @@ from pathlib import Path
 import typer
 
 from gmmvit_cli.choices import read_by
-from gmmvit_cli.options import CPU_KERNELS, INPUT, MODEL_NAME, TARGET, cpu_kernels_from
+from gmmvit_cli.models import CLASS_OF_BUNDLE, permit_class
+from gmmvit_cli.options import CPU_KERNELS, INPUT, SERVED_NAME, TARGET, cpu_kernels_from
 from gmmvit_cli.output import JSON_OPTION, note, print_json
 from gmmvit_cli.progress import progress
 
@@ -41,7 +42,8 @@ def page(
         help="Also classify with this Triton server (grpc://HOST:PORT or http://HOST:PORT), and show whether the "
         "logits of the server and of this machine agree with PyTorch.",
     ),
-    model: str = MODEL_NAME,
+    served_name: str = SERVED_NAME,
+    model: str | None = CLASS_OF_BUNDLE,
     cpu_kernels: str | None = CPU_KERNELS,
     as_json: bool = JSON_OPTION,
 ) -> None:
@@ -56,6 +58,7 @@ def page(
 
         on_progress(Progress("open the bundle"))
         opened = open_bundle(bundle)
+        permit_class(opened, model)
 
         # Imports PyTorch: a bundle that is missing is refused without it.
         from gmmvit_deploy.page.server import is_loopback, listening_socket, require_page_library, serve_page
@@ -64,7 +67,7 @@ def page(
         require_page_library()
         listener = listening_socket(host, port)
         on_progress(Progress("load the model"))
-        trial = Trial(opened, url=url, model=model, cpu_kernels=kernels != "off")
+        trial = Trial(opened, url=url, model=served_name, cpu_kernels=kernels != "off")
 
     def ready(address: str) -> None:
         if as_json:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from gmmvit_cli.choices import choice_from, complete
-from gmmvit_cli.options import DATA, ENGINE, INPUT, MODEL_NAME, OUTPUT, require_output_file
+from gmmvit_cli.models import CLASS_OF_BUNDLE, permit_class
+from gmmvit_cli.options import DATA, ENGINE, INPUT, OUTPUT, SERVED_NAME, require_output_file
 from gmmvit_cli.output import JSON_OPTION, MESSAGES, complain, note, print_json, print_table
 from gmmvit_cli.progress import progress
 from gmmvit_cli.runners import URLS, runner_option, runner_precision_option
@@ -54,7 +55,8 @@ def parity(
     precision: str = runner_precision_option(),
     engine: Path | None = ENGINE,
     url: list[str] = URLS,
-    model: str = MODEL_NAME,
+    served_name: str = SERVED_NAME,
+    model: str | None = CLASS_OF_BUNDLE,
     gate: float | None = typer.Option(
         None,
         metavar="FRACTION",
@@ -103,6 +105,7 @@ def parity(
             require_page(report, force=force)  # not after half an hour of images
         images = open_images_of(data) if data else None
         opened = open_bundle(bundle)
+        permit_class(opened, model)
 
         # Imports PyTorch: a bundle that is missing is refused without it.
         from gmmvit_deploy.parity.check import ParityOptions, check_parity
@@ -123,7 +126,7 @@ def parity(
             names, skipped = default_runners(opened, runner_precision)
         else:
             names = [name.strip() for name in runner.split(",")]
-        settings: dict[str, Any] = {"urls": url, "model": model, "engine": engine, "takes_other_bundle": True}
+        settings: dict[str, Any] = {"urls": url, "model": served_name, "engine": engine, "takes_other_bundle": True}
         with open_runners(names, opened, precision=runner_precision, **settings) as runners:
             result = check_parity(opened, runners, options, skipped=skipped, on_progress=on_progress)
         if report is not None:

@@ -11,7 +11,7 @@ from gmmvit_cli.options import (
     ENGINE,
     FORCE,
     INPUT,
-    MODEL_NAME,
+    NAME,
     OUTPUT,
     PRECISION,
     SERVER,
@@ -84,7 +84,7 @@ def repository(
     threads: int = typer.Option(
         0, metavar="N", rich_help_panel=_BATCHING, help="CPU threads of each copy; 0 means a thread for each core."
     ),
-    name: str = MODEL_NAME,
+    name: str = NAME,
     server_version: str | None = SERVER_VERSION,
     server: str | None = SERVER,
     server_tensorrt: str | None = SERVER_TENSORRT,

@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 from gmmvit_cli.choices import choice_from, complete, complete_list, listed, read_by
-from gmmvit_cli.options import CPU_KERNELS, FORCE, INPUT, MODEL_NAME, OUTPUT, cpu_kernels_from, require_output
+from gmmvit_cli.options import CPU_KERNELS, FORCE, INPUT, NAME, OUTPUT, cpu_kernels_from, require_output
 from gmmvit_cli.output import JSON_OPTION, note, print_json, print_table
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.precision import Precision, precision_behind
@@ -54,7 +54,7 @@ def tune(
         callback=choice_from("--protocol", lambda: _PROTOCOLS),
         autocompletion=complete(lambda: _PROTOCOLS),
     ),
-    name: str = MODEL_NAME,
+    name: str = NAME,
     out: Path = typer.Option(
         Path("model_repository"),
         "-o",

@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.graphs.quantize import QUANTIZED
+from gmmvit_deploy.parity.inputs import golden_batch
 from gmmvit_deploy.parity.measures import ErrorMeasure, distance
 from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.tolerances import limit_from_noise
+from gmmvit_deploy.tolerances import limit_from_noise, limit_from_stored
 from gmmvit_deploy.variants import open_variant
 
-__all__ = ["Expected", "OutputCheck"]
+__all__ = ["Expected", "OutputCheck", "stored_inputs"]
 
 _BATCH = 64
 
@@ -42,19 +43,36 @@ class OutputCheck:
         return self.largest <= self.limit
 
 
+def stored_inputs(bundle: Bundle, count: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return ``count`` golden inputs of the bundle, repeated as needed, and the logits that PyTorch stored for them."""
+    golden, stored = golden_batch(bundle)
+    rows = np.resize(np.arange(len(stored)), count)
+    return golden.inputs[rows], stored[rows]
+
+
 class Expected:
-    """PyTorch's float64 logits for the inputs of a run, and the limits for a runner's logits (`tolerances`)."""
+    """PyTorch's float64 logits for the inputs of a run, and the limits for a runner's logits (`tolerances`).
+
+    If this process cannot build the model, the inputs must be those of `stored_inputs`, and the logits that PyTorch
+    computed at export are the reference.
+    """
 
     def __init__(self, bundle: Bundle, inputs: NDArray[Any]) -> None:
-        from gmmvit_deploy.parity.reference import Reference  # this module imports torch, which reports do not need
+        # These modules import torch, which reports do not need.
+        from gmmvit_deploy.parity.reference import Reference, why_no_model
+        from gmmvit_deploy.parity.stored import stored_noise
 
+        self._bundle, self._limit = bundle, limit_from_noise
+        if why_no_model(bundle):
+            _, self._exact = stored_inputs(bundle, len(inputs))
+            self._noise, self._limit = stored_noise(bundle, self._exact), limit_from_stored
+            return
         reference = Reference(bundle)
         parts = [reference.logits(inputs[start : start + _BATCH]) for start in range(0, len(inputs), _BATCH)]
         trained, self._exact = (np.concatenate([part[which] for part in parts]) for which in (0, 1))
         measure = ErrorMeasure()
         measure.add(trained, self._exact)
         self._noise = measure.noise()
-        self._bundle = bundle
 
     def largest(self, indices: NDArray[Any], outputs: NDArray[Any]) -> float:
         """Return the largest distance of ``outputs`` from PyTorch's float64 logits.
@@ -69,7 +87,7 @@ class Expected:
         answers, largest, sha256: as in `OutputCheck`.
         """
         record = open_variant(self._bundle, precision).record if precision in QUANTIZED else None
-        limit = limit_from_noise(self._noise, precision, recorded=record.golden["largest_abs"] if record else None)
+        limit = self._limit(self._noise, precision, recorded=record.golden["largest_abs"] if record else None)
         return OutputCheck(
             answers=answers, largest=largest, limit=limit.largest, derivation=limit.derivation, sha256=sha256
         )

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gmmvit_deploy.artifacts import Bundle, tool_versions
 from gmmvit_deploy.bench.machine import describe_machine, machine_state
 from gmmvit_deploy.bench.measure import Plan, measure
-from gmmvit_deploy.bench.outputs import Expected
+from gmmvit_deploy.bench.outputs import Expected, stored_inputs
 from gmmvit_deploy.bench.report import BenchReport
 from gmmvit_deploy.bench.roofline import Roofline, measured_rooflines, network_work
 from gmmvit_deploy.bench.served_load import search_rate
@@ -20,6 +20,7 @@ from gmmvit_deploy.bench.waterfall import waterfall
 from gmmvit_deploy.data.images import Images
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
+from gmmvit_deploy.families import family_of
 from gmmvit_deploy.parity.inputs import ImageStream, fresh_inputs
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.reporting import described_bundle
@@ -168,6 +169,8 @@ def _batches(runner: Runner) -> str:
 
 def _inputs(bundle: Bundle, options: BenchOptions) -> tuple[NDArray[Any], NDArray[Any] | None, dict[str, Any]]:
     """Return (inputs of the graph, the same images as pixels or None, description of the inputs for the run card)."""
+    if why := family_of(bundle.manifest.spec).unavailable(bundle.manifest.spec):
+        return _stored_inputs(bundle, options, why)
     if options.data is None:
         inputs = fresh_inputs(bundle, options.samples)
         pixels = inputs if bundle.manifest.input_kind == "pixels" else None
@@ -183,3 +186,22 @@ def _inputs(bundle: Bundle, options: BenchOptions) -> tuple[NDArray[Any], NDArra
             f"expected at least the largest batch, {max(options.plan.batches)}"
         )
     return inputs, pixels, {"name": options.data.name, "samples": len(inputs), "sha256": stream.sha256}
+
+
+def _stored_inputs(
+    bundle: Bundle, options: BenchOptions, why: str
+) -> tuple[NDArray[Any], NDArray[Any] | None, dict[str, Any]]:
+    """Return the golden inputs, the only inputs whose logits are known if this process cannot build the model.
+
+    why: the reason why this process cannot build the model.
+    Errors: InputError when the options name data.
+    """
+    if options.data is not None:
+        raise InputError(
+            f"{options.data.name}: PyTorch's logits of these images are not known: {why}",
+            hint="add --model FILE.py:CLASS, or type --synthetic to measure on the golden inputs of the bundle",
+        )
+    inputs, _ = stored_inputs(bundle, options.samples)
+    pixels = inputs if bundle.manifest.input_kind == "pixels" else None
+    notes = {"name": f"golden inputs of the bundle, repeated: {why}", "samples": len(inputs)}
+    return inputs, pixels, {**notes, "sha256": sha256_of_bytes(inputs.tobytes())}

@@ -11,16 +11,20 @@ from torch import Tensor
 from gmmvit_deploy.checkpoints.audit import Finding, audit_model, audit_tensors
 from gmmvit_deploy.checkpoints.linear_head import with_linear_head
 from gmmvit_deploy.checkpoints.model_folder import read_checkpoint
+from gmmvit_deploy.checkpoints.own_class import load_own_class, require_same_class
 from gmmvit_deploy.checkpoints.reading import TensorFile
+from gmmvit_deploy.checkpoints.resizing import resized_as_asked
 from gmmvit_deploy.checkpoints.weights import filled_model, listed, misfits, tensor_from_file
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.families import FAMILIES, Family, family_of, family_of_preset, preset_spec, spec_from_json
 from gmmvit_deploy.families.counting import trainable_parameters
 from gmmvit_deploy.families.timm.checkpoint import TIMM_FILES
+from gmmvit_deploy.families.timm.deit3_files import DEIT3_FILES
+from gmmvit_deploy.families.timm.dinov2_files import DINOV2_FILES
 from gmmvit_deploy.families.timm.spec import CONV_STEM_VIT
 from gmmvit_deploy.families.timm.torchvision_files import TORCHVISION_FILES
 from gmmvit_deploy.layers.model import Model
-from gmmvit_deploy.sources.hints import LoadHints
+from gmmvit_deploy.sources.hints import LoadHints, own_class_of
 from gmmvit_deploy.sources.record import KnownImages
 from gmmvit_deploy.sources.shapes import Shapes, check_image_hints, compared_with_preset
 from gmmvit_deploy.sources.source import CheckpointSource, TensorOrigins, origin_keys
@@ -59,13 +63,20 @@ def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpo
     Errors:
         CheckpointError: the file cannot be read safely; its architecture is unknown; keys are missing or unknown; a
             tensor has an unexpected shape or data type; the model would use NaN or infinite values; the file holds
-            trained and averaged weights and no hint chooses between them; or a hint contradicts the file.
+            trained and averaged weights and no hint chooses between them; a hint contradicts the file; or the model
+            cannot be resized to ``hints.resize_to``.
         SpecError: the preset is unknown.
+        InputError: the file or the class that ``hints.model`` names cannot be used.
     """
     hints = hints or LoadHints()
     file = read_checkpoint(path, hints.weights)
+    own_class = own_class_of(hints.model)
     if file.has_own_names:
         return _load_own(file, hints)
+    if own_class is not None:
+        model, used = load_own_class(file, hints, *own_class)
+        model = resized_as_asked(model, hints, usual=None, source=str(path))
+        return _audited(file, model, used=used, unused={})
     hints = _with_own_spec(file, hints)
     if hints.head is not None:
         file = with_linear_head(file, Path(hints.head))
@@ -86,6 +97,7 @@ def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpo
     unused = {key: why for key, why in source.known_unused(spec).items() if key in file.tensors}
     _refuse_misfits(file, spec, origins, unused)
     model = filled_model(spec, {ours: tensor_from_file(origin, file.tensors) for ours, origin in origins.items()})
+    model = resized_as_asked(model, hints, usual=source.interpolation(shapes, hints), source=name)
     used = {key for origin in origins.values() for key in origin_keys(origin)}
     loaded = _audited(file, model, used=used, unused=unused)
     return replace(loaded, images=source.images(shapes, hints, spec))
@@ -99,6 +111,9 @@ def _source_of(file: TensorFile, hints: LoadHints) -> CheckpointSource:
     """
     if hints.model == CONV_STEM_VIT:
         return TORCHVISION_FILES
+    for source in (DINOV2_FILES, DEIT3_FILES):
+        if source.recognises(file.tensors):
+            return source
     if hints.model is not None or file.record.config:
         return TIMM_FILES
     sources = [source for family in FAMILIES for source in family.sources if source.recognises(file.tensors)]
@@ -143,6 +158,7 @@ def _load_own(file: TensorFile, hints: LoadHints) -> LoadedCheckpoint:
     """
     spec, source = spec_from_json(file.spec_json() or {}), str(file.path)
     evidence = "the spec stored in the file has"
+    require_same_class(spec, hints, what=source)
     check_image_hints(source, hints, image_size=spec.image_size, channels=spec.channels, evidence=evidence)
     if hints.heads not in (None, spec.first_heads):
         raise CheckpointError(f"{source}: --heads {hints.heads}, but {evidence} {spec.first_heads}")
@@ -151,7 +167,8 @@ def _load_own(file: TensorFile, hints: LoadHints) -> LoadedCheckpoint:
     _check_preset(family_of(spec), hints)
     _compare_with_preset(spec, hints, source)
     _refuse_misfits(file, spec, None, {})
-    return _audited(file, filled_model(spec, file.tensors), used=set(file.tensors), unused={})
+    model = resized_as_asked(filled_model(spec, file.tensors), hints, usual=None, source=source)
+    return _audited(file, model, used=set(file.tensors), unused={})
 
 
 def _audited(file: TensorFile, model: Model, *, used: set[str], unused: dict[str, str]) -> LoadedCheckpoint:

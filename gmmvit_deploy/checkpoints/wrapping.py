@@ -36,6 +36,7 @@ _TEACHER = "teacher"  # the key of DINO, which trains a student to match a teach
 WRAPPER_KEYS = (*_TRAINED, *_AVERAGED, _TEACHER)
 _PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.")
 _BACKBONE = "backbone."
+_COMPILED_INSIDE = "._orig_mod."  # torch.compile of a part of the model puts this into the names of the part
 _DINO_HEAD = re.compile(r"head\.(mlp|last_layer)\.")
 _AVERAGES_SEEN = "n_averaged"  # a buffer of torch.optim.swa_utils.AveragedModel
 _MAX_DEPTH = 32
@@ -133,6 +134,7 @@ def names_without_prefix(names: Iterable[str]) -> PlainNames:
     """Remove the prefixes that wrappers put before the name of every tensor.
 
     The prefixes ``module.``, ``_orig_mod.``, ``model.`` and ``backbone.`` can occur in any order and number.
+    ``_orig_mod.`` is also removed inside of names, where compiled parts of a model have it.
     """
     left = {name: name for name in names}
     left_out: dict[str, str] = {}
@@ -148,7 +150,8 @@ def names_without_prefix(names: Iterable[str]) -> PlainNames:
             left = {name: short for name, short in left.items() if name not in left_out}
         common = next((p for p in _PREFIXES if left and all(short.startswith(p) for short in left.values())), None)
         if common is None:
-            return PlainNames(names=left, prefix=prefix, left_out=left_out)
+            inside = {name: short.replace(_COMPILED_INSIDE, ".") for name, short in left.items()}
+            return PlainNames(names=inside, prefix=prefix, left_out=left_out)
         left = {name: short.removeprefix(common) for name, short in left.items()}
         prefix += common
 

@@ -17,6 +17,7 @@ from gmmvit_deploy.artifacts import Bundle, InputKind, Manifest, OutputRecord, o
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.errors import ExportError, InputError
+from gmmvit_deploy.export.batch_proof import require_batches
 from gmmvit_deploy.export.golden import golden_from_model
 from gmmvit_deploy.export.numeric_proof import golden_rows, proven_programs
 from gmmvit_deploy.export.onnx_from_model import OPSET, OUTPUT_NAME, onnx_from_model
@@ -28,6 +29,7 @@ from gmmvit_deploy.images import ImageSpec
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.resize_rules import ResizeRule, require_crop_pct, resize_rule_from
 from gmmvit_deploy.runners.open import proof_programs
+from gmmvit_deploy.runners.runner import Runner
 from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.sources.record import KnownImages
 from gmmvit_deploy.specs import ModelSpec
@@ -278,4 +280,13 @@ def _prove_numerically(
         raise ExportError(
             f"{what}: no runtime on this machine can run the exported graph: {'; '.join(skipped.values())}"
         )
+    if loaded.model.foreign:
+        _prove_batches(bundle, next(programs[name] for name in programs if name in differences), limit)
     return {**{f"{name}_largest_abs": difference for name, difference in differences.items()}, "limit": limit}, skipped
+
+
+def _prove_batches(bundle: Bundle, open_program: Callable[[], Runner], limit: float) -> None:
+    """Run the graph in several batch sizes.  Errors: ExportError as in `require_batches`."""
+    inputs, expected = golden_rows(bundle)
+    with open_program() as runner:
+        require_batches(runner.run, inputs, expected, limit, max_batch=bundle.manifest.max_batch)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -14,7 +10,9 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import ExportError, InputError
+from gmmvit_deploy.export.batch_proof import require_dynamic_batch
 from gmmvit_deploy.export.declared_roles import declare_roles, name_nodes
+from gmmvit_deploy.export.exporter_messages import quiet_exporter, reason_of_exporter
 from gmmvit_deploy.graphs.constant_folding import without_constant_nodes
 from gmmvit_deploy.graphs.declared import ATTENTION_KEY, ROLE_KEY
 from gmmvit_deploy.graphs.stacked_qkv import split_stacked_projections
@@ -70,7 +68,7 @@ def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch:
     the graph normalises the pixels. With None, the input is ``tensor`` (float32, B × channels × height × width).
     max_batch: the largest batch.
     Errors:
-        ExportError: the exporter fails, or `declare_roles` refuses the graph.
+        ExportError: the exporter fails, the batch of the graph is fixed, or `declare_roles` refuses the graph.
         InputError: ``preprocessing`` has no mean and std.
     """
     if preprocessing is None:
@@ -82,7 +80,7 @@ def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch:
     # torch.export treats a dimension as dynamic only if its range has at least two values.
     batch = torch.export.Dim("batch", min=1, max=max(2, max_batch))
     try:
-        with _quiet():
+        with quiet_exporter():
             program = torch.onnx.export(
                 module,
                 (example,),
@@ -94,10 +92,12 @@ def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch:
                 verbose=False,
             )
     except torch.onnx.OnnxExporterError as exc:
-        raise ExportError(f"the ONNX exporter of torch {torch.__version__} failed: {exc}") from exc
+        reason = reason_of_exporter(exc)
+        raise ExportError(f"the ONNX exporter of torch {torch.__version__} failed: {reason}") from exc
     if program is None:
         raise ExportError(f"the ONNX exporter of torch {torch.__version__} returned no graph")
     proto = program.model_proto
+    require_dynamic_batch(proto)
     if model.foreign:
         proto = without_constant_nodes(proto)
     name_nodes(proto)
@@ -105,20 +105,6 @@ def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch:
     proto = split_stacked_projections(proto)
     _strip_traces(proto)
     return proto
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress the exporter's messages about progress, deprecations and missing torchvision."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
 
 
 def _strip_traces(proto: ModelProto) -> None:

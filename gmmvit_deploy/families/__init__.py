@@ -1,4 +1,7 @@
-"""All model families (architectures), listed in `FAMILIES`.  The code of each family is in a separate folder."""
+"""All model families (architectures), listed in `FAMILIES`, and `CUSTOM` for classes of users.
+
+The code of each family is in a separate folder.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import SpecError
 from gmmvit_deploy.families.cait import CAIT
+from gmmvit_deploy.families.custom import CUSTOM
 from gmmvit_deploy.families.family import Family
 from gmmvit_deploy.families.naive_vit import NAIVE_VIT
 from gmmvit_deploy.families.pit import PIT
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
     from gmmvit_deploy.layers.model import Model
 
 __all__ = [
+    "CUSTOM",
     "FAMILIES",
     "PRESETS",
     "Family",
@@ -33,6 +38,7 @@ __all__ = [
 ]
 
 FAMILIES: tuple[Family, ...] = (VIT, SWIN, CAIT, PIT, T2T, NAIVE_VIT, TIMM)
+"""The families whose code is in this package.  `CUSTOM`, the record of a user's own classes, is not among them."""
 
 PRESETS: Mapping[str, Callable[[int, int, MaskSpec], ModelSpec]] = {
     name: preset for family in FAMILIES for name, preset in family.presets.items()
@@ -46,7 +52,7 @@ exceptions are the number of heads, the image size and the channels of some file
 
 def family_named(name: object) -> Family:
     """Return the family with this name.  Errors: SpecError when the name is unknown."""
-    for family in FAMILIES:
+    for family in (*FAMILIES, CUSTOM):
         if family.name == name:
             return family
     known = ", ".join(family.name for family in FAMILIES)

@@ -25,6 +25,8 @@ def multiply_accumulates(spec: ModelSpec) -> int:
     """
     with torch.device("meta"), torch.inference_mode():
         model = model_from_spec(spec).eval()
-        with FlopCounterMode(display=False) as counter:
-            model(torch.empty(1, *input_shape(spec)))
+    # A model of a user's own class has its tensors on the CPU.
+    device = next((parameter.device for parameter in model.parameters()), torch.device("meta"))
+    with device, torch.inference_mode(), FlopCounterMode(display=False) as counter:
+        model(torch.zeros(1, *input_shape(spec)))
     return int(counter.get_total_flops()) // 2  # the counter counts a multiply-accumulate as two operations

@@ -215,7 +215,7 @@ def _matched(softmax: Any, name: str, view: GraphView) -> MatchedAttention:
     k = _part(key, "keys", _KEYS_ACROSS, view)
     v = _part(value, "values", _HEADS_APART, view)
     _require_equal_sizes(q, k, v)
-    rows, heads, head_dim = q.rows, q.heads, q.head_dim
+    rows, heads, head_dim, n = q.rows, q.heads, q.head_dim, q.rows[-1]
     if view.axis(softmax) not in (-1, len(rows) + 2):
         _refuse("its softmax does not run over the keys, the last dimension")
     if head_dim % LANES:
@@ -223,7 +223,6 @@ def _matched(softmax: Any, name: str, view: GraphView) -> MatchedAttention:
     mixing = _mixing(before, after, heads)
     if view.refused_type(last) or view.shape(last) != (*rows, heads * head_dim):
         _refuse(f"its output has shape {_words(view.shape(last))}, expected {_words((*rows, heads * head_dim))}")
-    n = rows[-1]
     if bias is not None and mixing:
         _refuse("it has both a bias and head mixing, which the kernel does not combine")
     if bias is not None and not takes_bias(bias.shape, heads, n, rows[:-1]):
@@ -238,10 +237,9 @@ def _matched(softmax: Any, name: str, view: GraphView) -> MatchedAttention:
 def _require_equal_sizes(q: Part, k: Part, v: Part) -> None:
     if q.rows != k.rows and len(q.rows) == len(k.rows) == 1:
         _refuse(f"it has {_count(q.rows[0], 'query')} and {_count(k.rows[0], 'key')}, expected equal numbers")
-    sizes = {(part.rows, part.heads, part.head_dim) for part in (q, k, v)}
-    if len(sizes) != 1:
-        words = [_words((*part.rows, part.heads, part.head_dim)) for part in (q, k, v)]
-        _refuse(f"its queries, keys and values differ in shape: {', '.join(words)}")
+    shapes = [(*part.rows, part.heads, part.head_dim) for part in (q, k, v)]
+    if len(set(shapes)) != 1:
+        _refuse(f"its queries, keys and values differ in shape: {', '.join(map(_words, shapes))}")
 
 
 def _mixing(before: Any, after: Any, heads: int) -> tuple[Any, ...]:
@@ -345,29 +343,24 @@ def _part(value: Any, what: str, orders: tuple[list[int], ...], view: GraphView)
         _refuse(f"it computes in {kind}, a type that the kernel does not support")
     if view.shape(source) is None:
         _refuse(f"the graph does not state the shape of the tensor that its {what} are cut from")
-    width = heads * head_dim
-    expected = (*rows, outputs * width)
+    expected = (*rows, outputs * heads * head_dim)
     if view.shape(source) != expected:
         _refuse(f"its {what} are cut from a tensor of shape {_words(view.shape(source))}, expected {_words(expected)}")
-    return Part(source, index * width, tuple(rows), heads, head_dim)
+    return Part(source, index * heads * head_dim, tuple(rows), heads, head_dim)
 
 
 def _change_after_split(value: Any, view: GraphView) -> str:
-    """Return how Q or K changes between the split into heads and Q Kᵀ: "normalised", "rotated", or "" if unknown."""
+    """Return how Q or K changes between the split into heads and Q Kᵀ: "normalised", "rotated …", or "" if unknown."""
     at = view.plain(view.inputs(value)[0]) if view.kind(value) == "transpose" else value
-    if view.kind(at) in ("LayerNormalization", "MVN"):
-        return "normalised"
     if view.kind(at) == "Concat":  # prefix tokens, which are not rotated, beside rotated patch tokens
         at = view.plain(view.inputs(at)[-1])
-    if view.kind(at) != "addition":
-        return ""
-    operands = [view.plain(operand) for operand in view.inputs(at)]
+    operands = [view.plain(operand) for operand in view.inputs(at)] if view.kind(at) == "addition" else []
     factors = [operand for operand in operands if view.kind(operand) == "multiplication"]
     if len(factors) == 2:
         return "rotated by their position"
     # OpenVINO computes LayerNorm as MVN, a multiplication by the weight and an addition of the bias.
-    normalised = any(view.kind(view.plain(operand)) == "MVN" for factor in factors for operand in view.inputs(factor))
-    return "normalised" if normalised else ""
+    inner = [view.plain(operand) for factor in factors for operand in view.inputs(factor)]
+    return "normalised" if {"LayerNormalization", "MVN"} & {view.kind(at), *map(view.kind, inner)} else ""
 
 
 def _constant_and_other(value: Any, kind: str, view: GraphView) -> tuple[Any, Any] | None:
@@ -390,17 +383,13 @@ def _unknown_step(value: Any, side: str, view: GraphView) -> str:
     if kind == "cast":
         return f"a cast stands {side} its softmax, expected the same type throughout the attention"
     if kind in ("multiplication", "addition") and side == "before":
-        if _both_computed(value, view):
+        if all(view.constant(operand) is None for operand in view.inputs(value)):
             return f"the {kind} before its softmax has no constant input, expected a constant mask or bias"
         place = "expected Q Kᵀ, then at most a mask, then at most a bias"
         return f"the {kind} before its softmax is in an unexpected place: {place}"
     if side == "before":
         return f"{kind} stands before its softmax, expected Q Kᵀ, a mask, a bias or head mixing"
     return f"{kind} stands after its softmax, expected head mixing or the matrix product with V"
-
-
-def _both_computed(value: Any, view: GraphView) -> bool:
-    return all(view.constant(operand) is None for operand in view.inputs(value))
 
 
 def _count(n: int, token: str) -> str:

@@ -292,11 +292,11 @@ class _Rule:
             return f"calls the fused attention function {times} times in a forward pass; expected one call"
         if self._over_channels(call):
             return "its scores lie over channels × channels, not over tokens"
-        found = self._grid(call.module, tokens)
-        if found is None:
+        sides = self._grid(call.module, tokens)
+        if sides is None:
             prefixes = " or ".join(map(str, sorted(self.prefixes)))
             return f"its {tokens} tokens are not {prefixes} prefix tokens and a grid"
-        (rows, columns), prefix = found
+        (rows, columns), prefix = sides
         unit = self._unit(call, (rows, columns))
         return Placement(
             module=call.module, prefix=prefix, rows=rows, columns=columns, heads=call.query[1], unit=unit, call=call

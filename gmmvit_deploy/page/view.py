@@ -78,7 +78,7 @@ class Visit:
         # Masks are drawn over a grey field until the visitor gives an image.
         self._picture: Image.Image | None = None
         self._layer = self._head = 0
-        self._token = [self._grid() // 2] * 2 if trial.masks else []
+        self._token = [side // 2 for side in self._grid()] if trial.masks else []
 
     def build(self) -> None:
         ui, trial = self._ui, self._trial
@@ -267,7 +267,7 @@ class Visit:
 
         The slider is the browser's element, not NiceGUI's: NiceGUI's slider loses key presses during an update.
         """
-        ui, last = self._ui, self._grid() - 1
+        ui, last = self._ui, self._grid()[axis] - 1
         with ui.element("label").classes("slider"):
             self._html(f'<span class="quiet">{label}</span>')
             slider = ui.element("input").props(
@@ -275,21 +275,21 @@ class Visit:
             )
 
         def on_input(event: Any) -> None:
-            self._token[axis] = min(max(int(event.args), 0), self._grid() - 1)
+            self._token[axis] = min(max(int(event.args), 0), self._grid()[axis] - 1)
             self._draw_mask()
 
         slider.on("input", on_input, js_handler="(event) => emit(Number(event.target.value))", throttle=0.05)
         return slider
 
-    def _grid(self) -> int:
+    def _grid(self) -> tuple[int, int]:
         layer = self._trial.masks[self._layer]
         return token_grid(layer, self._trial.windows.get(layer.layer))
 
     def _on_layer(self, event: Any) -> None:
         self._layer, self._head = int(event.value), 0
         self._heads.set_options(_heads(len(self._trial.masks[self._layer].heads)), value=0)
-        last = self._grid() - 1
         for axis, slider in enumerate(self._sliders):
+            last = self._grid()[axis] - 1
             self._token[axis] = min(self._token[axis], last)
             self._ui.run_javascript(
                 f"Object.assign(getHtmlElement({slider.id}), {{max: {last}, value: {self._token[axis]}}})"

@@ -21,7 +21,7 @@ A runner is a runtime, an engine or a server that computes the logits.
 The checks ``constants`` and ``reference`` examine the bundle; the other checks examine a runner. Some checks do not
 always run: ``accuracy`` needs labelled images, ``calibration`` runs only for int8 and fp8 and needs images,
 ``preprocessing`` needs the mean and std of the images, ``served`` runs only for Triton, and ``localize`` only with
---localize.
+--localize. Without labelled images, ``accuracy`` is undecided for a model that export resized to another image size.
 
 In the pass, PyTorch and each runner compute the logits of every input once. The pass keeps statistics of the images of
 the data, and no images.
@@ -49,11 +49,13 @@ from gmmvit_deploy.parity.invariance import check_invariance
 from gmmvit_deploy.parity.localize import localize
 from gmmvit_deploy.parity.numeric import Distances, SetNumbers, check_numeric, check_stored, comparable
 from gmmvit_deploy.parity.preprocessing import Sample, check_preprocessing
-from gmmvit_deploy.parity.reference import Reference
+from gmmvit_deploy.parity.reference import Reference, why_no_model
 from gmmvit_deploy.parity.report import ParityReport, RunnerReport
+from gmmvit_deploy.parity.resized import accuracy_of_resized
 from gmmvit_deploy.parity.served import check_served
+from gmmvit_deploy.parity.stored import check_against_stored
 from gmmvit_deploy.parity.suspects import explain
-from gmmvit_deploy.parity.verdict import Check
+from gmmvit_deploy.parity.verdict import Check, skipped_check
 from gmmvit_deploy.progress import OnProgress, Progress, ignore, prefixed
 from gmmvit_deploy.reporting import described_bundle
 from gmmvit_deploy.runners.runner import Runner
@@ -101,6 +103,7 @@ def check_parity(
 ) -> ParityReport:
     """Run every check on every runner.
 
+    If this process cannot build the model, the checks compare with the logits stored at export (module `stored`).
     skipped: runners that were left out, each with the reason, for the report.
     A difference between a runner and PyTorch that exceeds a limit raises no error: the report's verdict is ``failed``.
     Errors: InputError when the data does not fit the bundle.
@@ -110,6 +113,8 @@ def check_parity(
     if not runners:
         raise InputError("expected at least one runner, got an empty list")
     options = options or ParityOptions()
+    if why := why_no_model(bundle):
+        return check_against_stored(bundle, runners, why, skipped=skipped, on_progress=on_progress)
     reference = Reference(bundle)
     tallies = [_Tally(bundle, runner, options) for runner in runners]
     golden, stored = golden_batch(bundle)
@@ -222,12 +227,12 @@ class _Tally:
                 )
             )
         else:
-            checks.append(_skipped("served", f"{runner.name} runs in this process, without a server"))
+            checks.append(skipped_check("served", f"{runner.name} runs in this process, without a server"))
         if self._options.localize:
             on_progress(Progress(f"{runner.name}: block by block"))
             checks.append(localize(reference, runner, random.batch.inputs))
         else:
-            checks.append(_skipped("localize", "not requested; add --localize"))
+            checks.append(skipped_check("localize", "not requested; add --localize"))
         return RunnerReport(
             runner=runner.name,
             precision=runner.precision,
@@ -238,15 +243,19 @@ class _Tally:
 
     def _judged_accuracy(self) -> Check:
         if self._accuracy is None:
-            return _skipped("accuracy", "no labelled images were given; add --data")
-        return self._accuracy.check(gate_of(self._runner.precision, self._options.gate))
+            check = skipped_check("accuracy", "no labelled images were given; add --data")
+        else:
+            check = self._accuracy.check(gate_of(self._runner.precision, self._options.gate))
+        return accuracy_of_resized(check, self._bundle.manifest.spec)
 
     def _checked_calibration(self, samples: Sequence[Sample], on_progress: OnProgress) -> Check:
         precision = self._runner.precision
         if precision not in QUANTIZED:
-            return _skipped("calibration", f"{precision} needs no calibration")
+            return skipped_check("calibration", f"{precision} needs no calibration")
         if not samples:
-            return _skipped("calibration", "no images were given to compare the calibrated bounds with; add --data")
+            return skipped_check(
+                "calibration", "no images were given to compare the calibrated bounds with; add --data"
+            )
         on_progress(Progress(f"{self._runner.name}: calibration"))
         pixels = np.stack([sample.pixels for sample in samples])
         inputs = self._bundle.inputs_from_pixels(pixels)
@@ -261,10 +270,6 @@ class _Tally:
         guess = explain(self._bundle, reference, inputs, np.concatenate(logits), limit.largest)
         why = f"likely cause: {guess}; with this mistake, PyTorch gives the logits of the runner"
         return replace(numeric, reasons=(*numeric.reasons, why)) if guess else numeric
-
-
-def _skipped(name: str, why: str) -> Check:
-    return Check(name=name, verdict="skipped", summary=why, reasons=(why,))
 
 
 def _stream(bundle: Bundle, options: ParityOptions) -> ImageStream | None:

@@ -35,7 +35,7 @@ def check_constants(bundle: Bundle, model: Model) -> Check:
     ):
         reasons += _manifest_problems(kind, constants, records)
     try:
-        prove_folded(onnx.load(bundle.onnx_path), folded)
+        prove_folded(onnx.load(bundle.onnx_path), folded, foreign=model.foreign)
     except ExportError as exc:
         reasons.append(f"{bundle.onnx_path.name}: {exc}")
     count = len(folded.masks) + len(folded.biases)

@@ -16,10 +16,11 @@ import torch
 from numpy.typing import NDArray
 
 from gmmvit_deploy.families import family_of
+from gmmvit_deploy.layers.dead_masks import dead_masks
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.parity.measures import ErrorMeasure
 from gmmvit_deploy.parity.reference import Reference
-from gmmvit_deploy.parity.verdict import Check
+from gmmvit_deploy.parity.verdict import Check, skipped_check
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runners.inspection import LOGITS
 from gmmvit_deploy.runners.runner import Runner
@@ -63,9 +64,13 @@ def localize(reference: Reference, runner: Runner, inputs: NDArray[Any]) -> Chec
     """
     graph, why_not = runner.inspectable()
     if graph is None:
-        return Check(name=NAME, verdict="skipped", summary=why_not, reasons=(why_not,))
+        return skipped_check(NAME, why_not)
     precision = runner.precision
-    names = blocks_of(reference.model)
+    # The graph has no mask without influence on the logits, so the tokens that the network does not read differ.
+    dead = [attention for attention, _ in dead_masks(reference.model)]
+    names = tuple(name for name in blocks_of(reference.model) if not any(a.startswith(f"{name}.") for a in dead))
+    if not names:
+        return skipped_check(NAME, "gmmvit does not know the blocks of this model")
     tensors = last_tensors(graph.proto, names)
     values = graph.values(inputs, [*tensors.values()])
     untouched = graph.values(inputs, [])[LOGITS]

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from gmmvit_deploy.parity.measures import ErrorMeasure, Errors, distance
 from gmmvit_deploy.parity.verdict import Check
 from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.tolerances import Limit, Noise, limit_from_noise
+from gmmvit_deploy.tolerances import Limit, Noise, limit_from_noise, limit_from_stored
 
 __all__ = ["Distances", "SetNumbers", "check_numeric", "check_stored", "comparable"]
 
@@ -36,6 +36,8 @@ class SetNumbers:
     """The measured distances of a set of inputs, and their limit.
 
     inputs: the name of the set.
+    stored: True if the runner is compared with PyTorch's float32 logits stored at export, which then also take the
+    place of the float64 logits, because this process cannot build the model.
     noise: the distance of PyTorch's float32 logits from PyTorch's float64 logits.
     limit: the limit for ``from_exact``.
     from_exact: the distances of the runner's logits from PyTorch's float64 logits.
@@ -49,6 +51,12 @@ class SetNumbers:
     from_exact: Errors
     from_trained: Errors
     misshapen: str
+    stored: bool = False
+
+    @property
+    def reference(self) -> str:
+        """The name of the reference logits, for messages."""
+        return "the logits that PyTorch computed at export" if self.stored else "PyTorch's float64 logits"
 
     def problems(self) -> list[str]:
         """Return the reasons why this set of inputs does not pass; empty if the set passes."""
@@ -66,22 +74,26 @@ class SetNumbers:
         problems = []
         if not errors.largest <= self.limit.largest:
             problems.append(
-                f"{self.inputs}: logits differ by up to {errors.largest:.3g} from PyTorch's float64 logits; "
+                f"{self.inputs}: logits differ by up to {errors.largest:.3g} from {self.reference}; "
                 f"expected at most {self.limit.largest:.3g}; derivation: {self.limit.derivation}"
             )
         elif self.limit.rms is not None and not errors.rms <= self.limit.rms:
             problems.append(
-                f"{self.inputs}: logits differ by {errors.rms:.3g} (rms) from PyTorch's float64 logits; "
+                f"{self.inputs}: logits differ by {errors.rms:.3g} (rms) from {self.reference}; "
                 f"expected an rms of at most {self.limit.rms:.3g}; derivation: {self.limit.derivation}"
             )
         return problems
 
 
 class Distances:
-    """Accumulate the distances of a runner's logits on a set of inputs, batch by batch."""
+    """Accumulate the distances of a runner's logits on a set of inputs, batch by batch.
 
-    def __init__(self, inputs: str) -> None:
-        self.inputs = inputs
+    stored: the float32 noise recorded at export, if ``trained`` and ``exact`` of `add` are both the logits stored at
+    export; None if PyTorch computes them.
+    """
+
+    def __init__(self, inputs: str, *, stored: Noise | None = None) -> None:
+        self.inputs, self._stored = inputs, stored
         self._noise, self._exact, self._trained = ErrorMeasure(), ErrorMeasure(), ErrorMeasure()
         self._misshapen = ""
 
@@ -99,14 +111,16 @@ class Distances:
         self._trained.add(logits, trained)
 
     def numbers(self, precision: Precision, recorded: float | None) -> SetNumbers:
-        noise = self._noise.noise()
+        noise = self._noise.noise() if self._stored is None else self._stored
+        limit = limit_from_noise if self._stored is None else limit_from_stored
         return SetNumbers(
             inputs=self.inputs,
             noise=noise,
-            limit=limit_from_noise(noise, precision, recorded=recorded),
+            limit=limit(noise, precision, recorded=recorded),
             from_exact=self._exact.errors(),
             from_trained=self._trained.errors(),
             misshapen=self._misshapen,
+            stored=self._stored is not None,
         )
 
 
@@ -119,7 +133,7 @@ def check_numeric(sets: list[SetNumbers]) -> Check:
         worst = max(whole, key=lambda numbers: numbers.from_exact.largest / numbers.limit.largest)
         errors = worst.from_exact
         summary = (
-            f"{worst.inputs}: at most {errors.largest:.2g} from PyTorch's float64 logits (99 %: {errors.p99:.2g}, "
+            f"{worst.inputs}: at most {errors.largest:.2g} from {worst.reference} (99 %: {errors.p99:.2g}, "
             f"relative L2 {errors.relative_l2:.1g}), limit {worst.limit.largest:.2g}"
         )
     return Check(

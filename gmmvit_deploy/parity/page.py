@@ -112,7 +112,8 @@ def _runner(runner: RunnerReport) -> str:
 def _distances(name: str, sets: Sequence[Mapping[str, Any]]) -> str:
     rows = []
     for numbers in sets:
-        for reference, key in (("float64", "from_exact"), ("float32", "from_trained")):
+        both = (("float64", "from_exact"), ("float32", "from_trained"))
+        for reference, key in (("float32, stored at export", "from_exact"),) if numbers["stored"] else both:
             distances = numbers[key]
             shown = [f"{distances[measure]:.2e}" for measure in ("largest", "p99", "rms", "relative_l2")]
             cosine = f"1 − {1 - distances['cosine']:.1e}"

@@ -12,10 +12,17 @@ import torch
 from numpy.typing import NDArray
 
 from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.families import family_of
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.runners.eager import EagerRunner
 
-__all__ = ["Reference"]
+__all__ = ["Reference", "why_no_model"]
+
+
+def why_no_model(bundle: Bundle) -> str:
+    """Return the reason why this process cannot build the model of a bundle; empty if it can build the model."""
+    spec = bundle.manifest.spec
+    return family_of(spec).unavailable(spec)
 
 
 class Reference:

@@ -44,15 +44,17 @@ def check_served(
     exact: NDArray[Any],
     limit: Limit,
     *,
+    reference: str = "PyTorch's float64 logits",
     on_progress: OnProgress = ignore,
 ) -> Check:
     """Send the requests listed at the head of this module, and compare the server's logits with PyTorch's logits.
 
     server: the models on the runner's server.  inputs: (N, …), distinct images.
     exact: (N, C), PyTorch's float64 logits of ``inputs``.  limit: the limit for the distance of the server's logits.
+    reference: the name of ``exact``, for messages.
     Errors: ServerError when the server fails.
     """
-    judged = _Judged(limit)
+    judged = _Judged(limit, reference)
     if server.other_bundle:
         judged.reasons.append(f"bundle: {server.other_bundle}")
     generator = np.random.default_rng(_SEED)
@@ -91,8 +93,8 @@ def check_served(
 class _Judged:
     """Compare the server's logits with the expected logits, and keep the first reason for each kind of request."""
 
-    def __init__(self, limit: Limit) -> None:
-        self._limit = limit
+    def __init__(self, limit: Limit, reference: str) -> None:
+        self._limit, self._reference = limit, reference
         self._failed: set[str] = set()
         self.reasons: list[str] = []
         self.answers = 0
@@ -114,7 +116,7 @@ class _Judged:
         self._failed.add(kind)
         whose = _whose(logits, exact, exact if among is None else among)
         self.reasons.append(
-            f"{kind}: logits differ by up to {largest:.3g} from PyTorch's float64 logits; "
+            f"{kind}: logits differ by up to {largest:.3g} from {self._reference}; "
             f"expected at most {self._limit.largest:.3g}{whose}"
         )
 

@@ -42,3 +42,8 @@ def overall(checks: Iterable[Check]) -> Verdict:
     if "failed" in verdicts or not verdicts & {"passed", "undecided"}:
         return "failed"
     return "undecided" if "undecided" in verdicts else "passed"
+
+
+def skipped_check(name: str, why: str) -> Check:
+    """Return a check that did not run.  why: the reason."""
+    return Check(name=name, verdict="skipped", summary=why, reasons=(why,))

@@ -46,13 +46,14 @@ def position_maps_image(layer: LayerMasks, head: int) -> Image.Image:
 
     Figure 3 of "Toward a Deeper Understanding: RetNet Viewed through Convolution" has the same form.
     """
-    grid, step = layer.grid, layer.grid + _GAP
-    canvas = np.full((grid * step - _GAP, grid * step - _GAP, 3), 200, np.uint8)
-    maps = coloured(layer.matrices[head].reshape(grid, grid, grid, grid), colour_limit(layer))
-    for row in range(grid):
-        for column in range(grid):
-            top, left = row * step, column * step
-            canvas[top : top + grid, left : left + grid] = maps[row, column]
+    rows, columns = layer.grid
+    down, right = rows + _GAP, columns + _GAP
+    canvas = np.full((rows * down - _GAP, columns * right - _GAP, 3), 200, np.uint8)
+    maps = coloured(layer.matrices[head].reshape(rows, columns, rows, columns), colour_limit(layer))
+    for row in range(rows):
+        for column in range(columns):
+            top, left = row * down, column * right
+            canvas[top : top + rows, left : left + columns] = maps[row, column]
     return Image.fromarray(canvas)
 
 
@@ -62,7 +63,7 @@ def sheet(layers: list[LayerMasks], *, title: str) -> Image.Image:
     Each row of the picture shows a layer, with the matrix and the position maps of every head.
     """
     pairs = [[(matrix_image(x, h), position_maps_image(x, h)) for h in range(len(x.heads))] for x in layers]
-    cell = max(_SMALLEST_CELL, *(image.width for row in pairs for pair in row for image in pair))
+    cell = max(_SMALLEST_CELL, *(max(image.size) for row in pairs for pair in row for image in pair))
     head_width = 2 * cell + 3 * _MARGIN
     width = _MARGIN + max(len(row) for row in pairs) * head_width
     canvas = Image.new("RGB", (width, 2 * _LINE + len(layers) * (cell + 2 * _LINE + _MARGIN)), "white")
@@ -78,7 +79,7 @@ def sheet(layers: list[LayerMasks], *, title: str) -> Image.Image:
             draw.text((left, top + _LINE), f"head {head}", fill="dimgrey")
             for side, image in enumerate(pair):
                 # The factor is a whole number, so that every token has the same width in the picture.
-                factor = cell // image.width
+                factor = cell // max(image.size)
                 enlarged = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
                 canvas.paste(enlarged, (left + side * (cell + _MARGIN), top + 2 * _LINE))
         top += cell + 2 * _LINE + _MARGIN

@@ -61,7 +61,7 @@ class LayerMasks:
     """
 
     layer: str
-    grid: int
+    grid: tuple[int, int]
     matrices: NDArray[np.float32]
     heads: tuple[HeadNumbers, ...]
     underflowed: int | None
@@ -70,7 +70,7 @@ class LayerMasks:
     def to_json(self) -> dict[str, Any]:
         return {
             "layer": self.layer,
-            "grid": self.grid,
+            "grid": list(self.grid),
             "underflowed": self.underflowed,
             "dead": self.dead,
             "heads": [head.to_json() for head in self.heads],
@@ -90,7 +90,8 @@ def masks_of(model: nn.Module) -> list[LayerMasks]:
 
 def _layer(name: str, matrix: NDArray[np.float32], numbers: StepNumbers) -> LayerMasks:
     matrices = matrix.reshape(-1, *matrix.shape[-2:])
-    grid = math.isqrt(matrices.shape[-1])
+    side = math.isqrt(matrices.shape[-1])
+    grid = (side, side) if numbers.grid is None else numbers.grid
     distances = np.sqrt(squared_distances(grid).numpy())
     alpha = sigma = np.zeros((0, len(matrices)), np.float32)
     if numbers.alpha is not None and numbers.sigma is not None:

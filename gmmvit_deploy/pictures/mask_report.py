@@ -160,9 +160,9 @@ def _legend(layers: list[LayerMasks]) -> str:
 
 
 def _layer(layer: LayerMasks) -> str:
-    limit = colour_limit(layer)
+    limit, (rows, columns) = colour_limit(layer), layer.grid
     underflow = (
-        f", {layer.underflowed} of {layer.grid**4} entries of the stored base underflowed to zero"
+        f", {layer.underflowed} of {(rows * columns) ** 2} entries of the stored base underflowed to zero"
         if layer.underflowed
         else ""
     )
@@ -170,7 +170,7 @@ def _layer(layer: LayerMasks) -> str:
     return section(
         layer.layer,
         f"<p>{escape(_sentence(DEAD_MASK))}</p>" if layer.dead else "",
-        f'<p class="quiet">{layer.grid}×{layer.grid} tokens; full colour at ±{limit:.3g}{underflow}</p>',
+        f'<p class="quiet">{rows}×{columns} tokens; full colour at ±{limit:.3g}{underflow}</p>',
         f'<div class="heads">{figures}</div>',
         _kernel_table(layer) if layer.heads[0].alpha else "",
     )

@@ -22,9 +22,9 @@ _STRONGEST = 0.8  # the opacity of the strongest colour; the image stays visible
 _MARK = (255, 170, 0)  # also distinct from blue and red for colour-blind readers
 
 
-def token_grid(layer: LayerMasks, windows: Windows | None) -> int:
-    """Return the number of tokens along a side of the image."""
-    return layer.grid if windows is None else windows.grid
+def token_grid(layer: LayerMasks, windows: Windows | None) -> tuple[int, int]:
+    """Return the grid of tokens over the image: (rows, columns)."""
+    return layer.grid if windows is None else (windows.grid, windows.grid)
 
 
 def token_map(
@@ -34,19 +34,20 @@ def token_map(
 
     row, column: the position of the query token.
     windows: the windows into which the attention divides the tokens; None if the attention has no windows.
-    Returns float32 (grid, grid), with the factor at each key token, and NaN at each token that the query token does not
-    attend to.
+    Returns float32 (rows, columns), with the factor at each key token, and NaN at each token that the query token does
+    not attend to.
     Errors: IndexError when the query token is outside the grid, or when the head does not exist.
     """
-    grid = token_grid(layer, windows)
-    if not (0 <= row < grid and 0 <= column < grid and 0 <= head < len(layer.heads)):
+    rows, columns = token_grid(layer, windows)
+    if not (0 <= row < rows and 0 <= column < columns and 0 <= head < len(layer.heads)):
         raise IndexError(
-            f"expected a head below {len(layer.heads)} and a token in the {grid}×{grid} grid, "
+            f"expected a head below {len(layer.heads)} and a token in the {rows}×{columns} grid, "
             f"got head {head} and the token at row {row}, column {column}"
         )
     if windows is None:
-        whole: NDArray[np.float32] = layer.matrices[head][row * grid + column].reshape(grid, grid).copy()
+        whole: NDArray[np.float32] = layer.matrices[head][row * columns + column].reshape(rows, columns).copy()
         return whole
+    grid = windows.grid
     rolled = np.full((grid, grid), np.nan, np.float32)
     rolled_row, rolled_column = (row - windows.shift) % grid, (column - windows.shift) % grid
     top, left = (place // windows.window * windows.window for place in (rolled_row, rolled_column))
@@ -77,13 +78,13 @@ def overlay_image(
     """Draw the result of `token_map` over the picture, which is converted to grey.
 
     Tokens whose value is NaN are darkened, and the query token gets a frame.
-    values: the result of `token_map`, (grid, grid).  row, column: the position of the query token.
-    side: the minimum side of the result in pixels.
+    values: the result of `token_map`, (rows, columns).  row, column: the position of the query token.
+    side: the minimum of the longer side of the result, in pixels.
     Returns an RGB image with the same number of pixels for every token.
     """
-    grid = len(values)
-    cell = -(-side // grid)
-    size = (grid * cell, grid * cell)
+    rows, columns = values.shape
+    cell = -(-side // max(rows, columns))
+    size = (columns * cell, rows * cell)
     grey = np.asarray(picture.convert("L").convert("RGB").resize(size, Image.Resampling.NEAREST), np.float64)
     limit = colour_limit(layer)
     seen = np.nan_to_num(values).repeat(cell, axis=0).repeat(cell, axis=1)

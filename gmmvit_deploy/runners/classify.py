@@ -110,7 +110,7 @@ class TritonClassifier(Classifier):
             raise ServerError(
                 f"{model} at {url}: expected a model with encoded images as its input IMAGE, got the inputs "
                 f"{', '.join(served.inputs)}",
-                hint="type --model NAME with the name of the ensemble; "
+                hint="type --served-name NAME with the name of the ensemble; "
                 "the command gmmvit repository prints the names of the models that it writes",
             )
         self.labels, self.max_batch = served.labels, served.max_batch

@@ -250,7 +250,7 @@ class TritonConnection:
         if "unknown model" in message or "is not found" in message or "NOT_FOUND" in status or "404" in status:
             return ServerError(
                 f"the server at {self.url} has no model {model!r}",
-                hint="type --model and the name of a model of this server, or serve the bundle: gmmvit serve BUNDLE",
+                hint="type --served-name with the name of a model of this server, or type gmmvit serve BUNDLE",
             )
         if any(code in status for code in _REJECTED):
             return RequestRejectedError(f"{model} at {self.url} rejected the request: {_without_ensemble(message)}")

@@ -93,12 +93,14 @@ class GaussianMask(Mask):
 
     alpha: nn.Parameter
     sigma: nn.Parameter
+    grid: tuple[int, int]
 
     def numbers(self) -> StepNumbers:
         return StepNumbers(
             patches=self.matrix().detach(),
             alpha=self.alpha.detach()[..., 0, 0],
             sigma=self.sigma.detach()[..., 0, 0],
+            grid=self.grid,
         )
 
 
@@ -116,7 +118,7 @@ class GaussianMixtureMask(GaussianMask):
         self, alpha: Tensor, sigma: Tensor, base: Float[Tensor, "1 1 n n"], *, grid: Grid | None = None
     ) -> None:
         super().__init__()
-        self.grid = rows_and_columns(math.isqrt(base.shape[-1]) if grid is None else grid)
+        self.grid = _grid_of(base, grid)
         self.alpha = nn.Parameter(alpha)
         self.sigma = nn.Parameter(sigma)
         self.register_buffer("base", base)
@@ -126,10 +128,12 @@ class GaussianMixtureMask(GaussianMask):
         return (self.alpha * self.base**exponent).sum(dim=0)
 
     def numbers(self) -> StepNumbers:
-        return replace(super().numbers(), base=self.base, grid=self.grid)
+        return replace(super().numbers(), base=self.base)
 
     def other_forms(self) -> Iterator[tuple[str, Mask]]:
-        closed = ClosedFormGaussianMask(self.alpha.detach(), self.sigma.detach(), squared_distances(self.grid))
+        closed = ClosedFormGaussianMask(
+            self.alpha.detach(), self.sigma.detach(), squared_distances(self.grid), grid=self.grid
+        )
         yield "the closed-form Gaussian mask in place of the stored base's", closed
 
     def oddities(self) -> Iterator[Oddity]:
@@ -153,12 +157,16 @@ class ClosedFormGaussianMask(GaussianMask):
     M is equation 1 of the paper, computed from the distances, without the underflow of a stored base mask. Only models
     that were trained with this formula use this class.
     alpha, sigma: as in `GaussianMask`.  distances: (N, N), the squared distances d².
+    grid: the grid of the N tokens; None for a square grid.
     """
 
     distances: Tensor
 
-    def __init__(self, alpha: Tensor, sigma: Tensor, distances: Float[Tensor, "n n"]) -> None:
+    def __init__(
+        self, alpha: Tensor, sigma: Tensor, distances: Float[Tensor, "n n"], *, grid: Grid | None = None
+    ) -> None:
         super().__init__()
+        self.grid = _grid_of(distances, grid)
         self.alpha = nn.Parameter(alpha)
         self.sigma = nn.Parameter(sigma)
         # The distances follow from the grid. They are computed again at loading, and the state dict omits them.
@@ -173,14 +181,24 @@ class ElementwiseMask(Mask):
     """An elementwise learnable mask (ELM): M = weight (N, N).
 
     Training learns every entry of M, and all heads share M. The paper authors' released code calls this mask SLM.
+    grid: the grid of the N tokens; None for a square grid.
     """
 
-    def __init__(self, weight: Float[Tensor, "n n"]) -> None:
+    def __init__(self, weight: Float[Tensor, "n n"], *, grid: Grid | None = None) -> None:
         super().__init__()
+        self.grid = _grid_of(weight, grid)
         self.weight = nn.Parameter(weight)
 
     def matrix(self) -> Float[Tensor, "n n"]:
         return self.weight
+
+    def numbers(self) -> StepNumbers:
+        return replace(super().numbers(), grid=self.grid)
+
+
+def _grid_of(matrix: Tensor, grid: Grid | None) -> tuple[int, int]:
+    """Return (rows, columns) of ``grid``, or of the square grid with as many tokens as ``matrix`` has rows."""
+    return rows_and_columns(math.isqrt(matrix.shape[-1]) if grid is None else grid)
 
 
 class PrefixMask(Mask):
@@ -242,11 +260,11 @@ def mask_from_spec(mask: MaskSpec, *, heads: int, grid: Grid) -> Mask | None:
     rows, columns = rows_and_columns(grid)
     tokens = rows * columns
     if mask.kind == "elm":
-        return ElementwiseMask(torch.ones(tokens, tokens) + 0.02 * torch.randn(tokens, tokens))
+        return ElementwiseMask(torch.ones(tokens, tokens) + 0.02 * torch.randn(tokens, tokens), grid=grid)
     shape = (mask.kernels, 1 if mask.shared else heads, 1, 1)
     alpha = 1.0 / mask.kernels + 0.1 * torch.randn(shape)
     widths = torch.linspace(1.0, float(max(rows, columns)), mask.kernels).reshape(-1, 1, 1, 1)
     sigma = widths.expand(shape) * (1 + 0.1 * torch.randn(shape))
     if mask.closed_form:
-        return ClosedFormGaussianMask(alpha, sigma, squared_distances(grid))
+        return ClosedFormGaussianMask(alpha, sigma, squared_distances(grid), grid=grid)
     return GaussianMixtureMask(alpha, sigma, stored_base(grid), grid=grid)

@@ -72,7 +72,7 @@ def mask_at_other_size(step: Step, grid: Grid) -> Step:
         return PrefixMask(patches, step.prefix)
     if isinstance(step, ClosedFormGaussianMask):
         distances = squared_distances(grid)
-        return ClosedFormGaussianMask(step.alpha.detach().clone(), step.sigma.detach().clone(), distances)
+        return ClosedFormGaussianMask(step.alpha.detach().clone(), step.sigma.detach().clone(), distances, grid=grid)
     if isinstance(step, ManhattanDecay):
         return ManhattanDecay(step.decay.clone(), grid)
     if isinstance(step, GaussianMixtureMask):

@@ -35,7 +35,7 @@ class StepNumbers:
 
     patches: (H, N, N), (1, N, N) or (N, N), the matrix between patches, without class token, for drawing.
     alpha, sigma: (K, H) or (K, 1), the parameters of a mixture of K Gaussians.  base: (1, 1, N, N), the stored base
-    mask, from which M is computed.  grid: (rows, columns) of the patches, known for a stored base mask.
+    mask, from which M is computed.  grid: (rows, columns) of the patches, None if the step does not know the grid.
     """
 
     patches: Tensor | None = None

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.specs import CHANNELS
+from gmmvit_deploy.specs import CHANNELS, Interpolation, interpolation_named
 
-__all__ = ["WEIGHTS_KINDS", "LoadHints", "WeightsKind"]
+__all__ = ["WEIGHTS_KINDS", "LoadHints", "WeightsKind", "own_class_of"]
 
 WeightsKind: TypeAlias = Literal["trained", "averaged"]
 """trained: the weights after the last step of the optimiser.  averaged: the moving average (EMA) of the weights."""
@@ -27,8 +27,12 @@ class LoadHints:
     of the tokens. Otherwise the file must contain the stored base mask of the paper authors' released code.
     image_size: the side of the images in pixels.  channels: the number of channels of the images.
     weights: the weights to load from a file that holds trained and averaged weights.
-    model: the name of an architecture of timm, or ``torchvision:VisionTransformer``.
+    model: the name of an architecture of timm, or ``torchvision:VisionTransformer``, or a class as ``FILE.py:CLASS``.
     model_args: the arguments with which the training code built the model.
+    resize_to: the side in pixels of the images for which the model is built again after loading, if the side differs
+    from the images of training.
+    interpolation: the algorithm that resamples position embeddings for ``resize_to``; by default the algorithm of the
+    code that wrote the file.
     head: the path of the file of a linear classifier for a backbone without classifier, such as a DINO backbone.
     head_blocks: the number of last blocks whose class tokens the linear classifier reads.
     head_average: True if the linear classifier also reads the mean of the patches.
@@ -43,6 +47,8 @@ class LoadHints:
     weights: WeightsKind | None = None
     model: str | None = None
     model_args: Mapping[str, Any] = field(default_factory=dict)
+    resize_to: int | None = None
+    interpolation: Interpolation | None = None
     head: str | None = None
     head_blocks: int | None = None
     head_average: bool = False
@@ -50,6 +56,15 @@ class LoadHints:
     def __post_init__(self) -> None:
         if self.image_size is not None and self.image_size < 1:
             raise InputError(f"--image-size: expected at least 1, got {self.image_size}")
+        if self.resize_to is not None and self.resize_to < 1:
+            raise InputError(f"--resize-to: expected at least 1, got {self.resize_to}")
+        if self.interpolation is not None:
+            interpolation_named(self.interpolation)
+            if self.resize_to is None:
+                raise InputError(
+                    "--interpolation resamples position embeddings for another image size, and no such size is given",
+                    hint="add --resize-to PIXELS, or leave --interpolation out",
+                )
         if self.channels is not None and self.channels not in CHANNELS:
             raise InputError(f"--channels: expected one of {', '.join(map(str, CHANNELS))}, got {self.channels}")
         if self.heads is not None and self.heads < 1:
@@ -63,3 +78,20 @@ class LoadHints:
             )
         if self.head is None and (self.head_blocks is not None or self.head_average):
             raise InputError("--head-blocks and --head-average describe a linear head", hint="add --head FILE")
+
+
+def own_class_of(model: str | None) -> tuple[str, str] | None:
+    """Return (path of the file, name of the class) of a ``--model FILE.py:CLASS``, or None for any other ``--model``.
+
+    Errors: InputError when the text names a Python file without a class.
+    """
+    file, _, name = (model or "").rpartition(":")
+    if file.endswith(".py") and name.isidentifier():
+        return file, name
+    if file.endswith(".py") or name.endswith(".py"):
+        path = file if file.endswith(".py") else name
+        raise InputError(
+            f"--model: expected FILE.py:CLASS, got {model!r}",
+            hint=f"type --model {path}:CLASS with a class of the file",
+        )
+    return None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.sources.record import KnownImages
 from gmmvit_deploy.sources.shapes import Shapes
+from gmmvit_deploy.specs import Interpolation
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,6 +49,10 @@ def _nothing_known(shapes: Shapes, hints: LoadHints, spec: Any) -> KnownImages:
     return KnownImages()
 
 
+def _unknown_interpolation(shapes: Shapes, hints: LoadHints) -> Interpolation | None:
+    return None
+
+
 def _nothing_unused(spec: Any) -> Mapping[str, str]:
     return {}
 
@@ -60,11 +65,15 @@ class CheckpointSource:
     signature:    regular expressions; a file belongs to this source if each expression matches the start of the name
                   of at least one tensor. If several sources recognise a file, the source with the most expressions
                   applies.
+    absent:       regular expressions; a file does not belong to this source if an expression matches the start of the
+                  name of a tensor
     spec:         function (shapes, hints) → spec of the model. Errors: CheckpointError, for example when the tensors
                   do not show the number of heads, the image size or the channels, and the user did not give the value.
     tensors:      function spec → origin of each tensor of the model
     known_unused: function spec → dict: the keys are those that a file may contain but the network never reads, and the
                   values are the reasons
+    interpolation: function (shapes, hints) → the algorithm with which the code that wrote the file resamples position
+                  embeddings for another image size; None if the file does not show the code
     images:       function (shapes, hints, spec) → what the file states about the images of training
     """
 
@@ -73,9 +82,15 @@ class CheckpointSource:
     spec: Callable[[Shapes, LoadHints], Any]
     tensors: Callable[[Any], TensorOrigins]
     known_unused: Callable[[Any], Mapping[str, str]] = field(default=_nothing_unused)
+    interpolation: Callable[[Shapes, LoadHints], Interpolation | None] = field(default=_unknown_interpolation)
     images: Callable[[Shapes, LoadHints, Any], KnownImages] = field(default=_nothing_known)
+    absent: tuple[str, ...] = ()
 
     def recognises(self, names: Iterable[str]) -> bool:
-        """Return whether every pattern of the signature matches the start of a name."""
+        """Return whether every pattern of ``signature``, and no pattern of ``absent``, matches the start of a name."""
         listed = list(names)
-        return all(any(re.match(pattern, name) for name in listed) for pattern in self.signature)
+
+        def present(pattern: str) -> bool:
+            return any(re.match(pattern, name) for name in listed)
+
+        return all(map(present, self.signature)) and not any(map(present, self.absent))

@@ -143,6 +143,10 @@ class TestPrefixes:
         assert logits(loaded).equal(expected)
         assert f"a '{prefix}' prefix" in loaded.file.wrapping
 
+    def test_compiled_parts(self) -> None:
+        names = names_without_prefix(["_orig_mod.cls_token", "_orig_mod.blocks.0._orig_mod.attn.qkv.weight"])
+        assert list(names.names.values()) == ["cls_token", "blocks.0.attn.qkv.weight"]
+
     def test_prefix_of_some_names_stays(self) -> None:
         names = ["model.a", "model.b", "criterion.weight"]
         assert list(names_without_prefix(names).names.values()) == names

@@ -298,7 +298,7 @@ def test_a_disk_that_refuses_to_take_more(tmp_path: Path) -> None:
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_classify_on_a_server_without_the_model(protocol: str, gmmvit: Gmmvit, server: TritonServer) -> None:
     url = server.grpc_url if protocol == "grpc" else server.http_url
-    answer = gmmvit("classify", GOLDEN / "manifest.json", "--url", url, "--model", "resnet")
+    answer = gmmvit("classify", GOLDEN / "manifest.json", "--url", url, "--served-name", "resnet")
     assert answer.returncode == 1
     assert answer.stderr.startswith(f"Error: the server at {url} has no model 'resnet'\nhint: ")
 

@@ -120,6 +120,17 @@ def test_unknown_option(name: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("typed", [("--model", "net"), ("--model=net",)], ids=" ".join)
+@pytest.mark.parametrize("name", ["parity", "bench", "classify", "page"])
+def test_the_old_name_of_the_served_name(name: str, typed: tuple[str, ...]) -> None:
+    answer = gmmvit_here(name, *arguments_of(name), *typed)
+    if name == "classify":
+        refused(answer, 2, "gmmvit classify: the option --model is now --served-name")
+    else:
+        refused(answer, 1, "--model: expected FILE.py:CLASS, got 'net'")
+    assert "type --served-name net" in answer.err.splitlines()[1]
+
+
 @pytest.mark.parametrize("name", [name for name in SUMMARIES if arguments_of(name)])
 def test_missing_argument(name: str, tmp_path: Path) -> None:
     answer = gmmvit_here(name)

@@ -113,6 +113,7 @@ def test_a_planted_disagreement_keeps_the_declared_role_and_is_reported() -> Non
 class _TwoHeads(nn.Module):
     """A network with a second head, as in distillation; its output is the mean of both heads."""
 
+    foreign = False
     operator_roles = {"add": "head", "div": "head"}  # noqa: RUF012 - as a family writes it, without a type
 
     def __init__(self, model: Model, second: nn.Linear) -> None:
@@ -125,7 +126,7 @@ class _TwoHeads(nn.Module):
 
 
 def test_a_second_head_is_a_head_and_stays_out_of_int8() -> None:
-    """The rules take it for a projection, so without its declared role it would silently become int8."""
+    """A second head that took the role of a projection would silently become int8."""
     model = _TwoHeads(small(), with_role(nn.Linear(16, 3), "head")).eval()
     _TwoHeads.operator_roles["mean"] = "pooling"
     proto = onnx_from_model(model, preprocessing=None, max_batch=4)  # type: ignore[arg-type]

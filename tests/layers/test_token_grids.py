@@ -47,23 +47,23 @@ def test_images_that_are_not_square_have_grids_that_are_not_square() -> None:
 @pytest.mark.parametrize(("name", "prefix"), [("pit_ti_224", 1), ("pit_ti_distilled_224", 2)])
 def test_each_stage_of_pit_has_its_own_grid(name: str, prefix: int) -> None:
     expected = {(prefix, (side, side), heads, (1, 1)) for side, heads in ((27, 2), (14, 4), (7, 8))}
-    assert grids(network(name), 224) == expected
+    assert grids(network(name, depth=(1, 1, 1)), 224) == expected
 
 
 @pytest.mark.parametrize(
     ("name", "model_args", "shape", "expected"),
     [
-        ("swin_tiny_patch4_window7_224", {}, (224, 224), {(0, (7, 7), heads) for heads in (3, 6, 12, 24)}),
+        ("swin_tiny_patch4_window7_224", {"depths": (2, 1)}, (224, 224), {(0, (7, 7), heads) for heads in (3, 6)}),
         (
             "swin_tiny_patch4_window7_224",
-            {"img_size": (192, 224), "window_size": (6, 7)},
+            {"img_size": (192, 224), "window_size": (6, 7), "depths": (1, 1)},
             (192, 224),
-            {(0, (6, 7), heads) for heads in (3, 6, 12, 24)},
+            {(0, (6, 7), heads) for heads in (3, 6)},
         ),
-        ("beit_base_patch16_224", {"depth": 2}, (224, 224), {(1, (14, 14), 12)}),
-        ("eva02_tiny_patch14_224", {}, (224, 224), {(1, (16, 16), 3)}),
-        ("vit_small_patch16_dinov3", {"dynamic_img_size": False}, (256, 256), {(5, (16, 16), 6)}),
-        ("vit_relpos_small_patch16_224", {}, (224, 224), {(0, (14, 14), 6)}),
+        ("beit_base_patch16_224", {"depth": 1}, (224, 224), {(1, (14, 14), 12)}),
+        ("eva02_tiny_patch14_224", {"depth": 1}, (224, 224), {(1, (16, 16), 3)}),
+        ("vit_small_patch16_dinov3", {"dynamic_img_size": False, "depth": 1}, (256, 256), {(5, (16, 16), 6)}),
+        ("vit_relpos_small_patch16_224", {"depth": 1}, (224, 224), {(0, (14, 14), 6)}),
         ("coatnet_nano_rw_224", {}, (224, 224), {(0, (14, 14), 4), (0, (14, 14), 8), (0, (7, 7), 8), (0, (7, 7), 16)}),
         ("crossvit_tiny_240", {}, (240, 240), {(1, (20, 20), 3), (1, (14, 14), 3)}),
         ("tiny_vit_5m_224", {}, (224, 224), {(0, (7, 7), 4), (0, (14, 14), 5), (0, (7, 7), 10)}),
@@ -74,32 +74,40 @@ def test_windows_and_whole_feature_maps(name: str, model_args: dict, shape: tupl
 
 
 def test_grid_attention_of_maxvit_states_the_distance_of_its_tokens() -> None:
-    model = network("maxvit_rmlp_pico_rw_256")
+    model = network("maxvit_rmlp_pico_rw_256", depths=(1, 1), embed_dim=(32, 64))
     units = {place.module: place.unit for place in placements(model, (3, 256, 256))}
     assert units["stages.0.blocks.0.attn_block.attn"] == (1, 1)
     assert units["stages.0.blocks.0.attn_grid.attn"] == (8, 8)  # a map of 64 × 64, in a grid of 8 × 8
-    assert units["stages.2.blocks.0.attn_grid.attn"] == (2, 2)
+    assert units["stages.1.blocks.0.attn_grid.attn"] == (4, 4)
     assert grids(network("mobilevit_xxs"), 256) == {(0, (side, side), 4, (2, 2)) for side in (16, 8, 4)}
 
 
 @pytest.mark.parametrize(
     ("name", "model_args", "reason"),
     [
-        ("cait_xxs24_224", {}, "TalkingHeadAttn.*without the fused attention function"),
-        ("swinv2_tiny_window8_256", {}, "WindowAttention.*without the fused attention function"),
-        ("convit_tiny", {}, "GPSA.*without the fused.*MHSA.*without the fused"),
+        ("cait_xxs24_224", {"depth": 1}, "TalkingHeadAttn.*without the fused attention function"),
+        ("swinv2_tiny_window8_256", {"depths": (1, 1)}, "WindowAttention.*without the fused attention function"),
+        ("convit_tiny", {"depth": 2, "local_up_to_layer": 1}, "GPSA.*without the fused.*MHSA.*without the fused"),
         ("levit_128s", {}, "Attention.*without the fused attention function.*AttentionDownsample"),
-        ("tnt_s_patch16_224", {}, "attn_in.*Attention.*without the fused attention function"),
+        ("tnt_s_patch16_224", {"depth": 1}, "attn_in.*Attention.*without the fused attention function"),
         ("mvitv2_tiny", {}, "MultiScaleAttention.*without the fused attention function"),
-        ("xcit_nano_12_p16_224", {}, "XCA.*channels × channels"),
-        ("xcit_medium_24_p16_224", {"img_size": 128}, "XCA.*channels × channels"),  # 64 tokens and a head dim of 64
-        ("pvt_v2_b0", {}, "Q has 3136 tokens and its K has 49 tokens"),
-        ("twins_pcpvt_small", {}, "GlobalSubSampleAttn.*Q has 3136 tokens and its K has 49 tokens"),
+        ("xcit_nano_12_p16_224", {"depth": 1}, "XCA.*channels × channels"),
+        (
+            "xcit_medium_24_p16_224",
+            {"img_size": 128, "depth": 1},
+            "XCA.*channels × channels",
+        ),  # 64 tokens and a head dim of 64
+        ("pvt_v2_b0", {"depths": (1, 1, 1, 1)}, "Q has 3136 tokens and its K has 49 tokens"),
+        (
+            "twins_pcpvt_small",
+            {"depths": (1, 1, 1, 1)},
+            "GlobalSubSampleAttn.*Q has 3136 tokens and its K has 49 tokens",
+        ),
         ("nest_tiny", {}, "got 5 dimensions"),
-        ("davit_tiny", {}, "ChannelAttention.*without the fused attention function"),
-        ("vit_tiny_patch16_224", {"dynamic_img_size": True}, "images of any size.*dynamic_img_size=False"),
+        ("davit_tiny", {"depths": (1, 1, 1, 1)}, "ChannelAttention.*without the fused attention function"),
+        ("vit_tiny_patch16_224", {"dynamic_img_size": True, "depth": 1}, "images of any size.*dynamic_img_size=False"),
         ("naflexvit_base_patch16_gap", {}, "images of any grid"),
-        ("vit_tiny_patch16_224", {"patch_drop_rate": 0.5}, "training drops patches"),
+        ("vit_tiny_patch16_224", {"patch_drop_rate": 0.5, "depth": 1}, "training drops patches"),
         ("resnet18", {}, "got no attention"),
     ],
 )

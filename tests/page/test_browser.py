@@ -218,15 +218,15 @@ class TestMasks:
         self._choose(visitor, "Layer", trial.masks[1].layer)
         self._choose(visitor, "Head", "head 2")
         layer = trial.masks[1]
-        self._framed(visitor, layer, layer.grid // 2, layer.grid // 2)
+        self._framed(visitor, layer, layer.grid[0] // 2, layer.grid[1] // 2)
         for name, keys in (("Row of the token", ("Home", "ArrowRight")), ("Column of the token", ("End",))):
             visitor.page.get_by_role("slider", name=name).focus()
             for key in keys:
                 visitor.page.keyboard.press(key)
-        self._framed(visitor, layer, 1, layer.grid - 1)
-        values = token_map(layer, 2, row=1, column=layer.grid - 1)
+        self._framed(visitor, layer, 1, layer.grid[1] - 1)
+        values = token_map(layer, 2, row=1, column=layer.grid[1] - 1)
         seen = image_from_pixels(trial.answer(data).pixels)
-        expected = overlay_image(seen, layer, values, row=1, column=layer.grid - 1)
+        expected = overlay_image(seen, layer, values, row=1, column=layer.grid[1] - 1)
         assert np.array_equal(picture(overlay), np.asarray(expected))
 
     @staticmethod

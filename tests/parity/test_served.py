@@ -138,7 +138,7 @@ def test_an_older_bundle_on_the_server(
     newer = with_manifest(tmp_path / "newer", lambda data: data["versions"].update(torch="99.0"))
     with pytest.raises(BundleError, match=r"serves right_network from bundle .*, not from"):
         TritonRunner(newer, broken_server.http_url, model="right")
-    options = ("--runner", "triton-http", "--url", broken_server.http_url, "--model", "right")
+    options = ("--runner", "triton-http", "--url", broken_server.http_url, "--served-name", "right")
     answer = gmmvit("parity", newer.path, *options)
     assert answer.returncode == 1
     assert "failed: triton-http: served: bundle: http://" in answer.stdout
@@ -151,7 +151,7 @@ def test_a_bundle_that_cannot_even_be_called(
     tensor_bundles: dict[str, Bundle],
     gmmvit: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
-    options = ("--runner", "triton-http", "--url", broken_server.http_url, "--model", "right")
+    options = ("--runner", "triton-http", "--url", broken_server.http_url, "--served-name", "right")
     answer = gmmvit("parity", tensor_bundles["vit_gmm"].path, *options)
     assert answer.returncode == 1
     assert "Error: http://" in answer.stderr
@@ -162,7 +162,7 @@ def test_the_command_line(
     bundle: Bundle, broken_server: TritonServer, tmp_path: Path, gmmvit: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     urls = ("--url", broken_server.grpc_url, "--url", broken_server.http_url)
-    options = ("--runner", "triton-grpc,triton-http", *urls, "--model", "right", "--json")
+    options = ("--runner", "triton-grpc,triton-http", *urls, "--served-name", "right", "--json")
     answer = gmmvit("parity", bundle.path, *options)
     assert answer.returncode == 0, answer.stderr
     report = json.loads(answer.stdout)

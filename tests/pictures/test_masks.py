@@ -90,10 +90,10 @@ def test_underflow_is_counted() -> None:
 def test_class_token_is_left_out_of_the_picture() -> None:
     layers = masks_of(load_checkpoint(GOLDEN / "pit_gmm.pth").model)
     assert [(layer.grid, layer.matrices.shape) for layer in layers] == [
-        (16, (2, 256, 256)),
-        (8, (4, 64, 64)),
-        (8, (4, 64, 64)),
-        (4, (8, 16, 16)),
+        ((16, 16), (2, 256, 256)),
+        ((8, 8), (4, 64, 64)),
+        ((8, 8), (4, 64, 64)),
+        ((4, 4), (8, 16, 16)),
     ]
 
 

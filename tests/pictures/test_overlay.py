@@ -9,9 +9,13 @@ from PIL import Image
 
 from gmmvit_deploy.families import FAMILIES, model_from_spec
 from gmmvit_deploy.families.family import Windows
+from gmmvit_deploy.pictures.mask_images import position_maps_image
 from gmmvit_deploy.pictures.mask_numbers import HeadNumbers, LayerMasks, masks_of
 from gmmvit_deploy.pictures.overlay import overlay_image, token_grid, token_map
+from gmmvit_deploy.scores.attention import AttentionScores
 from gmmvit_deploy.scores.biases import shift_mask
+from gmmvit_deploy.scores.masks import mask_from_spec
+from gmmvit_deploy.specs import MaskSpec
 
 _NUMBERS = HeadNumbers(within=(0, 0, 0), itself=0, negative=0, smallest=0, largest=0, dead=(), alpha=(), sigma=())
 
@@ -20,7 +24,7 @@ def layer(grid: int, heads: int = 1) -> LayerMasks:
     """Return a mask with a distinct number for each head, i and j."""
     n = grid**2
     matrices = np.arange(1, heads * n * n + 1, dtype=np.float32).reshape(heads, n, n)
-    return LayerMasks(layer="a", grid=grid, matrices=matrices, heads=(_NUMBERS,) * heads, underflowed=None)
+    return LayerMasks(layer="a", grid=(grid, grid), matrices=matrices, heads=(_NUMBERS,) * heads, underflowed=None)
 
 
 def test_map_is_the_row_of_the_token() -> None:
@@ -30,6 +34,18 @@ def test_map_is_the_row_of_the_token() -> None:
     for head, row, column in ((2, 0, 0), (0, 3, 0), (0, 0, -1)):
         with pytest.raises(IndexError):
             token_map(masks, head, row=row, column=column)
+
+
+def test_a_grid_that_is_not_square() -> None:
+    mask = mask_from_spec(MaskSpec(kind="gmm", kernels=2, closed_form=True), heads=2, grid=(2, 3))
+    scores = AttentionScores({"mask": mask})
+    (masks,) = masks_of(torch.nn.ModuleDict({"scores": scores}))
+    assert masks.grid == (2, 3)
+    values = token_map(masks, 1, row=1, column=2)
+    assert np.array_equal(values, masks.matrices[1][5].reshape(2, 3))
+    picture = overlay_image(Image.new("RGB", (30, 20)), masks, values, row=1, column=2, side=60)
+    assert picture.size == (60, 40)
+    assert position_maps_image(masks, 0).size == (3 * 4 - 1, 2 * 3 - 1)
 
 
 @pytest.mark.parametrize("shift", [0, 2])
@@ -58,7 +74,7 @@ def test_windows_of_a_family_are_those_of_its_attentions(family: object) -> None
         windows = family.windows(spec)  # type: ignore[attr-defined]
         for masks in masks_of(model):
             within = windows.get(masks.layer)
-            assert within is None or within.window == masks.grid
+            assert within is None or (within.window, within.window) == masks.grid
         names = {name for name, _ in model.named_modules()}
         assert set(windows) <= names
 
@@ -79,5 +95,5 @@ def test_overlay_colours_what_the_mask_lets_through() -> None:
     assert plain.tolist() == [100, 100, 100]
     assert dark.tolist() == [25, 25, 25]
     assert image[20, 20].tolist() == [255, 170, 0]
-    assert token_grid(masks, None) == 4
-    assert token_grid(masks, Windows(grid=8, window=4, shift=0)) == 8
+    assert token_grid(masks, None) == (4, 4)
+    assert token_grid(masks, Windows(grid=8, window=4, shift=0)) == (8, 8)

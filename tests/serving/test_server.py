@@ -231,7 +231,7 @@ class TestRefusals:
     def test_a_model_it_does_not_have(self, connection: TritonConnection) -> None:
         with pytest.raises(ServerError, match="has no model 'resnet'") as caught:
             connection.infer("resnet", "pixels", np.zeros((1, 32, 32, 3), np.uint8))
-        assert "--model" in caught.value.hint
+        assert "--served-name" in caught.value.hint
 
     def test_it_still_answers_after_all_that(self, connection: TritonConnection, bundle: Bundle) -> None:
         pixels, logits = bundle.golden()

@@ -113,8 +113,8 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> SwinSpec:
 
 
 RELEASED = released_source(
-    # timm's Swin has the same names, but calls its head head.fc
-    signature=(r"patch_embed\.proj\.weight$", r".*relative_position_bias_table", r"head\.(weight|bias)$"),
+    signature=(r"patch_embed\.proj\.weight$", r".*relative_position_bias_table"),
+    absent=(r"head\.fc\.",),  # timm's name of the head; other names of timm's Swin are the same
     spec=infer_spec,
     names=released_names,
     known_unused=known_unused,

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
 
-from gmmvit_deploy.families.family import Family, OwnPass
+from gmmvit_deploy.families.family import Family, OwnPass, Windows
 from gmmvit_deploy.families.timm.checkpoint import TIMM_FILES
+from gmmvit_deploy.families.timm.deit3_files import DEIT3_FILES
+from gmmvit_deploy.families.timm.dinov2_files import DINOV2_FILES
 from gmmvit_deploy.families.timm.spec import TimmSpec
 from gmmvit_deploy.families.timm.torchvision_files import TORCHVISION_FILES
 from gmmvit_deploy.specs import MaskSpec
 
 if TYPE_CHECKING:
+    from gmmvit_deploy.families.timm.model import TimmModel
     from gmmvit_deploy.layers.model import Model
+    from gmmvit_deploy.specs import Interpolation
 
 __all__ = ["TIMM"]
 
@@ -46,19 +51,34 @@ def _blocks(spec: TimmSpec) -> tuple[str, ...]:
     return block_names(spec)
 
 
+def _windows(spec: TimmSpec) -> Mapping[str, Windows]:
+    from gmmvit_deploy.families.timm.blocks import windows_of
+
+    return windows_of(spec)
+
+
+def _resized(model: Model, size: tuple[int, int], interpolation: Interpolation | None) -> Model:
+    from gmmvit_deploy.families.timm.resizing import resized_model
+
+    return resized_model(cast("TimmModel", model), size, interpolation)
+
+
 def _folding_passes() -> tuple[OwnPass, ...]:
+    from gmmvit_deploy.families.timm.block_passes import merge_linear_layer_scale, narrow_class_token_block
     from gmmvit_deploy.families.timm.folding import fuse_batch_norms, join_distilled_heads
 
-    return (join_distilled_heads, fuse_batch_norms)
+    return (join_distilled_heads, fuse_batch_norms, merge_linear_layer_scale, narrow_class_token_block)
 
 
 TIMM = Family(
     name="timm",
     spec=TimmSpec,
     build=_build,
-    sources=(TIMM_FILES, TORCHVISION_FILES),
+    sources=(TIMM_FILES, TORCHVISION_FILES, DINOV2_FILES, DEIT3_FILES),
     mask_kinds=("plain", "elm", "decay", "gmm"),
     small=_small,
     blocks=_blocks,
+    windows=_windows,
     folding_passes=_folding_passes,
+    resized=_resized,
 )

@@ -1,15 +1,17 @@
-"""The blocks of a network of timm, whose outputs ``gmmvit parity --localize`` compares."""
+"""The blocks of a network of timm, whose outputs ``gmmvit parity --localize`` compares, and the windows of Swin."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from gmmvit_deploy.families.family import Windows
 from gmmvit_deploy.layers.fused_call import AnsweredAttention
 
 if TYPE_CHECKING:
     from gmmvit_deploy.families.timm.spec import TimmSpec
 
-__all__ = ["block_names"]
+__all__ = ["block_names", "windows_of"]
 
 
 def block_names(spec: TimmSpec) -> tuple[str, ...]:
@@ -34,3 +36,24 @@ def block_names(spec: TimmSpec) -> tuple[str, ...]:
     stages = [str(info["module"]) for info in getattr(model.network, "feature_info", ()) if info.get("module")]
     known = dict(model.network.named_modules())
     return tuple(dict.fromkeys(f"network.{stage}" for stage in stages if stage in known))
+
+
+def windows_of(spec: TimmSpec) -> Mapping[str, Windows]:
+    """Return name of an attention → its windows, for the attentions with masks in Swin's square windows."""
+    import torch
+
+    from gmmvit_deploy.families.timm.model import MASK, TimmModel
+
+    if spec.mask.kind == "plain":
+        return {}
+    with torch.device("meta"):
+        model = TimmModel(spec)
+    windows, paths = {}, {path for path, _ in model.named_modules()}
+    for path, module in model.named_modules():
+        sizes = [getattr(module, name, None) for name in ("input_resolution", "window_size", "shift_size")]
+        if f"{path}.attn.{MASK}" not in paths or any(size is None for size in sizes):
+            continue
+        grid, window, shift = (size if isinstance(size, tuple) else (size, size) for size in sizes)
+        if len({*grid}) == len({*window}) == len({*shift}) == 1:
+            windows[f"{path}.attn.{MASK}"] = Windows(grid=grid[0], window=window[0], shift=shift[0])
+    return windows

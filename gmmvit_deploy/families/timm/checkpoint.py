@@ -19,12 +19,14 @@ from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.sources.record import KnownImages
 from gmmvit_deploy.sources.shapes import Shapes, infer_mask, mask_heads
 from gmmvit_deploy.sources.source import CheckpointSource, TensorOrigins
-from gmmvit_deploy.specs import MaskSpec
+from gmmvit_deploy.specs import Interpolation, MaskSpec
 
 __all__ = ["HEAD_FILE", "TIMM_FILES", "asked_size"]
 
 HEAD_FILE = "head_file"
 """The prefix under which `checkpoints.loading` adds the tensors of a linear head to the tensors of the backbone."""
+_OPTIONS_OF_DEIT = {"model", "input_size", "distillation_type"}
+_OPTIONS_OF_DINO = {"arch", "patch_size", "out_dim"}
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> TimmSpec:
@@ -158,6 +160,16 @@ def known_unused(spec: TimmSpec) -> Mapping[str, str]:
     return unused
 
 
+def known_interpolation(shapes: Shapes, hints: LoadHints) -> Interpolation | None:
+    """Return the algorithm of the code that wrote the file, recognised by the options of its training script."""
+    options = shapes.record.args.keys()
+    if shapes.record.config or is_train_script(shapes.record):
+        return "timm"
+    if options >= _OPTIONS_OF_DEIT:
+        return "deit"
+    return "dino" if options >= _OPTIONS_OF_DINO else None
+
+
 def known_images(shapes: Shapes, hints: LoadHints, spec: TimmSpec) -> KnownImages:
     """Return what timm's train.py, or ``config.json`` of a model folder, states about the images."""
     record = shapes.record
@@ -204,5 +216,6 @@ TIMM_FILES = CheckpointSource(
     spec=infer_spec,
     tensors=tensor_origins,
     known_unused=known_unused,
+    interpolation=known_interpolation,
     images=known_images,
 )

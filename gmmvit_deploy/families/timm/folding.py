@@ -13,9 +13,10 @@ from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.layers.roles import with_role
 from gmmvit_deploy.layers.subclasses import replace_methods
 
-_DISTILLED = ("VisionTransformerDistilled", "PoolingVisionTransformer")
+_TWO_TOKENS = ("VisionTransformerDistilled", "PoolingVisionTransformer")
+_ONE_VECTOR = ("LevitDistilled",)
 
-__all__ = ["JoinedHeads", "fuse_batch_norms", "join_distilled_heads", "joined_forward_head"]
+__all__ = ["JoinedHeads", "fuse_batch_norms", "join_distilled_heads", "joined_forward_head", "pooled_forward_head"]
 
 
 class JoinedHeads(nn.Module):
@@ -42,28 +43,47 @@ class JoinedHeads(nn.Module):
 
 @torch.no_grad()
 def join_distilled_heads(model: nn.Module) -> tuple[str, ...]:
-    """Replace the two heads of a distilled DeiT or PiT by one linear map of the class and the distillation token.
+    """Replace the two heads of a distilled model by one linear map.
 
-    Ensures: in float64 the logits are equal up to rounding.
+    DeiT, PiT:  (W x + b + W_d x_d + b_d) / 2, of class token x and distillation token x_d  →  `JoinedHeads`
+    LeViT:      (W n(x) + b + W_d n_d(x) + b_d) / 2, with BatchNorms n and n_d of one vector x  →  W' x + b'
+
+    Ensures: in float64 the heads and the linear map output the same logits up to rounding.
+    Returns the names of the heads; an empty tuple for other models.
     Errors: FoldError when the logits differ.
     """
     network: Any = getattr(model, "network", None)
-    head, head_dist = getattr(network, "head", None), getattr(network, "head_dist", None)
-    if (
-        type(network).__name__ not in _DISTILLED
-        or not isinstance(head, nn.Linear)
-        or not isinstance(head_dist, nn.Linear)
-    ):
+    heads = getattr(network, "head", None), getattr(network, "head_dist", None)
+    if not all(isinstance(head, nn.Module) and any(True for _ in head.parameters()) for head in heads):
         return ()
-    joined = JoinedHeads(head, head_dist)
-    tokens = torch.randn(3, 2, head.in_features, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    first, second = (copy.deepcopy(linear).double() for linear in (head, head_dist))
-    expected = (first(tokens[:, 0]) + second(tokens[:, 1])) / 2
-    if not torch.allclose(copy.deepcopy(joined).double()(tokens), expected, rtol=1e-6, atol=1e-6):
-        raise FoldError("join_distilled_heads changed the logits by more than rounding")
+    first, second = (cast("nn.Module", head) for head in heads)
+    if isinstance(first, nn.Linear) and isinstance(second, nn.Linear) and type(network).__name__ in _TWO_TOKENS:
+        joined: nn.Module = JoinedHeads(first, second)
+        tokens = torch.randn(3, 2, first.in_features, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        parts, methods = (tokens[:, 0], tokens[:, 1]), joined_forward_head
+    elif hasattr(first, "fuse") and hasattr(second, "fuse") and type(network).__name__ in _ONE_VECTOR:
+        fused: list[Any] = [copy.deepcopy(first), copy.deepcopy(second)]
+        joined = _averaged(*(head.fuse() for head in fused))
+        tokens = torch.randn(3, joined.in_features, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        parts, methods = (tokens, tokens), pooled_forward_head
+    else:
+        return ()
+    trained = [copy.deepcopy(head).double()(part) for head, part in zip((first, second), parts, strict=True)]
+    largest = float((copy.deepcopy(joined).double()(tokens) - (trained[0] + trained[1]) / 2).abs().max())
+    scale = float(torch.stack(trained).abs().max())
+    if not largest <= 1e-6 * max(scale, 1.0):  # the joined weights are rounded to float32
+        raise FoldError(f"join_distilled_heads changed the logits by {largest:.2e}; expected only rounding")
     network.head, network.head_dist = joined, nn.Identity()
-    replace_methods(network, joined_forward_head)
+    replace_methods(network, methods)
     return ("network.head", "network.head_dist")
+
+
+def _averaged(head: nn.Linear, head_dist: nn.Linear) -> nn.Linear:
+    """Return the average of two linear maps of the same vector."""
+    linear = with_role(nn.Linear(head.in_features, head.out_features), "head").requires_grad_(False)
+    linear.weight.copy_((head.weight + head_dist.weight) / 2)
+    linear.bias.copy_((head.bias + head_dist.bias) / 2)
+    return linear
 
 
 def joined_forward_head(original: type) -> dict[str, Any]:
@@ -71,6 +91,18 @@ def joined_forward_head(original: type) -> dict[str, Any]:
 
     def forward_head(self: Any, x: Tensor, pre_logits: bool = False) -> Tensor:
         logits: Tensor = self.head(x[:, :2])
+        return logits
+
+    return {"forward_head": forward_head}
+
+
+def pooled_forward_head(original: type) -> dict[str, Any]:
+    """Return a ``forward_head`` of LeViT that gives the pooled vector to one linear map."""
+
+    def forward_head(self: Any, x: Tensor, pre_logits: bool = False) -> Tensor:
+        if self.global_pool == "avg":
+            x = x.mean(dim=(-2, -1)) if self.use_conv else x.mean(dim=1)
+        logits: Tensor = self.head(x)
         return logits
 
     return {"forward_head": forward_head}

@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, get_args
 
-from gmmvit_deploy.specs import MaskKind, ModelSpec, require, require_counts
+from gmmvit_deploy.specs import (
+    Interpolation,
+    MaskKind,
+    ModelSpec,
+    interpolation_named,
+    require,
+    require_counts,
+)
 
 __all__ = ["CONV_STEM_VIT", "TimmSpec"]
 
@@ -25,6 +32,9 @@ class TimmSpec(ModelSpec):
     head_blocks: 0, or the number of last blocks whose class tokens a linear head reads, as DINO evaluates its
     backbones. head_average: True if the linear head also reads the mean of the patches of the last block.
     head_interleaved: True if the features of class token and mean alternate, as in DINO's eval_linear.py.
+    resized_from: (height, width) of the images in training if export built the model for another size, else None.
+    interpolation: the algorithm that resampled the position embeddings (`layers.positions`); None if no position
+    embedding was resampled.
     """
 
     family: ClassVar[str] = "timm"
@@ -35,6 +45,8 @@ class TimmSpec(ModelSpec):
     head_blocks: int = 0
     head_average: bool = False
     head_interleaved: bool = False
+    resized_from: tuple[int, int] | None = None
+    interpolation: Interpolation | None = None
 
     def __post_init__(self) -> None:
         ModelSpec.__post_init__(self)
@@ -48,10 +60,26 @@ class TimmSpec(ModelSpec):
             require_counts(self, "image_width")
         require(self.head_blocks >= 0, f"head_blocks: expected at least 0, got {self.head_blocks}")
         require(self.head_blocks > 0 or not self.head_average, "head_average is only for a linear head")
+        if self.resized_from is not None:
+            require_counts(self, "resized_from")
+            require(
+                len(self.resized_from) == 2, f"resized_from: expected height and width, got {list(self.resized_from)}"
+            )
+        if self.interpolation is not None:
+            interpolation_named(self.interpolation)
+            require(self.resized_from is not None, "interpolation is only for a model that was resized")
 
     @property
     def image_shape(self) -> tuple[int, int]:
         return (self.image_size, self.image_size if self.image_width is None else self.image_width)
+
+    @property
+    def resizing(self) -> str:
+        if self.resized_from is None:
+            return ""
+        old, new = (f"{height} × {width}" for height, width in (self.resized_from, self.image_shape))
+        how = f", position embeddings resampled by {self.interpolation}'s algorithm" if self.interpolation else ""
+        return f"resized from {old} to {new} pixels{how}"
 
     @property
     def description(self) -> str:

@@ -147,4 +147,5 @@ TORCHVISION_FILES = CheckpointSource(
     signature=(r"class_token$", r"conv_proj\.", _LAYER),
     spec=infer_spec,
     tensors=tensor_origins,
+    interpolation=lambda shapes, hints: "torchvision",
 )

@@ -1,0 +1,167 @@
+"""Read the Python file of ``--model FILE.py:CLASS``, allow this process to run the file, and fill the class.
+
+This module is the only caller of `families.custom.permission.permit`. The file is read once: the bytes that are hashed
+are the bytes that run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gmmvit_deploy.checkpoints.reading import TensorFile
+from gmmvit_deploy.checkpoints.weights import filled_model, listed, misfits
+from gmmvit_deploy.checkpoints.wrapping import names_without_prefix
+from gmmvit_deploy.errors import CheckpointError, InputError
+from gmmvit_deploy.families.custom.permission import OwnFile, permit
+from gmmvit_deploy.families.custom.spec import CustomSpec
+from gmmvit_deploy.layers.model import Model
+from gmmvit_deploy.sources.hints import LoadHints, own_class_of
+from gmmvit_deploy.sources.shapes import asked_image
+from gmmvit_deploy.specs import MaskSpec, ModelSpec, input_shape
+from gmmvit_deploy.writing import sha256_of_bytes
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["load_own_class", "permit_class_of", "require_same_class"]
+
+
+def _read(path: str) -> OwnFile:
+    """Read a Python file without running it.  Errors: InputError when the file cannot be read."""
+    try:
+        source = Path(path).read_bytes()
+    except OSError as exc:
+        raise InputError(
+            f"--model {path}: cannot be read: {exc.strerror}", hint="type --model with the path of a Python file"
+        ) from exc
+    return OwnFile(path=path, sha256=sha256_of_bytes(source), source=source)
+
+
+def permit_class_of(spec: ModelSpec, model: str, *, what: str) -> None:
+    """Allow this process to run the file that ``model`` names, if the file is the file of the spec.
+
+    spec: the spec of a bundle or of a weights file.  model: ``FILE.py:CLASS``, as the user typed it.
+    what: the bundle or the weights file, for messages.
+    Errors: InputError when ``model`` names no file and class, when the spec is not that of a user's own class, when the
+    class has another name, or when the SHA-256 of the file is not that of the spec. No code runs.
+    """
+    named = own_class_of(model)
+    if named is None:
+        raise InputError(f"--model: expected FILE.py:CLASS, got {model!r}", hint="type --model FILE.py:CLASS")
+    if not isinstance(spec, CustomSpec):
+        raise InputError(
+            f"--model {model}: the model of {what} has the family {spec.family}, whose code is part of gmmvit-deploy",
+            hint="leave --model out",
+        )
+    path, name = named
+    file = _read(path)
+    if file.sha256 != spec.code_sha256:
+        raise InputError(
+            f"{path}: the file differs from the file that {what} was exported with: expected the SHA-256 "
+            f"{spec.code_sha256}, got {file.sha256}",
+            hint=f"type --model with the unchanged file {spec.code_file}, or export the checkpoint again with {path}",
+        )
+    if name != spec.class_name:
+        raise InputError(
+            f"--model {model}: {what} was exported with the class {spec.class_name}",
+            hint=f"type --model {path}:{spec.class_name}",
+        )
+    permit(file)
+
+
+def require_same_class(spec: ModelSpec, hints: LoadHints, *, what: str) -> None:
+    """Apply ``--model`` and ``--model-args`` to a weights file that holds a spec.
+
+    Errors: InputError as in `permit_class_of`, and when the arguments differ from those of the spec.
+    """
+    if hints.model is not None:
+        permit_class_of(spec, hints.model, what=what)
+    if hints.model_args and isinstance(spec, CustomSpec) and dict(hints.model_args) != dict(spec.model_args):
+        raise InputError(
+            f"--model-args {dict(hints.model_args)}: {what} was exported with {dict(spec.model_args)}",
+            hint="leave --model-args out",
+        )
+
+
+def load_own_class(file: TensorFile, hints: LoadHints, path: str, name: str) -> tuple[Model, set[str]]:
+    """Build the class that the user named, and fill it with the tensors of a checkpoint.
+
+    path, name: the Python file and the class of ``hints.model``.
+    Returns (the model, the keys of the checkpoint that the model reads).
+    Errors:
+        InputError: the file or the class cannot be used (`families.custom.running`, `families.custom.model`).
+        CheckpointError: an option is missing or does not apply, or the tensors do not fit the class.
+    """
+    from gmmvit_deploy.families.custom.model import classes_of
+    from gmmvit_deploy.families.custom.running import network_of_class
+
+    source = str(file.path)
+    options = {"--heads": hints.heads, "--preset": hints.preset, "--head": hints.head, "--mask-form": hints.closed_form}
+    if given := [option for option, value in options.items() if value is not None]:
+        raise CheckpointError(
+            f"{source}: {given[0]} does not apply to the class {name} of {path}, which determines the architecture",
+            hint=f"leave {given[0]} out; type --model-args for the arguments of {name}",
+        )
+    image_size, channels = asked_image(source, hints, example="--image-size 32 --channels 3")
+    own_file = _read(path)
+    permit(own_file)
+    network = network_of_class(own_file, name, hints.model_args)
+    spec = CustomSpec(
+        image_size=image_size,
+        channels=channels,
+        classes=classes_of(own_file, name, network, (channels, image_size, image_size)),
+        mask=MaskSpec(),
+        code_file=Path(path).name,
+        class_name=name,
+        code_sha256=own_file.sha256,
+        model_args=dict(hints.model_args),
+    )
+    # A wrapper's prefix is removed from the names of the file; a class whose names all begin with it loses it too.
+    names = names_without_prefix(network.state_dict()).names
+    origins: Mapping[str, str] = {f"network.{own}": key for own, key in names.items()}
+    if problems := misfits(spec, file.tensors, origins):
+        raise CheckpointError(
+            f"{source}: {len(problems)} keys do not fit the class {name} of {path}:{listed(problems)}",
+            hint="type --model and --model-args with the class and the arguments of training; gmmvit neither fills in "
+            "missing tensors nor ignores unknown tensors",
+        )
+    model = filled_model(spec, {own: file.tensors[key] for own, key in origins.items()})
+    state = {own: file.tensors[key] for own, key in names.items()}
+    networks = (network, network_of_class(own_file, name, hints.model_args))
+    for own_network in networks:
+        own_network.load_state_dict(state)
+    _require_same_logits(networks, model, what=f"{source}: the class {name} of {path}")
+    return model, set(names.values())
+
+
+def _require_same_logits(networks: tuple[nn.Module, nn.Module], model: Model, *, what: str) -> None:
+    """Compare the logits of the networks and of the model in float64.
+
+    networks: two networks of the user's class with the weights of the checkpoint.
+    model: a network of the user's class with the same weights, whose attentions this package answers.
+    Errors: CheckpointError when the logits differ.
+    """
+    import torch
+
+    images = torch.randn(2, *input_shape(model.spec), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode(), contextlib.redirect_stdout(sys.stderr):
+        expected, again = (network.double().eval()(images) for network in networks)
+        logits = copy.deepcopy(model).double()(images)
+    if not torch.allclose(again, expected, rtol=1e-6, atol=1e-9, equal_nan=True):
+        raise CheckpointError(
+            f"{what}: two networks of the class with the weights of the checkpoint give different logits, because the "
+            "class holds random values that the checkpoint does not hold",
+            hint="in the class, register these values with register_buffer, and save the checkpoint again; without the "
+            "values of training, the predictions are wrong",
+        )
+    if not torch.allclose(logits, expected, rtol=1e-6, atol=1e-9, equal_nan=True):
+        raise CheckpointError(
+            f"{what}: its logits change by {float((logits - expected).abs().max()):.3g} when gmmvit computes the "
+            "attention in place of PyTorch's fused attention function; expected no change",
+            hint="write the attention as softmax(Q Kᵀ · scale) V, without F.scaled_dot_product_attention",
+        )

@@ -1,0 +1,128 @@
+"""A module of the user's own class, as a model of this package.
+
+An `AnsweredAttention` answers an attention of the user that calls PyTorch's fused attention function, so that the graph
+has the form that the kernels and the engines know: product, scale, softmax, product.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.families.custom.permission import OwnFile, permitted_file
+from gmmvit_deploy.families.custom.running import errors_of_file, network_of_class
+from gmmvit_deploy.families.custom.spec import CustomSpec
+from gmmvit_deploy.layers.fused_call import AnsweredAttention, FusedCall, answer_fused_call, fused_calls
+from gmmvit_deploy.layers.model import Model
+from gmmvit_deploy.scores.attention import AttentionScores
+from gmmvit_deploy.scores.scales import Scale
+from gmmvit_deploy.specs import input_shape
+
+__all__ = ["CustomModel", "build", "classes_of"]
+
+_ANSWER = "answered_attention"  # the name of the submodule that answers the fused attention function
+_BATCH = 2
+
+
+class CustomModel(Model):
+    """Images (B, c, S, S), normalised, float32 → logits (B, C), by a module of the user's own class.
+
+    network: the user's module.
+    """
+
+    foreign: ClassVar[bool] = True
+
+    def __init__(self, spec: CustomSpec, network: nn.Module) -> None:
+        super().__init__()
+        self.spec = spec
+        self.network = network
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.network(images)
+        return logits
+
+
+def build(spec: CustomSpec) -> CustomModel:
+    """Build the user's class, in a process that may run the user's file.
+
+    The class is built on the CPU even under ``torch.device("meta")``, because a constructor may read values of tensors.
+    Errors: InputError when this process must not run the file, or when the class cannot be built.
+    """
+    file = permitted_file(spec)
+    with torch.device("cpu"):
+        network = network_of_class(file, spec.class_name, spec.model_args)
+        for call in _answerable_calls(file, network, input_shape(spec)):
+            answer = AnsweredAttention(AttentionScores({"scale": Scale(call.scale)}))
+            answer_fused_call(network.get_submodule(call.module), _ANSWER, answer)
+        return CustomModel(spec, network)
+
+
+def _answerable_calls(file: OwnFile, network: nn.Module, shape: tuple[int, int, int]) -> list[FusedCall]:
+    """Return the calls of the fused attention function without ``attn_mask``, by modules that call the function once.
+
+    Every other call stays as it is: the exporter decomposes the function. If the network cannot run on tensors without
+    data, for example because it reads values of tensors, no call is answered.
+    shape: (channels, height, width) of an image.
+    """
+    try:
+        with errors_of_file(file, "the network cannot run without data"):
+            calls = fused_calls(network, shape)
+    except InputError:
+        return []
+    times = Counter(call.module for call in calls)
+    return [
+        call
+        for call in calls
+        if call.bias is None and times[call.module] == 1 and not hasattr(network.get_submodule(call.module), _ANSWER)
+    ]
+
+
+def classes_of(file: OwnFile, name: str, network: nn.Module, shape: tuple[int, int, int]) -> int:
+    """Return C, the number of classes, from the output of a dry run with two images.
+
+    The dry run also computes the logits in float64, which parity needs as the reference.
+    shape: (channels, height, width) of an image.
+    Errors: InputError when the class raises an exception, when the output is not a tensor (2, C) of logits, or when the
+    logits of an image depend on the other image.
+    """
+    height, width = shape[1:]
+    what = f"the class {name} cannot compute the logits of images of {shape[0]} × {height} × {width}"
+    images = torch.randn(_BATCH, *shape, generator=torch.Generator().manual_seed(0))
+    network = network.eval()
+    with torch.inference_mode(), errors_of_file(file, what):
+        output = network(images)
+    if (problem := _problem(output)) is not None:
+        raise InputError(
+            f"{file.path}: expected the class {name} to output logits, a float32 tensor of shape (batch, classes), "
+            f"got {problem}",
+            hint=f"write a class in {file.path} whose forward returns only the logits, and name this class in --model",
+        )
+    with torch.inference_mode(), errors_of_file(file, f"the class {name} cannot compute in float64, as parity needs"):
+        exact = copy.deepcopy(network).double()
+        together, alone = exact(images.double()), exact(images[:1].double())
+    if alone.shape != together[:1].shape or not torch.allclose(alone, together[:1], rtol=1e-6, atol=1e-9):
+        raise InputError(
+            f"{file.path}: the logits that the class {name} gives an image depend on the other images of the batch",
+            hint=f"write a class in {file.path} that computes the logits of each image from this image only",
+        )
+    return int(output.shape[1])
+
+
+def _problem(output: object) -> str | None:
+    """Return what is wrong with the output of a batch of two images, or None if the output is a tensor (2, C)."""
+    if not isinstance(output, Tensor):
+        count = f" of {len(output)} values" if isinstance(output, tuple | list | dict) else ""
+        return f"a {type(output).__name__}{count}"
+    shape = tuple(output.shape)
+    if output.ndim != 2 or shape[0] != _BATCH or shape[1] < 1:
+        return f"a tensor of shape {shape} for a batch of {_BATCH} images"
+    if output.dtype != torch.float32:
+        return f"a tensor of {output.dtype}"
+    if bool((output >= 0).all()) and torch.allclose(output.sum(1), torch.ones(_BATCH), rtol=0, atol=1e-4):
+        return "probabilities, because the class ends in a softmax"
+    return None

@@ -1,0 +1,113 @@
+"""Backbones of DINO and DINOv2 with linear heads, held to timm and to the heads written out by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from timm.models.vision_transformer import checkpoint_filter_fn
+from torch import Tensor, nn
+
+from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.errors import GmmvitError
+from gmmvit_deploy.sources.hints import LoadHints
+
+ARGS = {"img_size": 28, "embed_dim": 24, "depth": 3, "num_heads": 2}
+CLASSES = 5
+IMAGES = torch.randn(3, 3, 28, 28, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def dinov2_file(folder: Path, name: str) -> tuple[Path, nn.Module]:
+    """Write random weights under DINOv2's names; return the file and the model that timm makes of it."""
+    torch.manual_seed(0)
+    model = timm.create_model(name, pretrained=False, num_classes=0, **ARGS).eval()
+    original: dict[str, Tensor] = {"mask_token": torch.zeros(1, ARGS["embed_dim"])}
+    tokens = 5  # a class token and 2 × 2 patches
+    for key, tensor in model.state_dict().items():
+        value = 0.3 * torch.randn(tensor.shape)
+        if key == "pos_embed":
+            value = torch.randn(1, tokens, ARGS["embed_dim"])
+        key = {"reg_token": "register_tokens"}.get(key, key)
+        if "giant" in name:
+            key = key.replace("mlp.fc1", "mlp.w12").replace("mlp.fc2", "mlp.w3")
+        original[key] = value
+    path = folder / "backbone.pth"
+    torch.save(original, path)
+    model.load_state_dict(checkpoint_filter_fn(dict(original), model), strict=True)
+    return path, model.double()
+
+
+def head_file(folder: Path, features: int, *, dino: bool) -> tuple[Path, nn.Linear]:
+    torch.manual_seed(3)
+    linear = nn.Linear(features, CLASSES)
+    path = folder / "head.pth"
+    state = linear.state_dict()
+    torch.save({"state_dict": {f"module.linear.{k}": v for k, v in state.items()}} if dino else state, path)
+    return path, linear.double()
+
+
+def block_outputs(model: nn.Module, blocks: int) -> list[Tensor]:
+    """Return the normed tokens of the last blocks, oldest first, computed block by block."""
+    x = model.norm_pre(model._pos_embed(model.patch_embed(IMAGES)))
+    outputs = []
+    for block in model.blocks:
+        x = block(x)
+        outputs.append(model.norm(x))
+    return outputs[-blocks:]
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks", "average"),
+    [
+        ("vit_small_patch14_dinov2", 1, True),
+        ("vit_small_patch14_dinov2", 3, True),
+        ("vit_small_patch14_reg4_dinov2", 2, False),
+        ("vit_small_patch14_reg4_dinov2", 1, True),
+        ("vit_giant_patch14_dinov2", 1, False),
+    ],
+)
+def test_dinov2_with_a_linear_head(tmp_path: Path, name: str, blocks: int, average: bool) -> None:
+    path, model = dinov2_file(tmp_path, name)
+    head, linear = head_file(tmp_path, (blocks + average) * ARGS["embed_dim"], dino=False)
+    loaded = load_checkpoint(
+        path, LoadHints(model=name, model_args=ARGS, head=str(head), head_blocks=blocks, head_average=average)
+    )
+    with torch.inference_mode():
+        outputs = block_outputs(model, blocks)
+        features = [tokens[:, 0] for tokens in outputs]
+        if average:
+            features.append(outputs[-1][:, model.num_prefix_tokens :].mean(dim=1))
+        expected = linear(torch.cat(features, dim=-1))
+        logits = loaded.model.double()(IMAGES)
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-12)
+    assert "mask_token" in loaded.unused
+    assert loaded.spec.classes == CLASSES
+
+
+def test_dino_interleaves_class_token_and_mean(tmp_path: Path) -> None:
+    name = "vit_small_patch14_dinov2"
+    path, model = dinov2_file(tmp_path, name)
+    head, linear = head_file(tmp_path, 2 * ARGS["embed_dim"], dino=True)
+    hints = LoadHints(model=name, model_args=ARGS, head=str(head), head_blocks=1, head_average=True)
+    loaded = load_checkpoint(path, hints)
+    with torch.inference_mode():
+        (tokens,) = block_outputs(model, 1)
+        interleaved = torch.stack([tokens[:, 0], tokens[:, 1:].mean(dim=1)], dim=-1).reshape(len(IMAGES), -1)
+        torch.testing.assert_close(loaded.model.double()(IMAGES), linear(interleaved), rtol=0, atol=1e-12)
+
+
+def test_a_head_of_another_width_is_refused(tmp_path: Path) -> None:
+    path, _ = dinov2_file(tmp_path, "vit_small_patch14_dinov2")
+    head, _ = head_file(tmp_path, 2 * ARGS["embed_dim"], dino=False)
+    hints = LoadHints(model="vit_small_patch14_dinov2", model_args=ARGS, head=str(head), head_blocks=3)
+    with pytest.raises(GmmvitError, match=r"head_file\.weight has shape \(5, 48\), expected \(5, 72\)"):
+        load_checkpoint(path, hints)
+
+
+def test_a_backbone_without_head_asks_for_the_head(tmp_path: Path) -> None:
+    path, _ = dinov2_file(tmp_path, "vit_small_patch14_dinov2")
+    with pytest.raises(GmmvitError, match="has no classifier") as caught:
+        load_checkpoint(path, LoadHints(model="vit_small_patch14_dinov2", model_args=ARGS))
+    assert "--head FILE" in caught.value.hint

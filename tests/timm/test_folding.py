@@ -1,0 +1,129 @@
+"""Folding of timm's distilled heads, and DeiT III's names."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+
+from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.families import model_from_spec
+from gmmvit_deploy.families.timm.spec import TimmSpec
+from gmmvit_deploy.folding.fold import fold
+from gmmvit_deploy.sources.hints import LoadHints
+from gmmvit_deploy.specs import MaskSpec
+
+SMALL: dict[str, dict[str, Any]] = {
+    "deit_tiny_distilled_patch16_224": {"img_size": 32, "patch_size": 16, "embed_dim": 24, "depth": 1, "num_heads": 2},
+    "pit_ti_distilled_224": {"img_size": 64},
+    "levit_128s": {},
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_two_heads_become_one(name: str) -> None:
+    torch.manual_seed(0)
+    size = SMALL[name].get("img_size", 224)
+    args = {**SMALL[name], "num_classes": 5}
+    model = model_from_spec(
+        TimmSpec(architecture=name, model_args=args, image_size=size, classes=5, mask=MaskSpec())
+    ).eval()
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.is_floating_point():
+                tensor.add_(0.1 * torch.rand(tensor.shape))
+    folded = fold(model)
+    assert folded.passes["join_distilled_heads"] == ("network.head", "network.head_dist")
+    images = torch.randn(2, 3, size, size, dtype=torch.float64)
+    with torch.inference_mode():
+        expected, logits = copy.deepcopy(model).double()(images), copy.deepcopy(folded.model).double()(images)
+    torch.testing.assert_close(logits, expected, rtol=1e-6, atol=1e-6)
+    assert not hasattr(folded.model.network.head_dist, "weight")
+    assert fold(folded.model).passes["join_distilled_heads"] == ()
+
+
+def test_a_single_head_stays() -> None:
+    model = model_from_spec(
+        TimmSpec(
+            architecture="deit_tiny_patch16_224",
+            model_args={"img_size": 32, "embed_dim": 24, "depth": 1, "num_heads": 2, "num_classes": 5},
+            image_size=32,
+            classes=5,
+            mask=MaskSpec(),
+        )
+    )
+    assert fold(model.eval()).passes["join_distilled_heads"] == ()
+
+
+def test_deit3_names(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    args = {"img_size": 32, "embed_dim": 24, "depth": 2, "num_heads": 2, "num_classes": 5}
+    model = timm.create_model("deit3_small_patch16_224", pretrained=False, **args).eval().double()
+    state = {key: torch.randn(value.shape) for key, value in model.state_dict().items()}
+    model.load_state_dict(state)
+    path = tmp_path / "deit3.pth"
+    torch.save(
+        {"model": {k.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2"): v for k, v in state.items()}},
+        path,
+    )
+    loaded = load_checkpoint(path, LoadHints(model="deit3_small_patch16_224", model_args=args))
+    images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    with torch.inference_mode():
+        torch.testing.assert_close(loaded.model.double()(images), model(images), rtol=1e-12, atol=1e-12)
+
+
+def spec_of(name: str, **args: Any) -> TimmSpec:
+    model_args = {
+        "img_size": 32,
+        "patch_size": 8,
+        "embed_dim": 32,
+        "depth": 2,
+        "num_heads": 2,
+        "num_classes": 5,
+        **args,
+    }
+    return TimmSpec(architecture=name, model_args=model_args, image_size=32, classes=5, mask=MaskSpec())
+
+
+def random_model(spec: TimmSpec) -> Any:
+    torch.manual_seed(0)
+    model = model_from_spec(spec).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape) / max(1, parameter[0].numel()) ** 0.5)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "merged", "narrowed"),
+    [
+        ("vit_tiny_patch16_224", 0, 1),
+        ("deit_tiny_distilled_patch16_224", 0, 1),
+        ("vit_small_patch14_dinov2", 4, 1),
+        ("vit_medium_patch16_reg4_gap_256", 4, 0),
+        ("deit3_small_patch16_224", 4, 1),
+        ("eva02_tiny_patch14_224", 0, 0),
+    ],
+)
+def test_blocks_are_folded(name: str, merged: int, narrowed: int) -> None:
+    model = random_model(spec_of(name))
+    folded = fold(model)
+    assert len(folded.passes["merge_linear_layer_scale"]) == merged
+    assert len(folded.passes["narrow_class_token_block"]) == narrowed
+    images = torch.randn(3, 3, 32, 32, dtype=torch.float64)
+    with torch.inference_mode():
+        expected, logits = copy.deepcopy(model).double()(images), copy.deepcopy(folded.model).double()(images)
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+    again = fold(folded.model).passes
+    assert again["merge_linear_layer_scale"] == again["narrow_class_token_block"] == ()
+
+
+def test_a_block_that_does_not_follow_the_rule_stays() -> None:
+    model = random_model(spec_of("vit_small_patch14_dinov2"))
+    block = model.network.blocks[0]
+    block.ls1.forward = lambda x: x * block.ls1.gamma + x.mean(dim=1, keepdim=True)
+    assert fold(model).passes["merge_linear_layer_scale"] == ()
