@@ -112,6 +112,7 @@ def pytest_configure() -> None:
 _LONGEST = (
     "tests/bench/test_scripts.py",
     "tests/demo/test_demo.py",
+    "tests/demo/test_timm_demo.py",
     "tests/engines/test_build.py",
     "tests/serving/test_server.py",
     "tests/cli/test_cli.py",

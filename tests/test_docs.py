@@ -29,7 +29,8 @@ from gmmvit_cli.main import app
 from gmmvit_deploy.data.open import KINDS
 from gmmvit_deploy.datasets import DATASETS
 from gmmvit_deploy.demo import digits
-from gmmvit_deploy.demo.run import EPOCHS, _save_images
+from gmmvit_deploy.demo.models import OwnModel, save_checkpoint
+from gmmvit_deploy.demo.run import _save_images
 from gmmvit_deploy.engines.flavors import FLAVORS
 from gmmvit_deploy.families import FAMILIES
 from gmmvit_deploy.folding.fold import folding_passes
@@ -108,14 +109,15 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Digits, a ViT of unknown heads, a ViT with an average, and a class of the reader's own.
     """
     folder = tmp_path_factory.mktemp("documentation")
-    data = digits.load_digit_images()
+    own = OwnModel()
+    data = digits.load_digit_images(own)
     torch.manual_seed(0)
     if os.environ.get(WRITE):
-        model = digits.train(data, epochs=EPOCHS)
+        model = digits.train(data, own, epochs=own.epochs)
     else:  # written output comes from a trained model; a test run does without
         few = replace(data, train_pixels=data.train_pixels[:512], train_classes=data.train_classes[:512])
-        model = digits.train(few, epochs=1)
-    digits.save_checkpoint(model, folder / "checkpoint.pth", epoch=EPOCHS)
+        model = digits.train(few, own, epochs=1)
+    save_checkpoint(model, folder / "checkpoint.pth", epoch=own.epochs)
     _save_images(folder / "images", data.held_out_pixels, data.held_out_classes)
     weights = torch.load(GOLDEN / "vit_gmm.pth", weights_only=True)["model_state_dict"]
     torch.save({"state_dict": weights, "state_dict_ema": weights}, folder / "last.pth.tar")

@@ -8,7 +8,7 @@ import torch
 
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.datasets import dataset
-from gmmvit_deploy.demo.digits import save_checkpoint
+from gmmvit_deploy.demo.models import save_checkpoint
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.families import model_from_spec, preset_spec
 from gmmvit_deploy.specs import MaskSpec

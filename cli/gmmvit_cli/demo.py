@@ -2,17 +2,41 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import get_args
 
 import typer
 
-from gmmvit_cli.options import FORCE, OUTPUT, TRITONSERVER, require_output
+from gmmvit_cli.choices import choice_from, complete, listed
+from gmmvit_cli.options import FORCE, MODEL, OUTPUT, TRITONSERVER, require_output
 from gmmvit_cli.output import JSON_OPTION, note, print_json, print_table
 from gmmvit_cli.progress import progress
+from gmmvit_deploy.specs import MaskKind, mask_kind_named
 
-EXAMPLE = "gmmvit demo --output demo-output"
+EXAMPLE = """gmmvit demo --output demo-output
+gmmvit demo --output demo-output --model timm:test_vit --mask gmm"""
+
+_MASKS = get_args(MaskKind)
 
 
 def demo(
+    model: str | None = typer.Option(
+        None,
+        "--model",
+        metavar="NAME",
+        rich_help_panel=MODEL,
+        help="Train a classifier of timm, such as test_vit or timm:test_vit, in place of this project's GMM-ViT. "
+        "Requires the extra timm. Large architectures train for hours on a CPU.",
+    ),
+    mask: str = typer.Option(
+        "gmm",
+        "--mask",
+        metavar="KIND",
+        rich_help_panel=MODEL,
+        help=f"Mask on the attention scores: {listed(_MASKS)}. plain is no mask, gmm a Gaussian mixture mask, elm a "
+        "learned matrix, decay a bias that decreases with the distance of two patches, which needs --model.",
+        callback=choice_from("--mask", lambda: _MASKS),
+        autocompletion=complete(lambda: _MASKS),
+    ),
     out: Path = typer.Option(
         Path("demo-output"),
         "-o",
@@ -26,14 +50,22 @@ def demo(
     as_json: bool = JSON_OPTION,
 ) -> None:
     """The model is a GMM-ViT (a vision transformer with Gaussian mixture masks on the attention scores), trained on
-    handwritten digits for about a minute on two cores.
+    handwritten digits for about a minute on two cores. With --model, the model is a classifier of timm, which is saved
+    and exported as a model folder of timm.
     """
     require_output(out, force=force)
-    note("demo: training takes about a minute on two cores")
+    note("demo: training takes about a minute on two cores" + (" with a small model of timm" if model else ""))
     with progress("demo") as on_progress:
         from gmmvit_deploy.demo.run import run_demo
 
-        result = run_demo(out, force=force, tritonserver=tritonserver, on_progress=on_progress)
+        result = run_demo(
+            out,
+            force=force,
+            tritonserver=tritonserver,
+            model=model,
+            mask=mask_kind_named(mask),
+            on_progress=on_progress,
+        )
     if as_json:
         print_json(asdict(result))
         return
@@ -43,7 +75,7 @@ def demo(
         ("runner", "top-1 accuracy on held-out digits"), [(who, f"{share:.2%}") for who, share in result.top1.items()]
     )
     typer.echo(
-        f"All files are in {result.path}: checkpoint.pth, bundle, parity.html, bench.html, model_repository, "
+        f"All files are in {result.path}: {result.checkpoint.name}, bundle, parity.html, bench.html, model_repository, "
         "images, tritonserver.log"
     )
     typer.echo(f"Serve the model again:  gmmvit serve {result.path / 'model_repository'}")

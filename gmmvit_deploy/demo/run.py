@@ -17,14 +17,16 @@ from gmmvit_deploy.bench.measure import Plan
 from gmmvit_deploy.bench.run import BenchOptions, bench
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.data.open import open_data
-from gmmvit_deploy.datasets import dataset
-from gmmvit_deploy.demo.digits import load_digit_images, save_checkpoint, train
+from gmmvit_deploy.demo.digits import load_digit_images, train
+from gmmvit_deploy.demo.models import DemoModel, OwnModel
 from gmmvit_deploy.engines.engine_from_onnx import engine_from_bundle
 from gmmvit_deploy.engines.flavors import find_flavor
 from gmmvit_deploy.engines.options import BuildOptions
-from gmmvit_deploy.errors import GmmvitError, MissingDependencyError
-from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.errors import ExportError, GmmvitError, MissingDependencyError
+from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
 from gmmvit_deploy.export.variants import variant_from_bundle
+from gmmvit_deploy.graphs.known_roles import require_known_roles
+from gmmvit_deploy.images import image_from_pixels
 from gmmvit_deploy.parity import page as parity_page
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.report import ParityReport
@@ -36,6 +38,7 @@ from gmmvit_deploy.serving.installs import find_server
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+from gmmvit_deploy.specs import MaskKind
 from gmmvit_deploy.variants import open_variant
 from gmmvit_deploy.writing import new_folder, require_free
 
@@ -43,7 +46,6 @@ __all__ = ["DemoResult", "DemoStep", "run_demo"]
 
 _LEAST_TOP1 = 0.95
 _BUILT_FOR = "8.9"
-EPOCHS = 24
 _SERVED = ("triton-grpc", "triton-http")
 _BENCH_PLAN = Plan(batches=(1, 32), rounds=6, seconds=0.7)
 _BENCH = (
@@ -71,10 +73,12 @@ class DemoStep:
 class DemoResult:
     """The result of the demo.
 
-    path: the folder with all output.  top1: program → top-1 accuracy on the held-out digits, from 0 to 1.
+    path: the folder with all output.  checkpoint: the file or the folder of the trained model.
+    top1: program → top-1 accuracy on the held-out digits, from 0 to 1.
     """
 
     path: Path
+    checkpoint: Path
     steps: tuple[DemoStep, ...]
     top1: dict[str, float]
 
@@ -84,38 +88,45 @@ def run_demo(
     *,
     force: bool = False,
     tritonserver: Path | None = None,
+    model: str | None = None,
+    mask: MaskKind = "gmm",
     on_progress: OnProgress = ignore,
 ) -> DemoResult:
     """Run the demo and write all output to ``out``.  After an error, nothing is written to ``out``.
 
     force: True to replace an existing folder at ``out``.
     tritonserver: the path of the server program; None searches for an installed server.
+    model: the name of an architecture of timm, with or without ``timm:`` before it; None trains this project's ViT.
+    mask: the mask on the attention scores.
     on_progress: called when a step begins, and after every epoch of the training.
     Errors: GmmvitError when a step fails, when parity fails, when an accuracy is too low, or when the accuracies of two
-    programs differ.
+    programs differ. MissingDependencyError when a package is missing, such as timm. InputError when timm has no such
+    architecture, or when the model does not take the mask.
     """
     require_free(out, force=force)
+    origin = _model(model, mask)
     install = find_server(tritonserver)  # fail before the training if the server is missing
     demo = _Demo(on_progress)
     with new_folder(out, force=force) as folder:
-        checkpoint, images = folder / "checkpoint.pth", folder / "images"
+        checkpoint, images = folder / origin.checkpoint, folder / "images"
         with demo.step("train", ""):
-            digits = load_digit_images()
-            model = train(digits, epochs=EPOCHS, on_progress=on_progress)
-            save_checkpoint(model, checkpoint, epoch=EPOCHS)
+            digits = load_digit_images(origin)
+            network = train(digits, origin, epochs=origin.epochs, on_progress=on_progress)
+            origin.save(network, checkpoint, epoch=origin.epochs)
             _save_images(images, digits.held_out_pixels, digits.held_out_classes)
-            demo.note(f"GMM-ViT on {len(digits.train_classes)} digits; {len(digits.held_out_classes)} held out")
-        with demo.step("inspect", "gmmvit inspect checkpoint.pth"):
-            loaded = load_checkpoint(checkpoint)
-            demo.note(f"{loaded.spec.family}, {loaded.spec.mask}, {loaded.trainable_parameters:,} parameters")
-        with demo.step("export", "gmmvit export checkpoint.pth -o bundle --dataset digits"):
-            bundle = bundle_from_checkpoint(checkpoint, folder / "bundle", _export_options())
-            demo.note(f"{len(bundle.manifest.masks)} masks folded; the input of model.onnx is uint8 pixels")
+            demo.note(f"{origin.title} on {len(digits.train_classes)} digits; {len(digits.held_out_classes)} held out")
+        with demo.step("inspect", f"gmmvit inspect {origin.checkpoint}{origin.typed_hints}"):
+            loaded = load_checkpoint(checkpoint, origin.hints)
+            demo.note(f"{loaded.spec.description}, {loaded.spec.mask}, {loaded.trainable_parameters:,} parameters")
+        options = f"{origin.typed_hints}{origin.typed_options}"
+        with demo.step("export", f"gmmvit export {origin.checkpoint} -o bundle{options}"):
+            bundle = bundle_from_checkpoint(checkpoint, folder / "bundle", origin.export_options, hints=origin.hints)
+            demo.note(f"{_folded(bundle)} folded; the input of model.onnx is uint8 pixels")
         with demo.step("convert", "gmmvit convert bundle --precision fp16"):
-            record = variant_from_bundle(bundle, "fp16").record
-            demo.note(f"logits differ by {record.golden['largest_abs']:.1e}" if record else "")
-        with demo.step("build", f"gmmvit build bundle --compute-capability {_BUILT_FOR} --mask-cost"):
-            demo.note(_built(bundle))
+            demo.note(_converted(bundle))
+        mask_cost = " --mask-cost" if bundle.manifest.masks else ""
+        with demo.step("build", f"gmmvit build bundle --compute-capability {_BUILT_FOR}{mask_cost}"):
+            demo.note(_built(bundle, origin))
         top1: dict[str, float] = {}
         with demo.step("classify", "gmmvit classify images --bundle bundle"):
             with BundleClassifier(bundle) as classifier:
@@ -123,10 +134,10 @@ def run_demo(
             demo.note(f"top-1 {top1['ONNX Runtime']:.1%} in process")
         _judge(top1)  # fail before serving if the training failed
         with demo.step("repository", "gmmvit repository bundle -o model_repository"):
-            options = RepositoryOptions(backend=install.best_backend)
-            repository = repository_from_bundle(bundle, folder / "model_repository", options)
+            served = RepositoryOptions(backend=install.best_backend)
+            repository = repository_from_bundle(bundle, folder / "model_repository", served)
             demo.note(
-                f"{', '.join(repository.models)} ({options.backend} backend, CPU kernels {repository.cpu_kernels})"
+                f"{', '.join(repository.models)} ({served.backend} backend, CPU kernels {repository.cpu_kernels})"
             )
         ports = ServerOptions(http_port=0, grpc_port=0, metrics_port=0, log_path=folder / "tritonserver.log")
         server = TritonServer(repository.path, install=install, options=ports)
@@ -151,7 +162,15 @@ def run_demo(
                 demo.note(_benched(bundle, names, server, folder / "bench.html"))
         finally:
             server.stop()
-    return DemoResult(path=out, steps=tuple(demo.steps), top1=top1)
+    return DemoResult(path=out, checkpoint=out / origin.checkpoint, steps=tuple(demo.steps), top1=top1)
+
+
+def _model(name: str | None, mask: MaskKind) -> DemoModel[Any]:
+    if name is None:
+        return OwnModel(mask)
+    from gmmvit_deploy.demo.timm_model import DemoTimmModel
+
+    return DemoTimmModel(name, mask)
 
 
 class _Demo:
@@ -180,35 +199,61 @@ class _Demo:
             self.steps.append(DemoStep(name=self._name, result=self._result, seconds=seconds, command=self._command))
 
 
-def _built(bundle: Bundle) -> str:
+def _folded(bundle: Bundle) -> str:
+    """Return the numbers of folded masks and biases in words."""
+    manifest = bundle.manifest
+    counts = [f"{len(manifest.masks)} masks"] if manifest.masks or not manifest.biases else []
+    return " and ".join(counts + ([f"{len(manifest.biases)} biases"] if manifest.biases else []))
+
+
+def _fp16_missing(bundle: Bundle) -> str:
+    """Return the reason why the precision policy has no fp16 for an operator of the model; empty if it has."""
+    import onnx
+
+    try:
+        require_known_roles(onnx.load(bundle.onnx_path).graph, "fp16", what="model.onnx")
+    except ExportError as exc:
+        return str(exc)
+    return ""
+
+
+def _converted(bundle: Bundle) -> str:
+    """Write the fp16 graph; return a summary, or the reason why the model has no fp16."""
+    if reason := _fp16_missing(bundle):
+        return f"skipped: {reason}"
+    record = variant_from_bundle(bundle, "fp16").record
+    return f"logits differ by {record.golden['largest_abs']:.1e}" if record else ""
+
+
+def _built(bundle: Bundle, origin: DemoModel[Any]) -> str:
     """Build an engine for a GPU model that this machine may lack.
 
-    Returns a summary, or the reason why TensorRT is not available.
+    Returns a summary, or the reason why there is no engine: TensorRT is not available, or the model has no fp16.
     """
     try:
         flavor = find_flavor("tensorrt-rtx")
     except MissingDependencyError as exc:
         return f"skipped: {exc}"
-    options = BuildOptions(precision="fp16", capabilities=(_BUILT_FOR,), require_fused=True, require_precision=True)
-    card = engine_from_bundle(bundle, open_variant(bundle, "fp16"), options, flavor, mask_cost=True).card
+    if _fp16_missing(bundle):
+        return "skipped: the engine of the demo needs the fp16 graph"
+    strict = origin.every_attention_fused
+    options = BuildOptions(precision="fp16", capabilities=(_BUILT_FOR,), require_fused=strict, require_precision=strict)
+    has_masks = bool(bundle.manifest.masks)
+    card = engine_from_bundle(bundle, open_variant(bundle, "fp16"), options, flavor, mask_cost=has_masks).card
     cost = card.mask_cost
     extra = f"; the masks add {cost.kernels - cost.twin_kernels} kernels" if cost else ""
-    return f"each of the {len(card.attentions)} attentions is a single fp16 kernel{extra}"
-
-
-def _export_options() -> ExportOptions:
-    digits = dataset("digits")
-    return ExportOptions(mean=digits.mean, std=digits.std, labels=digits.labels)
+    fused = sum(attention.fused for attention in card.attentions)
+    if fused < len(card.attentions):
+        return f"{fused} of {len(card.attentions)} attentions are each a single fp16 kernel{extra}"
+    return f"each of the {fused} attentions is a single fp16 kernel{extra}"
 
 
 def _save_images(folder: Path, pixels: NDArray[Any], classes: NDArray[Any]) -> None:
     """Write each image to ``<class>/<number>.png`` in ``folder``; the name of the subfolder is the true class."""
-    from PIL import Image
-
     for number, (image, label) in enumerate(zip(pixels, classes, strict=True)):
         target = folder / str(label)
         target.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image).save(target / f"{number:03d}.png")
+        image_from_pixels(image).save(target / f"{number:03d}.png")
 
 
 def _parity(

@@ -20,6 +20,7 @@ from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.data.images import ArrayImages
 from gmmvit_deploy.data.open import KINDS, is_named, open_data
 from gmmvit_deploy.demo.digits import load_digit_images
+from gmmvit_deploy.demo.models import OwnModel
 from gmmvit_deploy.errors import ImageError, InputError
 from gmmvit_deploy.images import ImageSpec
 from gmmvit_deploy.runtime.image_batches import open_images
@@ -260,7 +261,7 @@ def test_arrays_that_are_no_images(array: np.ndarray) -> None:
 def test_digits_are_those_of_the_demo() -> None:
     held_out, train = open_data("digits"), open_data("digits#train")
     assert (len(held_out), len(train)) == (360, 1437)
-    demo = load_digit_images()
+    demo = load_digit_images(OwnModel())
     assert held_out.pixels(5, rgb(32)).tobytes() == demo.held_out_pixels[5].tobytes()
     assert [held_out.label(index) for index in range(360)] == demo.held_out_classes.tolist()
 

@@ -18,7 +18,8 @@ from gmmvit_deploy.bench import products
 from gmmvit_deploy.bench.measure import Plan
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.demo import run as module
-from gmmvit_deploy.demo.digits import DIGITS_SPEC, load_digit_images
+from gmmvit_deploy.demo.digits import load_digit_images
+from gmmvit_deploy.demo.models import DIGITS_SPEC, OwnModel
 from gmmvit_deploy.demo.run import DemoResult, run_demo
 from gmmvit_deploy.engines.card import open_engine
 from gmmvit_deploy.errors import GmmvitError, OutputError
@@ -193,13 +194,13 @@ def test_demo_keeps_what_is_there(tmp_path: Path) -> None:
 
 
 def test_a_demo_that_does_not_learn_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "EPOCHS", 1)
+    monkeypatch.setattr(OwnModel, "epochs", 1)
     with pytest.raises(GmmvitError, match="expected at least 95%"):
         run_demo(tmp_path / "demo")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_held_out_digits_are_not_trained_on() -> None:
-    digits = load_digit_images()
+    digits = load_digit_images(OwnModel())
     assert (len(digits.train_classes), len(digits.held_out_classes)) == (1437, 360)
     assert set(digits.held_out_classes) == set(range(10))

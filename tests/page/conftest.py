@@ -20,7 +20,8 @@ from PIL import Image
 
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.datasets import dataset
-from gmmvit_deploy.demo.digits import load_digit_images, save_checkpoint, train
+from gmmvit_deploy.demo.digits import load_digit_images, train
+from gmmvit_deploy.demo.models import OwnModel, save_checkpoint
 from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
 from gmmvit_deploy.page.guard import LOOPBACK
 from tests.browser import open_chromium
@@ -94,7 +95,8 @@ def digits_bundle(shared: Path) -> Bundle:
 
     def make(out: Path) -> None:
         checkpoint = out.with_name("digits_for_the_page.pth")
-        save_checkpoint(train(load_digit_images(), epochs=_EPOCHS), checkpoint, epoch=_EPOCHS)
+        own = OwnModel()
+        save_checkpoint(train(load_digit_images(own), own, epochs=_EPOCHS), checkpoint, epoch=_EPOCHS)
         known = dataset("digits")
         options = cifar_options(mean=known.mean, std=known.std, labels=known.labels)
         bundle_from_checkpoint(checkpoint, out, options)

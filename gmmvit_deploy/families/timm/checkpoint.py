@@ -18,7 +18,7 @@ from gmmvit_deploy.families.timm.network import require_timm
 from gmmvit_deploy.families.timm.spec import TimmSpec
 from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.sources.record import KnownImages
-from gmmvit_deploy.sources.shapes import Shapes, infer_mask
+from gmmvit_deploy.sources.shapes import Shapes, infer_mask, mask_heads
 from gmmvit_deploy.sources.source import CheckpointSource, TensorOrigins
 from gmmvit_deploy.specs import Interpolation, MaskSpec
 
@@ -64,9 +64,11 @@ def _mask(shapes: Shapes, hints: LoadHints) -> MaskSpec:
     Errors: CheckpointError when a tensor of a Gaussian mixture is missing, or when ``hints`` contradict the file.
     """
     parts: dict[str, str] = {}
+    paths: list[str] = []
     for name in shapes.tensors:
         if match := re.match(r"(.+\.mask)\.(alpha|sigma|mask|decay)$", name):
             parts.setdefault(match.group(2), match.group(1))
+            paths.append(match.group(1))
     if "decay" in parts:
         return MaskSpec(kind="decay")
     if not parts.keys() & {"alpha", "sigma"}:
@@ -83,8 +85,11 @@ def _mask(shapes: Shapes, hints: LoadHints) -> MaskSpec:
             hint="leave --mask-form out: a file with a stored base mask was trained with the stored base mask",
         )
     # If the stored base mask of some attention is missing, `checkpoints.loading` names the missing tensor.
-    prefix = parts["mask"] if not closed else parts.get("alpha", parts.get("sigma", ""))
-    mask, _ = infer_mask(shapes, replace(hints, closed_form=closed), prefix)
+    complete = [path for path in paths if closed or f"{path}.mask" in shapes]
+    # An attention with a single head, as in the first stage of some architectures, does not show whether the heads of
+    # the other attentions share the mixture.
+    _, path = max(zip(mask_heads(shapes, complete), complete, strict=True), key=lambda pair: pair[0])
+    mask, _ = infer_mask(shapes, replace(hints, closed_form=closed), path)
     return mask
 
 

@@ -1,0 +1,182 @@
+"""The demo with a classifier of timm: trained, saved as a model folder, exported without options, served."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from torch import nn
+from typer.testing import CliRunner
+
+from gmmvit_cli.main import app
+from gmmvit_deploy.artifacts import open_bundle
+from gmmvit_deploy.bench import products
+from gmmvit_deploy.bench.measure import Plan
+from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.data.open import open_data
+from gmmvit_deploy.demo import run as module
+from gmmvit_deploy.demo.digits import Digits, load_digit_images, train
+from gmmvit_deploy.demo.models import DemoModel, OwnModel
+from gmmvit_deploy.demo.run import run_demo
+from gmmvit_deploy.demo.timm_model import DemoTimmModel
+from gmmvit_deploy.errors import InputError, MissingDependencyError, SpecError
+from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions
+from gmmvit_deploy.specs import MaskKind
+
+MASKS: Sequence[MaskKind] = ("plain", "gmm", "elm", "decay")
+
+
+def built(model: DemoModel[Any]) -> Any:
+    """Return the network of a model in evaluation mode, with weights large enough for uneven attention."""
+    torch.manual_seed(0)
+    network: nn.Module = model.build()
+    with torch.no_grad():
+        for path, parameter in network.named_parameters():
+            if ".mask." not in path:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return network.eval()
+
+
+def few(digits: Digits, count: int) -> Digits:
+    return Digits(
+        train_pixels=digits.train_pixels[:count],
+        train_classes=digits.train_classes[:count],
+        held_out_pixels=digits.held_out_pixels[:count],
+        held_out_classes=digits.held_out_classes[:count],
+    )
+
+
+@pytest.mark.server
+@pytest.mark.engine
+@pytest.mark.export
+def test_demo_of_a_masked_timm_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole demo with a short training, so that the accuracy is only compared between the programs."""
+    monkeypatch.setattr(module, "_BENCH_PLAN", Plan(batches=(1, 32), rounds=3, seconds=0.1))
+    monkeypatch.setattr(products, "_SECONDS_A_PRODUCT", 0.01)
+    monkeypatch.setattr(DemoTimmModel, "epochs", 3)
+    monkeypatch.setattr(module, "_LEAST_TOP1", 0.1)
+    result = run_demo(tmp_path / "out", model="timm:test_vit", mask="gmm")
+    assert len(set(result.top1.values())) == 1, result.top1
+    assert {"ONNX Runtime", "Triton, grpc", "Triton, http"} <= set(result.top1)  # on PNG bytes
+    assert result.checkpoint == result.path / "model"
+    assert {file.name for file in result.checkpoint.iterdir()} == {"model.safetensors", "config.json"}
+    steps = {step.name: step for step in result.steps}
+    assert steps["export"].command == "gmmvit export model -o bundle"
+    manifest = open_bundle(result.path / "bundle").manifest
+    assert len(manifest.masks) == 6
+    assert manifest.image == DemoTimmModel("test_vit").image
+    assert manifest.labels == tuple("0123456789")
+    assert "each of the 6 attentions is a single fp16 kernel" in steps["build"].result
+    assert {Image.open(path).size for path in (result.path / "images").glob("*/*.png")} == {(8, 8)}
+    for runner in ("eager", "triton-grpc", "triton-http"):
+        assert re.search(rf"\b{re.escape(runner)} [\d,]+", steps["bench"].result)
+    assert "<svg" in (result.path / "parity.html").read_text()
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_model_folder_states_all_that_the_export_needs(tmp_path: Path, mask: MaskKind) -> None:
+    model = DemoTimmModel("timm:test_vit", mask)
+    network = built(model)
+    model.save(network, tmp_path / "model", epoch=1)
+    loaded = load_checkpoint(tmp_path / "model")
+    assert (loaded.spec.mask.kind, loaded.spec.description) == (mask, "test_vit")
+    assert (loaded.spec.channels, loaded.spec.image_shape, loaded.spec.classes) == (1, (32, 32), 10)
+    options = ExportOptions().completed(loaded.images)
+    image = model.image
+    assert (options.mean, options.std) == (image.mean, image.std)
+    assert (options.resize, options.crop_pct) == (image.resize, image.crop_pct)
+    assert options.labels == tuple("0123456789")
+    images = torch.randn(3, 1, 32, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.model.double()(images), network.double()(images), rtol=0, atol=1e-12)
+
+
+def test_first_attention_with_a_single_head_does_not_make_a_shared_mixture(tmp_path: Path) -> None:
+    """The first stage of test_maxvit has one head, and the second stage has two heads."""
+    model = DemoTimmModel("test_maxvit", "gmm")
+    model.save(built(model), tmp_path / "model", epoch=1)
+    assert load_checkpoint(tmp_path / "model").spec.mask.shared is False
+
+
+def test_preprocessing_is_that_of_timm_on_the_png_files(tmp_path: Path) -> None:
+    """Transforms built by timm from config.json prepare the PNG files of the demo exactly as the demo trains."""
+    model = DemoTimmModel("test_vit")
+    model.save(built(model), tmp_path / "model", epoch=1)
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert config["pretrained_cfg"]["input_size"] == [1, 32, 32]
+    resolved = timm.data.resolve_data_config({}, pretrained_cfg=config["pretrained_cfg"])
+    transform: Any = timm.data.create_transform(**resolved)
+    digits = load_digit_images(model)
+    module._save_images(tmp_path, digits.held_out_pixels[:9], digits.held_out_classes[:9])
+    held_out = open_data("digits")
+    for index, label in enumerate(digits.held_out_classes[:9]):
+        expected = transform(Image.open(tmp_path / str(label) / f"{index:03d}.png")).numpy()
+        actual = model.image.tensor_from_pixels(held_out.pixels(index, model.image))
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("mask", ["gmm", "elm"])
+def test_training_changes_the_mask_of_every_attention(mask: MaskKind) -> None:
+    """The arguments avoid a class token that would leave the last mask without an effect."""
+    model = DemoTimmModel("test_vit", mask)
+    torch.manual_seed(7)  # the seed of the training
+    initial = {name: tensor.clone() for name, tensor in model.build().state_dict().items()}
+    trained = train(few(load_digit_images(model), 64), model, epochs=2).state_dict()
+    names = [name for name in initial if ".mask." in name]
+    assert {name.split(".")[1] for name in names} == set("012345")
+    assert not [name for name in names if torch.equal(initial[name], trained[name])]
+
+
+@pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "pit_ti_224", "deit_tiny_distilled_patch16_224"])
+def test_other_architectures_take_the_digits(name: str) -> None:
+    model = DemoTimmModel(name, "plain")
+    with torch.device("meta"):  # without weights, so that large models take no time
+        assert model.build().eval()(torch.zeros(2, 1, 32, 32)).shape == (2, 10)
+
+
+def test_models_that_the_demo_cannot_train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="has no architecture 'test_vat'"):
+        DemoTimmModel("timm:test_vat")
+    with pytest.raises(InputError, match="expected the name of an architecture of timm"):
+        DemoTimmModel("torchvision:VisionTransformer")
+    with pytest.raises(SpecError, match="got no attention"):
+        DemoTimmModel("test_resnet", "gmm").build()
+    with pytest.raises(InputError, match="expected one of plain, gmm, elm for the demo's own ViT, got decay"):
+        OwnModel("decay")
+    refused = CliRunner().invoke(app, ["demo", "-o", str(tmp_path / "out"), "--mask", "gauss"])
+    assert refused.exit_code != 0
+    assert not list(tmp_path.iterdir())
+
+    real = builtins.__import__
+
+    def without_timm(name: str, *rest: Any, **named: Any) -> Any:
+        if name == "timm":
+            raise ImportError(name)
+        return real(name, *rest, **named)
+
+    monkeypatch.setattr(builtins, "__import__", without_timm)
+    with pytest.raises(MissingDependencyError, match="timm") as missing:
+        run_demo(tmp_path / "out", model="test_vit")
+    assert re.search(r"gmmvit-deploy\[timm\]", missing.value.hint)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("mask", ["plain", "elm"])
+def test_own_model_with_another_mask(tmp_path: Path, mask: MaskKind) -> None:
+    model = OwnModel(mask)
+    network = built(model)
+    model.save(network, tmp_path / model.checkpoint, epoch=1)
+    loaded = load_checkpoint(tmp_path / model.checkpoint, model.hints)
+    assert loaded.spec == model.spec
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.model(images), network(images), rtol=0, atol=0)
