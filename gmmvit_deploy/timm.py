@@ -6,10 +6,10 @@
     gmm, elm:  softmax(M ∘ (Q Kᵀ · scale) + attn_mask) V
     decay:     softmax(Q Kᵀ · scale + D + attn_mask) V,    D[h,i,j] = (|Δrow| + |Δcolumn|) · log γ_h
 
-M and D depend on the distance of two tokens on the grid of patches or of a window. The rows and columns of prefix
-tokens, such as a class token, are not masked. The code of timm's attention classes does not change: a submodule
-``mask`` of each attention answers the call of PyTorch's fused attention function
-(`layers.masked_attention.MaskedAttention`).
+The entries of a Gaussian mixture and of D depend on the distance between two tokens on the grid of patches or of a
+window. The rows and columns of prefix tokens, such as a class token, are not masked. The code of timm's attention
+classes does not change: in each attention, a submodule ``mask`` computes the result in place of PyTorch's fused
+attention function (`layers.masked_attention.MaskedAttention`).
 """
 
 from __future__ import annotations
@@ -76,22 +76,25 @@ def add_masks(
 ) -> _Network:
     """Put a mask on the scores of every attention between the tokens of ``model``, and return ``model``.
 
-    kind: ``gmm``, a Gaussian mixture mask; ``elm``, an elementwise learnable mask; ``decay``, RMT's bias, which is not
-    trained: γ_h = 1 − 2^(−2 − 4·h/H).
+    kind: ``gmm``, a Gaussian mixture mask; ``elm``, an elementwise learnable mask; ``decay``, the Manhattan decay of
+    the architecture RMT, a bias that is not trained: γ_h = 1 − 2^(−2 − 4·h/H) for the head h = 0 … H−1.
     kernels: K, the number of Gaussians of a mixture; only for ``gmm``.
     shared: True if all heads share the mixture; only for ``gmm``.
     form: ``closed`` computes a Gaussian mixture from the distances of the tokens; ``stored`` computes the mixture from
-    a stored float32 base, as the paper authors' released code does, with zeros far from the diagonal. Only for ``gmm``.
-    image_shape: (channels, height, width) of the images; None takes the size from the model.
+    a stored float32 base, as the paper authors' released code does. Entries of the base for distant tokens are zero.
+    Only for ``gmm``.
+    image_shape: (channels, height, width) of the images. With None, the size is read from the model.
 
     Attention pooling and class attention, with a single query, are not masked. The initial values are those of
     `scores.masks.mask_from_spec`: Gaussians with alpha near 1/K and sigma from 1 to the longer side of the grid; an
-    elementwise mask near 1. timm's optimizer factory applies weight decay to alpha and sigma, as the paper authors'
-    recipe does, because these tensors have 4 dimensions.
+    elementwise mask near 1. timm's optimizer factory applies weight decay to alpha and sigma, because these tensors
+    have 4 dimensions. The paper authors' training code also applies weight decay to alpha and sigma.
 
-    Warns when the class token makes the last mask ineffective, and when the masks are large.
-    Errors: SpecError when an attention between tokens cannot take a mask, with the reason for each attention; when the
-    model has masks already; when an option does not fit the kind of the mask.
+    Warns when the last mask has no effect, because the head reads only prefix tokens, and when the masks take 256 MiB
+    or more.
+    Errors: SpecError when an attention between tokens cannot take a mask, with a reason for each class of attention;
+    when the model has masks already; when an option does not fit the kind of the mask; when the size of the images is
+    not known; when the model cannot run on images of this size.
     """
     _warn(_mask(model, _mask_spec(kind, kernels, shared, form), image_shape or _image_shape(model, None)))
     return model
@@ -101,8 +104,8 @@ def _mask(model: nn.Module, spec: MaskSpec, shape: tuple[int, int, int]) -> Iter
     """Put the masks on ``model``, and return the texts of the warnings."""
     if any(isinstance(module, AnsweredAttention) for module in model.modules()):
         raise SpecError(
-            f"{type(model).__name__}: expected attentions of timm, got attentions that are answered already, for "
-            "example with masks"
+            f"{type(model).__name__}: expected a model without masks, got a model whose attentions gmmvit_deploy has "
+            "changed already, for example with add_masks"
         )
     grids = _dry_run(model, shape)
     places = require_placements(model, grids)
@@ -121,7 +124,7 @@ def _warn(texts: Iterable[str]) -> None:
 
 
 def _mask_spec(kind: str, kernels: int, shared: bool, form: str) -> MaskSpec:
-    for option, value, known in (("kind", kind, get_args(TrainedMask)), ("form", form, get_args(MaskForm))):
+    for option, value, known in (("mask kind", kind, get_args(TrainedMask)), ("form", form, get_args(MaskForm))):
         if value not in known:
             raise SpecError(f"{option}: expected one of {', '.join(known)}, got {value!r}")
     mixture = kind == "gmm"
@@ -152,7 +155,8 @@ def _dry_run(model: nn.Module, shape: tuple[int, int, int]) -> TokenGrids:
         raise SpecError(
             f"{type(model).__name__}: the forward pass of images of the shape {size} failed with "
             f"{type(exc).__name__}: {exc}",
-            hint="pass image_shape=(channels, height, width) with the shape of the training images",
+            hint="pass the size of the training images: img_size=… to create, or image_shape=(channels, height, width) "
+            "to add_masks",
         ) from exc
 
 
@@ -169,7 +173,7 @@ def _image_shape(model: nn.Module, img_size: int | Iterable[int] | None) -> tupl
     if not height or first is None:
         raise SpecError(
             f"{type(model).__name__}: the model does not state the shape of its images",
-            hint="pass image_shape=(channels, height, width) to add_masks",
+            hint="pass img_size=… to create, or image_shape=(channels, height, width) to add_masks",
         )
     return first.in_channels, int(height), int(width)
 
@@ -181,7 +185,8 @@ def _ineffective_mask(model: nn.Module, grids: TokenGrids) -> Iterator[str]:
     if last.prefix and not grids.poolings and getattr(model, "global_pool", None) == "token":
         yield (
             f"the mask of {last.module} has no effect and gets no gradient, because the head reads only the class "
-            "token, whose row is not masked; global_pool='avg' uses the last mask in models that can pool patches"
+            "token, whose row is not masked; to use this mask, build the model with global_pool='avg', if its class "
+            "supports this value"
         )
 
 
@@ -195,6 +200,6 @@ def _large_masks(places: tuple[Placement, ...], spec: MaskSpec) -> Iterator[str]
             "; shared=True divides the size by the number of heads" if spec.kind == "gmm" and not spec.shared else ""
         )
         yield (
-            f"the masks take {size / 1024**2:.0f} MiB in an exported model; a mask of {largest.module} has "
+            f"the masks take {size / 1024**2:.0f} MiB in an exported model; the largest mask, in {largest.module}, has "
             f"{largest.tokens} × {largest.tokens} entries{advice}"
         )

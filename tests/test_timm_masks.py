@@ -401,8 +401,8 @@ def test_warns_of_large_masks() -> None:
 @pytest.mark.parametrize(
     ("mask", "message"),
     [
-        ({"mask": "plain"}, "kind: expected one of gmm, elm, decay, got 'plain'"),
-        ({"mask": "gauss"}, "kind: expected one of gmm, elm, decay, got 'gauss'"),
+        ({"mask": "plain"}, "mask kind: expected one of gmm, elm, decay, got 'plain'"),
+        ({"mask": "gauss"}, "mask kind: expected one of gmm, elm, decay, got 'gauss'"),
         ({"form": "open"}, "form: expected one of closed, stored, got 'open'"),
         ({"kernels": 0}, "at least 1 kernel"),
         ({"mask": "elm", "shared": True}, "only for Gaussian mixture masks"),
@@ -415,7 +415,7 @@ def test_options_that_cannot_be(mask: dict[str, Any], message: str) -> None:
 
 
 def test_a_model_takes_masks_once() -> None:
-    with pytest.raises(SpecError, match=r"VisionTransformer.*answered already"):
+    with pytest.raises(SpecError, match=r"VisionTransformer.*changed already"):
         add_masks(build("vit"))
 
 

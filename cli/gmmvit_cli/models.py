@@ -83,8 +83,8 @@ RESIZE_TO = typer.Option(
     metavar="PIXELS",
     rich_help_panel=MODEL,
     help="Build the model for square images of another width and height than in training; only for models that timm "
-    "builds. Position embeddings and tables of relative position biases are resampled. The logits are those of another "
-    "network, so measure its accuracy.",
+    "builds. Position embeddings and tables of relative position biases are resampled. The resized model is another "
+    "network, so measure the accuracy of the resized model.",
 )
 INTERPOLATION = typer.Option(
     None,
@@ -109,8 +109,9 @@ WEIGHTS = typer.Option(
     "--weights",
     metavar="KIND",
     rich_help_panel=MODEL,
-    help="Weights to take from a checkpoint that holds both kinds. trained: as the optimiser left them. averaged: "
-    "their moving average (EMA). Required for such a checkpoint, because the two kinds give different logits.",
+    help="Weights to take from a checkpoint that holds trained and averaged weights. trained: the weights that the "
+    "optimiser left. averaged: the moving average (EMA) of the trained weights. Required for such a checkpoint, "
+    "because trained and averaged weights give different logits.",
     callback=choice_from("--weights", lambda: WEIGHTS_KINDS),
     autocompletion=complete(lambda: WEIGHTS_KINDS),
 )
@@ -121,17 +122,17 @@ ARCHITECTURE = typer.Option(
     "--model",
     metavar="NAME",
     rich_help_panel=MODEL,
-    help="Architecture of a model that timm builds, such as vit_tiny_patch16_224; torchvision:VisionTransformer; or "
-    "FILE.py:CLASS, a class in a Python file of yours, which gmmvit then runs. Required if the checkpoint names no "
-    "architecture.",
+    help="Architecture of a model that timm builds, such as vit_tiny_patch16_224; or torchvision:VisionTransformer; or "
+    "FILE.py:CLASS, a class in a Python file of yours. With FILE.py:CLASS, gmmvit runs the file. Required for a class "
+    "of yours, and for a model of timm if the checkpoint names no architecture.",
 )
 MODEL_ARGS = typer.Option(
     None,
     "--model-args",
     metavar="JSON",
     rich_help_panel=MODEL,
-    help="Arguments with which the training code built the --model, as a JSON object such as "
-    '{"patch_size": 4, "num_heads": 3}. They replace arguments that the checkpoint states.',
+    help="Arguments with which the training code built the model, as a JSON object such as "
+    '{"patch_size": 4, "num_heads": 3}. These arguments replace the arguments of the same name in the checkpoint.',
 )
 HEAD = typer.Option(
     None,

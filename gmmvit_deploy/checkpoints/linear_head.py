@@ -1,7 +1,9 @@
-"""Read the file of a linear classifier, and add its tensors to the tensors of the backbone that it belongs to.
+"""Read the file of a linear classifier, and add the classifier's tensors to the tensors of the backbone.
 
 DINO's eval_linear.py    {"state_dict": {"module.linear.weight": …, "module.linear.bias": …}}
-DINOv2                   {"weight": …, "bias": …}, or the same under a name such as ``linear``
+DINOv2                   {"weight": …, "bias": …}, also with a prefix such as ``linear.``
+
+A backbone of DINOv2 is recognised by the names of its tensors.
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ import torch
 from gmmvit_deploy.checkpoints.reading import TensorFile, read_tensors
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.families.timm.checkpoint import HEAD_FILE
+from gmmvit_deploy.families.timm.dinov2_files import DINOV2_FILES
 
 __all__ = ["with_linear_head"]
 
-_DINO = "linear."  # DINO's eval_linear.py calls its layer linear, and interleaves class token and mean of the patches
+_DINO = "linear."
+"""The prefix in files of DINO's eval_linear.py, whose features interleave class token and mean of the patches."""
 
 
 def with_linear_head(file: TensorFile, path: Path) -> TensorFile:
@@ -35,10 +39,10 @@ def with_linear_head(file: TensorFile, path: Path) -> TensorFile:
             hint="give the file that eval_linear.py of DINO writes, or a state dict of torch.nn.Linear",
         )
     added = {f"{HEAD_FILE}.weight": weight, f"{HEAD_FILE}.bias": bias}
-    if by_part["weight"].startswith(_DINO):
+    if by_part["weight"].startswith(_DINO) and not DINOV2_FILES.recognises(file.tensors):
         added[f"{HEAD_FILE}.interleaved"] = torch.ones(1)
     own = {name: tensor for name, tensor in file.tensors.items() if not name.startswith("head.")}
-    replaced = "the backbone's own head, in place of which the linear head is used"
+    replaced = "the backbone's own head, which the linear head of --head replaces"
     dropped = dict.fromkeys(sorted(file.tensors.keys() - own.keys()), replaced)
     return replace(
         file,

@@ -1,4 +1,4 @@
-"""Read the Python file of ``--model FILE.py:CLASS``, allow this process to run the file, and fill the class.
+"""Read the file of ``--model FILE.py:CLASS``, allow this process to run the file, and load a checkpoint into the class.
 
 This module is the only caller of `families.custom.permission.permit`. The file is read once: the bytes that are hashed
 are the bytes that run.
@@ -43,7 +43,7 @@ def _read(path: str) -> OwnFile:
 
 
 def permit_class_of(spec: ModelSpec, model: str, *, what: str) -> None:
-    """Allow this process to run the file that ``model`` names, if the file is the file of the spec.
+    """Allow this process to run the file that ``model`` names, if the file has the SHA-256 of the spec.
 
     spec: the spec of a bundle or of a weights file.  model: ``FILE.py:CLASS``, as the user typed it.
     what: the bundle or the weights file, for messages.
@@ -75,7 +75,7 @@ def permit_class_of(spec: ModelSpec, model: str, *, what: str) -> None:
 
 
 def require_same_class(spec: ModelSpec, hints: LoadHints, *, what: str) -> None:
-    """Apply ``--model`` and ``--model-args`` to a weights file that holds a spec.
+    """Check that ``--model`` and ``--model-args`` fit the spec of a weights file, and permit the file of ``--model``.
 
     Errors: InputError as in `permit_class_of`, and when the arguments differ from those of the spec.
     """
@@ -89,7 +89,7 @@ def require_same_class(spec: ModelSpec, hints: LoadHints, *, what: str) -> None:
 
 
 def load_own_class(file: TensorFile, hints: LoadHints, path: str, name: str) -> tuple[Model, set[str]]:
-    """Build the class that the user named, and fill it with the tensors of a checkpoint.
+    """Build a network of the class that the user named, and load the tensors of a checkpoint into the network.
 
     path, name: the Python file and the class of ``hints.model``.
     Returns (the model, the keys of the checkpoint that the model reads).
@@ -143,7 +143,7 @@ def _require_same_logits(networks: tuple[nn.Module, nn.Module], model: Model, *,
     """Compare the logits of the networks and of the model in float64.
 
     networks: two networks of the user's class with the weights of the checkpoint.
-    model: a network of the user's class with the same weights, whose attentions this package answers.
+    model: a network of the user's class with the same weights, in which this package computes the attentions.
     Errors: CheckpointError when the logits differ.
     """
     import torch
@@ -161,7 +161,7 @@ def _require_same_logits(networks: tuple[nn.Module, nn.Module], model: Model, *,
         )
     if not torch.allclose(logits, expected, rtol=1e-6, atol=1e-9, equal_nan=True):
         raise CheckpointError(
-            f"{what}: its logits change by {float((logits - expected).abs().max()):.3g} when gmmvit computes the "
+            f"{what}: the logits change by {float((logits - expected).abs().max()):.3g} when gmmvit computes the "
             "attention in place of PyTorch's fused attention function; expected no change",
             hint="write the attention as softmax(Q Kᵀ · scale) V, without F.scaled_dot_product_attention",
         )

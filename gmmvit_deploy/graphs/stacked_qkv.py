@@ -1,14 +1,16 @@
 """Rewrite how a graph cuts a stacked projection into Q, K and V, so that all attentions have the same form.
 
 A linear map computes Q, K and V together, as a tensor X (B, n, P · H · d) with P = 3 (or P = 2 for K and V), H heads
-and head dim d. timm splits X into heads first and then picks Q, K and V. The families of this project pick first:
+and head dim d. timm first splits X into heads, and then selects Q, K and V. The families of this project first select
+Q, K and V, and then split each tensor into heads:
 
     timm      Reshape (B, n, P, H, d), Transpose (P, B, H, n, d), a Slice and Squeeze, or a Gather, for each of Q, K, V
     rewritten Split of the last dimension, Reshape (B, n, H, d), Transpose (B, H, n, d)
 
-If w windows share the first dimension with the batch, the attention may view Q, K and V as (B / w, w, H, n, d). The
-rewritten graph then views X as (B / w, w, n, P · H · d) before the Split, and merges the heads of the attention's
-output in the same way. Every node only moves values, so the rewritten graph computes the same logits bit for bit.
+In an attention inside windows, the first dimension B holds the w windows of each image. Some of these attentions
+reshape Q, K and V to (B / w, w, H, n, d). The rewritten graph then reshapes X to (B / w, w, n, P · H · d) before the
+Split, and merges the heads of the attention's output in the same way. Every node only moves values, so the rewritten
+graph computes the same logits bit for bit.
 
 `kernels.matcher` and the fused attentions of engines expect the rewritten form.
 """
@@ -64,7 +66,7 @@ class _Stack:
 
 
 def split_stacked_projections(proto: ModelProto) -> ModelProto:
-    """Return the graph with every stacked projection in the rewritten form, or ``proto`` if it has no other form.
+    """Return the graph with every stacked projection in the rewritten form, or ``proto`` if no node needs a change.
 
     New nodes carry the metadata of the nodes that they replace. The shapes of new tensors are declared.
     """
@@ -146,7 +148,7 @@ class _Rewrite:
         self._graph.value_info.extend([*values, *self._values])
 
     def _split(self, stack: _Stack) -> list[NodeProto]:
-        """Return the nodes that replace the Transpose of a stacked projection, and mark the nodes that they replace."""
+        """Return new nodes in place of the Transpose of a stacked projection, and mark the replaced nodes."""
         n, parts, heads, head_dim = stack.sizes
         windows = self._windows(stack)
         inner = (n,) if windows is None else (windows, n)
@@ -176,14 +178,14 @@ class _Rewrite:
         return nodes
 
     def _drop(self, node: NodeProto | None, otherwise: str) -> str:
-        """Mark a node as replaced; return the node's output, or ``otherwise`` without a node."""
+        """Mark ``node`` as replaced and return the output of ``node``; if ``node`` is None, return ``otherwise``."""
         if node is None:
             return otherwise
         self._gone.add(node.name)
         return str(node.output[0])
 
     def _windows(self, stack: _Stack) -> int | None:
-        """Return w if every part is only viewed as (B / w, w, H, n, d), else None."""
+        """Return w if the only reader of each of Q, K and V is a Reshape to (B / w, w, H, n, d), else None."""
         n, _, heads, head_dim = stack.sizes
         views: set[int] = set()
         for pick in stack.picks:
@@ -195,7 +197,7 @@ class _Rewrite:
         return views.pop() if len(views) == 1 else None
 
     def _merge(self, flat: NodeProto) -> dict[str, list[NodeProto]]:
-        """Return the nodes that merge the heads of an attention with windows, by the name of the node they replace.
+        """Return replaced node → the new nodes that merge the heads of an attention with windows.
 
         (B / w, w, H, n, d) → (B, H, n, d) → (B, n, H, d) → (B, n, H · d)   in the graph: flat, turned, merged
         (B / w, w, H, n, d) → (B / w, w, n, H, d) → (B / w, w, n, H · d) → (B, n, H · d)   rewritten

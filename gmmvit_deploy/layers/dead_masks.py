@@ -1,10 +1,10 @@
-"""Find the masks that have no influence on the logits, for any weights of the network.
+"""Find the masks that have no influence on the logits, whatever the weights of the network are.
 
     every entry M[i,j] that influences the logits is exactly 1   →   M ∘ S and S give the same logits
 
-After the last attention, a network with a class token reads only the class token, that is, row 0 of the weights of this
-attention. Row 0 of the mask contains only ones, and the network reads no other row. The same holds for a distillation
-token.
+If the head reads only the class token, the network reads only row 0 of the softmax weights of the last attention. Row 0
+of the mask contains only ones, so the mask does not change what the network reads. The same holds for the row of a
+distillation token.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def dead_masks(model: Model) -> tuple[tuple[str, str], ...]:
     The random values of the entries are independent, so the changes of several entries do not cancel in the logits.
     The gradient of every entry would give the same result, but autograd would store the attention weights of all
     layers. The function examines the masks from the last to the first, in the order in which the network applies the
-    masks, and stops at the first live mask: what an earlier attention computes is an input of this live attention.
+    masks, and stops at the first live mask. All earlier masks count as live, because the outputs of earlier attentions
+    are inputs of the attention with this live mask.
     A mask without entries of exactly 1, or only with such entries, is not examined and counts as live. A model without
     prefix tokens therefore needs no forward pass. With prefix tokens, a model needs about 4 forward passes.
     If the logits of the random network are not finite, the result is empty.

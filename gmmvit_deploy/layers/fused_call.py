@@ -1,13 +1,14 @@
-"""Answer the calls of PyTorch's fused attention function with a module of this package.
+"""Replace the calls of PyTorch's fused attention function by calls of a module of this package.
 
     F.scaled_dot_product_attention(Q, K, V, attn_mask)   →   softmax(before(Q Kᵀ) + attn_mask) V
 
 Most attention modules of timm and of hand-written networks call this function. `answer_fused_call` makes such a module
-call a submodule in place of the function. The code of the attention module does not change, so this works for every
-class. `fused_calls` runs a network once, and lists the attention modules with the shapes of their calls.
+call a submodule in place of the function; in this package, the submodule *answers* the call. The code of the attention
+module does not change, so `answer_fused_call` works for every class. `fused_calls` runs a network once, and lists the
+attention modules with the shapes of their calls.
 
-The function calls inside ``torch.nn.MultiheadAttention`` cannot be answered, because this class calls the function
-inside another function of PyTorch.
+The calls inside ``torch.nn.MultiheadAttention`` cannot be answered, because another function of PyTorch makes these
+calls.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class _Arguments:
         """Errors: SpecError when the call masks the future, or when heads of Q share K and V."""
         if self.is_causal or self.enable_gqa:
             option = "is_causal" if self.is_causal else "enable_gqa"
-            raise SpecError(f"{where} calls the fused attention function with {option}=True, which is not supported")
+            raise SpecError(f"{where} calls F.scaled_dot_product_attention with {option}=True, which is not supported")
 
 
 class _Answering(TorchFunctionMode):
@@ -89,8 +90,8 @@ class AnsweredAttention(nn.Module):
     """Compute after(softmax(before(Q Kᵀ))) V for a call of the fused attention function.
 
     scores: softmax and the steps before and after softmax; a step `PassedBias` adds the call's ``attn_mask``.
-    windows: the number of windows that share the first dimension of Q with the batch, with index b · windows + w, if
-    ``attn_mask`` differs between windows; else None.
+    windows: the number of windows in an image if ``attn_mask`` differs between the windows, else None. The first
+    dimension of Q then holds the windows of all images: window w of image b has the index b · windows + w.
     """
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"softmax": "softmax", "matmul": "product"}
@@ -103,7 +104,7 @@ class AnsweredAttention(nn.Module):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, dropout: float = 0.0) -> Tensor:
         """Return the attention's output, in the shape of Q.
 
-        query, key, value: (batch, heads, tokens, head dim); with windows, the batch holds batch · windows rows.
+        query, key, value: (batch, heads, tokens, head dim), or (batch · windows, heads, tokens, head dim) with windows.
         bias: the call's ``attn_mask``, or None.  dropout: the share of attention weights that training drops.
         """
         if self.windows is not None:
@@ -125,8 +126,8 @@ def answer_fused_call(attention: nn.Module, name: str, answer: nn.Module) -> Non
     attention: a module whose forward calls the function exactly once.
     name: the name under which ``answer`` becomes a submodule of ``attention``.
     answer: a module with the signature of `AnsweredAttention.forward`.
-    The class of ``attention`` becomes a subclass, so ``isinstance`` still holds. The module can be copied with
-    ``copy.deepcopy``, trained, compiled and pickled.
+    ``attention`` gets a subclass of its class as its new class, so ``isinstance`` still returns True. The module can be
+    copied with ``copy.deepcopy``, trained, compiled and pickled.
     """
     attention.add_module(name, answer)
     replace_methods(attention, answered_forward, name)
@@ -171,9 +172,10 @@ def use_fused_calls(network: nn.Module) -> None:
 
 @torch.no_grad()
 def fused_calls(network: nn.Module, image_shape: tuple[int, int, int]) -> tuple[FusedCall, ...]:
-    """Run ``network`` on two images without data, and return the calls of the fused attention function, in order.
+    """Return the calls of the fused attention function in a dry run of ``network`` on two images, in order.
 
-    image_shape: (channels, height, width).  The network does not change and is not copied to a real device.
+    A dry run is a forward pass on PyTorch's meta device, which computes the shapes of tensors and no values.
+    image_shape: (channels, height, width).  The dry run uses a copy of ``network``, so ``network`` does not change.
     """
     shapes_only = copy.deepcopy(network).to("meta").eval()
     calls: list[FusedCall] = []

@@ -33,7 +33,8 @@ RELEASED_NAMES: Mapping[str, str] = {
     "weight": "mask",
     "decay": "decay",
 }
-"""Tensor of a step → name of the tensor in a `MaskedAttention`: the names of the paper authors' released code."""
+"""Tensor of a step → name of the tensor in a `MaskedAttention`.  All names but ``decay`` are those of the paper
+authors' released code."""
 
 
 class MaskedAttention(AnsweredAttention):
@@ -42,8 +43,8 @@ class MaskedAttention(AnsweredAttention):
     place: the grid of the attention's tokens.  spec: the mask; not ``plain``.
     bias: the step that adds the call's ``attn_mask``, or None if the call has no ``attn_mask``.
 
-    The tensors of the mask belong to this module, not to a step inside, so that their names in ``named_parameters`` and
-    in the state dict are short:
+    This module holds the tensors of the mask, in place of the step that computes the mask. The names of the tensors in
+    ``named_parameters`` and in the state dict are therefore short:
 
     alpha, sigma: (K, H, 1, 1), or (K, 1, 1, 1) if all heads share the mixture.
     mask: (1, 1, n, n), the stored base of a Gaussian mixture, with n = rows · columns; absent for the closed form.
@@ -79,12 +80,12 @@ class MaskedAttention(AnsweredAttention):
                 "made for images of one size"
             )
         if bias is not None and "bias" not in self.scores.before:
-            raise SpecError("the attention passes an attn_mask that it did not pass in the dry run")
+            raise SpecError("the attention passes an attn_mask, but passed no attn_mask when the mask was added")
         out: Tensor = super().forward(query, key, value, bias, dropout)
         return out
 
     def _take_tensors(self, step: Step) -> None:
-        """Move the trained and the stored tensors of ``step`` to this module; the step reads them here."""
+        """Move the trained and the stored tensors of ``step`` to this module, from which ``step`` reads the tensors."""
         taken = []
         for name, parameter in list(step.named_parameters(recurse=False)):
             delattr(step, name)

@@ -1,10 +1,10 @@
-"""Determine over which grid of tokens the attention scores of a network lie.
+"""Determine the grid of the tokens of each attention in a network.
 
     tokens of Q = tokens of K = prefix + rows · columns
 
 An attention that meets this rule can take a mask on the distances between its tokens. `token_grids` runs a network once
-without data, and applies the rule to every attention. The rule uses no class names: the grid is taken from the
-network's attributes, from the feature maps of the run, or is the square root of the number of tokens.
+without data (a dry run), and applies the rule to every attention. The rule uses no class names: rows and columns are
+taken from the network's attributes or from the feature maps of the run. If no such grid fits, the grid is square.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ _UNMARKED_PREFIXES = (0, 1, 2)  # prefix tokens that a network without ``num_pre
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """The grid of tokens over which the scores of an attention lie.
+    """The grid of the tokens of an attention.
 
     module: the path of the attention module in the network.
     prefix: the number of tokens before the grid, for example a class token.
     rows, columns: the size of the grid; the tokens of the grid are numbered row by row.
     heads: H, the number of heads.
-    unit: how many positions of the feature map lie between neighbours of the grid, by (rows, columns). (1, 1), except
-    for a dilated grid, for example the grid attention of MaxViT. Distances of a mask count in steps of the grid.
+    unit: the distance between neighbours of the grid in positions of the feature map, for rows and for columns: (1, 1),
+    except for a dilated grid, for example in the grid attention of MaxViT. A mask measures distances in steps of the
+    grid.
     call: the call of the fused attention function, with the scale of the scores and the shape of the bias.
     """
 
@@ -96,8 +97,8 @@ def placements(network: nn.Module, image_shape: tuple[int, int, int]) -> tuple[P
     """Return the placement of every attention between the tokens of ``network``.
 
     image_shape: (channels, height, width).
-    Errors: SpecError when an attention cannot take a mask, with the reason for each attention, and when the network
-    has no attention that can take a mask.
+    Errors: SpecError when an attention cannot take a mask, with a reason for each class of attention, and when the
+    network has no attention that can take a mask.
     """
     return require_placements(network, token_grids(network, image_shape))
 
@@ -110,7 +111,11 @@ def require_placements(network: nn.Module, grids: TokenGrids) -> tuple[Placement
     if not grids.placements:
         raise SpecError(
             f"{name}: expected an attention between tokens that calls the fused attention function, got "
-            + (f"only poolings: {', '.join(grids.poolings)}" if grids.poolings else "no attention")
+            + (
+                f"only attention poolings, each with a single query: {', '.join(grids.poolings)}"
+                if grids.poolings
+                else "no attention"
+            )
         )
     return grids.placements
 
@@ -150,7 +155,7 @@ def _refusals_of_network(network: nn.Module) -> Iterator[Refusal]:
         return Refusal(module=module, class_name=type(owner).__name__, reason=reason)
 
     if "patch_coord" in inspect.signature(network.forward).parameters:
-        yield refusal("", network, "takes images of any grid (NaFlex), so the scores do not lie over a fixed grid")
+        yield refusal("", network, "takes images of any grid (NaFlex), so the grid of the tokens is not fixed")
     if getattr(network, "dynamic_img_size", False):
         yield refusal(
             "",
@@ -166,7 +171,7 @@ def _refusals_of_network(network: nn.Module) -> Iterator[Refusal]:
             )
             yield refusal(path, module, reason)
         if isinstance(module, nn.MultiheadAttention):
-            reason = "calls the fused attention function inside PyTorch, where the call cannot be answered"
+            reason = "calls the fused attention function inside PyTorch, where gmmvit cannot replace the call"
             yield refusal(path, module, reason)
 
 
@@ -284,18 +289,16 @@ class _Rule:
         if tokens == 1 and key_tokens > 1:
             return None
         if tokens != key_tokens:
-            return (
-                f"its Q has {tokens} tokens and its K has {key_tokens} tokens, so its scores do not lie over one grid"
-            )
+            return f"expected the same tokens for Q and K, got {tokens} tokens for Q and {key_tokens} tokens for K"
         times = sum(other.module == call.module for other in self.calls)
         if times > 1:
             return f"calls the fused attention function {times} times in a forward pass; expected one call"
         if self._over_channels(call):
-            return "its scores lie over channels × channels, not over tokens"
+            return "computes scores between channels, not between tokens"
         sides = self._grid(call.module, tokens)
         if sides is None:
             prefixes = " or ".join(map(str, sorted(self.prefixes)))
-            return f"its {tokens} tokens are not {prefixes} prefix tokens and a grid"
+            return f"expected {prefixes} prefix tokens and the tokens of a known or square grid, got {tokens} tokens"
         (rows, columns), prefix = sides
         unit = self._unit(call, (rows, columns))
         return Placement(

@@ -87,22 +87,41 @@ def test_dinov2_with_a_linear_head(tmp_path: Path, name: str, blocks: int, avera
 
 
 def test_dino_interleaves_class_token_and_mean(tmp_path: Path) -> None:
+    name = "vit_tiny_patch16_224"
+    args = {**ARGS, "patch_size": 14}
+    torch.manual_seed(0)
+    model = timm.create_model(name, pretrained=False, num_classes=0, **args).eval()
+    path = tmp_path / "dino.pth"
+    torch.save({"teacher": {f"backbone.{key}": value for key, value in model.state_dict().items()}}, path)
+    head, linear = head_file(tmp_path, 2 * ARGS["embed_dim"], dino=True)
+    loaded = load_checkpoint(
+        path, LoadHints(model=name, model_args=args, head=str(head), head_blocks=1, head_average=True)
+    )
+    with torch.inference_mode():
+        (tokens,) = block_outputs(model.double(), 1)
+        interleaved = torch.stack([tokens[:, 0], tokens[:, 1:].mean(dim=1)], dim=-1).reshape(len(IMAGES), -1)
+        torch.testing.assert_close(loaded.model.double()(IMAGES), linear(interleaved), rtol=0, atol=1e-12)
+    assert loaded.spec.head_interleaved
+
+
+def test_a_head_named_linear_of_dinov2_is_not_interleaved(tmp_path: Path) -> None:
     name = "vit_small_patch14_dinov2"
     path, model = dinov2_file(tmp_path, name)
     head, linear = head_file(tmp_path, 2 * ARGS["embed_dim"], dino=True)
-    hints = LoadHints(model=name, model_args=ARGS, head=str(head), head_blocks=1, head_average=True)
-    loaded = load_checkpoint(path, hints)
+    loaded = load_checkpoint(
+        path, LoadHints(model=name, model_args=ARGS, head=str(head), head_blocks=1, head_average=True)
+    )
     with torch.inference_mode():
         (tokens,) = block_outputs(model, 1)
-        interleaved = torch.stack([tokens[:, 0], tokens[:, 1:].mean(dim=1)], dim=-1).reshape(len(IMAGES), -1)
-        torch.testing.assert_close(loaded.model.double()(IMAGES), linear(interleaved), rtol=0, atol=1e-12)
+        features = torch.cat([tokens[:, 0], tokens[:, 1:].mean(dim=1)], dim=-1)
+        torch.testing.assert_close(loaded.model.double()(IMAGES), linear(features), rtol=0, atol=1e-12)
 
 
 def test_a_head_of_another_width_is_refused(tmp_path: Path) -> None:
     path, _ = dinov2_file(tmp_path, "vit_small_patch14_dinov2")
     head, _ = head_file(tmp_path, 2 * ARGS["embed_dim"], dino=False)
     hints = LoadHints(model="vit_small_patch14_dinov2", model_args=ARGS, head=str(head), head_blocks=3)
-    with pytest.raises(GmmvitError, match=r"reads 48 features, but --head-blocks 3 of .* make 72 features") as caught:
+    with pytest.raises(GmmvitError, match=r"reads 48 features, but .* has 72 features with --head-blocks 3") as caught:
         load_checkpoint(path, hints)
     assert caught.value.hint == "type --head-blocks 2, or --head-blocks 1 --head-average"
 

@@ -1,7 +1,8 @@
 """A module of the user's own class, as a model of this package.
 
-An `AnsweredAttention` answers an attention of the user that calls PyTorch's fused attention function, so that the graph
-has the form that the kernels and the engines know: product, scale, softmax, product.
+If an attention of the user's class calls PyTorch's fused attention function, an `AnsweredAttention` computes the result
+in place of this function. The graph then has the form that the kernels and the engines recognise: matrix product,
+scale, softmax, matrix product.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def build(spec: CustomSpec) -> CustomModel:
 
 
 def _answerable_calls(file: OwnFile, network: nn.Module, shape: tuple[int, int, int]) -> list[FusedCall]:
-    """Return the calls of the fused attention function without ``attn_mask``, by modules that call the function once.
+    """Return the calls that can be answered: calls without ``attn_mask``, in modules that make a single call.
 
     Every other call stays as it is: the exporter decomposes the function. If the network cannot run on tensors without
     data, for example because it reads values of tensors, no call is answered.
@@ -83,9 +84,9 @@ def _answerable_calls(file: OwnFile, network: nn.Module, shape: tuple[int, int, 
 
 
 def classes_of(file: OwnFile, name: str, network: nn.Module, shape: tuple[int, int, int]) -> int:
-    """Return C, the number of classes, from the output of a dry run with two images.
+    """Return C, the number of classes, from the logits of two random images.
 
-    The dry run also computes the logits in float64, which parity needs as the reference.
+    The class also computes the logits in float64, which parity needs as the reference.
     shape: (channels, height, width) of an image.
     Errors: InputError when the class raises an exception, when the output is not a tensor (2, C) of logits, or when the
     logits of an image depend on the other image.
@@ -102,12 +103,13 @@ def classes_of(file: OwnFile, name: str, network: nn.Module, shape: tuple[int, i
             f"got {problem}",
             hint=f"write a class in {file.path} whose forward returns only the logits, and name this class in --model",
         )
-    with torch.inference_mode(), errors_of_file(file, f"the class {name} cannot compute in float64, as parity needs"):
+    what = f"the class {name} cannot compute float64 logits, which gmmvit parity needs as the reference"
+    with torch.inference_mode(), errors_of_file(file, what):
         exact = copy.deepcopy(network).double()
         together, alone = exact(images.double()), exact(images[:1].double())
     if alone.shape != together[:1].shape or not torch.allclose(alone, together[:1], rtol=1e-6, atol=1e-9):
         raise InputError(
-            f"{file.path}: the logits that the class {name} gives an image depend on the other images of the batch",
+            f"{file.path}: in the class {name}, the logits of an image depend on the other images of the batch",
             hint=f"write a class in {file.path} that computes the logits of each image from this image only",
         )
     return int(output.shape[1])

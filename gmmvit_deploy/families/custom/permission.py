@@ -1,8 +1,8 @@
 """The Python files that this process may run, because the user named each file on the command line.
 
 A spec of a user's own class holds the SHA-256 of a file and no code. This process runs a file only if `permit` was
-called with a file of the same SHA-256. Nothing but an option that names the file calls `permit`; to open a bundle does
-not.
+called with a file of the same SHA-256. `permit` is called only for an option that names the file, and never when a
+bundle is opened.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Models that timm builds: any of its classifiers, and torchvision's vision transformer with a convolution stem."""
+"""Models from timm's modules: the classifiers that timm builds, and torchvision's vision transformer."""
 
 from __future__ import annotations
 

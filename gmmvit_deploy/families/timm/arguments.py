@@ -1,4 +1,4 @@
-"""The arguments with which a training script built a model of timm, from what its file states and the user types.
+"""The arguments with which a training script built a model of timm, from the checkpoint and the user's options.
 
 train.py        args: model, model_kwargs, in_chans, gp, img_size, input_size
 model folder    config.json: architecture, model_args, global_pool, pretrained_cfg
@@ -32,8 +32,9 @@ _MAX_SIDE = 2**14  # pixels; an image of this side has more pixels than the prep
 class Arguments:
     """The arguments of ``timm.create_model``.
 
-    architecture: timm's name.  model_args: the arguments, without number of classes and channels unless stated.
-    size: (height, width) of the images in pixels, or None if neither the file nor the user states a size.
+    architecture: timm's name.  model_args: the arguments; the number of classes and the number of channels are among
+    the arguments only if the file or the user states these numbers.
+    size: (height, width) of the images in pixels; None if the user, the file and the architecture state no size.
     cfg: timm's default configuration of the architecture.
     """
 
@@ -44,7 +45,7 @@ class Arguments:
 
 
 def is_train_script(record: TrainingRecord) -> bool:
-    """Return whether timm's train.py wrote the record: its options determine the preprocessing."""
+    """Return True if timm's train.py wrote the record.  The options of train.py determine the preprocessing."""
     return {"model", "crop_pct", "mean", "std", "interpolation"} <= record.args.keys()
 
 
@@ -52,8 +53,9 @@ def arguments_of(shapes: Shapes, hints: LoadHints) -> Arguments:
     """Return the arguments for a file.
 
     Errors:
-        CheckpointError: neither the file nor the user names an architecture, the file states an image size that is no
-            size, an option contradicts the file, or the arguments ask for more blocks than the file can hold.
+        CheckpointError: neither the file nor the user names an architecture; the image size in the file is not valid;
+            an option contradicts the file; the arguments ask for more blocks than the file has tensors; or
+            ``config.json`` names a place from which timm would download weights.
         SpecError: timm does not know the architecture, or an argument is refused.
     """
     record = shapes.record
@@ -98,7 +100,7 @@ def _named(shapes: Shapes, hints: LoadHints) -> tuple[str, str]:
     raise CheckpointError(
         f"{shapes.source}: unknown architecture; the first keys of the file are {first}",
         hint="if timm builds the model, type --model with timm's name of the architecture, and --model-args with the "
-        "arguments of training; or use a checkpoint that a known code base wrote",
+        "arguments of training; for a class in a Python file of yours, type --model FILE.py:CLASS",
     )
 
 
@@ -141,11 +143,11 @@ def _refuse_depth(shapes: Shapes, model_args: Mapping[str, Any]) -> None:
 def _size(
     shapes: Shapes, hints: LoadHints, model_args: Mapping[str, Any], cfg: Mapping[str, Any]
 ) -> tuple[int, int] | None:
-    """Return (height, width): the user's size, else the size that the file states, else the size that timm's code has.
+    """Return (height, width): the user's size, else the size in the file, else timm's default for the architecture.
 
-    timm's train.py and its model folders use the architecture's default size if no option states another size.
-    Errors: CheckpointError when the file states a size that is no size, or a size other than --image-size for an
-    architecture that takes images of a single size.
+    timm's default is used only if the architecture has a fixed input size, or if timm's train.py wrote the file.
+    Errors: CheckpointError when the size in the file is not valid, or when the size in the file differs from
+    --image-size and timm builds the architecture for a single size.
     """
     where, stated = _stated_size(shapes.record, model_args)
     fixed = bool(cfg.get("fixed_input_size"))

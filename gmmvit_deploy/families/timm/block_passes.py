@@ -1,7 +1,7 @@
 """Folding passes for the blocks of timm's vision transformers.
 
     γ ∘ (W x + b)              →  (γ ∘ W) x + γ ∘ b            LayerScale merged into the linear map before it
-    x + mlp(norm(x))           →  the same for the tokens that the head reads, in the last block
+    x + mlp(norm(x))           →  in the last block, computed only for the prefix tokens, such as the class token
 
 The modules belong to timm, so each pass is tried on a copy: if the logits of random images change by more than
 rounding, the pass leaves the network as it is.
@@ -40,9 +40,10 @@ def merge_linear_layer_scale(model: Model) -> tuple[str, ...]:
 
 @torch.no_grad()
 def narrow_class_token_block(model: Model) -> tuple[str, ...]:
-    """Compute the mlp of the last block only for the tokens that the head reads.
+    """Compute the mlp of the last block only for the prefix tokens: class token, distillation token and registers.
 
-    Requires: a vision transformer of timm whose head reads the class token, or class and distillation token.
+    Requires: a vision transformer of timm whose head reads no patches, without attention pooling and without a linear
+    head of DINO.
     Ensures: in float64 the logits of random images are equal up to rounding; otherwise the network does not change.
     Returns the name of the block.
     """

@@ -15,9 +15,10 @@ __all__ = ["block_names", "windows_of"]
 
 
 def block_names(spec: TimmSpec) -> tuple[str, ...]:
-    """Return the modules that hold an answered attention, in execution order; without attentions, the feature stages.
+    """Return the names of the blocks, in execution order: the modules whose attention is an `AnsweredAttention`.
 
-    timm registers its blocks in execution order. Windows of a block that runs inside another block are not listed.
+    If the network has no such attention, return the names of timm's feature stages. timm registers its blocks in
+    execution order.
     """
     import torch
 
@@ -39,7 +40,7 @@ def block_names(spec: TimmSpec) -> tuple[str, ...]:
 
 
 def windows_of(spec: TimmSpec) -> Mapping[str, Windows]:
-    """Return name of an attention → its windows, for the attentions with masks in Swin's square windows."""
+    """Return name of a `MaskedAttention` → the windows of this attention, for attentions in Swin's square windows."""
     import torch
 
     from gmmvit_deploy.families.timm.model import MASK, TimmModel

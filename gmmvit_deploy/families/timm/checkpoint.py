@@ -26,7 +26,7 @@ __all__ = ["HEAD_FILE", "TIMM_FILES", "asked_size"]
 
 _CROP_MODES = ("center", "squash", "border")
 HEAD_FILE = "head_file"
-"""The prefix under which `checkpoints.loading` adds the tensors of a linear head to the tensors of the backbone."""
+"""The prefix under which `checkpoints.linear_head` adds the tensors of a linear head to the tensors of the backbone."""
 _OPTIONS_OF_DEIT = {"model", "input_size", "distillation_type"}
 _OPTIONS_OF_DINO = {"arch", "patch_size", "out_dim"}
 
@@ -82,7 +82,7 @@ def _mask(shapes: Shapes, hints: LoadHints) -> MaskSpec:
     if hints.closed_form and not closed:
         raise CheckpointError(
             f"{shapes.source}: --mask-form closed, but the file holds the stored base mask {parts['mask']}.mask",
-            hint="leave --mask-form out: a file with a stored base mask was trained with the stored base mask",
+            hint="leave --mask-form out: the model was trained with the stored base mask that the file holds",
         )
     # If the stored base mask of some attention is missing, `checkpoints.loading` names the missing tensor.
     complete = [path for path in paths if closed or f"{path}.mask" in shapes]
@@ -150,9 +150,9 @@ def _head_classes(shapes: Shapes, hints: LoadHints, head: str) -> int:
         if features != ((hints.head_blocks or 0) + hints.head_average) * dim:
             average = " and --head-average" if hints.head_average else ""
             raise CheckpointError(
-                f"{head}: the linear head reads {features} features, but --head-blocks {hints.head_blocks}{average} of "
-                f"{shapes.source} make {((hints.head_blocks or 0) + hints.head_average) * dim} features "
-                f"({dim} for each token)",
+                f"{head}: the linear head reads {features} features, but {shapes.source} has "
+                f"{((hints.head_blocks or 0) + hints.head_average) * dim} features with --head-blocks "
+                f"{hints.head_blocks}{average}: {dim} for each token",
                 hint=f"type --head-blocks {features // dim}, or --head-blocks {features // dim - 1} --head-average"
                 if features % dim == 0 and features > dim
                 else f"type --head-blocks {features // dim}"
@@ -180,7 +180,10 @@ def _file_name(name: str) -> str:
 
 
 def known_unused(spec: TimmSpec) -> Mapping[str, str]:
-    """Return the keys of buffers that older versions of timm stored, and that timm computes from the sizes."""
+    """Return name in the file → reason, for tensors that the model does not read.
+
+    Older versions of timm stored buffers that timm now computes from the sizes of the model.
+    """
     import torch
 
     from gmmvit_deploy.families.timm.network import network_from_spec
@@ -190,12 +193,15 @@ def known_unused(spec: TimmSpec) -> Mapping[str, str]:
     reason = "timm computes this tensor from the sizes of the model"
     unused = {f"{path}.relative_position_index": reason for path, _ in network.named_modules() if path}
     unused |= {f"{path}.attn_mask": reason for path, _ in network.named_modules() if path}
-    unused[f"{HEAD_FILE}.interleaved"] = "a mark of the head file's format"
+    unused[f"{HEAD_FILE}.interleaved"] = "gmmvit adds this tensor for a linear head of DINO's eval_linear.py"
     return unused
 
 
 def known_interpolation(shapes: Shapes, hints: LoadHints) -> Interpolation | None:
-    """Return the algorithm of the code that wrote the file, recognised by the options of its training script."""
+    """Return the algorithm that resamples position embeddings in the code that wrote the file.
+
+    The options of the training script in the file show the code. The result is None if the options show no known code.
+    """
     options = shapes.record.args.keys()
     if shapes.record.config or is_train_script(shapes.record):
         return "timm"
@@ -220,7 +226,7 @@ def known_images(shapes: Shapes, hints: LoadHints, spec: TimmSpec) -> KnownImage
 
 
 def _resolved(source: str, args: Mapping[str, Any], cfg: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the preprocessing that timm takes from these settings.  Errors: CheckpointError when timm cannot."""
+    """Return the preprocessing that timm reads from these settings.  Errors: CheckpointError when timm fails."""
     resolve: Any = require_timm().data.resolve_data_config
     try:
         resolved: Mapping[str, Any] = resolve(dict(args) or {"": None}, pretrained_cfg=dict(cfg))
@@ -238,7 +244,7 @@ def _from_data_config(
     """Return the preprocessing of a file as this package describes it.
 
     resolved: the result of `_resolved`.  config: the values of ``config.json``, with the labels; empty without labels.
-    Errors: CheckpointError when a value of ``resolved`` is no value of preprocessing.
+    Errors: CheckpointError when a value of ``resolved`` is not valid.
     """
     interpolation = resolved["interpolation"]
     # During training, "random" chooses a filter for each image; timm evaluates such models with the bilinear filter.
@@ -272,8 +278,9 @@ def _is_number(value: Any) -> bool:
 def _not_stated(source: str, field: str, expected: str, value: Any) -> CheckpointError:
     """Return the error for a value of the preprocessing that the file states."""
     return CheckpointError(
-        f"{source}: the file states the preprocessing {field} {value!r}; expected {expected}",
-        hint=f"correct {field} in config.json, or in args of the training file",
+        f"{source}: {field} of the preprocessing: expected {expected}, got {value!r}",
+        hint=f"correct {field} in config.json; in a checkpoint of train.py, correct {field} in args and save the "
+        "checkpoint again",
     )
 
 

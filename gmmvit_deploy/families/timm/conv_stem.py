@@ -1,10 +1,11 @@
-"""torchvision's vision transformer, with its convolution stem, built from timm's modules.
+"""torchvision's vision transformer, with or without a convolution stem, built from timm's modules.
 
 stem:      [3×3 convolution without bias, BatchNorm, ReLU] for each entry of ``stem``, then a 1×1 convolution
 ViT:       class token, learned positions, pre-norm blocks, norm, head on the class token
 
-torchvision's own class computes attention with ``torch.nn.MultiheadAttention``, whose attention cannot be answered
-(`layers.fused_call`). The tensors are the same under other names: `families.timm.torchvision_files` maps the names.
+torchvision's own class computes attention with ``torch.nn.MultiheadAttention``, in which this package cannot replace
+the fused attention function (`layers.fused_call`). The tensors are the same under other names:
+`families.timm.torchvision_files` maps the names.
 """
 
 from __future__ import annotations

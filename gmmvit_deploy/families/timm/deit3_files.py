@@ -2,7 +2,7 @@
 
 blocks.{i}.gamma_1, gamma_2      ls1.gamma, ls2.gamma (LayerScale)
 
-No file names the architecture, so the user types timm's name, such as ``deit3_small_patch16_224``.
+The files do not hold timm's name of the architecture, so the user types this name, such as ``deit3_small_patch16_224``.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
 """Checkpoints of DINOv2's backbones: the names of the tensors that differ from timm's names.
 
-register_tokens (1, R, D)            reg_token; timm adds no positions to class token and registers, so
-cls_token, pos_embed (1, n+1, D)     cls_token + pos_embed[0] → cls_token,  pos_embed[1:] → pos_embed
+register_tokens (1, R, D)            reg_token
+cls_token, pos_embed (1, n+1, D)     in a model with registers, because timm adds no positions to class token and
+                                     registers: cls_token + pos_embed[0] → cls_token,  pos_embed[1:] → pos_embed
 blocks.{i}.mlp.w12, w3               mlp.fc1, mlp.fc2 of the SwiGLU mlp (ViT-g)
 mask_token                           stored, but read only in training
 
-The backbone has no classifier: the user gives a linear head (`families.timm.linear_head`). No file names the
-architecture, so the user types timm's name, such as ``vit_small_patch14_dinov2`` or ``vit_small_patch14_reg4_dinov2``.
+The backbone has no classifier: the user gives a linear head (`families.timm.linear_head`). The files do not hold timm's
+name of the architecture, so the user types this name, such as ``vit_small_patch14_dinov2`` or
+``vit_small_patch14_reg4_dinov2``.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ def known_unused(spec: TimmSpec) -> Mapping[str, str]:
 
 
 def _interpolation(shapes: Shapes, hints: LoadHints) -> Interpolation:
-    """Return the algorithm of DINOv2's code: with registers it is timm's, without registers it is DINO's."""
+    """Return the algorithm that resamples position embeddings: timm's for a model with registers, else DINO's."""
     return "timm" if "register_tokens" in shapes else "dino"
 
 

@@ -1,4 +1,4 @@
-"""Folding passes for networks of timm: two heads of a distilled model as one map, and BatchNorm in convolutions."""
+"""Folding passes for networks of timm: join the heads of a distilled model, merge BatchNorm into convolutions."""
 
 from __future__ import annotations
 

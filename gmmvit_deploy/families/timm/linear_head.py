@@ -34,12 +34,15 @@ class LinearHead(nn.Module):
 
     @staticmethod
     def for_network(network: Any, *, blocks: int, average: bool, interleaved: bool, classes: int) -> LinearHead:
-        """Return a head with random weights.  Errors: SpecError when the network has no class token or fewer blocks."""
+        """Return a head with random weights.
+
+        Errors: SpecError when the network has no class token, or fewer blocks than ``blocks``.
+        """
         depth = len(getattr(network, "blocks", ()))
         if not hasattr(network, "get_intermediate_layers") or not getattr(network, "num_prefix_tokens", 0):
             raise SpecError(
                 f"a linear head reads class tokens, and {type(network).__name__} has no class token",
-                hint="type --model with the vision transformer that DINO trained",
+                hint="type --model with the architecture of the backbone, a vision transformer with a class token",
             )
         if blocks > depth:
             raise SpecError(

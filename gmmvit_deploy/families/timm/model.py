@@ -3,8 +3,9 @@
     logits = network(images)        network: the module that timm builds
     logits = head(tokens)           with a linear head of DINO (`linear_head`)
 
-Every attention of the network that calls PyTorch's fused attention function is answered by an `AnsweredAttention`, so
-that its scale, its mask and its bias are steps, which the folding passes turn into constants.
+In every attention of the network that calls PyTorch's fused attention function, an `AnsweredAttention` computes the
+result in place of this function. The scale, the mask and the bias are then steps, which the folding passes turn into
+constants.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from gmmvit_deploy.specs import input_shape
 __all__ = ["ATTENTION", "MASK", "TimmModel"]
 
 ATTENTION = "attention"
-"""The name of the submodule that answers the fused attention function of an attention without mask."""
+"""The name of the submodule that replaces the fused attention function in an attention without a mask."""
 MASK = "mask"
-"""The name of the submodule that answers for an attention with mask.  It has trained tensors, so the names of its
-tensors are those of `gmmvit_deploy.timm.add_masks`."""
+"""The name of the submodule that replaces the fused attention function in an attention with a mask.  The submodule
+holds the tensors of the mask, and has the name that `gmmvit_deploy.timm.add_masks` gives to the submodule."""
 _DRY_BATCH = 2  # the batch of the dry run in `fused_calls`
 
 
@@ -94,7 +95,7 @@ class TimmModel(Model):
 
 
 def _calls(network: nn.Module, spec: TimmSpec) -> list[FusedCall]:
-    """Run the network once, without values.  Errors: SpecError when the network does not take images of the spec."""
+    """Return the calls in a dry run of the network.  Errors: SpecError when the run fails for images of the spec."""
     try:
         return list(fused_calls(network, input_shape(spec)))
     except GmmvitError:
@@ -110,7 +111,7 @@ def _calls(network: nn.Module, spec: TimmSpec) -> list[FusedCall]:
 
 
 def _answer(model: TimmModel, call: FusedCall, place: Placement | None) -> None:
-    """Answer the fused attention function in the module of a call.
+    """Replace the fused attention function in the module that makes ``call``.
 
     place: the grid of the attention's tokens if the attention has a mask, else None.
     """

@@ -1,6 +1,6 @@
 """Build the network of a spec with timm.
 
-Nothing is downloaded: names and arguments that make timm read files or reach for a network are refused.
+Nothing is downloaded: names and arguments with which timm would read files or download files are refused.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _PREFIX = "timm:"
 _REFUSED = {
     "cache_dir": "it names a folder for downloads",
     "checkpoint_path": "the weights come from the checkpoint",
-    "exportable": "export chooses the form of the attention",
+    "exportable": "gmmvit export itself makes the attention exportable",
     "features_only": "the result would be features, not logits",
-    "no_jit": "export chooses the form of the layers",
+    "no_jit": "gmmvit export exports timm's default layers",
     "pretrained": "the weights come from the checkpoint; gmmvit downloads nothing",
     "pretrained_cfg": "it can name files and network addresses",
     "pretrained_cfg_overlay": "it can name files and network addresses",
-    "scriptable": "export chooses the form of the layers",
+    "scriptable": "gmmvit export exports timm's default layers",
 }
 """Arguments of ``timm.create_model`` that are refused → the reason."""
 
@@ -53,8 +53,8 @@ def architecture_from(text: str, *, where: str) -> str:
     source, colon, _ = name.partition(":")
     if colon:
         raise SpecError(
-            f"{where}: {text!r} makes timm read from {source}; gmmvit downloads nothing and reads only files that are "
-            "given to it",
+            f"{where}: {text!r} makes timm read from {source}; gmmvit downloads nothing and reads only files that the "
+            "command names",
             hint="download the model folder yourself, and give the folder to gmmvit export, or type --model with the "
             "name of the architecture",
         )
@@ -71,7 +71,7 @@ def architecture_from(text: str, *, where: str) -> str:
 
 
 def refuse_arguments(arguments: Mapping[str, Any], *, where: str) -> None:
-    """Errors: SpecError when an argument would make timm read other files, download, or build no classifier."""
+    """Check the arguments of ``timm.create_model``.  Errors: SpecError when a refused argument has a value."""
     for name, value in arguments.items():
         if value and _refused(name):
             reason = _REFUSED.get(name, _REFUSED["pretrained"])
@@ -79,7 +79,7 @@ def refuse_arguments(arguments: Mapping[str, Any], *, where: str) -> None:
 
 
 def without_refused(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments without those that `refuse_arguments` refuses unless they are false, None or empty."""
+    """Return the arguments without refused arguments, which `refuse_arguments` allows with a false or empty value."""
     return {name: value for name, value in arguments.items() if not _refused(name)}
 
 

@@ -5,9 +5,10 @@
     masks                         computed again on the new grid, or refused (`scores.resized_masks`)
     all other tensors             unchanged; a tensor whose shape depends on the image size is refused
 
-timm builds the network for the new size with the arguments of training, except ``img_size``. So timm also decides about
-windows. The windows of BEiT are the grid of patches, and grow with the image. The windows of Swin keep their size, with
-an exception: where the feature map has fewer rows or columns than ``window_size``, timm reduces the window to the map.
+timm builds the network for the new size with the arguments of training, except ``img_size``. timm therefore also
+determines the size of the windows. The windows of BEiT are the grid of patches, and grow with the image. The windows of
+Swin keep their size, with an exception: where the feature map has fewer rows or columns than ``window_size``, timm
+reduces the window to the map.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ def resized_model(model: TimmModel, size: tuple[int, int], interpolation: Interp
     position embeddings can be resized.
     The spec of the result records the old size, and the algorithm if position embeddings were resampled.
     Errors:
-        InputError: the mask belongs to the grid of training; patches do not cover the images; position embeddings need
-            an algorithm, or do not fit the algorithm; or another tensor has a shape that depends on the image size. The
-            message names the tensor.
+        InputError: the mask belongs to the grid of training; patches do not cover the images; ``interpolation`` is None
+            and the model has position embeddings; the algorithm cannot resample the position embeddings; or another
+            tensor has a shape that depends on the image size, and the message names the tensor.
         SpecError: timm cannot build or run the network at this size.
     """
     spec = _spec_at(model.spec, size)
@@ -84,7 +85,8 @@ def _spec_at(spec: TimmSpec, size: tuple[int, int]) -> TimmSpec:
 def _check_mask(old: TimmSpec, new: TimmSpec) -> None:
     """Check that the mask can be used at the new size.
 
-    A mask inside windows lies over the grid of a window. If timm keeps every window, the mask does not change.
+    A mask inside windows belongs to the grid of a window. If the size of every window stays the same, the mask does not
+    change.
     Errors: InputError as for `check_mask_at_other_size`.
     """
     if old.mask.kind != "plain" and _mask_grids(old) != _mask_grids(new):
@@ -164,7 +166,7 @@ class _Resampling:
         return result
 
     def _positions(self, path: str, tensor: Tensor, like: Tensor) -> Tensor | None:
-        """Return the resampled position embeddings, or None if no grid of patches is known or the grid stays."""
+        """Return the resampled position embeddings, or None if the grid of patches is unknown or does not change."""
         grids = (_patch_grid(self._old.get_submodule(path)), _patch_grid(self._new.get_submodule(path)))
         old, new = grids
         if old is None or new is None or old == new:

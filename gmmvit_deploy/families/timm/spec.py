@@ -19,7 +19,7 @@ from gmmvit_deploy.specs import (
 __all__ = ["CONV_STEM_VIT", "TimmSpec"]
 
 CONV_STEM_VIT = "torchvision:VisionTransformer"
-"""The architecture name of torchvision's vision transformer with a convolution stem, which timm does not register."""
+"""The name of torchvision's vision transformer, with or without a convolution stem.  timm does not know this name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +29,8 @@ class TimmSpec(ModelSpec):
     architecture: timm's name of the architecture, without a tag.
     model_args: the arguments, as JSON values; timm's defaults apply to all other arguments.
     image_width: the width of the images in pixels if it differs from the height, which is ``image_size``; else None.
-    head_blocks: 0, or the number of last blocks whose class tokens a linear head reads, as DINO evaluates its
-    backbones. head_average: True if the linear head also reads the mean of the patches of the last block.
+    head_blocks: the number of last blocks whose class tokens a linear head of DINO or DINOv2 reads; 0 without a linear
+    head.  head_average: True if the linear head also reads the mean of the patches of the last block.
     head_interleaved: True if the features of class token and mean alternate, as in DINO's eval_linear.py.
     resized_from: (height, width) of the images in training if export built the model for another size, else None.
     interpolation: the algorithm that resampled the position embeddings (`layers.positions`); None if no position
@@ -59,7 +59,10 @@ class TimmSpec(ModelSpec):
         if self.image_width is not None:
             require_counts(self, "image_width")
         require(self.head_blocks >= 0, f"head_blocks: expected at least 0, got {self.head_blocks}")
-        require(self.head_blocks > 0 or not self.head_average, "head_average is only for a linear head")
+        require(
+            self.head_blocks > 0 or not self.head_average,
+            "head_average: expected False without a linear head (head_blocks is 0), got True",
+        )
         if self.resized_from is not None:
             require_counts(self, "resized_from")
             require(
@@ -89,8 +92,9 @@ class TimmSpec(ModelSpec):
     def misfit_hint(self) -> str:
         return (
             "type --model, --model-args and --image-size with the values of training, so that timm builds the same "
-            "model; a wrong image size shows in pos_embed, and global_pool decides between norm and fc_norm; if these "
-            "values are right, the file is incomplete or changed: copy or download the file again"
+            "model; if pos_embed has another shape, the image size or the patch size is wrong; if norm or fc_norm is "
+            "missing or unknown, global_pool in --model-args is wrong; if all values are right, the file is incomplete "
+            "or changed: copy or download the file again"
         )
 
     @property

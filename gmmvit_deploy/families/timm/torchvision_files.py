@@ -50,8 +50,8 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> TimmSpec:
     source = shapes.source
     if unknown := set(hints.model_args) - set(_TYPED):
         raise CheckpointError(
-            f"{source}: --model-args has {', '.join(sorted(unknown))}; for {CONV_STEM_VIT} only {' and '.join(_TYPED)} "
-            "are typed, and the tensors determine all other values",
+            f"{source}: --model-args: expected only {' and '.join(_TYPED)} for {CONV_STEM_VIT}, got "
+            f"{', '.join(sorted(unknown))}; the tensors determine all other values",
             hint=_EXAMPLE,
         )
     dim = shapes.of("class_token", rank=3)[2]

@@ -291,7 +291,7 @@ BAD_FILES = {
     "float64": (
         "class Bad(Net):\n    def forward(self, x):\n        return super().forward(x.float())",
         "Bad",
-        "cannot compute in float64",
+        "cannot compute float64 logits",
         ", line ",
     ),
     "tuple": ("class Bad(Net):\n    def forward(self, x): return super().forward(x), 1", "Bad", "a tuple of 2", ""),
@@ -308,7 +308,7 @@ BAD_FILES = {
     "rows": (
         "class Bad(Net):\n    def forward(self, x): return super().forward(x - x.mean(0))",
         "Bad",
-        "the logits that the class Bad gives an image depend on the other images of the batch",
+        "in the class Bad, the logits of an image depend on the other images of the batch",
         "",
     ),
     "random": (
