@@ -97,8 +97,8 @@ def export(
         metavar="NUMBER",
         rich_help_panel=INPUT,
         help="timm's crop_pct, for center, squash and border: images are resized to the model's image size divided by "
-        "NUMBER, and the centre is cropped. Above 0 and at most 1. Without this option and without --resize: what the "
-        "checkpoint states, else 1.",
+        "NUMBER, and the centre is cropped. Above 0 and at most 1. Without this option: what the checkpoint states, "
+        "else 1.",
     ),
     input_kind: str = typer.Option(
         "pixels",

@@ -68,6 +68,7 @@ def choose_weights(path: Path, loaded: object, asked: WeightsKind | None) -> Cho
         raise CheckpointError(f"{path}: expected a dict of tensors, got {kind_of(loaded)}")
     wrapped = [key for key in WRAPPER_KEYS if isinstance(loaded.get(key), dict)]
     filled = [key for key in wrapped if any(isinstance(v, TensorRef | OtherTensor) for v in loaded[key].values())]
+    _refuse_several(path, filled)
     trained = next((key for key in _TRAINED if key in filled), None)
     averaged = next((key for key in _AVERAGED if key in filled), None)
     if trained is None and averaged is None:
@@ -96,6 +97,17 @@ def choose_weights(path: Path, loaded: object, asked: WeightsKind | None) -> Cho
             hint=f"leave --weights out, or type --weights {kind}",
         )
     return _wrapped(loaded, key=only, kind=kind)
+
+
+def _refuse_several(path: Path, filled: list[str]) -> None:
+    """Errors: CheckpointError when several keys hold weights of the same kind, so that no option can choose."""
+    for kind, keys in (("trained", (*_TRAINED, _TEACHER)), ("averaged", _AVERAGED)):
+        held = [key for key in keys if key in filled]
+        if len(held) > 1:
+            raise CheckpointError(
+                f"{path}: holds several sets of {kind} weights, under {' and '.join(map(repr, held))}",
+                hint="save only the right state dict with torch.save, for example under the key state_dict",
+            )
 
 
 def _wrapped(loaded: Mapping[Any, Any], *, key: str | None, kind: WeightsKind | None = None) -> ChosenWeights:
@@ -151,6 +163,8 @@ def names_without_prefix(names: Iterable[str]) -> PlainNames:
         common = next((p for p in _PREFIXES if left and all(short.startswith(p) for short in left.values())), None)
         if common is None:
             inside = {name: short.replace(_COMPILED_INSIDE, ".") for name, short in left.items()}
+            if len(set(inside.values())) < len(inside):
+                inside = left  # a compiled part beside a part of the same name: no name is changed, so both are seen
             return PlainNames(names=inside, prefix=prefix, left_out=left_out)
         left = {name: short.removeprefix(common) for name, short in left.items()}
         prefix += common

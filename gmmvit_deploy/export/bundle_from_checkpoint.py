@@ -21,6 +21,7 @@ from gmmvit_deploy.export.batch_proof import require_batches
 from gmmvit_deploy.export.golden import golden_from_model
 from gmmvit_deploy.export.numeric_proof import golden_rows, proven_programs
 from gmmvit_deploy.export.onnx_from_model import OPSET, OUTPUT_NAME, onnx_from_model
+from gmmvit_deploy.families import family_of
 from gmmvit_deploy.folding.fold import FoldedModel, fold
 from gmmvit_deploy.golden import bytes_from_golden
 from gmmvit_deploy.graphs.proof import prove_folded
@@ -84,8 +85,8 @@ class ExportOptions:
                 hint=f"type --resize with the closest of {', '.join(RESIZE_RULES)}; another filter changes the logits",
             )
         rule = resize_rule_from(self.resize or known.resize or "stretch-bilinear")
-        # The crop of the checkpoint belongs to the resize rule of the checkpoint.
-        crop_pct = known.crop_pct if self.crop_pct is None and self.resize is None else self.crop_pct
+        # A rule without crop, which the user typed, takes the place of the checkpoint's rule and crop.
+        crop_pct = known.crop_pct if self.crop_pct is None and not rule.startswith("stretch") else self.crop_pct
         if crop_pct is not None:
             require_crop_pct("--crop-pct", crop_pct, rule)
         options = replace(
@@ -251,7 +252,7 @@ def _write(
         export_parity={},
         export_skipped={},
         float32_noise=noise.largest,
-        versions=artifacts.tool_versions(),
+        versions=artifacts.tool_versions(*family_of(loaded.spec).distributions),
         files={file.name: sha256_of_file(file) for file in sorted(folder.iterdir())},
     )
     return manifest, noise

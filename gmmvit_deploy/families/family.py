@@ -68,6 +68,10 @@ def _reads_all(spec: Any) -> LastBlock | None:
     return None
 
 
+def _no_proof(model: Model) -> None:
+    return None
+
+
 def _no_windows(spec: Any) -> Mapping[str, Windows]:
     return {}
 
@@ -100,6 +104,8 @@ class Family:
     only_float32:   the reason why models of this family exist only in float32; empty if every precision is available
     resized:        (model, (height, width) in pixels, algorithm for position embeddings, or None if not known) →
                     the model for images of this size; None if no rule resizes models of this family
+    proof:          model → None, a check of a model that was filled from a checkpoint; raises an error
+    distributions:  Python packages that define the models, whose versions a bundle records
     mistakes:       common deployment mistakes that ``gmmvit parity`` can name, in addition to mistakes in the steps on
                     the attention scores
     """
@@ -120,6 +126,8 @@ class Family:
     only_float32: str = ""
     resized: Callable[[Model, tuple[int, int], Interpolation | None], Model] | None = None
     mistakes: tuple[Mistake, ...] = ()
+    distributions: tuple[str, ...] = ()
+    proof: Callable[[Model], None] = _no_proof
 
     def small_specs(self) -> dict[MaskKind, ModelSpec]:
         """Return a small spec for each supported kind of mask."""

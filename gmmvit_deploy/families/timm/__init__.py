@@ -63,6 +63,12 @@ def _resized(model: Model, size: tuple[int, int], interpolation: Interpolation |
     return resized_model(cast("TimmModel", model), size, interpolation)
 
 
+def _proof(model: Model) -> None:
+    from gmmvit_deploy.families.timm.proof import require_equal_to_timm
+
+    require_equal_to_timm(cast("TimmModel", model))
+
+
 def _folding_passes() -> tuple[OwnPass, ...]:
     from gmmvit_deploy.families.timm.block_passes import merge_linear_layer_scale, narrow_class_token_block
     from gmmvit_deploy.families.timm.folding import fuse_batch_norms, join_distilled_heads
@@ -79,6 +85,8 @@ TIMM = Family(
     small=_small,
     blocks=_blocks,
     windows=_windows,
+    distributions=("timm",),
+    proof=_proof,
     folding_passes=_folding_passes,
     resized=_resized,
 )

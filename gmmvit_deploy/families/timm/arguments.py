@@ -8,10 +8,10 @@ any file        --model, --model-args, --image-size, --heads; these take precede
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from gmmvit_deploy.errors import CheckpointError
+from gmmvit_deploy.errors import CheckpointError, SpecError
 from gmmvit_deploy.families.timm.network import (
     architecture_from,
     refuse_arguments,
@@ -23,7 +23,7 @@ from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.sources.record import TrainingRecord
 from gmmvit_deploy.sources.shapes import Shapes
 
-__all__ = ["Arguments", "arguments_of", "is_train_script"]
+__all__ = ["Arguments", "arguments_of", "default_cfg", "is_train_script", "name_of"]
 
 _MAX_SIDE = 2**14  # pixels; an image of this side has more pixels than the preprocessing takes
 
@@ -59,7 +59,7 @@ def arguments_of(shapes: Shapes, hints: LoadHints) -> Arguments:
         SpecError: timm does not know the architecture, or an argument is refused.
     """
     record = shapes.record
-    text, where = _named(shapes, hints)
+    text, where = name_of(shapes, hints)
     architecture = architecture_from(text, where=where)
     if architecture == CONV_STEM_VIT:
         raise CheckpointError(
@@ -81,15 +81,34 @@ def arguments_of(shapes: Shapes, hints: LoadHints) -> Arguments:
                 hint=f"omit --heads; if {hints.heads} is right, type --model-args '{{\"num_heads\": {hints.heads}}}'",
             )
         model_args["num_heads"] = hints.heads
-    cfg = _default_cfg(architecture)
+    cfg = default_cfg(text)
+    if model_args.get("dynamic_img_size"):
+        return _with_dynamic_size(shapes, hints, architecture, model_args, cfg)
     size = _size(shapes, hints, model_args, cfg)
     if size is not None and (cfg.get("fixed_input_size") or "img_size" in model_args):
         model_args["img_size"] = list(size)
     return Arguments(architecture=architecture, model_args=model_args, size=size, cfg=cfg)
 
 
-def _named(shapes: Shapes, hints: LoadHints) -> tuple[str, str]:
-    """Return (name of the architecture, where the name stands)."""
+def _with_dynamic_size(
+    shapes: Shapes, hints: LoadHints, architecture: str, model_args: dict[str, Any], cfg: Mapping[str, Any]
+) -> Arguments:
+    """Return the arguments of a model that resamples its positions for the size of each image.
+
+    ``img_size`` is the size of the stored positions, and the images may have another size.
+    """
+    stated = {name: value for name, value in model_args.items() if name != "img_size"}
+    without = replace(shapes.record, config={}) if shapes.record.args else shapes.record
+    images = Shapes(shapes.tensors, shapes.source, record=without)
+    size = _size(images, hints, stated, {}) or _pair(model_args.get("img_size")) or _size(shapes, hints, stated, cfg)
+    return Arguments(architecture=architecture, model_args=model_args, size=size, cfg=cfg)
+
+
+def name_of(shapes: Shapes, hints: LoadHints) -> tuple[str, str]:
+    """Return (name of the architecture, possibly with a tag; where the name stands).
+
+    Errors: CheckpointError when neither the file nor the user names an architecture.
+    """
     if hints.model is not None:
         return hints.model, "--model"
     record = shapes.record
@@ -116,11 +135,25 @@ def _stated_args(record: TrainingRecord) -> dict[str, Any]:
     args = {str(k): v for k, v in kwargs.items() if v is not None} if isinstance(kwargs, dict) else {}
     if isinstance(pool := record.args.get("gp"), str) and pool:
         args["global_pool"] = pool
+    if is_train_script(record) and record.args.get("bn_eps") is not None:
+        args["bn_eps"] = record.args["bn_eps"]
     return {k: v for k, v in args.items() if not k.startswith("drop_")}
 
 
-def _default_cfg(architecture: str) -> Mapping[str, Any]:
-    cfg = require_timm().get_pretrained_cfg(architecture, allow_unregistered=True)
+def default_cfg(text: str) -> Mapping[str, Any]:
+    """Return timm's configuration for a name such as ``vit_base_patch16_224.dino``.
+
+    The tag after the dot names the weights that training started from, with their own image size and preprocessing.
+    Errors: SpecError when timm has no such tag.
+    """
+    timm, name = require_timm(), text.removeprefix("timm:")
+    try:
+        cfg = timm.get_pretrained_cfg(name, allow_unregistered=True)
+    except RuntimeError as exc:
+        raise SpecError(
+            f"timm {timm.__version__} has no weights of the name {name!r}",
+            hint=f"type --model {name.partition('.')[0]}, or with a tag of timm after the dot",
+        ) from exc
     return {} if cfg is None else cfg.to_dict()
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.families.timm.arguments import Arguments, arguments_of, is_train_script
+from gmmvit_deploy.families.timm.arguments import Arguments, arguments_of, default_cfg, is_train_script, name_of
 from gmmvit_deploy.families.timm.network import require_timm
 from gmmvit_deploy.families.timm.spec import TimmSpec
 from gmmvit_deploy.sources.hints import LoadHints
@@ -219,8 +219,11 @@ def known_images(shapes: Shapes, hints: LoadHints, spec: TimmSpec) -> KnownImage
         return _from_data_config(shapes.source, spec.channels, _resolved(shapes.source, {}, config), record.config)
     if is_train_script(record):
         args: dict[str, Any] = {k: v for k, v in record.args.items() if k not in ("input_size", "img_size")}
-        cfg = require_timm().get_pretrained_cfg(spec.architecture, allow_unregistered=True)
-        resolved = _resolved(shapes.source, args | {"in_chans": spec.channels}, cfg.to_dict() if cfg else {})
+        cfg = default_cfg(name_of(shapes, hints)[0])
+        resolved = dict(_resolved(shapes.source, args | {"in_chans": spec.channels}, cfg))
+        for field in ("mean", "std"):  # timm's loader averages values of RGB for a model with other channels
+            if args.get(field) is None and len(resolved[field]) != spec.channels:
+                resolved[field] = (sum(resolved[field]) / len(resolved[field]),) * spec.channels
         return _from_data_config(shapes.source, spec.channels, resolved, {})
     return KnownImages()
 

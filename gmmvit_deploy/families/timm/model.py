@@ -10,6 +10,7 @@ constants.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -71,8 +72,10 @@ class TimmModel(Model):
         use_fused_calls(self.network)
         calls = _calls(self.network, spec)
         masked = {} if spec.mask.kind == "plain" else {p.module: p for p in placements(self.network, input_shape(spec))}
+        often = Counter(call.module for call in calls)
         for call in calls:
-            _answer(self, call, masked.get(call.module))
+            if often[call.module] == 1:  # a module with several calls is exported as PyTorch decomposes the calls
+                _answer(self, call, masked.get(call.module))
 
     def forward(self, images: Tensor) -> Tensor:
         if self.linear_head is not None:

@@ -1,0 +1,131 @@
+"""What train.py and the options state reaches timm: tags, epsilon of BatchNorm, sizes, preprocessing; and the proof."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from timm.data import resolve_data_config
+
+from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.errors import GmmvitError
+from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions
+from gmmvit_deploy.families.timm import proof
+from gmmvit_deploy.sources.hints import LoadHints
+from gmmvit_deploy.sources.record import KnownImages
+from tests.conftest import MANIFEST, golden
+
+TINY = {"embed_dim": 24, "depth": 1, "num_heads": 2}
+NAMES = [name for name, entry in MANIFEST.items() if entry["family"] == "timm"]
+
+
+def train_file(folder: Path, name: str, *, kwargs: dict[str, Any], seed: int = 0, **args: Any) -> tuple[Path, Any]:
+    """Write a checkpoint as timm's train.py does; return the file and timm's own model, in float64."""
+    torch.manual_seed(seed)
+    extra = {} if args.get("bn_eps") is None else {"bn_eps": args["bn_eps"]}
+    model = timm.create_model(name, pretrained=False, num_classes=5, **kwargs, **extra).eval()
+    for parameter in model.parameters():
+        parameter.data.normal_(std=0.3)
+    options = {"model": name, "crop_pct": None, "mean": None, "std": None, "interpolation": "", "model_kwargs": kwargs}
+    namespace = Namespace(**{"gp": None, "img_size": None, "input_size": None, "in_chans": None, **options, **args})
+    path = folder / "last.pth.tar"
+    arch = name.partition(".")[0]
+    torch.save({"arch": arch, "args": namespace, "state_dict": model.state_dict()}, path)
+    return path, model.double()
+
+
+@pytest.mark.parametrize("name", ["vit_base_patch16_224.dino", "test_vit.r160_in1k", "test_vit"])
+def test_the_tag_decides_the_preprocessing(tmp_path: Path, name: str) -> None:
+    size = {} if name.startswith("test") else {"img_size": 32}
+    path, model = train_file(tmp_path, name, kwargs={**TINY, **size})
+    images = load_checkpoint(path, LoadHints(model=name)).images
+    expected = resolve_data_config({}, model=model)
+    assert (images.mean, images.std) == (tuple(expected["mean"]), tuple(expected["std"]))
+    assert images.crop_pct == expected["crop_pct"]
+    assert images.resize == f"{expected['crop_mode']}-{expected['interpolation']}"
+
+
+def test_an_unknown_tag_is_refused(tmp_path: Path) -> None:
+    path, _ = train_file(tmp_path, "vit_tiny_patch16_224", kwargs={**TINY, "img_size": 32})
+    with pytest.raises(GmmvitError, match=r"no weights of the name 'vit_tiny_patch16_224\.nonexistent'"):
+        load_checkpoint(path, LoadHints(model="vit_tiny_patch16_224.nonexistent"))
+
+
+def test_the_epsilon_of_batch_norm(tmp_path: Path) -> None:
+    path, model = train_file(tmp_path, "test_efficientnet", kwargs={}, bn_eps=0.1)
+    loaded = load_checkpoint(path, LoadHints())
+    images = torch.randn(2, 3, *loaded.spec.image_shape, dtype=torch.float64)
+    with torch.inference_mode():
+        torch.testing.assert_close(loaded.model.double()(images), model(images), rtol=1e-12, atol=1e-12)
+
+
+def test_one_channel_averages_the_normalisation(tmp_path: Path) -> None:
+    path, model = train_file(
+        tmp_path, "vit_tiny_patch16_224", kwargs={**TINY, "img_size": 32, "in_chans": 1}, in_chans=1
+    )
+    images = load_checkpoint(path, LoadHints()).images
+    mean = resolve_data_config({}, model=model)["mean"]
+    assert images.mean == pytest.approx([sum(mean) / 3])
+    assert len(images.std or ()) == 1
+
+
+def test_a_size_for_each_image(tmp_path: Path) -> None:
+    kwargs = {**TINY, "img_size": 32, "dynamic_img_size": True}
+    path, model = train_file(tmp_path, "vit_tiny_patch16_224", kwargs=kwargs, img_size=48)
+    loaded = load_checkpoint(path, LoadHints())
+    assert loaded.spec.image_shape == (48, 48)
+    images = torch.randn(2, 3, 48, 48, dtype=torch.float64)
+    with torch.inference_mode():
+        torch.testing.assert_close(loaded.model.double()(images), model(images), rtol=1e-12, atol=1e-12)
+
+
+def test_features_are_no_logits(tmp_path: Path) -> None:
+    path, _ = train_file(tmp_path, "vit_tiny_patch16_224", kwargs={**TINY, "img_size": 32})
+    with pytest.raises(GmmvitError, match=r"expected logits of shape \(2, 5\) for two images, got \(2, 5, 5\)"):
+        load_checkpoint(path, LoadHints(model_args={"global_pool": ""}))
+
+
+def test_a_model_that_differs_from_timms_own_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _ = train_file(tmp_path, "vit_tiny_patch16_224", kwargs={**TINY, "img_size": 32})
+    build = proof.network_from_spec
+
+    def other(spec: Any) -> Any:
+        network = build(spec)
+        network.norm.eps = 1e-5
+        return network
+
+    monkeypatch.setattr(proof, "network_from_spec", other)
+    with pytest.raises(GmmvitError, match=r"differ by .* from the logits of timm's own model"):
+        load_checkpoint(path, LoadHints())
+
+
+def test_the_crop_of_the_file_stays_with_another_filter() -> None:
+    known = KnownImages(mean=(0.5,), std=(0.5,), resize="center-bicubic", crop_pct=0.9, labels=("a",))
+    assert ExportOptions(resize="center-bilinear").completed(known).crop_pct == 0.9
+    assert ExportOptions(resize="stretch-bilinear").completed(known).crop_pct is None
+    assert ExportOptions(resize="center-bicubic", crop_pct=1.0).completed(known).crop_pct == 1.0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_golden_logits_in_float64(name: str) -> None:
+    case = golden(name)
+    arrays = np.load(case.path.parent / f"{name}.npz")
+    loaded = load_checkpoint(case.path, case.hints)
+    with torch.inference_mode():
+        logits = loaded.model.double()(torch.from_numpy(arrays["images"]).double()).numpy()
+    np.testing.assert_allclose(logits, arrays["logits64"], rtol=0, atol=1e-12)
+
+
+def test_golden_logits_of_the_average() -> None:
+    case = golden("timm_vit")
+    arrays = np.load(case.path.parent / "timm_vit.npz")
+    loaded = load_checkpoint(case.path, LoadHints(weights="averaged"))
+    with torch.inference_mode():
+        logits = loaded.model(torch.from_numpy(arrays["images"])).numpy()
+    np.testing.assert_allclose(logits, arrays["logits_ema"], rtol=0, atol=5e-6)
+    assert float(np.abs(arrays["logits_ema"] - arrays["logits"]).max()) > 0.01
