@@ -18,6 +18,7 @@ from gmmvit_deploy.export.batch_proof import require_dynamic_batch
 from gmmvit_deploy.export.declared_roles import declare_roles, name_nodes
 from gmmvit_deploy.graphs.constant_folding import without_constant_nodes
 from gmmvit_deploy.graphs.declared import ATTENTION_KEY, ROLE_KEY
+from gmmvit_deploy.graphs.no_ops import without_no_ops
 from gmmvit_deploy.graphs.stacked_qkv import split_stacked_projections
 from gmmvit_deploy.images import ImageSpec
 from gmmvit_deploy.layers.model import Model
@@ -95,18 +96,31 @@ def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch:
                 verbose=False,
             )
     except torch.onnx.OnnxExporterError as exc:
-        raise ExportError(f"the ONNX exporter of torch {torch.__version__} failed: {exc}") from exc
+        raise ExportError(
+            f"the ONNX exporter of torch {torch.__version__} cannot export this model: {_first_cause(exc)}"
+        ) from exc
     if program is None:
         raise ExportError(f"the ONNX exporter of torch {torch.__version__} returned no graph")
     proto = program.model_proto
     require_dynamic_batch(proto)
     if model.foreign:
-        proto = without_constant_nodes(proto)
+        proto = without_no_ops(without_constant_nodes(proto))
     name_nodes(proto)
     declare_roles(proto, module, foreign=model.foreign)
     proto = split_stacked_projections(proto)
     _strip_traces(proto)
     return proto
+
+
+def _first_cause(exc: BaseException) -> str:
+    """Return the class and the first line of the exception that made the exporter fail.
+
+    The exporter's own message has several paragraphs on how to report errors of the exporter.
+    """
+    while exc.__cause__ is not None:
+        exc = exc.__cause__
+    line = next((line.strip() for line in str(exc).splitlines() if line.strip()), "no message")
+    return f"{type(exc).__name__}: {line}"
 
 
 @contextlib.contextmanager

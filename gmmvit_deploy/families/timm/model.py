@@ -9,11 +9,13 @@ that its scale, its mask and its bias are steps, which the folding passes turn i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import ClassVar
 
 from torch import Tensor, nn
 
+from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.families.timm.network import network_from_spec
 from gmmvit_deploy.families.timm.spec import TimmSpec
 from gmmvit_deploy.layers.fused_call import (
@@ -68,7 +70,7 @@ class TimmModel(Model):
             )
         use_fused_calls(self.network)
         masked = {} if spec.mask.kind == "plain" else {p.module: p for p in placements(self.network, input_shape(spec))}
-        for call in fused_calls(self.network, input_shape(spec)):
+        for call in _answerable_calls(self.network, input_shape(spec)):
             _answer(self, call, masked.get(call.module))
 
     def forward(self, images: Tensor) -> Tensor:
@@ -89,6 +91,26 @@ class TimmModel(Model):
         for name, layer in self.named_modules():
             if isinstance(layer, nn.Linear) and any(layer is head for head in listed):
                 yield name, layer
+
+
+def _answerable_calls(network: nn.Module, shape: tuple[int, int, int]) -> list[FusedCall]:
+    """Return the calls of the fused attention function, by modules that call the function once in a forward pass.
+
+    Every other call stays as it is: the exporter decomposes the function. If the network cannot run on tensors without
+    data, for example because it reads values of tensors, no call is answered; export then names the reason if the
+    network cannot be exported either.
+    shape: (channels, height, width) of an image.
+    Errors: SpecError when a call masks the future, or when heads of Q share K and V.
+    """
+    try:
+        calls = fused_calls(network, shape)
+    except GmmvitError:
+        raise
+    # The network is code of another package, which raises exceptions of any class.
+    except Exception:
+        return []
+    times = Counter(call.module for call in calls)
+    return [call for call in calls if times[call.module] == 1]
 
 
 def _answer(model: TimmModel, call: FusedCall, place: Placement | None) -> None:
