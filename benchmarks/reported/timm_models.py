@@ -15,8 +15,8 @@ checks:
                  default options) divided by the time of our export in ONNX Runtime with our kernel. Both programs take
                  turns in the same process. The logits of both programs are checked in the same run
 
-The checks of a model and the speed of all models are separate results with separate run cards, so that the times can
-be measured on a quiet machine: ``--part checks`` exports to ``--exports``, and ``--part speed`` reads this folder.
+The checks and the speed of a model are separate results with separate run cards, so that the times can be measured on a
+quiet machine: ``--part checks`` exports to ``--exports``, and ``--part speed`` reads this folder.
 
     python benchmarks/reported/timm_models.py [--model vit_tiny_patch16_224] [--rounds 10] [--part checks|speed]
 """
@@ -156,7 +156,7 @@ def checks_of(exported: Exported) -> dict[str, Any]:
     differences = {str(size): distance(run(images.numpy()[:size]), exact[:size]) for size in BATCHES}
     if not max(differences.values()) <= limit:
         raise SystemExit(f"{exported.name}: differences {differences}, expected at most {limit:.2g}")
-    effects = [effect / limit for effect in attention_effects(exported.model(), images[:2])]
+    effects = [effect / limit for effect in attention_effects(exported.model(), images[:4])]
     if effects and not min(effects) > LEAST_EFFECT:
         raise SystemExit(f"{exported.name}: {effects} limits, expected more than {LEAST_EFFECT:g} for each attention")
     matches = attentions_of_kernel(proto)
@@ -241,14 +241,12 @@ def main() -> None:
                 print(failures[-1], flush=True)
         if failures:
             raise SystemExit("\n".join(failures))
-        if arguments.part != "checks":
-            with run_card.written(
-                arguments.output / "speed.json", "timm_models.py", rounds=arguments.rounds
-            ) as results:
-                rows = results["models"] = {}
-                for name in names:
-                    rows[name] = speed_of(Exported(name, ARCHITECTURES[name], exports), arguments.rounds)
-                    print(name, rows[name], flush=True)
+        for name in names if arguments.part != "checks" else ():
+            exported = Exported(name, ARCHITECTURES[name], exports)
+            output = arguments.output / f"{exported.folder.name}.speed.json"
+            with run_card.written(output, "timm_models.py", rounds=arguments.rounds) as results:
+                results.update(model=name, batches=speed_of(exported, arguments.rounds))
+                print(name, results, flush=True)
 
 
 if __name__ == "__main__":

@@ -62,7 +62,8 @@ def page_tables() -> dict[str, str]:
 def timm_table(runs: dict[str, dict[str, Any]]) -> str:
     """Return a table with a row for each measured architecture of timm.
 
-    runs: name of the result file → result; ``speed`` holds the times of all architectures.
+    runs: name of the result file → result; a file ``NAME.speed`` holds the times of the architecture in file ``NAME``.
+    A cross marks a speed whose run card is INVALID.
     """
     lines = [
         "| architecture | nodes: ours, straight export | largest difference / limit | smallest effect of an attention, "
@@ -70,8 +71,8 @@ def timm_table(runs: dict[str, dict[str, Any]]) -> str:
         "| speed-up, batch 8 |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    speeds = runs.get("speed", {"models": {}})["models"]
-    by_model = {row["model"]: row for row in runs.values() if "model" in row}
+    speeds = {result["model"]: result for result in runs.values() if "batches" in result}
+    by_model = {result["model"]: result for result in runs.values() if "batches" not in result}
     for name, row in sorted(by_model.items(), key=lambda item: list(ARCHITECTURES).index(item[0])):
         if "refused" in row:
             lines.append(f"| {name} | refused: {row['refused']} |" + " – |" * 6)
@@ -84,11 +85,11 @@ def timm_table(runs: dict[str, dict[str, Any]]) -> str:
         reasons = [str(reason).partition(", expected")[0] for reason in row["reasons"]]
         effect = "no attention" if row["least_effect"] is None else f"{row['least_effect']:,.0f}"
         fused = f"{row['fused']} of {row['fused'] + sum(row['reasons'].values())}" + "".join(f"; {r}" for r in reasons)
-        times = speeds.get(name, {})
-        ratios = [
-            interval(times[batch]["times_faster_than_straight_export"]) if batch in times else "–"
-            for batch in ("1", "8")
-        ]
+        ratios = ["–", "–"]
+        if name in speeds:
+            sign = "" if speeds[name]["card"]["verdict"] == "VALID" else " †"
+            times = speeds[name]["batches"]
+            ratios = [interval(times[batch]["times_faster_than_straight_export"]) + sign for batch in ("1", "8")]
         lines.append(
             f"| {name} | {row['nodes']}, {row['straight_nodes']} "
             f"| {max(row['difference'].values()) / row['limit']:.2f} | {effect} | {halves} | {fused} "

@@ -65,14 +65,14 @@ ARCHITECTURES: dict[str, Architecture] = {
     "vit_medium_patch16_reg4_gap_256": Architecture(size=256),
     "xcit_nano_12_p16_224": Architecture(size=224),
     "maxvit_nano_rw_256": Architecture(size=256),
-    "mobilevit_xxs": Architecture(size=256, gain=1.6),
+    "mobilevit_xxs": Architecture(size=256, gain=1.3),
     "convnext_atto": Architecture(size=224),
     "resnet18": Architecture(size=224),
     "vit_base_patch16_siglip_224": Architecture(size=224),
     "vit_relpos_small_patch16_224": Architecture(size=224),
     "vit_small_patch16_dinov3": Architecture(size=256, args={"img_size": 256}),
     "convit_tiny": Architecture(size=224),
-    "levit_128s": Architecture(size=224),
+    "levit_128s": Architecture(size=224, gain=1.15),
     "test_vit3": Architecture(size=160),
     CONV_STEM_VIT: Architecture(size=224),
     "hiera_tiny_224": Architecture(size=224),
@@ -108,6 +108,7 @@ def perturbed(network: nn.Module, gain: float = 1.0) -> nn.Module:
     matrices, convolutions       normal, with the variance gain² / (number of inputs)
     weights of norms             normal around 1, with the deviation 0.2
     LayerScale                   normal around 0.5, with the deviation 0.1
+    CaiT's bias after softmax    normal, with the deviation 0.0005: the bias adds to every attention weight
     tables, tokens, positions    normal, with the deviation 0.5
     other parameters             the initial value, plus normal noise with the deviation 0.1
     statistics of BatchNorm      means as other parameters, variances uniform in [0.5, 1.5]
@@ -121,6 +122,8 @@ def perturbed(network: nn.Module, gain: float = 1.0) -> nn.Module:
             parameter.copy_(1 + 0.2 * noise)
         elif last.startswith("gamma"):
             parameter.copy_(0.5 + 0.1 * noise)
+        elif name.endswith("proj_w.bias"):
+            parameter.copy_(0.0005 * noise)
         elif parameter.dim() > 1 and parameter.numel() > parameter.shape[0]:
             parameter.copy_(0.5 * noise)
         else:

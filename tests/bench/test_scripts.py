@@ -260,7 +260,7 @@ def test_timm_models_runs_and_checks_its_answers(run: Run, tmp_path: Path, monke
     assert row["least_effect"] > 100
     assert row["fused"] + sum(row["reasons"].values()) == 3
     assert all(0 < half["distance"] <= half["limit"] for half in row["precisions"].values())
-    speed = json.loads((tmp_path / "speed.json").read_text())["models"]["test_vit3"]
+    speed = json.loads((tmp_path / "test_vit3.speed.json").read_text())["batches"]
     assert speed.keys() == {"1", "8"}
     for times in speed.values():
         ratio = times["times_faster_than_straight_export"]

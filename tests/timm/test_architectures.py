@@ -45,13 +45,15 @@ SMALL: dict[str, tuple[str, int, dict[str, Any]]] = {
     "xcit": ("xcit_nano_12_p16_224", 64, {"img_size": 64, "embed_dim": 16, "depth": 1, "num_heads": 2}),
 }
 """Name of a test → (architecture, side of the images in pixels, arguments that make the model small)."""
+GAINS = {"levit_128s": 1.3}  # with smaller weights, LeViT's last attention hardly moves the logits
 VIT = {"img_size": 32, "depth": 1}
 
 
 def state_dict(folder: Path, architecture: str, args: dict[str, Any]) -> Path:
     torch.manual_seed(0)
     arguments = {name: tuple(value) if isinstance(value, list) else value for name, value in args.items()}
-    network = perturbed(timm.create_model(architecture, pretrained=False, num_classes=10, **arguments).eval())
+    network = timm.create_model(architecture, pretrained=False, num_classes=10, **arguments).eval()
+    perturbed(network, GAINS.get(architecture, 1.0))
     torch.save(network.state_dict(), folder / "weights.pth")
     return folder / "weights.pth"
 
@@ -88,7 +90,7 @@ def test_every_batch_size_is_proven(name: str, tmp_path: Path, monkeypatch: pyte
     run = program_from_onnx(bundle.onnx_path).run
     for batch in proven:
         np.testing.assert_allclose(run(images.numpy()[:batch]), expected[:batch], rtol=0, atol=limit)
-    effects = attention_effects(model, images[:2])
+    effects = attention_effects(model, images)
     assert effects
     assert min(effects) > 100 * limit  # a wrong attention would exceed the limit above
 
