@@ -6,6 +6,7 @@ from typing import Any
 
 from benchmarks.shared.results import by_family, by_run, interval, result
 from benchmarks.shared.tables_engines import engines_table, head_dims_table
+from benchmarks.shared.timm_architectures import ARCHITECTURES
 
 __all__ = ["SHOWN", "documented_tables", "page_tables"]
 
@@ -19,6 +20,7 @@ SHOWN = {
     "engines": ("engines", "head_dims"),
     "before_after": ("before_after",),
     "startup": ("startup",),
+    "timm_models": ("timm_models",),
 }
 """Script → markers of the script's tables on the page of results.
 
@@ -39,6 +41,7 @@ def documented_tables() -> dict[str, str]:
         "parity_limits": limits_table(result("reported/parity_limits")),
         "engines": engines_table(engines),
         "head_dims": head_dims_table(engines),
+        "timm_models": timm_table(by_run("reported/timm_models")),
     }
 
 
@@ -54,6 +57,45 @@ def page_tables() -> dict[str, str]:
         tables["fastest_gpu"] = fastest_table(gpu, GPU_RUNNERS)
         tables["mask_free_gpu"] = mask_free_table(gpu, {"families": gpu}, GPU_RUNNERS[1:])
     return tables
+
+
+def timm_table(runs: dict[str, dict[str, Any]]) -> str:
+    """Return a table with a row for each measured architecture of timm.
+
+    runs: name of the result file → result; a file ``NAME.speed`` holds the times of the architecture in file ``NAME``.
+    A cross marks a speed whose run card is INVALID.
+    """
+    lines = [
+        "| architecture | nodes: ours, straight export | largest difference / limit | smallest effect of an attention, "
+        "in limits | fp16, bf16: difference / limit | attentions in our CPU kernel | speed-up, batch 1 "
+        "| speed-up, batch 8 |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    speeds = {result["model"]: result for result in runs.values() if "batches" in result}
+    by_model = {result["model"]: result for result in runs.values() if "batches" not in result}
+    for name, row in sorted(by_model.items(), key=lambda item: list(ARCHITECTURES).index(item[0])):
+        if "refused" in row:
+            lines.append(f"| {name} | refused: {row['refused']} |" + " – |" * 6)
+            continue
+        precisions = row["precisions"]
+        if unknown := precisions.get("unknown_operators"):
+            halves = f"float32 only: {', '.join(unknown)}"
+        else:
+            halves = ", ".join(f"{each['distance'] / each['limit']:.2f}" for each in precisions.values())
+        reasons = [str(reason).partition(", expected")[0] for reason in row["reasons"]]
+        effect = "no attention" if row["least_effect"] is None else f"{row['least_effect']:,.0f}"
+        fused = f"{row['fused']} of {row['fused'] + sum(row['reasons'].values())}" + "".join(f"; {r}" for r in reasons)
+        ratios = ["–", "–"]
+        if name in speeds:
+            sign = "" if speeds[name]["card"]["verdict"] == "VALID" else " †"
+            times = speeds[name]["batches"]
+            ratios = [interval(times[batch]["times_faster_than_straight_export"]) + sign for batch in ("1", "8")]
+        lines.append(
+            f"| {name} | {row['nodes']}, {row['straight_nodes']} "
+            f"| {max(row['difference'].values()) / row['limit']:.2f} | {effect} | {halves} | {fused} "
+            f"| {' | '.join(ratios)} |"
+        )
+    return "\n".join(lines)
 
 
 def startup_table(results: dict[str, Any]) -> str:

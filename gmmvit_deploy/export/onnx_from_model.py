@@ -15,6 +15,7 @@ from gmmvit_deploy.export.declared_roles import declare_roles, name_nodes
 from gmmvit_deploy.export.exporter_messages import quiet_exporter, reason_of_exporter
 from gmmvit_deploy.graphs.constant_folding import without_constant_nodes
 from gmmvit_deploy.graphs.declared import ATTENTION_KEY, ROLE_KEY
+from gmmvit_deploy.graphs.no_ops import without_no_ops
 from gmmvit_deploy.graphs.stacked_qkv import split_stacked_projections
 from gmmvit_deploy.images import ImageSpec
 from gmmvit_deploy.layers.model import Model
@@ -99,7 +100,7 @@ def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch:
     proto = program.model_proto
     require_dynamic_batch(proto)
     if model.foreign:
-        proto = without_constant_nodes(proto)
+        proto = without_no_ops(without_constant_nodes(proto))
     name_nodes(proto)
     declare_roles(proto, module, foreign=model.foreign)
     proto = split_stacked_projections(proto)

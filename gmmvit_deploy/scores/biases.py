@@ -112,6 +112,7 @@ class PassedBias(Add):
         self._keeps_passed = False
         self._network = (network,)  # in a tuple, so that the network does not become a submodule of its own part
         self._image_shape = image_shape
+        self._known: tuple[object, Tensor] | None = None  # (the weights of the network as in `_weights_of`, B)
 
     def forward(self, scores: Tensor) -> Tensor:
         passed = self.passed
@@ -123,35 +124,51 @@ class PassedBias(Add):
     def matrix(self) -> Tensor:
         """Return B, of the shape (heads, N, N) or (windows, heads, N, N).
 
+        The network runs once for all its biases, and again only after its weights have changed.
         Errors: FoldError when B depends on the images.
         """
-        first, second = self._passed_for(2), self._passed_for(3)
-        if not (first[:1].equal(second[:1]) and _rows_equal(first) and _rows_equal(second)):
+        (network,) = self._network
+        weights = _weights_of(network)
+        if self._known is None or self._known[0] != weights:
+            steps = {self, *(module for module in network.modules() if isinstance(module, PassedBias))}
+            few, more = self._passed_for(2, steps), self._passed_for(3, steps)
+            if self not in few:
+                raise FoldError("the attention passed no bias to the fused attention function")
+            for step in steps:
+                step._known = None
+            for step in few.keys() & more.keys():
+                bias = few[step][:1]
+                if all(batch.equal(bias.expand_as(batch)) for batch in (few[step], more[step])):
+                    step._known = weights, bias[0].detach().clone()
+        if self._known is None:
             raise FoldError(
                 "the bias on the attention scores depends on the image, so it cannot be stored as a constant"
             )
-        return first[0].detach().clone()
+        return self._known[1].clone()
 
     @torch.no_grad()
-    def _passed_for(self, images: int) -> Tensor:
-        """Run the network on random images; return the bias with the batch as the first dimension."""
+    def _passed_for(self, images: int, steps: set[PassedBias]) -> dict[PassedBias, Tensor]:
+        """Run the network on random images; return each bias that was passed, with the batch as the first dimension."""
         (network,) = self._network
         like = next(network.parameters())
         generator = torch.Generator().manual_seed(images)
         batch = torch.randn(images, *self._image_shape, generator=generator).to(like)
-        self._keeps_passed = True
+        for step in steps:
+            step._keeps_passed = True
         try:
             network(batch)
         finally:
-            self._keeps_passed = False
-        if self.passed is None:
-            raise FoldError("the attention passed no bias to the fused attention function")
-        passed, self.passed = self.passed, None
-        return passed if passed.dim() > 3 else passed[None]
+            for step in steps:
+                step._keeps_passed = False
+        passed = {step: step.passed for step in steps if step.passed is not None}
+        for step in steps:
+            step.passed = None
+        return {step: bias if bias.dim() > 3 else bias[None] for step, bias in passed.items()}
 
 
-def _rows_equal(batch: Tensor) -> bool:
-    return all(row.equal(batch[0]) for row in batch)
+def _weights_of(network: nn.Module) -> tuple[tuple[int, int], ...]:
+    """Return (address, number of changes) of each parameter and buffer, to recognise that a weight has changed."""
+    return tuple((tensor.data_ptr(), tensor._version) for tensor in (*network.parameters(), *network.buffers()))
 
 
 def manhattan_distances(grid: Grid) -> Float[Tensor, "n n"]:

@@ -19,6 +19,7 @@ from benchmarks.shared import cpu_programs, side_by_side
 from benchmarks.shared.checkouts import opened_checkout
 from benchmarks.shared.families import as_released, eager
 from benchmarks.shared.places import KINDS, scripts
+from benchmarks.shared.timm_architectures import ARCHITECTURES, Architecture, attention_effects
 from benchmarks.tables import question
 from gmmvit_cli.commands import SUMMARIES
 from gmmvit_deploy.bench.core_to_core import round_trip_ns
@@ -244,6 +245,39 @@ def test_startup_measures_the_help_of_every_command(run: Run, tmp_path: Path) ->
     controls = {"import typer, rich", "typer command with one option --help"}
     assert rows.keys() == {*controls, "gmmvit --help", *(f"gmmvit {name} --help" for name in SUMMARIES)}
     assert all(row["ms"] > 0 and row["over_bare"]["low"] > 0 for row in rows.values())
+
+
+@pytest.mark.export
+def test_timm_models_runs_and_checks_its_answers(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = Architecture(size=64, args={"img_size": 64, "depth": 2})
+    monkeypatch.setitem(ARCHITECTURES, "test_vit3", small)
+    run("reported/timm_models", "--model", "test_vit3", "--rounds", "2", "--output", str(tmp_path))
+    row = json.loads((tmp_path / "test_vit3.json").read_text())
+    assert row["nodes"] < row["straight_nodes"]
+    assert row["difference"].keys() == {"1", "2", "3", "8"}
+    assert 0 < max(row["difference"].values()) <= row["limit"]
+    assert row["softmaxes"] == 3  # two blocks and the pooling
+    assert row["least_effect"] > 100
+    assert row["fused"] + sum(row["reasons"].values()) == 3
+    assert all(0 < half["distance"] <= half["limit"] for half in row["precisions"].values())
+    speed = json.loads((tmp_path / "test_vit3.speed.json").read_text())["batches"]
+    assert speed.keys() == {"1", "8"}
+    for times in speed.values():
+        ratio = times["times_faster_than_straight_export"]
+        assert 0 < ratio["low"] <= ratio["median"] <= ratio["high"]
+        assert 0 < max(times["off"]) <= times["limit"]
+
+
+def test_attention_effects_are_zero_for_equal_weights() -> None:
+    class Attention(torch.nn.Module):
+        """Multiplies random values by a softmax of zeros, which is the same for all keys, and by an uneven softmax."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (0 * x).softmax(-1) @ x + torch.softmax(x, dim=-1) @ x
+
+    effects = attention_effects(Attention(), torch.randn(2, 5, 5, generator=torch.Generator().manual_seed(0)))
+    assert len(effects) == 2
+    assert effects[0] < 1e-6 < 0.1 < effects[1]
 
 
 def test_low_rank_runs(run: Run, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import GmmvitError, SpecError
@@ -70,12 +71,9 @@ class TimmModel(Model):
                 classes=spec.classes,
             )
         use_fused_calls(self.network)
-        calls = _calls(self.network, spec)
         masked = {} if spec.mask.kind == "plain" else {p.module: p for p in placements(self.network, input_shape(spec))}
-        often = Counter(call.module for call in calls)
-        for call in calls:
-            if often[call.module] == 1:  # a module with several calls is exported as PyTorch decomposes the calls
-                _answer(self, call, masked.get(call.module))
+        for call in _answerable_calls(self.network, spec):
+            _answer(self, call, masked.get(call.module))
 
     def forward(self, images: Tensor) -> Tensor:
         if self.linear_head is not None:
@@ -97,12 +95,34 @@ class TimmModel(Model):
                 yield name, layer
 
 
-def _calls(network: nn.Module, spec: TimmSpec) -> list[FusedCall]:
-    """Return the calls in a dry run of the network.  Errors: SpecError when the run fails for images of the spec."""
+def _answerable_calls(network: nn.Module, spec: TimmSpec) -> list[FusedCall]:
+    """Return the calls of the fused attention function, by modules that call the function once in a forward pass.
+
+    Every other call stays as it is: the exporter decomposes the function. If the network cannot run on tensors without
+    data, for example because it reads values of tensors, no call is replaced; export then names the reason if the
+    network cannot be exported either.
+    Errors: SpecError when a call masks the future, when heads of Q share K and V, or when the network does not take
+    images of the spec.
+    """
     try:
-        return list(fused_calls(network, input_shape(spec)))
+        calls = fused_calls(network, input_shape(spec))
     except GmmvitError:
         raise
+    # The network is code of another package, which raises exceptions of any class.
+    except Exception:
+        _require_run(network, spec)
+        return []
+    times = Counter(call.module for call in calls)
+    return [call for call in calls if times[call.module] == 1]
+
+
+@torch.no_grad()
+def _require_run(network: nn.Module, spec: TimmSpec) -> None:
+    """Run the network on an image.  Errors: SpecError when the run fails.  A network without data does not run."""
+    if any(parameter.is_meta for parameter in network.parameters()):
+        return
+    try:
+        network(torch.zeros(1, *input_shape(spec)))
     # The arguments come from a file or from the user; many wrong sizes show only when the network runs.
     except Exception as exc:
         height, width = spec.image_shape

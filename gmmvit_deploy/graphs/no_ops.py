@@ -1,0 +1,76 @@
+"""Remove nodes that copy a tensor without changing the logits of a graph.
+
+    Pad      without padding: Swin pads every image to whole windows, also if the image already has whole windows
+    Expand   before an elementwise operator, if the operator broadcasts the tensor to the same shape: x / Expand(norm)
+
+The rewritten graph computes the same logits bit for bit. A runtime executes both operators as copies.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gmmvit_deploy.graphs.rewrite import rewrite_graph
+from gmmvit_deploy.graphs.wiring import Wiring
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto, NodeProto
+
+__all__ = ["without_no_ops"]
+
+_BROADCASTING = frozenset({"Add", "Div", "Mul", "Sub"})
+
+
+def without_no_ops(proto: ModelProto) -> ModelProto:
+    """Return the graph without the nodes above and without nodes that no output depends on.
+
+    The declared shapes of the other tensors are kept. The result is ``proto`` if the graph has no such node.
+    """
+    wiring, shapes = Wiring(proto.graph), _shapes(proto.graph)
+    outputs = {value.name for value in proto.graph.output}
+    same: dict[str, str] = {}  # output of a removed node → the tensor that its readers read instead
+    for node in proto.graph.node:
+        if node.output[0] not in outputs and (_pads_nothing(node, wiring) or _only_broadcasts(node, wiring, shapes)):
+            same[node.output[0]] = same.get(node.input[0], node.input[0])
+    if not same:
+        return proto
+    out = type(proto)()
+    out.CopyFrom(proto)
+    read, kept = set(outputs), []
+    for node in reversed(out.graph.node):
+        if node.output[0] not in same and read.intersection(node.output):
+            for index, name in enumerate(node.input):
+                node.input[index] = same.get(name, name)
+            read.update(node.input)
+            kept.append(node)
+    computed = {name for node in kept for name in node.output}
+    values = [value for value in out.graph.value_info if value.name in computed]
+    rewrite_graph(out.graph, reversed(kept), [tensor for tensor in out.graph.initializer if tensor.name in read])
+    out.graph.value_info.extend(values)
+    return out
+
+
+def _pads_nothing(node: NodeProto, wiring: Wiring) -> bool:
+    pads = wiring.array(node.input[1]) if node.op_type == "Pad" else None
+    return pads is not None and not pads.any()
+
+
+def _only_broadcasts(node: NodeProto, wiring: Wiring, shapes: dict[str, list[int | str]]) -> bool:
+    """Return whether the node is an Expand whose readers broadcast the tensor to the same shape themselves."""
+    shape = shapes.get(node.output[0]) if node.op_type == "Expand" else None
+    if not shape or "" in shape:
+        return False
+    for reader in wiring.readers.get(node.output[0], []):
+        others = [name for name in reader.input if name != node.output[0]]
+        if reader.op_type not in _BROADCASTING or len(others) != 1 or shapes.get(others[0]) != shape:
+            return False
+    return True
+
+
+def _shapes(graph: GraphProto) -> dict[str, list[int | str]]:
+    """Map a tensor to its declared dimensions: numbers or names; "" for an unknown dimension."""
+    return {
+        value.name: [dim.dim_value or dim.dim_param for dim in value.type.tensor_type.shape.dim]
+        for value in (*graph.input, *graph.value_info)
+        if value.type.tensor_type.HasField("shape")
+    }

@@ -1,0 +1,83 @@
+"""Nodes that only copy a tensor are removed, and every other Pad and Expand stays."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from gmmvit_deploy.graphs.no_ops import without_no_ops
+
+X = np.random.default_rng(0).standard_normal((2, 3, 4), dtype=np.float32)
+
+
+def graph(nodes: list[onnx.NodeProto], shape: tuple[object, ...] = ("batch", 3, 4), **constants: object) -> object:
+    """Return a graph from ``x`` (batch, 3, 4) to ``y``, in which every computed tensor has a declared shape."""
+    value = helper.make_tensor_value_info
+    proto = helper.make_model(
+        helper.make_graph(
+            nodes,
+            "g",
+            [value("x", TensorProto.FLOAT, ("batch", 3, 4))],
+            [value("y", TensorProto.FLOAT, shape)],
+            [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()],
+        ),
+        opset_imports=[helper.make_opsetid("", 20)],
+        ir_version=10,
+    )
+    return onnx.shape_inference.infer_shapes(proto, data_prop=True)
+
+
+def run(proto: onnx.ModelProto) -> np.ndarray:
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, {"x": X})[0]
+
+
+def operators(proto: onnx.ModelProto) -> list[str]:
+    onnx.checker.check_model(proto, full_check=True)
+    return [node.op_type for node in proto.graph.node]
+
+
+NORM = [
+    helper.make_node("ReduceL2", ["x", "axes"], ["norm"]),
+    helper.make_node("Shape", ["x"], ["sizes"]),
+    helper.make_node("Expand", ["norm", "sizes"], ["expanded"]),
+]
+AXES = {"axes": np.array([-1])}
+
+
+def test_removes_a_pad_without_padding() -> None:
+    proto = graph(
+        [helper.make_node("Pad", ["x", "pads"], ["padded"]), helper.make_node("Relu", ["padded"], ["y"])],
+        pads=np.zeros(6, np.int64),
+    )
+    short = without_no_ops(proto)
+    assert operators(short) == ["Relu"]
+    assert not short.graph.initializer
+    np.testing.assert_array_equal(run(short), run(proto))
+
+
+@pytest.mark.parametrize("operator", ["Div", "Mul", "Add", "Sub"])
+def test_removes_an_expand_that_the_next_operator_repeats(operator: str) -> None:
+    proto = graph([*NORM, helper.make_node(operator, ["x", "expanded"], ["y"])], **AXES)
+    proto.graph.value_info.append(helper.make_tensor_value_info("expanded", TensorProto.FLOAT, ("batch", 3, 4)))
+    short = without_no_ops(proto)
+    assert operators(short) == ["ReduceL2", operator]
+    np.testing.assert_array_equal(run(short), run(proto))
+
+
+@pytest.mark.parametrize(
+    "proto",
+    [
+        graph([helper.make_node("Pad", ["x", "pads"], ["y"])], ("batch", 3, 5), pads=np.array([0, 0, 0, 0, 0, 1])),
+        graph([helper.make_node("Pad", ["x", "pads"], ["y"])], pads=np.zeros(6, np.int64)),  # the output of the graph
+        graph([*NORM, helper.make_node("Softmax", ["expanded"], ["y"])], **AXES),
+        graph([*NORM, helper.make_node("Mul", ["expanded", "expanded"], ["y"])], **AXES),
+        graph([*NORM, helper.make_node("Div", ["norm", "expanded"], ["y"])], **AXES),  # the result has another shape
+    ],
+    ids=["pads", "output", "no elementwise reader", "both operands", "smaller operand"],
+)
+def test_leaves_every_other_node(proto: onnx.ModelProto) -> None:
+    assert without_no_ops(proto) is proto

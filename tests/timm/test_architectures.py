@@ -1,0 +1,156 @@
+"""Architectures of timm go through the whole export, and what cannot be exported is refused with the reason.
+
+`bundle_from_checkpoint` runs every graph with 1, 2, 3 and the largest number of images; the tests check that it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
+
+from benchmarks.shared.timm_architectures import attention_effects, perturbed
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.errors import ExportError
+from gmmvit_deploy.export import batch_proof
+from gmmvit_deploy.export import bundle_from_checkpoint as export
+from gmmvit_deploy.runtime.onnxruntime import program_from_onnx
+from gmmvit_deploy.sources.hints import LoadHints
+
+MAX_BATCH = 5
+SMALL: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "test_vit": ("test_vit", 64, {"img_size": 64, "depth": 2}),
+    "test_vit2": ("test_vit2", 64, {"img_size": 64, "depth": 2}),
+    "test_vit3": ("test_vit3", 64, {"img_size": 64, "depth": 2}),
+    "test_vit4": ("test_vit4", 64, {"img_size": 64, "depth": 2}),
+    "hiera": ("hiera_tiny_224", 64, {"img_size": 64, "embed_dim": 16, "num_heads": 1, "stages": [1, 1, 1, 1]}),
+    "levit": (
+        "levit_128s",
+        128,
+        {"img_size": 128, "embed_dim": [16, 32, 48], "num_heads": [2, 2, 2], "depth": [1, 1, 1], "key_dim": 8},
+    ),
+    "swinv2": (
+        "swinv2_tiny_window8_256",
+        32,
+        {"img_size": 32, "window_size": 4, "embed_dim": 16, "depths": [2], "num_heads": [2]},
+    ),
+    "xcit": ("xcit_nano_12_p16_224", 64, {"img_size": 64, "embed_dim": 16, "depth": 1, "num_heads": 2}),
+}
+"""Name of a test → (architecture, side of the images in pixels, arguments that make the model small)."""
+GAINS = {"levit_128s": 1.3}  # with smaller weights, LeViT's last attention hardly moves the logits
+VIT = {"img_size": 32, "depth": 1}
+
+
+def state_dict(folder: Path, architecture: str, args: dict[str, Any]) -> Path:
+    torch.manual_seed(0)
+    arguments = {name: tuple(value) if isinstance(value, list) else value for name, value in args.items()}
+    network = timm.create_model(architecture, pretrained=False, num_classes=10, **arguments).eval()
+    perturbed(network, GAINS.get(architecture, 1.0))
+    torch.save(network.state_dict(), folder / "weights.pth")
+    return folder / "weights.pth"
+
+
+def exported(folder: Path, weights: Path, hints: LoadHints) -> Bundle:
+    options = export.ExportOptions(input_kind="tensor", max_batch=MAX_BATCH)
+    return export.bundle_from_checkpoint(weights, folder / "bundle", options, hints=hints)
+
+
+@pytest.mark.export
+@pytest.mark.parametrize("name", SMALL)
+def test_every_batch_size_is_proven(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    architecture, size, args = SMALL[name]
+    weights = state_dict(tmp_path, architecture, args)
+    hints = LoadHints(model=architecture, model_args=args, image_size=size)
+    proven: list[int] = []
+
+    def noted(run: Callable[[np.ndarray], np.ndarray], *arguments: Any, **options: Any) -> None:
+        def noting(batch: np.ndarray) -> np.ndarray:
+            proven.append(len(batch))
+            return run(batch)
+
+        batch_proof.require_batches(noting, *arguments, **options)
+
+    monkeypatch.setattr(export, "require_batches", noted)
+    bundle = exported(tmp_path, weights, hints)
+    assert proven == [1, 2, 3, MAX_BATCH]
+
+    model = load_checkpoint(weights, hints).model.eval()
+    images = torch.randn(MAX_BATCH, 3, size, size, generator=torch.Generator().manual_seed(1))
+    limit = bundle.manifest.export_parity["limit"]
+    with torch.inference_mode():
+        expected = model(images).numpy()
+    run = program_from_onnx(bundle.onnx_path).run
+    for batch in proven:
+        np.testing.assert_allclose(run(images.numpy()[:batch]), expected[:batch], rtol=0, atol=limit)
+    effects = attention_effects(model, images)
+    assert effects
+    assert min(effects) > 100 * limit  # a wrong attention would exceed the limit above
+
+
+def one_image_at_a_time(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def looping(self: VisionTransformer, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        return torch.cat([forward(self, image[None]) for image in x])
+
+    return looping
+
+
+def stacked_images(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def stacking(self: VisionTransformer, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        return forward(self, torch.stack([image * 2 for image in x]))
+
+    return stacking
+
+
+@pytest.mark.export
+@pytest.mark.parametrize("patch", [one_image_at_a_time, stacked_images])
+def test_a_forward_that_loops_over_the_batch_is_refused(
+    patch: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = state_dict(tmp_path, "test_vit", VIT)
+    monkeypatch.setattr(VisionTransformer, "forward", patch(VisionTransformer.forward))
+    with pytest.raises(ExportError, match=r"fixed batch: expected a dynamic first dimension of tensor") as caught:
+        exported(tmp_path, weights, LoadHints(model="test_vit", model_args=VIT))
+    assert "without a loop over the images" in caught.value.hint
+    assert not (tmp_path / "bundle").exists()
+
+
+def reading_values(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def reading(self: VisionTransformer, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        logits = forward(self, x)
+        return logits if float(logits.sum()) > 0 else -logits
+
+    return reading
+
+
+def without_onnx_operator(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def decomposing(self: VisionTransformer, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        logits = forward(self, x)
+        return torch.linalg.svd(logits[:, None] * logits[:, :, None])[1]
+
+    return decomposing
+
+
+@pytest.mark.export
+@pytest.mark.parametrize(
+    ("patch", "reason"),
+    [(reading_values, "data-dependent"), (without_onnx_operator, "No ONNX function found for .*_linalg_svd")],
+)
+def test_a_forward_that_cannot_be_exported_is_refused_with_the_reason(
+    patch: Callable[..., Any], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = state_dict(tmp_path, "test_vit", VIT)
+    monkeypatch.setattr(VisionTransformer, "forward", patch(VisionTransformer.forward))
+    with pytest.raises(
+        ExportError, match=rf"^the ONNX exporter of torch \S+ cannot export this model: .*{reason}"
+    ) as e:
+        exported(tmp_path, weights, LoadHints(model="test_vit", model_args=VIT))
+    assert "\n" not in str(e.value)
+    assert not (tmp_path / "bundle").exists()
