@@ -343,7 +343,7 @@ WRONG_OPTIONS: dict[str, tuple[str, dict[str, Any], str, str]] = {
         "type --model-args",
     ),
     "no strides": ("torchvision_vit_conv_stem", {"model_args": {"num_heads": 4}}, "no tensor of this file", "strides"),
-    "head blocks": ("dino_linear", {"head_blocks": 4}, "--head-blocks 4 of", "type --head-blocks 3"),
+    "head blocks": ("dino_linear", {"head_blocks": 4}, "--head-blocks 4: 24", "type --head-blocks 3"),
     "too many blocks": ("dino_linear", {"head_blocks": 9}, "--head-blocks 9", "type --head-blocks 3"),
     "no head": ("dino_linear", {"head": None, "head_blocks": None}, "no classifier", "add --head FILE"),
     "no class token": (
