@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from gmmvit_deploy.errors import FoldError
-from gmmvit_deploy.layers.dead_masks import dead_masks
+from gmmvit_deploy.layers.dead_masks import can_be_dead, dead_masks
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.scores.attention import attention_scores
 from gmmvit_deploy.specs import input_shape
@@ -17,7 +17,7 @@ _IMAGES = 2
 
 @torch.no_grad()
 def drop_dead_masks(model: Model) -> tuple[str, ...]:
-    """Remove each mask that has no influence on the logits: M ∘ S  →  S.
+    """Remove each mask that has no influence on the logits: M ∘ S  →  S, and each decay D: S + D  →  S.
 
     In a network with a class token, `dead_masks` reports the mask of the last attention. After this attention, the
     network reads only the class token, and the mask multiplies the scores in the class token's row by exactly 1.
@@ -28,7 +28,7 @@ def drop_dead_masks(model: Model) -> tuple[str, ...]:
     Ensures: the logits of random images are the same before and after the pass, bit for bit.
     Errors: FoldError when a requirement or the end state does not hold.
     """
-    if not any(step.role == "mask" for _, scores in attention_scores(model) for _, step in scores.steps()):
+    if not any(can_be_dead(step) for _, scores in attention_scores(model) for _, step in scores.steps()):
         return ()
     if model.training:
         raise FoldError("the model is in training mode; folding is for inference", hint="call model.eval()")
@@ -42,7 +42,7 @@ def drop_dead_masks(model: Model) -> tuple[str, ...]:
     scores = dict(attention_scores(model))
     for layer, name in dead:
         step = dict(scores[layer].steps())[name]
-        if not step.is_constant:
+        if step.role == "mask" and not step.is_constant:
             raise FoldError(f"{layer}: the mask must be a constant before drop_dead_masks; run fold_masks first")
         scores[layer].put(name, None)
     after = model(images)

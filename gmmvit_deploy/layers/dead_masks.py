@@ -1,6 +1,7 @@
 """Find the masks that have no influence on the logits, whatever the weights of the network are.
 
     every entry M[i,j] that influences the logits is exactly 1   →   M ∘ S and S give the same logits
+    every entry D[i,j] of a decay that influences the logits is exactly 0   →   S + D and S give the same logits
 
 If the head reads only the class token, the network reads only row 0 of the softmax weights of the last attention. Row 0
 of the mask contains only ones, so the mask does not change what the network reads. The same holds for the row of a
@@ -18,10 +19,11 @@ from torch import Tensor, nn
 
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.scores.attention import attention_scores
-from gmmvit_deploy.scores.step import Multiply, Step
+from gmmvit_deploy.scores.biases import PrefixBias
+from gmmvit_deploy.scores.step import Step
 from gmmvit_deploy.specs import input_shape
 
-__all__ = ["dead_masks"]
+__all__ = ["can_be_dead", "dead_masks"]
 
 _IMAGES = 2
 
@@ -51,7 +53,7 @@ def dead_masks(model: Model) -> tuple[tuple[str, str], ...]:
         (layer, name)
         for layer, scores in attention_scores(model)
         for name, step in scores.steps()
-        if step.role == "mask" and _has_ones_and_others(step.matrix())
+        if can_be_dead(step) and _has_neutral_and_other_entries(step)
     ]
     if not candidates:
         return ()
@@ -70,13 +72,23 @@ def dead_masks(model: Model) -> tuple[tuple[str, str], ...]:
     return tuple(names[mask] for mask in reversed(list(_dead(network, images, applied))))
 
 
-def _has_ones_and_others(matrix: Tensor) -> bool:
-    ones = matrix == 1
-    return bool(ones.any()) and not bool(ones.all())
+def can_be_dead(step: Step) -> bool:
+    """Return whether a step is a mask, or a decay that leaves prefix tokens without a bias."""
+    return step.role == "mask" or isinstance(step, PrefixBias)
 
 
-class _RandomMask(Multiply):
-    """A mask with random values in place of all entries ≠ 1 of a trained mask.
+def _neutral(step: Step) -> float:
+    """Return the entry that does not change the scores: 1 for a step that multiplies, 0 for a step that adds."""
+    return 0.0 if step.operation == "add" else 1.0
+
+
+def _has_neutral_and_other_entries(step: Step) -> bool:
+    neutral = step.matrix() == _neutral(step)
+    return bool(neutral.any()) and not bool(neutral.all())
+
+
+class _RandomMask(Step):
+    """A mask with random values in place of all entries ≠ 1 of a trained mask, or of all entries ≠ 0 of a decay.
 
     applied: a list that the mask adds itself to in each forward pass, so that the list has the order of the masks.
     """
@@ -85,21 +97,25 @@ class _RandomMask(Multiply):
 
     def __init__(self, trained: Step, generator: torch.Generator, applied: list[_RandomMask]) -> None:
         super().__init__()
-        self.scales_query = trained.scales_query
+        self.operation, self.scales_query = trained.operation, trained.scales_query
         self.generator, self.applied = generator, applied
-        self.ones = trained.matrix() == 1
-        self.values = torch.where(self.ones, 1.0, self._random())
+        neutral = _neutral(trained)
+        self.neutral = trained.matrix() == neutral
+        self.values = torch.where(self.neutral, neutral, self._random())
 
     def _random(self) -> Tensor:
-        return 1 + 0.5 * torch.randn(self.ones.shape, dtype=torch.float64, generator=self.generator)
+        return 1 + 0.5 * torch.randn(self.neutral.shape, dtype=torch.float64, generator=self.generator)
 
-    def redraw(self, *, ones: bool) -> None:
-        """Draw new random values in place of the ones, or in place of all other entries."""
-        self.values = torch.where(self.ones == ones, self._random(), self.values)
+    def redraw(self, *, neutral: bool) -> None:
+        """Draw new random values in place of the neutral entries, or in place of all other entries."""
+        self.values = torch.where(self.neutral == neutral, self._random(), self.values)
 
     def matrix(self) -> Tensor:
         self.applied.append(self)
         return self.values
+
+    def forward(self, scores: Tensor) -> Tensor:
+        return scores + self.matrix() if self.operation == "add" else self.matrix() * scores
 
 
 def _dead(network: Model, images: Tensor, applied: list[_RandomMask]) -> Iterator[_RandomMask]:
@@ -109,11 +125,11 @@ def _dead(network: Model, images: Tensor, applied: list[_RandomMask]) -> Iterato
         return
     last_first = list(dict.fromkeys(reversed(applied)))
     for mask in last_first:
-        mask.redraw(ones=False)
+        mask.redraw(neutral=False)
         if not network(images).equal(logits):
             return
         kept = mask.values
-        mask.redraw(ones=True)
+        mask.redraw(neutral=True)
         if network(images).equal(logits):
             return
         mask.values = kept

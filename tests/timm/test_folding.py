@@ -127,3 +127,32 @@ def test_a_block_that_does_not_follow_the_rule_stays() -> None:
     block = model.network.blocks[0]
     block.ls1.forward = lambda x: x * block.ls1.gamma + x.mean(dim=1, keepdim=True)
     assert fold(model).passes["merge_linear_layer_scale"] == ()
+
+
+def test_a_dead_decay_is_folded_away() -> None:
+    args = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
+    spec = TimmSpec(
+        architecture="vit_tiny_patch16_224",
+        model_args=args,
+        image_size=32,
+        classes=5,
+        mask=MaskSpec(kind="decay"),
+    )
+    model = random_model(spec)
+    folded = fold(model)
+    assert folded.passes["drop_dead_masks"] == ("network.blocks.1.attn.mask",)
+    images = torch.randn(3, 3, 32, 32, dtype=torch.float64)
+    with torch.inference_mode():
+        expected, logits = copy.deepcopy(model).double()(images), copy.deepcopy(folded.model).double()(images)
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+    pooled = {**args, "global_pool": "avg", "class_token": False}
+    live = random_model(
+        TimmSpec(
+            architecture="vit_tiny_patch16_224",
+            model_args=pooled,
+            image_size=32,
+            classes=5,
+            mask=MaskSpec(kind="decay"),
+        )
+    )
+    assert fold(live).passes["drop_dead_masks"] == ()
