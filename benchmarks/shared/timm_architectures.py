@@ -72,7 +72,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "vit_relpos_small_patch16_224": Architecture(size=224),
     "vit_small_patch16_dinov3": Architecture(size=256, args={"img_size": 256}),
     "convit_tiny": Architecture(size=224),
-    "levit_128s": Architecture(size=224, gain=1.15),
+    "levit_128s": Architecture(size=224, gain=1.152),
     "test_vit3": Architecture(size=160),
     CONV_STEM_VIT: Architecture(size=224),
     "hiera_tiny_224": Architecture(size=224),
