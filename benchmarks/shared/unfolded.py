@@ -23,7 +23,7 @@ class Half(nn.Module):
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.model = copy.deepcopy(model).half()
-        self.spec = model.spec
+        self.spec, self.foreign = model.spec, model.foreign
 
     def forward(self, images: Tensor) -> Tensor:
         return self.model(images.half()).float()
