@@ -76,6 +76,8 @@ def localize(reference: Reference, runner: Runner, inputs: NDArray[Any]) -> Chec
     untouched = graph.values(inputs, [])[LOGITS]
     trained = _outputs(reference.model, names, reference.tensors(inputs))
     exact = _outputs(reference.exact, names, reference.tensors(inputs).double())
+    if reference.model.foreign:
+        trained, exact = (_as_narrow_as(values, tensors, outputs) for outputs in (trained, exact))
     tensors[LOGITS] = LOGITS
     blocks = _errors(tensors, values, trained, exact, precision)
     moved = float(np.abs(values[LOGITS] - untouched).max())
@@ -138,6 +140,21 @@ def _outputs(model: Model, names: Iterable[str], tensors: torch.Tensor) -> dict[
         for hook in hooks:
             hook.remove()
     return caught
+
+
+def _as_narrow_as(
+    values: Mapping[str, NDArray[Any]], tensors: Mapping[str, str], outputs: Mapping[str, NDArray[Any]]
+) -> dict[str, NDArray[Any]]:
+    """Return the outputs of the blocks without the tokens that the graph's blocks do not compute.
+
+    In a graph of a foreign network, the last block may output only the first tokens, which the head reads.
+    """
+    narrowed = dict(outputs)
+    for name, tensor in tensors.items():
+        whole, value = outputs[name], values.get(tensor)
+        if value is not None and whole.ndim == 3 and value.size < whole.size:
+            narrowed[name] = whole[:, : value.size // (whole.shape[0] * whole.shape[2])]
+    return narrowed
 
 
 def _errors(

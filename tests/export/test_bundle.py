@@ -23,6 +23,7 @@ from gmmvit_deploy.progress import Progress
 from gmmvit_deploy.runners.eager import EagerRunner
 from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.sources.hints import LoadHints
+from gmmvit_deploy.sources.record import KnownImages
 from gmmvit_deploy.tolerances import Limit
 from gmmvit_deploy.writing import sha256_of_bytes, sha256_of_file
 from tests.conftest import GOLDEN, NAMES, RELEASED, cifar_options, golden
@@ -154,7 +155,7 @@ class TestOptions:
     )
     def test_pixels_have_no_silent_default(self, options: dict[str, Any]) -> None:
         with pytest.raises(InputError, match="needs the mean, the std and the labels"):
-            ExportOptions(**options)
+            ExportOptions(**options).completed(KnownImages())
 
     def test_tensor_needs_nothing(self, tensor_bundles: dict[str, Bundle]) -> None:
         manifest = tensor_bundles["vit_gmm"].manifest

@@ -51,6 +51,8 @@ def require_equal_to_timm(model: TimmModel) -> None:
         strict=True,
     )
     expected = plain.double()(exact)
+    if not bool(expected.isfinite().all()):
+        return  # `checkpoints.audit` reports weights that are NaN or infinite
     largest, scale = float((logits - expected).abs().max()), float(expected.abs().max())
     if not largest <= _ROUNDING * max(scale, 1.0):
         raise SpecError(
