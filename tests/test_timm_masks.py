@@ -424,7 +424,7 @@ def test_a_model_takes_masks_once() -> None:
     [
         ("cait_xxs24_224", {"depth": 1}, "TalkingHeadAttn"),
         ("xcit_nano_12_p16_224", {"depth": 1}, "channels"),
-        ("pvt_v2_b0", {"depths": (1, 1, 1, 1)}, "its K has 49 tokens"),
+        ("pvt_v2_b0", {"depths": (1, 1, 1, 1)}, "49 tokens for K"),
     ],
 )
 def test_a_model_that_is_refused_does_not_change(name: str, depth: dict[str, Any], reason: str) -> None:

@@ -18,8 +18,10 @@ _PLACE = re.compile(r'File "([^"]+)", line (\d+), in forward\n(.*)')
 
 
 def reason_of_exporter(exc: Exception) -> str:
-    """Return the first line of the cause, and the last line of a forward that the exporter's report names."""
-    cause = exc.__cause__ or exc
+    """Return the first line of the first cause, and the last line of a forward that the exporter's report names."""
+    cause: BaseException = exc
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
     first = next(iter(str(cause).strip().splitlines()), "")
     reason = f"{type(cause).__name__}: {first}" if first else type(cause).__name__
     places = _PLACE.findall(str(exc))
