@@ -12,6 +12,7 @@ from typing import Literal, get_args
 from gmmvit_deploy.errors import InputError
 
 __all__ = [
+    "CROP_MODES",
     "RESIZE_RULES",
     "ResizeRule",
     "fit_of",
@@ -40,6 +41,10 @@ RESIZE_RULES: tuple[ResizeRule, ...] = get_args(ResizeRule)
 def fit_of(rule: ResizeRule) -> str:
     """Return the way in which a rule fits an image to the network's size: stretch, center, squash or border."""
     return rule.partition("-")[0]
+
+
+CROP_MODES = tuple(dict.fromkeys(fit_of(rule) for rule in RESIZE_RULES if fit_of(rule) != "stretch"))
+"""timm's crop modes."""
 
 
 def resize_rule_from(text: str) -> ResizeRule:
@@ -75,9 +80,8 @@ def resize_rule_from_timm(crop_mode: str | None, interpolation: str) -> ResizeRu
     filters, such as nearest and lanczos, which no resize rule has.
     """
     mode = crop_mode or "center"
-    fits = sorted({fit_of(rule) for rule in RESIZE_RULES} - {"stretch"})
-    if mode not in fits:
-        raise InputError(f"timm's crop_mode: expected {_listed(fits)}, got {mode!r}")
+    if mode not in CROP_MODES:
+        raise InputError(f"timm's crop_mode: expected {_listed(sorted(CROP_MODES))}, got {mode!r}")
     filters = sorted({name.partition("-")[2] for name in RESIZE_RULES})
     if interpolation not in filters:
         raise InputError(f"timm's interpolation: expected {_listed(filters)}, got {interpolation!r}")

@@ -11,8 +11,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from gmmvit_deploy.checkpoints.reading import TensorFile, read_tensors
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.families.timm.checkpoint import HEAD_FILE
@@ -39,8 +37,7 @@ def with_linear_head(file: TensorFile, path: Path) -> TensorFile:
             hint="give the file that eval_linear.py of DINO writes, or a state dict of torch.nn.Linear",
         )
     added = {f"{HEAD_FILE}.weight": weight, f"{HEAD_FILE}.bias": bias}
-    if by_part["weight"].startswith(_DINO) and not DINOV2_FILES.recognises(file.tensors):
-        added[f"{HEAD_FILE}.interleaved"] = torch.ones(1)
+    interleaved = by_part["weight"].startswith(_DINO) and not DINOV2_FILES.recognises(file.tensors)
     own = {name: tensor for name, tensor in file.tensors.items() if not name.startswith("head.")}
     replaced = "the backbone's own head, which the linear head of --head replaces"
     dropped = dict.fromkeys(sorted(file.tensors.keys() - own.keys()), replaced)
@@ -48,5 +45,6 @@ def with_linear_head(file: TensorFile, path: Path) -> TensorFile:
         file,
         tensors=own | added,
         wrapping=f"{file.wrapping}; linear head {path.name} (SHA-256 {head.sha256})",
+        record=replace(file.record, interleaved_head=interleaved),
         left_out={**file.left_out, **dropped},
     )

@@ -28,7 +28,7 @@ from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.roles import role_disagreements
 from gmmvit_deploy.images import ImageSpec
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
-from gmmvit_deploy.resize_rules import RESIZE_RULES, ResizeRule, require_crop_pct, resize_rule_from
+from gmmvit_deploy.resize_rules import CROP_MODES, RESIZE_RULES, ResizeRule, fit_of, require_crop_pct, resize_rule_from
 from gmmvit_deploy.runners.open import proof_programs
 from gmmvit_deploy.runners.runner import Runner
 from gmmvit_deploy.sources.hints import LoadHints
@@ -86,7 +86,7 @@ class ExportOptions:
             )
         rule = resize_rule_from(self.resize or known.resize or "stretch-bilinear")
         # A rule without crop, which the user typed, takes the place of the checkpoint's rule and crop.
-        crop_pct = known.crop_pct if self.crop_pct is None and not rule.startswith("stretch") else self.crop_pct
+        crop_pct = known.crop_pct if self.crop_pct is None and fit_of(rule) in CROP_MODES else self.crop_pct
         if crop_pct is not None:
             require_crop_pct("--crop-pct", crop_pct, rule)
         options = replace(

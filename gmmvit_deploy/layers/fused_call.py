@@ -30,9 +30,19 @@ from gmmvit_deploy.precision import Role
 from gmmvit_deploy.scores.attention import AttentionScores
 from gmmvit_deploy.scores.biases import PassedBias
 
-__all__ = ["AnsweredAttention", "FusedCall", "answer_fused_call", "answered_forward", "fused_calls", "use_fused_calls"]
+__all__ = [
+    "DRY_IMAGES",
+    "AnsweredAttention",
+    "FusedCall",
+    "answer_fused_call",
+    "answered_forward",
+    "fused_calls",
+    "use_fused_calls",
+]
 
 Answer = Callable[..., Tensor]
+DRY_IMAGES = 2
+"""The batch size of the dry run in `fused_calls`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +60,12 @@ class FusedCall:
     key: tuple[int, ...]
     bias: tuple[int, ...] | None
     scale: float
+
+    @property
+    def windows(self) -> int | None:
+        """The number of windows of an image if the call's ``attn_mask`` differs between windows, else None."""
+        leading = self.bias[0] if self.bias is not None and len(self.bias) == 4 else 1
+        return leading // DRY_IMAGES if leading > 1 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +212,7 @@ def fused_calls(network: nn.Module, image_shape: tuple[int, int, int]) -> tuple[
             return call.query.new_empty(*call.query.shape[:-1], call.value.shape[-1])
 
         with _Answering(note):
-            shapes_only(torch.empty(2, *image_shape, device="meta"))
+            shapes_only(torch.empty(DRY_IMAGES, *image_shape, device="meta"))
     return tuple(calls)
 
 

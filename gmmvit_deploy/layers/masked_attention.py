@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from gmmvit_deploy.errors import SpecError
 from gmmvit_deploy.layers.fused_call import AnsweredAttention
 from gmmvit_deploy.layers.subclasses import replace_methods
-from gmmvit_deploy.layers.token_grids import IMAGES, Placement
+from gmmvit_deploy.layers.token_grids import Placement
 from gmmvit_deploy.scores.attention import AttentionScores
 from gmmvit_deploy.scores.biases import ManhattanDecay, PassedBias, PrefixBias, retention_decays
 from gmmvit_deploy.scores.masks import Mask, PrefixMask, mask_from_spec
@@ -64,7 +64,7 @@ class MaskedAttention(AnsweredAttention):
                 raise SpecError("expected a mask, got the mask kind plain")
             step = mask
             steps["mask"] = _behind_prefix(mask, place.prefix)
-        super().__init__(AttentionScores(steps | {"bias": bias}), windows=_windows(place))
+        super().__init__(AttentionScores(steps | {"bias": bias}), windows=place.call.windows)
         self.tokens = place.tokens
         self._take_tensors(step)
 
@@ -121,10 +121,3 @@ def _behind_prefix(step: Mask | Add, prefix: int) -> Step:
     if prefix == 0:
         return step
     return PrefixMask(step, prefix) if isinstance(step, Mask) else PrefixBias(step, prefix)
-
-
-def _windows(place: Placement) -> int | None:
-    """Return the number of windows of an image if the call's ``attn_mask`` differs between windows, else None."""
-    bias = place.call.bias
-    leading = bias[0] if bias is not None and len(bias) == 4 else 1
-    return leading // IMAGES if leading > 1 else None

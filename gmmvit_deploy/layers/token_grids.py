@@ -22,15 +22,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from gmmvit_deploy.errors import SpecError
-from gmmvit_deploy.layers.fused_call import FusedCall, fused_calls, use_fused_calls
+from gmmvit_deploy.layers.fused_call import DRY_IMAGES, FusedCall, fused_calls, use_fused_calls
 
-__all__ = ["IMAGES", "Placement", "Refusal", "TokenGrids", "placements", "require_placements", "token_grids"]
+__all__ = ["Placement", "Refusal", "TokenGrids", "placements", "require_placements", "token_grids"]
 
 _Size: TypeAlias = "tuple[int, int]"
 
 _WINDOW_ATTRIBUTES = ("window_size", "partition_size", "ws")  # where timm's modules store the size of a window
-IMAGES = 2
-"""The batch size of the dry run in `layers.fused_call.fused_calls`."""
 _UNMARKED_PREFIXES = (0, 1, 2)  # prefix tokens that a network without ``num_prefix_tokens`` may have
 
 
@@ -359,7 +357,7 @@ class _Rule:
             if not (dilated or spread):
                 continue
             shape = self.run.inputs[path]
-            grids = call.query[0] // IMAGES
+            grids = call.query[0] // DRY_IMAGES
             for height, width in ((shape[1], shape[2]), (shape[2], shape[3])):  # channels last, channels first
                 if height * width == grids * grid[0] * grid[1]:
                     return height // grid[0], width // grid[1]

@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 
 from gmmvit_deploy.families import family_of
-from gmmvit_deploy.layers.dead_masks import dead_masks
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.parity.measures import ErrorMeasure
 from gmmvit_deploy.parity.reference import Reference
@@ -67,7 +66,7 @@ def localize(reference: Reference, runner: Runner, inputs: NDArray[Any]) -> Chec
         return skipped_check(NAME, why_not)
     precision = runner.precision
     # The graph has no mask without influence on the logits, so the tokens that the network does not read differ.
-    dead = [attention for attention, _ in dead_masks(reference.model)]
+    dead = reference.dead_attentions
     names = tuple(name for name in blocks_of(reference.model) if not any(a.startswith(f"{name}.") for a in dead))
     if not names:
         return skipped_check(NAME, "gmmvit does not know the blocks of this model")

@@ -6,6 +6,7 @@ The float32 logits show what the trained model computes. The float64 logits serv
 from __future__ import annotations
 
 import copy
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.families import family_of
+from gmmvit_deploy.layers.dead_masks import dead_masks
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.runners.eager import EagerRunner
 
@@ -37,6 +39,11 @@ class Reference:
         self._eager = EagerRunner(bundle)
         self.model: Model = self._eager.model
         self.exact: Model = copy.deepcopy(self.model).double()
+
+    @cached_property
+    def dead_attentions(self) -> tuple[str, ...]:
+        """The names of the attentions whose mask has no influence on the logits; computed once for all runners."""
+        return tuple(attention for attention, _ in dead_masks(self.model))
 
     def tensors(self, inputs: NDArray[Any]) -> torch.Tensor:
         """Convert inputs of the bundle's graph to normalised float32 (B, channels, height, width)."""

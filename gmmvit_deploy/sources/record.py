@@ -21,11 +21,13 @@ class TrainingRecord:
     ``args``; empty if the file has no such entry.
     entries: name → text, number or boolean stored at the top level of the file, such as ``arch`` and ``epoch``.
     config: the values of ``config.json`` in a model folder of timm; empty for any other file.
+    interleaved_head: True if the features of a linear head alternate between class token and mean, as DINO orders them.
     """
 
     args: Mapping[str, PlainValue] = field(default_factory=dict)
     entries: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
+    interleaved_head: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

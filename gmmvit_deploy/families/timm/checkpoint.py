@@ -16,6 +16,7 @@ from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.families.timm.arguments import Arguments, arguments_of, default_cfg, is_train_script, name_of
 from gmmvit_deploy.families.timm.network import require_timm
 from gmmvit_deploy.families.timm.spec import TimmSpec
+from gmmvit_deploy.resize_rules import CROP_MODES
 from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.sources.record import KnownImages
 from gmmvit_deploy.sources.shapes import Shapes, infer_mask, mask_heads
@@ -24,7 +25,6 @@ from gmmvit_deploy.specs import Interpolation, MaskSpec
 
 __all__ = ["HEAD_FILE", "TIMM_FILES", "asked_size"]
 
-_CROP_MODES = ("center", "squash", "border")
 HEAD_FILE = "head_file"
 """The prefix under which `checkpoints.linear_head` adds the tensors of a linear head to the tensors of the backbone."""
 _OPTIONS_OF_DEIT = {"model", "input_size", "distillation_type"}
@@ -54,7 +54,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> TimmSpec:
         mask=_mask(shapes, hints),
         head_blocks=hints.head_blocks or 0,
         head_average=hints.head_average,
-        head_interleaved=hints.head_average and f"{HEAD_FILE}.interleaved" in shapes,
+        head_interleaved=hints.head_average and shapes.record.interleaved_head,
     )
 
 
@@ -193,7 +193,6 @@ def known_unused(spec: TimmSpec) -> Mapping[str, str]:
     reason = "timm computes this tensor from the sizes of the model"
     unused = {f"{path}.relative_position_index": reason for path, _ in network.named_modules() if path}
     unused |= {f"{path}.attn_mask": reason for path, _ in network.named_modules() if path}
-    unused[f"{HEAD_FILE}.interleaved"] = "gmmvit adds this tensor for a linear head of DINO's eval_linear.py"
     return unused
 
 
@@ -263,8 +262,8 @@ def _from_data_config(
         raise _not_stated(source, "crop_pct", "a number above 0 and at most 1", crop_pct)
     if not isinstance(interpolation, str):
         raise _not_stated(source, "interpolation", "the name of a filter", interpolation)
-    if resolved["crop_mode"] not in _CROP_MODES:
-        raise _not_stated(source, "crop_mode", ", ".join(_CROP_MODES), resolved["crop_mode"])
+    if resolved["crop_mode"] not in CROP_MODES:
+        raise _not_stated(source, "crop_mode", ", ".join(CROP_MODES), resolved["crop_mode"])
     return KnownImages(
         mean=tuple(float(value) for value in resolved["mean"]),
         std=tuple(float(value) for value in resolved["std"]),

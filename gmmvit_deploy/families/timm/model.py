@@ -43,7 +43,6 @@ ATTENTION = "attention"
 MASK = "mask"
 """The name of the submodule that replaces the fused attention function in an attention with a mask.  The submodule
 holds the tensors of the mask, and has the name that `gmmvit_deploy.timm.add_masks` gives to the submodule."""
-_DRY_BATCH = 2  # the batch of the dry run in `fused_calls`
 
 
 class TimmModel(Model):
@@ -138,14 +137,10 @@ def _answer(model: TimmModel, call: FusedCall, place: Placement | None) -> None:
 
     place: the grid of the attention's tokens if the attention has a mask, else None.
     """
-    bias, windows = None, None
-    if call.bias is not None:
-        bias = PassedBias(model, input_shape(model.spec))
-        leading = call.bias[0] if len(call.bias) == 4 else 1
-        windows = leading // _DRY_BATCH if leading > 1 else None
+    bias = None if call.bias is None else PassedBias(model, input_shape(model.spec))
     if place is not None:
         answer_fused_call(model.network.get_submodule(call.module), MASK, MaskedAttention(place, model.spec.mask, bias))
         return
     before: dict[str, Step | None] = {"scale": Scale(call.scale), "bias": bias}
-    answer = AnsweredAttention(AttentionScores(before), windows=windows)
+    answer = AnsweredAttention(AttentionScores(before), windows=call.windows)
     answer_fused_call(model.network.get_submodule(call.module), ATTENTION, answer)
