@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -119,6 +119,8 @@ class Manifest:
     in ``golden.npz``.
     versions: name → version of the toolkit, Python and packages at export.
     files: file name → SHA-256, for every file except the manifest.
+    taken_from: what no tensor of the checkpoint shows, such as ``heads`` → where the value comes from, such as
+    ``--heads 4``.
     Errors: ValueError when the size of ``image`` contradicts ``spec``, or when ``pixels`` has no mean and std.
     """
 
@@ -142,6 +144,7 @@ class Manifest:
     float32_noise: float
     versions: dict[str, str]
     files: dict[str, str]
+    taken_from: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.image.tensor_shape != input_shape(self.spec):

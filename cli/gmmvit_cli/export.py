@@ -10,6 +10,7 @@ from gmmvit_cli.convert import converted, note_disagreements, print_variants
 from gmmvit_cli.models import (
     ARCHITECTURE,
     CHANNELS,
+    DECOMPOSED_STAGES,
     HEAD,
     HEAD_AVERAGE,
     HEAD_BLOCKS,
@@ -18,8 +19,12 @@ from gmmvit_cli.models import (
     INTERPOLATION,
     MASK_FORM,
     MODEL_ARGS,
+    POOL,
     PRESET,
     RESIZE_TO,
+    SCALE_ADJUSTMENT,
+    SOURCE,
+    TRANSFORM_SCALE,
     WEIGHTS,
     hints_from,
 )
@@ -122,6 +127,11 @@ def export(
     head: Path | None = HEAD,
     head_blocks: int | None = HEAD_BLOCKS,
     head_average: bool = HEAD_AVERAGE,
+    source: str | None = SOURCE,
+    pool: str | None = POOL,
+    scale_adjustment: float | None = SCALE_ADJUSTMENT,
+    transform_scale: bool | None = TRANSFORM_SCALE,
+    decomposed_stages: str | None = DECOMPOSED_STAGES,
     precision: str = typer.Option(
         "fp32",
         metavar="LIST",
@@ -160,6 +170,11 @@ def export(
         head=head,
         head_blocks=head_blocks,
         head_average=head_average,
+        source=source,
+        pool=pool,
+        scale_adjustment=scale_adjustment,
+        transform_scale=transform_scale,
+        decomposed_stages=decomposed_stages,
     )
     normalisation = normalisation_from(dataset, mean, std)
     precisions = precisions_from(precision)

@@ -10,6 +10,7 @@ from gmmvit_cli.choices import choice_from, complete, listed
 from gmmvit_cli.models import (
     ARCHITECTURE,
     CHANNELS,
+    DECOMPOSED_STAGES,
     HEAD,
     HEAD_AVERAGE,
     HEAD_BLOCKS,
@@ -18,8 +19,12 @@ from gmmvit_cli.models import (
     INTERPOLATION,
     MASK_FORM,
     MODEL_ARGS,
+    POOL,
     PRESET,
     RESIZE_TO,
+    SCALE_ADJUSTMENT,
+    SOURCE,
+    TRANSFORM_SCALE,
     WEIGHTS,
     hints_from,
 )
@@ -58,6 +63,11 @@ def inspect(
     head: Path | None = HEAD,
     head_blocks: int | None = HEAD_BLOCKS,
     head_average: bool = HEAD_AVERAGE,
+    source: str | None = SOURCE,
+    pool: str | None = POOL,
+    scale_adjustment: float | None = SCALE_ADJUSTMENT,
+    transform_scale: bool | None = TRANSFORM_SCALE,
+    decomposed_stages: str | None = DECOMPOSED_STAGES,
     classes: int | None = typer.Option(None, metavar="N", rich_help_panel=_WITHOUT_FILE, help="Number of classes."),
     mask: str = typer.Option(
         "plain",
@@ -105,6 +115,11 @@ def inspect(
             head=head,
             head_blocks=head_blocks,
             head_average=head_average,
+            source=source,
+            pool=pool,
+            scale_adjustment=scale_adjustment,
+            transform_scale=transform_scale,
+            decomposed_stages=decomposed_stages,
         )
         require_checkpoint(checkpoint)
         with progress("inspect") as on_progress:
@@ -165,6 +180,7 @@ def _print(described: dict[str, Any]) -> None:
         *((name.replace("_", " "), str(value)) for name, value in spec.items()),
         ("trainable parameters", f"{described['trainable_parameters']:,}"),
         ("multiply-accumulates", f"{described['macs']:,} per image"),
+        *((f"origin of {name.replace('_', ' ')}", where) for name, where in described.get("taken_from", {}).items()),
         *((f"unused key {key}", why) for key, why in described.get("unused_keys", {}).items()),
     ]
     print_table(("", ""), rows)

@@ -12,7 +12,7 @@ from gmmvit_cli.choices import choice_from, complete, listed, read_by
 from gmmvit_cli.options import MODEL, existing
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.families import PRESETS, family_of_preset
-from gmmvit_deploy.sources.hints import WEIGHTS_KINDS, LoadHints, WeightsKind, own_class_of
+from gmmvit_deploy.sources.hints import POOLS, SOURCES, WEIGHTS_KINDS, LoadHints, Pool, WeightsKind, own_class_of
 from gmmvit_deploy.specs import INTERPOLATIONS, Interpolation
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ __all__ = [
     "ARCHITECTURE",
     "CHANNELS",
     "CLASS_OF_BUNDLE",
+    "DECOMPOSED_STAGES",
     "HEAD",
     "HEADS",
     "HEAD_AVERAGE",
@@ -30,8 +31,12 @@ __all__ = [
     "INTERPOLATION",
     "MASK_FORM",
     "MODEL_ARGS",
+    "POOL",
     "PRESET",
     "RESIZE_TO",
+    "SCALE_ADJUSTMENT",
+    "SOURCE",
+    "TRANSFORM_SCALE",
     "WEIGHTS",
     "hints_from",
     "model_args_from",
@@ -39,6 +44,22 @@ __all__ = [
 ]
 
 _MASK_FORMS = ("stored", "closed")
+
+
+def stages_from(text: str | None) -> tuple[int, ...] | None:
+    """Parse the text of --decomposed-stages.  Errors: InputError when the text is neither ``none`` nor numbers."""
+    if text is None:
+        return None
+    if text == "none":
+        return ()
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as exc:
+        raise InputError(
+            f"--decomposed-stages: expected numbers separated by commas, or none, got {text!r}",
+            hint="type for example --decomposed-stages 1,2,3",
+        ) from exc
+
 
 HEADS = typer.Option(
     None,
@@ -115,7 +136,48 @@ WEIGHTS = typer.Option(
     callback=choice_from("--weights", lambda: WEIGHTS_KINDS),
     autocompletion=complete(lambda: WEIGHTS_KINDS),
 )
-
+SOURCE = typer.Option(
+    None,
+    "--source",
+    metavar="CODE",
+    rich_help_panel=MODEL,
+    help=f"Code that wrote the checkpoint: {listed(SOURCES)}. Required if the names of the tensors fit both, as for a "
+    "CaiT without masks.",
+    callback=choice_from("--source", lambda: SOURCES),
+    autocompletion=complete(lambda: SOURCES),
+)
+POOL = typer.Option(
+    None,
+    "--pool",
+    metavar="KIND",
+    rich_help_panel=MODEL,
+    help="What the classifier reads: cls, the class token; or mean, the mean of all tokens. Required if the checkpoint "
+    "does not show it, as for the models of vit-pytorch.",
+    callback=choice_from("--pool", lambda: POOLS),
+    autocompletion=complete(lambda: POOLS),
+)
+SCALE_ADJUSTMENT = typer.Option(
+    None,
+    "--scale-adjustment",
+    metavar="NUMBER",
+    rich_help_panel=MODEL,
+    help="For a DeepViT: the training code's scale_adjustment, 0.5 for deepvit_S and deepvit_L, 1 for the others.",
+)
+TRANSFORM_SCALE = typer.Option(
+    None,
+    "--transform-scale/--no-transform-scale",
+    rich_help_panel=MODEL,
+    help="For a DeepViT: whether the mixed attention weights are also divided by √(head dim), as in deepvit_S.",
+)
+DECOMPOSED_STAGES = typer.Option(
+    None,
+    "--decomposed-stages",
+    metavar="LIST",
+    rich_help_panel=MODEL,
+    help="For an RMT: the stages, counted from 1, whose attention is decomposed into rows and columns, such as 1,2,3; "
+    "or none. A wrong list raises no error, but the predictions are wrong.",
+    callback=read_by(stages_from),
+)
 
 ARCHITECTURE = typer.Option(
     None,
@@ -221,6 +283,11 @@ def hints_from(
     head: Path | None = None,
     head_blocks: int | None = None,
     head_average: bool = False,
+    source: str | None = None,
+    pool: str | None = None,
+    scale_adjustment: float | None = None,
+    transform_scale: bool | None = None,
+    decomposed_stages: str | None = None,
 ) -> LoadHints:
     """Return the hints of the options.  Errors: InputError when the value of an option is invalid."""
     return LoadHints(
@@ -237,4 +304,9 @@ def hints_from(
         head=None if head is None else str(head),
         head_blocks=head_blocks,
         head_average=head_average,
+        source=source,
+        pool=cast("Pool | None", pool),  # LoadHints checks it
+        scale_adjustment=scale_adjustment,
+        transform_scale=transform_scale,
+        decomposed_stages=stages_from(decomposed_stages),
     )

@@ -43,6 +43,7 @@ class LoadedCheckpoint:
     unused: key of the file → the reason why the network never reads the tensor.
     findings: the results of the audit.
     images: what the checkpoint states about the images of training.
+    taken_from: what no tensor of the file shows, such as ``heads`` → where the value comes from, such as ``--heads 4``.
     """
 
     file: TensorFile
@@ -51,6 +52,7 @@ class LoadedCheckpoint:
     unused: dict[str, str]
     findings: tuple[Finding, ...]
     images: KnownImages = field(default_factory=KnownImages)
+    taken_from: dict[str, str] = field(default_factory=dict)
 
     @property
     def trainable_parameters(self) -> int:
@@ -104,7 +106,27 @@ def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpo
     model = resized_as_asked(model, hints, usual=source.interpolation(shapes, hints), source=name)
     used = {key for origin in origins.values() for key in origin_keys(origin)}
     loaded = _audited(file, model, used=used, unused=unused)
-    return replace(loaded, images=source.images(shapes, hints, spec))
+    taken = {**source.taken_from(shapes, hints, spec), **_typed(hints)}
+    return replace(loaded, images=source.images(shapes, hints, spec), taken_from=taken)
+
+
+def _typed(hints: LoadHints) -> dict[str, str]:
+    """Return what the user states with an option about the network: name → the option with its value."""
+    stages = hints.decomposed_stages
+    options = {
+        "heads": hints.heads,
+        "image_size": hints.image_size,
+        "channels": hints.channels,
+        "weights": hints.weights,
+        "source": hints.source,
+        "pool": hints.pool,
+        "scale_adjustment": hints.scale_adjustment,
+        "decomposed_stages": None if stages is None else ",".join(map(str, stages)) or "none",
+    }
+    typed = {name: f"--{name.replace('_', '-')} {value}" for name, value in options.items() if value is not None}
+    if hints.transform_scale is not None:
+        typed["transform_scale"] = f"--{'' if hints.transform_scale else 'no-'}transform-scale"
+    return typed
 
 
 @contextmanager
@@ -123,6 +145,8 @@ def _source_of(file: TensorFile, hints: LoadHints) -> CheckpointSource:
 
     A model that the user names, and a model folder of timm, choose the source. For any other file, the names of the
     tensors choose the source: if several sources recognise the file, the source with the most names in its signature.
+    ``hints.source`` chooses between sources with equally many names.
+    Errors: CheckpointError when the user must choose, or when the file is not of the source that the user chose.
     """
     if hints.model == CONV_STEM_VIT:
         return TORCHVISION_FILES
@@ -132,7 +156,23 @@ def _source_of(file: TensorFile, hints: LoadHints) -> CheckpointSource:
     if hints.model is not None or file.record.config:
         return TIMM_FILES
     sources = [source for family in FAMILIES for source in family.sources if source.recognises(file.tensors)]
-    return max(sources, key=lambda source: len(source.signature))
+    most = max(len(source.signature) for source in sources)
+    possible = [source for source in sources if len(source.signature) == most]
+    if hints.source is not None:
+        possible = [source for source in possible if source.option in ("", hints.source)]
+    if not possible:
+        raise CheckpointError(
+            f"{file.path}: --source {hints.source}, but the names of the tensors are not those of this code",
+            hint="leave --source out",
+        )
+    if len(possible) > 1:
+        options = sorted({source.option for source in possible})
+        raise CheckpointError(
+            f"{file.path}: the names of the tensors are those of {' and of '.join(s.name for s in possible)}, which "
+            "compute different logits from the same weights",
+            hint=f"type --source {' or --source '.join(options)}: the code that trained the model",
+        )
+    return possible[0]
 
 
 def _family_of_source(source: CheckpointSource) -> Family:

@@ -19,6 +19,8 @@ __all__ = ["describe_checkpoint", "describe_spec"]
 def describe_checkpoint(loaded: LoadedCheckpoint) -> dict[str, Any]:
     """Return a description of the file, of the spec (`describe_spec`), of the unused keys and of the audit findings.
 
+    ``taken_from`` states where values come from that no tensor shows.
+
     The findings include a note for each mask that has no influence on the logits.
     """
     findings = (*loaded.findings, *audit_dead_masks(loaded.model))
@@ -28,6 +30,7 @@ def describe_checkpoint(loaded: LoadedCheckpoint) -> dict[str, Any]:
             "sha256": loaded.file.sha256,
             "wrapping": loaded.file.wrapping,
         },
+        "taken_from": loaded.taken_from,
         **describe_spec(loaded.spec),
         "unused_keys": loaded.unused,
         "audit": [asdict(finding) for finding in findings],

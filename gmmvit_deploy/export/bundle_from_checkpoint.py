@@ -238,6 +238,7 @@ def _write(
             "wrapping": loaded.file.wrapping,
         },
         unused_keys=loaded.unused,
+        taken_from=loaded.taken_from,
         input_kind=options.input_kind,
         max_batch=options.max_batch,
         image=image,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
@@ -9,11 +10,18 @@ from typing import Any, Literal, TypeAlias, get_args
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.specs import CHANNELS, Interpolation, interpolation_named
 
-__all__ = ["WEIGHTS_KINDS", "LoadHints", "WeightsKind", "own_class_of"]
+__all__ = ["POOLS", "SOURCES", "WEIGHTS_KINDS", "LoadHints", "Pool", "WeightsKind", "own_class_of"]
 
 WeightsKind: TypeAlias = Literal["trained", "averaged"]
 """trained: the weights after the last step of the optimiser.  averaged: the moving average (EMA) of the weights."""
 WEIGHTS_KINDS: tuple[WeightsKind, ...] = get_args(WeightsKind)
+
+Pool: TypeAlias = Literal["cls", "mean"]
+"""What the classifier reads.  cls: the class token.  mean: the mean of all tokens."""
+POOLS: tuple[Pool, ...] = get_args(Pool)
+
+SOURCES = ("spt-lsa", "vit-pytorch")
+"""Code bases whose files can have the same names and shapes of tensors, and other logits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +44,12 @@ class LoadHints:
     head: the path of the file of a linear classifier for a backbone without classifier, such as a DINO backbone.
     head_blocks: the number of last blocks whose class tokens the linear classifier reads.
     head_average: True if the linear classifier also reads the mean of the patches.
+    source: a name of `SOURCES`: the code that wrote the file, if the names of the tensors leave two possibilities.
+    pool: what the classifier reads, for a file that does not show it.
+    scale_adjustment: the factor before each norm of a DeepViT, which its branches are divided by.
+    transform_scale: True if the weights that a DeepViT mixes are also multiplied by 1/√d, with d the head dim.
+    decomposed_stages: the stages of an RMT, counted from 1, whose attention is decomposed into rows and columns; empty
+    if every stage attends to the whole grid.
     Errors: InputError when a value is out of range.
     """
 
@@ -52,6 +66,11 @@ class LoadHints:
     head: str | None = None
     head_blocks: int | None = None
     head_average: bool = False
+    source: str | None = None
+    pool: Pool | None = None
+    scale_adjustment: float | None = None
+    transform_scale: bool | None = None
+    decomposed_stages: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.image_size is not None and self.image_size < 1:
@@ -78,6 +97,23 @@ class LoadHints:
             )
         if self.head is None and (self.head_blocks is not None or self.head_average):
             raise InputError("--head-blocks and --head-average describe a linear head", hint="add --head FILE")
+        self._check_network()
+
+    def _check_network(self) -> None:
+        if self.source not in (None, *SOURCES):
+            raise InputError(f"--source: expected {' or '.join(SOURCES)}, got {self.source!r}")
+        if self.pool not in (None, *POOLS):
+            raise InputError(f"--pool: expected {' or '.join(POOLS)}, got {self.pool!r}")
+        if self.scale_adjustment is not None and not 0 < self.scale_adjustment < math.inf:
+            raise InputError(f"--scale-adjustment: expected a number above 0, got {self.scale_adjustment:g}")
+        if self.decomposed_stages is not None and (
+            min(self.decomposed_stages, default=1) < 1 or len({*self.decomposed_stages}) != len(self.decomposed_stages)
+        ):
+            given = ",".join(map(str, self.decomposed_stages))
+            raise InputError(
+                f"--decomposed-stages: expected different numbers of at least 1, got {given}",
+                hint="type for example --decomposed-stages 1,2,3; the first stage has the number 1",
+            )
 
 
 def own_class_of(model: str | None) -> tuple[str, str] | None:

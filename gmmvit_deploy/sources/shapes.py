@@ -29,6 +29,7 @@ __all__ = [
     "infer_heads",
     "infer_mask",
     "mask_heads",
+    "preset_differences",
     "preset_of",
 ]
 
@@ -267,23 +268,27 @@ def preset_of(
     return None if hints.preset is None else presets[hints.preset](classes, image_size, mask)
 
 
+def preset_differences(spec: ModelSpec, preset: ModelSpec) -> list[str]:
+    """Return a text for each field in which the specs differ, such as ``heads 4 (the preset has 8)``.
+
+    The image size, the channels, the classes, the mask and the class token are not compared. The patch size is compared
+    only for the image sizes for which the paper authors' released code has a patch size.
+    """
+    left_out = {"image_size", "channels", "classes", "mask", "class_token"}
+    if spec.image_size not in _CONFIGURED_SIZES:
+        left_out.add("patch_size")
+    return [
+        f"{field} {getattr(spec, field)} (the preset has {getattr(preset, field)})"
+        for field in type(spec).__dataclass_fields__
+        if field not in left_out and getattr(spec, field) != getattr(preset, field)
+    ]
+
+
 def compared_with_preset(spec: ModelSpec, preset: ModelSpec, *, name: str, source: str) -> None:
     """Check that the spec of a file matches the preset.
 
     name: the name of the preset.  source: the name of the file.  Both are for the message.
     Errors: CheckpointError when fields differ; the message lists every differing field.
     """
-    fields = [
-        f
-        for f in type(spec).__dataclass_fields__
-        if f not in ("image_size", "channels", "classes", "mask", "class_token")
-    ]
-    if spec.image_size not in _CONFIGURED_SIZES:
-        fields = [f for f in fields if f != "patch_size"]
-    differing = [
-        f"{field} {getattr(spec, field)} (the preset has {getattr(preset, field)})"
-        for field in fields
-        if getattr(spec, field) != getattr(preset, field)
-    ]
-    if differing:
+    if differing := preset_differences(spec, preset):
         raise CheckpointError(f"{source}: the file does not match the preset {name}: {', '.join(differing)}")

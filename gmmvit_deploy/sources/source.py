@@ -53,6 +53,10 @@ def _unknown_interpolation(shapes: Shapes, hints: LoadHints) -> Interpolation | 
     return None
 
 
+def _nothing_taken(shapes: Shapes, hints: LoadHints, spec: Any) -> Mapping[str, str]:
+    return {}
+
+
 def _nothing_unused(spec: Any) -> Mapping[str, str]:
     return {}
 
@@ -74,6 +78,11 @@ class CheckpointSource:
                   values are the reasons
     interpolation: function (shapes, hints) → the algorithm with which the code that wrote the file resamples position
                   embeddings for another image size; None if the file does not show the code
+    taken_from:   function (shapes, hints, spec) → dict for the fields of the spec that no tensor shows and no option
+                  states: name of the field → where the value comes from, such as ``the preset RMT_S, which args.model
+                  of the file names``
+    option:       the value of ``--source`` that selects this source; empty if the names of the tensors suffice. A file
+                  that several sources with options recognise is refused unless the user types ``--source``
     images:       function (shapes, hints, spec) → what the file states about the images of training
     """
 
@@ -85,6 +94,8 @@ class CheckpointSource:
     interpolation: Callable[[Shapes, LoadHints], Interpolation | None] = field(default=_unknown_interpolation)
     images: Callable[[Shapes, LoadHints, Any], KnownImages] = field(default=_nothing_known)
     absent: tuple[str, ...] = ()
+    taken_from: Callable[[Shapes, LoadHints, Any], Mapping[str, str]] = field(default=_nothing_taken)
+    option: str = ""
 
     def recognises(self, names: Iterable[str]) -> bool:
         """Return whether every pattern of ``signature``, and no pattern of ``absent``, matches the start of a name."""
