@@ -163,7 +163,7 @@ def _head_classes(shapes: Shapes, hints: LoadHints, head: str) -> int:
 
 
 def tensor_origins(spec: TimmSpec) -> TensorOrigins:
-    """Return name in the model → name in the file."""
+    """Return a dict from name in the model to name in the file."""
     import torch
 
     from gmmvit_deploy.families.timm.model import TimmModel
@@ -180,7 +180,7 @@ def _file_name(name: str) -> str:
 
 
 def known_unused(spec: TimmSpec) -> Mapping[str, str]:
-    """Return name in the file → reason, for tensors that the model does not read.
+    """Return a dict from name in the file to the reason, for tensors that the model does not read.
 
     Older versions of timm stored buffers that timm now computes from the sizes of the model.
     """
@@ -210,7 +210,11 @@ def known_interpolation(shapes: Shapes, hints: LoadHints) -> Interpolation | Non
 
 
 def known_images(shapes: Shapes, hints: LoadHints, spec: TimmSpec) -> KnownImages:
-    """Return what timm's train.py, or ``config.json`` of a model folder, states about the images."""
+    """Return the resize rule, crop_pct, mean, std and labels that the file states.
+
+    timm's train.py and ``config.json`` of a model folder state these values. train.py states no labels.
+    Errors: CheckpointError when timm cannot read the values, or when a value is not valid.
+    """
     record = shapes.record
     if record.config:
         stated = record.config.get("pretrained_cfg")

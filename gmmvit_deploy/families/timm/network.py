@@ -71,7 +71,11 @@ def architecture_from(text: str, *, where: str) -> str:
 
 
 def refuse_arguments(arguments: Mapping[str, Any], *, where: str) -> None:
-    """Check the arguments of ``timm.create_model``.  Errors: SpecError when a refused argument has a value."""
+    """Check the arguments of ``timm.create_model``.
+
+    Errors: SpecError when a refused argument has a true or non-empty value. `_REFUSED` lists the refused arguments;
+    arguments whose names begin with ``pretrained_`` are also refused.
+    """
     for name, value in arguments.items():
         if value and _refused(name):
             reason = _REFUSED.get(name, _REFUSED["pretrained"])
@@ -79,7 +83,7 @@ def refuse_arguments(arguments: Mapping[str, Any], *, where: str) -> None:
 
 
 def without_refused(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments without refused arguments, which `refuse_arguments` allows with a false or empty value."""
+    """Drop refused arguments.  After `refuse_arguments`, only false or empty values can be left."""
     return {name: value for name, value in arguments.items() if not _refused(name)}
 
 
