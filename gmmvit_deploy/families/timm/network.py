@@ -5,6 +5,7 @@ Nothing is downloaded: names and arguments with which timm would read files or d
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -63,6 +64,7 @@ def architecture_from(text: str, *, where: str) -> str:
     if not timm.is_model(architecture):
         pattern = re.sub(r"[^a-z0-9]", "*", architecture.lower())
         close = timm.list_models(f"*{pattern}*")[:3] if pattern.strip("*") else []
+        close = close or difflib.get_close_matches(architecture.lower(), timm.list_models(), n=3)
         raise SpecError(
             f"{where}: timm {timm.__version__} has no architecture {name!r}",
             hint=f"type --model with a name of timm, such as {', '.join(close or ['vit_tiny_patch16_224'])}",
