@@ -81,14 +81,15 @@ def add_masks(
     kernels: K, the number of Gaussians of a mixture; only for ``gmm``.
     shared: True if all heads share the mixture; only for ``gmm``.
     form: ``closed`` computes a Gaussian mixture from the distances of the tokens; ``stored`` computes the mixture from
-    a stored float32 base, as the paper authors' released code does. Entries of the base for distant tokens are zero.
-    Only for ``gmm``.
+    a stored float32 base, as the paper authors' code does. In the base, the entries of distant tokens have underflowed
+    to zero, so their entries in the mask are zero, whatever alpha and sigma are. Only for ``gmm``.
     image_shape: (channels, height, width) of the images. With None, the size is read from the model.
 
     Attention pooling and class attention, with a single query, are not masked. The initial values are those of
     `scores.masks.mask_from_spec`: Gaussians with alpha near 1/K and sigma from 1 to the longer side of the grid; an
-    elementwise mask near 1. timm's optimizer factory applies weight decay to alpha and sigma, because these tensors
-    have 4 dimensions. The paper authors' training code also applies weight decay to alpha and sigma.
+    elementwise mask near 1. timm's optimizer factory applies weight decay to alpha, sigma and elementwise masks,
+    because these tensors have more than one dimension. The paper authors' training code also applies weight decay to
+    these tensors.
 
     Warns when the last mask has no effect, because the head reads only prefix tokens, and when the masks take 256 MiB
     or more.

@@ -82,7 +82,10 @@ def timm_table(runs: dict[str, dict[str, Any]]) -> str:
             halves = f"float32 only: {', '.join(unknown)}"
         else:
             halves = ", ".join(f"{each['distance'] / each['limit']:.2f}" for each in precisions.values())
-        reasons = [str(reason).partition(", expected")[0] for reason in row["reasons"]]
+        reasons = [
+            f"{reason.partition(', expected')[0]} ({count} attention{'s' * (count > 1)})"
+            for reason, count in row["reasons"].items()
+        ]
         effect = "no attention" if row["least_effect"] is None else f"{row['least_effect']:,.0f}"
         fused = f"{row['fused']} of {row['fused'] + sum(row['reasons'].values())}" + "".join(f"; {r}" for r in reasons)
         ratios = ["–", "–"]

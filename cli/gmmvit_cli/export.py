@@ -229,8 +229,10 @@ def export(
         ("output", f"logits: float32 (1..{manifest.max_batch}, {manifest.spec.classes})"),
         (
             "folded",
-            f"{len(manifest.masks)} masks stored as constants ({', '.join(manifest.folding) or 'nothing to fold'})",
+            f"{len(manifest.masks)} masks and {len(manifest.biases)} biases stored as constants "
+            f"({', '.join(manifest.folding) or 'nothing to fold'})",
         ),
+        *_preprocessing(bundle),
         *_resized(bundle),
         *_proven(bundle),
         ("SHA-256", bundle.sha256),
@@ -240,6 +242,16 @@ def export(
         print_variants(variants)
     note_disagreements("model.onnx", manifest.role_disagreements)
     typer.echo(out)
+
+
+def _preprocessing(bundle: Bundle) -> list[tuple[str, str]]:
+    image, labels = bundle.manifest.image, bundle.manifest.labels
+    if bundle.manifest.input_kind == "tensor" or image.mean is None or image.std is None:
+        return []
+    crop = f", crop_pct {image.crop_pct:g}" if image.crop_pct != 1 else ""
+    mean, std = (", ".join(f"{value:.4g}" for value in values) for values in (image.mean, image.std))
+    shown = ", ".join(labels[:5]) + (", …" if len(labels) > 5 else "")
+    return [("images", f"resize {image.resize}{crop}; mean {mean}; std {std}"), ("labels", f"{len(labels)}: {shown}")]
 
 
 def _resized(bundle: Bundle) -> list[tuple[str, str]]:

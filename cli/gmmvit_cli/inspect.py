@@ -172,7 +172,11 @@ def _preset(
 
 def _print(described: dict[str, Any]) -> None:
     file = described.get("checkpoint")
-    spec = {name: value for name, value in described["spec"].items() if name not in ("family", "mask")}
+    spec = {
+        name: value
+        for name, value in described["spec"].items()
+        if name not in ("family", "mask") and value is not None and value != ""
+    }
     rows = [
         *([("file", f"{file['path']} ({file['wrapping']})"), ("SHA-256", file["sha256"])] if file else []),
         ("family", described["family"]),

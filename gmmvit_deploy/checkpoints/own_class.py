@@ -43,12 +43,13 @@ def _read(path: str) -> OwnFile:
 
 
 def permit_class_of(spec: ModelSpec, model: str, *, what: str) -> None:
-    """Allow this process to run the file that ``model`` names, if the file has the SHA-256 of the spec.
+    """Allow this process to run the file that ``model`` names, if the file has the SHA-256 of the spec.  No code runs.
 
-    spec: the spec of a bundle or of a weights file.  model: ``FILE.py:CLASS``, as the user typed it.
+    spec: the spec of a bundle, or of a weights file (``weights.safetensors`` of a bundle).
+    model: ``FILE.py:CLASS``, as the user typed it.
     what: the bundle or the weights file, for messages.
     Errors: InputError when ``model`` names no file and class, when the spec is not that of a user's own class, when the
-    class has another name, or when the SHA-256 of the file is not that of the spec. No code runs.
+    class has another name, or when the SHA-256 of the file is not that of the spec.
     """
     named = own_class_of(model)
     if named is None:

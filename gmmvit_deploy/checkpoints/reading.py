@@ -152,12 +152,22 @@ def require_checkpoint(path: Path) -> None:
 
     Errors: CheckpointError when the path does not exist, or is a folder without a ``config.json``.
     """
+    if (path / "manifest.json").is_file() and (path / "weights.safetensors").is_file():
+        raise CheckpointError(
+            f"{path}: {EXPECTED}, but this path is a bundle, the folder that gmmvit export writes",
+            hint=f"give the weights of the bundle: {path / 'weights.safetensors'}",
+        )
     if path.is_dir() and not (path / "config.json").is_file():
         raise CheckpointError(
             f"{path}: {EXPECTED}, but this path is a folder without the config.json of a model folder of timm",
             hint="give the file of the weights; if timm builds the model, also type --model and --model-args",
         )
     if not path.exists():
+        if str(path).startswith(("hf-hub:", "hf_hub:", "http:", "https:")):
+            raise CheckpointError(
+                f"{path}: {EXPECTED} on this machine; gmmvit downloads nothing",
+                hint="download the model folder yourself, and give the folder",
+            )
         raise CheckpointError(f"{path}: {EXPECTED}, but this path does not exist")
 
 

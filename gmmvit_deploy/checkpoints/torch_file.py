@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from gmmvit_deploy.checkpoints.inert import Namespace, OtherTensor, StorageRef, TensorRef
 from gmmvit_deploy.checkpoints.pickled import RESAVE_HINT, read_pickle
@@ -49,6 +50,7 @@ class TorchFile:
     for a dense tensor, an `OtherTensor` for a sparse or quantised tensor.
     namespaces: every `argparse.Namespace` in the pickle, as an `inert.Namespace`, for the training record.
     places: key of a storage → (first byte, number of bytes) in the file.
+    checksums: key of a storage → CRC-32 of its bytes; a storage whose checksum the file does not state has no entry.
     big_endian: True if the elements of the storages are stored in big-endian byte order.
     storages: key of a storage → the storage, for the storages that were already read.
     """
@@ -60,6 +62,7 @@ class TorchFile:
     big_endian: bool
     file: BufferedReader
     storages: dict[str, UntypedStorage] = field(default_factory=dict)
+    checksums: Mapping[str, int] = field(default_factory=dict)
 
     def tensor(self, name: str, ref: TensorRef | OtherTensor) -> Tensor:
         """Read a tensor.  name: the name of the tensor, for messages.
@@ -88,7 +91,7 @@ class TorchFile:
             # views only in the older format, in which a storage has the data type of its tensors.
             return torch.empty(0, dtype=dtype).set_(storage, first + ref.offset, ref.shape, ref.stride)
         except (ValueError, TypeError, RuntimeError, OverflowError) as exc:
-            raise damaged(self.path) from exc
+            raise damaged(self.path, name) from exc
 
     def _storage(self, ref: StorageRef, itemsize: int) -> UntypedStorage:
         """Return a storage; the first call for a storage reads its elements from the file."""
@@ -102,6 +105,9 @@ class TorchFile:
             self.file.seek(start)
             if byte_count and self.file.readinto(numbers.numpy().data) != byte_count:
                 raise ValueError(f"storage {ref.key} is cut off")
+            expected = self.checksums.get(ref.key)
+            if expected is not None and crc32(numbers.numpy().data) != expected:
+                raise ValueError(f"storage {ref.key} does not match its checksum")
             self.storages[ref.key] = numbers.untyped_storage()
             if self.big_endian:
                 self.storages[ref.key].byteswap(getattr(torch, ref.dtype))
@@ -111,10 +117,14 @@ class TorchFile:
         return CheckpointError(f"{self.path}: expected {name} to be a dense tensor, not sparse, quantised or expanded")
 
 
-def damaged(path: Path) -> CheckpointError:
-    """Return the error for a file that is truncated, or whose parts contradict each other."""
+def damaged(path: Path, name: str = "") -> CheckpointError:
+    """Return the error for a file that is truncated, or whose parts contradict each other.
+
+    name: the name of the tensor that cannot be read, if a tensor is damaged.
+    """
+    place = f" at tensor {name}" if name else ""
     return CheckpointError(
-        f"{path}: the file is truncated or damaged ({path.stat().st_size} bytes)",
+        f"{path}: the file is truncated or damaged{place} ({path.stat().st_size} bytes)",
         hint="copy or download the file again",
     )
 
@@ -143,15 +153,21 @@ def _from_zip(path: Path, file: BufferedReader) -> TorchFile:
                 hint="save model.state_dict() with torch.save instead",
             )
         places = {name: _place(file, record) for name, record in records.items()}
+        # With torch.serialization.set_crc32_options(False), torch.save writes 0 in place of each checksum.
+        checksums = {name: record.CRC for name, record in records.items() if record.CRC}
         # Overlapping records can have more bytes in total than the file, and reading them could exhaust the memory.
         if sum(byte_count for _, byte_count in places.values()) > os.fstat(file.fileno()).st_size:
             raise ValueError("the records of the archive are larger than the file")
-        value = read_pickle(path, BytesIO(_record(path, file, places["data.pkl"])), namespaces, {})
+        pickled = _record(path, file, places["data.pkl"])
+        if crc32(pickled) != checksums.get("data.pkl", crc32(pickled)):
+            raise ValueError("data.pkl does not match its checksum")
+        value = read_pickle(path, BytesIO(pickled), namespaces, {})
         return TorchFile(
             path=path,
             value=value,
             namespaces=tuple(namespaces),
             places={name.removeprefix("data/"): place for name, place in places.items() if name.startswith("data/")},
+            checksums={name.removeprefix("data/"): crc for name, crc in checksums.items() if name.startswith("data/")},
             big_endian="byteorder" in places and _record(path, file, places["byteorder"]) == b"big",
             file=file,
         )
@@ -162,7 +178,7 @@ def _from_zip(path: Path, file: BufferedReader) -> TorchFile:
 def _place(file: BufferedReader, record: zipfile.ZipInfo) -> tuple[int, int]:
     """Return (first byte, number of bytes) of the content of a record.
 
-    `torch.save` compresses no record and can omit checksums, so the content is read without `zipfile`.
+    `torch.save` compresses no record and can omit checksums, so `TorchFile` reads the content and compares checksums.
     Errors: ValueError when the record is compressed, or has no local header at its offset.
     """
     file.seek(record.header_offset)

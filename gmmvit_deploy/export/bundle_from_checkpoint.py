@@ -73,11 +73,13 @@ class ExportOptions:
         if self.crop_pct is not None and self.resize is not None:
             require_crop_pct("--crop-pct", self.crop_pct, resize_rule_from(self.resize))
 
-    def completed(self, known: KnownImages) -> ExportOptions:
+    def completed(self, known: KnownImages, *, asks_resize: bool = False) -> ExportOptions:
         """Return the options with the values of the checkpoint in place of None.
 
-        Errors: InputError when ``input_kind`` is ``pixels`` and mean, std or labels are missing, or when the resize
-        rule is not supported or does not take ``crop_pct``.
+        asks_resize: True if the resize rule must be stated, by the checkpoint or by the user. If False, the default is
+        ``stretch-bilinear``.
+        Errors: InputError when ``input_kind`` is ``pixels`` and mean, std, labels or the resize rule are missing, or
+        when the resize rule is not supported or does not take ``crop_pct``.
         """
         if self.resize is None and known.resize not in (None, *RESIZE_RULES):
             raise InputError(
@@ -88,6 +90,11 @@ class ExportOptions:
         # A rule without crop, which the user typed, takes the place of the checkpoint's rule and crop.
         crop_pct = known.crop_pct if self.crop_pct is None and fit_of(rule) in CROP_MODES else self.crop_pct
         if crop_pct is not None:
+            if self.crop_pct is None and crop_pct > 1:
+                raise InputError(
+                    f"the checkpoint states crop_pct {crop_pct:g}, and values above 1 are not supported",
+                    hint="type --crop-pct 1 for the closest supported preprocessing, which changes the logits",
+                )
             require_crop_pct("--crop-pct", crop_pct, rule)
         options = replace(
             self,
@@ -97,15 +104,37 @@ class ExportOptions:
             crop_pct=crop_pct,
             labels=self.labels or known.labels,
         )
-        missing = [name for name in ("mean", "std", "labels") if getattr(options, name) is None]
-        if options.input_kind == "pixels" and missing:
-            raise InputError(
-                f"--input pixels needs the mean, the std and the labels of training, because the graph normalises the "
-                f"images; the checkpoint does not state the {' and the '.join(missing)}",
-                hint="add --dataset NAME, or all of --mean, --std and --labels; or add --input tensor to normalise "
-                "the images outside the graph",
-            )
+        if options.input_kind == "pixels":
+            missing = [name for name in ("mean", "std", "labels") if getattr(options, name) is None]
+            _require_stated(missing, asks_resize and not (self.resize or known.resize), known.usual_resize)
         return options
+
+
+def _require_stated(missing: list[str], misses_resize: bool, usual_resize: str) -> None:
+    """Check that the preprocessing and the labels are stated.
+
+    missing: the missing values among mean, std and labels.  misses_resize: True if the resize rule is missing.
+    usual_resize: the options for the usual resize rule of the architecture, for the hint; empty if not known.
+    Errors: InputError when a value is missing; the hint names the options for the missing values only.
+    """
+    if not missing and not misses_resize:
+        return
+    names = [*missing, *(["resize rule"] if misses_resize else [])]
+    options = [f"--{name}" for name in missing]
+    normalisation = {"mean", "std"} & {*missing}
+    to_type = [f"--dataset NAME, or {_listed(options)}"] if normalisation else options
+    if misses_resize:
+        usual = f", such as {usual_resize}, if the model was evaluated with timm's default" if usual_resize else ""
+        to_type.append(f"--resize METHOD{usual}")
+    raise InputError(
+        "--input pixels needs the mean, the std and the labels of training, and the resize rule of evaluation, because "
+        f"the server prepares the images; the checkpoint does not state the {' and the '.join(names)}",
+        hint=f"add {'; also add '.join(to_type)}; or add --input tensor to prepare the images outside the graph",
+    )
+
+
+def _listed(options: list[str]) -> str:
+    return options[0] if len(options) == 1 else f"{', '.join(options[:-1])} and {options[-1]}"
 
 
 def bundle_from_checkpoint(
@@ -140,7 +169,7 @@ def bundle_from_checkpoint(
     steps = _Steps(on_progress)
     steps.begin("read the checkpoint")
     loaded = load_checkpoint(checkpoint, hints)
-    options = options.completed(loaded.images)
+    options = options.completed(loaded.images, asks_resize=loaded.model.foreign)
     image = _image(options, loaded.spec)
     labels = _fitting_labels(options.labels, loaded.spec)
     check(image)

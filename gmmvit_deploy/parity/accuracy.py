@@ -254,6 +254,8 @@ def _why(verdict: Verdict, pairs: Paired, allowed: float, needed: int | None) ->
         more = (
             f"{needed:,} images with the same shares would decide"
             if needed
+            else "PyTorch is right on no image, so the labels or the data do not fit the model"
+            if pairs.pytorch_accuracy == 0
             else "more images would not help, because the measured difference itself is beyond the gate"
         )
         return [f"too few images to decide: {changed}; {more}"]

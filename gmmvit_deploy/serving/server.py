@@ -312,7 +312,8 @@ def _check_backends(repository: Path, install: ServerInstall) -> None:
     if not configs:
         raise RepositoryError(
             f"{repository}: expected a Triton model repository, but there is no MODEL/config.pbtxt in this folder",
-            hint="type gmmvit repository BUNDLE to write a repository",
+            hint="type gmmvit export CHECKPOINT -o BUNDLE to write a bundle, then gmmvit serve BUNDLE; or type gmmvit "
+            "repository BUNDLE to write a repository",
         )
     for config in configs:
         match = re.search(r'^backend:\s*"(\w+)"', config.read_text(encoding="utf-8"), re.MULTILINE)

@@ -37,6 +37,8 @@ class KnownImages:
     mean, std: a number for each channel, for pixel values scaled to [0, 1].
     resize, crop_pct: the resize rule, and the share of the resized image that the centre crop keeps.
     labels: the class names in the order of the class index.
+    usual_resize: the options of ``gmmvit export`` for the default resize rule of the architecture, for hints; empty if
+    the rule is not known.
     """
 
     mean: tuple[float, ...] | None = None
@@ -44,3 +46,4 @@ class KnownImages:
     resize: str | None = None
     crop_pct: float | None = None
     labels: tuple[str, ...] | None = None
+    usual_resize: str = ""

@@ -296,8 +296,8 @@ BROKEN_CONFIGS: dict[str, tuple[str | None, str, str]] = {
     "mean short": (cfg(mean=[0.5]), "expected 3 numbers", "correct mean"),
     "mean not finite": (cfg(mean=[0.5, 0.5, float("nan")]), "expected 3 numbers", "correct mean"),
     "std zero": (cfg(std=[0.5, 0, 0.5]), "expected numbers above 0", "correct std"),
-    "crop text": (cfg(crop_pct="x"), "at most 1, got 'x'", "correct crop_pct"),
-    "crop negative": (cfg(crop_pct=-1), "at most 1, got -1", "correct crop_pct"),
+    "crop text": (cfg(crop_pct="x"), "expected a number above 0, got 'x'", "correct crop_pct"),
+    "crop negative": (cfg(crop_pct=-1), "expected a number above 0, got -1", "correct crop_pct"),
     "filter object": (cfg(interpolation={"a": 1}), "interpolation of the preprocessing", "correct interpolation"),
     "crop mode number": (
         cfg(crop_mode=7),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from gmmvit_deploy.checkpoints.reading import read_tensors
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.checkpoints.reading import read_tensors, require_checkpoint
 from gmmvit_deploy.errors import CheckpointError
 from tests.conftest import GOLDEN
 
@@ -59,6 +61,48 @@ def test_truncated_checkpoint(tmp_path: Path, share: float) -> None:
     with pytest.raises(CheckpointError, match=r"cut\.pth: the file is truncated or damaged") as caught:
         read_tensors(path)
     assert "again" in caught.value.hint
+
+
+def _flipped(source: Path, target: Path, record: str) -> None:
+    """Write a copy of an archive with a bit of the record flipped."""
+    with zipfile.ZipFile(source) as archive:
+        content = next(archive.read(name) for name in archive.namelist() if name.endswith(record))
+    data = bytearray(source.read_bytes())
+    data[data.index(content) + len(content) // 2] ^= 1
+    target.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize(("record", "message"), [("/data/0", "damaged at tensor a "), ("/data.pkl", "damaged")])
+def test_flipped_bit(tmp_path: Path, record: str, message: str) -> None:
+    path = tmp_path / "whole.pth"
+    torch.save({"a": torch.arange(100.0), "b": torch.arange(7.0)}, path)
+    assert read_tensors(path).tensors["a"][50] == 50
+    _flipped(path, tmp_path / "flipped.pth", record)
+    with pytest.raises(CheckpointError, match=rf"flipped\.pth: the file is truncated or {message}"):
+        read_tensors(tmp_path / "flipped.pth")
+
+
+def test_file_without_checksums(tmp_path: Path) -> None:
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save({"a": torch.arange(100.0)}, tmp_path / "a.pth")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    with zipfile.ZipFile(tmp_path / "a.pth") as archive:
+        assert {record.CRC for record in archive.infolist()} == {0}
+    assert read_tensors(tmp_path / "a.pth").tensors["a"][50] == 50
+
+
+@pytest.mark.parametrize("name", ["hf-hub:timm/vit", "https:/example.org/model.pth"])
+def test_address_in_place_of_a_path(name: str) -> None:
+    with pytest.raises(CheckpointError, match="gmmvit downloads nothing"):
+        require_checkpoint(Path(name))
+
+
+def test_bundle_in_place_of_a_checkpoint(bundle: Bundle) -> None:
+    with pytest.raises(CheckpointError, match="this path is a bundle") as caught:
+        require_checkpoint(bundle.path)
+    assert str(bundle.path / "weights.safetensors") in caught.value.hint
 
 
 def test_truncated_safetensors(tmp_path: Path) -> None:

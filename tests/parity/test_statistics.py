@@ -148,6 +148,12 @@ def test_gates_are_judged_on_the_interval(numbers: Paired, gate: float, verdict:
     assert (verdict == "failed") == any("the loss of accuracy is too large" in why for why in check.reasons)
 
 
+def test_a_model_that_is_right_on_no_image() -> None:
+    check = accuracy_of(pairs(both=0, neither=3)).check(0.999)
+    assert check.verdict == "undecided"
+    assert "PyTorch is right on no image" in check.reasons[0]
+
+
 def test_top_5_and_classes() -> None:
     labels = [str(index) for index in range(7)]
     collected = Accuracy(labels, Classes(to_logit=None, note=""))

@@ -13,7 +13,7 @@ import torch
 from timm.data import resolve_data_config
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
-from gmmvit_deploy.errors import GmmvitError
+from gmmvit_deploy.errors import GmmvitError, InputError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions
 from gmmvit_deploy.families.timm import proof
 from gmmvit_deploy.sources.hints import LoadHints
@@ -109,6 +109,37 @@ def test_the_crop_of_the_file_stays_with_another_filter() -> None:
     assert ExportOptions(resize="center-bilinear").completed(known).crop_pct == 0.9
     assert ExportOptions(resize="stretch-bilinear").completed(known).crop_pct is None
     assert ExportOptions(resize="center-bicubic", crop_pct=1.0).completed(known).crop_pct == 1.0
+
+
+def test_crop_pct_of_the_file_can_be_replaced() -> None:
+    known = KnownImages(mean=(0.5,), std=(0.5,), resize="center-bicubic", crop_pct=1.14, labels=("a",))
+    with pytest.raises(InputError, match=r"the checkpoint states crop_pct 1\.14") as caught:
+        ExportOptions().completed(known)
+    assert "--crop-pct 1" in caught.value.hint
+    assert ExportOptions(crop_pct=1.0).completed(known).crop_pct == 1.0
+
+
+def test_resize_rule_of_a_state_dict_is_asked_for(tmp_path: Path) -> None:
+    torch.save(timm.create_model("test_vit2", num_classes=5).state_dict(), tmp_path / "bare.pth")
+    known = load_checkpoint(tmp_path / "bare.pth", LoadHints(model="test_vit2")).images
+    usual = "--resize center-bicubic --crop-pct 0.95"
+    assert known == KnownImages(usual_resize=usual)
+    stated: dict[str, Any] = {"mean": (0.5,) * 3, "std": (0.5,) * 3, "labels": tuple("abcde")}
+    with pytest.raises(InputError, match="does not state the resize rule") as caught:
+        ExportOptions(**stated).completed(known, asks_resize=True)
+    assert f"add --resize METHOD, such as {usual}" in caught.value.hint
+    assert ExportOptions(**stated, resize="center-bicubic").completed(known, asks_resize=True)
+    assert ExportOptions(input_kind="tensor").completed(known, asks_resize=True)
+    with pytest.raises(InputError, match=r"does not state the labels$") as caught:
+        ExportOptions(mean=(0.5,), std=(0.5,), resize="center-bicubic").completed(known, asks_resize=True)
+    assert caught.value.hint.startswith("add --labels; or")
+
+
+def test_number_of_classes_that_contradicts_the_file(tmp_path: Path) -> None:
+    torch.save(timm.create_model("test_vit2", num_classes=5).state_dict(), tmp_path / "bare.pth")
+    hints = LoadHints(model="test_vit2", model_args={"num_classes": 7})
+    with pytest.raises(GmmvitError, match=r"--model-args has num_classes 7, but head\.weight has 5 classes"):
+        load_checkpoint(tmp_path / "bare.pth", hints)
 
 
 @pytest.mark.parametrize("name", NAMES)

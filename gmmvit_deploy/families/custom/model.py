@@ -1,8 +1,8 @@
 """A module of the user's own class, as a model of this package.
 
-If an attention of the user's class calls PyTorch's fused attention function, an `AnsweredAttention` computes the result
-in place of this function. The graph then has the form that the kernels and the engines recognise: matrix product,
-scale, softmax, matrix product.
+If an attention of the user's class calls PyTorch's fused attention function once, without ``attn_mask``, an
+`AnsweredAttention` computes the result in place of this function. The graph then has the form that the kernels and
+the engines recognise: matrix product, scale, softmax, matrix product.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class CustomModel(Model):
 
 
 def build(spec: CustomSpec) -> CustomModel:
-    """Build the user's class, in a process that may run the user's file.
+    """Build the user's class.  Requires: `permit` was called for the user's file.
 
     The class is built on the CPU even under ``torch.device("meta")``, because a constructor may read values of tensors.
-    Errors: InputError when this process must not run the file, or when the class cannot be built.
+    Errors: InputError when `permit` was not called for the file, or when the class cannot be built.
     """
     file = permitted_file(spec)
     with torch.device("cpu"):

@@ -93,7 +93,7 @@ def network_of_class(file: OwnFile, name: str, arguments: Mapping[str, Any]) -> 
 
 @contextlib.contextmanager
 def errors_of_file(file: OwnFile, what: str) -> Iterator[None]:
-    """Turn an exception into an InputError, and send what the file prints to stderr.
+    """Context manager: turn an exception into an InputError, and send what the file prints to stderr.
 
     what: the step that fails, for the message, such as ``the class ViT cannot be built``.
     """

@@ -133,7 +133,7 @@ def _image_of_grid(source: str, hints: LoadHints, *, values: int, grid: int) -> 
 
 
 def tensor_origins(spec: NaiveViTSpec, *, positions: str) -> TensorOrigins:
-    """Return name in the model → the key of the file, or the conversion that computes the tensor.
+    """Return a dict from name in the model to the key of the file, or to the conversion that computes the tensor.
 
     positions: the name of the tensor with the stored positions, if the file holds positions.
     """

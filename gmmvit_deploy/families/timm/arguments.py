@@ -2,7 +2,10 @@
 
 train.py        args: model, model_kwargs, in_chans, gp, img_size, input_size
 model folder    config.json: architecture, model_args, global_pool, pretrained_cfg
-any file        --model, --model-args, --image-size, --heads; these take precedence
+any file        --model, --model-args, --image-size, --heads
+
+``--model`` and ``--model-args`` replace the values of the file. ``--heads`` must not contradict the arguments of the
+model. ``--image-size`` must not contradict the file if timm builds the architecture for a single image size.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ class Arguments:
 
 
 def is_train_script(record: TrainingRecord) -> bool:
-    """Return True if timm's train.py wrote the record.  The options of train.py determine the preprocessing."""
+    """Return True if timm's train.py wrote the record.  Such a record states the preprocessing."""
     return {"model", "crop_pct", "mean", "std", "interpolation"} <= record.args.keys()
 
 
@@ -105,7 +108,7 @@ def _with_dynamic_size(
 
 
 def name_of(shapes: Shapes, hints: LoadHints) -> tuple[str, str]:
-    """Return (name of the architecture, possibly with a tag; where the name stands).
+    """Return (name of the architecture, possibly with a tag; the option or the file that holds the name, for messages).
 
     Errors: CheckpointError when neither the file nor the user names an architecture.
     """

@@ -15,10 +15,11 @@ __all__ = ["block_names", "windows_of"]
 
 
 def block_names(spec: TimmSpec) -> tuple[str, ...]:
-    """Return the names of the blocks, in execution order: the modules whose attention is an `AnsweredAttention`.
+    """Return the names of the blocks: the modules with an attention whose fused attention call gmmvit has replaced.
 
-    If the network has no such attention, return the names of timm's feature stages. timm registers its blocks in
-    execution order.
+    In such an attention, an `AnsweredAttention` computes the result of the call. If the network has no such attention,
+    return the names of timm's feature stages. The order of the names is that of registration, which in timm is the
+    order of execution.
     """
     import torch
 
@@ -40,7 +41,7 @@ def block_names(spec: TimmSpec) -> tuple[str, ...]:
 
 
 def windows_of(spec: TimmSpec) -> Mapping[str, Windows]:
-    """Return name of a `MaskedAttention` → the windows of this attention, for attentions in Swin's square windows."""
+    """Return a dict from the name of a `MaskedAttention` to its windows, for attentions in Swin's square windows."""
     import torch
 
     from gmmvit_deploy.families.timm.model import MASK, TimmModel

@@ -16,7 +16,7 @@ from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.families.timm.arguments import Arguments, arguments_of, default_cfg, is_train_script, name_of
 from gmmvit_deploy.families.timm.network import require_timm
 from gmmvit_deploy.families.timm.spec import TimmSpec
-from gmmvit_deploy.resize_rules import CROP_MODES
+from gmmvit_deploy.resize_rules import CROP_MODES, RESIZE_RULES
 from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.sources.record import KnownImages
 from gmmvit_deploy.sources.shapes import Shapes, infer_mask, mask_heads
@@ -117,7 +117,8 @@ def _channels(shapes: Shapes, hints: LoadHints, arguments: Arguments) -> int:
 def _classes(shapes: Shapes, hints: LoadHints, arguments: Arguments) -> tuple[int, int]:
     """Return (number of classes, argument ``num_classes`` of timm).
 
-    Errors: CheckpointError when the file has no classifier and the user gives no linear head.
+    Errors: CheckpointError when the file has no classifier and the user gives no linear head, or when the user states
+    another number of classes than the tensors.
     """
     if hints.head is not None:
         return _head_classes(shapes, hints, hints.head), 0
@@ -126,7 +127,13 @@ def _classes(shapes: Shapes, hints: LoadHints, arguments: Arguments) -> tuple[in
     weight = shapes.tensors.get(f"{names[0]}.weight")
     stated = arguments.model_args.get("num_classes")
     if weight is not None and weight.dim() >= 2:
-        return int(weight.shape[0]), int(weight.shape[0])
+        typed, classes = hints.model_args.get("num_classes"), int(weight.shape[0])
+        if typed is not None and typed != classes:
+            raise CheckpointError(
+                f"{shapes.source}: --model-args has num_classes {typed}, but {names[0]}.weight has {classes} classes",
+                hint="leave num_classes out of --model-args",
+            )
+        return classes, classes
     if isinstance(stated, int) and stated > 0:
         return stated, stated
     raise CheckpointError(
@@ -163,7 +170,7 @@ def _head_classes(shapes: Shapes, hints: LoadHints, head: str) -> int:
 
 
 def tensor_origins(spec: TimmSpec) -> TensorOrigins:
-    """Return name in the model → name in the file."""
+    """Return a dict from name in the model to name in the file."""
     import torch
 
     from gmmvit_deploy.families.timm.model import TimmModel
@@ -180,7 +187,7 @@ def _file_name(name: str) -> str:
 
 
 def known_unused(spec: TimmSpec) -> Mapping[str, str]:
-    """Return name in the file → reason, for tensors that the model does not read.
+    """Return a dict from name in the file to the reason, for tensors that the model does not read.
 
     Older versions of timm stored buffers that timm now computes from the sizes of the model.
     """
@@ -210,7 +217,11 @@ def known_interpolation(shapes: Shapes, hints: LoadHints) -> Interpolation | Non
 
 
 def known_images(shapes: Shapes, hints: LoadHints, spec: TimmSpec) -> KnownImages:
-    """Return what timm's train.py, or ``config.json`` of a model folder, states about the images."""
+    """Return the resize rule, crop_pct, mean, std and labels that the file states.
+
+    timm's train.py and ``config.json`` of a model folder state these values. train.py states no labels.
+    Errors: CheckpointError when timm cannot read the values, or when a value is not valid.
+    """
     record = shapes.record
     if record.config:
         stated = record.config.get("pretrained_cfg")
@@ -224,7 +235,14 @@ def known_images(shapes: Shapes, hints: LoadHints, spec: TimmSpec) -> KnownImage
             if args.get(field) is None and len(resolved[field]) != spec.channels:
                 resolved[field] = (sum(resolved[field]) / len(resolved[field]),) * spec.channels
         return _from_data_config(shapes.source, spec.channels, resolved, {})
-    return KnownImages()
+    return KnownImages(usual_resize=_usual_resize(shapes, hints))
+
+
+def _usual_resize(shapes: Shapes, hints: LoadHints) -> str:
+    """Return the options for timm's default resize rule of the architecture, or an empty text."""
+    resolved = _resolved(shapes.source, {}, default_cfg(name_of(shapes, hints)[0]))
+    rule, crop_pct = f"{resolved['crop_mode']}-{resolved['interpolation']}", resolved["crop_pct"]
+    return f"--resize {rule} --crop-pct {crop_pct:g}" if rule in RESIZE_RULES and crop_pct <= 1 else ""
 
 
 def _resolved(source: str, args: Mapping[str, Any], cfg: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -258,8 +276,8 @@ def _from_data_config(
     if min(resolved["std"]) <= 0:
         raise _not_stated(source, "std", "numbers above 0", resolved["std"])
     crop_pct = resolved["crop_pct"]
-    if not _is_number(crop_pct) or not 0 < crop_pct <= 1:
-        raise _not_stated(source, "crop_pct", "a number above 0 and at most 1", crop_pct)
+    if not _is_number(crop_pct) or crop_pct <= 0:  # the export checks the upper limit, which an option can lower
+        raise _not_stated(source, "crop_pct", "a number above 0", crop_pct)
     if not isinstance(interpolation, str):
         raise _not_stated(source, "interpolation", "the name of a filter", interpolation)
     if resolved["crop_mode"] not in CROP_MODES:

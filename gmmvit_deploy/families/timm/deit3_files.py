@@ -17,7 +17,7 @@ __all__ = ["DEIT3_FILES"]
 
 
 def tensor_origins(spec: TimmSpec) -> TensorOrigins:
-    """Return name in the model → name in the file."""
+    """Return a dict from name in the model to name in the file."""
     return {
         name: re.sub(r"\.ls([12])\.gamma$", r".gamma_\1", str(key))
         for name, key in checkpoint.tensor_origins(spec).items()

@@ -30,7 +30,7 @@ __all__ = ["DINOV2_FILES"]
 
 
 def tensor_origins(spec: TimmSpec) -> TensorOrigins:
-    """Return name in the model → name in the file, or the conversion that computes the tensor."""
+    """Return a dict from name in the model to name in the file, or to the conversion that computes the tensor."""
     plain = checkpoint.tensor_origins(spec)
     origins: dict[str, str | Conversion] = dict(plain)
     packed = _has_packed_mlp(spec)

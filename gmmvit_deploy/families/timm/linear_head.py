@@ -2,7 +2,7 @@
 
 features = [c of block L−n+1, …, c of block L]      c: the class token after the last norm; n = ``blocks``, L blocks
 features = [features, m]                            with ``average``; m: the mean of the normed patches of block L
-features = c0, m0, c1, m1, …                        with ``interleaved``, as DINO's eval_linear.py orders c and m
+features = c[0], m[0], c[1], m[1], …                with ``interleaved``, as in DINO's eval_linear.py; only for n = 1
 logits = W features + b
 """
 

@@ -4,8 +4,8 @@
     logits = head(tokens)           with a linear head of DINO (`linear_head`)
 
 In every attention of the network that calls PyTorch's fused attention function, an `AnsweredAttention` computes the
-result in place of this function. The scale, the mask and the bias are then steps, which the folding passes turn into
-constants.
+result in place of this function. The scale, the mask and the bias are then separate modules, so that folding can
+replace these modules by constants.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ Nothing is downloaded: names and arguments with which timm would read files or d
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -63,6 +64,7 @@ def architecture_from(text: str, *, where: str) -> str:
     if not timm.is_model(architecture):
         pattern = re.sub(r"[^a-z0-9]", "*", architecture.lower())
         close = timm.list_models(f"*{pattern}*")[:3] if pattern.strip("*") else []
+        close = close or difflib.get_close_matches(architecture.lower(), timm.list_models(), n=3)
         raise SpecError(
             f"{where}: timm {timm.__version__} has no architecture {name!r}",
             hint=f"type --model with a name of timm, such as {', '.join(close or ['vit_tiny_patch16_224'])}",
@@ -71,7 +73,11 @@ def architecture_from(text: str, *, where: str) -> str:
 
 
 def refuse_arguments(arguments: Mapping[str, Any], *, where: str) -> None:
-    """Check the arguments of ``timm.create_model``.  Errors: SpecError when a refused argument has a value."""
+    """Check the arguments of ``timm.create_model``.
+
+    Errors: SpecError when a refused argument has a true or non-empty value. `_REFUSED` lists the refused arguments;
+    arguments whose names begin with ``pretrained_`` are also refused.
+    """
     for name, value in arguments.items():
         if value and _refused(name):
             reason = _REFUSED.get(name, _REFUSED["pretrained"])
@@ -79,7 +85,7 @@ def refuse_arguments(arguments: Mapping[str, Any], *, where: str) -> None:
 
 
 def without_refused(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments without refused arguments, which `refuse_arguments` allows with a false or empty value."""
+    """Drop refused arguments.  After `refuse_arguments`, only false or empty values can be left."""
     return {name: value for name, value in arguments.items() if not _refused(name)}
 
 

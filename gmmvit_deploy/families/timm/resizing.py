@@ -2,7 +2,8 @@
 
     pos_embed                     resampled on the new grid of patches (`layers.positions`), without the prefix tokens
     relative_position_bias_table  resampled for the new window (`layers.bias_tables`), always by timm's function
-    masks                         computed again on the new grid, or refused (`scores.resized_masks`)
+    masks                         kept if all windows keep their size, else computed again on the new grid, or refused
+                                  (`scores.resized_masks`)
     all other tensors             unchanged; a tensor whose shape depends on the image size is refused
 
 timm builds the network for the new size with the arguments of training, except ``img_size``. timm therefore also
@@ -94,7 +95,7 @@ def _check_mask(old: TimmSpec, new: TimmSpec) -> None:
 
 
 def _mask_grids(spec: TimmSpec) -> dict[str, tuple[Grid, int]]:
-    """Return name of an attention → (grid of its tokens, number of prefix tokens)."""
+    """Return a dict from the name of an attention to (grid of its tokens, number of prefix tokens)."""
     with torch.device("meta"):
         network = network_from_spec(spec)
     return {place.module: (place.grid, place.prefix) for place in placements(network, input_shape(spec))}

@@ -115,7 +115,7 @@ def _stem(shapes: Shapes, hints: LoadHints) -> tuple[list[list[int]], int]:
 
 
 def tensor_origins(spec: TimmSpec) -> TensorOrigins:
-    """Return name in the model → name in the file."""
+    """Return a dict from name in the model to name in the file."""
     import torch
 
     from gmmvit_deploy.families.timm.model import TimmModel
