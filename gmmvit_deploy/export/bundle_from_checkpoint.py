@@ -73,11 +73,11 @@ class ExportOptions:
         if self.crop_pct is not None and self.resize is not None:
             require_crop_pct("--crop-pct", self.crop_pct, resize_rule_from(self.resize))
 
-    def completed(self, known: KnownImages, *, asks_resize: bool = False) -> ExportOptions:
+    def completed(self, known: KnownImages, *, default: ResizeRule | None = "stretch-bilinear") -> ExportOptions:
         """Return the options with the values of the checkpoint in place of None.
 
-        asks_resize: True if the resize rule must be stated, by the checkpoint or by the user. If False, the default is
-        ``stretch-bilinear``.
+        default: the resize rule if neither the checkpoint nor the user states a rule; None if the user must state the
+        rule.
         Errors: InputError when ``input_kind`` is ``pixels`` and mean, std, labels or the resize rule are missing, or
         when the resize rule is not supported or does not take ``crop_pct``.
         """
@@ -86,7 +86,7 @@ class ExportOptions:
                 f"the checkpoint states the resize rule {known.resize}, which is not supported",
                 hint=f"type --resize with the closest of {', '.join(RESIZE_RULES)}; another filter changes the logits",
             )
-        rule = resize_rule_from(self.resize or known.resize or "stretch-bilinear")
+        rule = resize_rule_from(self.resize or known.resize or default or "stretch-bilinear")
         # A rule without crop, which the user typed, takes the place of the checkpoint's rule and crop.
         crop_pct = known.crop_pct if self.crop_pct is None and fit_of(rule) in CROP_MODES else self.crop_pct
         if crop_pct is not None:
@@ -106,7 +106,7 @@ class ExportOptions:
         )
         if options.input_kind == "pixels":
             missing = [name for name in ("mean", "std", "labels") if getattr(options, name) is None]
-            _require_stated(missing, asks_resize and not (self.resize or known.resize), known.usual_resize)
+            _require_stated(missing, not (self.resize or known.resize or default), known.usual_resize)
         return options
 
 
@@ -169,7 +169,7 @@ def bundle_from_checkpoint(
     steps = _Steps(on_progress)
     steps.begin("read the checkpoint")
     loaded = load_checkpoint(checkpoint, hints)
-    options = options.completed(loaded.images, asks_resize=loaded.model.foreign)
+    options = options.completed(loaded.images, default=family_of(loaded.spec).default_resize)
     image = _image(options, loaded.spec)
     labels = _fitting_labels(options.labels, loaded.spec)
     check(image)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.resize_rules import ResizeRule
 from gmmvit_deploy.sources.source import CheckpointSource
 from gmmvit_deploy.specs import Interpolation, MaskKind, MaskSpec, ModelSpec
 
@@ -104,6 +105,8 @@ class Family:
     only_float32:   the reason why models of this family exist only in float32; empty if every precision is available
     resized:        (model, (height, width) in pixels, algorithm for position embeddings, or None if not known) →
                     the model for images of this size; None if no rule resizes models of this family
+    default_resize: the resize rule for images if neither the checkpoint nor the user states a rule; None if the user
+                    must state the rule
     proof:          model → None, a check of a model that was filled from a checkpoint; raises an error
     distributions:  Python packages that define the models, whose versions a bundle records
     mistakes:       common deployment mistakes that ``gmmvit parity`` can name, in addition to mistakes in the steps on
@@ -128,6 +131,7 @@ class Family:
     mistakes: tuple[Mistake, ...] = ()
     distributions: tuple[str, ...] = ()
     proof: Callable[[Model], None] = _no_proof
+    default_resize: ResizeRule | None = None
 
     def small_specs(self) -> dict[MaskKind, ModelSpec]:
         """Return a small spec for each supported kind of mask."""

@@ -126,12 +126,12 @@ def test_resize_rule_of_a_state_dict_is_asked_for(tmp_path: Path) -> None:
     assert known == KnownImages(usual_resize=usual)
     stated: dict[str, Any] = {"mean": (0.5,) * 3, "std": (0.5,) * 3, "labels": tuple("abcde")}
     with pytest.raises(InputError, match="does not state the resize rule") as caught:
-        ExportOptions(**stated).completed(known, asks_resize=True)
+        ExportOptions(**stated).completed(known, default=None)
     assert f"add --resize METHOD, such as {usual}" in caught.value.hint
-    assert ExportOptions(**stated, resize="center-bicubic").completed(known, asks_resize=True)
-    assert ExportOptions(input_kind="tensor").completed(known, asks_resize=True)
+    assert ExportOptions(**stated, resize="center-bicubic").completed(known, default=None)
+    assert ExportOptions(input_kind="tensor").completed(known, default=None)
     with pytest.raises(InputError, match=r"does not state the labels$") as caught:
-        ExportOptions(mean=(0.5,), std=(0.5,), resize="center-bicubic").completed(known, asks_resize=True)
+        ExportOptions(mean=(0.5,), std=(0.5,), resize="center-bicubic").completed(known, default=None)
     assert caught.value.hint.startswith("add --labels; or")
 
 

@@ -65,4 +65,5 @@ CAIT = Family(
     blocks=_blocks,
     folding_passes=_folding_passes,
     engine_passes=_engine_passes,
+    default_resize="stretch-bilinear",
 )

@@ -68,4 +68,5 @@ NAIVE_VIT = Family(
         ("the softmax of training in place of the logits", _softmax_at_the_end),
         ("positions counted from the first patch", _positions_without_class_token),
     ),
+    default_resize="stretch-bilinear",
 )

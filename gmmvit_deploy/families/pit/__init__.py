@@ -61,4 +61,5 @@ PIT = Family(
     small=_small,
     blocks=_blocks,
     last_block=_last_block,
+    default_resize="stretch-bilinear",
 )

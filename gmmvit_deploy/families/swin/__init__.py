@@ -73,4 +73,5 @@ SWIN = Family(
     blocks=_blocks,
     windows=_windows,
     engine_passes=_engine_passes,
+    default_resize="stretch-bilinear",
 )

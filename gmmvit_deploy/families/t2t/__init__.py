@@ -59,4 +59,5 @@ T2T = Family(
     small=_small,
     blocks=_blocks,
     folding_passes=_folding_passes,
+    default_resize="stretch-bilinear",
 )

@@ -55,4 +55,5 @@ VIT = Family(
     small=_small,
     blocks=_blocks,
     last_block=_last_block,
+    default_resize="stretch-bilinear",
 )
