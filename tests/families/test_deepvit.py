@@ -324,7 +324,6 @@ def test_parameters_of_the_presets(name: str, count: int) -> None:
     [
         ({"heads": 2}, "heads: expected a divisor of the dim 27, got 2"),
         ({"reattention": (True,)}, r"reattention: expected true or false for each of 4 blocks, got \(True,\)"),
-        ({"reattention": (1, 0, 1, 0)}, "reattention: expected true or false"),
         ({"scale_adjustment": 0.0}, "scale_adjustment: expected a number above 0, got 0.0"),
         ({"scale_adjustment": float("nan")}, "scale_adjustment: expected a number above 0, got nan"),
         ({"stem_channels": -1}, "stem_channels: expected a whole number of at least 0, got -1"),

@@ -30,6 +30,12 @@ def _folding_passes() -> tuple[OwnPass, ...]:
     return (merge_head_norm, merge_scale_adjustment, merge_stem_norms)
 
 
+def _engine_passes() -> tuple[OwnPass, ...]:
+    from gmmvit_deploy.families.deepvit.wide_heads import widen_reattention
+
+    return (widen_reattention,)
+
+
 def _small(mask: MaskSpec) -> DeepViTSpec:
     return DeepViTSpec(
         image_size=16,
@@ -96,6 +102,7 @@ DEEPVIT = Family(
     blocks=_blocks,
     last_block=_last_block,
     folding_passes=_folding_passes,
+    engine_passes=_engine_passes,
     mistakes=(
         ("the scale adjustment left out", _in_blocks(_leave_out)),
         ("the branches not divided by the scale adjustment", _in_blocks(_leave_out_of_branches)),

@@ -42,7 +42,6 @@ def merge_head_norm(model: Model) -> tuple[str, ...]:
     of each head, or when the outputs differ.
     """
     changed = []
-    tokens = cast("DeepViTSpec", model.spec).tokens
     for name, attention in model.named_modules():
         if not isinstance(attention, ReAttention) or len(attention.scores.after) < 2:
             continue
@@ -57,7 +56,7 @@ def merge_head_norm(model: Model) -> tuple[str, ...]:
             factor, offset = _by_head(f"{name}.scores.{step_name}", step)
             factors, offsets = factors * factor, offsets * factor + offset
         _require_equal_attention(name, attention, weight * factors, offsets)
-        like = mixing.weight
+        like, tokens = mixing.weight, cast("DeepViTSpec", model.spec).tokens
         _merge(attention, (weight * factors).to(like), (tokens * offsets).to(like))
         changed.append(name)
     return tuple(changed)
@@ -172,7 +171,7 @@ def _merge_norms(stem: ConvolutionStem) -> None:
             norm.weight,
             norm.bias,
         )
-        convolution.register_parameter("bias", bias.requires_grad_(False))
+        convolution.bias = bias.requires_grad_(False)
         convolution.weight.requires_grad_(False)
         stem.norms[index] = nn.Identity()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.families.deepvit.presets import IMAGE_SIZES, PRESETS
@@ -65,7 +66,7 @@ def hidden_values(shapes: Shapes, hints: LoadHints, spec: DeepViTSpec, *, known_
             hint="omit --transform-scale",
         )
     preset, why_not = _usable_preset(shapes, hints, spec, known_heads)
-    given = {
+    given: dict[str, Any] = {
         "heads": known_heads if known_heads is not None else hints.heads,
         "scale_adjustment": hints.scale_adjustment,
         "transform_scale": hints.transform_scale if mixes else False,

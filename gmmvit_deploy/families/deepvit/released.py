@@ -95,6 +95,11 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> DeepViTSpec:
     image_size = grid * patch_size
     preset = preset_of(hints, PRESETS, classes=classes, image_size=image_size, mask=MaskSpec())
     depth = shapes.count(r"blocks\.(\d+)\.")
+    if depth > len(shapes.tensors):
+        raise CheckpointError(
+            f"{shapes.source}: the names of the tensors count {depth} blocks, but the file has only "
+            f"{len(shapes.tensors)} tensors"
+        )
     mixing = [f"blocks.{i}.attn.reatten_matrix.weight" for i in range(depth)]
     reattention = tuple(name in shapes for name in mixing)
     known = next((shapes.of(name, rank=4)[0] for name in mixing if name in shapes), None)
@@ -122,7 +127,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> DeepViTSpec:
         known=known,
         evidence="the number of heads in the head mixing matrices of the file is",
         hints=hints,
-        preset_heads=preset.heads if preset else hidden.heads,
+        preset_heads=preset.heads if preset else hidden.heads if known is None else None,
     )
     return replace(sizes, heads=heads, scale_adjustment=hidden.scale_adjustment, transform_scale=hidden.transform_scale)
 
