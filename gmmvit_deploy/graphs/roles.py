@@ -16,7 +16,7 @@ gelu         GELU
 activation   ReLU, the sigmoid σ, SiLU x · σ(x), quick GELU x · σ(1.702 x), and gates: an activation times a tensor
 rotation     the products, the negation and the sum that rotate Q and K by the position (rotary position embedding)
 bias         addition of the bias of a linear map, or of the position embedding
-residual     the sum of a branch and the input of the branch
+residual     the sum of a branch and the input of the branch, or of two other tensors that the network computes
 pooling      the mean over tokens
 head         the node that outputs the logits, and other linear maps after pooling, which read one vector for each image
 quantize     QuantizeLinear and DequantizeLinear before a projection

@@ -4,6 +4,8 @@
        O_g = (sum_h A_hg softmax(sum_f B_fh (M_f o Q_f K_f^T))) V_g,    or, of windows (Swin's),
        O = softmax(M o Q K^T + bias) V
 
+   DeepViT mixes heads only after softmax: the sum over f is S_h = M_h o Q_h K_h^T there.
+
    OpenVINO and ONNX Runtime run this as matrix products with softmax and copies between. Here nothing leaves the
    cache: for one image, one head and up to 64 queries, scores are made, masked, exponentiated and spent on V.
 
@@ -318,18 +320,18 @@ PHASE_BF16 void pack_weights_b16(const float *weights, uint32_t *pairs, int n, i
         }
 }
 
-/* Of one vector of weights of each head. Known when compiled, 4 and 8 heads stay in registers. */
+/* Of one vector of weights of each head. Known when compiled, 4, 8 and 12 heads stay in registers. */
 INLINE void mix_vector(int heads, float *at, ptrdiff_t head, const float *mixing, const float *inverse) {
     __m512 sums[MOST_MIXED];
-    UNROLL(8) for (int h = 0; h < heads; h++) {
+    UNROLL(12) for (int h = 0; h < heads; h++) {
         __m512 one = _mm512_load_ps(at + h * head);
         if (inverse) one = _mm512_mul_ps(one, _mm512_load_ps(inverse + h * TILE));
-        UNROLL(8) for (int g = 0; g < heads; g++) {
+        UNROLL(12) for (int g = 0; g < heads; g++) {
             __m512 by = _mm512_set1_ps(mixing[h * heads + g]);
             sums[g] = h ? _mm512_fmadd_ps(one, by, sums[g]) : _mm512_mul_ps(one, by);
         }
     }
-    UNROLL(8) for (int g = 0; g < heads; g++) _mm512_store_ps(at + g * head, sums[g]);
+    UNROLL(12) for (int g = 0; g < heads; g++) _mm512_store_ps(at + g * head, sums[g]);
 }
 
 /* weights[g] = sum_h mixing[h][g] weights[h] (times 1 / the sum of h's weights), in place. */
@@ -341,6 +343,7 @@ PHASE void mix_heads(float *weights, const float *mixing, const float *inverse, 
             const float *by = inverse ? inverse + t : NULL;
             if (heads == 4) mix_vector(4, at, head, mixing, by);
             else if (heads == 8) mix_vector(8, at, head, mixing, by);
+            else if (heads == 12) mix_vector(12, at, head, mixing, by);
             else mix_vector(heads, at, head, mixing, by);
         }
 }
@@ -563,7 +566,7 @@ static void attend(const Image *im, const Scratch *to, int head, int first) {
 /* Queries of a piece of work where heads are mixed: few for a single image, so that no core is without any. */
 static int mixed_at_once(const MaskedAttention *of) { return of->batch > 1 ? TILE : TILE / 2; }
 
-/* What some queries take from all heads, which are mixed before and after softmax. */
+/* What some queries take from all heads, which are mixed after softmax, and where `before` is given also before it. */
 static void attend_mixed(const Image *im, const Scratch *to, int first) {
     int heads = im->of->heads, n = im->of->n, most = mixed_at_once(im->of);
     int queries = n - first < most ? n - first : most, vectors = vectors_of(queries);
@@ -573,7 +576,7 @@ static void attend_mixed(const Image *im, const Scratch *to, int first) {
         if (im->of->arithmetic == BFLOAT16) pack_head(im, to, head); /* its keys; float32 reads them as they are */
         head_scores(im, to, head, first, queries, to->scores + head * scores_of_a_head);
     }
-    mix_heads(to->scores, im->of->before, NULL, heads, n, vectors);
+    if (im->of->before) mix_heads(to->scores, im->of->before, NULL, heads, n, vectors);
     for (int head = 0; head < heads; head++) {
         float *scores = to->scores + head * scores_of_a_head, *inverse = to->inverse + head * TILE;
         if (im->of->arithmetic == BFLOAT16) softmax_rough(scores, inverse, n, vectors);
@@ -602,7 +605,7 @@ static int takes(const MaskedAttention *of) {
     if (of->batch <= 0 || of->heads <= 0 || of->n <= 0 || of->d <= 0 || of->d % LANES) return 0;
     if (!of->out == !of->quantised) return 0;
     if (of->grid && (of->grid < 0 || (of->n != of->grid * of->grid && of->n != of->grid * of->grid + 1))) return 0;
-    if (!of->before != !of->after || (of->before && (of->heads > MOST_MIXED || of->bias))) return 0;
+    if ((of->before && !of->after) || (of->after && (of->heads > MOST_MIXED || of->bias))) return 0;
     if (of->bias && of->windows <= 0) return 0;
     return of->arithmetic >= FLOAT32 && of->arithmetic <= masked_attention_support();
 }
@@ -611,14 +614,14 @@ static int tiles_of(const MaskedAttention *of) { return (of->n + TILE - 1) / TIL
 
 /* Of an image: of each head its tiles of queries; its queries, some at once, where heads are mixed. */
 static int pieces_of_an_image(const MaskedAttention *of) {
-    return of->before ? (of->n + mixed_at_once(of) - 1) / mixed_at_once(of) : of->heads * tiles_of(of);
+    return of->after ? (of->n + mixed_at_once(of) - 1) / mixed_at_once(of) : of->heads * tiles_of(of);
 }
 
 int64_t masked_attention_pieces(const MaskedAttention *of) { return (int64_t)of->batch * pieces_of_an_image(of); }
 
 int masked_attention(const MaskedAttention *of, int64_t first, int64_t last) {
     if (!takes(of) || first < 0 || last > masked_attention_pieces(of)) return 1;
-    size_t n = (size_t)of->n, d = (size_t)of->d, kept = of->before ? (size_t)of->heads : 1, even = (n + 1) / 2 * 2;
+    size_t n = (size_t)of->n, d = (size_t)of->d, kept = of->after ? (size_t)of->heads : 1, even = (n + 1) / 2 * 2;
     size_t heads = (size_t)of->heads, w = heads * (size_t)numbers_of_w(of), total = 0;
     size_t sizes[] = {kept * n * TILE, even / 2 * TILE, d * TILE, even * d / 2, even * d, kept * TILE, w, heads, n};
     enum { PARTS = sizeof sizes / sizeof *sizes };
@@ -638,7 +641,7 @@ int masked_attention(const MaskedAttention *of, int64_t first, int64_t last) {
                     .v = of->v + rows * of->v_row,
                     .bias = of->bias ? of->bias + window * of->heads * vectors_of(of->n) * LANES * of->n : NULL,
                     .first = (ptrdiff_t)rows * of->heads * of->d};
-        if (of->before) {
+        if (of->after) {
             attend_mixed(&im, &to, (int)(piece % pieces) * mixed_at_once(of));
             continue;
         }

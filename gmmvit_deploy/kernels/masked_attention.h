@@ -28,7 +28,8 @@ typedef struct {
                                       bfloat16; or NULL */
     const float *bias;             /* B^T log2(e) of each head of each of `windows` windows, float32, as a mask of grid 0;
                                       or NULL. Image i is window i mod `windows`. Not where heads are mixed */
-    const float *before, *after;   /* (heads, heads), [h][g] what h gives to g, before and after softmax; or NULL */
+    const float *before, *after;   /* (heads, heads), [h][g] what h gives to g, before and after softmax;
+                                      both NULL, or before NULL where heads are mixed only after softmax */
     int64_t q_row, k_row, v_row;
     int32_t batch, heads, n, d;    /* d: a multiple of 16 */
     int32_t windows;

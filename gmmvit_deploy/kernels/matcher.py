@@ -5,7 +5,8 @@
     Q, K, V         (batch, …, heads, n, head_dim), with n tokens; "…" is the dimension of windows, or nothing
     M               the mask, (heads, n, n), or a number that scales the scores; ∘ is the elementwise multiplication
     B               the bias, (…, heads, n, n), or absent
-    before, after   head mixing: each multiplies the heads by a (heads, heads) matrix; both exist or both are absent
+    before, after   head mixing: each multiplies the heads by a (heads, heads) matrix; both exist, or only after, or
+                    neither
 
 In the graph, Split, Reshape and Transpose cut the last dimension ("columns") of a tensor (batch, …, n, columns) into
 Q, K and V. A Transpose and a Reshape merge the heads of O. The matcher refuses every other attention, with the reason.
@@ -130,7 +131,7 @@ class MatchedAttention:
     mask: the mask (heads, n, n), or None without a mask.
     scale: the number that multiplies the scores. If there is a mask, scale is 1, because the mask includes the scale.
     bias: the bias with the shape that it has in the graph, or None without a bias.
-    mixing: the head mixing matrices (before, after), each indexed [from head, to head]; () without head mixing.
+    mixing: the head mixing matrices (before or None, after), each indexed [from head, to head]; () without head mixing.
     last: the value of the attention's output, (B, …, n, heads · head_dim).
     """
 
@@ -245,10 +246,10 @@ def _require_equal_sizes(q: Part, k: Part, v: Part) -> None:
 def _mixing(before: Any, after: Any, heads: int) -> tuple[Any, ...]:
     if before is None and after is None:
         return ()
-    if before is None or after is None:
-        _refuse(f"it mixes heads only {'before' if after is None else 'after'} its softmax, expected before and after")
+    if after is None:
+        _refuse("it mixes heads only before its softmax, expected before and after, or only after")
     for matrix in (before, after):
-        if matrix.shape != (heads, heads):
+        if matrix is not None and matrix.shape != (heads, heads):
             _refuse(f"its head mixing has shape {_words(matrix.shape)}, expected {_words((heads, heads))}")
     if heads > _MOST_MIXED:
         _refuse(f"it mixes {heads} heads, expected at most {_MOST_MIXED}")

@@ -139,6 +139,7 @@ def _form_of(attention: MatchedAttention, arithmetic: Arithmetic) -> Form:
     """Return the form of an attention.  Attention is computed in float32 if the mask does not fit ``arithmetic``."""
     inputs, parts = _sources([(part.source, part.column) for part in attention.parts])
     masks, biases, grid, scale = [], [], 0, 1.0
+    mixings = [matrix for matrix in attention.mixing if matrix is not None]
     if attention.mask is None:
         scale = attention.scale * LOG2_E
     else:
@@ -154,11 +155,11 @@ def _form_of(attention: MatchedAttention, arithmetic: Arithmetic) -> Form:
         "parts": [number for part in parts for number in part],
         "masked": bool(masks),
         "biased": bool(biases),
-        "mixed": bool(attention.mixing),
+        "mixings": len(mixings),
         "scale": scale,
         "arithmetic": _ARITHMETIC[arithmetic],
     }
-    return Form(attributes, inputs, [*masks, *biases, *attention.mixing], attention.last.get_node())
+    return Form(attributes, inputs, [*masks, *biases, *mixings], attention.last.get_node())
 
 
 def _sources(ends: list[tuple[Any, int]]) -> tuple[list[Any], tuple[tuple[int, int], ...]]:

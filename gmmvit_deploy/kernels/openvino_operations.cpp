@@ -3,7 +3,8 @@
    MaskedAttention, by masked_attention.c
    Inputs: what Q, K and V lie in, float32 (B, n, columns) or (B, windows, n, columns), one to three of them; then the
    mask as the kernel wants it if `masked`, two of float16 as one int32 (OpenVINO makes float32 of float16); then the bias
-   likewise, of one window or of each, if `biased`; then the two mixings (heads, heads) if `mixed`.
+   likewise, of one window or of each, if `biased`; then the `mixings` (heads, heads): 2, before and after softmax; 1,
+   after softmax; or 0.
    Output: float32, their shape but for heads * d columns, or int8.
    Attributes: heads, n, d; grid: of the mask's layout; parts: of Q, K and V each the input and its first column;
    scale; arithmetic; steps: those of int8 in 1, or 0 for float32.
@@ -54,7 +55,7 @@ public:
         visitor.on_attribute("parts", m_parts);
         visitor.on_attribute("masked", m_masked);
         visitor.on_attribute("biased", m_biased);
-        visitor.on_attribute("mixed", m_mixed);
+        visitor.on_attribute("mixings", m_mixings);
         visitor.on_attribute("scale", m_scale);
         visitor.on_attribute("arithmetic", m_arithmetic);
         visitor.on_attribute("steps", m_steps);
@@ -71,14 +72,14 @@ public:
         place(inputs, 0, what.q, what.q_row);
         place(inputs, 1, what.k, what.k_row);
         place(inputs, 2, what.v, what.v_row);
-        size_t next = inputs.size() - (m_mixed ? 2 : 0) - m_biased - m_masked;
+        size_t next = inputs.size() - static_cast<size_t>(m_mixings) - m_biased - m_masked;
         what.mask = m_masked ? inputs.at(next++).data() : nullptr;
         if (m_biased) {
             what.windows = static_cast<int32_t>(inputs.at(next).get_shape().at(0));
             what.bias = inputs.at(next++).data<const float>();
         }
-        what.before = m_mixed ? inputs.at(next).data<const float>() : nullptr;
-        what.after = m_mixed ? inputs.at(next + 1).data<const float>() : nullptr;
+        what.before = m_mixings == 2 ? inputs.at(next++).data<const float>() : nullptr;
+        what.after = m_mixings ? inputs.at(next).data<const float>() : nullptr;
         what.out = m_steps ? nullptr : outputs.at(0).data<float>();
         what.quantised = m_steps ? outputs.at(0).data<int8_t>() : nullptr;
         what.steps = m_steps;
@@ -109,9 +110,9 @@ private:
         start = tensor.data<const float>() + m_parts.at(2 * part + 1);
     }
 
-    int64_t m_heads = 0, m_n = 0, m_d = 0, m_grid = 0, m_arithmetic = 0;
+    int64_t m_heads = 0, m_n = 0, m_d = 0, m_grid = 0, m_mixings = 0, m_arithmetic = 0;
     std::vector<int64_t> m_parts;
-    bool m_masked = false, m_biased = false, m_mixed = false;
+    bool m_masked = false, m_biased = false;
     float m_scale = 1, m_steps = 0;
 };
 

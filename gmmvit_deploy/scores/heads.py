@@ -1,4 +1,4 @@
-"""Steps that combine heads: head mixing, and normalisation over heads."""
+"""Steps that combine heads, or treat each head as a channel: head mixing, its bias, and two normalisations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gmmvit_deploy.precision import Role
 from gmmvit_deploy.scores.step import Operation, Step
 
-__all__ = ["HeadMixing", "HeadNorm"]
+__all__ = ["HeadBatchNorm", "HeadBias", "HeadMixing", "HeadNorm"]
 
 
 class HeadMixing(Step):
@@ -44,6 +44,78 @@ class HeadMixing(Step):
         """
         per_row = factor if factor.dim() == 0 else factor.reshape(-1, 1)
         return HeadMixing(self.weight.detach() * per_row).requires_grad_(False)
+
+    def mistakes(self) -> Iterator[tuple[str, Step | None]]:
+        yield "no head mixing", None
+        yield "head mixing transposed", HeadMixing(self.weight.detach().transpose(0, 1).contiguous())
+
+
+class HeadBias(Step):
+    """A bias of each head: S'[g] = S[g] + bias[g], the bias of the 1×1 convolution that mixes heads.
+
+    bias: (H).  The bias is applied as stored, so folding of scores does not change this step.
+    Source: Re-attention of DeepViT.
+    """
+
+    operation: Operation = "add"
+    role: Role = "mixing"
+    is_constant: bool = True
+
+    def __init__(self, bias: Float[Tensor, " heads"]) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(bias)
+
+    def matrix(self) -> Float[Tensor, "heads 1 1"]:
+        return self.bias[:, None, None]
+
+    def forward(self, scores: Float[Tensor, "batch heads i j"]) -> Float[Tensor, "batch heads i j"]:
+        return scores + self.matrix()
+
+    def folded(self) -> Step:
+        return self
+
+    def mistakes(self) -> Iterator[tuple[str, Step | None]]:
+        yield "no bias after the head mixing", None
+
+
+class HeadBatchNorm(Step):
+    """BatchNorm with a channel for each head, in evaluation mode: S'[g] = γ_g · (S[g] − μ_g) / √(σ²_g + ε) + β_g.
+
+    weight, bias: (H), γ and β.  running_mean, running_var: (H), buffers, the stored statistics μ and σ².
+    A family's pass merges this step into the head mixing before the step (`families.deepvit.folding`).
+    heads: H.  tokens: N; the statistics of a new step are those of weights near 1/N.
+    Source: Re-attention of DeepViT.
+    """
+
+    operation: Operation = "normalise"
+    role: Role = "norm"
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, heads: int, *, tokens: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(heads))
+        self.bias = nn.Parameter(torch.zeros(heads))
+        self.register_buffer("running_mean", torch.full((heads,), 1 / tokens))
+        self.register_buffer("running_var", torch.full((heads,), tokens**-2.0))
+        self.eps = eps
+
+    def matrix(self) -> Float[Tensor, "2 heads"]:
+        """Return the factor γ/√(σ² + ε) and the offset β − μ·γ/√(σ² + ε) of each head, stacked."""
+        factor = self.weight / (self.running_var + self.eps).sqrt()
+        return torch.stack([factor, self.bias - self.running_mean * factor])
+
+    def forward(self, scores: Float[Tensor, "batch heads i j"]) -> Float[Tensor, "batch heads i j"]:
+        return nn.functional.batch_norm(
+            scores, self.running_mean, self.running_var, self.weight, self.bias, training=False, eps=self.eps
+        )
+
+    def mistakes(self) -> Iterator[tuple[str, Step | None]]:
+        yield "no BatchNorm over the heads", None
+        for eps in (1e-3, 1e-6):
+            other = HeadBatchNorm(len(self.weight), tokens=1, eps=eps)
+            other.load_state_dict(self.state_dict())
+            yield f"BatchNorm over the heads with an epsilon of {eps:g}", other
 
 
 class HeadNorm(Step):

@@ -62,6 +62,7 @@ class Case:
     d: int
     masked: bool = True
     mixed: bool = False
+    mixed_after: bool = False  # only after softmax
     on_grid: bool = False
     windows: int = 0  # that have a bias each
 
@@ -72,7 +73,11 @@ class Case:
         self.scale = np.float32(self.d**-0.5)
         if self.on_grid:
             self.mask = mask_on_grid(self.heads, self.n) * self.scale
-        self.mixing = make.standard_normal((2, self.heads, self.heads), dtype=np.float32) if self.mixed else None
+        self.mixing = (
+            make.standard_normal((2, self.heads, self.heads), dtype=np.float32)
+            if self.mixed or self.mixed_after
+            else None
+        )
         shape = (self.windows, self.heads, self.n, self.n)
         self.bias = make.standard_normal(shape, dtype=np.float32) if self.windows else None
         if self.bias is not None:
@@ -100,7 +105,7 @@ class Case:
             mask=None if mask is None else mask.numbers.ctypes.data,
             bias=None if bias is None else bias.ctypes.data,
             windows=self.windows,
-            before=None if self.mixing is None else self.mixing[0].ctypes.data,
+            before=None if self.mixing is None or self.mixed_after else self.mixing[0].ctypes.data,
             after=None if self.mixing is None else self.mixing[1].ctypes.data,
             q_row=3 * columns,
             k_row=3 * columns,
@@ -133,7 +138,7 @@ class Case:
         scores = (q @ k.swapaxes(-1, -2)) * (self.scale if self.mask is None else self.mask_of(rounded))
         if self.bias is not None:
             scores += self.bias[np.arange(self.batch) % self.windows]
-        if self.mixing is not None:
+        if self.mixing is not None and not self.mixed_after:
             scores = np.einsum("bhij,hg->bgij", scores, self.mixing[0])
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         total = weights.sum(axis=-1, keepdims=True)
@@ -190,15 +195,21 @@ CASES = [
     Case(1, 2, 101, 16, mixed=True, on_grid=True),
     Case(1, 6, 129, 16, mixed=True, masked=False),
     Case(1, 16, 3, 16, mixed=True),
+    Case(2, 12, 65, 32, mixed=True, masked=False),
+    Case(2, 12, 65, 32, mixed_after=True, masked=False),
+    Case(1, 12, 130, 16, mixed_after=True, masked=False),
+    Case(3, 3, 50, 32, mixed_after=True, on_grid=True),
+    Case(1, 4, 33, 16, mixed_after=True),
 ]
 
 
 MIXED = next(case for case in CASES if case.mixed)
+MIXED_AFTER = next(case for case in CASES if case.mixed_after)
 WINDOWS = next(case for case in CASES if case.windows)
 
 
 def _id(case: Case) -> str:
-    kinds = [kind for kind in ("masked", "mixed", "on_grid", "windows") if getattr(case, kind)]
+    kinds = [kind for kind in ("masked", "mixed", "mixed_after", "on_grid", "windows") if getattr(case, kind)]
     return "-".join([*(str(size) for size in (case.batch, case.heads, case.n, case.d)), *kinds])
 
 
@@ -226,7 +237,7 @@ def test_bf16_is_the_formula_of_rounded_numbers(case: Case) -> None:
 
 
 @needs_kernel
-@pytest.mark.parametrize("case", [CASES[0], CASES[1], MIXED, WINDOWS], ids=_id)
+@pytest.mark.parametrize("case", [CASES[0], CASES[1], MIXED, MIXED_AFTER, WINDOWS], ids=_id)
 def test_pieces_are_the_whole(case: Case) -> None:
     whole = case.computed(F32)[1]
     cut = case.computed(F32, pieces=[1])[1]  # which may be within a head's tiles
@@ -235,7 +246,7 @@ def test_pieces_are_the_whole(case: Case) -> None:
 
 @needs_kernel
 @pytest.mark.parametrize("arithmetic", [F32, pytest.param(BF16, marks=needs_bf16)])
-@pytest.mark.parametrize("case", [CASES[0], CASES[1], MIXED], ids=_id)
+@pytest.mark.parametrize("case", [CASES[0], CASES[1], MIXED, MIXED_AFTER], ids=_id)
 def test_quantised_on_its_way_out(case: Case, arithmetic: int) -> None:
     plain = case.computed(arithmetic)[1]
     step = float(np.abs(plain).max()) / 100  # a few beyond 127 below
@@ -260,7 +271,15 @@ def test_scores_that_overflow_a_plain_exponential() -> None:
 
 @needs_kernel
 @pytest.mark.parametrize(
-    "case", [Case(1, 1, 4, 8), Case(1, 17, 4, 16, mixed=True), Case(1, 2, 4, 16, mixed=True, windows=1)], ids=_id
+    "case",
+    [
+        Case(1, 1, 4, 8),
+        Case(1, 17, 4, 16, mixed=True),
+        Case(1, 17, 4, 16, mixed_after=True),
+        Case(1, 2, 4, 16, mixed=True, windows=1),
+        Case(1, 2, 4, 16, mixed_after=True, windows=1),
+    ],
+    ids=_id,
 )
 def test_what_it_does_not_take(case: Case) -> None:
     failed, output = case.computed(F32)

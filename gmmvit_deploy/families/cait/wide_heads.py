@@ -1,22 +1,11 @@
 """CaiT: rewrite talking heads as plain heads of head dim H·d, so that fused GPU kernels can compute the attention.
 
-Talking heads are heads that are mixed before and after softmax by the (H, H) matrices pre and post. If all H heads
-share a mask M, head mixing before softmax can move into Q, and head mixing after softmax can move into V. In the
-formulas Q_k, K_k and V_k belong to head k, A_h is softmax of the mixed scores of head h, and g is a head of the output:
-
-    Σ_k pre[k,h] · M ∘ (Q_k K_kᵀ)   =  M ∘ (Q̃_h K̃ᵀ)    Q̃_h = [pre[0,h]·Q_0, …],  K̃ = [K_0, K_1, …]
-    Σ_h post[h,g] · A_h V_g         =  (Σ_h A_h Ṽ_h)_g   Ṽ_h = [post[h,0]·V_0, …]
-
-The algebra is exact; only the order of the sums changes. The matrix products Q̃ K̃ᵀ and A Ṽ take H times the work of the
-original products. This work is small compared with the projections, but the rewrite helps only if fused GPU kernels
-support head dim H·d. If each head k has a separate mask M_k, the rewrite is not possible, because M_k is inside the sum
-over k. Masks of matrix rank R could be merged into Q and K, but the head dim would be R·H·d. For the released models,
-with H·d = 256, this head dim is too large for fused kernels if R > 1.
+Talking heads are heads that are mixed before and after softmax by (H, H) matrices. `layers.wide_heads` has the algebra.
+For the released models, H·d is 256.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -27,53 +16,31 @@ from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.families.cait.model import TalkingHeadsAttention
 from gmmvit_deploy.layers.attention import projected
 from gmmvit_deploy.layers.head_dims import LARGEST_FUSED
-from gmmvit_deploy.precision import Role
+from gmmvit_deploy.layers.wide_heads import WideHeads, same_for_all_heads
 from gmmvit_deploy.scores.attention import AttentionScores
-from gmmvit_deploy.scores.step import Step
 
 __all__ = ["WideHeadsAttention", "widen_heads"]
 
 
-class WideHeadsAttention(nn.Module):
-    """`TalkingHeadsAttention` rewritten without head mixing: H heads with head dim H·d each.
-
-    queries, keys, values: the factors (H, 1, H·d) by which each head multiplies the projections for Q, K and V. All
-    elements of ``keys`` are 1. The factors ``keys`` exist because fused kernels require a separate K for each head.
-    """
-
-    operator_roles: ClassVar[Mapping[str, Role]] = {
-        "softmax": "softmax",
-        "matmul": "product",
-        "mul": "mixing",
-        "sum": "mixing",
-    }
+class WideHeadsAttention(WideHeads):
+    """`TalkingHeadsAttention` rewritten without head mixing: H heads with head dim H·d each."""
 
     stacked_projection: ClassVar[tuple[str, int]] = ("key_value", 2)
-    queries: Tensor
-    keys: Tensor
-    values: Tensor
 
     def __init__(self, talking: TalkingHeadsAttention) -> None:
-        super().__init__()
-        heads = talking.heads
-        head_dim = talking.query.out_features // heads
-        self.query, self.key_value, self.out = talking.query, talking.key_value, talking.out
         *factors, (_, mix_before) = talking.scores.steps_before()
         ((_, mix_after),) = talking.scores.steps_after()
-        self.scores = AttentionScores({name.removeprefix("before."): step for name, step in factors})
-        spread = [
-            mixing.detach().repeat_interleave(head_dim, dim=1).unsqueeze(1)
-            for mixing in (mix_before.matrix().transpose(0, 1), mix_after.matrix())
-        ]
-        self.register_buffer("queries", spread[0].clone())
-        self.register_buffer("keys", torch.ones_like(spread[0]))
-        self.register_buffer("values", spread[1].clone())
+        super().__init__(
+            AttentionScores({name.removeprefix("before."): step for name, step in factors}),
+            before=mix_before.matrix(),
+            after=mix_after.matrix(),
+            head_dim=talking.query.out_features // talking.heads,
+        )
+        self.query, self.key_value, self.out = talking.query, talking.key_value, talking.out
 
     def forward(self, x: Float[Tensor, "batch i dim"], context: Tensor) -> Float[Tensor, "batch i dim"]:
-        query = self.query(x).unsqueeze(1) * self.queries
-        key, value = (part.unsqueeze(1) for part in projected(self.key_value, context, 2))
-        weights = self.scores.weights(query, key * self.keys)
-        out: Tensor = self.out((weights @ (value * self.values)).sum(dim=1))
+        key, value = projected(self.key_value, context, 2)
+        out: Tensor = self.out(self.attended(self.query(x), key, value))
         return out
 
 
@@ -114,18 +81,13 @@ def _widens(name: str, scores: AttentionScores) -> bool:
     factors = before[:-1]
     if not all(step.is_constant for step in factors):
         raise FoldError(f"{name}: run the folding passes before widen_heads, which needs constant steps on the scores")
-    if not all(step.operation == "multiply" and _same_for_all_heads(step) for step in factors):
+    if not all(step.operation == "multiply" and same_for_all_heads(step) for step in factors):
         return False
     if any(step.role == "scale" for step in factors):
         raise FoldError(
             f"{name}: run merge_scale and merge_scale_into_mixing before widen_heads, which accepts no scale"
         )
     return True
-
-
-def _same_for_all_heads(step: Step) -> bool:
-    constant = step.matrix()
-    return constant.dim() < 3 or bool((constant == constant[:1]).all())
 
 
 def _require_equal(name: str, talking: TalkingHeadsAttention, wide: WideHeadsAttention) -> None:

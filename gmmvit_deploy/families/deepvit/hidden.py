@@ -1,0 +1,162 @@
+"""What no tensor of a DeepViT checkpoint shows: from an option, or from the preset that the file names.
+
+scale adjustment, transform scale; the number of heads, if no block has re-attention
+
+A wrong value raises no error, but gives other logits. A preset of the file is therefore used only if the sizes of the
+preset equal the sizes of the tensors: a file with other sizes was trained with other arguments than the preset's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gmmvit_deploy.errors import CheckpointError
+from gmmvit_deploy.families.deepvit.presets import IMAGE_SIZES, PRESETS
+from gmmvit_deploy.families.deepvit.spec import DeepViTSpec
+from gmmvit_deploy.sources.hints import LoadHints
+from gmmvit_deploy.sources.record import KnownImages
+from gmmvit_deploy.sources.shapes import Shapes
+from gmmvit_deploy.specs import MaskSpec
+
+__all__ = ["HiddenValues", "hidden_values", "known_images"]
+
+_HIDDEN = {"heads", "scale_adjustment", "transform_scale"}
+_NOT_COMPARED = {"classes", "mask", *_HIDDEN}
+"""Fields of a spec that are no sizes of a preset: a network is often trained again for other classes."""
+_SETTINGS = ("mean", "std", "crop_pct", "interpolation")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HiddenValues:
+    """Values that no tensor shows.
+
+    heads: the number of heads, or None if neither an option nor a preset states it.
+    taken_from: field → where the value comes from, for values of a preset.
+    """
+
+    heads: int | None
+    scale_adjustment: float
+    transform_scale: bool
+    taken_from: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Preset:
+    """name: the name of a preset.  origin: who names the preset.  spec: the spec of the preset."""
+
+    name: str
+    origin: str
+    spec: DeepViTSpec
+
+
+def hidden_values(shapes: Shapes, hints: LoadHints, spec: DeepViTSpec, *, known_heads: int | None) -> HiddenValues:
+    """Return the values that no tensor shows.
+
+    spec: the sizes that the tensors show; the values that no tensor shows are not read.
+    known_heads: the number of heads that the tensors show, or None.
+    Errors: CheckpointError when a value is missing, with the options to type, or when ``--transform-scale`` is given
+    for a file without re-attention.
+    """
+    mixes = any(spec.reattention)
+    if hints.transform_scale and not mixes:
+        raise CheckpointError(
+            f"{shapes.source}: --transform-scale multiplies the mixed weights, but no block of this file mixes heads",
+            hint="omit --transform-scale",
+        )
+    preset, why_not = _usable_preset(shapes, hints, spec, known_heads)
+    given: dict[str, Any] = {
+        "heads": known_heads if known_heads is not None else hints.heads,
+        "scale_adjustment": hints.scale_adjustment,
+        "transform_scale": hints.transform_scale if mixes else False,
+    }
+    missing = [field for field, value in given.items() if value is None]
+    if missing and preset is None:
+        raise _asked(shapes, missing, why_not)
+    values = given if preset is None else given | {field: getattr(preset.spec, field) for field in missing}
+    return HiddenValues(
+        heads=values["heads"],
+        scale_adjustment=float(values["scale_adjustment"]),
+        transform_scale=bool(values["transform_scale"]),
+        taken_from={} if preset is None else dict.fromkeys(missing, f"the preset {preset.name}, {preset.origin}"),
+    )
+
+
+def _asked(shapes: Shapes, missing: list[str], why_not: str) -> CheckpointError:
+    words = {
+        "heads": "the number of heads",
+        "scale_adjustment": "the scale adjustment",
+        "transform_scale": "the transform scale",
+    }
+    options = {
+        "heads": "--heads N",
+        "scale_adjustment": "--scale-adjustment 1 (or 0.5, as deepvit_S and deepvit_L)",
+        "transform_scale": "--no-transform-scale (or --transform-scale, as deepvit_S)",
+    }
+    return CheckpointError(
+        f"{shapes.source}: no tensor of this file shows {' and '.join(words[field] for field in missing)} of a "
+        f"DeepViT{why_not}",
+        hint=f"type {' and '.join(options[field] for field in missing)} with the values of the training; a wrong value "
+        "raises no error, but the predictions are wrong",
+    )
+
+
+def _usable_preset(
+    shapes: Shapes, hints: LoadHints, spec: DeepViTSpec, known_heads: int | None
+) -> tuple[_Preset | None, str]:
+    """Return the preset of ``--preset``, or the preset that the file names if its sizes equal those of the file.
+
+    The second value says why the preset that the file names is not used, or is empty.
+    """
+    if hints.preset is not None:
+        chosen = PRESETS[hints.preset](spec.classes, spec.image_size, MaskSpec())
+        return _Preset(name=hints.preset, origin="which --preset names", spec=chosen), ""
+    named = _named_in(shapes)
+    if not named:
+        return None, ""
+    if len(set(named.values())) > 1:
+        names = " and ".join(f"{entry} names {name}" for entry, name in named.items())
+        return None, f"; {names}, so no preset is used"
+    (entry, name), *_ = named.items()
+    if name not in PRESETS:
+        return None, f"; {entry} of the file names {name}, which is not a preset of this family"
+    preset = PRESETS[name](spec.classes, IMAGE_SIZES[name], MaskSpec())
+    differing = [
+        f"{field} {getattr(spec, field)} (the preset has {getattr(preset, field)})"
+        for field in type(spec).__dataclass_fields__
+        if field not in _NOT_COMPARED and getattr(spec, field) != getattr(preset, field)
+    ]
+    if known_heads is not None and known_heads != preset.heads:
+        differing.append(f"heads {known_heads} (the preset has {preset.heads})")
+    if differing:
+        return (
+            None,
+            f"; {entry} of the file names the preset {name}, but the file has {', '.join(map(_short, differing))}",
+        )
+    return _Preset(name=name, origin=f"which {entry} of the file names", spec=preset), ""
+
+
+def _short(difference: str) -> str:
+    """Shorten the list of blocks in a difference."""
+    return "re-attention in other blocks" if difference.startswith("reattention") else difference
+
+
+def _named_in(shapes: Shapes) -> dict[str, str]:
+    """Return entry → the name of the architecture that the training script stored there."""
+    named = {"arch": shapes.record.entries.get("arch"), "args.model": shapes.record.args.get("model")}
+    return {entry: name for entry, name in named.items() if isinstance(name, str) and name}
+
+
+def known_images(shapes: Shapes, hints: LoadHints, spec: DeepViTSpec) -> KnownImages:
+    """Return the preprocessing of the preset that the file names, if training did not set another preprocessing.
+
+    Source: ``default_cfgs`` of the authors' code, which its train.py uses if mean, std, crop and filter are not given.
+    """
+    preset, _ = _usable_preset(shapes, replace(hints, preset=None), spec, spec.heads)
+    if preset is None or not shapes.record.args or any(shapes.record.args.get(name) for name in _SETTINGS):
+        return KnownImages()
+    half = (0.5,) * spec.channels
+    return KnownImages(
+        mean=half, std=half, resize="center-bicubic", crop_pct=1.0 if IMAGE_SIZES[preset.name] == 384 else 0.9
+    )
