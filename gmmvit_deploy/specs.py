@@ -25,6 +25,7 @@ __all__ = [
     "mask_kind_named",
     "require",
     "require_counts",
+    "require_no_mask_with",
     "require_stages",
     "require_tiling",
     "spec_to_json",
@@ -79,6 +80,18 @@ def require_tiling(image_size: int, patch_size: int) -> None:
     require(
         image_size % patch_size == 0, f"patch size: expected a divisor of the image size {image_size}, got {patch_size}"
     )
+
+
+def require_no_mask_with(spec: ModelSpec, *flags: str) -> None:
+    """Check that none of the named flags is True in a spec with a mask on the attention scores.
+
+    Errors: SpecError when a flag is True and the mask is not ``plain``.
+    """
+    for flag in flags:
+        require(
+            not getattr(spec, flag) or spec.mask.kind == "plain",
+            f"{flag}: no {spec.family} has both {flag.upper()} and a mask on the attention scores",
+        )
 
 
 def require_stages(depths: tuple[int, ...], heads: tuple[int, ...], mlp_dims: tuple[int, ...]) -> None:

@@ -240,7 +240,13 @@ def test_families_masks_and_presets_are_those_of_the_program() -> None:
     rows = {re.findall(r"`(\w+)`", row[0])[0]: row for row in table("models/index.md", "family")}
     assert list(rows) == [family.name for family in FAMILIES]
     pages = {name.removeprefix("models/").removesuffix(".md") for name in NAVIGATION if name.startswith("models/")}
-    assert pages == {family.name for family in FAMILIES} | {"index", "own_class", "timm_masks", "timm_resize"}
+    assert pages == {family.name for family in FAMILIES} | {
+        "index",
+        "own_class",
+        "spt_lsa",
+        "timm_masks",
+        "timm_resize",
+    }
     for family in FAMILIES:
         assert tuple(rows[family.name][2].lower().split(", ")) == family.mask_kinds
         text = (PAGES / "models" / f"{family.name}.md").read_text(encoding="utf-8")

@@ -82,6 +82,15 @@ def inspect(
         5, metavar="K", rich_help_panel=_WITHOUT_FILE, help="Number of Gaussians in a gmm mask."
     ),
     shared: bool = typer.Option(False, rich_help_panel=_WITHOUT_FILE, help="Use the same gmm mask in all heads."),
+    spt: bool = typer.Option(
+        False, "--spt", rich_help_panel=_WITHOUT_FILE, help="Embed the image and four shifted copies (SPT)."
+    ),
+    lsa: bool = typer.Option(
+        False,
+        "--lsa",
+        rich_help_panel=_WITHOUT_FILE,
+        help="Local attention (LSA): learned temperatures, and no token attends to itself.",
+    ),
     report: Path | None = typer.Option(
         None, metavar="FILE", rich_help_panel=OUTPUT, help="Draw the masks to an HTML page (.html) or a picture (.png)."
     ),
@@ -99,8 +108,13 @@ def inspect(
                 "--resize-to and --interpolation resize the model of a checkpoint, and no checkpoint is given",
                 hint="type gmmvit inspect CHECKPOINT --resize-to PIXELS, or --image-size PIXELS for a preset",
             )
-        described = _preset(preset, classes, image_size, channels, mask, kernels, shared)
+        described = _preset(preset, classes, image_size, channels, mask, kernels, shared, spt=spt, lsa=lsa)
     else:
+        if spt or lsa:
+            raise InputError(
+                "--spt and --lsa describe a preset; a checkpoint shows SPT and LSA by the names of its tensors",
+                hint="leave --spt and --lsa out, or leave the checkpoint out and type --preset",
+            )
         hints = hints_from(
             heads,
             preset,
@@ -151,6 +165,9 @@ def _preset(
     mask: str,
     kernels: int,
     shared: bool,
+    *,
+    spt: bool,
+    lsa: bool,
 ) -> dict[str, Any]:
     if preset is None or classes is None or image_size is None:
         raise InputError(
@@ -166,7 +183,7 @@ def _preset(
         kernels=kernels if mask == "gmm" else 0,
         shared=shared,
     )
-    spec = preset_spec(preset, classes=classes, image_size=image_size, mask=chosen)
+    spec = preset_spec(preset, classes=classes, image_size=image_size, mask=chosen, spt=spt, lsa=lsa)
     return describe_spec(spec if channels is None else replace(spec, channels=channels))
 
 

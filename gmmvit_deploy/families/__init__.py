@@ -6,6 +6,7 @@ The code of each family is in a separate folder.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import SpecError
@@ -78,9 +79,27 @@ def model_from_spec(spec: ModelSpec) -> Model:
     return family_of(spec).build(spec)
 
 
-def preset_spec(name: str, *, classes: int, image_size: int, mask: MaskSpec) -> ModelSpec:
-    """Return the spec of a preset.  Errors: SpecError when the name is not in `PRESETS`."""
-    return family_of_preset(name).presets[name](classes, image_size, mask)
+def preset_spec(
+    name: str, *, classes: int, image_size: int, mask: MaskSpec, spt: bool = False, lsa: bool = False
+) -> ModelSpec:
+    """Return the spec of a preset.
+
+    spt, lsa: True for the variants with shifted patch tokenisation and with locality self-attention. The released code
+    of SPT and LSA reads a class token wherever the network has a class token.
+    Errors: SpecError when the name is not in `PRESETS`, or when the family has no such variants.
+    """
+    spec = family_of_preset(name).presets[name](classes, image_size, mask)
+    if not (spt or lsa):
+        return spec
+    fields = type(spec).__dataclass_fields__
+    if not {"spt", "lsa"} <= fields.keys():
+        others = [family.name for family in FAMILIES if "spt-lsa" in family.variants()]
+        raise SpecError(
+            f"preset {name}: a {spec.family} has no SPT and no LSA",
+            hint=f"leave --spt and --lsa out, or type a preset of {', '.join(others)}",
+        )
+    changes = {"spt": spt, "lsa": lsa, **({"class_token": True} if "class_token" in fields else {})}
+    return replace(spec, **changes)  # type: ignore[arg-type]  # the fields are those of the family's own spec
 
 
 def spec_from_json(data: Mapping[str, Any]) -> ModelSpec:

@@ -65,6 +65,10 @@ def no_passes() -> tuple[OwnPass, ...]:
     return ()
 
 
+def _no_variants() -> Mapping[str, ModelSpec]:
+    return {}
+
+
 def _reads_all(spec: Any) -> LastBlock | None:
     return None
 
@@ -94,6 +98,8 @@ class Family:
     presets:        name → function (classes, image size, mask) → spec; no other family has a preset of the same name
     mask_kinds:     the supported kinds of mask
     small:          mask → the spec of a small model, for tests
+    variants:       () → name → the spec of a small model for tests, for each variant that is no kind of mask, such as
+                    ``spt-lsa``
     blocks:         spec → names of the modules whose outputs ``gmmvit parity --localize`` compares, in execution order
     last_block:     spec → `LastBlock`, or None if folding must not change the last block
     windows:        spec → dict: name of an attention → `Windows`; an attention without an entry attends to all tokens
@@ -121,6 +127,7 @@ class Family:
     small: Callable[[MaskSpec], ModelSpec]
     blocks: Callable[[Any], tuple[str, ...]]
     presets: Mapping[str, Callable[[int, int, MaskSpec], ModelSpec]] = field(default_factory=dict)
+    variants: Callable[[], Mapping[str, ModelSpec]] = _no_variants
     last_block: Callable[[Any], LastBlock | None] = _reads_all
     windows: Callable[[Any], Mapping[str, Windows]] = _no_windows
     folding_passes: Callable[[], tuple[OwnPass, ...]] = no_passes

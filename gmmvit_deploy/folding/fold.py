@@ -23,11 +23,13 @@ from gmmvit_deploy.folding.passes import (
     fold_biases,
     fold_masks,
     fold_scales,
+    merge_biases,
     merge_scale,
     merge_scale_into_mixing,
     require_constant_steps,
 )
 from gmmvit_deploy.folding.projections import separate_projections
+from gmmvit_deploy.folding.query_scales import merge_temperature_into_query
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.precision import Role
 from gmmvit_deploy.scores.attention import attention_scores
@@ -50,6 +52,8 @@ SCORE_PASSES: tuple[FoldingPass, ...] = (
     fold_masks,
     drop_dead_masks,
     fold_biases,
+    merge_biases,
+    merge_temperature_into_query,
     merge_scale,
     merge_scale_into_mixing,
 )

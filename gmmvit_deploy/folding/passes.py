@@ -18,13 +18,14 @@ from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.precision import Role
 from gmmvit_deploy.scores.attention import AttentionScores, attention_scores
-from gmmvit_deploy.scores.step import Step
+from gmmvit_deploy.scores.step import Constant, Step
 
 __all__ = [
     "FoldingPass",
     "fold_biases",
     "fold_masks",
     "fold_scales",
+    "merge_biases",
     "merge_scale",
     "merge_scale_into",
     "merge_scale_into_mixing",
@@ -32,6 +33,7 @@ __all__ = [
 ]
 
 FoldingPass = Callable[[Model], tuple[str, ...]]
+_Pair = tuple[tuple[str, Step], tuple[str, Step]]  # (name of the step, step), twice
 
 _WORDS: dict[Role, str] = {"mask": "mask", "score_bias": "bias", "scale": "scale"}
 
@@ -73,6 +75,34 @@ def fold_biases(model: nn.Module) -> tuple[str, ...]:
     difference: a bias may have entries −∞ if the step allows such entries.
     """
     return _fold_role(model, "score_bias")
+
+
+@torch.no_grad()
+def merge_biases(model: nn.Module) -> tuple[str, ...]:
+    """Merge each bias into the bias directly before it: (S + B) + D  →  S + (B + D).
+
+    For example, B is the position bias and the shift mask of Swin, and D masks the diagonal.
+    Requires: folded biases.
+    Ensures: no bias directly follows a bias, and no row of a bias is −∞ in every entry, which would make the softmax of
+    this row NaN.
+    Returns the names of the changed attentions.
+    Errors: FoldError when a bias is not folded yet, or when the end state does not hold.
+    """
+    changed = []
+    for name, scores in attention_scores(model):
+        while pair := _adjacent(scores, "score_bias", "score_bias"):
+            (first_name, first), (second_name, second) = pair
+            if not (first.is_constant and second.is_constant):
+                raise FoldError(f"{name}: the biases must be constants before a merge; run fold_biases first")
+            merged = Constant(first.matrix() + second.matrix(), like=first)
+            merged.allows_minus_infinity = first.allows_minus_infinity or second.allows_minus_infinity
+            scores.put(first_name, merged)
+            scores.put(second_name, None)
+            changed.append(name)
+        for step_name, step in scores.steps_before():
+            if step.role == "score_bias" and bool(step.matrix().isneginf().all(dim=-1).any()):
+                raise FoldError(f"{name}: a row of the bias {step_name} is −∞ in every entry; the softmax would be NaN")
+    return tuple(dict.fromkeys(changed))
 
 
 @torch.no_grad()
@@ -138,10 +168,15 @@ def merge_scale_into(role: Role, name: str, scores: AttentionScores) -> bool:
     return merged
 
 
-def _scale_before(role: Role, scores: AttentionScores) -> tuple[tuple[str, Step], tuple[str, Step]] | None:
+def _scale_before(role: Role, scores: AttentionScores) -> _Pair | None:
     """Return a scale and the step of ``role`` directly after it, or None without such a pair."""
+    return _adjacent(scores, "scale", role)
+
+
+def _adjacent(scores: AttentionScores, first_role: Role, second_role: Role) -> _Pair | None:
+    """Return two steps before softmax with these roles, the second directly after the first, or None."""
     for first, second in pairwise(scores.steps_before()):
-        if first[1].role == "scale" and second[1].role == role:
+        if first[1].role == first_role and second[1].role == second_role:
             return first, second
     return None
 

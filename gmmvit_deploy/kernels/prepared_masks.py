@@ -54,22 +54,26 @@ def prepared_mask(mask: Any, requested: Arithmetic) -> PreparedMask:
 
 
 def takes_bias(shape: tuple[int, ...], heads: int, n: int, outer: tuple[int, ...]) -> bool:
-    """Return whether the kernel supports a bias of this shape, (…, H, n, n).
+    """Return whether the kernel supports a bias of this shape: (…, H, n, n), or (n, n) for all heads.
 
     outer: the dimensions of the scores between batch and heads: (number of windows,), or () without windows. All
     windows share a bias, or each window has its own bias.
     """
+    if shape == (n, n):
+        return True
     windows = math.prod(shape[:-3])
     return shape[-3:] == (heads, n, n) and (windows == 1 or (windows,) == outer)
 
 
 def prepared_bias(bias: Any, heads: int, n: int, outer: tuple[int, ...]) -> Any:
-    """Convert B (…, H, n, n) to Bᵀ·log2(e), (windows, H, …) in float32.
+    """Convert B (…, H, n, n), or (n, n) for all heads, to Bᵀ·log2(e), (windows, H, …) in float32.
 
     outer: as for `takes_bias`.  Returns None for a bias that the kernel does not support.
     """
     if not takes_bias(bias.shape, heads, n, outer):
         return None
+    if bias.ndim == 2:
+        bias = np.broadcast_to(bias, (heads, n, n))
     windows = math.prod(bias.shape[:-3])
     turned = np.asarray(bias, np.float32).reshape(-1, n, n).transpose(0, 2, 1) * np.float32(LOG2_E)
     return _by_tiles(turned).reshape(windows, heads, -1)

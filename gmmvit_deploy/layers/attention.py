@@ -24,6 +24,7 @@ __all__ = [
     "heads_of",
     "masked_attentions",
     "projected",
+    "query_rows",
     "stacked_projection",
 ]
 
@@ -66,6 +67,22 @@ def stacked_projection(module: nn.Module) -> tuple[str, int] | None:
     """
     declared: tuple[str, int] | None = getattr(type(module), "stacked_projection", None)
     return declared
+
+
+def query_rows(module: nn.Module) -> tuple[nn.Linear, int] | None:
+    """Return (linear layer, number of rows) for the rows that compute Q: the first rows of the layer, head by head.
+
+    The layer is the stacked projection of Q, K and V, or the layer ``query`` of a module that projects Q separately.
+    Returns None for any other module.
+    """
+    query = getattr(module, "query", None)
+    if isinstance(query, nn.Linear):
+        return query, query.out_features
+    declared = stacked_projection(module)
+    stacked = None if declared is None else getattr(module, declared[0])
+    if declared is None or declared[1] != 3 or not isinstance(stacked, nn.Linear):
+        return None
+    return stacked, stacked.out_features // 3
 
 
 class MaskedAttention(nn.Module):

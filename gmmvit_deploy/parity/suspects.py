@@ -19,6 +19,7 @@ from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.families import family_of
 from gmmvit_deploy.folding.dead_masks import drop_dead_masks
 from gmmvit_deploy.layers.model import Model
+from gmmvit_deploy.layers.shifted_patches import ShiftedViews
 from gmmvit_deploy.parity.preprocessing import bgr, normalisations
 from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.precision import Role
@@ -179,9 +180,17 @@ def _tanh_gelu(model: Model) -> bool:
     return True
 
 
+def _shifts_of_one_pixel(model: Model) -> bool:
+    views = [module for module in model.modules() if isinstance(module, ShiftedViews) and module.shift > 1]
+    for module in views:
+        module.shift = 1
+    return bool(views)
+
+
 _MODULE_MISTAKES: tuple[tuple[str, Callable[[Model], bool]], ...] = (
     ("LayerNorm with an epsilon of 1e-6", _layer_norm_eps(1e-6)),
     ("LayerNorm with an epsilon of 1e-12", _layer_norm_eps(1e-12)),
     ("the tanh approximation of GELU", _tanh_gelu),
+    ("patches shifted by a single pixel in place of half a patch", _shifts_of_one_pixel),
 )
 """Mistakes in modules outside the attention scores: (name, function that changes the model in place)."""

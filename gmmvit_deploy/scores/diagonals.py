@@ -21,6 +21,7 @@ from gmmvit_deploy.scores.step import Add, Multiply, Step
 __all__ = ["MaskedDiagonal", "ZeroDiagonal"]
 
 _MISSING = "the diagonal not masked"
+_LARGE = -987654321.0  # LSA's released code puts this number on the diagonal in its ViT
 
 
 class MaskedDiagonal(Add):
@@ -30,12 +31,15 @@ class MaskedDiagonal(Add):
 
     The released code of LSA overwrites the diagonal of the scores with the value. Adding and overwriting give the same
     attention weights, because the weights on the diagonal are exactly 0 after softmax.
+    Errors: ValueError when a single token would attend to nothing.
     """
 
     masked: Tensor
 
     def __init__(self, tokens: int, value: float = -math.inf) -> None:
         super().__init__()
+        if tokens < 2 and value == -math.inf:
+            raise ValueError(f"masked diagonal: expected at least 2 tokens, got {tokens}")
         self.allows_minus_infinity = value == -math.inf
         # B follows from the number of tokens. B is computed again at loading, and the state dict omits B.
         self.register_buffer("masked", torch.zeros(tokens, tokens).fill_diagonal_(value), persistent=False)
@@ -48,17 +52,23 @@ class MaskedDiagonal(Add):
 
 
 class ZeroDiagonal(Multiply):
-    """A mask M = 1 − I: the score of each token with itself becomes 0."""
+    """A mask M = 1 − I: the score of each token with itself becomes 0.
+
+    heads: H, for a mask (H, N, N) with a copy for each head, the form that the CPU kernel takes; None for (N, N).
+    """
 
     role: Role = "mask"
     kept: Tensor
 
-    def __init__(self, tokens: int) -> None:
+    def __init__(self, tokens: int, *, heads: int | None = None) -> None:
         super().__init__()
-        self.register_buffer("kept", torch.ones(tokens, tokens).fill_diagonal_(0), persistent=False)
+        kept = torch.ones(tokens, tokens).fill_diagonal_(0)
+        copies = kept if heads is None else kept.repeat(heads, 1, 1)
+        self.register_buffer("kept", copies, persistent=False)
 
-    def matrix(self) -> Float[Tensor, "n n"]:
+    def matrix(self) -> Float[Tensor, "*heads n n"]:
         return self.kept
 
     def mistakes(self) -> Iterator[tuple[str, Step | None]]:
         yield _MISSING, None
+        yield "a large negative number on the diagonal in place of 0", MaskedDiagonal(self.kept.shape[-1], _LARGE)

@@ -49,15 +49,22 @@ class LearnedTemperature(Multiply):
     """A trained scale of each head: S'[h] = t[h] · S[h].
 
     temperature: t, or the logarithm of t if ``is_logarithm`` is True; (H), or a scalar for all heads.
+    usual: the scale of the same network without a learned temperature, such as d^(−1/2); None if it is not known.
     Source: locality self-attention (LSA), where training starts with t = d^(−1/2) and d is the head dim.
     """
 
     role: Role = "scale"
 
     def __init__(
-        self, temperature: Float[Tensor, "*heads"], *, is_logarithm: bool = False, scales_query: bool = False
+        self,
+        temperature: Float[Tensor, "*heads"],
+        *,
+        is_logarithm: bool = False,
+        scales_query: bool = False,
+        usual: float | None = None,
     ) -> None:
         super().__init__()
+        self.usual = usual
         self.temperature = nn.Parameter(temperature)
         self.is_logarithm = is_logarithm
         self.scales_query = scales_query
@@ -77,3 +84,8 @@ class LearnedTemperature(Multiply):
             else "the temperature taken for its logarithm",
             other,
         )
+        usual = self if self.usual is None else Scale(self.usual, scales_query=self.scales_query)
+        yield "1/√d in place of the learned temperature", usual
+        factor = self.matrix().detach()
+        divided = LearnedTemperature(1 / factor.flatten(), scales_query=self.scales_query)
+        yield "the scores divided by the learned temperature", self if bool((factor == 0).any()) else divided

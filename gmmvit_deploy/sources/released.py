@@ -23,11 +23,13 @@ def released_source(
     names: Callable[[Any], dict[str, str]],
     known_unused: Callable[[Any], dict[str, str]],
     absent: tuple[str, ...] = (),
+    name: str = "the released code",
+    option: str = "",
 ) -> CheckpointSource:
     """Return the checkpoint source of a family whose files store every tensor of the model unchanged.
 
     names: spec → dict from name in the model to name in the released file.
-    signature, absent, spec, known_unused: the same as for `CheckpointSource`.
+    signature, absent, spec, known_unused, name, option: the same as for `CheckpointSource`.
     A model trained with the closed form of the mask never reads the stored base masks. For such a model the keys of the
     stored base masks are added to the result of ``known_unused``.
     """
@@ -41,7 +43,13 @@ def released_source(
         return reasons | {f"{alpha.removesuffix('.alpha')}.mask": reason for alpha in alphas}
 
     return CheckpointSource(
-        name="the released code", signature=signature, absent=absent, spec=spec, tensors=names, known_unused=unused
+        name=name,
+        signature=signature,
+        absent=absent,
+        spec=spec,
+        tensors=names,
+        known_unused=unused,
+        option=option,
     )
 
 

@@ -98,21 +98,24 @@ class Shapes:
             raise CheckpointError(f"{self.source}: {where} has {positions} positions; expected a square grid")
         return side
 
-    def linear_patch(self, name: str) -> tuple[int, int]:
+    def linear_patch(self, name: str, *, views: int = 1) -> tuple[int, int]:
         """Return (p, c) for a linear patch embedding: p, the side of a patch in pixels, and c, the number of channels.
 
         The tensor ``name`` has the shape (D, c·p·p), so the shape gives only the product c·p·p. If the user gives no
         number of channels, c is 3, because the paper authors' released code trains on RGB images.
+        views: the number of shifted copies of the image that a patch holds, with the image: 5 with shifted patch
+        tokenisation, where the shape is (D, 5·c·p·p).
         Errors: CheckpointError when c·p·p is not c times a square number.
         """
         values = self.of(name, rank=2)[1]
         channels = self._channels or _RELEASED_CHANNELS
-        side = exact_root(values / channels)
+        side = exact_root(values / (views * channels))
         if side is None:
-            possible = [c for c in CHANNELS if exact_root(values / c) is not None]
+            possible = [c for c in CHANNELS if exact_root(values / (views * c)) is not None]
             given = f"--channels {channels}" if self._channels else f"images of {channels} channels"
+            product = f"{channels}·p·p" if views == 1 else f"{views}·{channels}·p·p"
             raise CheckpointError(
-                f"{self.source}: {name} takes {values} values per patch; expected {channels}·p·p for {given} and "
+                f"{self.source}: {name} takes {values} values per patch; expected {product} for {given} and "
                 "square patches of p × p pixels",
                 hint=f"type --channels {' or '.join(map(str, possible))}, which fits the file"
                 if possible
@@ -271,10 +274,10 @@ def preset_of(
 def preset_differences(spec: ModelSpec, preset: ModelSpec) -> list[str]:
     """Return a text for each field in which the specs differ, such as ``heads 4 (the preset has 8)``.
 
-    The image size, the channels, the classes, the mask and the class token are not compared. The patch size is compared
-    only for the image sizes for which the paper authors' released code has a patch size.
+    The image size, the channels, the classes, the mask, the class token, SPT and LSA are not compared. The patch size
+    is compared only for the image sizes for which the paper authors' released code has a patch size.
     """
-    left_out = {"image_size", "channels", "classes", "mask", "class_token"}
+    left_out = {"image_size", "channels", "classes", "mask", "class_token", "spt", "lsa"}
     if spec.image_size not in _CONFIGURED_SIZES:
         left_out.add("patch_size")
     return [

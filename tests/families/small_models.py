@@ -30,17 +30,18 @@ MAX_BATCH = 4
 
 @dataclass(frozen=True)
 class Small:
-    """A small model of a family with a kind of mask."""
+    """A small model of a family with a kind of mask, or a variant of the family without a mask."""
 
     family: Family
     kind: MaskKind
+    variant: str = ""
 
     def __str__(self) -> str:
-        return f"{self.family.name}-{self.kind}"
+        return f"{self.family.name}-{self.variant or self.kind}"
 
     @property
     def spec(self) -> ModelSpec:
-        return self.family.small_specs()[self.kind]
+        return self.family.variants()[self.variant] if self.variant else self.family.small_specs()[self.kind]
 
     def model(self) -> Model:
         """Return the model with distinct weights and buffers, all different from 0 and 1."""
@@ -59,9 +60,10 @@ class Small:
         return np.random.default_rng(3).standard_normal(shape, dtype=np.float32)
 
 
-SMALL = tuple(Small(family, kind) for family in FAMILIES for kind in family.mask_kinds)
-FAMILY_EXAMPLES = tuple(Small(family, family.mask_kinds[-1]) for family in FAMILIES)
-"""A small model of each family, with the last kind of mask that the family lists."""
+_VARIANTS = tuple(Small(family, "plain", variant) for family in FAMILIES for variant in family.variants())
+SMALL = (*(Small(family, kind) for family in FAMILIES for kind in family.mask_kinds), *_VARIANTS)
+FAMILY_EXAMPLES = (*(Small(family, family.mask_kinds[-1]) for family in FAMILIES), *_VARIANTS)
+"""A small model of each family, with the last kind of mask that the family lists, and all variants."""
 
 
 def _refuse(graph: onnx.GraphProto) -> None:

@@ -98,6 +98,9 @@ def test_record_agrees_with_its_spec(family: Family) -> None:
         assert (spec.family, spec.mask.kind) == (family.name, kind)
         assert family_of(spec) is family
         assert spec_from_json(spec_to_json(spec)) == spec
+    for spec in family.variants().values():
+        assert family_of(spec) is family
+        assert spec_from_json(spec_to_json(spec)) == spec
     for kind in set(get_args(MaskKind)) - set(family.mask_kinds):
         with pytest.raises(SpecError):
             family.small(small_mask(kind))

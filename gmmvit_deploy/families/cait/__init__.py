@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gmmvit_deploy.families.cait.presets import PRESETS
-from gmmvit_deploy.families.cait.released import RELEASED
+from gmmvit_deploy.families.cait.released import RELEASED, SPT_LSA
 from gmmvit_deploy.families.cait.spec import CaiTSpec
 from gmmvit_deploy.families.family import Family, OwnPass
 from gmmvit_deploy.specs import MaskSpec
@@ -23,9 +25,9 @@ def _build(spec: CaiTSpec) -> Model:
 
 
 def _folding_passes() -> tuple[OwnPass, ...]:
-    from gmmvit_deploy.families.cait.folding import merge_layer_scale
+    from gmmvit_deploy.families.cait.folding import drop_remainder, merge_layer_scale
 
-    return (merge_layer_scale,)
+    return (drop_remainder, merge_layer_scale)
 
 
 def _engine_passes() -> tuple[OwnPass, ...]:
@@ -49,6 +51,10 @@ def _small(mask: MaskSpec) -> CaiTSpec:
     )
 
 
+def _variants() -> Mapping[str, CaiTSpec]:
+    return {"spt-lsa": replace(_small(MaskSpec()), spt=True, lsa=True)}
+
+
 def _blocks(spec: CaiTSpec) -> tuple[str, ...]:
     patches = (f"patch_blocks.{block}" for block in range(spec.depth))
     return ("patch_embedding", *patches, *(f"class_blocks.{block}" for block in range(spec.class_depth)))
@@ -58,10 +64,11 @@ CAIT = Family(
     name="cait",
     spec=CaiTSpec,
     build=_build,
-    sources=(RELEASED,),
+    sources=(RELEASED, SPT_LSA),
     presets=PRESETS,
     mask_kinds=("plain", "gmm", "elm"),
     small=_small,
+    variants=_variants,
     blocks=_blocks,
     folding_passes=_folding_passes,
     engine_passes=_engine_passes,

@@ -1,4 +1,4 @@
-"""CaiT: merge the factors γ of LayerScale into the weights of the residual branches."""
+"""CaiT: merge the factors γ of LayerScale into weights, and drop a bias that is too small for float32."""
 
 from __future__ import annotations
 
@@ -6,9 +6,43 @@ import torch
 from torch import nn
 
 from gmmvit_deploy.errors import FoldError
-from gmmvit_deploy.families.cait.model import ScaledBranch, TalkingHeadsAttention
+from gmmvit_deploy.families.cait.model import REMAINDER, ScaledBranch, TalkingHeadsAttention
 
-__all__ = ["merge_layer_scale"]
+__all__ = ["drop_remainder", "merge_layer_scale"]
+
+_LARGEST = 2.0**-24
+"""The relative rounding error of float32, of which the weights of attention change by less."""
+
+
+@torch.no_grad()
+def drop_remainder(model: nn.Module) -> tuple[str, ...]:
+    """Remove the −1e-9 that LSA adds to the diagonal: W_preᵀ ((1 − I) ∘ S − 1e-9 · I)  →  W_preᵀ ((1 − I) ∘ S).
+
+    After head mixing, −1e-9 · Σ_h W_pre[h, g] is added to the diagonal of head g. A sum of that size changes no weight
+    of softmax by more than the relative difference exp(2 · 1e-9 · |Σ_h W_pre[h, g]|) − 1.
+    Requires: the biases are folded, and this relative difference is below 2⁻²⁴, the rounding error of float32.
+    Ensures: no such bias remains.
+    Returns the names of the changed attentions.
+    Errors: FoldError when a requirement does not hold.
+    """
+    changed = []
+    for name, module in model.named_modules():
+        if not isinstance(module, TalkingHeadsAttention) or REMAINDER not in module.scores.before:
+            continue
+        steps = dict(module.scores.steps_before())
+        remainder, mixing = steps[f"before.{REMAINDER}"], steps["before.mixing"]
+        if not remainder.is_constant:
+            raise FoldError(f"{name}: the diagonal must be a constant; run fold_biases first")
+        mixed = remainder.matrix().abs().max().double() * mixing.matrix().double().sum(dim=0).abs().max()
+        largest = float(torch.expm1(2 * mixed))
+        if not largest < _LARGEST:
+            raise FoldError(
+                f"{name}: without the diagonal of LSA the weights of attention change by a factor of up to 1 + "
+                f"{largest:.2g}; expected less than the rounding error of float32, {_LARGEST:.2g}"
+            )
+        module.scores.put(f"before.{REMAINDER}", None)
+        changed.append(name)
+    return tuple(changed)
 
 
 @torch.no_grad()

@@ -7,6 +7,11 @@ class blocks:  the same formulas for the class token only; K and V are computed 
 
 M is the mask (patch blocks only), and d is the head dim. W_pre and W_post are (heads, heads) matrices that mix the
 heads. γ is the factor of LayerScale for each feature.
+
+SPT replaces the patch embedding (`layers.shifted_patches`). LSA replaces d^(−1/2) by a learned temperature t[h], and in
+the patch blocks the scores of the tokens with themselves by −1e-9, before the first head mixing:
+
+scores:        S' = W_preᵀ · ((1 − I) ∘ (t[h] · Q Kᵀ) − 1e-9 · I)
 """
 
 from __future__ import annotations
@@ -23,14 +28,22 @@ from gmmvit_deploy.layers.attention import heads_of, projected
 from gmmvit_deploy.layers.blocks import Mlp, PatchEmbedding, layer_norm
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.layers.roles import with_role
+from gmmvit_deploy.layers.shifted_patches import ShiftedPatches
 from gmmvit_deploy.precision import Role
 from gmmvit_deploy.scores.attention import AttentionScores
+from gmmvit_deploy.scores.diagonals import MaskedDiagonal, ZeroDiagonal
 from gmmvit_deploy.scores.heads import HeadMixing
+from gmmvit_deploy.scores.locality import initial_temperature
 from gmmvit_deploy.scores.masks import mask_from_spec
 from gmmvit_deploy.scores.scales import Scale
 from gmmvit_deploy.scores.step import Step
 
-__all__ = ["CaiT", "ScaledBranch", "TalkingHeadsAttention"]
+__all__ = ["DIAGONAL", "REMAINDER", "CaiT", "ScaledBranch", "TalkingHeadsAttention"]
+
+DIAGONAL = -1e-9
+"""The score of a token with itself in the patch blocks of a CaiT with LSA.  The released code meant −∞."""
+REMAINDER = "remainder"
+"""Name of the step that adds `DIAGONAL` to the diagonal, after the step ``diagonal`` has set the diagonal to 0."""
 
 
 class TalkingHeadsAttention(nn.Module):
@@ -92,9 +105,8 @@ class CaiTBlock(nn.Module):
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"add": "residual"}
 
-    def __init__(self, spec: CaiTSpec, mask: Step | None) -> None:
+    def __init__(self, spec: CaiTSpec, before: Mapping[str, Step | None]) -> None:
         super().__init__()
-        before = {"scale": Scale(spec.head_dim**-0.5), "mask": mask}
         attention = TalkingHeadsAttention(dim=spec.dim, heads=spec.heads, head_dim=spec.head_dim, before=before)
         self.attention = ScaledBranch(spec.dim, attention)
         self.mlp = ScaledBranch(spec.dim, Mlp(spec.dim, spec.mlp_dim))
@@ -118,13 +130,12 @@ class CaiT(Model):
     def __init__(self, spec: CaiTSpec) -> None:
         super().__init__()
         self.spec = spec
-        self.patch_embedding = PatchEmbedding(spec.patch_size, spec.dim, channels=spec.channels)
+        embedding = ShiftedPatches if spec.spt else PatchEmbedding
+        self.patch_embedding = embedding(spec.patch_size, spec.dim, channels=spec.channels)
         self.position_embedding = nn.Parameter(0.02 * torch.randn(1, spec.grid**2, spec.dim))
         self.class_token = nn.Parameter(torch.randn(1, 1, spec.dim))
-        self.patch_blocks = nn.ModuleList(
-            CaiTBlock(spec, mask_from_spec(spec.mask, heads=spec.heads, grid=spec.grid)) for _ in range(spec.depth)
-        )
-        self.class_blocks = nn.ModuleList(CaiTBlock(spec, None) for _ in range(spec.class_depth))
+        self.patch_blocks = nn.ModuleList(CaiTBlock(spec, _patch_steps(spec)) for _ in range(spec.depth))
+        self.class_blocks = nn.ModuleList(CaiTBlock(spec, _scale(spec)) for _ in range(spec.class_depth))
         self.head_norm = layer_norm(spec.dim)
         self.head = with_role(nn.Linear(spec.dim, spec.classes), "head")
 
@@ -137,3 +148,21 @@ class CaiT(Model):
             token = block(token, x)
         logits: Tensor = self.head(self.head_norm(token[:, 0]))
         return logits
+
+
+def _scale(spec: CaiTSpec) -> dict[str, Step | None]:
+    if spec.lsa:
+        return {"temperature": initial_temperature(spec.heads, spec.head_dim)}
+    return {"scale": Scale(spec.head_dim**-0.5)}
+
+
+def _patch_steps(spec: CaiTSpec) -> dict[str, Step | None]:
+    """Return the steps before head mixing in a patch block."""
+    tokens = spec.grid**2
+    if spec.lsa:
+        return {
+            **_scale(spec),
+            "diagonal": ZeroDiagonal(tokens, heads=spec.heads),
+            REMAINDER: MaskedDiagonal(tokens, DIAGONAL),
+        }
+    return {**_scale(spec), "mask": mask_from_spec(spec.mask, heads=spec.heads, grid=spec.grid)}

@@ -8,6 +8,13 @@ to_patch_embedding.1, pos_embedding (patches only), cls_token
 {patch,cls}_transformer.layers.{i}.1   scale, fn.norm, fn.fn.net.{0,3}
 mlp_head.{0,1}                         LayerNorm, linear
 mask                                   a second copy of the base mask, which the network never reads
+
+Checkpoints of the released code of SPT and LSA ("Vision Transformer for Small-Size Datasets") have the same names, and
+
+to_patch_embedding.0.merging.{1,2}                   with SPT: LayerNorm and linear layer
+{patch,cls}_transformer.layers.{i}.0.fn.fn.scale     with LSA: the temperature of each head
+
+vit-pytorch's CaiT has the same names of tensors as the plain model, and computes something else in the class blocks.
 """
 
 from __future__ import annotations
@@ -24,17 +31,31 @@ from gmmvit_deploy.sources.shapes import (
     infer_mask,
     preset_of,
 )
+from gmmvit_deploy.sources.spt_lsa import (
+    OPTION,
+    has_shifted,
+    shifted_names,
+    shifted_patch,
+    spt_lsa_source,
+    temperature_heads,
+)
 
-__all__ = ["RELEASED"]
+__all__ = ["RELEASED", "SPT_LSA"]
 
 _PATCH, _CLASS = "patch_transformer.layers", "cls_transformer.layers"
 _BOTH = ("weight", "bias")
+_LINEAR, _SHIFTED = "to_patch_embedding.1", "to_patch_embedding.0.merging"
+_TEMPERATURE = r"(patch|cls)_transformer\.layers\.\d+\.0\.fn\.fn\.scale$"
 
 
 def released_names(spec: CaiTSpec) -> dict[str, str]:
     """Return a dict from name in the model to name in the released file, for every tensor of the trained model."""
-    pairs = {"patch_embedding.project": "to_patch_embedding.1", "head_norm": "mlp_head.0", "head": "mlp_head.1"}
+    pairs = {"head_norm": "mlp_head.0", "head": "mlp_head.1"}
     names = {"position_embedding": "pos_embedding", "class_token": "cls_token"}
+    if spec.spt:
+        names |= shifted_names("patch_embedding", _SHIFTED)
+    else:
+        pairs["patch_embedding.project"] = _LINEAR
     stacks = [(f"patch_blocks.{i}", f"{_PATCH}.{i}") for i in range(spec.depth)]
     stacks += [(f"class_blocks.{i}", f"{_CLASS}.{i}") for i in range(spec.class_depth)]
     for ours, theirs in stacks:
@@ -53,6 +74,8 @@ def released_names(spec: CaiTSpec) -> dict[str, str]:
             f"{ours}.attention.inner.scores.before.mixing.weight": f"{theirs}.0.fn.fn.mix_heads_pre_attn",
             f"{ours}.attention.inner.scores.after.mixing.weight": f"{theirs}.0.fn.fn.mix_heads_post_attn",
         }
+        if spec.lsa:
+            names[f"{ours}.attention.inner.scores.before.temperature.temperature"] = f"{theirs}.0.fn.fn.scale"
         if ours.startswith("patch"):
             names |= mask_names(spec.mask, f"{ours}.attention.inner.scores.before.mask", f"{theirs}.0.fn.fn.mask")
     return names | {f"{a}.{part}": f"{z}.{part}" for a, z in pairs.items() for part in _BOTH}
@@ -70,7 +93,12 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> CaiTSpec:
     the file.
     """
     source, first = shapes.source, f"{_PATCH}.0.0.fn.fn"
-    patch_size, channels = shapes.linear_patch("to_patch_embedding.1.weight")
+    spt = has_shifted(shapes, _SHIFTED)
+    if spt:
+        dim, patch_size, channels = shifted_patch(shapes, _SHIFTED)
+    else:
+        patch_size, channels = shapes.linear_patch(f"{_LINEAR}.weight")
+        dim = shapes.of(f"{_LINEAR}.weight", rank=2)[0]
     grid = shapes.grid(shapes.of("pos_embedding", rank=3)[1], where="pos_embedding")
     mask, _ = infer_mask(shapes, hints, f"{first}.mask")
     inner_dim = shapes.of(f"{first}.to_q.weight", rank=2)[0]
@@ -90,7 +118,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> CaiTSpec:
         image_size=grid * patch_size,
         patch_size=patch_size,
         classes=classes,
-        dim=shapes.of("to_patch_embedding.1.weight", rank=2)[0],
+        dim=dim,
         depth=shapes.count(r"patch_transformer\.layers\.(\d+)\."),
         class_depth=shapes.count(r"cls_transformer\.layers\.(\d+)\."),
         heads=heads,
@@ -98,6 +126,8 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> CaiTSpec:
         mlp_dim=shapes.of(f"{_PATCH}.0.1.fn.fn.net.0.weight", rank=2)[0],
         mask=mask,
         channels=channels,
+        spt=spt,
+        lsa=temperature_heads(shapes, [f"{first}.scale"], pattern=_TEMPERATURE) is not None,
     )
 
 
@@ -106,4 +136,11 @@ RELEASED = released_source(
     spec=infer_spec,
     names=released_names,
     known_unused=known_unused,
+    option=OPTION,
+)
+SPT_LSA = spt_lsa_source(
+    signature=(r"patch_transformer\.layers",),
+    either=(r"to_patch_embedding\.0\.merging\.", _TEMPERATURE),
+    spec=infer_spec,
+    names=released_names,
 )

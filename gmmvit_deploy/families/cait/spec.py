@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gmmvit_deploy.specs import ModelSpec, require_counts, require_tiling
+from gmmvit_deploy.specs import ModelSpec, require_counts, require_no_mask_with, require_tiling
 
 __all__ = ["CaiTSpec"]
 
@@ -15,6 +15,8 @@ class CaiTSpec(ModelSpec):
     """CaiT: patch blocks with optional masks and head mixing, then class blocks with head mixing.
 
     depth, class_depth: the number of patch blocks and of class blocks.
+    spt: True for shifted patch tokenisation in place of a linear patch embedding.
+    lsa: True for locality self-attention: learned temperatures, and −1e-9 on the diagonal of the patch blocks' scores.
     """
 
     family: ClassVar[str] = "cait"
@@ -25,6 +27,8 @@ class CaiTSpec(ModelSpec):
     heads: int
     head_dim: int
     mlp_dim: int
+    spt: bool = False
+    lsa: bool = False
 
     def __post_init__(self) -> None:
         ModelSpec.__post_init__(self)
@@ -39,6 +43,7 @@ class CaiTSpec(ModelSpec):
             "mlp_dim",
         )
         require_tiling(self.image_size, self.patch_size)
+        require_no_mask_with(self, "spt", "lsa")
 
     @property
     def grid(self) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gmmvit_deploy.families.family import Family, LastBlock
 from gmmvit_deploy.families.pit.presets import PRESETS
-from gmmvit_deploy.families.pit.released import RELEASED
+from gmmvit_deploy.families.pit.released import RELEASED, SPT_LSA
 from gmmvit_deploy.families.pit.spec import PiTSpec
 from gmmvit_deploy.specs import MaskSpec
 
@@ -36,6 +38,10 @@ def _small(mask: MaskSpec) -> PiTSpec:
     )
 
 
+def _variants() -> Mapping[str, PiTSpec]:
+    return {"spt-lsa": replace(_small(MaskSpec()), spt=True, lsa=True)}
+
+
 def _blocks(spec: PiTSpec) -> tuple[str, ...]:
     names = ["patch_embedding"]
     for stage, depth in enumerate(spec.depths):
@@ -55,10 +61,11 @@ PIT = Family(
     name="pit",
     spec=PiTSpec,
     build=_build,
-    sources=(RELEASED,),
+    sources=(RELEASED, SPT_LSA),
     presets=PRESETS,
     mask_kinds=("plain", "gmm", "elm"),
     small=_small,
+    variants=_variants,
     blocks=_blocks,
     last_block=_last_block,
     default_resize="stretch-bilinear",

@@ -5,6 +5,9 @@ stage:    ViT blocks; the mask multiplies only the scores between patches, not t
 pooling:  patches:      3×3 depthwise convolution of stride 2 that doubles the channels, then a 1×1 convolution
           class token:  linear layer that doubles the channels
 logits = head(norm(class token))
+
+SPT replaces the patch convolution, and the convolutions of the pooling (`layers.shifted_patches`). LSA replaces the
+steps on the scores (`scores.locality`), also in the row and column of the class token.
 """
 
 from __future__ import annotations
@@ -20,8 +23,10 @@ from gmmvit_deploy.families.pit.spec import PiTSpec
 from gmmvit_deploy.layers.blocks import Block, layer_norm
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.layers.roles import with_role
+from gmmvit_deploy.layers.shifted_patches import ShiftedMerging, ShiftedPatches
 from gmmvit_deploy.precision import Role
-from gmmvit_deploy.scores.attention import scaled_scores
+from gmmvit_deploy.scores.attention import AttentionScores, scaled_scores
+from gmmvit_deploy.scores.locality import locality_scores
 from gmmvit_deploy.scores.masks import PrefixMask, mask_from_spec
 
 __all__ = ["PiT"]
@@ -47,6 +52,18 @@ class Pooling(nn.Module):
         return torch.cat([self.class_token(token), pooled], dim=1)
 
 
+class ShiftedPooling(nn.Module):
+    """Merge 2×2 patches with shifted patch tokenisation, and double the class token's width with a linear layer."""
+
+    def __init__(self, grid: int, dim: int) -> None:
+        super().__init__()
+        self.merge = ShiftedMerging(grid, dim)
+        self.class_token = with_role(nn.Linear(dim, 2 * dim), "projection")
+
+    def forward(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch m twice"]:
+        return torch.cat([self.class_token(x[:, :1]), self.merge(x[:, 1:])], dim=1)
+
+
 class PiT(Model):
     """Pooling-based vision transformer (PiT), plain or masked.
 
@@ -60,34 +77,38 @@ class PiT(Model):
     def __init__(self, spec: PiTSpec) -> None:
         super().__init__()
         self.spec = spec
-        self.patch_embedding = with_role(
-            nn.Conv2d(spec.channels, spec.dim, spec.patch_size, stride=spec.patch_size), "embedding"
-        )
+        self.patch_embedding: nn.Module
+        if spec.spt:
+            self.patch_embedding = ShiftedPatches(spec.patch_size, spec.dim, channels=spec.channels)
+        else:
+            convolution = nn.Conv2d(spec.channels, spec.dim, spec.patch_size, stride=spec.patch_size)
+            self.patch_embedding = with_role(convolution, "embedding")
         self.class_token = nn.Parameter(torch.randn(1, 1, spec.dim))
         self.position_embedding = nn.Parameter(0.02 * torch.randn(1, spec.grids[0] ** 2 + 1, spec.dim))
         self.stages = nn.ModuleList(
             nn.Sequential(*(self._block(spec, stage) for _ in range(depth))) for stage, depth in enumerate(spec.depths)
         )
+        pooling = ShiftedPooling if spec.spt else Pooling
         self.poolings = nn.ModuleList(
-            Pooling(grid, dim) for grid, dim in zip(spec.grids[:-1], spec.dims[:-1], strict=True)
+            pooling(grid, dim) for grid, dim in zip(spec.grids[:-1], spec.dims[:-1], strict=True)
         )
         self.head_norm = layer_norm(spec.dims[-1])
         self.head = with_role(nn.Linear(spec.dims[-1], spec.classes), "head")
 
     @staticmethod
     def _block(spec: PiTSpec, stage: int) -> Block:
-        patches = mask_from_spec(spec.mask, heads=spec.heads[stage], grid=spec.grids[stage])
-        mask = None if patches is None else PrefixMask(patches)
         return Block(
             dim=spec.dims[stage],
             heads=spec.heads[stage],
             head_dim=spec.head_dim,
             mlp_dim=spec.mlp_dims[stage],
-            scores=scaled_scores(spec.head_dim**-0.5, mask=mask),
+            scores=_scores(spec, stage),
         )
 
     def forward(self, images: Float[Tensor, "batch channels side side"]) -> Float[Tensor, "batch classes"]:
-        x = self.patch_embedding(images).flatten(2).transpose(1, 2)
+        x = self.patch_embedding(images)
+        if not self.spec.spt:
+            x = x.flatten(2).transpose(1, 2)
         x = torch.cat([self.class_token.expand(x.shape[0], -1, -1), x], dim=1) + self.position_embedding
         for index, stage in enumerate(self.stages):
             x = stage(x)
@@ -95,3 +116,11 @@ class PiT(Model):
                 x = self.poolings[index](x)
         logits: Tensor = self.head(self.head_norm(x[:, 0]))
         return logits
+
+
+def _scores(spec: PiTSpec, stage: int) -> AttentionScores:
+    heads, grid = spec.heads[stage], spec.grids[stage]
+    if spec.lsa:
+        return locality_scores(heads=heads, head_dim=spec.head_dim, tokens=grid**2 + 1)
+    patches = mask_from_spec(spec.mask, heads=heads, grid=grid)
+    return scaled_scores(spec.head_dim**-0.5, mask=None if patches is None else PrefixMask(patches))

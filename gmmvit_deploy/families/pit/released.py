@@ -7,6 +7,12 @@ layers.{0,2,4}.layers.{i}.{0,1}   blocks with the tensor names of a ViT
 layers.{0,2,4}.mask               a second copy of the base mask, which the network never reads
 layers.{1,3}                      downsample.net.{0,1} (depthwise and 1×1 convolution), cls_ff
 mlp_head.{0,1}                    LayerNorm, linear
+
+Checkpoints of the released code of SPT and LSA ("Vision Transformer for Small-Size Datasets") have the same names, and
+
+to_patch_embedding.merging.{1,2}             with SPT: LayerNorm and linear layer, in place of to_patch_embedding.0
+layers.{1,3}                                 with SPT: merging.{1,2} for the patches, class_linear for the class token
+layers.{0,2,4}.layers.{i}.0.fn.scale         with LSA: the temperature of each head
 """
 
 from __future__ import annotations
@@ -25,22 +31,41 @@ from gmmvit_deploy.sources.shapes import (
     mask_heads,
     preset_of,
 )
+from gmmvit_deploy.sources.spt_lsa import (
+    has_shifted,
+    shifted_names,
+    shifted_patch,
+    spt_lsa_source,
+    temperature_heads,
+)
 
-__all__ = ["RELEASED"]
+__all__ = ["RELEASED", "SPT_LSA"]
 
 _BOTH = ("weight", "bias")
+_BLOCKS = r"layers\.0\.layers\.0\."
+_SHIFTED = "to_patch_embedding.merging"
+_TEMPERATURE = r"layers\.\d+\.layers\.\d+\.0\.fn\.scale$"
 
 
 def released_names(spec: PiTSpec) -> dict[str, str]:
     """Return a dict from name in the model to name in the released file, for every tensor of the trained model."""
-    pairs = {"patch_embedding": "to_patch_embedding.0", "head_norm": "mlp_head.0", "head": "mlp_head.1"}
+    pairs = {"head_norm": "mlp_head.0", "head": "mlp_head.1"}
     names = {"position_embedding": "pos_embedding", "class_token": "cls_token"}
+    if spec.spt:
+        names |= shifted_names("patch_embedding", _SHIFTED)
+    else:
+        pairs["patch_embedding"] = "to_patch_embedding.0"
     for s, depth in enumerate(spec.depths):
         projects = not (spec.heads[s] == 1 and spec.head_dim == spec.dims[s])
         for i in range(depth):
             ours, theirs = f"stages.{s}.{i}", f"layers.{2 * s}.layers.{i}"
             names |= block_names(ours, theirs, mask=spec.mask, mask_at="mask.patches", projects=projects)
-        if s < len(spec.depths) - 1:
+            if spec.lsa:
+                names[f"{ours}.attention.scores.before.temperature.temperature"] = f"{theirs}.0.fn.scale"
+        if s < len(spec.depths) - 1 and spec.spt:
+            pairs[f"poolings.{s}.class_token"] = f"layers.{2 * s + 1}.class_linear"
+            names |= shifted_names(f"poolings.{s}.merge.patches", f"layers.{2 * s + 1}.merging")
+        elif s < len(spec.depths) - 1:
             pairs |= {
                 f"poolings.{s}.depthwise": f"layers.{2 * s + 1}.downsample.net.0",
                 f"poolings.{s}.pointwise": f"layers.{2 * s + 1}.downsample.net.1",
@@ -76,7 +101,10 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> PiTSpec:
     needed but not given, or when a hint contradicts the file.
     """
     source = shapes.source
-    dim, patch_size, channels = shapes.convolution_patch("to_patch_embedding.0.weight")
+    spt = has_shifted(shapes, _SHIFTED)
+    dim, patch_size, channels = (
+        shifted_patch(shapes, _SHIFTED) if spt else shapes.convolution_patch("to_patch_embedding.0.weight")
+    )
     grid = shapes.grid(shapes.of("pos_embedding", rank=3)[1] - 1, where="pos_embedding without the class token")
     stages = (shapes.count(r"layers\.(\d+)\.layers\.") + 1) // 2
     prefixes = [f"layers.{2 * s}.layers.0.0.fn.mask" for s in range(stages)]
@@ -86,11 +114,16 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> PiTSpec:
     classes = shapes.of("mlp_head.1.weight", rank=2)[0]
     preset = preset_of(hints, PRESETS, classes=classes, image_size=grid * patch_size, mask=mask)
     single = "layers.0.layers.0.0.fn.to_out.0.weight" not in shapes and widths[0] == dim
+    temperatures = temperature_heads(
+        shapes, [f"layers.{2 * s}.layers.0.0.fn.scale" for s in range(stages)], pattern=_TEMPERATURE
+    )
     head_dim = widths[0] // infer_heads(
         source,
         width=widths[0],
-        known=1 if single else _first_heads(widths, spoken),
-        evidence="the first stage has no output projection, so the number of heads is"
+        known=temperatures[0] if temperatures else 1 if single else _first_heads(widths, spoken),
+        evidence="the number of temperatures in the first stage of the file is"
+        if temperatures
+        else "the first stage has no output projection, so the number of heads is"
         if single
         else "the number of heads in the first masks of the file is",
         hints=hints,
@@ -116,12 +149,20 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> PiTSpec:
         mlp_dims=tuple(shapes.of(f"layers.{2 * s}.layers.0.1.fn.net.0.weight", rank=2)[0] for s in range(stages)),
         mask=mask,
         channels=channels,
+        spt=spt,
+        lsa=temperatures is not None,
     )
 
 
 RELEASED = released_source(
-    signature=(r"layers\.0\.layers\.0\.",),
+    signature=(_BLOCKS,),
     spec=infer_spec,
     names=released_names,
     known_unused=known_unused,
+)
+SPT_LSA = spt_lsa_source(
+    signature=(_BLOCKS,),
+    either=(r"to_patch_embedding\.merging\.", _TEMPERATURE),
+    spec=infer_spec,
+    names=released_names,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gmmvit_deploy.specs import ModelSpec, require_counts, require_stages, require_tiling
+from gmmvit_deploy.specs import ModelSpec, require, require_counts, require_no_mask_with, require_stages, require_tiling
 
 __all__ = ["PiTSpec"]
 
@@ -17,6 +17,8 @@ class PiTSpec(ModelSpec):
     Between two stages, a strided convolution halves the grid of the patches and doubles the width.
     dim: the width of the first stage.  head_dim: the head dim, equal in all stages.
     depths, heads, mlp_dims: the number of blocks, the number of heads and the mlp width of each stage.
+    spt: True for shifted patch tokenisation in place of the patch convolution and of the convolutions between stages.
+    lsa: True for locality self-attention: learned temperatures, and no token attends to itself.
     """
 
     family: ClassVar[str] = "pit"
@@ -26,12 +28,17 @@ class PiTSpec(ModelSpec):
     heads: tuple[int, ...]
     head_dim: int
     mlp_dims: tuple[int, ...]
+    spt: bool = False
+    lsa: bool = False
 
     def __post_init__(self) -> None:
         ModelSpec.__post_init__(self)
         require_counts(self, "patch_size", "dim", "depths", "heads", "head_dim", "mlp_dims")
         require_tiling(self.image_size, self.patch_size)
         require_stages(self.depths, self.heads, self.mlp_dims)
+        require_no_mask_with(self, "spt", "lsa")
+        for grid in self.grids[:-1] if self.spt else ():
+            require(grid % 2 == 0, f"spt: expected grids that patches of 2×2 tokens tile, got {grid}×{grid} tokens")
 
     @property
     def grids(self) -> tuple[int, ...]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gmmvit_deploy.families.family import Family, OwnPass, Windows
 from gmmvit_deploy.families.swin.presets import PRESETS
-from gmmvit_deploy.families.swin.released import RELEASED
+from gmmvit_deploy.families.swin.released import RELEASED, SPT_LSA
 from gmmvit_deploy.families.swin.spec import SwinSpec
 from gmmvit_deploy.specs import MaskSpec
 
@@ -43,6 +44,10 @@ def _small(mask: MaskSpec) -> SwinSpec:
     )
 
 
+def _variants() -> Mapping[str, SwinSpec]:
+    return {"spt-lsa": replace(_small(MaskSpec()), depths=(2, 2), spt=True, lsa=True)}
+
+
 def _blocks(spec: SwinSpec) -> tuple[str, ...]:
     names = ["patch_embedding"]
     for stage, depth in enumerate(spec.depths):
@@ -66,10 +71,11 @@ SWIN = Family(
     name="swin",
     spec=SwinSpec,
     build=_build,
-    sources=(RELEASED,),
+    sources=(RELEASED, SPT_LSA),
     presets=PRESETS,
     mask_kinds=("plain", "gmm"),
     small=_small,
+    variants=_variants,
     blocks=_blocks,
     windows=_windows,
     engine_passes=_engine_passes,

@@ -7,6 +7,9 @@ logits = head(mean over tokens of norm(x))
 
 M is the Gaussian mixture mask of a window, d is the head dim, and D is the width of the stage. The shift mask is −100
 for two tokens that are in the same window only because of the shift, otherwise 0.
+
+SPT replaces the patch convolution and its norm, and the norm and projection between stages (`layers.shifted_patches`).
+LSA replaces d^(−1/2) by a learned temperature of each head, and masks the diagonal of the scores after the biases.
 """
 
 from __future__ import annotations
@@ -23,9 +26,11 @@ from gmmvit_deploy.layers.attention import MaskedAttention
 from gmmvit_deploy.layers.blocks import Mlp, layer_norm
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.layers.roles import with_role
+from gmmvit_deploy.layers.shifted_patches import ShiftedMerging, ShiftedPatches
 from gmmvit_deploy.precision import Role
-from gmmvit_deploy.scores.attention import scaled_scores
+from gmmvit_deploy.scores.attention import AttentionScores, scaled_scores
 from gmmvit_deploy.scores.biases import WindowBias, relative_position_index, shift_mask
+from gmmvit_deploy.scores.locality import locality_scores
 from gmmvit_deploy.scores.masks import mask_from_spec
 
 __all__ = ["Swin", "WindowBlock"]
@@ -41,23 +46,25 @@ class WindowBlock(nn.Module):
         self.grid, self.window, self.shift = spec.grids[stage], spec.window, spec.shift(stage, block)
         self.joined = False  # True after `folding.join_windows`, which moves windows into batch or heads
         dim, heads = spec.dims[stage], spec.heads[stage]
-        outside = shift_mask(self.grid, self.window, self.shift) if self.shift else None
-        table = 0.02 * torch.randn((2 * self.window - 1) ** 2, heads)
         self.attention_norm = layer_norm(dim)
         self.attention = MaskedAttention(
             dim=dim,
             heads=heads,
             head_dim=dim // heads,
-            scores=scaled_scores(
-                (dim // heads) ** -0.5,
-                mask=mask_from_spec(spec.mask, heads=heads, grid=self.window),
-                bias=WindowBias(table, relative_position_index(self.window), outside),
-                scales_query=True,
-            ),
+            scores=self._scores(spec, heads=heads, head_dim=dim // heads),
             qkv_bias=True,
         )
         self.mlp_norm = layer_norm(dim)
         self.mlp = Mlp(dim, spec.mlp_dims[stage])
+
+    def _scores(self, spec: SwinSpec, *, heads: int, head_dim: int) -> AttentionScores:
+        outside = shift_mask(self.grid, self.window, self.shift) if self.shift else None
+        table = 0.02 * torch.randn((2 * self.window - 1) ** 2, heads)
+        bias = WindowBias(table, relative_position_index(self.window), outside)
+        if spec.lsa:
+            return locality_scores(heads=heads, head_dim=head_dim, tokens=self.window**2, bias=bias, scales_query=True)
+        mask = mask_from_spec(spec.mask, heads=heads, grid=self.window)
+        return scaled_scores(head_dim**-0.5, mask=mask, bias=bias, scales_query=True)
 
     def forward(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch n dim"]:
         x = x + self._attended(self.attention_norm(x))
@@ -107,7 +114,8 @@ class Stage(nn.Module):
         super().__init__()
         self.blocks = nn.ModuleList(WindowBlock(spec, stage=stage, block=block) for block in range(spec.depths[stage]))
         last = stage == len(spec.depths) - 1
-        self.merge = None if last else PatchMerging(spec.grids[stage], spec.dims[stage])
+        merging = ShiftedMerging if spec.spt else PatchMerging
+        self.merge = None if last else merging(spec.grids[stage], spec.dims[stage])
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
@@ -128,18 +136,23 @@ class Swin(Model):
     def __init__(self, spec: SwinSpec) -> None:
         super().__init__()
         self.spec = spec
-        self.patch_embedding = with_role(
-            nn.Conv2d(spec.channels, spec.dim, spec.patch_size, stride=spec.patch_size), "embedding"
-        )
-        self.patch_norm = layer_norm(spec.dim)
+        self.patch_embedding: nn.Module
+        if spec.spt:
+            self.patch_embedding = ShiftedPatches(spec.patch_size, spec.dim, channels=spec.channels)
+        else:
+            convolution = nn.Conv2d(spec.channels, spec.dim, spec.patch_size, stride=spec.patch_size)
+            self.patch_embedding = with_role(convolution, "embedding")
+        self.patch_norm = None if spec.spt else layer_norm(spec.dim)
         self.position_embedding = nn.Parameter(0.02 * torch.randn(1, spec.grids[0] ** 2, spec.dim))
         self.stages = nn.ModuleList(Stage(spec, stage) for stage in range(len(spec.depths)))
         self.norm = layer_norm(spec.dims[-1])
         self.head = with_role(nn.Linear(spec.dims[-1], spec.classes), "head")
 
     def forward(self, images: Float[Tensor, "batch channels side side"]) -> Float[Tensor, "batch classes"]:
-        x = self.patch_embedding(images).flatten(2).transpose(1, 2)
-        x = self.patch_norm(x) + self.position_embedding
+        x = self.patch_embedding(images)
+        if self.patch_norm is not None:
+            x = self.patch_norm(x.flatten(2).transpose(1, 2))
+        x = x + self.position_embedding
         for stage in self.stages:
             x = stage(x)
         logits: Tensor = self.head(self.norm(x).mean(dim=1))

@@ -8,6 +8,12 @@ layers.{s}.blocks.{b}         norm1, attn.{qkv,proj}, attn.relative_position_{bi
 layers.{s}.downsample         norm, reduction
 norm, head
 mask                          a second copy of the base mask of a window, which the network never reads
+
+Checkpoints of the released code of SPT and LSA ("Vision Transformer for Small-Size Datasets") have the same names, and
+
+patch_embed.merging.{1,2}             with SPT: LayerNorm and linear layer, in place of patch_embed.{proj,norm}
+layers.{s}.downsample.merging.{1,2}   with SPT: LayerNorm and linear layer, in place of norm and reduction
+layers.{s}.blocks.{b}.attn.scale      with LSA: the temperature of each head
 """
 
 from __future__ import annotations
@@ -27,16 +33,30 @@ from gmmvit_deploy.sources.shapes import (
     mask_heads,
     preset_of,
 )
+from gmmvit_deploy.sources.spt_lsa import (
+    has_shifted,
+    shifted_names,
+    shifted_patch,
+    spt_lsa_source,
+    temperature_heads,
+)
 
-__all__ = ["RELEASED"]
+__all__ = ["RELEASED", "SPT_LSA"]
 
 _BOTH = ("weight", "bias")
+_SHIFTED = "patch_embed.merging"
+_TEMPERATURE = r"layers\.\d+\.blocks\.\d+\.attn\.scale$"
+_TABLES = r".*relative_position_bias_table"
 
 
 def released_names(spec: SwinSpec) -> dict[str, str]:
     """Return a dict from name in the model to name in the released file, for every tensor of the trained model."""
-    pairs = {"patch_embedding": "patch_embed.proj", "patch_norm": "patch_embed.norm", "norm": "norm", "head": "head"}
+    pairs = {"norm": "norm", "head": "head"}
     names = {"position_embedding": "absolute_pos_embed"}
+    if spec.spt:
+        names |= shifted_names("patch_embedding", _SHIFTED)
+    else:
+        pairs |= {"patch_embedding": "patch_embed.proj", "patch_norm": "patch_embed.norm"}
     inside = {
         "attention_norm": "norm1",
         "attention.qkv": "attn.qkv",
@@ -55,7 +75,11 @@ def released_names(spec: SwinSpec) -> dict[str, str]:
             if spec.shift(s, b):
                 names[f"{scores}.before.bias.outside"] = f"{theirs}.attn_mask"
             names |= mask_names(spec.mask, f"{scores}.before.mask", f"{theirs}.attn.mask")
-        if s < len(spec.depths) - 1:
+            if spec.lsa:
+                names[f"{scores}.before.temperature.temperature"] = f"{theirs}.attn.scale"
+        if s < len(spec.depths) - 1 and spec.spt:
+            names |= shifted_names(f"stages.{s}.merge.patches", f"layers.{s}.downsample.merging")
+        elif s < len(spec.depths) - 1:
             pairs[f"stages.{s}.merge.norm"] = f"layers.{s}.downsample.norm"
             names[f"stages.{s}.merge.reduce.weight"] = f"layers.{s}.downsample.reduction.weight"
     return names | {f"{a}.{part}": f"{z}.{part}" for a, z in pairs.items() for part in _BOTH}
@@ -73,7 +97,10 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> SwinSpec:
     the file.
     """
     source = shapes.source
-    dim, patch_size, channels = shapes.convolution_patch("patch_embed.proj.weight")
+    spt = has_shifted(shapes, _SHIFTED)
+    dim, patch_size, channels = (
+        shifted_patch(shapes, _SHIFTED) if spt else shapes.convolution_patch("patch_embed.proj.weight")
+    )
     grid = shapes.grid(shapes.of("absolute_pos_embed", rank=3)[1], where="absolute_pos_embed")
     stages = shapes.count(r"layers\.(\d+)\.blocks\.")
     mask, _ = infer_mask(shapes, hints, "layers.0.blocks.0.attn.mask")
@@ -109,13 +136,21 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> SwinSpec:
         mlp_dims=tuple(shapes.of(f"layers.{s}.blocks.0.mlp.fc1.weight", rank=2)[0] for s in range(stages)),
         mask=mask,
         channels=channels,
+        spt=spt,
+        lsa=temperature_heads(shapes, ["layers.0.blocks.0.attn.scale"], pattern=_TEMPERATURE) is not None,
     )
 
 
 RELEASED = released_source(
-    signature=(r"patch_embed\.proj\.weight$", r".*relative_position_bias_table"),
+    signature=(r"patch_embed\.proj\.weight$", _TABLES),
     absent=(r"head\.fc\.",),  # timm's name of the head; other names of timm's Swin are the same
     spec=infer_spec,
     names=released_names,
     known_unused=known_unused,
+)
+SPT_LSA = spt_lsa_source(
+    signature=(r"patch_embed\.(proj\.weight$|merging\.)", _TABLES),
+    either=(r"patch_embed\.merging\.", _TEMPERATURE),
+    spec=infer_spec,
+    names=released_names,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gmmvit_deploy.specs import ModelSpec, require, require_counts, require_stages, require_tiling
+from gmmvit_deploy.specs import ModelSpec, require, require_counts, require_no_mask_with, require_stages, require_tiling
 
 __all__ = ["SwinSpec"]
 
@@ -17,6 +17,8 @@ class SwinSpec(ModelSpec):
     patch_size: the side of a patch in pixels.  window: the number of tokens along a side of a window.
     dim: the width of the first stage; the width doubles from stage to stage.
     depths, heads, mlp_dims: the number of blocks, the number of heads and the mlp width of each stage.
+    spt: True for shifted patch tokenisation in place of the patch convolution, its norm, and the patch merging.
+    lsa: True for locality self-attention: learned temperatures, and no token attends to itself.
     """
 
     family: ClassVar[str] = "swin"
@@ -26,6 +28,8 @@ class SwinSpec(ModelSpec):
     heads: tuple[int, ...]
     window: int
     mlp_dims: tuple[int, ...]
+    spt: bool = False
+    lsa: bool = False
 
     def __post_init__(self) -> None:
         ModelSpec.__post_init__(self)
@@ -33,6 +37,10 @@ class SwinSpec(ModelSpec):
         require_tiling(self.image_size, self.patch_size)
         require_stages(self.depths, self.heads, self.mlp_dims)
         require(self.mask.kind != "elm", "a Swin supports no element-wise mask (ELM); expected plain or gmm")
+        require_no_mask_with(self, "spt", "lsa")
+        require(
+            not self.lsa or self.window > 1, "lsa: expected windows of at least 2×2 tokens: no token attends to itself"
+        )
         for stage, heads in enumerate(self.heads):
             grid, dim = self.grids[stage], self.dims[stage]
             require(dim % heads == 0, f"stage {stage}: the width {dim} is not a multiple of {heads} heads")

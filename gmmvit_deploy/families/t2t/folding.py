@@ -51,7 +51,7 @@ def unfold_as_convolution(model: nn.Module) -> tuple[str, ...]:
     for step, unfold in enumerate(model.unfolds):
         if not isinstance(unfold, Unfold):
             continue
-        channels = model.spec.channels if step == 0 else model.spec.token_dim
+        channels = model.spec.views if step == 0 else model.spec.token_dim
         replacement = UnfoldConvolution(channels)
         lattice = torch.randn(2, channels, 8, 8, generator=torch.Generator().manual_seed(step))
         if not replacement(lattice).equal(unfold(lattice)):
@@ -65,6 +65,8 @@ def unfold_as_convolution(model: nn.Module) -> tuple[str, ...]:
 
 def drop_unused(model: nn.Module) -> tuple[str, ...]:
     """Remove the class token and the norm that the training code stores but the network never reads.
+
+    The T2T of the released code of SPT and LSA reads its class token, which stays.
 
     Ensures: every remaining parameter of the model is read in the forward pass.
     Returns the names of the removed parameters.

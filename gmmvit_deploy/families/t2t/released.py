@@ -11,6 +11,12 @@ cls_token                            a class token that the network never reads
 blocks.{i}                           norm1, attn.{qkv,proj,mask}, norm2, mlp.{fc1,fc2}
 norm, head
 mask                                 a second copy of the base mask, which the network never reads
+
+Checkpoints of the released code of SPT and LSA ("Vision Transformer for Small-Size Datasets") have the same names, and
+
+pos_embed, cls_token                 the network reads the class token, which also has a position
+tokens_to_token.attention1           with SPT: five times as many inputs, for the image and four shifted copies
+{attention1,2 and blocks.{i}}.attn.scale    with LSA: the temperature of each head
 """
 
 from __future__ import annotations
@@ -24,16 +30,21 @@ from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.sources.released import mask_names, released_source
 from gmmvit_deploy.sources.shapes import (
     Shapes,
+    exact_root,
     infer_heads,
     infer_mask,
     preset_of,
 )
+from gmmvit_deploy.sources.spt_lsa import spt_lsa_source, temperature_heads
 from gmmvit_deploy.specs import CHANNELS
 
-__all__ = ["RELEASED"]
+__all__ = ["RELEASED", "SPT_LSA"]
 
 _BOTH = ("weight", "bias")
 _TOKENS = "tokens_to_token"
+_FIRST = r"tokens_to_token\.attention1\."
+_TEMPERATURE = r"(tokens_to_token\.attention|blocks\.)\d+\.attn\.scale$"
+_VIEWS = 5  # the image and four shifted copies
 
 
 def released_names(spec: T2TSpec) -> dict[str, str]:
@@ -41,7 +52,7 @@ def released_names(spec: T2TSpec) -> dict[str, str]:
     pairs = {"project": f"{_TOKENS}.project", "norm": "norm", "head": "head"}
     names = {
         "position_embedding": "pos_embed",
-        "unused.class_token": "cls_token",
+        "class_token" if spec.class_token else "unused.class_token": "cls_token",
         "unused.token_norm_weight": f"{_TOKENS}.norm.weight",
         "unused.token_norm_bias": f"{_TOKENS}.norm.bias",
     }
@@ -53,6 +64,8 @@ def released_names(spec: T2TSpec) -> dict[str, str]:
         pairs[f"{ours}{attention}.out"] = f"{theirs}.attn.proj"
         names[f"{ours}{attention}.qkv.weight"] = f"{theirs}.attn.qkv.weight"
         names |= mask_names(spec.mask, f"{ours}{attention}.scores.before.mask", f"{theirs}.attn.mask")
+        if spec.lsa:
+            names[f"{ours}{attention}.scores.before.temperature.temperature"] = f"{theirs}.attn.scale"
     return names | {f"{a}.{part}": f"{z}.{part}" for a, z in pairs.items() for part in _BOTH}
 
 
@@ -64,19 +77,34 @@ def known_unused(spec: T2TSpec) -> dict[str, str]:
     return unused
 
 
-def _channels(shapes: Shapes) -> int:
-    """Return the number c of image channels, from the input width 9·c of the first token transformer.
+def _channels(shapes: Shapes) -> tuple[int, bool]:
+    """Return (c, SPT): the number c of image channels, and whether the network reads shifted copies of the image.
 
-    Errors: CheckpointError when the input width is not 9 times a supported number of channels.
+    The input width of the first token transformer is 9·c, or 45·c with shifted copies. No supported c fits both.
+    Errors: CheckpointError when the input width is neither for a supported number of channels.
     """
     name = f"{_TOKENS}.attention1.attn.qkv.weight"
     values = shapes.of(name, rank=2)[1]
+    if values % (9 * _VIEWS) == 0 and values // (9 * _VIEWS) in CHANNELS:
+        return values // (9 * _VIEWS), True
     if values % 9 or values // 9 not in CHANNELS:
         raise CheckpointError(
-            f"{shapes.source}: {name} has input width {values}; expected 9·c for images with c channels, "
-            f"c = {', '.join(map(str, CHANNELS[:-1]))} or {CHANNELS[-1]}"
+            f"{shapes.source}: {name} has input width {values}; expected 9·c, or 45·c with shifted copies (SPT), for "
+            f"images with c channels, c = {', '.join(map(str, CHANNELS[:-1]))} or {CHANNELS[-1]}"
         )
-    return values // 9
+    return values // 9, False
+
+
+def _grid(shapes: Shapes) -> tuple[int, bool]:
+    """Return (side of the grid of tokens, whether the network reads a class token).
+
+    A network that reads its class token has a position for the class token.
+    Errors: CheckpointError when the number of positions is neither a square number nor a square number plus 1.
+    """
+    positions = shapes.of("pos_embed", rank=3)[1]
+    if exact_root(positions) is None and exact_root(positions - 1) is not None:
+        return shapes.grid(positions - 1, where="pos_embed without the class token"), True
+    return shapes.grid(positions, where="pos_embed"), False
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> T2TSpec:
@@ -86,10 +114,11 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> T2TSpec:
     needed but not given, or when a hint contradicts the file.
     """
     source = shapes.source
-    grid = shapes.grid(shapes.of("pos_embed", rank=3)[1], where="pos_embed")
+    grid, class_token = _grid(shapes)
     token_layers = shapes.count(rf"{_TOKENS}\.attention(\d+)\.") - 1
     image_size = grid << (token_layers + 1)
-    channels = _channels(shapes)
+    channels, spt = _channels(shapes)
+    temperatures = temperature_heads(shapes, ["blocks.0.attn.scale"], pattern=_TEMPERATURE)
     mask, mask_heads = infer_mask(shapes, hints, "blocks.0.attn.mask")
     inner_dim = shapes.of("blocks.0.attn.qkv.weight", rank=2)[0] // 3
     classes = shapes.of("head.weight", rank=2)[0]
@@ -97,8 +126,10 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> T2TSpec:
     heads = infer_heads(
         source,
         width=inner_dim,
-        known=mask_heads,
-        evidence="the number of heads in the masks of the file is",
+        known=temperatures[0] if temperatures else mask_heads,
+        evidence="the number of temperatures in the file is"
+        if temperatures
+        else "the number of heads in the masks of the file is",
         hints=hints,
         preset_heads=preset.heads if preset else None,
     )
@@ -117,12 +148,16 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> T2TSpec:
         token_mlp_dim=shapes.of(f"{_TOKENS}.attention1.mlp.fc1.weight", rank=2)[0],
         mask=mask,
         channels=channels,
+        class_token=class_token,
+        spt=spt,
+        lsa=temperatures is not None,
     )
 
 
 RELEASED = released_source(
-    signature=(r"tokens_to_token\.attention1\.",),
+    signature=(_FIRST,),
     spec=infer_spec,
     names=released_names,
     known_unused=known_unused,
 )
+SPT_LSA = spt_lsa_source(signature=(_FIRST,), either=(_TEMPERATURE,), spec=infer_spec, names=released_names)

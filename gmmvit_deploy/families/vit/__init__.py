@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gmmvit_deploy.families.family import Family, LastBlock
 from gmmvit_deploy.families.vit.presets import PRESETS
-from gmmvit_deploy.families.vit.released import RELEASED
+from gmmvit_deploy.families.vit.released import RELEASED, SPT_LSA
 from gmmvit_deploy.families.vit.spec import ViTSpec
 from gmmvit_deploy.specs import MaskSpec
 
@@ -37,6 +39,10 @@ def _small(mask: MaskSpec) -> ViTSpec:
     )
 
 
+def _variants() -> Mapping[str, ViTSpec]:
+    return {"spt-lsa": replace(_small(MaskSpec()), spt=True, lsa=True)}
+
+
 def _blocks(spec: ViTSpec) -> tuple[str, ...]:
     return ("patch_embedding", *(f"blocks.{block}" for block in range(spec.depth)))
 
@@ -49,10 +55,11 @@ VIT = Family(
     name="vit",
     spec=ViTSpec,
     build=_build,
-    sources=(RELEASED,),
+    sources=(RELEASED, SPT_LSA),
     presets=PRESETS,
     mask_kinds=("plain", "gmm", "elm"),
     small=_small,
+    variants=_variants,
     blocks=_blocks,
     last_block=_last_block,
     default_resize="stretch-bilinear",

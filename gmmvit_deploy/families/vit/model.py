@@ -1,9 +1,11 @@
-"""ViT: vision transformer, plain (without masks) or masked.
+"""ViT: vision transformer: plain (without masks), masked, or with shifted patches (SPT) and local attention (LSA).
 
 x = patches(image)·W + b  [class token first]  + position
 x = x + attention(norm(x));  x = x + mlp(norm(x))          depth times, pre-norm
 logits = head(norm(mean of the tokens))                    without a class token (masked models)
 logits = head(norm(class token))                           with a class token (plain models of the paper authors' code)
+
+SPT replaces the patch embedding (`layers.shifted_patches`), and LSA the steps on the scores (`scores.locality`).
 """
 
 from __future__ import annotations
@@ -19,8 +21,10 @@ from gmmvit_deploy.families.vit.spec import ViTSpec
 from gmmvit_deploy.layers.blocks import Block, PatchEmbedding, layer_norm
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.layers.roles import with_role
+from gmmvit_deploy.layers.shifted_patches import ShiftedPatches
 from gmmvit_deploy.precision import Role
-from gmmvit_deploy.scores.attention import scaled_scores
+from gmmvit_deploy.scores.attention import AttentionScores, scaled_scores
+from gmmvit_deploy.scores.locality import locality_scores
 from gmmvit_deploy.scores.masks import mask_from_spec
 
 __all__ = ["ViT"]
@@ -39,7 +43,8 @@ class ViT(Model):
     def __init__(self, spec: ViTSpec) -> None:
         super().__init__()
         self.spec = spec
-        self.patch_embedding = PatchEmbedding(spec.patch_size, spec.dim, channels=spec.channels)
+        embedding = ShiftedPatches if spec.spt else PatchEmbedding
+        self.patch_embedding = embedding(spec.patch_size, spec.dim, channels=spec.channels)
         self.class_token = nn.Parameter(torch.randn(1, 1, spec.dim)) if spec.class_token else None
         self.position_embedding = nn.Parameter(0.02 * torch.randn(1, spec.tokens, spec.dim))
         self.blocks = nn.ModuleList(
@@ -48,9 +53,7 @@ class ViT(Model):
                 heads=spec.heads,
                 head_dim=spec.head_dim,
                 mlp_dim=spec.mlp_dim,
-                scores=scaled_scores(
-                    spec.head_dim**-0.5, mask=mask_from_spec(spec.mask, heads=spec.heads, grid=spec.grid)
-                ),
+                scores=_scores(spec),
             )
             for _ in range(spec.depth)
         )
@@ -67,3 +70,9 @@ class ViT(Model):
         pooled = x[:, 0] if self.class_token is not None else x.mean(dim=1)
         logits: Tensor = self.head(self.head_norm(pooled))
         return logits
+
+
+def _scores(spec: ViTSpec) -> AttentionScores:
+    if spec.lsa:
+        return locality_scores(heads=spec.heads, head_dim=spec.head_dim, tokens=spec.tokens)
+    return scaled_scores(spec.head_dim**-0.5, mask=mask_from_spec(spec.mask, heads=spec.heads, grid=spec.grid))

@@ -8,6 +8,11 @@ transformer.layers.{i}.0      norm, fn.to_qkv, fn.to_out.0, fn.mask.{alpha,sigma
 transformer.layers.{i}.1      norm, fn.net.0, fn.net.3
 mlp_head.0, mlp_head.1        LayerNorm, linear
 mask                          a second copy of the base mask, which the network never reads
+
+Checkpoints of the released code of SPT and LSA ("Vision Transformer for Small-Size Datasets") have the same names, and
+
+to_patch_embedding.merging.{1,2}     with SPT: LayerNorm and linear layer, in place of to_patch_embedding.1
+transformer.layers.{i}.0.fn.scale    with LSA: the temperature of each head
 """
 
 from __future__ import annotations
@@ -25,29 +30,36 @@ from gmmvit_deploy.sources.shapes import (
     infer_mask,
     preset_of,
 )
+from gmmvit_deploy.sources.spt_lsa import has_shifted, shifted_names, shifted_patch, spt_lsa_source, temperature_heads
 
-__all__ = ["RELEASED"]
+__all__ = ["RELEASED", "SPT_LSA"]
 
 _LAYERS = "transformer.layers"
 _FIRST = f"{_LAYERS}.0.0.fn"
+_TEMPERATURE = r"transformer\.layers\.\d+\.0\.fn\.scale$"
+_LINEAR, _SHIFTED = "to_patch_embedding.1", "to_patch_embedding.merging"
 
 
 def released_names(spec: ViTSpec) -> dict[str, str]:
     """Return a dict from name in the model to name in the released file, for every tensor of the trained model."""
     names = {
-        "patch_embedding.project.weight": "to_patch_embedding.1.weight",
-        "patch_embedding.project.bias": "to_patch_embedding.1.bias",
         "position_embedding": "pos_embedding",
         "head_norm.weight": "mlp_head.0.weight",
         "head_norm.bias": "mlp_head.0.bias",
         "head.weight": "mlp_head.1.weight",
         "head.bias": "mlp_head.1.bias",
     }
+    if spec.spt:
+        names |= shifted_names("patch_embedding", _SHIFTED)
+    else:
+        names |= {f"patch_embedding.project.{part}": f"{_LINEAR}.{part}" for part in ("weight", "bias")}
     if spec.class_token:
         names |= {"class_token": "cls_token"}
     projects = not (spec.heads == 1 and spec.head_dim == spec.dim)
     for i in range(spec.depth):
         names |= block_names(f"blocks.{i}", f"{_LAYERS}.{i}", mask=spec.mask, projects=projects)
+        if spec.lsa:
+            names[f"blocks.{i}.attention.scores.before.temperature.temperature"] = f"{_LAYERS}.{i}.0.fn.scale"
     return names
 
 
@@ -63,8 +75,13 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> ViTSpec:
     needed but not given, or when a hint contradicts the file.
     """
     source = shapes.source
-    dim = shapes.of("to_patch_embedding.1.weight", rank=2)[0]
-    patch_size, channels = shapes.linear_patch("to_patch_embedding.1.weight")
+    spt = has_shifted(shapes, _SHIFTED)
+    if spt:
+        dim, patch_size, channels = shifted_patch(shapes, _SHIFTED)
+    else:
+        dim = shapes.of(f"{_LINEAR}.weight", rank=2)[0]
+        patch_size, channels = shapes.linear_patch(f"{_LINEAR}.weight")
+    temperatures = temperature_heads(shapes, [f"{_FIRST}.scale"], pattern=_TEMPERATURE)
     class_token = "cls_token" in shapes
     positions = shapes.of("pos_embedding", rank=3)[1] - int(class_token)
     grid = shapes.grid(positions, where="pos_embedding without the class token" if class_token else "pos_embedding")
@@ -81,8 +98,10 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> ViTSpec:
     heads = infer_heads(
         source,
         width=inner_dim,
-        known=mask_heads or (1 if single else None),
-        evidence="the number of heads in the masks of the file is"
+        known=temperatures[0] if temperatures else mask_heads or (1 if single else None),
+        evidence="the number of temperatures in the file is"
+        if temperatures
+        else "the number of heads in the masks of the file is"
         if mask_heads
         else "the file has no output projection, so the number of heads is",
         hints=hints,
@@ -100,6 +119,8 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> ViTSpec:
         head_dim=inner_dim // heads,
         mlp_dim=shapes.of(f"{_LAYERS}.0.1.fn.net.0.weight", rank=2)[0],
         class_token=class_token,
+        spt=spt,
+        lsa=temperatures is not None,
         mask=mask,
         channels=channels,
     )
@@ -110,4 +131,10 @@ RELEASED = released_source(
     spec=infer_spec,
     names=released_names,
     known_unused=known_unused,
+)
+SPT_LSA = spt_lsa_source(
+    signature=(r"to_patch_embedding\.(1\.weight$|merging\.)", r"transformer\.layers\."),
+    either=(r"to_patch_embedding\.merging\.", _TEMPERATURE),
+    spec=infer_spec,
+    names=released_names,
 )

@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gmmvit_deploy.specs import ModelSpec, require, require_counts, require_tiling
+from gmmvit_deploy.specs import ModelSpec, require, require_counts, require_no_mask_with, require_tiling
 
 __all__ = ["ViTSpec"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViTSpec(ModelSpec):
-    """A vision transformer on square images cut into square patches."""
+    """A vision transformer on square images cut into square patches.
+
+    spt: True for shifted patch tokenisation in place of a linear patch embedding.
+    lsa: True for locality self-attention: learned temperatures, and no token attends to itself.
+    """
 
     family: ClassVar[str] = "vit"
     patch_size: int
@@ -22,6 +26,8 @@ class ViTSpec(ModelSpec):
     head_dim: int
     mlp_dim: int
     class_token: bool
+    spt: bool = False
+    lsa: bool = False
 
     def __post_init__(self) -> None:
         ModelSpec.__post_init__(self)
@@ -31,6 +37,8 @@ class ViTSpec(ModelSpec):
             not (self.class_token and self.mask.kind != "plain"),
             "a masked ViT has no class token, because the mask covers only the patch grid",
         )
+        require_no_mask_with(self, "spt", "lsa")
+        require(not self.lsa or self.tokens > 1, "lsa: expected at least 2 tokens, because no token attends to itself")
 
     @property
     def grid(self) -> int:

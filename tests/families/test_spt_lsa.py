@@ -1,0 +1,369 @@
+"""Shifted patches (SPT) and local attention (LSA): the golden files of the released code, folding, and bad files."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.errors import CheckpointError, FoldError, SpecError
+from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.families import FAMILIES, model_from_spec, preset_spec, spec_from_json, spec_to_json
+from gmmvit_deploy.families.cait.folding import drop_remainder
+from gmmvit_deploy.families.counting import trainable_parameters
+from gmmvit_deploy.families.t2t.model import T2T
+from gmmvit_deploy.families.t2t.spec import T2TSpec
+from gmmvit_deploy.folding.fold import SCORE_PASSES, fold, folding_passes
+from gmmvit_deploy.layers.model import Model
+from gmmvit_deploy.layers.shifted_patches import ShiftedPatches, ShiftedViews
+from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.scores.attention import attention_scores
+from gmmvit_deploy.scores.step import Step
+from gmmvit_deploy.sources.hints import LoadHints
+from gmmvit_deploy.specs import MaskSpec
+from tests.conftest import MANIFEST, Golden, golden
+
+NAMES = tuple(name for name, entry in MANIFEST.items() if entry["folder"].name == "spt_lsa")
+WITH_LSA = tuple(name for name in NAMES if name != "spt_swin")
+Tensors = dict[str, Tensor]
+
+
+@pytest.fixture(params=NAMES)
+def case(request: pytest.FixtureRequest) -> Golden:
+    return golden(request.param)
+
+
+def trained(name: str) -> Model:
+    return load_checkpoint(golden(name).path).model
+
+
+def exact(model: Model, images: np.ndarray) -> np.ndarray:
+    with torch.inference_mode():
+        return copy.deepcopy(model).double()(torch.from_numpy(images).double()).numpy()
+
+
+def test_float64_logits_are_those_of_the_released_code(case: Golden) -> None:
+    expected = np.load(case.path.with_suffix(".npz"))["logits64"]
+    np.testing.assert_allclose(exact(trained(case.name), case.inputs), expected, rtol=0, atol=1e-12)
+
+
+def test_spt_and_lsa_are_read_from_the_names_of_the_tensors(case: Golden) -> None:
+    spec: Any = load_checkpoint(case.path).spec
+    assert (spec.spt, spec.lsa) == (case.name != "lsa_vit_img64", case.name != "spt_swin")
+
+
+# ---- folding -------------------------------------------------------------------------------------------------------
+
+
+def test_each_pass_is_exact_in_float64(case: Golden) -> None:
+    """Folding computes constants in float32; here the weights are float64 before the passes that change weights."""
+    model = trained(case.name)
+    constants = SCORE_PASSES[:4]
+    assert constants[-1].__name__ == "fold_biases"
+    folded = fold(model, constants).model.double()
+    before = exact(model, case.inputs)
+    np.testing.assert_array_equal(exact(folded, case.inputs), before)
+    for run in folding_passes(model.spec)[len(constants) :]:
+        run(folded)
+        np.testing.assert_allclose(
+            exact(folded, case.inputs), before, rtol=0, atol=1e-9 * np.abs(before).max(), err_msg=run.__name__
+        )
+
+
+@pytest.mark.parametrize("name", WITH_LSA)
+def test_folded_scores_have_at_most_the_masked_diagonal(name: str) -> None:
+    folded = fold(trained(name))
+    operations = {
+        tuple(step.operation for _, step in scores.steps_before()) for _, scores in attention_scores(folded.model)
+    }
+    expected = {("multiply", "mix"), ("mix",)} if name == "sl_cait" else {("add",)}
+    assert operations == expected
+    assert folded.passes["merge_temperature_into_query"] == tuple(layer for layer, _ in attention_scores(trained(name)))
+
+
+def test_the_biases_of_swin_are_a_single_constant_with_the_diagonal() -> None:
+    folded = fold(trained("sl_swin"))
+    assert folded.passes["merge_biases"] == folded.passes["fold_biases"]
+    shapes = [tuple(bias.constant.shape) for bias in folded.biases]
+    assert shapes == [(2, 16, 16), (16, 2, 16, 16), (3, 16, 16), (4, 3, 16, 16), (4, 16, 16)]
+    for bias in folded.biases:
+        eye = torch.eye(16, dtype=torch.bool).expand(bias.constant.shape)
+        assert bias.constant.isneginf().equal(eye)
+
+
+def test_a_large_remainder_is_not_dropped() -> None:
+    model = trained("sl_cait")
+    folded = fold(model, SCORE_PASSES).model
+    assert len(drop_remainder(copy.deepcopy(folded))) == 3
+    with torch.no_grad():
+        folded.get_submodule("patch_blocks.1.attention.inner").scores.before["mixing"].weight.fill_(100.0)  # type: ignore[union-attr,index,operator]
+    with pytest.raises(FoldError, match=r"patch_blocks\.1\.attention\.inner: without the diagonal of LSA"):
+        drop_remainder(folded)
+
+
+# ---- mistakes in reading, which a reference made from the same reading would repeat --------------------------------
+
+
+def mistaken(model: Model) -> Iterator[tuple[str, Model]]:
+    """Yield (description, model with the mistake in all its attentions) for each mistake of the steps."""
+    names = dict.fromkeys(
+        n for _, scores in attention_scores(model) for _, step in scores.steps() for n, _ in step.mistakes()
+    )
+    for name in names:
+        other = copy.deepcopy(model)
+        for _, scores in attention_scores(other):
+            for step_name, step in list(scores.steps()):
+                changes: dict[str, Step | None] = dict(step.mistakes())
+                if name in changes and changes[name] is not step:
+                    scores.put(step_name, changes[name])
+        yield name, other
+
+
+@pytest.mark.parametrize("name", WITH_LSA)
+def test_golden_logits_catch_each_mistake_in_the_scores(name: str) -> None:
+    case, seen = golden(name), []
+    for mistake, model in mistaken(trained(name)):
+        if mistake == "no position bias and no shift mask" or "shift mask" in mistake:
+            continue
+        distance = np.abs(exact(model, case.inputs) - case.logits).max()
+        assert not distance < 1e-3, mistake
+        seen.append(mistake)
+    assert {
+        "the learned temperature missing",
+        "1/√d in place of the learned temperature",
+        "the scores divided by the learned temperature",
+        "the diagonal not masked",
+    } <= set(seen)
+    assert ("a large negative number on the diagonal in place of 0" in seen) == (name == "sl_cait")
+
+
+@pytest.mark.parametrize("name", ["sl_vit", "spt_swin", "sl_cait"])
+def test_golden_logits_catch_shifts_of_a_single_pixel(name: str) -> None:
+    case, model = golden(name), trained(name)
+    for module in model.modules():
+        if isinstance(module, ShiftedViews):
+            module.shift = 1
+    assert np.abs(exact(model, case.inputs) - case.logits).max() > 1e-3
+
+
+# ---- shifted patches -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("side", [1, 2, 3, 4])
+def test_shifted_patches_are_those_of_the_formula(side: int) -> None:
+    torch.manual_seed(side)
+    channels, size, s = 2, 3 * side, side // 2
+    x = torch.randn(1, channels, size, size)
+
+    def pixel(c: int, i: int, j: int) -> float:
+        return float(x[0, c, i, j]) if 0 <= i < size and 0 <= j < size else 0.0
+
+    shifts = [(0, 0), (-s, -s), (-s, s), (s, -s), (s, s)]
+    rows = [
+        [
+            pixel(c, row + di, column + dj)
+            for row in range(top, top + side)
+            for column in range(left, left + side)
+            for di, dj in shifts
+            for c in range(channels)
+        ]
+        for top in range(0, size, side)
+        for left in range(0, size, side)
+    ]
+    patches = ShiftedPatches(side, 5, channels=channels)
+    with torch.no_grad():
+        for parameter in patches.parameters():
+            parameter.normal_()
+        expected = patches.project(patches.norm(torch.tensor(rows)))
+        torch.testing.assert_close(patches(x)[0], expected)
+
+
+def test_zeros_stand_around_the_normalised_image() -> None:
+    """Pixels of the mean become zeros; a black border would become −mean / std."""
+    views = ShiftedViews(1)(torch.ones(1, 1, 2, 2))
+    assert views[0, 1].tolist() == [[0, 0], [0, 1]]
+    assert views[0, 4].tolist() == [[1, 0], [0, 0]]
+
+
+# ---- the batch of Swin ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["sl_swin", "spt_swin"])
+def test_swin_is_right_at_every_batch(name: str, tensor_bundles: dict[str, Bundle]) -> None:
+    case = golden(name)
+    with OnnxRuntimeRunner(tensor_bundles[name]) as runner:
+        for batch in (1, 2, 3, 8):
+            order = np.arange(batch) % len(case.inputs)
+            logits = runner.run(case.inputs[order])
+            np.testing.assert_allclose(logits, case.logits[order], rtol=0, atol=case.atol)
+
+
+# ---- T2T -----------------------------------------------------------------------------------------------------------
+
+
+def small_t2t(**changes: Any) -> T2TSpec:
+    spec = next(family for family in FAMILIES if family.name == "t2t").variants()["class-token"]
+    assert isinstance(spec, T2TSpec)
+    return replace(spec, **changes)
+
+
+def test_a_single_head_of_t2t_adds_v_in_place_of_the_normed_input() -> None:
+    torch.manual_seed(0)
+    model = T2T(small_t2t(heads=1, head_dim=32)).eval()
+    block, x = model.blocks[0], torch.randn(2, 17, 32)
+    with torch.inference_mode():
+        query, key, value = block.attention.qkv(block.attention_norm(x)).chunk(3, dim=-1)
+        mixed = torch.softmax(query @ key.transpose(1, 2) * 32**-0.5, dim=-1) @ value
+        x1 = x + (block.attention.out(mixed) + value)
+        torch.testing.assert_close(block(x), x1 + block.mlp(block.mlp_norm(x1)))
+
+
+def test_a_plain_t2t_with_a_position_for_its_class_token_reads_the_class_token(tmp_path: Path) -> None:
+    state = tensors_of("sl_t2t")
+    plain = {name: tensor for name, tensor in state.items() if not name.endswith(".scale")}
+    torch.save(plain, tmp_path / "t2t.pth")
+    spec: Any = load_checkpoint(tmp_path / "t2t.pth", LoadHints(heads=4)).spec
+    assert (spec.class_token, spec.spt, spec.lsa, spec.mask.kind) == (True, True, False, "plain")
+    with pytest.raises(CheckpointError, match="does not determine the number of attention heads"):
+        load_checkpoint(tmp_path / "t2t.pth")
+
+
+# ---- presets and specs ---------------------------------------------------------------------------------------------
+
+COUNTS = {
+    "vit": (2_692_426, 2_692_534, 2_729_770, 2_729_878, 2_756_744, 2_906_228),
+    "cait": (9_020_618, 9_020_722, 9_057_962, 9_058_066, 9_084_936, 9_234_416),
+    "pit": (6_972_586, 6_972_646, 8_641_954, 8_642_014, 7_049_192, 8_732_804),
+    "t2t": (6_486_080, 6_486_129, 6_507_032, 6_507_081, 6_659_262, 6_680_264),
+    "swin": (7_073_188, 7_073_278, 8_562_076, 8_562_166, 7_149_794, 8_652_956),
+}
+"""The released code's parameters: plain, LSA, SPT, both; then plain and both for 64×64 pixels and 200 classes."""
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_parameters_of_the_presets(name: str) -> None:
+    variants = [(10, 32, spt, lsa) for spt in (False, True) for lsa in (False, True)]
+    variants += [(200, 64, False, False), (200, 64, True, True)]
+    counts = []
+    with torch.device("meta"):
+        for classes, size, spt, lsa in variants:
+            spec = preset_spec(name, classes=classes, image_size=size, mask=MaskSpec(), spt=spt, lsa=lsa)
+            model = model_from_spec(spec)
+            counts.append(trainable_parameters(model))
+            assert model(torch.empty(2, 3, size, size)).shape == (2, classes)
+    assert tuple(counts) == COUNTS[name]
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if "spt-lsa" in family.variants()], ids=str)
+def test_specs_of_old_bundles_have_neither(family: Any) -> None:
+    written = spec_to_json(family.small(MaskSpec()))
+    older = {name: value for name, value in written.items() if name not in ("spt", "lsa")}
+    assert spec_from_json(older) == family.small(MaskSpec())
+    for kind in set(family.mask_kinds) - {"plain"}:
+        for flag in ("spt", "lsa"):
+            with pytest.raises(SpecError, match=f"{flag.upper()} and a mask|class token"):
+                replace(family.small_specs()[kind], **{flag: True})
+
+
+def test_a_swin_whose_windows_have_a_single_token_has_no_lsa() -> None:
+    spec: Any = preset_spec("swin", classes=10, image_size=32, mask=MaskSpec())
+    with pytest.raises(SpecError, match="no token attends to itself"):
+        replace(spec, window=1, lsa=True)
+
+
+# ---- bad files -----------------------------------------------------------------------------------------------------
+
+
+def tensors_of(name: str) -> Tensors:
+    stored = torch.load(golden(name).path, weights_only=True)
+    return dict(stored.get("model_state_dict", stored))
+
+
+def without(pattern: str) -> Callable[[Tensors], None]:
+    def change(state: Tensors) -> None:
+        del state[next(name for name in state if name.endswith(pattern))]
+
+    return change
+
+
+def longer(pattern: str) -> Callable[[Tensors], None]:
+    def change(state: Tensors) -> None:
+        name = next(name for name in state if name.endswith(pattern))
+        state[name] = torch.cat([state[name], state[name]])
+
+    return change
+
+
+def with_nan(pattern: str) -> Callable[[Tensors], None]:
+    def change(state: Tensors) -> None:
+        state[next(name for name in state if name.endswith(pattern))].view(-1)[0] = float("nan")
+
+    return change
+
+
+BAD: dict[str, tuple[str, Callable[[Tensors], None], str]] = {
+    "vit without a temperature": ("sl_vit", without("fn.scale"), "transformer.layers.0.0.fn.scale is missing"),
+    "vit without a norm": ("sl_vit", without("merging.1.weight"), "to_patch_embedding.merging.1.weight"),
+    "vit without the linear map": ("sl_vit", without("merging.2.weight"), "merging.2.weight is missing"),
+    "vit with other temperatures": (
+        "lsa_vit_img64",
+        longer("fn.scale"),
+        "width of q, k and v .36. is not a multiple of 8",
+    ),
+    "vit with NaN": ("sl_vit", with_nan("fn.scale"), "NaN"),
+    "swin without a temperature": ("sl_swin", without("attn.scale"), "attn.scale is missing"),
+    "swin with other temperatures": ("sl_swin", longer("attn.scale"), "layers.0.blocks.0.attn.scale"),
+    "swin without a merging": ("spt_swin", without("downsample.merging.2.bias"), "downsample.merging.2.bias"),
+    "cait without a temperature": ("sl_cait", without("fn.fn.scale"), "fn.fn.scale is missing"),
+    "cait with other temperatures": ("sl_cait", longer("fn.fn.scale"), "patch_transformer.layers.0.0.fn.fn.scale"),
+    "pit without the class token's map": ("sl_pit", without("class_linear.weight"), "layers.1.class_linear.weight"),
+    "pit with NaN": ("sl_pit", with_nan("merging.1.bias"), "NaN"),
+    "t2t without a temperature": ("sl_t2t", without("attention1.attn.scale"), "attention1.attn.scale"),
+    "t2t with other positions": ("sl_t2t", longer("pos_embed"), "pos_embed"),
+    "t2t with other inputs": ("sl_t2t", longer("attention1.attn.qkv.weight"), "attention1.attn.qkv.weight"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_bad_files_are_refused(bad: str, tmp_path: Path) -> None:
+    name, change, message = BAD[bad]
+    state = tensors_of(name)
+    change(state)
+    path = tmp_path / "bad.pth"
+    torch.save({"model_state_dict": state}, path)
+    with pytest.raises(CheckpointError, match=message) as raised:
+        bundle_from_checkpoint(path, tmp_path / "bundle", ExportOptions(input_kind="tensor"))
+    assert str(path) in str(raised.value)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["bad.pth"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_truncated_files_are_refused(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "cut.pth"
+    path.write_bytes(golden(name).path.read_bytes()[:-3000])
+    with pytest.raises(CheckpointError, match=r"cut\.pth"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize(("name", "heads"), [("sl_vit", 3), ("sl_pit", 1), ("sl_t2t", 4), ("sl_cait", 3)])
+def test_options_must_agree_with_the_temperatures(name: str, heads: int) -> None:
+    load_checkpoint(golden(name).path, LoadHints(heads=heads))
+    with pytest.raises(CheckpointError, match=f"--heads 6, but .* {heads}"):
+        load_checkpoint(golden(name).path, LoadHints(heads=6))
+    with pytest.raises(CheckpointError, match="--source vit-pytorch"):
+        load_checkpoint(golden(name).path, LoadHints(source="vit-pytorch"))
+
+
+def test_a_module_without_a_linear_map_for_q_has_no_query_rows() -> None:
+    from gmmvit_deploy.layers.attention import query_rows
+
+    assert query_rows(nn.Linear(2, 2)) is None
