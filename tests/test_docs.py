@@ -124,6 +124,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "plain.pth").symlink_to(GOLDEN / "vit_plain.pth")
     for name in TIMM_FILES:
         (folder / name).symlink_to(GOLDEN / "timm" / name)
+    (folder / "rmt.pth").symlink_to(GOLDEN / "rmt" / "rmt_tiny_like.pth")
     (folder / "mnist.pt").symlink_to(GOLDEN / "naive_vit" / "mnist_vit.pt")
     (folder / "my_vit.py").write_text(NETWORK, encoding="utf-8")
     save_weights(folder / "my_vit.py", folder / "my_vit.pth", **ARGUMENTS)

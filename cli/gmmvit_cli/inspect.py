@@ -40,7 +40,7 @@ EXAMPLE = """gmmvit inspect checkpoint.pth --report masks.html
 gmmvit inspect --preset swin --classes 10 --image-size 32 --mask gmm"""
 
 _WITHOUT_FILE = "Without a checkpoint"
-_MASKS = ModelSpec.mask_kinds  # no preset has the mask kind decay
+_MASKS = ModelSpec.mask_kinds  # a preset of RMT has the mask kind decay without an option
 
 
 def inspect(

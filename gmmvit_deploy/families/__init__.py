@@ -16,6 +16,7 @@ from gmmvit_deploy.families.deepvit import DEEPVIT
 from gmmvit_deploy.families.family import Family
 from gmmvit_deploy.families.naive_vit import NAIVE_VIT
 from gmmvit_deploy.families.pit import PIT
+from gmmvit_deploy.families.rmt import RMT
 from gmmvit_deploy.families.swin import SWIN
 from gmmvit_deploy.families.t2t import T2T
 from gmmvit_deploy.families.timm import TIMM
@@ -39,7 +40,7 @@ __all__ = [
     "spec_to_json",
 ]
 
-FAMILIES: tuple[Family, ...] = (VIT, SWIN, CAIT, PIT, T2T, NAIVE_VIT, DEEPVIT, TIMM)
+FAMILIES: tuple[Family, ...] = (VIT, SWIN, CAIT, PIT, T2T, NAIVE_VIT, DEEPVIT, RMT, TIMM)
 """The families whose code is in this package.  `CUSTOM`, the record of a user's own classes, is not among them."""
 
 PRESETS: Mapping[str, Callable[[int, int, MaskSpec], ModelSpec]] = {

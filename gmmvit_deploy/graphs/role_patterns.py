@@ -2,7 +2,7 @@
 
     activation     max(x, 0);  σ(x);  x · σ(x) (SiLU);  x · σ(1.702 x) (quick GELU);  a gate, activation(x) · y
     rotation       x ∘ cos + turned(x) ∘ sin, where turned(x) swaps pairs of features and negates one feature of each
-                   pair (rotary position embedding)
+                   pair (rotary position embedding), or x ∘ cos + swapped(x) ∘ sin, where the signs are in ``sin``
     head mixing    a linear map of the heads between two Transposes: (B, H, n, n) → (B, n, n, H) → (B, H, n, n)
 
 The functions read a graph through `Wiring`. `guessed_roles` turns the results into roles.
@@ -59,9 +59,9 @@ def rotation_nodes(graph: GraphProto, wiring: Wiring) -> set[str]:
     """Return the names of the nodes that rotate Q or K: the Neg, both Mul nodes and the Add of each rotation.
 
     A Neg belongs to a rotation if its result only moves to a multiplication by a constant, and the product is added to
-    another product with a constant.
+    another product with a constant. A rotation without Neg adds the products of x and of swapped(x) with constants.
     """
-    names: set[str] = set()
+    names = _swapping_rotations(graph, wiring)
     for negation in graph.node:
         if negation.op_type != "Neg":
             continue
@@ -77,6 +77,39 @@ def rotation_nodes(graph: GraphProto, wiring: Wiring) -> set[str]:
         if all(product is not None and _scales_by_constant(product, wiring) for product in products):
             names |= {negation.name, total.name, *(product.name for product in products if product is not None)}
     return names
+
+
+def _swapping_rotations(graph: GraphProto, wiring: Wiring) -> set[str]:
+    """Return the names of the nodes of each x ∘ cos + swapped(x) ∘ sin: both Mul nodes and the Add."""
+    names: set[str] = set()
+    for total in graph.node:
+        products = [wiring.maker.get(name) for name in total.input] if total.op_type == "Add" else []
+        scaled = [node for node in products if node is not None and _scales_by_constant(node, wiring)]
+        if len(scaled) != 2:
+            continue
+        (first,), (second,) = (wiring.computed_inputs(node) for node in scaled)
+        for plain, swapped in ((first, second), (second, first)):
+            if _unswapped(swapped, wiring) == _unshaped(plain, wiring):
+                names |= {total.name, *(node.name for node in scaled)}
+    return names
+
+
+def _unswapped(name: str, wiring: Wiring) -> str | None:
+    """Return the tensor x if the tensor ``name`` joins pieces that were cut from x, else None."""
+    joined = wiring.made_by(_unshaped(name, wiring), "Concat")
+    cuts = [wiring.maker.get(piece) for piece in joined.input] if joined is not None else []
+    sources = {
+        _unshaped(cut.input[0], wiring) if cut is not None and cut.op_type in ("Slice", "Split") else None
+        for cut in cuts
+    }
+    return sources.pop() if len(sources) == 1 else None
+
+
+def _unshaped(name: str, wiring: Wiring) -> str:
+    """Return the tensor before the Reshape nodes that produce the tensor ``name``."""
+    while (reshape := wiring.made_by(name, "Reshape")) is not None:
+        name = reshape.input[0]
+    return name
 
 
 def _scales_by_constant(node: NodeProto, wiring: Wiring) -> bool:
@@ -119,7 +152,8 @@ def _order(transpose: NodeProto) -> list[int]:
 def head_nodes(graph: GraphProto, wiring: Wiring) -> set[str]:
     """Return the names of the nodes that compute the logits: the last linear maps, and their sum or mean.
 
-    A distilled model has two last linear maps, whose logits are added and divided by 2. If the logits are not computed
+    A distilled model has two last linear maps, whose logits are added and divided by 2. A model that was trained with
+    token labels adds the largest logits of a linear map that reads every token. If the logits are not computed
     from linear maps by additions and multiplications, the result is only the node that outputs the logits.
     """
     names: set[str] = set()
@@ -136,6 +170,8 @@ def _down_to_linear_maps(node: NodeProto, wiring: Wiring) -> set[str] | None:
     """Return the names of the arithmetic nodes and linear maps that compute a node's output, or None."""
     if node.op_type in _LINEAR and wiring.constant_input(node) is not None:
         return {node.name}
+    if node.op_type == "ReduceMax":  # the largest logits over all tokens, of a head that reads every token
+        return _linear_map_before(node, wiring)
     if node.op_type not in ("Add", "Div", "Mul"):
         return None
     names = {node.name}
@@ -146,6 +182,16 @@ def _down_to_linear_maps(node: NodeProto, wiring: Wiring) -> set[str] | None:
             return None
         names |= part
     return names
+
+
+def _linear_map_before(node: NodeProto, wiring: Wiring) -> set[str] | None:
+    """Return the name of the linear map, with or without a bias, whose output the node reads, or None."""
+    maker = wiring.maker.get(node.input[0])
+    if maker is not None and maker.op_type == "Add" and wiring.constant_input(maker) is not None:
+        maker = wiring.maker.get(wiring.computed_inputs(maker)[0])
+    if maker is None or maker.op_type not in _LINEAR or wiring.constant_input(maker) is None:
+        return None
+    return {maker.name}
 
 
 def size_values(graph: GraphProto, wiring: Wiring) -> set[str]:

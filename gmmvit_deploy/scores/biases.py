@@ -13,8 +13,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import FoldError
+from gmmvit_deploy.precision import Role
 from gmmvit_deploy.scores.grids import Grid, lattice_points
-from gmmvit_deploy.scores.step import Add, Constant, Oddity, Step, StepNumbers
+from gmmvit_deploy.scores.step import Add, Constant, Multiply, Oddity, Step, StepNumbers
 
 __all__ = [
     "ManhattanDecay",
@@ -185,7 +186,7 @@ class ManhattanDecay(Add):
     """A bias that decreases with the distance of two tokens: B[h,i,j] = decay[h] · (|Δrow| + |Δcolumn|).
 
     decay: (H), negative: the logarithm of RMT's decay rate γ of each head. The decay is stored but not trained.
-    grid: (rows, columns), or an integer for a square grid.
+    grid: (rows, columns), or an integer for a square grid; (1, n) for the decay along an axis with n tokens.
     Source: Manhattan self-attention of RMT.
     """
 
@@ -204,6 +205,24 @@ class ManhattanDecay(Add):
     def mistakes(self) -> Iterator[tuple[str, Step | None]]:
         yield "the decay missing", None
         yield "the decay of the heads in reverse order", Constant(self.matrix().flip(0), like=self)
+        yield "the decay multiplied instead of added", _Multiplied(self.matrix())
+        # RetNet, for text, multiplies the scores by γ^distance, where RMT adds log γ · distance.
+        yield "γ^distance multiplied instead of the decay added", _Multiplied(self.matrix().exp())
+
+
+class _Multiplied(Multiply):
+    """A matrix that multiplies the scores, as a mistake."""
+
+    factors: Tensor
+    role: Role = "mask"
+    is_constant: bool = True
+
+    def __init__(self, factors: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("factors", factors)
+
+    def matrix(self) -> Tensor:
+        return self.factors
 
 
 class PrefixBias(Add):
@@ -233,10 +252,15 @@ class PrefixBias(Add):
 
     def mistakes(self) -> Iterator[tuple[str, Step | None]]:
         for name, step in self.patches.mistakes():
-            yield name, None if step is None else Constant(self._padded(step.matrix()), like=self)
+            if step is None:
+                yield name, None
+            elif step.operation == "multiply":
+                yield name, _Multiplied(self._padded(step.matrix(), value=1.0))
+            else:
+                yield name, Constant(self._padded(step.matrix()), like=self)
 
-    def _padded(self, bias: Tensor) -> Tensor:
-        return nn.functional.pad(bias, (self.prefix, 0, self.prefix, 0))
+    def _padded(self, matrix: Tensor, *, value: float = 0.0) -> Tensor:
+        return nn.functional.pad(matrix, (self.prefix, 0, self.prefix, 0), value=value)
 
 
 def retention_decays(heads: int, *, initial: float = 2.0, spread: float = 4.0) -> Float[Tensor, " heads"]:

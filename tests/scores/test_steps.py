@@ -130,7 +130,16 @@ def cases() -> Iterator[tuple[str, Case]]:
             ManhattanDecay(decay, GRID),
             lambda x: x + each_entry(lambda h, i, j: float(decay[h]) * manhattan(i, j)),
             "score_bias",
-            mistakes=2,
+            mistakes=4,
+        ),
+    )
+    yield (
+        "Manhattan decay along an axis",
+        Case(
+            ManhattanDecay(decay, (1, N)),
+            lambda x: x + each_entry(lambda h, i, j: float(decay[h]) * abs(i - j)),
+            "score_bias",
+            mistakes=4,
         ),
     )
     t = random(HEADS).abs() + 0.1
