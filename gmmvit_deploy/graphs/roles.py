@@ -18,8 +18,8 @@ rotation     the products, the negation and the sum that rotate Q and K by the p
 bias         addition of the bias of a linear map, or of the position embedding
 residual     the sum of a branch and the input of the branch, or of two other tensors that the network computes
 pooling      the mean over tokens, or the maximum
-head         the node that outputs the logits, and other linear maps after pooling, which read one vector for each image;
-             in a model with token labels also the linear map that computes logits of each token
+head         the node that outputs the logits, and other linear maps after pooling, which read one vector for each
+             image; in a model with token labels also the linear map that computes logits of each token
 quantize     QuantizeLinear and DequantizeLinear before a projection
 shape        operators that only move values, such as Reshape; padding by zeros; arithmetic on sizes
 unknown      a node that no rule matches. In a graph from another exporter, the node computes in float32 in every
