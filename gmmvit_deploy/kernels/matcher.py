@@ -5,7 +5,7 @@
     Q, K, V         (batch, …, heads, n, head_dim), with n tokens; "…" is the dimension of windows, or nothing
     M               the mask, (heads, n, n), or a number that scales the scores; ∘ is the elementwise multiplication
     B               the bias, (…, heads, n, n), or absent
-    before, after   head mixing: each multiplies the heads by a (heads, heads) matrix; both, only after, or neither
+    before, after   head mixing: each multiplies the heads by a (heads, heads) matrix; ``before`` needs ``after``
 
 In the graph, Split, Reshape and Transpose cut the last dimension ("columns") of a tensor (batch, …, n, columns) into
 Q, K and V. A Transpose and a Reshape merge the heads of O. The matcher refuses every other attention, with the reason.

@@ -82,13 +82,15 @@ class HeadBatchNorm(Step):
     """BatchNorm with a channel for each head, in evaluation mode: S'[g] = γ_g · (S[g] − μ_g) / √(σ²_g + ε) + β_g.
 
     weight, bias: (H), γ and β.  running_mean, running_var: (H), buffers, the stored statistics μ and σ².
-    A family's pass merges this step into the head mixing before the step (`families.deepvit.folding`).
+    The tensors are applied as stored, so folding of scores does not change this step. A pass of the family merges the
+    step into the head mixing before the step (`families.deepvit.folding`).
     heads: H.  tokens: N; the statistics of a new step are those of weights near 1/N.
     Source: Re-attention of DeepViT.
     """
 
     operation: Operation = "normalise"
     role: Role = "norm"
+    is_constant: bool = True
     running_mean: Tensor
     running_var: Tensor
 
@@ -109,6 +111,9 @@ class HeadBatchNorm(Step):
         return nn.functional.batch_norm(
             scores, self.running_mean, self.running_var, self.weight, self.bias, training=False, eps=self.eps
         )
+
+    def folded(self) -> Step:
+        return self
 
     def mistakes(self) -> Iterator[tuple[str, Step | None]]:
         yield "no BatchNorm over the heads", None

@@ -14,17 +14,21 @@ import torch
 
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
+from gmmvit_deploy.export import variants
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.families import model_from_spec
 from gmmvit_deploy.families.deepvit import DEEPVIT
 from gmmvit_deploy.families.deepvit.model import DeepViTBlock
 from gmmvit_deploy.families.deepvit.spec import DeepViTSpec
+from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.kernels.matcher import MatchedAttention, Refusal
 from gmmvit_deploy.kernels.onnxruntime_kernels import attentions_of_kernel
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.parity.suspects import explain
+from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.runtime.emulated_precision import emulated_logits
 from gmmvit_deploy.runtime.onnxruntime import fused_graph, program_from_onnx
 from gmmvit_deploy.runtime.openvino import our_kernels
 from gmmvit_deploy.runtime.openvino_program import OpenVinoProgram
@@ -113,6 +117,23 @@ def test_head_dims_of_the_golden_files_are_refused_with_the_reason(tensor_bundle
     reasons = {match.reason for match in matches if isinstance(match, Refusal)}
     assert len(matches) == 4
     assert reasons == {"its head dim 9 is not a multiple of 16"}
+
+
+@pytest.mark.parametrize(("head_dim", "precision"), [(33, "fp16"), (35, "bf16"), (33, "int8"), (35, "fp8")])
+def test_odd_head_dims_in_other_precisions(head_dim: int, precision: Precision) -> None:
+    small = DEEPVIT.small(MaskSpec())
+    assert isinstance(small, DeepViTSpec)
+    torch.manual_seed(0)
+    model = model_from_spec(replace(small, dim=3 * head_dim, heads=3)).eval()
+    images = np.random.default_rng(0).standard_normal((3, 3, 16, 16), dtype=np.float32)
+    prepared = variants.graph_from_model(
+        model, precision, preprocessing=None, max_batch=4, calibration=[images] if precision in QUANTIZED else None
+    )
+    with torch.inference_mode():
+        expected = model.double()(torch.from_numpy(images).double()).numpy()
+    logits = emulated_logits(prepared.proto, images, name=precision)
+    share = 0.5 if precision in QUANTIZED else 0.05
+    assert np.abs(logits - expected).max() < share * np.abs(expected).max()
 
 
 # ---- faults --------------------------------------------------------------------------------------------------------

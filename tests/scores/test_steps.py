@@ -14,7 +14,7 @@ import torch
 from gmmvit_deploy.scores.attention import AttentionScores
 from gmmvit_deploy.scores.biases import ManhattanDecay, WindowBias, relative_position_index, shift_mask
 from gmmvit_deploy.scores.diagonals import MaskedDiagonal, ZeroDiagonal
-from gmmvit_deploy.scores.heads import HeadMixing, HeadNorm
+from gmmvit_deploy.scores.heads import HeadBatchNorm, HeadBias, HeadMixing, HeadNorm
 from gmmvit_deploy.scores.masks import (
     ClosedFormGaussianMask,
     ElementwiseMask,
@@ -158,7 +158,7 @@ def cases() -> Iterator[tuple[str, Case]]:
     for after in (False, True):
         side = "after" if after else "before"
         by_head = HeadMixing(mixing.clone())
-        yield f"mixing {side}", Case(by_head, lambda x: mixed(x, exact(mixing)), "mixing", after=after)
+        yield f"mixing {side}", Case(by_head, lambda x: mixed(x, exact(mixing)), "mixing", after=after, mistakes=2)
         yield (
             f"norm {side}",
             Case(
@@ -169,6 +169,26 @@ def cases() -> Iterator[tuple[str, Case]]:
                 mistakes=1,
             ),
         )
+        shifted = Case(
+            HeadBias(shift.clone()), lambda x: x + exact(shift)[:, None, None], "mixing", after=after, mistakes=1
+        )
+        yield f"bias of each head {side}", shifted
+        batch_norm, factor = batch_norm_of(norm, shift), exact(norm) / np.sqrt(np.arange(1, HEADS + 1) * 0.1 + 1e-5)
+
+        def normalised(x: Array, factor: Array = factor) -> Array:
+            return factor[:, None, None] * (x - 0.1) + exact(shift)[:, None, None]
+
+        yield f"BatchNorm {side}", Case(batch_norm, normalised, "norm", after=after, mistakes=3)
+
+
+def batch_norm_of(weight: torch.Tensor, bias: torch.Tensor) -> HeadBatchNorm:
+    """Return a BatchNorm with mean 0.1 and the variances 0.1, 0.2, …"""
+    step = HeadBatchNorm(HEADS, tokens=10)
+    with torch.no_grad():
+        step.weight.copy_(weight)
+        step.bias.copy_(bias)
+        step.running_var.copy_(torch.arange(1, HEADS + 1) * 0.1)
+    return step
 
 
 CASES = dict(cases())
