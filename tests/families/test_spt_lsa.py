@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from torch import Tensor, nn
@@ -33,7 +34,7 @@ from gmmvit_deploy.scores.attention import attention_scores
 from gmmvit_deploy.scores.step import Step
 from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.specs import MaskSpec
-from tests.conftest import MANIFEST, Golden, golden
+from tests.conftest import MANIFEST, Golden, cifar_options, golden
 from tests.families.small_models import SMALL, SmallExports
 
 NAMES = tuple(name for name, entry in MANIFEST.items() if entry["folder"].name == "spt_lsa")
@@ -255,6 +256,44 @@ def test_swin_is_right_at_every_batch(name: str, tensor_bundles: dict[str, Bundl
             order = np.arange(batch) % len(case.inputs)
             logits = runner.run(case.inputs[order])
             np.testing.assert_allclose(logits, case.logits[order], rtol=0, atol=case.atol)
+
+
+class FrozenBatch(nn.Module):
+    """Cut a grid of tokens into windows and put the windows back with a batch that is a Python number, as Swin does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        _, side, _, width = x.shape
+        windows = x.reshape(-1, 2, 4, 2, 4, width).permute(0, 1, 3, 2, 4, 5).reshape(-1, 16, width)
+        batch = int(windows.shape[0] / (side * side / 4 / 4))
+        back = windows.reshape(batch, 2, 2, 4, 4, -1).permute(0, 1, 3, 2, 4, 5)
+        return back.reshape(-1, side * side, width)
+
+
+@pytest.mark.export
+@pytest.mark.filterwarnings("ignore")
+def test_a_straight_export_of_the_released_window_code_is_wrong_at_other_batches() -> None:
+    dynamic = torch.export.Dim("batch", min=1, max=8)
+    program = torch.onnx.export(
+        FrozenBatch(), (torch.zeros(4, 8, 8, 8),), dynamo=True, dynamic_shapes=({0: dynamic},), verbose=False
+    )
+    assert program is not None
+    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
+    for batch in (1, 2, 4, 8):
+        x = torch.randn(batch, 8, 8, 8)
+        (out,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        assert out.shape == (batch, 64, 8)  # without an error
+        assert np.array_equal(out, x.flatten(1, 2).numpy()) == (batch == 4)
+
+
+@pytest.mark.export
+def test_a_graph_that_takes_pixels_pads_after_the_normalisation(tmp_path: Path) -> None:
+    """Black pixels are not zeros after the normalisation, so that zeros around black pixels show the order."""
+    bundle = bundle_from_checkpoint(golden("sl_vit").path, tmp_path / "bundle", cifar_options())
+    pixels = np.zeros((2, 32, 32, 3), dtype=np.uint8)
+    pixels[1, 8:24] = 255
+    images = bundle.manifest.image.tensor_from_pixels(pixels)
+    with OnnxRuntimeRunner(bundle) as runner:
+        np.testing.assert_allclose(runner.run(pixels), exact(trained("sl_vit"), images), rtol=0, atol=2e-5)
 
 
 # ---- T2T -----------------------------------------------------------------------------------------------------------
