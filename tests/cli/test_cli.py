@@ -17,7 +17,7 @@ from gmmvit_deploy.serving.server import TritonServer
 from tests.checkpoints.test_loading import released_state, saved
 from tests.checkpoints.test_reading import RunsCode
 from tests.cli.terminal import without_progress
-from tests.conftest import GOLDEN
+from tests.conftest import GOLDEN, golden
 from tests.test_preprocess import encoded, photo
 
 Gmmvit = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -67,6 +67,17 @@ def test_inspect_notes_a_mask_without_influence(gmmvit: Gmmvit) -> None:
     assert notes == [("note", "stages.2.0")]
 
 
+def test_inspect_a_preset_with_spt_and_lsa(gmmvit: Gmmvit) -> None:
+    sizes = ("--classes", "10", "--image-size", "32")
+    answer = gmmvit("inspect", "--preset", "t2t", *sizes, "--spt", "--lsa", "--json")
+    described = json.loads(answer.stdout)
+    assert described["trainable_parameters"] == 6_507_081
+    assert (described["spec"]["spt"], described["spec"]["lsa"], described["spec"]["class_token"]) == (True, True, True)
+    refused = gmmvit("inspect", golden("vit_gmm").path, "--lsa")
+    assert refused.returncode == 1
+    assert "--spt and --lsa describe a preset" in refused.stderr
+
+
 def test_inspect_a_preset_without_a_file(gmmvit: Gmmvit) -> None:
     sizes = ("--classes", "10", "--image-size", "32")
     answer = gmmvit("inspect", "--preset", "swin", *sizes, "--mask", "gmm", "--kernels", "5", "--json")
@@ -88,6 +99,10 @@ def test_inspect_a_preset_without_a_file(gmmvit: Gmmvit) -> None:
         ),
         (("--preset", "swin", "--classes", "10", "--image-size", "32", "--mask", "elm"), "no element-wise mask"),
         (("--preset", "swin", "--classes", "10", "--image-size", "40"), "windows of 4×4 tokens do not tile"),
+        (
+            ("--preset", "vit", "--classes", "10", "--image-size", "32", "--mask", "gmm", "--lsa"),
+            "no vit has both LSA and a mask",
+        ),
         (
             ("--preset", "vit", "--classes", "0", "--image-size", "32"),
             "classes: expected whole numbers of at least 1, got 0",

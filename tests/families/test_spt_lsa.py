@@ -9,20 +9,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 import torch
 from torch import Tensor, nn
 
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
-from gmmvit_deploy.errors import CheckpointError, FoldError, SpecError
+from gmmvit_deploy.errors import CheckpointError, FoldError, RunnerUnavailableError, SpecError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.families import FAMILIES, model_from_spec, preset_spec, spec_from_json, spec_to_json
 from gmmvit_deploy.families.cait.folding import drop_remainder
 from gmmvit_deploy.families.counting import trainable_parameters
 from gmmvit_deploy.families.t2t.model import T2T
 from gmmvit_deploy.families.t2t.spec import T2TSpec
-from gmmvit_deploy.folding.fold import SCORE_PASSES, fold, folding_passes
+from gmmvit_deploy.folding.fold import SCORE_PASSES, fold, fold_for_engines, folding_passes
+from gmmvit_deploy.kernels.matcher import Refusal
+from gmmvit_deploy.kernels.onnxruntime_kernels import attentions_of_kernel
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.layers.shifted_patches import ShiftedPatches, ShiftedViews
 from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
@@ -30,7 +34,8 @@ from gmmvit_deploy.scores.attention import attention_scores
 from gmmvit_deploy.scores.step import Step
 from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.specs import MaskSpec
-from tests.conftest import MANIFEST, Golden, golden
+from tests.conftest import MANIFEST, Golden, cifar_options, golden
+from tests.families.small_models import SMALL, SmallExports
 
 NAMES = tuple(name for name, entry in MANIFEST.items() if entry["folder"].name == "spt_lsa")
 WITH_LSA = tuple(name for name in NAMES if name != "spt_swin")
@@ -194,6 +199,52 @@ def test_zeros_stand_around_the_normalised_image() -> None:
     assert views[0, 4].tolist() == [[1, 0], [0, 0]]
 
 
+# ---- CPU kernels and GPU engines -----------------------------------------------------------------------------------
+
+TAKEN = {"vit": 2, "swin": 4, "cait": 2, "pit": 3, "t2t": 3}
+"""Family → attentions of the small model that the CPU kernel takes: all but the class block of CaiT."""
+
+
+@pytest.mark.parametrize("family", TAKEN)
+def test_the_cpu_kernel_takes_every_attention(family: str, small_exports: SmallExports) -> None:
+    small = next(small for small in SMALL if str(small) == f"{family}-spt-lsa")
+    bundle, images = small_exports.bundle(small), small.images()
+    matches = attentions_of_kernel(onnx.load(bundle.onnx_path))
+    refused = [match for match in matches if isinstance(match, Refusal)]
+    assert len(matches) - len(refused) == TAKEN[family]
+    assert [match.reason for match in refused] == (
+        ["it has 1 query token and 16 key tokens, expected equal numbers"] if family == "cait" else []
+    )
+    expected = exact(small.model(), images)
+    with OnnxRuntimeRunner(bundle) as plain:
+        limit = 4 * np.abs(plain.run(images) - expected).max() + 1e-6 * np.abs(expected).max()
+    try:
+        fused = OnnxRuntimeRunner(bundle, kernels=True)
+    except RunnerUnavailableError as exc:
+        pytest.skip(str(exc))
+    with fused:
+        np.testing.assert_allclose(fused.run(images), expected, rtol=0, atol=limit)
+
+
+def test_engines_of_cait_have_wide_heads() -> None:
+    """The diagonal is a mask that all heads share, so that the head mixing moves into Q and V."""
+    engine = fold_for_engines(fold(trained("sl_cait")))
+    assert len(engine.passes["widen_heads"]) == 5
+    case = golden("sl_cait")
+    np.testing.assert_allclose(
+        exact(engine.model, case.inputs), exact(fold(trained("sl_cait")).model, case.inputs), atol=1e-9
+    )
+
+
+def test_engines_of_swin_repeat_the_diagonal_for_each_window() -> None:
+    engine = fold_for_engines(fold(trained("sl_swin")))
+    assert len(engine.passes["join_windows"]) == 5
+    case = golden("sl_swin")
+    np.testing.assert_allclose(
+        exact(engine.model, case.inputs), exact(fold(trained("sl_swin")).model, case.inputs), atol=1e-9
+    )
+
+
 # ---- the batch of Swin ---------------------------------------------------------------------------------------------
 
 
@@ -205,6 +256,44 @@ def test_swin_is_right_at_every_batch(name: str, tensor_bundles: dict[str, Bundl
             order = np.arange(batch) % len(case.inputs)
             logits = runner.run(case.inputs[order])
             np.testing.assert_allclose(logits, case.logits[order], rtol=0, atol=case.atol)
+
+
+class FrozenBatch(nn.Module):
+    """Cut a grid of tokens into windows and put the windows back with a batch that is a Python number, as Swin does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        _, side, _, width = x.shape
+        windows = x.reshape(-1, 2, 4, 2, 4, width).permute(0, 1, 3, 2, 4, 5).reshape(-1, 16, width)
+        batch = int(windows.shape[0] / (side * side / 4 / 4))
+        back = windows.reshape(batch, 2, 2, 4, 4, -1).permute(0, 1, 3, 2, 4, 5)
+        return back.reshape(-1, side * side, width)
+
+
+@pytest.mark.export
+@pytest.mark.filterwarnings("ignore")
+def test_a_straight_export_of_the_released_window_code_is_wrong_at_other_batches() -> None:
+    dynamic = torch.export.Dim("batch", min=1, max=8)
+    program = torch.onnx.export(
+        FrozenBatch(), (torch.zeros(4, 8, 8, 8),), dynamo=True, dynamic_shapes=({0: dynamic},), verbose=False
+    )
+    assert program is not None
+    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
+    for batch in (1, 2, 4, 8):
+        x = torch.randn(batch, 8, 8, 8)
+        (out,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        assert out.shape == (batch, 64, 8)  # without an error
+        assert np.array_equal(out, x.flatten(1, 2).numpy()) == (batch == 4)
+
+
+@pytest.mark.export
+def test_a_graph_that_takes_pixels_pads_after_the_normalisation(tmp_path: Path) -> None:
+    """Black pixels are not zeros after the normalisation, so that zeros around black pixels show the order."""
+    bundle = bundle_from_checkpoint(golden("sl_vit").path, tmp_path / "bundle", cifar_options())
+    pixels = np.zeros((2, 32, 32, 3), dtype=np.uint8)
+    pixels[1, 8:24] = 255
+    images = bundle.manifest.image.tensor_from_pixels(pixels)
+    with OnnxRuntimeRunner(bundle) as runner:
+        np.testing.assert_allclose(runner.run(pixels), exact(trained("sl_vit"), images), rtol=0, atol=2e-5)
 
 
 # ---- T2T -----------------------------------------------------------------------------------------------------------
@@ -263,14 +352,16 @@ def test_parameters_of_the_presets(name: str) -> None:
     assert tuple(counts) == COUNTS[name]
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if "spt-lsa" in family.variants()], ids=str)
+@pytest.mark.parametrize(
+    "family", [family for family in FAMILIES if "spt-lsa" in family.variants()], ids=lambda f: f.name
+)
 def test_specs_of_old_bundles_have_neither(family: Any) -> None:
     written = spec_to_json(family.small(MaskSpec()))
     older = {name: value for name, value in written.items() if name not in ("spt", "lsa")}
     assert spec_from_json(older) == family.small(MaskSpec())
     for kind in set(family.mask_kinds) - {"plain"}:
         for flag in ("spt", "lsa"):
-            with pytest.raises(SpecError, match=f"{flag.upper()} and a mask|class token"):
+            with pytest.raises(SpecError, match=f"both {flag.upper()} and a mask"):
                 replace(family.small_specs()[kind], **{flag: True})
 
 

@@ -144,16 +144,19 @@ def cases() -> Iterator[tuple[str, Case]]:
     )
     t = random(HEADS).abs() + 0.1
     times_t = each_entry(lambda h, i, j: float(t[h]))
-    yield "temperature", Case(LearnedTemperature(t), lambda x: times_t * x, "scale", mistakes=2)
+    yield "temperature", Case(LearnedTemperature(t), lambda x: times_t * x, "scale", mistakes=3)
+    known = LearnedTemperature(t, usual=0.5)
+    yield "temperature in place of 1/√d", Case(known, lambda x: times_t * x, "scale", mistakes=4)
     of_query = LearnedTemperature(t, scales_query=True)
-    yield "temperature of Q", Case(of_query, lambda x: times_t * x, "scale", mistakes=2)
+    yield "temperature of Q", Case(of_query, lambda x: times_t * x, "scale", mistakes=3)
     temperature = LearnedTemperature(torch.tensor(-0.7), is_logarithm=True)
-    yield "temperature as logarithm", Case(temperature, lambda x: math.exp(-0.7) * x, "scale", mistakes=2)
+    yield "temperature as logarithm", Case(temperature, lambda x: math.exp(-0.7) * x, "scale", mistakes=3)
     for name, value in (("diagonal −∞", -math.inf), ("diagonal, finite", -987654321.0)):
         off = each_entry(lambda h, i, j, value=value: value if i == j else 0.0)
         yield name, Case(MaskedDiagonal(N, value), lambda x, off=off: x + off, "score_bias", mistakes=1)
     off = each_entry(lambda h, i, j: float(i != j))
-    yield "zero diagonal", Case(ZeroDiagonal(N), lambda x: off * x, "mask", mistakes=1)
+    yield "zero diagonal", Case(ZeroDiagonal(N), lambda x: off * x, "mask", mistakes=2)
+    yield "zero diagonal of each head", Case(ZeroDiagonal(N, heads=HEADS), lambda x: off * x, "mask", mistakes=2)
     mixing, norm, shift = random(HEADS, HEADS), random(HEADS), random(HEADS)
     for after in (False, True):
         side = "after" if after else "before"

@@ -33,11 +33,11 @@ class ViTSpec(ModelSpec):
         ModelSpec.__post_init__(self)
         require_counts(self, "patch_size", "dim", "depth", "heads", "head_dim", "mlp_dim")
         require_tiling(self.image_size, self.patch_size)
+        require_no_mask_with(self, "spt", "lsa")
         require(
             not (self.class_token and self.mask.kind != "plain"),
             "a masked ViT has no class token, because the mask covers only the patch grid",
         )
-        require_no_mask_with(self, "spt", "lsa")
         require(not self.lsa or self.tokens > 1, "lsa: expected at least 2 tokens, because no token attends to itself")
 
     @property
