@@ -193,6 +193,8 @@ def test_a_preset_of_another_size_or_another_training_size_is_not_taken() -> Non
 
 
 def test_a_typed_preset_gives_side_and_stages() -> None:
+    fewer = RMT.small(MaskSpec(kind="decay"))
+    assert infer_spec(named(fewer), LoadHints(preset="RMT_S")).decomposed_stages == (1, 2)  # then refused by the loader
     spec = PRESETS["RMT_S"](1000, 224, MaskSpec())
     hints = LoadHints(preset="RMT_S")
     assert infer_spec(named(spec), hints) == spec

@@ -154,6 +154,42 @@ def test_a_negation_outside_a_rotation_is_unknown() -> None:
     assert guessed_roles(graph_of(*nodes, c=np.ones((4, 4), np.float32)))["neg"] == "unknown"
 
 
+@pytest.mark.parametrize(("pieces", "expected"), [(("b", "a"), "rotation"), (("b", "other"), "mixing")])
+def test_halves_of_the_same_tensor_are_rotated(pieces: tuple[str, str], expected: Role) -> None:
+    """The sum x ∘ cos + swapped(x) ∘ sin is a rotation; with a half of another tensor, the sum is no rotation."""
+    nodes = (
+        helper.make_node("Relu", ["x"], ["r"], name="relu"),
+        helper.make_node("Split", ["x"], ["a", "b"], name="split", axis=-1, num_outputs=2),
+        helper.make_node("Split", ["r"], ["c", "other"], name="other", axis=-1, num_outputs=2),
+        helper.make_node("Concat", pieces, ["swapped"], name="concat", axis=-1),
+        helper.make_node("Mul", ["x", "cos"], ["first"], name="by cos"),
+        helper.make_node("Mul", ["swapped", "sin"], ["second"], name="by sin"),
+        helper.make_node("Add", ["first", "second"], ["z"], name="sum"),
+    )
+    table = np.ones((4, 4), np.float32)
+    roles = guessed_roles(graph_of(*nodes, cos=table, sin=table))
+    assert (roles["by cos"], roles["by sin"]) == (expected, expected)
+    assert (roles["sum"] == "rotation") == (expected == "rotation")
+
+
+@pytest.mark.parametrize("operator", ["Add", "Sub"])
+def test_the_largest_logits_of_a_head_on_every_token(operator: str) -> None:
+    """In pooled logits + max over tokens of (x W + b), the linear map inside the maximum is a head."""
+    nodes = (
+        helper.make_node("MatMul", ["x", "w"], ["m"], name="tokens"),
+        helper.make_node(operator, ["m", "b"], ["logits"], name="bias"),
+        helper.make_node("ReduceMax", ["logits"], ["largest"], name="max", keepdims=0),
+        helper.make_node("ReduceMean", ["x"], ["z"], name="mean", keepdims=0),
+        helper.make_node("Gemm", ["z", "w"], ["pooled"], name="pooled"),
+        helper.make_node("Add", ["pooled", "largest"], ["y"], name="sum"),
+    )
+    graph = graph_of(*nodes, b=np.ones(4, np.float32), w=np.ones((4, 4), np.float32))
+    del graph.node[-1]  # the last Gemm of `graph_of`
+    roles = guessed_roles(graph)
+    assert roles["sum"] == "head"
+    assert roles["tokens"] == ("head" if operator == "Add" else "projection")
+
+
 def test_a_product_of_two_computed_tensors_is_unknown_unless_one_is_an_activation() -> None:
     nodes = (
         helper.make_node("Mul", ["x", "x"], ["s"], name="square"),

@@ -7,7 +7,8 @@ mlp:    second(y + conv(y)) with y = GELU(first(x)); the release of 2023 has no 
 end:    2023: head(mean(BatchNorm(x)));  2024: head(mean(swish(BatchNorm(project(x)))))
         token_label: as 2024, plus half of the maximum over all positions of token_head(x)
 
-The grid has the shape (B, h, w, D) between the modules: B images, h × w tokens, D features.
+A grid has the shape (B, h, w, D): B images, h × w tokens, D features. Stem and downsampling output (B, D, h, w), the
+layout of convolutions, which the first operator of the next block, a convolution, reads as well.
 Source: "RMT: Retentive Networks Meet Vision Transformers" (arXiv 2309.11523) and its authors' code.
 """
 
@@ -34,7 +35,7 @@ _AUXILIARY_WEIGHT = 0.5  # of the logits of the token head; the paper authors' c
 
 
 class Stem(nn.Module):
-    """Four 3×3 convolutions with BatchNorm, and GELU between them: images (B, c, S, S) → (B, ⌈S/4⌉, ⌈S/4⌉, D)."""
+    """Four 3×3 convolutions with BatchNorm, and GELU between them: images (B, c, S, S) → (B, D, ⌈S/4⌉, ⌈S/4⌉)."""
 
     def __init__(self, channels: int, dim: int) -> None:
         super().__init__()
@@ -47,13 +48,12 @@ class Stem(nn.Module):
         )
         self.gelu = nn.GELU()
 
-    def forward(self, images: Float[Tensor, "batch channels side side"]) -> Float[Tensor, "batch h w dim"]:
+    def forward(self, images: Float[Tensor, "batch channels side side"]) -> Float[Tensor, "batch dim h w"]:
         first, *others = self.convolutions
-        x = first(images)
+        x: Tensor = first(images)
         for convolution in others:
             x = convolution(self.gelu(x))
-        out: Tensor = x.permute(0, 2, 3, 1)
-        return out
+        return x
 
 
 class LayerScale(nn.Module):
@@ -116,20 +116,21 @@ class RMTBlock(nn.Module):
 
 
 class Downsampling(nn.Module):
-    """A 3×3 convolution of stride 2 with BatchNorm: (B, h, w, D) → (B, ⌈h/2⌉, ⌈w/2⌉, D')."""
+    """A 3×3 convolution of stride 2 with BatchNorm: (B, h, w, D) → (B, D', ⌈h/2⌉, ⌈w/2⌉)."""
 
     def __init__(self, dim: int, out: int) -> None:
         super().__init__()
         self.reduction = NormedConvolution(dim, out, stride=2, role="projection")
 
-    def forward(self, x: Float[Tensor, "batch h w dim"]) -> Float[Tensor, "batch half_h half_w out"]:
-        out: Tensor = self.reduction(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+    def forward(self, x: Float[Tensor, "batch h w dim"]) -> Float[Tensor, "batch out half_h half_w"]:
+        out: Tensor = self.reduction(x.permute(0, 3, 1, 2))
         return out
 
 
 class Stage(nn.Module):
     """Blocks on the same grid of tokens, then a convolution of stride 2 unless the stage is the last stage.
 
+    forward: (B, D, h, w) → (B, D', ⌈h/2⌉, ⌈w/2⌉), or (B, h, w, D) in the last stage.
     rotation: the rotary position embedding of Q and K in all blocks; None in the release of 2023.
     """
 
@@ -144,7 +145,8 @@ class Stage(nn.Module):
         last = stage == len(spec.depths) - 1
         self.downsampling = None if last else Downsampling(spec.dims[stage], spec.dims[stage + 1])
 
-    def forward(self, x: Float[Tensor, "batch h w dim"]) -> Tensor:
+    def forward(self, lattice: Float[Tensor, "batch dim h w"]) -> Tensor:
+        x = lattice.permute(0, 2, 3, 1)
         for block in self.blocks:
             x = block(x, self.rotation)
         return x if self.downsampling is None else self.downsampling(x)

@@ -56,7 +56,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> RMTSpec:
     if image_size is None and preset is not None and _trained_at_preset_size(shapes):
         image_size = preset.image_size
     if given is None and preset is not None:
-        given = preset.decomposed_stages
+        given = _within(preset, sizes)  # all stages of the preset, unless the loader refuses the preset
     if image_size is None or given is None:
         raise _unknown(shapes, image_size, given, reason)
     return RMTSpec(**sizes, image_size=image_size, decomposed_stages=tuple(sorted(given)))
