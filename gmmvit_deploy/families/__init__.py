@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gmmvit_deploy.errors import SpecError
 from gmmvit_deploy.families.cait import CAIT
 from gmmvit_deploy.families.custom import CUSTOM
+from gmmvit_deploy.families.eanet import EANET
 from gmmvit_deploy.families.family import Family
 from gmmvit_deploy.families.naive_vit import NAIVE_VIT
 from gmmvit_deploy.families.pit import PIT
@@ -37,7 +38,7 @@ __all__ = [
     "spec_to_json",
 ]
 
-FAMILIES: tuple[Family, ...] = (VIT, SWIN, CAIT, PIT, T2T, NAIVE_VIT, TIMM)
+FAMILIES: tuple[Family, ...] = (VIT, SWIN, CAIT, PIT, T2T, NAIVE_VIT, TIMM, EANET)
 """The families whose code is in this package.  `CUSTOM`, the record of a user's own classes, is not among them."""
 
 PRESETS: Mapping[str, Callable[[int, int, MaskSpec], ModelSpec]] = {

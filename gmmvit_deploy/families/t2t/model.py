@@ -24,6 +24,7 @@ from gmmvit_deploy.layers.attention import MaskedAttention, heads_of, projected
 from gmmvit_deploy.layers.blocks import Mlp, layer_norm
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.layers.roles import with_role
+from gmmvit_deploy.layers.unfolding import Unfold
 from gmmvit_deploy.precision import Role
 from gmmvit_deploy.scores.attention import scaled_scores
 from gmmvit_deploy.scores.masks import mask_from_spec
@@ -91,15 +92,6 @@ class T2TBlock(nn.Module):
         return out
 
 
-class Unfold(nn.Module):
-    """(B, c, S, S) → (B, S²/4, 9c): 3×3 neighbourhoods at stride 2."""
-
-    operator_roles: ClassVar[Mapping[str, Role]] = {"im2col": "shape"}
-
-    def forward(self, lattice: Tensor) -> Tensor:
-        return nn.functional.unfold(lattice, _SIDE, stride=2, padding=1).transpose(1, 2)
-
-
 class T2T(Model):
     """Tokens-to-token vision transformer, plain or masked.
 
@@ -117,7 +109,7 @@ class T2T(Model):
         super().__init__()
         self.spec = spec
         channels = [spec.channels] + [spec.token_dim] * spec.token_layers
-        self.unfolds = nn.ModuleList(Unfold() for _ in channels)
+        self.unfolds = nn.ModuleList(Unfold(_SIDE, stride=2, padding=1) for _ in channels)
         self.token_transformers = nn.ModuleList(
             TokenTransformer(
                 width=_PATCH * width,
