@@ -20,6 +20,8 @@ from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.checkpoints.report import describe_checkpoint
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
+from gmmvit_deploy.engines.graph_source import source_from_onnx
+from gmmvit_deploy.engines.proof import prove_attentions
 from gmmvit_deploy.errors import CheckpointError, GmmvitError, SpecError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.export.variants import graph_from_model
@@ -319,6 +321,12 @@ def test_an_attention_without_products_is_listed_with_its_reason(smallest_bundle
     assert [(match.name, match.reason) for match in matches if isinstance(match, Refusal)] == [
         (name, reason) for name in names
     ]
+    source = source_from_onnx(smallest_bundle.onnx_path)
+    proofs = prove_attentions(
+        (), source.attentions, target="8.9", profiles=1, head_dims=source.head_dims, unmatched=source.unmatched
+    )
+    assert [(proof.name, proof.fused) for proof in proofs] == [(name, False) for name in names]
+    assert {proof.reason for proof in proofs} == {f"this softmax is not part of a known form of attention: {reason}"}
 
 
 @pytest.mark.export
