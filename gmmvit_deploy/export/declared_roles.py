@@ -19,6 +19,7 @@ from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.declared import SHAPE_OPERATORS, declare
 from gmmvit_deploy.graphs.guessed_roles import guessed_attentions, guessed_roles
 from gmmvit_deploy.graphs.roles import declared_attentions
+from gmmvit_deploy.layers.attention import attentions_without_scores
 from gmmvit_deploy.layers.roles import layer_role, operator_role
 from gmmvit_deploy.precision import Role
 from gmmvit_deploy.scores.attention import AttentionScores
@@ -85,7 +86,7 @@ def declare_roles(proto: ModelProto, exported: nn.Module, *, foreign: bool = Fal
     Errors: ExportError that lists the nodes without a role, or the attentions without a matrix product before and after
     the softmax.
     """
-    attentions = _attentions(exported)
+    attentions, external = _attentions(exported), attentions_without_scores(exported)
     guessed = guessed_roles(proto.graph) if foreign else {}
     inferred = _inferred_attentions(proto, attentions) if foreign else {}
     missing = []
@@ -95,7 +96,7 @@ def declare_roles(proto: ModelProto, exported: nn.Module, *, foreign: bool = Fal
         if role is None:
             missing.append(f"{node.name}: {_missing(origin, exported)}")
         else:
-            declare(node, role, attention=_attention(role, origin, attentions) or inferred.get(node.name))
+            declare(node, role, attention=_attention(role, origin, attentions, external) or inferred.get(node.name))
     if missing:
         raise ExportError(
             "expected a declared role (what the operator is for, such as softmax) for each operator; these "
@@ -103,7 +104,7 @@ def declare_roles(proto: ModelProto, exported: nn.Module, *, foreign: bool = Fal
             hint="in the Python class of the module, wrap the layer in with_role(layer, role) where the class creates "
             "the layer, or add an entry to operator_roles of the class",
         )
-    _require_products(proto)
+    _require_products(proto, without={_in_network(path) for path in external})
 
 
 def _inferred_attentions(proto: ModelProto, answered: dict[str, AttentionScores]) -> dict[str, str]:
@@ -120,12 +121,14 @@ def _inferred_attentions(proto: ModelProto, answered: dict[str, AttentionScores]
     }
 
 
-def _require_products(proto: ModelProto) -> None:
+def _require_products(proto: ModelProto, *, without: set[str]) -> None:
     """Check that each declared attention has a matrix product before and after its softmax.
 
+    without: the names of the attentions without Q Kᵀ, which are not checked.
     Errors: ExportError that lists the attentions without these products.
     """
-    broken = [attention for attention in declared_attentions(proto.graph) if not attention.known]
+    declared = declared_attentions(proto.graph)
+    broken = [attention for attention in declared if not attention.known and attention.name not in without]
     if broken:
         raise ExportError(
             f"expected each attention to declare a matrix product, a softmax and a matrix product; {len(broken)} "
@@ -166,14 +169,19 @@ def _attentions(exported: nn.Module) -> dict[str, AttentionScores]:
     }
 
 
-def _attention(role: Role, origin: _Origin | None, attentions: dict[str, AttentionScores]) -> str | None:
+def _attention(
+    role: Role, origin: _Origin | None, attentions: dict[str, AttentionScores], external: tuple[str, ...]
+) -> str | None:
     """Return the name of the attention that a node belongs to, or None.
 
     The nodes of an attention are the matrix product Q Kᵀ, the steps on the scores, the softmax, and the matrix product
     P V, where P is the result of the softmax. A step that scales Q does not belong to the attention.
+    external: the attentions without Q Kᵀ, to which all nodes of their modules belong.
     """
     if origin is None:
         return None
+    if origin.module in external:
+        return _in_network(origin.module)
     for path, scores in attentions.items():
         inside = origin.module.removeprefix(f"{path}.scores") if origin.module.startswith(f"{path}.scores") else None
         if origin.module == path or inside == "":

@@ -36,7 +36,8 @@ _SMALL_KERNELS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastBlock:
-    """The last `layers.blocks.Block` of a network, when the head reads only the first token or the mean of the tokens.
+    """The last `layers.blocks.PreNormBlock` of a network, if the head reads only the first token or the mean of the
+    tokens.
 
     name: the name of the block's module.
     reads: ``first`` if the head reads the first token, ``mean`` if the head reads the mean of all tokens.

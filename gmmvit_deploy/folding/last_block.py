@@ -8,7 +8,7 @@ import torch
 
 from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.families import family_of
-from gmmvit_deploy.layers.blocks import Block
+from gmmvit_deploy.layers.blocks import PreNormBlock
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.layers.roles import with_role
 
@@ -40,7 +40,7 @@ def narrow_last_block(model: Model) -> tuple[str, ...]:
         return ()
     name, reads_first, n = last.name, last.reads == "first", last.tokens
     block = model.get_submodule(name)
-    if not isinstance(block, Block) or block.gives != "tokens":
+    if not isinstance(block, PreNormBlock) or block.gives != "tokens":
         return ()
     before = copy.deepcopy(block).double()
     block.gives = "first" if reads_first else "mean"

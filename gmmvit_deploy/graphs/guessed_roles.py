@@ -17,6 +17,7 @@ from gmmvit_deploy.graphs.role_patterns import (
     pads_by_zero,
     rotation_nodes,
     size_values,
+    sum_norm_nodes,
     talking_heads,
 )
 from gmmvit_deploy.graphs.wiring import Wiring
@@ -107,6 +108,7 @@ def guessed_roles(graph: GraphProto) -> dict[str, Role]:
     recognised: dict[str, Role] = {
         **dict.fromkeys(head_nodes(graph, wiring), "head"),
         **dict.fromkeys(rotation_nodes(graph, wiring), "rotation"),
+        **dict.fromkeys(sum_norm_nodes(graph, wiring), "norm"),
         **talking_heads(graph, wiring),
     }
     sizes = size_values(graph, wiring)

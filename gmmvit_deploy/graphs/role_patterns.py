@@ -4,6 +4,7 @@
     rotation       x ∘ cos + turned(x) ∘ sin, where turned(x) swaps pairs of features and negates one feature of each
                    pair (rotary position embedding), or x ∘ cos + swapped(x) ∘ sin, where the signs are in ``sin``
     head mixing    a linear map of the heads between two Transposes: (B, H, n, n) → (B, n, n, H) → (B, H, n, n)
+    norm           x / Σ x or x / (ε + Σ x), the division of a tensor by its sum (L1 norm of external attention)
 
 The functions read a graph through `Wiring`. `guessed_roles` turns the results into roles.
 """
@@ -20,7 +21,15 @@ if TYPE_CHECKING:
     from gmmvit_deploy.graphs.wiring import Wiring
     from gmmvit_deploy.precision import Role
 
-__all__ = ["head_nodes", "is_activation", "pads_by_zero", "rotation_nodes", "size_values", "talking_heads"]
+__all__ = [
+    "head_nodes",
+    "is_activation",
+    "pads_by_zero",
+    "rotation_nodes",
+    "size_values",
+    "sum_norm_nodes",
+    "talking_heads",
+]
 
 _HEADS_LAST, _HEADS_FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
 _LINEAR = frozenset({"Conv", "Gemm", "MatMul"})
@@ -114,6 +123,22 @@ def _unshaped(name: str, wiring: Wiring) -> str:
 
 def _scales_by_constant(node: NodeProto, wiring: Wiring) -> bool:
     return node.op_type == "Mul" and wiring.constant_input(node) is not None and bool(wiring.computed_inputs(node))
+
+
+def sum_norm_nodes(graph: GraphProto, wiring: Wiring) -> set[str]:
+    """Return the names of the nodes that divide a tensor by its sum: ReduceSum, Add of a constant if any, and Div."""
+    names: set[str] = set()
+    for division in graph.node:
+        if division.op_type != "Div":
+            continue
+        divided, divisor = division.input
+        added = wiring.made_by(divisor, "Add")
+        if added is not None and wiring.constant_input(added) is not None:
+            divisor = next(iter(wiring.computed_inputs(added)), "")
+        total = wiring.made_by(divisor, "ReduceSum")
+        if total is not None and total.input[0] == divided:
+            names |= {division.name, total.name, *([added.name] if added is not None else [])}
+    return names
 
 
 def talking_heads(graph: GraphProto, wiring: Wiring) -> dict[str, Role]:

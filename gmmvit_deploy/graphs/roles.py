@@ -9,9 +9,10 @@ scale        multiplication by the scalar d^(−1/2), in models whose mask does 
              for each feature (LayerScale)
 mask         elementwise multiplication of the scores S by the mask M
 score_bias   addition of a bias B to the scores
-softmax      the softmax of the scores
+softmax      the softmax of the scores, and the softmax over the tokens of external attention
 mixing       head mixing: a matrix product with a (heads, heads) matrix (CaiT), or the sums that replace it
-norm         LayerNorm: mean, variance, scale and shift; BatchNorm that the exporter did not merge into a convolution
+norm         LayerNorm: mean, variance, scale and shift; BatchNorm that the exporter did not merge into a convolution;
+             the division of a tensor by its sum (external attention)
 gelu         GELU
 activation   ReLU, the sigmoid σ, SiLU x · σ(x), quick GELU x · σ(1.702 x), and gates: an activation times a tensor
 rotation     the products, the negation and the sum that rotate Q and K by the position (rotary position embedding)
@@ -75,7 +76,8 @@ def attentions_of(graph: GraphProto) -> tuple[Attention, ...]:
 def declared_attentions(graph: GraphProto) -> tuple[Attention, ...]:
     """Return every attention that the graph's nodes declare, in the order of the graph.
 
-    An attention has ``known=False`` unless nodes before and after the softmax declare the role ``product``.
+    An attention has ``known=False`` unless nodes before and after the softmax declare the role ``product``. External
+    attention, which has no Q Kᵀ, is such an attention.
     """
     parts: dict[str, list[NodeProto]] = {}
     for node in graph.node:

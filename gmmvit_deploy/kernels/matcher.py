@@ -35,6 +35,7 @@ _HEADS_APART = [0, 2, 1, 3], [0, 1, 3, 2, 4]
 """(B, n, H, d) → (B, H, n, d), and (B, W, n, H, d) → (B, W, H, n, d).  Each permutation is its own inverse."""
 _KEYS_ACROSS = [0, 2, 3, 1], [0, 1, 3, 4, 2]
 """(B, n, H, d) → (B, H, d, n), and (B, W, n, H, d) → (B, W, H, d, n)."""
+_NOT_OVER_KEYS = "its softmax does not run over the keys, the last dimension"
 
 
 class GraphView(Protocol):
@@ -182,10 +183,7 @@ def attentions_in(view: GraphView) -> list[MatchedAttention | Refusal]:
 
 
 def summary_of(matches: Sequence[MatchedAttention | Refusal]) -> str:
-    """Return how many attentions the kernel computes, and each reason for a refusal with the refused attentions.
-
-    For example: ``3 of 4; not: blocks.3.attention (its head dim 12 is not a multiple of 16)``.
-    """
+    """Return for example ``3 of 4; not: blocks.3.attention (its head dim 12 is not a multiple of 16)``."""
     by_reason: dict[str, list[str]] = {}
     for match in matches:
         if isinstance(match, Refusal):
@@ -209,6 +207,8 @@ def _refuse(reason: str) -> NoReturn:
 
 
 def _matched(softmax: Any, name: str, view: GraphView) -> MatchedAttention:
+    if view.axis(softmax) not in (-1, len(view.shape(softmax) or ()) or view.axis(softmax)):
+        _refuse(_NOT_OVER_KEYS)
     query, key, factor, bias, before = _scores(softmax, view)
     value, last, after = _output(softmax, view)
     q = _part(query, "queries", _HEADS_APART, view)
@@ -217,7 +217,7 @@ def _matched(softmax: Any, name: str, view: GraphView) -> MatchedAttention:
     _require_equal_sizes(q, k, v)
     rows, heads, head_dim, n = q.rows, q.heads, q.head_dim, q.rows[-1]
     if view.axis(softmax) not in (-1, len(rows) + 2):
-        _refuse("its softmax does not run over the keys, the last dimension")
+        _refuse(_NOT_OVER_KEYS)
     if head_dim % LANES:
         _refuse(f"its head dim {head_dim} is not a multiple of {LANES}")
     mixing = _mixing(before, after, heads)

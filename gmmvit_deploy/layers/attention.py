@@ -3,7 +3,8 @@
     P = after(softmax(before(Q Kᵀ))) V
 
 `AttentionScores` computes softmax and the steps before and after softmax. The steps are trained, or folded (replaced by
-constants). The attention module of every family contains an `AttentionScores`.
+constants). The attention module of a family contains an `AttentionScores`, unless the attention has no Q Kᵀ: the module
+of such an attention computes its softmax itself, and declares the roles of its operators.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from torch import Tensor, nn
 
 from gmmvit_deploy.layers.roles import with_role, with_role_of
 from gmmvit_deploy.precision import Role
-from gmmvit_deploy.scores.attention import AttentionScores
+from gmmvit_deploy.scores.attention import AttentionScores, attention_scores
 
 __all__ = [
     "MaskedAttention",
     "SeparateProjections",
+    "attention_names",
+    "attentions_without_scores",
     "heads_of",
     "masked_attentions",
     "projected",
@@ -135,3 +138,23 @@ def masked_attentions(model: nn.Module) -> Iterator[tuple[str, MaskedAttention]]
     for name, module in model.named_modules():
         if isinstance(module, MaskedAttention):
             yield name, module
+
+
+def attentions_without_scores(model: nn.Module) -> tuple[str, ...]:
+    """Return the name of each module that declares a softmax but contains no `AttentionScores`.
+
+    Such a module is an attention without Q Kᵀ, such as external attention. The modules of other packages declare no
+    roles, and are never in the result.
+    """
+    with_scores = {name for name, _ in attention_scores(model)}
+    return tuple(
+        name
+        for name, module in model.named_modules()
+        if name not in with_scores and "softmax" in getattr(type(module), "operator_roles", {}).values()
+    )
+
+
+def attention_names(model: nn.Module) -> tuple[str, ...]:
+    """Return the name of each attention of a model, with or without Q Kᵀ, in the order of the modules."""
+    names = {*attentions_without_scores(model), *(name for name, _ in attention_scores(model))}
+    return tuple(name for name, _ in model.named_modules() if name in names)

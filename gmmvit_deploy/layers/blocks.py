@@ -1,4 +1,7 @@
-"""Modules shared by the families: `PatchEmbedding`, `Mlp`, and `Block`, a pre-norm transformer block."""
+"""Modules shared by the families: `PatchEmbedding`, `Mlp`, and pre-norm transformer blocks.
+
+`PreNormBlock` has an attention of any kind; `Block` has a `MaskedAttention`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from gmmvit_deploy.layers.roles import with_role
 from gmmvit_deploy.precision import Role
 from gmmvit_deploy.scores.attention import AttentionScores
 
-__all__ = ["LAYER_NORM_EPS", "Block", "Mlp", "PatchEmbedding", "flat_patches", "layer_norm"]
+__all__ = ["LAYER_NORM_EPS", "Block", "Mlp", "PatchEmbedding", "PreNormBlock", "flat_patches", "layer_norm"]
 
 LAYER_NORM_EPS = 1e-5
 
@@ -65,9 +68,10 @@ class Mlp(nn.Sequential):
         return mean
 
 
-class Block(nn.Module):
+class PreNormBlock(nn.Module):
     """Pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x)).
 
+    attention: a module that maps (B, n, dim) to (B, n, dim).
     gives: the output of the block: ``tokens`` for all tokens, ``first`` for only the first token, ``mean`` for the mean
     of the tokens. Only `folding.last_block` sets ``first`` or ``mean``.
     """
@@ -75,18 +79,11 @@ class Block(nn.Module):
     gives: Literal["tokens", "first", "mean"]
     operator_roles: ClassVar[Mapping[str, Role]] = {"add": "residual", "mean": "pooling"}
 
-    def __init__(self, *, dim: int, heads: int, head_dim: int, mlp_dim: int, scores: AttentionScores) -> None:
+    def __init__(self, *, dim: int, mlp_dim: int, attention: nn.Module) -> None:
         super().__init__()
         self.gives = "tokens"
         self.attention_norm = layer_norm(dim)
-        self.attention = MaskedAttention(
-            dim=dim,
-            heads=heads,
-            head_dim=head_dim,
-            scores=scores,
-            # In the paper authors' code, attention with a single head of the full width has no output projection.
-            projects_output=not (heads == 1 and head_dim == dim),
-        )
+        self.attention = attention
         self.mlp_norm = layer_norm(dim)
         self.mlp = Mlp(dim, mlp_dim)
 
@@ -96,5 +93,25 @@ class Block(nn.Module):
             return x.mean(dim=1, keepdim=True) + self.mlp.mean_over_tokens(self.mlp_norm(x))
         if self.gives == "first":
             x = x[:, :1]
+        return self.with_mlp(x)
+
+    def with_mlp(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch n dim"]:
         out: Tensor = x + self.mlp(self.mlp_norm(x))
         return out
+
+
+class Block(PreNormBlock):
+    """Pre-norm transformer block with a `MaskedAttention`."""
+
+    attention: MaskedAttention
+
+    def __init__(self, *, dim: int, heads: int, head_dim: int, mlp_dim: int, scores: AttentionScores) -> None:
+        attention = MaskedAttention(
+            dim=dim,
+            heads=heads,
+            head_dim=head_dim,
+            scores=scores,
+            # In the paper authors' code, attention with a single head of the full width has no output projection.
+            projects_output=not (heads == 1 and head_dim == dim),
+        )
+        super().__init__(dim=dim, mlp_dim=mlp_dim, attention=attention)

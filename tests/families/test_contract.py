@@ -26,6 +26,7 @@ from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.graphs.roles import role_disagreements
 from gmmvit_deploy.kernels.matcher import Refusal
 from gmmvit_deploy.kernels.onnxruntime_kernels import attentions_of_kernel
+from gmmvit_deploy.layers.attention import attention_names
 from gmmvit_deploy.parity.localize import blocks_of, last_tensors
 from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.parity.suspects import explain, suspects
@@ -177,7 +178,7 @@ def test_every_node_declares_its_role(small: Small, small_exports: SmallExports)
 @each_small
 def test_kernel_takes_each_attention_or_gives_a_reason(small: Small, small_exports: SmallExports) -> None:
     matches = attentions_of_kernel(onnx.load(small_exports.bundle(small).onnx_path))
-    attentions = [name for name, _ in attention_scores(small.model())]
+    attentions = list(attention_names(small.model()))
     assert [match.name for match in matches] == attentions
     assert all(match.reason for match in matches if isinstance(match, Refusal))
 
@@ -242,10 +243,8 @@ def test_blocks_are_listed_in_the_order_in_which_the_graph_runs_them(small: Smal
         model.get_submodule(name).register_forward_hook(lambda *_, name=name: ran.append(name))
     model(torch.from_numpy(small.images()))
     assert ran == list(blocks)
-    inside = [
-        name for name, _ in attention_scores(model) if any(f"{name}.".startswith(f"{block}.") for block in blocks)
-    ]
-    assert inside == [name for name, _ in attention_scores(model)]
+    inside = [name for name in attention_names(model) if any(f"{name}.".startswith(f"{block}.") for block in blocks)]
+    assert inside == list(attention_names(model))
     assert list(last_tensors(onnx.load(small_exports.bundle(small).onnx_path), blocks)) == list(blocks)
 
 

@@ -15,8 +15,8 @@ from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.families import spec_from_json
-from gmmvit_deploy.families.naive_vit.model import sinusoidal_positions
 from gmmvit_deploy.families.naive_vit.spec import NaiveViTSpec
+from gmmvit_deploy.layers.sinusoids import sinusoidal_positions
 from gmmvit_deploy.runners.eager import EagerRunner
 from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.sources.hints import LoadHints

@@ -8,10 +8,11 @@ from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.families.cait.folding import merge_layer_scale
 from gmmvit_deploy.families.cait.wide_heads import widen_heads
-from gmmvit_deploy.families.t2t.folding import UnfoldConvolution, drop_unused, unfold_as_convolution
+from gmmvit_deploy.families.t2t.folding import drop_unused, unfold_as_convolution
 from gmmvit_deploy.folding.fold import fold, fold_for_engines
 from gmmvit_deploy.folding.passes import fold_biases, fold_masks, merge_scale, merge_scale_into_mixing
 from gmmvit_deploy.layers.model import Model
+from gmmvit_deploy.layers.unfolding import Unfold, UnfoldConvolution
 from gmmvit_deploy.scores.attention import attention_scores
 from gmmvit_deploy.scores.step import Constant
 from tests.conftest import golden
@@ -109,7 +110,7 @@ def test_constants_are_listed_by_step_and_role() -> None:
 def test_unfold_as_convolution_is_exact(side: int) -> None:
     lattice = 1e3 * torch.randn(2, 5, side, side)
     expected = nn.functional.unfold(lattice, 3, stride=2, padding=1).transpose(1, 2)
-    assert UnfoldConvolution(5)(lattice).equal(expected)
+    assert UnfoldConvolution(Unfold(3, stride=2, padding=1), 5)(lattice).equal(expected)
 
 
 def test_t2t_loses_what_it_never_reads() -> None:

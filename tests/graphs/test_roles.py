@@ -98,6 +98,22 @@ def test_a_declared_attention_is_known_by_the_products_around_its_softmax(
     assert attention.nodes == (("a/qk", "a/Softmax", "a/pv") if known else ("a/Softmax",))
 
 
+@pytest.mark.parametrize("eps", [True, False], ids=["with an epsilon", "without an epsilon"])
+def test_the_division_by_a_sum_is_a_norm(eps: bool) -> None:
+    added = [helper.make_node("Add", ["e", "s"], ["a"], name="add")] if eps else []
+    graph = graph_of(
+        helper.make_node("Softmax", ["x"], ["p"], name="softmax", axis=1),
+        helper.make_node("ReduceSum", ["p", "axes"], ["s"], name="sum"),
+        *added,
+        helper.make_node("Div", ["p", "a" if eps else "s"], ["d"], name="div"),
+        helper.make_node("Div", ["d", "p"], ["y"], name="other"),
+    )
+    graph.initializer.append(helper.make_tensor("axes", TensorProto.INT64, [1], [2]))
+    graph.initializer.append(helper.make_tensor("e", TensorProto.FLOAT, [1], [1e-9]))
+    norms = {name for name, role in roles_of(graph).items() if role == "norm"}
+    assert norms == {"sum", "div", *(["add"] if eps else [])}
+
+
 ODD = (
     helper.make_node("Tanh", ["x"], ["t"], name="odd"),
     helper.make_node("Softmax", ["t"], ["y"], name="p"),

@@ -25,21 +25,12 @@ from gmmvit_deploy.layers.attention import MaskedAttention
 from gmmvit_deploy.layers.blocks import Block, PatchEmbedding
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.layers.roles import with_role
+from gmmvit_deploy.layers.sinusoids import sinusoidal_positions
 from gmmvit_deploy.precision import Role
 from gmmvit_deploy.scores.attention import AttentionScores, scaled_scores
 from gmmvit_deploy.scores.step import Oddity
 
-__all__ = ["HeadwiseProjection", "NaiveViT", "sinusoidal_positions"]
-
-_LONGEST_WAVE = 10000.0
-
-
-def sinusoidal_positions(tokens: int, dim: int) -> Float[Tensor, "1 n dim"]:
-    """Return the positions P in float32, rounded from float64 in the same way as in the tutorial."""
-    columns = torch.arange(dim)
-    even = columns - columns % 2
-    angles = torch.arange(tokens, dtype=torch.float64)[:, None] / _LONGEST_WAVE ** (even.double() / dim)
-    return torch.where(columns % 2 == 0, angles.sin(), angles.cos()).float()[None]
+__all__ = ["HeadwiseProjection", "NaiveViT"]
 
 
 class HeadwiseProjection(nn.Module):

@@ -2,39 +2,15 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gmmvit_deploy.errors import FoldError
-from gmmvit_deploy.families.t2t.model import T2T, Unfold
-from gmmvit_deploy.layers.roles import with_role
+from gmmvit_deploy.families.t2t.model import T2T
+from gmmvit_deploy.layers.unfolding import Unfold, unfolds_as_convolutions
 
-__all__ = ["UnfoldConvolution", "drop_unused", "unfold_as_convolution"]
-
-_SIDE = 3
+__all__ = ["drop_unused", "unfold_as_convolution"]
 
 
-class UnfoldConvolution(nn.Module):
-    """`Unfold` as a depthwise convolution with nine filters per channel.
-
-    Each filter selects a position of the 3×3 neighbourhood. The result is exact, because the filter multiplies the
-    selected value by 1 and adds zeros. Every runtime supports convolutions; an exported unfold operation would consist
-    of index arithmetic and Gather operators.
-    """
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        convolution = nn.Conv2d(channels, _SIDE**2 * channels, _SIDE, stride=2, padding=1, groups=channels, bias=False)
-        self.pick = with_role(convolution.requires_grad_(False), "depthwise")
-        kernels = torch.eye(_SIDE**2).reshape(_SIDE**2, 1, _SIDE, _SIDE)
-        self.pick.weight.copy_(kernels.repeat(channels, 1, 1, 1))
-
-    def forward(self, lattice: Tensor) -> Tensor:
-        picked: Tensor = self.pick(lattice)
-        return picked.flatten(2).transpose(1, 2)
-
-
-@torch.no_grad()
 def unfold_as_convolution(model: nn.Module) -> tuple[str, ...]:
     """Replace each `Unfold` by a convolution with one-hot filters.
 
@@ -47,20 +23,11 @@ def unfold_as_convolution(model: nn.Module) -> tuple[str, ...]:
     """
     if not isinstance(model, T2T):
         return ()
-    changed = []
-    for step, unfold in enumerate(model.unfolds):
-        if not isinstance(unfold, Unfold):
-            continue
-        channels = model.spec.views if step == 0 else model.spec.token_dim
-        replacement = UnfoldConvolution(channels)
-        lattice = torch.randn(2, channels, 8, 8, generator=torch.Generator().manual_seed(step))
-        if not replacement(lattice).equal(unfold(lattice)):
-            raise FoldError(f"unfolds.{step}: the convolution that replaces this Unfold module changes the output")
-        model.unfolds[step] = replacement
-        changed.append(f"unfolds.{step}")
+    channels = [model.spec.views, *[model.spec.token_dim] * model.spec.token_layers]
+    changed = unfolds_as_convolutions("unfolds", model.unfolds, channels)
     if any(isinstance(module, Unfold) for module in model.modules()):
         raise FoldError("an Unfold module remains after every unfold of the model was replaced")
-    return tuple(changed)
+    return changed
 
 
 def drop_unused(model: nn.Module) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ from gmmvit_deploy.layers.blocks import Block, Mlp, layer_norm
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.layers.roles import with_role
 from gmmvit_deploy.layers.shifted_patches import ShiftedViews
+from gmmvit_deploy.layers.unfolding import Unfold
 from gmmvit_deploy.precision import Role
 from gmmvit_deploy.scores.attention import AttentionScores, scaled_scores
 from gmmvit_deploy.scores.locality import locality_scores
@@ -95,15 +96,6 @@ class T2TBlock(Block):
         return out
 
 
-class Unfold(nn.Module):
-    """(B, c, S, S) → (B, S²/4, 9c): 3×3 neighbourhoods at stride 2."""
-
-    operator_roles: ClassVar[Mapping[str, Role]] = {"im2col": "shape"}
-
-    def forward(self, lattice: Tensor) -> Tensor:
-        return nn.functional.unfold(lattice, _SIDE, stride=2, padding=1).transpose(1, 2)
-
-
 class T2T(Model):
     """Tokens-to-token vision transformer, plain or masked.
 
@@ -122,7 +114,7 @@ class T2T(Model):
         self.spec = spec
         channels = [spec.views] + [spec.token_dim] * spec.token_layers
         self.views = ShiftedViews(1) if spec.spt else None
-        self.unfolds = nn.ModuleList(Unfold() for _ in channels)
+        self.unfolds = nn.ModuleList(Unfold(_SIDE, stride=2, padding=1) for _ in channels)
         self.token_transformers = nn.ModuleList(
             TokenTransformer(
                 width=_PATCH * width,
