@@ -13,13 +13,22 @@ from gmmvit_deploy.layers.roles import with_role
 from gmmvit_deploy.precision import Role
 from gmmvit_deploy.scores.attention import AttentionScores
 
-__all__ = ["LAYER_NORM_EPS", "Block", "Mlp", "PatchEmbedding", "layer_norm"]
+__all__ = ["LAYER_NORM_EPS", "Block", "Mlp", "PatchEmbedding", "flattened_patches", "layer_norm"]
 
 LAYER_NORM_EPS = 1e-5
 
 
 def layer_norm(dim: int) -> nn.LayerNorm:
     return nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
+
+
+def flattened_patches(
+    images: Float[Tensor, "batch channels side side"], patch_size: int
+) -> Float[Tensor, "batch n values"]:
+    """Return the p×p patches of each image, row by row, each flattened in the order (row, column, channel)."""
+    patches: Tensor = images.unflatten(3, (-1, patch_size)).unflatten(2, (-1, patch_size))
+    # (B, channel, row of the patch, row in the patch, column of the patch, column in the patch)
+    return patches.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
 
 
 class PatchEmbedding(nn.Module):
@@ -31,10 +40,7 @@ class PatchEmbedding(nn.Module):
         self.project = with_role(nn.Linear(channels * patch_size**2, dim), "embedding")
 
     def forward(self, images: Float[Tensor, "batch channels side side"]) -> Float[Tensor, "batch n dim"]:
-        patches: Tensor = images.unflatten(3, (-1, self.patch_size)).unflatten(2, (-1, self.patch_size))
-        # (B, channel, row of the patch, row in the patch, column of the patch, column in the patch)
-        patches = patches.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
-        projected: Tensor = self.project(patches)
+        projected: Tensor = self.project(flattened_patches(images, self.patch_size))
         return projected
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from gmmvit_deploy.families.cait.presets import PRESETS
 from gmmvit_deploy.families.cait.released import RELEASED
 from gmmvit_deploy.families.cait.spec import CaiTSpec
+from gmmvit_deploy.families.cait.vit_pytorch import PRENORM, SPT_LSA_PLAIN, VIT_PYTORCH
 from gmmvit_deploy.families.family import Family, OwnPass
 from gmmvit_deploy.specs import MaskSpec
 
@@ -58,7 +59,7 @@ CAIT = Family(
     name="cait",
     spec=CaiTSpec,
     build=_build,
-    sources=(RELEASED,),
+    sources=(RELEASED, SPT_LSA_PLAIN, PRENORM, VIT_PYTORCH),
     presets=PRESETS,
     mask_kinds=("plain", "gmm", "elm"),
     small=_small,

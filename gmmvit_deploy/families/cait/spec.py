@@ -15,6 +15,9 @@ class CaiTSpec(ModelSpec):
     """CaiT: patch blocks with optional masks and head mixing, then class blocks with head mixing.
 
     depth, class_depth: the number of patch blocks and of class blocks.
+    normed_patches: True if norms surround the linear layer of the patch embedding, as in vit-pytorch.
+    attends_to_itself: True if the class token attends to its normed self and to the patches, as in vit-pytorch; False
+    if the class token attends to the patches only.
     """
 
     family: ClassVar[str] = "cait"
@@ -25,6 +28,8 @@ class CaiTSpec(ModelSpec):
     heads: int
     head_dim: int
     mlp_dim: int
+    normed_patches: bool = False
+    attends_to_itself: bool = False
 
     def __post_init__(self) -> None:
         ModelSpec.__post_init__(self)

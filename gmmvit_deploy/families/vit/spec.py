@@ -12,7 +12,12 @@ __all__ = ["ViTSpec"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViTSpec(ModelSpec):
-    """A vision transformer on square images cut into square patches."""
+    """A vision transformer on square images cut into square patches.
+
+    class_token: True if a class token precedes the patches.
+    pools_all: True if the head reads the mean of all tokens, including the class token. False if the head reads the
+    class token, or the mean of the patches in a model without class token.
+    """
 
     family: ClassVar[str] = "vit"
     patch_size: int
@@ -22,6 +27,7 @@ class ViTSpec(ModelSpec):
     head_dim: int
     mlp_dim: int
     class_token: bool
+    pools_all: bool = False
 
     def __post_init__(self) -> None:
         ModelSpec.__post_init__(self)
@@ -31,11 +37,20 @@ class ViTSpec(ModelSpec):
             not (self.class_token and self.mask.kind != "plain"),
             "a masked ViT has no class token, because the mask covers only the patch grid",
         )
+        require(
+            self.class_token or not self.pools_all,
+            "pools_all is for a model with a class token; without class token, the head reads the mean of the patches",
+        )
 
     @property
     def grid(self) -> int:
         """The number of patches along a side of the image."""
         return self.image_size // self.patch_size
+
+    @property
+    def pools_class_token(self) -> bool:
+        """True if the head reads the class token, False if the head reads the mean of all tokens."""
+        return self.class_token and not self.pools_all
 
     @property
     def tokens(self) -> int:
