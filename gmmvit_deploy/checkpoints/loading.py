@@ -80,7 +80,7 @@ def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpo
         model, used = load_own_class(file, hints, *own_class)
         model = resized_as_asked(model, hints, usual=None, source=str(path))
         return _audited(file, model, used=used, unused={})
-    hints = _with_own_spec(file, hints)
+    given, hints = hints, _with_own_spec(file, hints)
     if hints.head is not None:
         file = with_linear_head(file, Path(hints.head))
     source = _source_of(file, hints)
@@ -106,7 +106,7 @@ def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpo
     model = resized_as_asked(model, hints, usual=source.interpolation(shapes, hints), source=name)
     used = {key for origin in origins.values() for key in origin_keys(origin)}
     loaded = _audited(file, model, used=used, unused=unused)
-    taken = {**source.taken_from(shapes, hints, spec), **_typed(hints)}
+    taken = {**source.taken_from(shapes, hints, spec), **_typed(given)}
     return replace(loaded, images=source.images(shapes, hints, spec), taken_from=taken)
 
 
@@ -259,6 +259,8 @@ def _with_own_spec(file: TensorFile, hints: LoadHints) -> LoadHints:
     own = spec_from_json(data)
     return replace(
         hints,
+        # This package wrote such files, with the names of the paper authors' code, before it read vit-pytorch's files.
+        source=hints.source or "spt-lsa",
         heads=own.first_heads if hints.heads is None and hints.preset is None else hints.heads,
         closed_form=own.mask.closed_form if hints.closed_form is None else hints.closed_form,
     )

@@ -22,6 +22,7 @@ from gmmvit_deploy.families.swin import SWIN
 from gmmvit_deploy.families.t2t import T2T
 from gmmvit_deploy.families.timm import TIMM
 from gmmvit_deploy.families.vit import VIT
+from gmmvit_deploy.families.vit_pytorch import VIT_PYTORCH
 from gmmvit_deploy.specs import MaskSpec, ModelSpec, spec_to_json
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ __all__ = [
     "spec_to_json",
 ]
 
-FAMILIES: tuple[Family, ...] = (VIT, SWIN, CAIT, PIT, T2T, NAIVE_VIT, DEEPVIT, RMT, EANET, TIMM)
+FAMILIES: tuple[Family, ...] = (VIT, SWIN, CAIT, PIT, T2T, NAIVE_VIT, DEEPVIT, RMT, EANET, VIT_PYTORCH, TIMM)
 """The families whose code is in this package.  `CUSTOM`, the record of a user's own classes, is not among them."""
 
 PRESETS: Mapping[str, Callable[[int, int, MaskSpec], ModelSpec]] = {

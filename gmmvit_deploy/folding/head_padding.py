@@ -38,9 +38,12 @@ def pad_heads(model: nn.Module) -> tuple[str, ...]:
         if padded_dim == head_dim:
             continue
         qkv = _with_rows(attention.qkv, groups=3 * heads, padded_dim=padded_dim)
-        out = with_role_of(attention.out, nn.Linear(heads * padded_dim, attention.out.out_features))
+        bias = attention.out.bias
+        out = nn.Linear(heads * padded_dim, attention.out.out_features, bias=bias is not None)
+        out = with_role_of(attention.out, out)
         out.weight.copy_(_pad(attention.out.weight.t(), groups=heads, padded_dim=padded_dim).t())
-        out.bias.copy_(attention.out.bias)
+        if bias is not None:
+            out.bias.copy_(bias)
         if out.weight.count_nonzero() != attention.out.weight.count_nonzero():
             raise FoldError(f"{name}: padding the heads changed the nonzero weights of the output projection")
         attention.qkv, attention.out = qkv.requires_grad_(False), out.requires_grad_(False)

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 
 from gmmvit_deploy.graphs.declared import SHAPE_OPERATORS, Attention
 from gmmvit_deploy.graphs.role_patterns import (
+    adds_token_sum,
     head_nodes,
     is_activation,
     pads_by_zero,
+    root_mean_square_nodes,
     rotation_nodes,
     size_values,
     sum_norm_nodes,
@@ -111,14 +113,17 @@ def guessed_roles(graph: GraphProto) -> dict[str, Role]:
         **dict.fromkeys(sum_norm_nodes(graph, wiring), "norm"),
         **talking_heads(graph, wiring),
     }
+    norms = root_mean_square_nodes(graph, wiring)
     sizes = size_values(graph, wiring)
-    image = {value.name for value in graph.input}  # the image, and the image scaled, normalised or rearranged
+    image = {value.name for value in graph.input}  # the image, and the image scaled, normalised, normed or rearranged
     activated: set[str] = set()
     roles: dict[str, Role] = {}
     for node in graph.node:
         read = wiring.computed_inputs(node)
         on_image = bool(read) and image.issuperset(read)
-        if node.op_type in _DIRECT:
+        if node.name in norms:
+            role: Role = "norm"
+        elif node.op_type in _DIRECT:
             role = _DIRECT[node.op_type]
         elif sizes.issuperset(node.output) or pads_by_zero(node, wiring):
             role = "shape"
@@ -133,7 +138,7 @@ def guessed_roles(graph: GraphProto) -> dict[str, Role]:
         roles[node.name] = role
         if role in ("activation", "gelu"):
             activated.update(node.output)
-        if on_image and role in ("shape", "input") and node.op_type != "Shape":
+        if on_image and role in ("shape", "input", "norm") and node.op_type != "Shape":
             image.update(node.output)
     return roles
 
@@ -164,7 +169,7 @@ def _elementwise_role(node: NodeProto, wiring: Wiring, *, inside: bool, on_image
     if operator == "Add":
         if inside:
             return "score_bias"
-        return "residual" if index is None else "bias"
+        return "residual" if index is None and not adds_token_sum(node, wiring) else "bias"
     return "unknown"
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.cast import numpy_type
 from gmmvit_deploy.graphs.constants import ConstantRecord, LayerConstant, MaskChange, array_of
-from gmmvit_deploy.graphs.proof import FORBIDDEN, constant_nodes
+from gmmvit_deploy.graphs.proof import constant_nodes, unfolded_operators
 from gmmvit_deploy.precision import POLICY
 from gmmvit_deploy.writing import sha256_of_bytes
 
@@ -60,8 +60,7 @@ def require_folded(proto: ModelProto) -> None:
 
     Errors: ExportError when the graph computes a mask or another constant at run time.
     """
-    operators = {node.op_type for node in proto.graph.node}
-    if left := sorted(FORBIDDEN & operators):
+    if left := unfolded_operators(proto.graph):
         raise ExportError(
             f"the graph computes its mask at run time, with the operators {', '.join(left)}", hint=_EXPORT
         )

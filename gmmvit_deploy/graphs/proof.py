@@ -13,12 +13,13 @@ import numpy as np
 
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.constants import ConstantRecord, LayerConstant, LayerConstants, bytes_of_array
+from gmmvit_deploy.graphs.declared import declared_role
 from gmmvit_deploy.writing import sha256_of_bytes
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto
 
-__all__ = ["constant_nodes", "prove_folded"]
+__all__ = ["constant_nodes", "prove_folded", "unfolded_operators"]
 
 FORBIDDEN = frozenset({"Einsum", "Exp", "Pow", "Reciprocal", "ScatterND", "Sqrt"})
 """Operators with which an unfolded graph computes its masks.  A folded graph contains no such operator."""
@@ -40,6 +41,14 @@ def constant_nodes(graph: GraphProto) -> list[str]:
     return idle
 
 
+def unfolded_operators(graph: GraphProto) -> list[str]:
+    """Return the operators of `FORBIDDEN` that the graph contains, sorted.
+
+    Nodes with the role ``norm`` do not count: a norm over the heads divides by a square root that depends on the image.
+    """
+    return sorted(FORBIDDEN & {node.op_type for node in graph.node if declared_role(node) != "norm"})
+
+
 def prove_folded(
     proto: ModelProto, folded: LayerConstants, *, foreign: bool = False
 ) -> tuple[tuple[ConstantRecord, ...], tuple[ConstantRecord, ...]]:
@@ -50,14 +59,13 @@ def prove_folded(
     Returns (the record of each mask, the record of each bias).
     Errors: ExportError when
 
-    - the graph contains an operator of `FORBIDDEN`, or a node whose inputs are all constants;
+    - the graph contains an operator of `FORBIDDEN` outside a norm, or a node whose inputs are all constants;
     - a mask or bias is absent, or the graph has more copies of the mask or bias than layers with this mask or bias;
     - the number of Mul nodes that read a mask, or of Add nodes that read a bias, differs from the number of layers with
       this mask or bias, or another node reads the mask or bias.
     """
     graph = proto.graph
-    operators = Counter(node.op_type for node in graph.node)
-    if not foreign and (left := sorted(FORBIDDEN & operators.keys())):
+    if not foreign and (left := unfolded_operators(graph)):
         raise ExportError(f"the graph is not folded: it contains the operators {', '.join(left)}")
     if idle := constant_nodes(graph):
         raise ExportError(f"the graph computes constants at run time: {', '.join(idle)}")

@@ -3,6 +3,8 @@
     activation     max(x, 0);  σ(x);  x · σ(x) (SiLU);  x · σ(1.702 x) (quick GELU);  a gate, activation(x) · y
     rotation       x ∘ cos + turned(x) ∘ sin, where turned(x) swaps pairs of features and negates one feature of each
                    pair (rotary position embedding), or x ∘ cos + swapped(x) ∘ sin, where the signs are in ``sin``
+    root mean square   x / √(mean(x²) + ε), a norm without centring
+    token sum      y + f · Σ_j x_j with a constant f: a bias that depends on the sum over the tokens
     head mixing    a linear map of the heads between two Transposes: (B, H, n, n) → (B, n, n, H) → (B, H, n, n)
     norm           x / Σ x or x / (ε + Σ x), the division of a tensor by its sum (L1 norm of external attention)
 
@@ -22,9 +24,11 @@ if TYPE_CHECKING:
     from gmmvit_deploy.precision import Role
 
 __all__ = [
+    "adds_token_sum",
     "head_nodes",
     "is_activation",
     "pads_by_zero",
+    "root_mean_square_nodes",
     "rotation_nodes",
     "size_values",
     "sum_norm_nodes",
@@ -62,6 +66,33 @@ def is_activation(node: NodeProto, wiring: Wiring, activated: set[str]) -> bool:
         return bool(activated.intersection(node.input))
     # The factor of quick GELU multiplies only the input of the Sigmoid.
     return wiring.sizes[node.input[index]] == 1 and wiring.only_reader(node.output[0], "Sigmoid") is not None
+
+
+def root_mean_square_nodes(graph: GraphProto, wiring: Wiring) -> set[str]:
+    """Return the names of the nodes of each x / √(mean(x²) + ε): Pow or Mul, ReduceMean, Add, Sqrt and Div."""
+    names: set[str] = set()
+    for division in graph.node:
+        root = wiring.made_by(division.input[1], "Sqrt") if division.op_type == "Div" else None
+        total = wiring.made_by(root.input[0], "Add") if root is not None else None
+        index = wiring.constant_input(total) if total is not None else None
+        if root is None or total is None or index is None:
+            continue
+        mean = wiring.made_by(total.input[1 - index], "ReduceMean")
+        square = wiring.maker.get(mean.input[0]) if mean is not None else None
+        if mean is None or square is None or square.op_type not in ("Mul", "Pow"):
+            continue
+        if {division.input[0]} == set(wiring.computed_inputs(square)):
+            names |= {square.name, mean.name, total.name, root.name, division.name}
+    return names
+
+
+def adds_token_sum(node: NodeProto, wiring: Wiring) -> bool:
+    """Return True if the node is an Add of f · ReduceSum(x), where f is a constant."""
+    products = [product for name in node.input if (product := wiring.made_by(name, "Mul")) is not None]
+    return node.op_type == "Add" and any(
+        wiring.constant_input(product) is not None and any(wiring.made_by(name, "ReduceSum") for name in product.input)
+        for product in products
+    )
 
 
 def rotation_nodes(graph: GraphProto, wiring: Wiring) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from gmmvit_deploy.precision import Role
 from gmmvit_deploy.scores.step import Operation, Step
 
-__all__ = ["HeadBatchNorm", "HeadBias", "HeadMixing", "HeadNorm"]
+__all__ = ["CentredHeadNorm", "HeadBatchNorm", "HeadBias", "HeadMixing", "HeadNorm"]
 
 
 class HeadMixing(Step):
@@ -155,3 +156,58 @@ class HeadNorm(Step):
 
     def mistakes(self) -> Iterator[tuple[str, Step | None]]:
         yield "no normalisation over the heads", None
+        yield "the normalisation over the keys in place of the heads", _KeyNorm(self)
+
+
+class _KeyNorm(HeadNorm):
+    """A mistaken `HeadNorm`: the mean and the standard deviation are those of the keys of a query and a head."""
+
+    def __init__(self, like: HeadNorm) -> None:
+        super().__init__(like.weight.detach(), like.bias.detach(), eps=like.eps)
+
+    def forward(self, scores: Float[Tensor, "batch heads i j"]) -> Float[Tensor, "batch heads i j"]:
+        normed = nn.functional.layer_norm(scores, scores.shape[-1:], eps=self.eps)
+        return normed * self.weight[:, None, None] + self.bias[:, None, None]
+
+
+class CentredHeadNorm(Step):
+    """The folded form of `HeadNorm` for scores whose mean over the heads is 0 at each pair of tokens.
+
+    S'[h, i, j] = weight[h] · S[h, i, j] / √(mean_g S[g, i, j]² + ε) + bias[h]
+
+    weight, bias: (H), or None after folding has moved both to the values V.
+    """
+
+    operation: Operation = "normalise"
+    role: Role = "norm"
+    is_constant: bool = True
+    weight: Tensor | None
+    bias: Tensor | None
+
+    def __init__(self, like: HeadNorm) -> None:
+        super().__init__()
+        self.eps = like.eps
+        self.heads = len(like.weight)
+        self.register_buffer("weight", like.weight.detach().clone())
+        self.register_buffer("bias", like.bias.detach().clone())
+
+    def without_affine(self) -> CentredHeadNorm:
+        """Return this norm without weight and bias."""
+        bare = copy.copy(self)
+        bare._buffers = {"weight": None, "bias": None}
+        return bare
+
+    def matrix(self) -> Float[Tensor, "2 heads"]:
+        """Return the weight and the bias, stacked; ones and zeros if folding has moved both to V."""
+        if self.weight is None or self.bias is None:
+            return torch.stack([torch.ones(self.heads), torch.zeros(self.heads)])
+        return torch.stack([self.weight, self.bias])
+
+    def forward(self, scores: Float[Tensor, "batch heads i j"]) -> Float[Tensor, "batch heads i j"]:
+        normed = scores / (scores.square().mean(dim=-3, keepdim=True) + self.eps).sqrt()
+        if self.weight is None or self.bias is None:
+            return normed
+        return normed * self.weight[:, None, None] + self.bias[:, None, None]
+
+    def folded(self) -> Step:
+        return self

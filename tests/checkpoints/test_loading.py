@@ -255,7 +255,7 @@ class TestPreset:
     def test_against_heads(self, tmp_path: Path) -> None:
         path = saved(tmp_path, released_state_dict(ViT(self.spec(MaskSpec()))))
         with pytest.raises(CheckpointError, match="--heads 6, but the preset has 12"):
-            load_checkpoint(path, LoadHints(preset="vit", heads=6))
+            load_checkpoint(path, LoadHints(preset="vit", heads=6, pool="cls"))
 
 
 def _drop(name: str) -> Callable[[State], None]:

@@ -169,7 +169,7 @@ def cases() -> Iterator[tuple[str, Case]]:
                 lambda x: normed(x, exact(norm), exact(shift)),
                 "norm",
                 after=after,
-                mistakes=1,
+                mistakes=2,
             ),
         )
         shifted = Case(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gmmvit_deploy.families.cait.presets import PRESETS
 from gmmvit_deploy.families.cait.released import RELEASED, SPT_LSA
 from gmmvit_deploy.families.cait.spec import CaiTSpec
+from gmmvit_deploy.families.cait.vit_pytorch import PRENORM, SPT_LSA_PLAIN, VIT_PYTORCH
 from gmmvit_deploy.families.family import Family, OwnPass
 from gmmvit_deploy.specs import MaskSpec
 
@@ -64,7 +65,7 @@ CAIT = Family(
     name="cait",
     spec=CaiTSpec,
     build=_build,
-    sources=(RELEASED, SPT_LSA),
+    sources=(RELEASED, SPT_LSA, SPT_LSA_PLAIN, PRENORM, VIT_PYTORCH),
     presets=PRESETS,
     mask_kinds=("plain", "gmm", "elm"),
     small=_small,

@@ -3,7 +3,8 @@
 scores:        S' = W_preᵀ · (M ∘ (Q Kᵀ · d^(−1/2)))
 weights:       A' = W_postᵀ · softmax(S');   out = A' V
 patch blocks:  x = x + γ ∘ attention(norm(x));  x = x + γ ∘ mlp(norm(x))
-class blocks:  the same formulas for the class token only; K and V are computed from the patch tokens without a norm
+class blocks:  the same formulas for the class token only; K and V are computed from the patch tokens without a norm, in
+               vit-pytorch from the normed class token and the patch tokens without a norm
 
 M is the mask (patch blocks only), and d is the head dim. W_pre and W_post are (heads, heads) matrices that mix the
 heads. γ is the factor of LayerScale for each feature.
@@ -27,6 +28,7 @@ from gmmvit_deploy.families.cait.spec import CaiTSpec
 from gmmvit_deploy.layers.attention import heads_of, projected
 from gmmvit_deploy.layers.blocks import Mlp, PatchEmbedding, layer_norm
 from gmmvit_deploy.layers.model import Model
+from gmmvit_deploy.layers.normed_patches import NormedPatchEmbedding
 from gmmvit_deploy.layers.roles import with_role
 from gmmvit_deploy.layers.shifted_patches import ShiftedPatches
 from gmmvit_deploy.precision import Role
@@ -80,14 +82,16 @@ class ScaledBranch(nn.Module):
     """A pre-norm branch f with LayerScale: γ ∘ f(norm(x), …).
 
     gamma: γ, the factor for each feature; None after `folding.merge_layer_scale` has merged γ into f.
+    attends_to_itself: True if the attention of a class block reads K and V also from the normed class token.
     """
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"mul": "scale"}
 
     gamma: nn.Parameter | None
 
-    def __init__(self, dim: int, inner: nn.Module) -> None:
+    def __init__(self, dim: int, inner: nn.Module, *, attends_to_itself: bool = False) -> None:
         super().__init__()
+        self.attends_to_itself = attends_to_itself
         self.norm = layer_norm(dim)
         self.inner = inner
         self.gamma = nn.Parameter(torch.full((1, 1, dim), 0.1))
@@ -95,6 +99,8 @@ class ScaledBranch(nn.Module):
     def forward(self, x: Tensor, *context: Tensor) -> Tensor:
         normed = self.norm(x)
         # Patch blocks attend to the normed input of the block. Class blocks attend to the patch tokens without a norm.
+        if context and self.attends_to_itself:
+            context = (torch.cat([normed, *context], dim=1),)
         inputs = (normed,) if isinstance(self.inner, Mlp) else (normed, *(context or (normed,)))
         out: Tensor = self.inner(*inputs)
         return out if self.gamma is None else out * self.gamma
@@ -108,7 +114,7 @@ class CaiTBlock(nn.Module):
     def __init__(self, spec: CaiTSpec, before: Mapping[str, Step | None]) -> None:
         super().__init__()
         attention = TalkingHeadsAttention(dim=spec.dim, heads=spec.heads, head_dim=spec.head_dim, before=before)
-        self.attention = ScaledBranch(spec.dim, attention)
+        self.attention = ScaledBranch(spec.dim, attention, attends_to_itself=spec.attends_to_itself)
         self.mlp = ScaledBranch(spec.dim, Mlp(spec.dim, spec.mlp_dim))
 
     def forward(self, x: Tensor, *context: Tensor) -> Tensor:
@@ -130,7 +136,7 @@ class CaiT(Model):
     def __init__(self, spec: CaiTSpec) -> None:
         super().__init__()
         self.spec = spec
-        embedding = ShiftedPatches if spec.spt else PatchEmbedding
+        embedding = ShiftedPatches if spec.spt else NormedPatchEmbedding if spec.normed_patches else PatchEmbedding
         self.patch_embedding = embedding(spec.patch_size, spec.dim, channels=spec.channels)
         self.position_embedding = nn.Parameter(0.02 * torch.randn(1, spec.grid**2, spec.dim))
         self.class_token = nn.Parameter(torch.randn(1, 1, spec.dim))

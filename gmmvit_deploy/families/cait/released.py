@@ -32,7 +32,6 @@ from gmmvit_deploy.sources.shapes import (
     preset_of,
 )
 from gmmvit_deploy.sources.spt_lsa import (
-    OPTION,
     has_shifted,
     shifted_names,
     shifted_patch,
@@ -136,7 +135,6 @@ RELEASED = released_source(
     spec=infer_spec,
     names=released_names,
     known_unused=known_unused,
-    option=OPTION,
 )
 SPT_LSA = spt_lsa_source(
     signature=(r"patch_transformer\.layers",),

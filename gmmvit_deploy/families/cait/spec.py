@@ -17,6 +17,9 @@ class CaiTSpec(ModelSpec):
     depth, class_depth: the number of patch blocks and of class blocks.
     spt: True for shifted patch tokenisation in place of a linear patch embedding.
     lsa: True for locality self-attention: learned temperatures, and −1e-9 on the diagonal of the patch blocks' scores.
+    normed_patches: True if norms surround the linear layer of the patch embedding, as in vit-pytorch.
+    attends_to_itself: True if the class token attends to its normed self and to the patches, as in vit-pytorch; False
+    if the class token attends to the patches only.
     """
 
     family: ClassVar[str] = "cait"
@@ -29,6 +32,8 @@ class CaiTSpec(ModelSpec):
     mlp_dim: int
     spt: bool = False
     lsa: bool = False
+    normed_patches: bool = False
+    attends_to_itself: bool = False
 
     def __post_init__(self) -> None:
         ModelSpec.__post_init__(self)

@@ -48,7 +48,9 @@ def _blocks(spec: ViTSpec) -> tuple[str, ...]:
 
 
 def _last_block(spec: ViTSpec) -> LastBlock:
-    return LastBlock(name=f"blocks.{spec.depth - 1}", reads="first" if spec.class_token else "mean", tokens=spec.tokens)
+    return LastBlock(
+        name=f"blocks.{spec.depth - 1}", reads="first" if spec.pools_class_token else "mean", tokens=spec.tokens
+    )
 
 
 VIT = Family(

@@ -4,6 +4,7 @@ x = patches(image)·W + b  [class token first]  + position
 x = x + attention(norm(x));  x = x + mlp(norm(x))          depth times, pre-norm
 logits = head(norm(mean of the tokens))                    without a class token (masked models)
 logits = head(norm(class token))                           with a class token (plain models of the paper authors' code)
+logits = head(norm(mean of all tokens))                    with a class token that is pooled like a patch (vit-pytorch)
 
 SPT replaces the patch embedding (`layers.shifted_patches`), and LSA the steps on the scores (`scores.locality`).
 """
@@ -67,7 +68,7 @@ class ViT(Model):
         x = x + self.position_embedding
         for block in self.blocks:
             x = block(x)
-        pooled = x[:, 0] if self.class_token is not None else x.mean(dim=1)
+        pooled = x[:, 0] if self.spec.pools_class_token else x.mean(dim=1)
         logits: Tensor = self.head(self.head_norm(pooled))
         return logits
 

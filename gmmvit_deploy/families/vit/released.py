@@ -13,6 +13,9 @@ Checkpoints of the released code of SPT and LSA ("Vision Transformer for Small-S
 
 to_patch_embedding.merging.{1,2}     with SPT: LayerNorm and linear layer, in place of to_patch_embedding.1
 transformer.layers.{i}.0.fn.scale    with LSA: the temperature of each head
+
+The PreNorm style of vit-pytorch gives a plain ViT the same names and shapes, without ``mask``. In vit-pytorch, the head
+of a ViT with class token can also read the mean of all tokens, so a file without ``mask`` needs ``--pool``.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.families.vit.presets import PRESETS
 from gmmvit_deploy.families.vit.spec import ViTSpec
 from gmmvit_deploy.sources.hints import LoadHints
+from gmmvit_deploy.sources.pooling import asked_pool, known_pool
 from gmmvit_deploy.sources.released import block_names, released_source
 from gmmvit_deploy.sources.shapes import (
     Shapes,
@@ -38,6 +42,7 @@ _LAYERS = "transformer.layers"
 _FIRST = f"{_LAYERS}.0.0.fn"
 _TEMPERATURE = r"transformer\.layers\.\d+\.0\.fn\.scale$"
 _LINEAR, _SHIFTED = "to_patch_embedding.1", "to_patch_embedding.merging"
+_ROOT_MASK = "mask"
 
 
 def released_names(spec: ViTSpec) -> dict[str, str]:
@@ -91,6 +96,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> ViTSpec:
             f"{source}: the file has a class token and a {mask.kind} mask; expected no class token, "
             "because the masked ViTs of the released code have no class token"
         )
+    pools_all = _pools_all(shapes, hints, class_token=class_token, spt_lsa=spt or temperatures is not None)
     inner_dim = shapes.of(f"{_FIRST}.to_qkv.weight", rank=2)[0] // 3
     classes = shapes.of("mlp_head.1.weight", rank=2)[0]
     preset = preset_of(hints, PRESETS, classes=classes, image_size=grid * patch_size, mask=mask)
@@ -121,9 +127,33 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> ViTSpec:
         class_token=class_token,
         spt=spt,
         lsa=temperatures is not None,
+        pools_all=pools_all,
         mask=mask,
         channels=channels,
     )
+
+
+def _pools_all(shapes: Shapes, hints: LoadHints, *, class_token: bool, spt_lsa: bool) -> bool:
+    """Return True if the head reads the mean of all tokens, including the class token.
+
+    spt_lsa: True if the tensors show SPT or LSA.
+    Errors: CheckpointError when the user must type ``--pool``, or types a value that contradicts the file.
+    """
+    if not class_token:
+        known_pool(shapes.source, hints, pool="mean", evidence="the file has no class token, so the pooling is")
+        return False
+    if _ROOT_MASK in shapes:
+        evidence = "the tensor mask shows the paper authors' code, whose pooling is"
+        known_pool(shapes.source, hints, pool="cls", evidence=evidence)
+        return False
+    if spt_lsa:
+        evidence = "the tensors show the code of SPT and LSA, whose pooling is"
+        known_pool(shapes.source, hints, pool="cls", evidence=evidence)
+        return False
+    if hints.source == "spt-lsa":
+        known_pool(shapes.source, hints, pool="cls", evidence="the pooling of --source spt-lsa is")
+        return False
+    return asked_pool(shapes.source, hints) == "mean"
 
 
 RELEASED = released_source(

@@ -14,6 +14,9 @@ __all__ = ["ViTSpec"]
 class ViTSpec(ModelSpec):
     """A vision transformer on square images cut into square patches.
 
+    class_token: True if a class token precedes the patches.
+    pools_all: True if the head reads the mean of all tokens, including the class token. False if the head reads the
+    class token, or the mean of the patches in a model without class token.
     spt: True for shifted patch tokenisation in place of a linear patch embedding.
     lsa: True for locality self-attention: learned temperatures, and no token attends to itself.
     """
@@ -28,6 +31,7 @@ class ViTSpec(ModelSpec):
     class_token: bool
     spt: bool = False
     lsa: bool = False
+    pools_all: bool = False
 
     def __post_init__(self) -> None:
         ModelSpec.__post_init__(self)
@@ -39,11 +43,20 @@ class ViTSpec(ModelSpec):
             "a masked ViT has no class token, because the mask covers only the patch grid",
         )
         require(not self.lsa or self.tokens > 1, "lsa: expected at least 2 tokens, because no token attends to itself")
+        require(
+            self.class_token or not self.pools_all,
+            "pools_all is for a model with a class token; without class token, the head reads the mean of the patches",
+        )
 
     @property
     def grid(self) -> int:
         """The number of patches along a side of the image."""
         return self.image_size // self.patch_size
+
+    @property
+    def pools_class_token(self) -> bool:
+        """True if the head reads the class token, False if the head reads the mean of all tokens."""
+        return self.class_token and not self.pools_all
 
     @property
     def tokens(self) -> int:
