@@ -46,10 +46,6 @@ class HeadMixing(Step):
         per_row = factor if factor.dim() == 0 else factor.reshape(-1, 1)
         return HeadMixing(self.weight.detach() * per_row).requires_grad_(False)
 
-    def mistakes(self) -> Iterator[tuple[str, Step | None]]:
-        yield "no head mixing", None
-        yield "head mixing transposed", HeadMixing(self.weight.detach().transpose(0, 1).contiguous())
-
 
 class HeadBias(Step):
     """A bias of each head: S'[g] = S[g] + bias[g], the bias of the 1×1 convolution that mixes heads.

@@ -31,7 +31,15 @@ from gmmvit_deploy.scores.heads import HeadBatchNorm, HeadBias, HeadMixing
 from gmmvit_deploy.scores.scales import Scale
 from gmmvit_deploy.scores.step import Step
 
-__all__ = ["ConvolutionStem", "DeepViT", "DeepViTBlock", "ReAttention", "StemNorm", "TransformScale"]
+__all__ = [
+    "ConvolutionStem",
+    "DeepViT",
+    "DeepViTBlock",
+    "ReAttention",
+    "ReattentionMixing",
+    "StemNorm",
+    "TransformScale",
+]
 
 _EPS = 1e-6
 """The epsilon of every LayerNorm. The constructor of the authors' code has 1e-5 as default, every preset has 1e-6."""
@@ -42,6 +50,14 @@ class TransformScale(Scale):
 
     def mistakes(self) -> Iterator[tuple[str, Step | None]]:
         yield "the transform scale left out", None
+
+
+class ReattentionMixing(HeadMixing):
+    """`HeadMixing` of Re-attention.  The file stores the transposed matrix, [new head, old head]."""
+
+    def mistakes(self) -> Iterator[tuple[str, Step | None]]:
+        yield "no head mixing", None
+        yield "head mixing transposed", HeadMixing(self.weight.detach().transpose(0, 1).contiguous())
 
 
 class ReAttention(MaskedAttention):
@@ -81,7 +97,7 @@ def reattention_steps(spec: DeepViTSpec) -> dict[str, Step | None]:
     """Return name → step after softmax for a block with re-attention, with random weights."""
     heads = spec.heads
     return {
-        "mixing": HeadMixing(torch.randn(heads, heads)),
+        "mixing": ReattentionMixing(torch.randn(heads, heads)),
         "bias": HeadBias(torch.zeros(heads)),
         "norm": HeadBatchNorm(heads, tokens=spec.tokens),
         "scale": TransformScale(spec.head_dim**-0.5) if spec.transform_scale else None,
