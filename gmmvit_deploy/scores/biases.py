@@ -202,6 +202,15 @@ class ManhattanDecay(Add):
     def matrix(self) -> Float[Tensor, "heads n n"]:
         return self.decay[:, None, None] * self.distances
 
+    def oddities(self) -> Iterator[Oddity]:
+        for head, decay in enumerate(self.decay.tolist()):
+            if decay >= 0:
+                yield Oddity(
+                    severity="warning",
+                    where=f" head {head}",
+                    what=f"expected a decay below 0, got {decay:.4g}: distant tokens do not get less weight",
+                )
+
     def mistakes(self) -> Iterator[tuple[str, Step | None]]:
         yield "the decay missing", None
         yield "the decay of the heads in reverse order", Constant(self.matrix().flip(0), like=self)

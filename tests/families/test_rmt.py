@@ -349,6 +349,17 @@ def test_an_object_in_the_arguments_is_refused(tmp_path: Path) -> None:
         load_checkpoint(tmp_path / "object.pth", golden("rmt_2023").hints)
 
 
+def test_a_decay_that_does_not_decrease_is_a_warning(tmp_path: Path) -> None:
+    held = content("rmt_2023")
+    held["model"]["layers.1.Relpos.decay"][1] *= -1
+    torch.save(held, tmp_path / "grows.pth")
+    findings = load_checkpoint(tmp_path / "grows.pth", golden("rmt_2023").hints).findings
+    where = "stages.1.blocks.0.attention"
+    assert {finding.where for finding in findings} == {f"{where}.rows head 1", f"{where}.columns head 1"}
+    assert all("expected a decay below 0" in finding.what for finding in findings)
+    assert not loaded("rmt_2023").findings
+
+
 # ---- preprocessing -------------------------------------------------------------------------------------------------
 
 
