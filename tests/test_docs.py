@@ -126,6 +126,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).symlink_to(GOLDEN / "timm" / name)
     (folder / "rmt.pth").symlink_to(GOLDEN / "rmt" / "rmt_tiny_like.pth")
     (folder / "mnist.pt").symlink_to(GOLDEN / "naive_vit" / "mnist_vit.pt")
+    (folder / "deepvit.pt").symlink_to(GOLDEN / "vit_pytorch" / "vp_deepvit.pt")
     (folder / "my_vit.py").write_text(NETWORK, encoding="utf-8")
     save_weights(folder / "my_vit.py", folder / "my_vit.pth", **ARGUMENTS)
     (folder / "vit_of_32_pixels.pth.tar").symlink_to(GOLDEN / "timm" / "timm_vit.pth.tar")

@@ -83,9 +83,17 @@ class Shapes:
 
         pattern: a regular expression that matches the start of a name, whose first group is the number in the name.
         The result is 1 + the largest number, or 0 if no name matches.
+        Errors: CheckpointError when the result is larger than the number of tensors.
         """
         matches = [match for match in map(re.compile(pattern).match, self.tensors) if match]
-        return max((int(match.group(1)) + 1 for match in matches), default=0)
+        last = max(matches, key=lambda match: int(match.group(1)), default=None)
+        count = 0 if last is None else int(last.group(1)) + 1
+        if last is not None and count > len(self.tensors):
+            raise CheckpointError(
+                f"{self.source}: the name {last.string} counts {count} layers, but the file has only "
+                f"{len(self.tensors)} tensors"
+            )
+        return count
 
     def grid(self, positions: int, *, where: str) -> int:
         """Return the side of the square grid with this number of positions.

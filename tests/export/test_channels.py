@@ -274,7 +274,8 @@ def test_tensor_input_without_normalisation(tmp_path: Path) -> None:
 def test_every_family_takes_other_channels(spec: ModelSpec, tmp_path: Path) -> None:
     checkpoint = saved_checkpoint(tmp_path / "model.pth", spec)
     heads = spec.heads[0] if isinstance(spec.heads, tuple) else spec.heads
-    hints = LoadHints(heads=heads, channels=spec.channels, image_size=16)
+    source = "spt-lsa"  # the names of a plain ViT and a plain CaiT are also those of vit-pytorch
+    hints = LoadHints(heads=heads, channels=spec.channels, image_size=16, source=source)
     bundle = bundle_from_checkpoint(checkpoint, tmp_path / "bundle", options(spec.channels), hints=hints)
     assert bundle.manifest.spec == spec
     variant_from_bundle(bundle, "fp16")  # the forms for engines, too

@@ -348,6 +348,8 @@ def _nan(key: str) -> Callable[[State], None]:
         ("vp_spt_lsa", _nan("transformer.layers.1.0.temperature"), "temperature: 1 of 1 values"),
         ("vp_cait", _drop("patch_transformer.layers.1.0.fn.mix_heads_post_attn"), "no tensor .*mix_heads_post_attn"),
         ("vp_cait", _shape("pos_embedding", 1, 17, 40), "pos_embedding has 17 positions; expected a square grid"),
+        ("vp_vit", _shape("transformer.layers.1000000000.0.norm.weight", 40), "counts 1000000001 layers, but"),
+        ("vp_cait", _shape("cls_transformer.layers.1000000000.0.scale", 1, 1, 40), "counts 1000000001 layers, but"),
         ("vp_cait", _nan("cls_transformer.layers.0.0.scale"), "scale: 40 of 40 values"),
     ],
 )
