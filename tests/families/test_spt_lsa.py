@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
+import openvino
 import pytest
 import torch
 from torch import Tensor, nn
@@ -25,8 +26,9 @@ from gmmvit_deploy.families.counting import trainable_parameters
 from gmmvit_deploy.families.t2t.model import T2T
 from gmmvit_deploy.families.t2t.spec import T2TSpec
 from gmmvit_deploy.folding.fold import SCORE_PASSES, fold, fold_for_engines, folding_passes
-from gmmvit_deploy.kernels.matcher import Refusal
+from gmmvit_deploy.kernels.matcher import Refusal, attentions_in
 from gmmvit_deploy.kernels.onnxruntime_kernels import attentions_of_kernel
+from gmmvit_deploy.kernels.openvino_view import OpenVinoView
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.layers.shifted_patches import ShiftedPatches, ShiftedViews
 from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
@@ -215,6 +217,8 @@ def test_the_cpu_kernel_takes_every_attention(family: str, small_exports: SmallE
     assert [match.reason for match in refused] == (
         ["it has 1 query token and 16 key tokens, expected equal numbers"] if family == "cait" else []
     )
+    in_openvino = attentions_in(OpenVinoView(openvino.Core().read_model(bundle.onnx_path)))
+    assert [type(match) for match in in_openvino] == [type(match) for match in matches]
     expected = exact(small.model(), images)
     with OnnxRuntimeRunner(bundle) as plain:
         limit = 4 * np.abs(plain.run(images) - expected).max() + 1e-6 * np.abs(expected).max()

@@ -7,7 +7,7 @@ import pytest
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.folding.fold import fold
-from gmmvit_deploy.kernels.prepared_masks import prepared_mask
+from gmmvit_deploy.kernels.prepared_masks import prepared_bias, prepared_mask, takes_bias
 from tests.conftest import golden
 from tests.kernels.test_masked_attention import mask_on_grid
 
@@ -52,3 +52,12 @@ def test_what_is_not_finite_is_read_whole() -> None:
 def test_small_masks_are_read_whole(n: int) -> None:
     """Expanding small masks would take longer than reading them whole."""
     assert prepared_mask(np.ones((2, n, n), np.float32), "f32").grid == 0
+
+
+def test_a_bias_of_all_heads_is_repeated_for_each_head() -> None:
+    bias = np.random.default_rng(0).standard_normal((20, 20), dtype=np.float32)
+    np.fill_diagonal(bias, -np.inf)
+    assert takes_bias((20, 20), 3, 20, ())
+    assert not takes_bias((20, 21), 3, 20, ())
+    each = np.broadcast_to(bias, (3, 20, 20))
+    np.testing.assert_array_equal(prepared_bias(bias, 3, 20, ()), prepared_bias(each, 3, 20, ()))
