@@ -15,6 +15,7 @@ from gmmvit_deploy.export.declared_roles import declare_roles, name_nodes
 from gmmvit_deploy.export.exporter_messages import quiet_exporter, reason_of_exporter
 from gmmvit_deploy.graphs.constant_folding import without_constant_nodes
 from gmmvit_deploy.graphs.declared import ATTENTION_KEY, ROLE_KEY
+from gmmvit_deploy.graphs.exact_optimization import optimized_graph
 from gmmvit_deploy.graphs.no_ops import without_no_ops
 from gmmvit_deploy.graphs.stacked_qkv import split_stacked_projections
 from gmmvit_deploy.images import ImageSpec
@@ -90,6 +91,7 @@ def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch:
                 input_names=[name],
                 output_names=[OUTPUT_NAME],
                 dynamic_shapes=({0: batch},),
+                optimize=not model.foreign,  # `optimized_graph` keeps small scalars
                 verbose=False,
             )
     except torch.onnx.OnnxExporterError as exc:
@@ -98,6 +100,9 @@ def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch:
     if program is None:
         raise ExportError(f"the ONNX exporter of torch {torch.__version__} returned no graph")
     proto = program.model_proto
+    if model.foreign:
+        with quiet_exporter():
+            proto = optimized_graph(proto)
     require_dynamic_batch(proto)
     if model.foreign:
         proto = without_no_ops(without_constant_nodes(proto))

@@ -1,0 +1,122 @@
+"""Nearly neutral scalars stay in an optimised graph, and neutral scalars are removed with their operators."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from gmmvit_deploy.graphs.exact_optimization import optimized_graph
+
+X = np.random.default_rng(0).uniform(1, 2, (2, 3)).astype(np.float32)
+
+
+def graph(*nodes: onnx.NodeProto, shape: tuple[object, ...] = ("batch", 3), **constants: object) -> onnx.ModelProto:
+    """Return a graph from ``x`` (batch, 3) to ``y``."""
+    value = helper.make_tensor_value_info
+    proto = helper.make_model(
+        helper.make_graph(
+            list(nodes),
+            "g",
+            [value("x", TensorProto.FLOAT, ("batch", 3))],
+            [value("y", TensorProto.FLOAT, shape)],
+            [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()],
+        ),
+        opset_imports=[helper.make_opsetid("", 20)],
+        ir_version=10,
+    )
+    return onnx.shape_inference.infer_shapes(proto, data_prop=True)
+
+
+def run(proto: onnx.ModelProto, x: np.ndarray = X) -> np.ndarray:
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, {"x": x})[0]
+
+
+def operators(proto: onnx.ModelProto) -> list[str]:
+    onnx.checker.check_model(proto, full_check=True)
+    return [node.op_type for node in proto.graph.node]
+
+
+@pytest.mark.parametrize(
+    ("operator", "scalar"),
+    [
+        ("Add", 1e-9),
+        ("Add", -1e-8),
+        ("Sub", 1e-9),
+        ("Mul", 1.000005),
+        ("Div", 0.999995),
+    ],
+)
+@pytest.mark.parametrize("kind", ["initializer", "constant", "cast"])
+def test_a_nearly_neutral_scalar_stays(operator: str, scalar: float, kind: str) -> None:
+    wide, narrow = np.float64(scalar), np.float32(scalar)
+    last = helper.make_node(operator, ["scaled", "c"], ["y"])
+    scaled = helper.make_node("Mul", ["x", "tiny"], ["scaled"])  # x + 1e-9 differs from x only for a small x
+    tiny = np.float32(1e-9)
+    if kind == "initializer":
+        proto = graph(scaled, last, tiny=tiny, c=narrow)
+    elif kind == "constant":
+        constant = helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(narrow))
+        proto = graph(constant, scaled, last, tiny=tiny)
+    else:
+        proto = graph(
+            helper.make_node("Cast", ["wide"], ["c"], to=TensorProto.FLOAT), scaled, last, tiny=tiny, wide=wide
+        )
+    short = optimized_graph(proto)
+    assert operators(short) == ["Mul", operator]
+    assert [list(constant.dims) for constant in short.graph.initializer] in ([[], [1]], [[1], []])
+    np.testing.assert_array_equal(run(short), run(proto))
+    assert not np.array_equal(run(short), X * tiny)
+
+
+@pytest.mark.parametrize(("operator", "neutral"), [("Add", 0.0), ("Sub", 0.0), ("Mul", 1.0), ("Div", 1.0)])
+def test_a_neutral_scalar_is_removed(operator: str, neutral: float) -> None:
+    proto = graph(
+        helper.make_node(operator, ["x", "c"], ["shifted"]),
+        helper.make_node("Relu", ["shifted"], ["y"]),
+        c=np.float32(neutral),
+    )
+    assert operators(optimized_graph(proto)) == ["Relu"]
+
+
+@pytest.mark.parametrize(("operator", "scalar"), [("Add", 1e-6), ("Mul", 0.125), ("Mul", 1e-9), ("Div", 1e-9)])
+def test_other_scalars_keep_their_shape(operator: str, scalar: float) -> None:
+    proto = graph(helper.make_node(operator, ["x", "c"], ["y"]), c=np.float32(scalar))
+    short = optimized_graph(proto)
+    assert [(constant.name, list(constant.dims)) for constant in short.graph.initializer] == [("c", [])]
+
+
+def test_a_scalar_that_two_operators_read() -> None:
+    proto = graph(
+        helper.make_node("Add", ["x", "c"], ["a"]),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("Add", ["c", "b"], ["y"]),
+        c=np.float32(1e-9),
+    )
+    short = optimized_graph(proto)
+    assert operators(short) == ["Add", "Relu", "Add"]
+    assert len(short.graph.initializer) == 1
+
+
+def test_a_result_without_dimensions_keeps_its_shape() -> None:
+    proto = graph(
+        helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0),
+        helper.make_node("Add", ["sum", "c"], ["y"]),
+        shape=(),
+        c=np.float32(1e-9),
+    )
+    assert run(optimized_graph(proto)).shape == ()
+
+
+def test_the_division_by_a_sum_that_is_zero() -> None:
+    proto = graph(
+        helper.make_node("ReduceSum", ["x", "axes"], ["sum"]),
+        helper.make_node("Add", ["c", "sum"], ["safe"]),
+        helper.make_node("Div", ["x", "safe"], ["y"]),
+        c=np.float32(1e-9),
+        axes=np.array([1]),
+    )
+    np.testing.assert_array_equal(run(optimized_graph(proto), np.zeros((2, 3), np.float32)), 0)
