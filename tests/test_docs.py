@@ -54,7 +54,7 @@ from tests.documented import (
     texts,
     with_output,
 )
-from tests.families.custom.own_files import ARGUMENTS, NETWORK, save_weights
+from tests.families.custom.own_files import ARGUMENTS, NETWORK, documented_code, save_weights
 
 TEXTS = texts()
 BLOCKS: dict[Path, list[Block]] = {page: list(blocks(page, text)) for page, text in TEXTS.items()}
@@ -106,7 +106,7 @@ TIMM_FILES = (
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files of a reader before the first command.
 
-    Digits, a ViT of unknown heads, a ViT with an average, and a class of the reader's own.
+    Digits, a ViT of unknown heads, a ViT with an average, and two classes of the reader's own.
     """
     folder = tmp_path_factory.mktemp("documentation")
     own = OwnModel()
@@ -129,6 +129,8 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "deepvit.pt").symlink_to(GOLDEN / "vit_pytorch" / "vp_deepvit.pt")
     (folder / "my_vit.py").write_text(NETWORK, encoding="utf-8")
     save_weights(folder / "my_vit.py", folder / "my_vit.pth", **ARGUMENTS)
+    (folder / "external.py").write_text(documented_code(), encoding="utf-8")
+    save_weights(folder / "external.py", folder / "external.pth", cls="Classifier")
     (folder / "vit_of_32_pixels.pth.tar").symlink_to(GOLDEN / "timm" / "timm_vit.pth.tar")
     return folder
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from gmmvit_cli.choices import complete_list, listed, read_by
+from gmmvit_cli.models import CLASS_TO_CONVERT, permit_class
 from gmmvit_cli.options import CALIBRATION, CALIBRATION_IMAGES, INPUT, OUTPUT, PRECISION, require_calibration
 from gmmvit_cli.output import JSON_OPTION, note, print_json, print_table
 from gmmvit_cli.progress import progress
@@ -40,6 +41,7 @@ def convert(
         help="Pad the head dim (features of an attention head) with zeros where a TensorRT engine would otherwise copy "
         "tensors. The padding does not change the result.",
     ),
+    model: str | None = CLASS_TO_CONVERT,
     force: bool = typer.Option(
         False, "--force", rich_help_panel=OUTPUT, help="Replace existing graphs of these precisions."
     ),
@@ -52,14 +54,13 @@ def convert(
     require_calibration(precisions, calibration)
     with progress("convert") as on_progress:
         from gmmvit_deploy.artifacts import open_bundle
-        from gmmvit_deploy.families import family_of
         from gmmvit_deploy.runtime.image_batches import require_images
         from gmmvit_deploy.variants import onnx_file
         from gmmvit_deploy.writing import require_free_file
 
         opened = open_bundle(bundle)
+        permit_class(opened, model)
         for name in precisions:
-            family_of(opened.manifest.spec).require_precision(name)
             if name != "fp32":
                 require_free_file(opened.path / onnx_file(name), force=force)
         if calibration is not None:

@@ -44,10 +44,8 @@ from gmmvit_cli.options import (
 from gmmvit_cli.output import JSON_OPTION, print_json, print_table
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.checkpoints.reading import require_checkpoint
-from gmmvit_deploy.families import CUSTOM
 from gmmvit_deploy.precision import PRECISIONS, precisions_from
 from gmmvit_deploy.resize_rules import RESIZE_RULES, resize_rule_from
-from gmmvit_deploy.sources.hints import own_class_of
 
 if TYPE_CHECKING:
     from gmmvit_deploy.artifacts import Bundle
@@ -179,9 +177,6 @@ def export(
     normalisation = normalisation_from(dataset, mean, std)
     precisions = precisions_from(precision)
     require_calibration(precisions, calibration)
-    if own_class_of(hints.model) is not None:
-        for name in precisions:
-            CUSTOM.require_precision(name)
     variants: list[Variant] = []
     require_checkpoint(checkpoint)
     with progress("export") as on_progress:

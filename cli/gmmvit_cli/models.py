@@ -22,6 +22,7 @@ __all__ = [
     "ARCHITECTURE",
     "CHANNELS",
     "CLASS_OF_BUNDLE",
+    "CLASS_TO_CONVERT",
     "DECOMPOSED_STAGES",
     "HEAD",
     "HEADS",
@@ -235,6 +236,15 @@ CLASS_OF_BUNDLE = typer.Option(
     help="Class that the bundle was exported with, in a Python file of yours; the file must be unchanged. gmmvit runs "
     "this file to compute PyTorch's logits.",
     callback=read_by(_require_class),
+)
+
+CLASS_TO_CONVERT = typer.Option(
+    None,
+    "--model",
+    metavar="FILE.py:CLASS",
+    rich_help_panel=MODEL,
+    help="Class that the bundle was exported with, in a Python file of yours; the file must be unchanged. gmmvit runs "
+    "this file. Required if the bundle was exported with FILE.py:CLASS.",
 )
 
 

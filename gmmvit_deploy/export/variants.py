@@ -23,7 +23,6 @@ from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.errors import ExportError, InputError
 from gmmvit_deploy.export.numeric_proof import golden_rows, proven_programs
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
-from gmmvit_deploy.families import family_of
 from gmmvit_deploy.folding.fold import FoldedModel, engine_passes, fold, fold_for_engines, recorded_passes
 from gmmvit_deploy.folding.head_padding import pad_heads
 from gmmvit_deploy.graphs.calibration import bounds_of
@@ -95,8 +94,8 @@ def variant_from_bundle(
     padded: if engines do not fuse attention with the model's head dim, pad the heads with zeros to a larger head dim.
     force: replace an existing graph and record.
     Errors, each of which leaves the bundle unchanged:
-        InputError: models of the family exist only in float32; or calibration images are missing, or are given for a
-        precision that does not use calibration.
+        InputError: calibration images are missing, or are given for a precision that does not use calibration; or this
+        process cannot build the model, because the code of the model is in a file that the user did not name.
         FoldError: the model does not meet the requirements of a folding pass, or the pass did not fold the model
         completely.
         ExportError: an operator has no known role; a check of the graph fails; a logit of the graph is not finite; or
@@ -142,10 +141,9 @@ def prepared_graph(
     """Make the graph of a bundle in another precision, without writing a file.
 
     The arguments are as in `variant_from_bundle`.
-    Errors: as in `graph_from_model`, and InputError when models of the family exist only in float32, when calibration
-    images are missing, or when they are given for a precision that does not use calibration.
+    Errors: as in `graph_from_model`, and InputError when calibration images are missing, when they are given for a
+    precision that does not use calibration, or when this process cannot build the model.
     """
-    family_of(bundle.manifest.spec).require_precision(precision)
     if (precision in QUANTIZED) != (calibration is not None):
         raise InputError(
             f"{precision} {'needs' if precision in QUANTIZED else 'does not use'} calibration images",

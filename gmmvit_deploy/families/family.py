@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.resize_rules import ResizeRule
 from gmmvit_deploy.sources.source import CheckpointSource
 from gmmvit_deploy.specs import Interpolation, MaskKind, MaskSpec, ModelSpec
@@ -109,7 +107,6 @@ class Family:
     engine_passes:  () → additional passes for GPU engines, which run before `folding.head_padding.pad_heads`
     unavailable:    spec → the reason why this process cannot build the model, for example because the code of the model
                     is in a file that the user did not name; empty if the process can build the model
-    only_float32:   the reason why models of this family exist only in float32; empty if every precision is available
     resized:        (model, (height, width) in pixels, algorithm for position embeddings, or None if not known) →
                     the model for images of this size; None if no rule resizes models of this family
     default_resize: the resize rule for images if neither the checkpoint nor the user states a rule; None if the user
@@ -134,7 +131,6 @@ class Family:
     folding_passes: Callable[[], tuple[OwnPass, ...]] = no_passes
     engine_passes: Callable[[], tuple[OwnPass, ...]] = no_passes
     unavailable: Callable[[Any], str] = _always_available
-    only_float32: str = ""
     resized: Callable[[Model, tuple[int, int], Interpolation | None], Model] | None = None
     mistakes: tuple[Mistake, ...] = ()
     distributions: tuple[str, ...] = ()
@@ -144,14 +140,6 @@ class Family:
     def small_specs(self) -> dict[MaskKind, ModelSpec]:
         """Return a small spec for each supported kind of mask."""
         return {kind: self.small(small_mask(kind)) for kind in self.mask_kinds}
-
-    def require_precision(self, precision: Precision) -> None:
-        """Check that models of this family exist in this precision.  Errors: InputError with the reason."""
-        if precision != "fp32" and self.only_float32:
-            raise InputError(
-                f"{precision}: models of the family {self.name} exist only in float32: {self.only_float32}",
-                hint="leave --precision out, or type --precision fp32",
-            )
 
 
 def small_mask(kind: MaskKind) -> MaskSpec:

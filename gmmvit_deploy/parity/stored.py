@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gmmvit_deploy.artifacts import Bundle, tool_versions
+from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.parity.decisions import Decisions
 from gmmvit_deploy.parity.inputs import Batch, golden_batch
 from gmmvit_deploy.parity.invariance import check_invariance
@@ -26,6 +27,7 @@ from gmmvit_deploy.progress import OnProgress, Progress, ignore, prefixed
 from gmmvit_deploy.reporting import described_bundle
 from gmmvit_deploy.runners.runner import Runner
 from gmmvit_deploy.tolerances import Limit, Noise
+from gmmvit_deploy.variants import open_variant
 
 __all__ = ["check_against_stored", "stored_noise"]
 
@@ -70,7 +72,8 @@ def _report(
     logits = runner.rows(golden.inputs)
     distances = Distances("golden", stored=stored_noise(bundle, stored))
     distances.add(logits, stored, stored)
-    numbers = distances.numbers(runner.precision, None)
+    record = open_variant(bundle, runner.precision).record if runner.precision in QUANTIZED else None
+    numbers = distances.numbers(runner.precision, record.golden["largest_abs"] if record else None)
     decisions = Decisions(bundle.manifest.labels)
     if comparable(logits, stored):
         whole = np.isfinite(logits).all(1)
@@ -83,7 +86,7 @@ def _report(
         decisions.check(numbers.limit),
         skipped_check("accuracy", needs_model),
         check_invariance(runner, golden.inputs, stored, numbers.limit, on_progress=progress),
-        skipped_check("calibration", f"{runner.precision} needs no calibration"),
+        skipped_check("calibration", _no_calibration(runner, why if record else "")),
         check_preprocessing(bundle, runner, numbers.limit),
         _served(bundle, runner, golden, stored, numbers.limit, progress),
         skipped_check("localize", f"needs the model in PyTorch: {why}"),
@@ -95,6 +98,10 @@ def _report(
         checks=tuple(checks),
         points=decisions.points(),
     )
+
+
+def _no_calibration(runner: Runner, why: str) -> str:
+    return f"needs the model in PyTorch: {why}" if why else f"{runner.precision} needs no calibration"
 
 
 def _served(

@@ -39,5 +39,4 @@ CUSTOM = Family(
     small=_small,
     blocks=_blocks,
     unavailable=why_not_permitted,
-    only_float32="the operators of a user's own class have no roles in the precision policy",
 )

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.families.custom.permission import OwnFile
@@ -88,7 +89,26 @@ def network_of_class(file: OwnFile, name: str, arguments: Mapping[str, Any]) -> 
                 """--model-args '{"depth": 6}'""",
             ) from exc
     with errors_of_file(file, f"the class {name} cannot be built"):
-        return own_class(**arguments)
+        network = own_class(**arguments)
+        _separate(network)
+        return network
+
+
+def _separate(network: nn.Module) -> None:
+    """Give each parameter and buffer memory of its own, as moving the network to a GPU does.
+
+    A constructor can make a parameter a view of another parameter, such as the transposed weight. In a network that was
+    trained on a GPU, the values of the two differ. Loading such values into shared memory would overwrite the first.
+    A parameter with two names stays a single parameter.
+    """
+    used: set[int] = set()
+    for tensor in (*network.parameters(), *network.buffers()):
+        if is_lazy(tensor):  # has no memory before the first forward pass
+            continue
+        memory = tensor.untyped_storage().data_ptr()
+        if memory in used:
+            tensor.data = tensor.data.clone()
+        used.add(memory)
 
 
 @contextlib.contextmanager

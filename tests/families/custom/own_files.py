@@ -11,8 +11,19 @@ import torch
 from gmmvit_deploy.families.custom import permission, running
 from gmmvit_deploy.families.custom.permission import OwnFile
 from gmmvit_deploy.writing import sha256_of_bytes
+from tests.documented import PAGES, blocks
 
-__all__ = ["ARGUMENTS", "IMAGE", "LABELS", "NETWORK", "forget_files", "own_file", "save_weights", "with_code"]
+__all__ = [
+    "ARGUMENTS",
+    "IMAGE",
+    "LABELS",
+    "NETWORK",
+    "documented_code",
+    "forget_files",
+    "own_file",
+    "save_weights",
+    "with_code",
+]
 
 IMAGE = ("--image-size", "16", "--channels", "3")
 LABELS = "a,b,c,d,e"
@@ -73,6 +84,13 @@ class Net(nn.Module):
             x = block(x)
         return self.head(x.mean(1))
 """
+
+
+def documented_code() -> str:
+    """Return the file of the example in ``docs/pages/models/own_class.md``."""
+    page = PAGES / "models" / "own_class.md"
+    (block,) = (block for block in blocks(page, page.read_text(encoding="utf-8")) if block.language == "python")
+    return block.text
 
 
 def own_file(folder: Path, code: str = "", *, name: str = "mine.py") -> Path:

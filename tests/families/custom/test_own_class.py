@@ -128,7 +128,7 @@ def test_no_command_without_the_option_runs_the_file(own_bundle: OwnBundle, tmp_
     refused(gmmvit_here("parity", path, "--runner", "eager"), "runs a file only if --model names the file")
     refused(gmmvit_here("inspect", path / "weights.safetensors"), "runs a file only if --model names the file")
     refused(gmmvit_here("export", path / "weights.safetensors", "-o", tmp_path / "b", "--input", "tensor"), "runs a")
-    refused(gmmvit_here("convert", path, "--precision", "fp16"), "exist only in float32")
+    refused(gmmvit_here("convert", path, "--precision", "fp16"), "runs a file only if --model names the file")
     refused(gmmvit_here("page", path, "--port", "0"), "runs a file only if --model names the file")
     refused(gmmvit_here("bench", path, "--synthetic"), "runs a file only if --model names the file")
     assert own_bundle.runs() == before
@@ -236,13 +236,16 @@ def test_a_file_without_a_class(model: str, own_bundle: OwnBundle, tmp_path: Pat
     assert "type --model mine.py:CLASS" in refused(answer, "expected FILE.py:CLASS")
 
 
-def test_other_precisions_are_refused_before_the_file_runs(own_bundle: OwnBundle, tmp_path: Path) -> None:
-    before = own_bundle.runs()
-    options = ("--model", own_bundle.model, *IMAGE, "--input", "tensor", "--precision", "fp16")
-    answer = gmmvit_here("export", own_bundle.source.with_name("net.pth"), "-o", tmp_path / "b", *options)
-    refused(answer, "fp16: models of the family custom exist only in float32")
-    assert own_bundle.runs() == before
+def test_an_operator_without_a_known_role_keeps_the_class_in_float32(own_bundle: OwnBundle, tmp_path: Path) -> None:
+    checkpoint = own_bundle.source.with_name("net.pth")
+    options = ("--model", own_bundle.model, "--model-args", json.dumps(ARGUMENTS), *IMAGE, "--input", "tensor")
+    answer = gmmvit_here("export", checkpoint, "-o", tmp_path / "b", *options, "--precision", "fp16")
+    words = refused(answer, "fp16 needs a known role for each operator; node network.blocks.0.norm/", "runs in fp32")
+    assert "operators of this model without a known role: " in words
     assert list(tmp_path.iterdir()) == []
+    answer = gmmvit_here("convert", own_bundle.bundle.path, "--precision", "fp16", "--model", own_bundle.model)
+    refused(answer, "fp16 needs a known role for each operator")
+    assert not (own_bundle.bundle.path / "model.fp16.onnx").exists()
 
 
 def test_size_and_channels_are_asked_for_before_the_file_runs(own_bundle: OwnBundle, tmp_path: Path) -> None:
