@@ -99,10 +99,11 @@ def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch:
         raise ExportError(f"the ONNX exporter of torch {torch.__version__} failed: {reason}") from exc
     if program is None:
         raise ExportError(f"the ONNX exporter of torch {torch.__version__} returned no graph")
-    proto = program.model_proto
     if model.foreign:
         with quiet_exporter():
-            proto = optimized_graph(proto)
+            proto = optimized_graph(program.model)
+    else:
+        proto = program.model_proto
     require_dynamic_batch(proto)
     if model.foreign:
         proto = without_no_ops(without_constant_nodes(proto))

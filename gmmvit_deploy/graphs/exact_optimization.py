@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
     from numpy.typing import NDArray
     from onnx import ModelProto
 
@@ -23,15 +24,16 @@ _NEAR = {"Add": 2e-8, "Sub": 2e-8, "Mul": 2e-5, "Div": 2e-5}
 """Operator → twice the largest distance from the neutral element at which onnxscript removes the operator."""
 
 
-def optimized_graph(proto: ModelProto) -> ModelProto:
+def optimized_graph(model: ir.Model) -> ModelProto:
     """Return the graph after onnxscript's optimisation, without loss of scalars.
 
-    proto: a graph that ``torch.onnx.export`` wrote with ``optimize=False``.
+    model: the ``model`` of the program that ``torch.onnx.export`` returns with ``optimize=False``. Several values of
+    this model can have the same name, which is not valid in a ModelProto. The optimisation gives each value its own
+    name, and changes ``model``.
     """
     import onnx_ir as ir
     from onnxscript import optimizer
 
-    model = ir.from_proto(proto)
     # A scalar can be the result of constant nodes, such as a cast, or be inside a function of the graph.
     optimizer.inline(model)
     optimizer.fold_constants(model, onnx_shape_inference=True)
@@ -48,7 +50,7 @@ def _keep_scalars(graph: Any) -> None:
     """
     import onnx_ir as ir
 
-    kept: dict[str, ir.Value] = {}
+    kept: dict[tuple[str, float], ir.Value] = {}
     for node in graph.all_nodes():
         if node.domain or node.op_type not in _NEUTRAL or _has_no_dimensions(node.outputs[0]):
             continue
@@ -56,13 +58,14 @@ def _keep_scalars(graph: Any) -> None:
             scalar = None if value is None else _nearly_neutral(value, node.op_type)
             if scalar is None:
                 continue
-            if value.name not in kept:
-                tensor = ir.tensor(scalar.reshape(1), name=f"{value.name}_kept")
-                kept[value.name] = ir.Value(
+            key = (scalar.dtype.name, float(scalar))
+            if key not in kept:
+                tensor = ir.tensor(scalar.reshape(1), name=f"nearly_neutral/{len(kept)}")
+                kept[key] = ir.Value(
                     name=tensor.name, shape=ir.Shape([1]), type=ir.TensorType(tensor.dtype), const_value=tensor
                 )
-                graph.register_initializer(kept[value.name])
-            node.replace_input_with(index, kept[value.name])
+                graph.register_initializer(kept[key])
+            node.replace_input_with(index, kept[key])
 
 
 def _has_no_dimensions(value: Any) -> bool:

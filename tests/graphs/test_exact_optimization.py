@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -28,6 +29,10 @@ def graph(*nodes: onnx.NodeProto, shape: tuple[object, ...] = ("batch", 3), **co
         ir_version=10,
     )
     return onnx.shape_inference.infer_shapes(proto, data_prop=True)
+
+
+def optimized(proto: onnx.ModelProto) -> onnx.ModelProto:
+    return optimized_graph(ir.from_proto(proto))
 
 
 def run(proto: onnx.ModelProto, x: np.ndarray = X) -> np.ndarray:
@@ -65,7 +70,7 @@ def test_a_nearly_neutral_scalar_stays(operator: str, scalar: float, kind: str) 
         proto = graph(
             helper.make_node("Cast", ["wide"], ["c"], to=TensorProto.FLOAT), scaled, last, tiny=tiny, wide=wide
         )
-    short = optimized_graph(proto)
+    short = optimized(proto)
     assert operators(short) == ["Mul", operator]
     assert [list(constant.dims) for constant in short.graph.initializer] in ([[], [1]], [[1], []])
     np.testing.assert_array_equal(run(short), run(proto))
@@ -79,13 +84,13 @@ def test_a_neutral_scalar_is_removed(operator: str, neutral: float) -> None:
         helper.make_node("Relu", ["shifted"], ["y"]),
         c=np.float32(neutral),
     )
-    assert operators(optimized_graph(proto)) == ["Relu"]
+    assert operators(optimized(proto)) == ["Relu"]
 
 
 @pytest.mark.parametrize(("operator", "scalar"), [("Add", 1e-6), ("Mul", 0.125), ("Mul", 1e-9), ("Div", 1e-9)])
 def test_other_scalars_keep_their_shape(operator: str, scalar: float) -> None:
     proto = graph(helper.make_node(operator, ["x", "c"], ["y"]), c=np.float32(scalar))
-    short = optimized_graph(proto)
+    short = optimized(proto)
     assert [(constant.name, list(constant.dims)) for constant in short.graph.initializer] == [("c", [])]
 
 
@@ -96,7 +101,7 @@ def test_a_scalar_that_two_operators_read() -> None:
         helper.make_node("Add", ["c", "b"], ["y"]),
         c=np.float32(1e-9),
     )
-    short = optimized_graph(proto)
+    short = optimized(proto)
     assert operators(short) == ["Add", "Relu", "Add"]
     assert len(short.graph.initializer) == 1
 
@@ -108,7 +113,7 @@ def test_a_result_without_dimensions_keeps_its_shape() -> None:
         shape=(),
         c=np.float32(1e-9),
     )
-    assert run(optimized_graph(proto)).shape == ()
+    assert run(optimized(proto)).shape == ()
 
 
 def test_the_division_by_a_sum_that_is_zero() -> None:
@@ -119,4 +124,23 @@ def test_the_division_by_a_sum_that_is_zero() -> None:
         c=np.float32(1e-9),
         axes=np.array([1]),
     )
-    np.testing.assert_array_equal(run(optimized_graph(proto), np.zeros((2, 3), np.float32)), 0)
+    np.testing.assert_array_equal(run(optimized(proto), np.zeros((2, 3), np.float32)), 0)
+
+
+def test_values_with_the_same_name() -> None:
+    """PyTorch's exporter names a buffer ``mean`` and the result of ReduceMean alike."""
+    model = ir.from_proto(
+        graph(
+            helper.make_node("Add", ["x", "mean"], ["sum"]),
+            helper.make_node("ReduceMean", ["sum", "axes"], ["average"]),
+            helper.make_node("Add", ["average", "c"], ["y"]),
+            shape=("batch", 1),
+            mean=np.float32([1, 2, 3]),
+            c=np.float32(1e-9),
+            axes=np.array([1]),
+        )
+    )
+    model.graph.node(1).outputs[0].name = "mean"
+    short = optimized_graph(model)
+    assert operators(short) == ["Add", "ReduceMean", "Add"]
+    np.testing.assert_allclose(run(short), (X + np.float32([1, 2, 3])).mean(1, keepdims=True), rtol=1e-6)
