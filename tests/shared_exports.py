@@ -13,13 +13,15 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
+from onnx_ir.passes.common import NameFixPass
 
 __all__ = ["FOLDER_VARIABLE", "shared_exports"]
 
@@ -35,6 +37,17 @@ def key_of(module: torch.nn.Module, arguments: tuple[torch.Tensor, ...], options
     except (AttributeError, TypeError, RuntimeError, OSError):  # a class inside a function, a hook
         return None
     return hashlib.sha256(content.getvalue() + repr(sorted(options.items())).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class StoredProgram:
+    """What `onnx_from_model` reads of the program that ``torch.onnx.export`` returns."""
+
+    model_proto: onnx.ModelProto
+
+    @property
+    def model(self) -> ir.Model:
+        return ir.from_proto(self.model_proto)
 
 
 @contextmanager
@@ -54,10 +67,11 @@ def shared_exports() -> Iterator[None]:
             program = export(module, arguments, **options)
             if program is None:
                 return None
+            NameFixPass()(program.model)  # without optimisation, names can repeat, which is not valid in a file
             with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
                 file.write(program.model_proto.SerializeToString())
             Path(file.name).replace(path)
-        return SimpleNamespace(model_proto=onnx.ModelProto.FromString(path.read_bytes()))
+        return StoredProgram(onnx.ModelProto.FromString(path.read_bytes()))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.onnx, "export", shared)

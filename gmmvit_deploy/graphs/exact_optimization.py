@@ -28,12 +28,14 @@ def optimized_graph(model: ir.Model) -> ModelProto:
     """Return the graph after onnxscript's optimisation, without loss of scalars.
 
     model: the ``model`` of the program that ``torch.onnx.export`` returns with ``optimize=False``. Several values of
-    this model can have the same name, which is not valid in a ModelProto. The optimisation gives each value its own
-    name, and changes ``model``.
+    this model can have the same name, which is not valid in a ModelProto. This function gives each value its own name,
+    and changes ``model``.
     """
     import onnx_ir as ir
+    from onnx_ir.passes.common import NameFixPass
     from onnxscript import optimizer
 
+    NameFixPass()(model)
     # A scalar can be the result of constant nodes, such as a cast, or be inside a function of the graph.
     optimizer.inline(model)
     optimizer.fold_constants(model, onnx_shape_inference=True)
