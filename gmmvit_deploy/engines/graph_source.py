@@ -76,6 +76,7 @@ def source_from_onnx(path: Path) -> GraphSource:
         raise InputError(f"{path}: not an ONNX model: it has no nodes")
     tensor, shape, dtype = _input(path, proto)
     attentions = attentions_of(proto.graph)
+    inferred = _with_inferred_shapes(proto)
     unknown = unknown_operators(proto.graph)
     unjudged = _without_role(unknown)
     try:
@@ -90,8 +91,8 @@ def source_from_onnx(path: Path) -> GraphSource:
         shape=shape,
         dtype=dtype,
         attentions=attentions,
-        head_dims=_head_dims(proto, attentions),
-        unmatched=_unmatched(proto, attentions),
+        head_dims={} if inferred is None else _head_dims(inferred, attentions),
+        unmatched=_unmatched(proto if inferred is None else inferred, attentions),
         roles={} if unknown else roles_of(proto.graph),
         unjudged=unjudged,
         unfolded=unfolded,
@@ -126,26 +127,60 @@ def _input(path: Path, proto: ModelProto) -> tuple[str, tuple[int, ...], str]:
     return inputs[0].name, tuple(dims[1:]), str(helper.tensor_dtype_to_np_dtype(kind.elem_type))
 
 
-def _unmatched(proto: ModelProto, attentions: tuple[Attention, ...]) -> dict[str, str]:
-    """Map each softmax outside every known attention to the reason that `kernels.matcher` gives."""
-    unknown = {attention.name for attention in attentions if not attention.known}
-    if not unknown:
-        return {}
-    refusals = [match for match in attentions_of_kernel(proto) if isinstance(match, Refusal)]
-    return {refusal.name: refusal.reason for refusal in refusals if refusal.name in unknown}
-
-
-def _head_dims(proto: ModelProto, attentions: tuple[Attention, ...]) -> dict[str, int]:
-    """Map each attention to the head dim, the last dimension of Q; omit attentions whose shapes cannot be inferred."""
+def _with_inferred_shapes(proto: ModelProto) -> ModelProto | None:
+    """Return a copy that states the shape of each value, or None if the shapes cannot be inferred."""
     from onnx import shape_inference
 
     try:
-        inferred = shape_inference.infer_shapes(proto)
+        return shape_inference.infer_shapes(proto, data_prop=True)
     except shape_inference.InferenceError:
-        return {}  # Some converters write inconsistent shapes. Only messages use the head dims.
+        return None  # Some converters write inconsistent shapes. Only messages use the inferred shapes.
+
+
+def _unmatched(proto: ModelProto, attentions: tuple[Attention, ...]) -> dict[str, str]:
+    """Map each softmax outside every known attention to the reason that `kernels.matcher` gives.
+
+    proto: a graph that states the shapes of its values, with which the matcher recognises a softmax over the tokens.
+    A cast is not the reason, so the matcher reads the graph without casts. A cast to float32 is added to the reason.
+    """
+    unknown = {attention.name for attention in attentions if not attention.known}
+    if not unknown:
+        return {}
+    plain, widened = _without_casts(proto)
+    refusals = [match for match in attentions_of_kernel(plain) if isinstance(match, Refusal)]
+    return {
+        refusal.name: refusal.reason + ("; this softmax computes in float32" if refusal.name in widened else "")
+        for refusal in refusals
+        if refusal.name in unknown
+    }
+
+
+def _without_casts(proto: ModelProto) -> tuple[ModelProto, set[str]]:
+    """Return (a copy without Cast nodes, the modules of each softmax whose input was cast to float32)."""
+    from onnx import TensorProto, helper
+
+    out = type(proto)()
+    out.CopyFrom(proto)
+    casts = {node.output[0]: node for node in proto.graph.node if node.op_type == "Cast"}
+    kept = [node for node in out.graph.node if node.op_type != "Cast"]
+    widened = set()
+    for node in kept:
+        for index, name in enumerate(node.input):
+            while name in casts:
+                if node.op_type == "Softmax" and helper.get_node_attr_value(casts[name], "to") == TensorProto.FLOAT:
+                    widened.add(node.name.rpartition("/")[0] or node.name)
+                name = casts[name].input[0]
+            node.input[index] = name
+    del out.graph.node[:]
+    out.graph.node.extend(kept)
+    return out, widened
+
+
+def _head_dims(inferred: ModelProto, attentions: tuple[Attention, ...]) -> dict[str, int]:
+    """Map each attention to the head dim, the last dimension of Q; omit attentions whose shapes cannot be inferred."""
     shapes = {
         value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in inferred.graph.value_info
     }
-    first = {node.name: node.input[0] for node in proto.graph.node}
+    first = {node.name: node.input[0] for node in inferred.graph.node}
     dims = {attention.name: shapes.get(first[attention.nodes[0]], [0])[-1:] for attention in attentions}
     return {name: dim[0] for name, dim in dims.items() if dim and dim[0]}

@@ -233,3 +233,25 @@ def test_the_source_gives_the_reason_why_a_softmax_is_no_attention(tmp_path: Pat
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
     why = "Tanh stands before its softmax, expected Q Kᵀ, a mask, a bias or head mixing"
     assert source_from_onnx(path).unmatched == {"a": why}
+
+
+def test_a_cast_before_a_softmax_is_not_the_reason(tmp_path: Path) -> None:
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [
+            helper.make_node("Tanh", ["x"], ["t"], name="t"),
+            helper.make_node("Cast", ["t"], ["c"], name="c", to=TensorProto.FLOAT),
+            helper.make_node("Softmax", ["c"], ["p"], name="a/Softmax"),
+            helper.make_node("Cast", ["p"], ["h"], name="h", to=TensorProto.FLOAT16),
+            helper.make_node("Relu", ["h"], ["y"], name="r"),
+        ],
+        "g",
+        [value("x", TensorProto.FLOAT16, ["b", 2, 2])],
+        [value("y", TensorProto.FLOAT16, ["b", 2, 2])],
+    )
+    path = tmp_path / "g.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    why = (
+        "Tanh stands before its softmax, expected Q Kᵀ, a mask, a bias or head mixing; this softmax computes in float32"
+    )
+    assert source_from_onnx(path).unmatched == {"a": why}

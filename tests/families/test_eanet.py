@@ -24,7 +24,7 @@ from gmmvit_deploy.engines.graph_source import source_from_onnx
 from gmmvit_deploy.engines.proof import prove_attentions
 from gmmvit_deploy.errors import CheckpointError, GmmvitError, SpecError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
-from gmmvit_deploy.export.variants import graph_from_model
+from gmmvit_deploy.export.variants import graph_from_model, prepared_graph
 from gmmvit_deploy.families import model_from_spec, preset_spec
 from gmmvit_deploy.families.counting import trainable_parameters
 from gmmvit_deploy.families.eanet import EANET, folding
@@ -327,6 +327,17 @@ def test_an_attention_without_products_is_listed_with_its_reason(smallest_bundle
     )
     assert [(proof.name, proof.fused) for proof in proofs] == [(name, False) for name in names]
     assert {proof.reason for proof in proofs} == {f"this softmax is not part of a known form of attention: {reason}"}
+
+
+@pytest.mark.export
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_a_cast_is_not_the_reason_in_half_precision(
+    precision: Precision, smallest_bundle: Bundle, tmp_path: Path
+) -> None:
+    path = tmp_path / "half.onnx"
+    onnx.save(prepared_graph(smallest_bundle, precision).proto, path)
+    reason = "its softmax does not run over the keys, the last dimension; this softmax computes in float32"
+    assert source_from_onnx(path).unmatched == dict.fromkeys(attention_names(loaded(SMALLEST).model), reason)
 
 
 @pytest.mark.export
