@@ -92,7 +92,10 @@ def inspect(
         help="Local attention (LSA): learned temperatures, and no token attends to itself.",
     ),
     report: Path | None = typer.Option(
-        None, metavar="FILE", rich_help_panel=OUTPUT, help="Draw the masks to an HTML page (.html) or a picture (.png)."
+        None,
+        metavar="FILE",
+        rich_help_panel=OUTPUT,
+        help="Draw masks, steps and embeddings to an HTML page (.html), or only the masks to a picture (.png).",
     ),
     force: bool = typer.Option(False, rich_help_panel=OUTPUT, help="Replace the report if it exists."),
     as_json: bool = JSON_OPTION,
@@ -144,11 +147,14 @@ def inspect(
             loaded = load_checkpoint(checkpoint, hints)
             described = describe_checkpoint(loaded)
             if report is not None:
+                from gmmvit_deploy.pictures.drawings import drawings_of
                 from gmmvit_deploy.pictures.mask_report import write_report
 
-                on_progress(Progress("draw the masks"))
-                layers = write_report(loaded, report, force=force, described=described)
+                on_progress(Progress("draw the report"))
+                drawings = drawings_of(loaded.model)
+                layers = write_report(loaded, report, force=force, described=described, drawings=drawings)
                 described |= {"report": str(report), "masks": [layer.to_json() for layer in layers]}
+                described |= drawings.to_json()
     if as_json:
         print_json(described)
         return
