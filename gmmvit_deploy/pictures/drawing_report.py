@@ -127,20 +127,22 @@ def _memories(memories: tuple[Memory, ...]) -> str:
     return section(
         "Memories of attentions without Q Kᵀ",
         '<p class="quiet">A memory is a trained linear layer in place of keys or values. The matrix is the weight of '
-        "the layer, with a row for each output and a column for each input. White is 0, blue is positive, red is "
-        "negative; each memory has a scale of its own.</p>",
+        "the layer, with the longer side from left to right. White is 0, blue is positive, red is negative; each "
+        "memory has a scale of its own.</p>",
         f'<div class="heads">{figures}</div>',
     )
 
 
 def _memory(memory: Memory) -> str:
     measured = memory.to_json()
-    rows, columns = memory.matrix.shape
+    outputs, inputs = memory.matrix.shape
+    axes = "a column for each output" if outputs > inputs else "a row for each output"
     span = "" if measured["smallest"] is None else f"; {measured['smallest']:.3g} to {measured['largest']:.3g}"
     picture = inline_image(memory_image(memory), alt=f"{memory.name}: matrix of the memory")
     return (
         f'<figure><div class="single">{picture}</div>'
-        f"<figcaption><b>{escape(memory.name)}</b>{rows}×{columns}{span}</figcaption></figure>"
+        f"<figcaption><b>{escape(memory.name)}</b>{outputs} outputs, {inputs} inputs; {axes}{span}</figcaption>"
+        "</figure>"
     )
 
 

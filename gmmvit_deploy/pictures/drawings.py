@@ -94,9 +94,13 @@ def _colours(step: DrawnMatrix, index: int) -> NDArray[np.uint8]:
 
 
 def memory_image(memory: Memory) -> Image.Image:
-    """Draw the weight of a memory: white is 0, blue is positive, red is negative."""
+    """Draw the weight of a memory: white is 0, blue is positive, red is negative.
+
+    The longer side is horizontal: a weight with more rows than columns is drawn transposed.
+    """
     k = every(memory.matrix)
     matrix = np.nan_to_num(memory.matrix[::k, ::k])
+    matrix = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
     return Image.fromarray(coloured(matrix, float(np.percentile(np.abs(matrix), 99.5)) or 1.0))
 
 

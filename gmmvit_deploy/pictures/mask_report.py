@@ -88,7 +88,7 @@ def page_of(
     unused = described["unused_keys"]
     return page(
         kind="Checkpoint report: the content of the file and the findings of its audit",
-        title=f"{loaded.file.path.name}: masks of a {loaded.spec.family}",
+        title=f"{loaded.file.path.name}: masks, steps and embeddings of a {loaded.spec.family}",
         summary=_verdict(described),
         sections=(
             section("Model", _model(described)),
@@ -163,7 +163,7 @@ def _unused(keys: Mapping[str, str]) -> str:
 
 def _legend(layers: list[LayerMasks]) -> str:
     if not layers:
-        return "<p>This is a plain model: its attention has no mask.</p>"
+        return "<p>The attention of this model has no mask.</p>"
     return (
         '<p class="quiet">Left: the mask as a matrix, with a row for each query token and a column for each key token. '
         "Right: the same rows as small maps. The map at the position of a query token shows the factors for all key "

@@ -68,8 +68,9 @@ class DrawnMatrix:
         entries = self.matrices[index][~closed & np.isfinite(self.matrices[index])]
         return {
             "label": self.labels[index],
-            "smallest": float(entries.min()) if entries.size else None,
-            "largest": float(entries.max()) if entries.size else None,
+            # + 0.0 turns −0, the decay of a token's own score, into 0
+            "smallest": float(entries.min()) + 0.0 if entries.size else None,
+            "largest": float(entries.max()) + 0.0 if entries.size else None,
             "closed": int(closed.sum()),
         }
 
@@ -211,7 +212,7 @@ def _values(attentions: tuple[str, ...], name: str, step: Step, matrix: Tensor) 
 def _drawn(attentions: tuple[str, ...], name: str, step: Step, matrix: Tensor) -> DrawnMatrix:
     matrices, windows = _array(matrix), 1
     if step.operation == "mix":
-        matrices, labels = matrices[None], ["mixing"]
+        matrices, labels = matrices[None], ["head mixing"]
     else:
         last = None
         if matrices.ndim >= 4:

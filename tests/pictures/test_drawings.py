@@ -173,7 +173,9 @@ def test_memories_are_drawn_without_a_list_of_families(monkeypatch: pytest.Monke
     assert len(shown.memories) == 2 * len(attentions_without_scores(model))
     first = shown.memories[0]
     assert np.array_equal(first.matrix, model.get_submodule(first.name).weight.detach().numpy())
-    assert memory_image(first).size == first.matrix.shape[::-1]
+    assert first.matrix.shape == (128, 20)
+    assert memory_image(first).size == (128, 20)  # transposed: the longer side is horizontal
+    assert memory_image(shown.memories[1]).size == shown.memories[1].matrix.shape[::-1]
     for attention in attentions_without_scores(model):
         owner = type(model.get_submodule(attention.rpartition(".")[0]))
         monkeypatch.setattr(owner, "memories", ())
