@@ -24,7 +24,7 @@ from gmmvit_deploy.pictures.mask_images import colour_limit, matrix_image, posit
 from gmmvit_deploy.pictures.mask_numbers import NEAR, HeadNumbers, LayerMasks, masks_of
 from gmmvit_deploy.writing import new_file
 
-__all__ = ["page_of", "write_report"]
+__all__ = ["embedded", "page_of", "png_bytes", "require_report_suffix", "write_report"]
 
 _STYLE = """
 .heads { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(17rem, 100%), 1fr)); gap: 1rem; }
@@ -45,9 +45,7 @@ def write_report(
         InputError: ``path`` has another suffix, or a picture is requested but the model has no masks.
         OutputError: the file exists and ``force`` is False, or the file cannot be written.
     """
-    suffix = path.suffix.lower()
-    if suffix not in (".html", ".png"):
-        raise InputError(f"{path}: expected a report with the suffix .html (page) or .png (picture)")
+    suffix = require_report_suffix(path)
     described = describe_checkpoint(loaded) if described is None else described
     dead = {finding["where"] for finding in described["audit"] if finding["what"] == DEAD_MASK}
     layers = [replace(layer, dead=layer_of(layer.layer) in dead) for layer in masks_of(loaded.model)]
@@ -59,12 +57,20 @@ def write_report(
                 "which needs no masks",
             )
         title = f"{loaded.file.path.name}: {loaded.spec.family}, {loaded.spec.mask}"
-        data = _png(sheet(layers, title=title))
+        data = png_bytes(sheet(layers, title=title))
     else:
         data = page_of(loaded, layers, described).encode()
     with new_file(path, force=force) as file:
         file.write(data)
     return layers
+
+
+def require_report_suffix(path: Path) -> str:
+    """Return the suffix of a report in lower case: .html or .png.  Errors: InputError for another suffix."""
+    suffix = path.suffix.lower()
+    if suffix not in (".html", ".png"):
+        raise InputError(f"{path}: expected a report with the suffix .html (page) or .png (picture)")
+    return suffix
 
 
 def page_of(loaded: LoadedCheckpoint, layers: list[LayerMasks], described: Mapping[str, Any] | None = None) -> str:
@@ -184,7 +190,7 @@ def _head(layer: LayerMasks, head: int) -> str:
     numbers = layer.heads[head]
     name = f"head {head}" if len(layer.heads) > 1 else "all heads"
     pictures = "".join(
-        f'<img alt="{escape(layer.layer)} {name}: {what}" src="data:image/png;base64,{_encoded(image)}">'
+        f'<img alt="{escape(layer.layer)} {name}: {what}" src="{embedded(image)}">'
         for what, image in (
             ("mask matrix", matrix_image(layer, head)),
             ("a map for each token", position_maps_image(layer, head)),
@@ -216,12 +222,15 @@ def _kernel_table(layer: LayerMasks) -> str:
     return table(f"Gaussians of {layer.layer}", ("kernel", *names), rows)
 
 
-def _png(image: Image.Image) -> bytes:
+def png_bytes(image: Image.Image) -> bytes:
+    """Return an image as the bytes of a PNG file."""
     buffer = io.BytesIO()
     image.save(buffer, "PNG", optimize=True)
     return buffer.getvalue()
 
 
-def _encoded(image: Image.Image) -> str:
+def embedded(image: Image.Image, *, photograph: bool = False) -> str:
+    """Return an image as a data URL, with 64 colours unless the image contains a photograph."""
     # With 64 colours a page with hundreds of pictures is small, and the difference to all colours is not visible.
-    return base64.b64encode(_png(image.quantize(64))).decode()
+    data = png_bytes(image if photograph else image.quantize(64))
+    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
