@@ -13,6 +13,7 @@ from PIL import Image
 
 from gmmvit_deploy.images import image_from_pixels
 from gmmvit_deploy.pages import scrollable
+from gmmvit_deploy.pictures.attention_images import distances_image, rollout_image
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "agreement_html",
+    "attention_html",
     "facts_html",
     "message_html",
     "parity_html",
@@ -111,6 +113,24 @@ def seen_html(answer: Answer) -> str:
     height, width, channels = answer.pixels.shape
     alt = f"The image as the network sees it: {width}×{height} pixels, {channels} channels"
     return picture_html(shown_picture(answer.pixels), alt)
+
+
+def attention_html(answer: Answer) -> str:
+    """Return the picture of the rollout, or the reason why there is no rollout, and the picture of the distances."""
+    attention = answer.attention
+    if attention.rollout is None:
+        rollout = message_html(f"No rollout: {attention.no_rollout}.")
+    else:
+        reads, prefix = attention.rollout.reads, attention.rollout.prefix_share
+        rollout = picture_html(
+            rollout_image(answer.pixels, attention.rollout),
+            "The image, the attention rollout over the image, and the rollout with a colour scale",
+        ) + message_html(f"The share of each patch in what the classifier reads: {reads}. Prefix tokens: {prefix:.1%}.")
+    if not attention.distances:
+        return rollout
+    names = ", ".join(f"{number} {layer.layer}" for number, layer in enumerate(attention.distances, start=1))
+    distances = picture_html(distances_image(attention.distances), "Mean attention distance of each head by layer")
+    return f"{rollout}{distances}{message_html(f'Layers: {names}.')}"
 
 
 def shown_picture(pixels: NDArray[Any]) -> Image.Image:

@@ -96,6 +96,7 @@ class Visit:
                 self._section("Answer", self._build_answer)
                 self._section("What the network sees", self._build_seen)
                 self._section("Masks over the image", self._build_masks)
+            self._section("Attention", self._build_attention)
             self._section("Time by step", self._build_steps)
             self._section("This bundle", lambda: self._html(html.facts_html(bundle_card(trial.bundle))))
 
@@ -208,6 +209,9 @@ class Visit:
             f"({image.resize_text}), before normalisation.</p>"
         )
 
+    def _build_attention(self) -> None:
+        self._attention = self._html(html.message_html("No image yet.")).classes("attention-pictures")
+
     def _build_steps(self) -> None:
         self._steps = self._html(html.message_html("No image yet.")).classes("steps-table")
 
@@ -229,6 +233,7 @@ class Visit:
         self._predictions.set_content(html.predictions_html(answer))
         self._agreement.set_content(html.agreement_html(answer, url=self._trial.url))
         self._seen.set_content(html.seen_html(answer))
+        self._attention.set_content(html.attention_html(answer))
         self._steps.set_content(html.steps_html(answer.steps))
         self._draw_mask()
 
@@ -237,7 +242,8 @@ class Visit:
         self._status.set_content(html.message_html(f"{message}{f' ({hint})' if hint else ''}", kind="error"))
         for element in (self._predictions, self._agreement, self._seen):
             element.set_content("")
-        self._steps.set_content(html.message_html("No image yet."))
+        for element in (self._attention, self._steps):
+            element.set_content(html.message_html("No image yet."))
         self._picture = None
         self._draw_mask()
 

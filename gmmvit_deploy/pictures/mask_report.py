@@ -24,7 +24,7 @@ from gmmvit_deploy.pictures.mask_images import colour_limit, matrix_image, posit
 from gmmvit_deploy.pictures.mask_numbers import NEAR, HeadNumbers, LayerMasks, masks_of
 from gmmvit_deploy.writing import new_file
 
-__all__ = ["page_of", "write_report"]
+__all__ = ["page_of", "require_report_suffix", "write_report"]
 
 _STYLE = """
 .heads { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(17rem, 100%), 1fr)); gap: 1rem; }
@@ -51,9 +51,7 @@ def write_report(
         InputError: ``path`` has another suffix, or a picture is requested but the model has no masks.
         OutputError: the file exists and ``force`` is False, or the file cannot be written.
     """
-    suffix = path.suffix.lower()
-    if suffix not in (".html", ".png"):
-        raise InputError(f"{path}: expected a report with the suffix .html (page) or .png (picture)")
+    suffix = require_report_suffix(path)
     described = describe_checkpoint(loaded) if described is None else described
     dead = {finding["where"] for finding in described["audit"] if finding["what"] == DEAD_MASK}
     layers = [replace(layer, dead=layer_of(layer.layer) in dead) for layer in masks_of(loaded.model)]
@@ -71,6 +69,14 @@ def write_report(
     with new_file(path, force=force) as file:
         file.write(data)
     return layers
+
+
+def require_report_suffix(path: Path) -> str:
+    """Return the suffix of a report in lower case: .html or .png.  Errors: InputError for another suffix."""
+    suffix = path.suffix.lower()
+    if suffix not in (".html", ".png"):
+        raise InputError(f"{path}: expected a report with the suffix .html (page) or .png (picture)")
+    return suffix
 
 
 def page_of(

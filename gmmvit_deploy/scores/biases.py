@@ -195,10 +195,10 @@ class ManhattanDecay(Add):
 
     def __init__(self, decay: Float[Tensor, " heads"], grid: Grid) -> None:
         super().__init__()
+        self.grid = rows_and_columns(grid)
         self.register_buffer("decay", decay)
         # The distances follow from the grid. They are computed again at loading, and the state dict omits them.
         self.register_buffer("distances", manhattan_distances(grid), persistent=False)
-        self.grid = rows_and_columns(grid)
 
     def matrix(self) -> Float[Tensor, "heads n n"]:
         return self.decay[:, None, None] * self.distances

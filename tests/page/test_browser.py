@@ -20,6 +20,7 @@ from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.images import image_from_pixels
 from gmmvit_deploy.page import html
 from gmmvit_deploy.page.trial import Trial
+from gmmvit_deploy.pictures.attention_images import rollout_image
 from gmmvit_deploy.pictures.mask_numbers import LayerMasks
 from gmmvit_deploy.pictures.overlay import overlay_image, token_map
 from gmmvit_deploy.preprocess import MAX_IMAGE_BYTES
@@ -133,6 +134,10 @@ def shows_answer_of(visitor: Visitor, trial: Trial, data: bytes) -> None:
     assert rows.count() == len(answer.predictions)
     assert rows.locator("th").all_inner_texts() == [p.label for p in answer.predictions]
     assert np.array_equal(picture(visitor.page.locator(".seen img")), np.asarray(html.shown_picture(answer.pixels)))
+    assert np.array_equal(
+        picture(visitor.page.locator(".attention-pictures img").first),
+        np.asarray(rollout_image(answer.pixels, answer.attention.rollout)),
+    )
     assert visitor.page.locator(".steps tbody th").all_inner_texts() == [step.name for step in answer.steps]
     assert visitor.page.locator(".agreement tbody td").last.inner_text() == "yes"
 
@@ -373,7 +378,7 @@ class TestEveryone:
         assert (
             page.locator(".try section[aria-labelledby] > div > h2").count()
             == page.locator(".try section").count()
-            == 6
+            == 7
         )
         assert page.locator(".try img:not([alt])").count() == 0
         assert page.locator(".try table:not(:has(caption)):visible").count() == 0
