@@ -135,7 +135,7 @@ def inspect(
         decomposed_stages=decomposed_stages,
     )
     if image is not None:
-        if hints() != LoadHints() or classes is not None:
+        if hints() != LoadHints() or classes is not None or spt or lsa:
             raise InputError(
                 "--image draws the attention of a bundle, which records its model; an option for checkpoints is given",
                 hint="type gmmvit inspect BUNDLE --image FILE, without options that describe a checkpoint",

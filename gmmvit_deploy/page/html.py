@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from PIL import Image
 from gmmvit_deploy.images import image_from_pixels
 from gmmvit_deploy.pages import scrollable
 from gmmvit_deploy.pictures.attention_images import distances_image, rollout_image
+from gmmvit_deploy.pictures.drawing_report import drawing_parts, steps_in_numbers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,10 +23,12 @@ if TYPE_CHECKING:
     from gmmvit_deploy.bench.waterfall import Step
     from gmmvit_deploy.page.facts import ExportParity
     from gmmvit_deploy.page.trial import Agreement, Answer
+    from gmmvit_deploy.pictures.drawings import Drawings
 
 __all__ = [
     "agreement_html",
     "attention_html",
+    "drawn_parts",
     "facts_html",
     "message_html",
     "parity_html",
@@ -131,6 +135,16 @@ def attention_html(answer: Answer) -> str:
     names = ", ".join(f"{number} {layer.layer}" for number, layer in enumerate(attention.distances, start=1))
     distances = picture_html(distances_image(attention.distances), "Mean attention distance of each head by layer")
     return f"{rollout}{distances}{message_html(f'Layers: {names}.')}"
+
+
+def drawn_parts(drawings: Drawings) -> tuple[tuple[str, Callable[[], str]], ...]:
+    """Return (title, content) of each part of the drawings.
+
+    content: a function that draws the part as HTML, at its first call; further calls return the same text.
+    """
+    numbers = steps_in_numbers(drawings.steps)
+    listed = [("Steps with a number for each head", partial(str, numbers))] if numbers else []
+    return tuple((title, cache(content)) for title, content in (*listed, *drawing_parts(drawings)))
 
 
 def shown_picture(pixels: NDArray[Any]) -> Image.Image:

@@ -27,6 +27,7 @@ from gmmvit_deploy.parity.measures import ErrorMeasure, distance
 from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.pictures.attention_of_image import ImageAttention, attention_of_image
 from gmmvit_deploy.pictures.attention_weights import attention_record
+from gmmvit_deploy.pictures.drawings import drawings_of
 from gmmvit_deploy.pictures.mask_numbers import masks_of
 from gmmvit_deploy.preprocess import UnusableImage
 from gmmvit_deploy.runners.classify import Prediction, likeliest
@@ -106,6 +107,7 @@ class Trial:
     Use `Trial` as a context manager.
 
     masks: the masks of every attention layer with masks.  windows: name of an attention layer → windows of the layer.
+    drawings: the other steps on the attention scores, the filters of the patch embedding, and the position embeddings.
     notice: the reason why this project's CPU kernels are not used; empty if the kernels are used or not requested.
     """
 
@@ -131,6 +133,7 @@ class Trial:
             parse_url(url)
         self.reference = Reference(bundle)
         self.masks = masks_of(self.reference.model)
+        self.drawings = drawings_of(self.reference.model)
         self._grids = self.reference.model.observed_grids()
         self.windows = family_of(manifest.spec).windows(manifest.spec)
         self.notice = fused_graph(bundle.onnx_path)[1] if cpu_kernels else ""
@@ -192,7 +195,7 @@ class Trial:
         )
 
     def _attention(self, inputs: NDArray[Any]) -> ImageAttention:
-        """Run PyTorch in float64 again, with gradients, from which the tokens that the head reads are known."""
+        """Run PyTorch in float64 again, with gradients, which show the tokens that the head reads."""
         model, image = self.reference.exact, self.bundle.manifest.image
         record = attention_record(model, self.reference.tensors(inputs).double())
         return attention_of_image(

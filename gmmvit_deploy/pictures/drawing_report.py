@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from html import escape
 
 from gmmvit_deploy.pages import section, table
@@ -20,7 +21,7 @@ from gmmvit_deploy.pictures.embedding_numbers import LARGEST_SHEET, FilterSheet,
 from gmmvit_deploy.pictures.inline import inline_image
 from gmmvit_deploy.pictures.step_numbers import CLOSED, DrawnMatrix, HeadValues, Memory, Steps, colour_end
 
-__all__ = ["DRAWING_STYLE", "drawing_sections"]
+__all__ = ["DRAWING_STYLE", "drawing_parts", "drawing_sections", "steps_in_numbers", "steps_legend"]
 
 DRAWING_STYLE = """
 .single img, .sheet img { image-rendering: pixelated; border: 1px solid var(--line); background: #ffffff; }
@@ -37,18 +38,27 @@ _OPERATIONS = {
 
 
 def drawing_sections(drawings: Drawings) -> Iterator[str]:
-    """Yield the sections of the page, as HTML."""
-    steps = drawings.steps
-    yield section("Other steps on the attention scores", _legend(steps), _values(steps.values), _omitted(steps))
-    for step in steps.drawn:
-        yield _step(step)
-    if steps.memories:
-        yield _memories(steps.memories)
-    yield section("Patch embedding", _filters(drawings.filters))
-    yield section("Position embeddings", _positions(drawings.positions))
+    """Yield the sections of the report, as HTML."""
+    yield section("Other steps on the attention scores", steps_legend(drawings.steps), steps_in_numbers(drawings.steps))
+    for title, content in drawing_parts(drawings):
+        yield section(title, content())
 
 
-def _legend(steps: Steps) -> str:
+def drawing_parts(drawings: Drawings) -> Iterator[tuple[str, Callable[[], str]]]:
+    """Yield (title, content) of each part with pictures: each step, the memories, the filters, the positions.
+
+    title: plain text.  content: a function that draws the part, and returns HTML.
+    """
+    for step in drawings.steps.drawn:
+        yield f"{step.attentions[0]} {step.name}", partial(_step, step)
+    if drawings.steps.memories:
+        yield "Memories of attentions without Q Kᵀ", partial(_memories, drawings.steps.memories)
+    yield "Patch embedding", partial(_filters, drawings.filters)
+    yield "Position embeddings", partial(_positions, drawings.positions)
+
+
+def steps_legend(steps: Steps) -> str:
+    """Return the explanation of the pictures of steps, as HTML."""
     if not steps.drawn:
         return "<p>No other step has a matrix with an entry for each pair of tokens or heads.</p>"
     return (
@@ -57,6 +67,11 @@ def _legend(steps: Steps) -> str:
         f"same scale for all pictures of a step. Grey entries of at most {CLOSED:.3g} are added to the scores: in "
         "float32, such a key token gets no weight. Attentions with equal steps share the pictures.</p>"
     )
+
+
+def steps_in_numbers(steps: Steps) -> str:
+    """Return the steps with a number for each head, and the steps without a picture, as HTML; "" without such steps."""
+    return _values(steps.values) + _omitted(steps)
 
 
 def _values(values: tuple[HeadValues, ...]) -> str:
@@ -99,11 +114,10 @@ def _step(step: DrawnMatrix) -> str:
     what = _OPERATIONS[step.operation].format("scores" if step.name.startswith("before.") else "weights after softmax")
     same = f" The same step is in {_named(step.attentions[1:])}." if len(step.attentions) > 1 else ""
     figures = "".join(_figure(step, index) for index in range(len(step.labels)))
-    return section(
-        f"{step.attentions[0]} {step.name}",
-        f"<p>{escape(what + same)}</p>",
-        f'<p class="quiet">{size}; full colour at ±{colour_end(step):.3g}{windows}{thinned}</p>',
-        f'<div class="heads">{figures}</div>',
+    return (
+        f"<p>{escape(what + same)}</p>"
+        f'<p class="quiet">{size}; full colour at ±{colour_end(step):.3g}{windows}{thinned}</p>'
+        f'<div class="heads">{figures}</div>'
     )
 
 
@@ -124,12 +138,11 @@ def _figure(step: DrawnMatrix, index: int) -> str:
 
 def _memories(memories: tuple[Memory, ...]) -> str:
     figures = "".join(_memory(memory) for memory in memories)
-    return section(
-        "Memories of attentions without Q Kᵀ",
+    return (
         '<p class="quiet">A memory is a trained linear layer in place of keys or values. The matrix is the weight of '
         "the layer, with the longer side from left to right. White is 0, blue is positive, red is negative; each "
-        "memory has a scale of its own.</p>",
-        f'<div class="heads">{figures}</div>',
+        "memory has a scale of its own.</p>"
+        f'<div class="heads">{figures}</div>'
     )
 
 
