@@ -143,7 +143,9 @@ def drawn_parts(drawings: Drawings) -> tuple[tuple[str, Callable[[], str]], ...]
     content: a function that draws the part as HTML, at its first call; further calls return the same text.
     """
     numbers = steps_in_numbers(drawings.steps)
-    listed = [("Steps with a number for each head", partial(str, numbers))] if numbers else []
+    listed: list[tuple[str, Callable[[], str]]] = []
+    if numbers:
+        listed = [("Steps with a number for each head", partial(str, numbers))]
     return tuple((title, cache(content)) for title, content in (*listed, *drawing_parts(drawings)))
 
 
