@@ -129,7 +129,10 @@ def attention_html(answer: Answer) -> str:
         rollout = picture_html(
             rollout_image(answer.pixels, attention.rollout),
             "The image, the attention rollout over the image, and the rollout with a colour scale",
-        ) + message_html(f"The share of each patch in what the classifier reads: {reads}. Prefix tokens: {prefix:.1%}.")
+        ) + message_html(
+            f"The share of each patch in the tokens that the classifier reads ({reads}). "
+            f"The share of the prefix tokens is {prefix:.1%}."
+        )
     if not attention.distances:
         return rollout
     names = ", ".join(f"{number} {layer.layer}" for number, layer in enumerate(attention.distances, start=1))
@@ -138,15 +141,15 @@ def attention_html(answer: Answer) -> str:
 
 
 def drawn_parts(drawings: Drawings) -> tuple[tuple[str, Callable[[], str]], ...]:
-    """Return (title, content) of each part of the drawings.
+    """Return (title, content) of each part of the drawings, parts with pictures first.
 
     content: a function that draws the part as HTML, at its first call; further calls return the same text.
     """
     numbers = steps_in_numbers(drawings.steps)
-    listed: list[tuple[str, Callable[[], str]]] = []
+    parts = list(drawing_parts(drawings))
     if numbers:
-        listed = [("Steps with a number for each head", partial(str, numbers))]
-    return tuple((title, cache(content)) for title, content in (*listed, *drawing_parts(drawings)))
+        parts.append(("Steps with a number for each head", partial(str, numbers)))
+    return tuple((title, cache(content)) for title, content in parts)
 
 
 def shown_picture(pixels: NDArray[Any]) -> Image.Image:

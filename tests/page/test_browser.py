@@ -250,10 +250,11 @@ class TestDrawings:
     def test_a_part_is_chosen(self, visit: Callable[..., Visitor], trial: Trial) -> None:
         visitor, parts = visit(), dict(html.drawn_parts(trial.drawings))
         drawing = visitor.page.locator(".drawing")
-        assert list(parts)[-2:] == ["Patch embedding", "Position embeddings"]
+        assert list(parts) == ["Patch embedding", "Position embeddings", "Steps with a number for each head"]
         assert trial.drawings.filters is not None
-        for title in ("Patch embedding", "Position embeddings", next(iter(parts))):
-            choose(visitor, "Drawing", title)
+        for number, title in enumerate(parts):
+            if number:
+                choose(visitor, "Drawing", title)
             expected = re.findall(r'alt="([^"]+)"', parts[title]())
             drawing.locator(f'img[alt="{expected[0]}"]' if expected else "table").first.wait_for()
             assert [image.get_attribute("alt") for image in drawing.locator("img").all()] == expected

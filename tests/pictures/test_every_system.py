@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+from html import unescape
 
 import numpy as np
 import pytest
@@ -14,9 +15,11 @@ import torch
 
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.layers.attention import attentions_without_scores
+from gmmvit_deploy.page.html import drawn_parts
 from gmmvit_deploy.pictures.attention_of_image import attention_of_image
 from gmmvit_deploy.pictures.attention_report import attention_page
 from gmmvit_deploy.pictures.attention_weights import attention_record
+from gmmvit_deploy.pictures.drawings import drawings_of
 from gmmvit_deploy.pictures.mask_numbers import masks_of
 from gmmvit_deploy.pictures.mask_report import page_of
 from gmmvit_deploy.pictures.step_numbers import CLOSED
@@ -70,7 +73,8 @@ def test_the_lists_name_existing_checkpoints() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_report_draws_every_step(name: str) -> None:
     model = loaded(name).model
-    tree = require_readable_page(page_of(loaded(name), masks_of(model)))
+    assert not masks_of(model)
+    tree = require_readable_page(page_of(loaded(name), []))
     alts = [image.attributes["alt"] for image in tree.all("img")]
     assert len(set(alts)) == len(alts)
     everything = " ".join(part.text for part in tree.all("main"))
@@ -96,6 +100,10 @@ def test_the_report_draws_every_step(name: str) -> None:
         f"{key}: cosine similarity of each position embedding to all others" for key in stored
     ]
     assert ("There is no picture of the position embeddings" in everything) == (not stored)
+    # The page of gmmvit page has the same pictures, in parts.
+    parts = drawn_parts(drawings_of(model))
+    assert len(dict(parts)) == len(parts)
+    assert {unescape(alt) for _, content in parts for alt in re.findall(r'alt="([^"]+)"', content())} == set(alts)
 
 
 @pytest.mark.parametrize("name", NAMES)
