@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from gmmvit_cli.attention import IMAGE, inspect_attention
 from gmmvit_cli.choices import choice_from, complete, listed
 from gmmvit_cli.models import (
     ARCHITECTURE,
@@ -34,10 +36,12 @@ from gmmvit_cli.progress import progress
 from gmmvit_deploy.checkpoints.reading import require_checkpoint
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.progress import Progress
+from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.specs import ModelSpec
 
 EXAMPLE = """gmmvit inspect checkpoint.pth --report masks.html
-gmmvit inspect --preset swin --classes 10 --image-size 32 --mask gmm"""
+gmmvit inspect --preset swin --classes 10 --image-size 32 --mask gmm
+gmmvit inspect bundle --image photo.jpg --report attention.html"""
 
 _WITHOUT_FILE = "Without a checkpoint"
 _MASKS = ModelSpec.mask_kinds  # a preset of RMT has the mask kind decay without an option
@@ -48,8 +52,10 @@ def inspect(
         None,
         metavar="CHECKPOINT",
         rich_help_panel=INPUT,
-        help="A PyTorch checkpoint, a safetensors file, or a model folder of timm. Leave it out to describe a preset.",
+        help="A PyTorch checkpoint, a safetensors file, or a model folder of timm; with --image, a bundle (the folder "
+        "that gmmvit export writes). Leave it out to describe a preset.",
     ),
+    image: Path | None = IMAGE,
     heads: int | None = HEADS,
     preset: str | None = PRESET,
     mask_form: str = MASK_FORM,
@@ -92,7 +98,11 @@ def inspect(
         help="Local attention (LSA): learned temperatures, and no token attends to itself.",
     ),
     report: Path | None = typer.Option(
-        None, metavar="FILE", rich_help_panel=OUTPUT, help="Draw the masks to an HTML page (.html) or a picture (.png)."
+        None,
+        metavar="FILE",
+        rich_help_panel=OUTPUT,
+        help="Draw masks, steps and embeddings, or with --image the attention, to an HTML page (.html); or only the "
+        "masks, or the attention, to a picture (.png).",
     ),
     force: bool = typer.Option(False, rich_help_panel=OUTPUT, help="Replace the report if it exists."),
     as_json: bool = JSON_OPTION,
@@ -100,8 +110,38 @@ def inspect(
     """Lists the tensors that the model does not use, and values that point to a problem, such as underflow in a mask.
     Without a checkpoint, describes the model that --preset, --classes and --image-size define, with 3 channels unless
     --channels is given.
+    With a bundle and --image, computes the mean attention distance of each head, and the attention rollout, which is
+    the share of each patch in the tokens that the classifier reads.
     """
     require_output_file(report, force=force)
+    hints = partial(
+        hints_from,
+        heads,
+        preset,
+        mask_form,
+        image_size=image_size,
+        resize_to=resize_to,
+        interpolation=interpolation,
+        channels=channels,
+        weights=weights,
+        model_args=model_args,
+        head=head,
+        head_blocks=head_blocks,
+        head_average=head_average,
+        source=source,
+        pool=pool,
+        scale_adjustment=scale_adjustment,
+        transform_scale=transform_scale,
+        decomposed_stages=decomposed_stages,
+    )
+    if image is not None:
+        if hints() != LoadHints() or classes is not None or spt or lsa:
+            raise InputError(
+                "--image draws the attention of a bundle, which records its model; an option for checkpoints is given",
+                hint="type gmmvit inspect BUNDLE --image FILE, without options that describe a checkpoint",
+            )
+        inspect_attention(checkpoint, image, model, report, force=force, as_json=as_json)
+        return
     if checkpoint is None:
         if resize_to is not None or interpolation is not None:
             raise InputError(
@@ -115,40 +155,23 @@ def inspect(
                 "--spt and --lsa describe a preset; a checkpoint shows SPT and LSA by the names of its tensors",
                 hint="leave --spt and --lsa out, or leave the checkpoint out and type --preset",
             )
-        hints = hints_from(
-            heads,
-            preset,
-            mask_form,
-            image_size=image_size,
-            resize_to=resize_to,
-            interpolation=interpolation,
-            channels=channels,
-            weights=weights,
-            model=model,
-            model_args=model_args,
-            head=head,
-            head_blocks=head_blocks,
-            head_average=head_average,
-            source=source,
-            pool=pool,
-            scale_adjustment=scale_adjustment,
-            transform_scale=transform_scale,
-            decomposed_stages=decomposed_stages,
-        )
         require_checkpoint(checkpoint)
         with progress("inspect") as on_progress:
             from gmmvit_deploy.checkpoints.loading import load_checkpoint
             from gmmvit_deploy.checkpoints.report import describe_checkpoint
 
             on_progress(Progress("read the checkpoint"))
-            loaded = load_checkpoint(checkpoint, hints)
+            loaded = load_checkpoint(checkpoint, hints(model=model))
             described = describe_checkpoint(loaded)
             if report is not None:
+                from gmmvit_deploy.pictures.drawings import drawings_of
                 from gmmvit_deploy.pictures.mask_report import write_report
 
-                on_progress(Progress("draw the masks"))
-                layers = write_report(loaded, report, force=force, described=described)
+                on_progress(Progress("draw the report"))
+                drawings = drawings_of(loaded.model)
+                layers = write_report(loaded, report, force=force, described=described, drawings=drawings)
                 described |= {"report": str(report), "masks": [layer.to_json() for layer in layers]}
+                described |= drawings.to_json()
     if as_json:
         print_json(described)
         return

@@ -155,7 +155,8 @@ def require_checkpoint(path: Path) -> None:
     if (path / "manifest.json").is_file() and (path / "weights.safetensors").is_file():
         raise CheckpointError(
             f"{path}: {EXPECTED}, but this path is a bundle, the folder that gmmvit export writes",
-            hint=f"give the weights of the bundle: {path / 'weights.safetensors'}",
+            hint=f"give the weights of the bundle: {path / 'weights.safetensors'}; to draw the attention for an image, "
+            f"type gmmvit inspect {path} --image FILE",
         )
     if path.is_dir() and not (path / "config.json").is_file():
         raise CheckpointError(

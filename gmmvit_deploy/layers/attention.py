@@ -26,6 +26,7 @@ __all__ = [
     "attentions_without_scores",
     "heads_of",
     "masked_attentions",
+    "memories",
     "projected",
     "query_rows",
     "stacked_projection",
@@ -152,6 +153,17 @@ def attentions_without_scores(model: nn.Module) -> tuple[str, ...]:
         for name, module in model.named_modules()
         if name not in with_scores and "softmax" in getattr(type(module), "operator_roles", {}).values()
     )
+
+
+def memories(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+    """Yield (name, layer) of each memory: a trained linear layer that an attention without Q Kᵀ has in place of keys or
+    values.
+
+    The class of such an attention declares the names of the layers, for example ``memories = ("to_slots",)``.
+    """
+    for name, module in model.named_modules():
+        for layer in getattr(type(module), "memories", ()):
+            yield f"{name}.{layer}" if name else layer, module.get_submodule(layer)
 
 
 def attention_names(model: nn.Module) -> tuple[str, ...]:

@@ -16,7 +16,16 @@ from gmmvit_deploy.layers.roles import with_role
 from gmmvit_deploy.precision import Role
 from gmmvit_deploy.scores.attention import AttentionScores
 
-__all__ = ["LAYER_NORM_EPS", "Block", "Mlp", "PatchEmbedding", "PreNormBlock", "flat_patches", "layer_norm"]
+__all__ = [
+    "LAYER_NORM_EPS",
+    "Block",
+    "Mlp",
+    "PatchEmbedding",
+    "PreNormBlock",
+    "flat_patches",
+    "layer_norm",
+    "linear_filters",
+]
 
 LAYER_NORM_EPS = 1e-5
 
@@ -32,8 +41,20 @@ def flat_patches(images: Float[Tensor, "batch channels h w"], side: int) -> Floa
     return patches.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
 
 
+def linear_filters(weight: Float[Tensor, "dim values"], side: int) -> Float[Tensor, "dim channels p p"]:
+    """Return the weight of a linear layer on `flat_patches` as a filter for each output feature."""
+    filters: Tensor = weight.detach().unflatten(1, (side, side, -1)).permute(0, 3, 1, 2)
+    return filters
+
+
 class PatchEmbedding(nn.Module):
-    """Apply a linear layer to each p×p patch, flattened in the order (row, column, channel)."""
+    """Apply a linear layer to each p×p patch, flattened in the order (row, column, channel).
+
+    view_count: the number of images whose patches the layer reads together: 1, or more with shifted copies of the
+    image.
+    """
+
+    view_count: ClassVar[int] = 1
 
     def __init__(self, patch_size: int, dim: int, *, channels: int) -> None:
         super().__init__()
@@ -43,6 +64,10 @@ class PatchEmbedding(nn.Module):
     def forward(self, images: Float[Tensor, "batch channels side side"]) -> Float[Tensor, "batch n dim"]:
         projected: Tensor = self.project(flat_patches(images, self.patch_size))
         return projected
+
+    def filters(self) -> Float[Tensor, "dim channels p p"]:
+        """Return the filter of each feature of a token; the channels of a view follow those of the view before it."""
+        return linear_filters(self.project.weight, self.patch_size)
 
 
 class Mlp(nn.Sequential):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import nn
 
 from gmmvit_deploy.layers.roles import layer_role
 from gmmvit_deploy.scores.step import Oddity
 from gmmvit_deploy.specs import ModelSpec
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.layers.token_grids import TokenGrids
 
 __all__ = ["Model"]
 
@@ -40,3 +43,17 @@ class Model(nn.Module):
         for name, layer in self.named_modules():
             if isinstance(layer, nn.Linear) and layer_role(layer) == "head":
                 yield name, layer
+
+    def observed_grids(self) -> TokenGrids | None:
+        """Return the grids of the tokens of each attention, with paths in ``network``, if another package defines it.
+
+        Returns None for a network of this package, whose patches form squares.
+        """
+        return None
+
+    def why_no_rollout(self) -> str:
+        """Return a reason, beyond the weights, why an attention rollout does not describe the logits; else "".
+
+        A rollout describes a head that reads the tokens of the last block, each with the same weight.
+        """
+        return ""

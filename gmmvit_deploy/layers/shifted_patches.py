@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gmmvit_deploy.layers.blocks import flat_patches, layer_norm
+from gmmvit_deploy.layers.blocks import flat_patches, layer_norm, linear_filters
 from gmmvit_deploy.layers.roles import with_role
 from gmmvit_deploy.precision import Role
 
@@ -56,6 +56,8 @@ class ShiftedPatches(nn.Module):
     forward: (B, c, h, w) → (B, h·w / m², D), tokens row by row.
     """
 
+    view_count: ClassVar[int] = VIEWS
+
     def __init__(self, side: int, dim: int, *, channels: int, role: Role = "embedding") -> None:
         super().__init__()
         self.side = side
@@ -66,6 +68,10 @@ class ShiftedPatches(nn.Module):
     def forward(self, x: Float[Tensor, "batch channels h w"]) -> Float[Tensor, "batch n dim"]:
         tokens: Tensor = self.project(self.norm(flat_patches(self.views(x), self.side)))
         return tokens
+
+    def filters(self) -> Float[Tensor, "dim channels m m"]:
+        """Return the filter of each feature of a token; the channels of a view follow those of the view before it."""
+        return linear_filters(self.project.weight, self.side)
 
 
 class ShiftedMerging(nn.Module):

@@ -24,7 +24,15 @@ from torch.overrides import TorchFunctionMode
 from gmmvit_deploy.errors import SpecError
 from gmmvit_deploy.layers.fused_call import DRY_IMAGES, FusedCall, fused_calls, use_fused_calls
 
-__all__ = ["Placement", "Refusal", "TokenGrids", "placements", "require_placements", "token_grids"]
+__all__ = [
+    "Placement",
+    "Refusal",
+    "TokenGrids",
+    "placements",
+    "require_placements",
+    "token_grids",
+    "unknown_grids",
+]
 
 _Size: TypeAlias = "tuple[int, int]"
 
@@ -133,6 +141,12 @@ def token_grids(network: nn.Module, image_shape: tuple[int, int, int]) -> TokenG
     with run.observed():
         calls = fused_calls(shapes_only, image_shape)
     return _Rule(shapes_only, calls, run).applied()
+
+
+def unknown_grids(network: nn.Module, reason: str) -> TokenGrids:
+    """Return the result for a network that cannot run without data: a refusal of the whole network."""
+    refusal = Refusal(module="", class_name=type(network).__name__, reason=reason)
+    return TokenGrids(placements=(), refusals=(refusal,), poolings=())
 
 
 def _listed(refusals: tuple[Refusal, ...]) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ from PIL import Image
 
 from gmmvit_deploy.images import image_from_pixels
 from gmmvit_deploy.pages import scrollable
+from gmmvit_deploy.pictures.attention_images import distances_image, rollout_image
+from gmmvit_deploy.pictures.drawing_report import drawing_parts, steps_in_numbers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,9 +23,12 @@ if TYPE_CHECKING:
     from gmmvit_deploy.bench.waterfall import Step
     from gmmvit_deploy.page.facts import ExportParity
     from gmmvit_deploy.page.trial import Agreement, Answer
+    from gmmvit_deploy.pictures.drawings import Drawings
 
 __all__ = [
     "agreement_html",
+    "attention_html",
+    "drawn_parts",
     "facts_html",
     "message_html",
     "parity_html",
@@ -111,6 +117,39 @@ def seen_html(answer: Answer) -> str:
     height, width, channels = answer.pixels.shape
     alt = f"The image as the network sees it: {width}×{height} pixels, {channels} channels"
     return picture_html(shown_picture(answer.pixels), alt)
+
+
+def attention_html(answer: Answer) -> str:
+    """Return the picture of the rollout, or the reason why there is no rollout, and the picture of the distances."""
+    attention = answer.attention
+    if attention.rollout is None:
+        rollout = message_html(f"No rollout: {attention.no_rollout}.")
+    else:
+        reads, prefix = attention.rollout.reads, attention.rollout.prefix_share
+        rollout = picture_html(
+            rollout_image(answer.pixels, attention.rollout),
+            "The image, the attention rollout over the image, and the rollout with a colour scale",
+        ) + message_html(
+            f"The share of each patch in the tokens that the classifier reads ({reads}). "
+            f"The share of the prefix tokens is {prefix:.1%}."
+        )
+    if not attention.distances:
+        return rollout
+    names = ", ".join(f"{number} {layer.layer}" for number, layer in enumerate(attention.distances, start=1))
+    distances = picture_html(distances_image(attention.distances), "Mean attention distance of each head by layer")
+    return f"{rollout}{distances}{message_html(f'Layers: {names}.')}"
+
+
+def drawn_parts(drawings: Drawings) -> tuple[tuple[str, Callable[[], str]], ...]:
+    """Return (title, content) of each part of the drawings, parts with pictures first.
+
+    content: a function that draws the part as HTML, at its first call; further calls return the same text.
+    """
+    numbers = steps_in_numbers(drawings.steps)
+    parts = list(drawing_parts(drawings))
+    if numbers:
+        parts.append(("Steps with a number for each head", partial(str, numbers)))
+    return tuple((title, cache(content)) for title, content in parts)
 
 
 def shown_picture(pixels: NDArray[Any]) -> Image.Image:

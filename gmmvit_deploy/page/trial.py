@@ -25,6 +25,9 @@ from gmmvit_deploy.families import family_of
 from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.parity.measures import ErrorMeasure, distance
 from gmmvit_deploy.parity.reference import Reference
+from gmmvit_deploy.pictures.attention_of_image import ImageAttention, attention_of_image
+from gmmvit_deploy.pictures.attention_weights import attention_record
+from gmmvit_deploy.pictures.drawings import drawings_of
 from gmmvit_deploy.pictures.mask_numbers import masks_of
 from gmmvit_deploy.preprocess import UnusableImage
 from gmmvit_deploy.runners.classify import Prediction, likeliest
@@ -83,6 +86,7 @@ class Answer:
     predictions: the predicted classes, likeliest first.
     pixels: uint8 (height, width, channels), after decoding and resizing.
     steps: the time of each step, as in the waterfall of ``gmmvit bench``.
+    attention: the mean attention distances, and the attention rollout if the rollout is defined.
     agreements: the agreement of the local program, then the agreements of the server's programs.
     server_error: the reason why the server gave no answer, with a hint; empty if the server answered or is not used.
     other_bundle: a description of the mismatch if the server serves another bundle; otherwise empty.
@@ -92,6 +96,7 @@ class Answer:
     pixels: NDArray[Any]
     steps: tuple[Step, ...]
     agreements: tuple[Agreement, ...]
+    attention: ImageAttention
     server_error: str = ""
     other_bundle: str = ""
 
@@ -102,6 +107,7 @@ class Trial:
     Use `Trial` as a context manager.
 
     masks: the masks of every attention layer with masks.  windows: name of an attention layer → windows of the layer.
+    drawings: the other steps on the attention scores, the filters of the patch embedding, and the position embeddings.
     notice: the reason why this project's CPU kernels are not used; empty if the kernels are used or not requested.
     """
 
@@ -127,6 +133,8 @@ class Trial:
             parse_url(url)
         self.reference = Reference(bundle)
         self.masks = masks_of(self.reference.model)
+        self.drawings = drawings_of(self.reference.model)
+        self._grids = self.reference.model.observed_grids()
         self.windows = family_of(manifest.spec).windows(manifest.spec)
         self.notice = fused_graph(bundle.onnx_path)[1] if cpu_kernels else ""
         self.runner = OnnxRuntimeRunner(bundle, kernels=cpu_kernels and not self.notice)
@@ -181,8 +189,21 @@ class Trial:
             pixels=pixels,
             steps=_steps(times),
             agreements=tuple(agreements),
+            attention=self._attention(inputs),
             server_error=server_error,
             other_bundle=other_bundle,
+        )
+
+    def _attention(self, inputs: NDArray[Any]) -> ImageAttention:
+        """Run PyTorch in float64 again, with gradients, which show the tokens that the head reads."""
+        model, image = self.reference.exact, self.bundle.manifest.image
+        record = attention_record(model, self.reference.tensors(inputs).double())
+        return attention_of_image(
+            model,
+            record,
+            observed=self._grids,
+            size=(image.height, image.width),
+            labels=self.bundle.manifest.labels,
         )
 
     def _reference_logits(self, inputs: NDArray[Any]) -> tuple[NDArray[Any], Noise]:

@@ -22,6 +22,7 @@ from gmmvit_deploy.page import html
 from gmmvit_deploy.page.facts import bundle_card, export_parity
 from gmmvit_deploy.page.server import require_page_library
 from gmmvit_deploy.page.trial import Answer, Trial
+from gmmvit_deploy.pictures.drawing_report import steps_legend
 from gmmvit_deploy.pictures.overlay import overlay_image, token_grid, token_map
 from gmmvit_deploy.preprocess import FORMATS, MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS
 
@@ -45,11 +46,12 @@ class PageView:
 
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
+        self._drawings = html.drawn_parts(trial.drawings)
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gmmvit-page")
         self._waiting = 0
 
     def build(self) -> None:
-        Visit(self._trial, self._answer).build()
+        Visit(self._trial, self._answer, self._drawings).build()
 
     async def _answer(self, data: bytes) -> Answer:
         """Classify an encoded image in the worker thread.
@@ -70,10 +72,13 @@ class Visit:
     """The elements that a visitor sees.
 
     answer: async function that takes an encoded image and returns the `Answer` for the image.
+    drawings: (title, function that draws the part as HTML) of each part of the drawings.
     """
 
-    def __init__(self, trial: Trial, answer: Callable[[bytes], Any]) -> None:
-        self._trial, self._answer = trial, answer
+    def __init__(
+        self, trial: Trial, answer: Callable[[bytes], Any], drawings: tuple[tuple[str, Callable[[], str]], ...]
+    ) -> None:
+        self._trial, self._answer, self._drawings = trial, answer, drawings
         self._ui = require_page_library().ui
         # Masks are drawn over a grey field until the visitor gives an image.
         self._picture: Image.Image | None = None
@@ -96,6 +101,8 @@ class Visit:
                 self._section("Answer", self._build_answer)
                 self._section("What the network sees", self._build_seen)
                 self._section("Masks over the image", self._build_masks)
+            self._section("Attention", self._build_attention)
+            self._section("Steps and embeddings", self._build_drawings)
             self._section("Time by step", self._build_steps)
             self._section("This bundle", lambda: self._html(html.facts_html(bundle_card(trial.bundle))))
 
@@ -208,6 +215,18 @@ class Visit:
             f"({image.resize_text}), before normalisation.</p>"
         )
 
+    def _build_attention(self) -> None:
+        self._attention = self._html(html.message_html("No image yet.")).classes("attention-pictures")
+
+    def _build_drawings(self) -> None:
+        ui, parts = self._ui, self._drawings
+        with ui.element("div").classes("controls"):
+            titles = {index: title for index, (title, _) in enumerate(parts)}
+            choice = ui.select(titles, value=0, label="Drawing").props("dense outlined options-dense")
+        drawing = self._html(parts[0][1]()).classes("drawing")
+        choice.on_value_change(lambda event: drawing.set_content(parts[int(event.value)][1]()))
+        self._html(steps_legend(self._trial.drawings.steps))
+
     def _build_steps(self) -> None:
         self._steps = self._html(html.message_html("No image yet.")).classes("steps-table")
 
@@ -229,6 +248,7 @@ class Visit:
         self._predictions.set_content(html.predictions_html(answer))
         self._agreement.set_content(html.agreement_html(answer, url=self._trial.url))
         self._seen.set_content(html.seen_html(answer))
+        self._attention.set_content(html.attention_html(answer))
         self._steps.set_content(html.steps_html(answer.steps))
         self._draw_mask()
 
@@ -237,7 +257,8 @@ class Visit:
         self._status.set_content(html.message_html(f"{message}{f' ({hint})' if hint else ''}", kind="error"))
         for element in (self._predictions, self._agreement, self._seen):
             element.set_content("")
-        self._steps.set_content(html.message_html("No image yet."))
+        for element in (self._attention, self._steps):
+            element.set_content(html.message_html("No image yet."))
         self._picture = None
         self._draw_mask()
 

@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw
 
 from gmmvit_deploy.pictures.mask_numbers import LayerMasks
 
-__all__ = ["colour_limit", "coloured", "matrix_image", "position_maps_image", "sheet"]
+__all__ = ["colour_limit", "coloured", "matrix_image", "position_maps_image", "sheet", "tiled"]
 
 _POSITIVE, _NEGATIVE = np.array([8, 64, 129]), np.array([165, 15, 21])
 _GAP = 1
@@ -47,13 +47,18 @@ def position_maps_image(layer: LayerMasks, head: int) -> Image.Image:
     Figure 3 of "Toward a Deeper Understanding: RetNet Viewed through Convolution" has the same form.
     """
     rows, columns = layer.grid
-    down, right = rows + _GAP, columns + _GAP
+    return tiled(coloured(layer.matrices[head].reshape(rows, columns, rows, columns), colour_limit(layer)))
+
+
+def tiled(tiles: NDArray[np.uint8]) -> Image.Image:
+    """Draw tiles (rows, columns, height, width, 3) as a grid of small pictures, with grey lines between the tiles."""
+    rows, columns, height, width = tiles.shape[:4]
+    down, right = height + _GAP, width + _GAP
     canvas = np.full((rows * down - _GAP, columns * right - _GAP, 3), 200, np.uint8)
-    maps = coloured(layer.matrices[head].reshape(rows, columns, rows, columns), colour_limit(layer))
     for row in range(rows):
         for column in range(columns):
             top, left = row * down, column * right
-            canvas[top : top + rows, left : left + columns] = maps[row, column]
+            canvas[top : top + height, left : left + width] = tiles[row, column]
     return Image.fromarray(canvas)
 
 

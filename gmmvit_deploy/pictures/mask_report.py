@@ -1,30 +1,30 @@
-"""Write a report about the masks of a checkpoint, as a page (.html) or as a picture (.png).
+"""Write a report about a checkpoint, as a page (.html) or as a picture (.png).
 
-The page shows pictures and measurements of the masks, and needs no other file.
+The page shows pictures and measurements of the masks, of the other steps on the attention scores, of the patch
+embedding and of the position embeddings, and needs no other file. The picture shows the masks.
 """
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Mapping
 from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from gmmvit_deploy.checkpoints.audit import DEAD_MASK, layer_of
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint
 from gmmvit_deploy.checkpoints.report import describe_checkpoint
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.pages import Outcome, Summary, definitions, folded, page, section, table, verdict_word
+from gmmvit_deploy.pictures.drawing_report import DRAWING_STYLE, drawing_sections
+from gmmvit_deploy.pictures.drawings import Drawings, drawings_of
+from gmmvit_deploy.pictures.inline import inline_image, png
 from gmmvit_deploy.pictures.mask_images import colour_limit, matrix_image, position_maps_image, sheet
 from gmmvit_deploy.pictures.mask_numbers import NEAR, HeadNumbers, LayerMasks, masks_of
 from gmmvit_deploy.writing import new_file
 
-__all__ = ["page_of", "write_report"]
+__all__ = ["page_of", "require_report_suffix", "write_report"]
 
 _STYLE = """
 .heads { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(17rem, 100%), 1fr)); gap: 1rem; }
@@ -35,19 +35,23 @@ _STYLE = """
 
 
 def write_report(
-    loaded: LoadedCheckpoint, path: Path, *, force: bool = False, described: Mapping[str, Any] | None = None
+    loaded: LoadedCheckpoint,
+    path: Path,
+    *,
+    force: bool = False,
+    described: Mapping[str, Any] | None = None,
+    drawings: Drawings | None = None,
 ) -> list[LayerMasks]:
     """Write the report to ``path``, as a page (.html) or a picture (.png), and return the masks in the report.
 
     force: True to replace an existing file.
     described: the result of `describe_checkpoint` for ``loaded``, if already computed.
+    drawings: the result of `drawings_of` for the model, if already computed. A picture does not show the drawings.
     Errors:
         InputError: ``path`` has another suffix, or a picture is requested but the model has no masks.
         OutputError: the file exists and ``force`` is False, or the file cannot be written.
     """
-    suffix = path.suffix.lower()
-    if suffix not in (".html", ".png"):
-        raise InputError(f"{path}: expected a report with the suffix .html (page) or .png (picture)")
+    suffix = require_report_suffix(path)
     described = describe_checkpoint(loaded) if described is None else described
     dead = {finding["where"] for finding in described["audit"] if finding["what"] == DEAD_MASK}
     layers = [replace(layer, dead=layer_of(layer.layer) in dead) for layer in masks_of(loaded.model)]
@@ -59,24 +63,38 @@ def write_report(
                 "which needs no masks",
             )
         title = f"{loaded.file.path.name}: {loaded.spec.family}, {loaded.spec.mask}"
-        data = _png(sheet(layers, title=title))
+        data = png(sheet(layers, title=title))
     else:
-        data = page_of(loaded, layers, described).encode()
+        data = page_of(loaded, layers, described, drawings).encode()
     with new_file(path, force=force) as file:
         file.write(data)
     return layers
 
 
-def page_of(loaded: LoadedCheckpoint, layers: list[LayerMasks], described: Mapping[str, Any] | None = None) -> str:
+def require_report_suffix(path: Path) -> str:
+    """Return the suffix of a report in lower case: .html or .png.  Errors: InputError for another suffix."""
+    suffix = path.suffix.lower()
+    if suffix not in (".html", ".png"):
+        raise InputError(f"{path}: expected a report with the suffix .html (page) or .png (picture)")
+    return suffix
+
+
+def page_of(
+    loaded: LoadedCheckpoint,
+    layers: list[LayerMasks],
+    described: Mapping[str, Any] | None = None,
+    drawings: Drawings | None = None,
+) -> str:
     """Return the page as HTML.  The page contains all pictures, so a browser loads no other file.
 
-    described: as for `write_report`.
+    described, drawings: as for `write_report`.
     """
     described = describe_checkpoint(loaded) if described is None else described
+    drawings = drawings_of(loaded.model) if drawings is None else drawings
     unused = described["unused_keys"]
     return page(
         kind="Checkpoint report: the content of the file and the findings of its audit",
-        title=f"{loaded.file.path.name}: masks of a {loaded.spec.family}",
+        title=f"{loaded.file.path.name}: masks, steps and embeddings of a {loaded.spec.family}",
         summary=_verdict(described),
         sections=(
             section("Model", _model(described)),
@@ -84,8 +102,9 @@ def page_of(loaded: LoadedCheckpoint, layers: list[LayerMasks], described: Mappi
             folded("Keys of the file that the model does not use", len(unused), _unused(unused)),
             section("Masks", _legend(layers)),
             *(_layer(layer) for layer in layers),
+            *drawing_sections(drawings),
         ),
-        style=_STYLE,
+        style=_STYLE + DRAWING_STYLE,
     )
 
 
@@ -150,7 +169,7 @@ def _unused(keys: Mapping[str, str]) -> str:
 
 def _legend(layers: list[LayerMasks]) -> str:
     if not layers:
-        return "<p>This is a plain model: its attention has no mask.</p>"
+        return "<p>The attention of this model has no mask.</p>"
     return (
         '<p class="quiet">Left: the mask as a matrix, with a row for each query token and a column for each key token. '
         "Right: the same rows as small maps. The map at the position of a query token shows the factors for all key "
@@ -184,7 +203,7 @@ def _head(layer: LayerMasks, head: int) -> str:
     numbers = layer.heads[head]
     name = f"head {head}" if len(layer.heads) > 1 else "all heads"
     pictures = "".join(
-        f'<img alt="{escape(layer.layer)} {name}: {what}" src="data:image/png;base64,{_encoded(image)}">'
+        inline_image(image, alt=f"{layer.layer} {name}: {what}")
         for what, image in (
             ("mask matrix", matrix_image(layer, head)),
             ("a map for each token", position_maps_image(layer, head)),
@@ -214,14 +233,3 @@ def _kernel_table(layer: LayerMasks) -> str:
         for kernel in range(len(layer.heads[0].alpha))
     ]
     return table(f"Gaussians of {layer.layer}", ("kernel", *names), rows)
-
-
-def _png(image: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG", optimize=True)
-    return buffer.getvalue()
-
-
-def _encoded(image: Image.Image) -> str:
-    # With 64 colours a page with hundreds of pictures is small, and the difference to all colours is not visible.
-    return base64.b64encode(_png(image.quantize(64))).decode()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.precision import Role
-from gmmvit_deploy.scores.grids import Grid, lattice_points
+from gmmvit_deploy.scores.grids import Grid, lattice_points, rows_and_columns
 from gmmvit_deploy.scores.step import Add, Constant, Multiply, Oddity, Step, StepNumbers
 
 __all__ = [
@@ -195,12 +195,16 @@ class ManhattanDecay(Add):
 
     def __init__(self, decay: Float[Tensor, " heads"], grid: Grid) -> None:
         super().__init__()
+        self.grid = rows_and_columns(grid)
         self.register_buffer("decay", decay)
         # The distances follow from the grid. They are computed again at loading, and the state dict omits them.
         self.register_buffer("distances", manhattan_distances(grid), persistent=False)
 
     def matrix(self) -> Float[Tensor, "heads n n"]:
         return self.decay[:, None, None] * self.distances
+
+    def numbers(self) -> StepNumbers:
+        return StepNumbers(grid=self.grid)
 
     def oddities(self) -> Iterator[Oddity]:
         for head, decay in enumerate(self.decay.tolist()):

@@ -133,6 +133,9 @@ def test_inspect_writes_a_report(gmmvit: Gmmvit, tmp_path: Path) -> None:
         assert described["report"] == str(tmp_path / name)
         assert len(described["masks"]) == 4
         assert len(described["masks"][0]["heads"][0]["within"]) == 3
+        assert {step["step"] for step in described["steps"]["matrices"]} == {"before.bias"}
+        assert described["patch_filters"]["name"] == "patch_embedding"
+        assert described["position_embeddings"][0]["name"] == "position_embedding"
     assert gmmvit("inspect", GOLDEN / "swin_gmm.pth", "--report", tmp_path / "masks.png").returncode == 1
 
 

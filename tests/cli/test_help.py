@@ -90,6 +90,7 @@ class TestEveryCommand:
 
     def test_examples_can_be_typed(self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "bundle").mkdir()
+        (tmp_path / "photo.jpg").touch()
         monkeypatch.chdir(tmp_path)
         lines = import_module(f"gmmvit_cli.{name}").EXAMPLE.splitlines()
         assert lines

@@ -20,6 +20,8 @@ from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.images import image_from_pixels
 from gmmvit_deploy.page import html
 from gmmvit_deploy.page.trial import Trial
+from gmmvit_deploy.pictures.attention_images import rollout_image
+from gmmvit_deploy.pictures.drawings import filter_images
 from gmmvit_deploy.pictures.mask_numbers import LayerMasks
 from gmmvit_deploy.pictures.overlay import overlay_image, token_map
 from gmmvit_deploy.preprocess import MAX_IMAGE_BYTES
@@ -133,6 +135,10 @@ def shows_answer_of(visitor: Visitor, trial: Trial, data: bytes) -> None:
     assert rows.count() == len(answer.predictions)
     assert rows.locator("th").all_inner_texts() == [p.label for p in answer.predictions]
     assert np.array_equal(picture(visitor.page.locator(".seen img")), np.asarray(html.shown_picture(answer.pixels)))
+    assert np.array_equal(
+        picture(visitor.page.locator(".attention-pictures img").first),
+        np.asarray(rollout_image(answer.pixels, answer.attention.rollout)),
+    )
     assert visitor.page.locator(".steps tbody th").all_inner_texts() == [step.name for step in answer.steps]
     assert visitor.page.locator(".agreement tbody td").last.inner_text() == "yes"
 
@@ -215,8 +221,8 @@ class TestMasks:
         assert "over a grey field" in (overlay.get_attribute("alt") or "")
         upload(visitor, data)
         answered(visitor, "photo.png")
-        self._choose(visitor, "Layer", trial.masks[1].layer)
-        self._choose(visitor, "Head", "head 2")
+        choose(visitor, "Layer", trial.masks[1].layer)
+        choose(visitor, "Head", "head 2")
         layer = trial.masks[1]
         self._framed(visitor, layer, layer.grid[0] // 2, layer.grid[1] // 2)
         last = layer.grid[1] - 1
@@ -239,12 +245,29 @@ class TestMasks:
         alt = f"Mask of {layer.layer}, head 2, for the token at row {row}, column {column}, over the image"
         visitor.page.locator(f'.overlay img[alt="{alt}"]').wait_for()
 
-    @staticmethod
-    def _choose(visitor: Visitor, name: str, option: str) -> None:
-        visitor.page.get_by_role("combobox", name=name).click()
-        visitor.page.get_by_role("option", name=option, exact=True).click()
-        # The menu gives the focus back to its field when it has closed; a slider must not have the focus before.
-        visitor.page.get_by_role("listbox").wait_for(state="detached")
+
+class TestDrawings:
+    def test_a_part_is_chosen(self, visit: Callable[..., Visitor], trial: Trial) -> None:
+        visitor, parts = visit(), dict(html.drawn_parts(trial.drawings))
+        drawing = visitor.page.locator(".drawing")
+        assert list(parts) == ["Patch embedding", "Position embeddings", "Steps with a number for each head"]
+        assert trial.drawings.filters is not None
+        for number, title in enumerate(parts):
+            if number:
+                choose(visitor, "Drawing", title)
+            expected = re.findall(r'alt="([^"]+)"', parts[title]())
+            drawing.locator(f'img[alt="{expected[0]}"]' if expected else "table").first.wait_for()
+            assert [image.get_attribute("alt") for image in drawing.locator("img").all()] == expected
+        choose(visitor, "Drawing", "Patch embedding")
+        (_, sheet), *_ = filter_images(trial.drawings.filters)
+        assert np.array_equal(picture(drawing.locator("img").first), np.asarray(sheet))
+
+
+def choose(visitor: Visitor, name: str, option: str) -> None:
+    visitor.page.get_by_role("combobox", name=name).click()
+    visitor.page.get_by_role("option", name=option, exact=True).click()
+    # The menu gives the focus back to its field when it has closed; a slider must not have the focus before.
+    visitor.page.get_by_role("listbox").wait_for(state="detached")
 
 
 class TestFacts:
@@ -373,7 +396,7 @@ class TestEveryone:
         assert (
             page.locator(".try section[aria-labelledby] > div > h2").count()
             == page.locator(".try section").count()
-            == 6
+            == 8
         )
         assert page.locator(".try img:not([alt])").count() == 0
         assert page.locator(".try table:not(:has(caption)):visible").count() == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from gmmvit_deploy.page import html
 from gmmvit_deploy.page.facts import bundle_card, export_parity
 from gmmvit_deploy.page.trial import Answer, Trial
 from gmmvit_deploy.page.view import data_from_url
+from gmmvit_deploy.pictures.attention_of_image import attention_of_bundle
 from gmmvit_deploy.runners.classify import BundleClassifier
 from gmmvit_deploy.serving.server import TritonServer
 from tests.test_preprocess import encoded, photo, png_bomb
@@ -56,6 +58,21 @@ class TestAnswer:
 
     def test_shows_the_pixels_that_the_network_sees(self, bundle: Bundle, answer: Answer, data: bytes) -> None:
         assert np.array_equal(answer.pixels, bundle.manifest.image.pixels_from_bytes(data))
+
+    def test_shows_the_attention_of_the_command_line(
+        self, bundle: Bundle, answer: Answer, data: bytes, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "photo.png"
+        path.write_bytes(data)
+        pixels, attention = attention_of_bundle(bundle, path)
+        assert np.array_equal(answer.pixels, pixels)
+        assert answer.attention.to_json() == attention.to_json()
+        shown = html.attention_html(answer)
+        assert shown.count("<img ") == 2
+        without = replace(attention, rollout=None, no_rollout="a <reason>", distances=())
+        shown = html.attention_html(replace(answer, attention=without))
+        assert "No rollout: a &lt;reason&gt;." in shown
+        assert "<img " not in shown
 
     def test_times_each_step(self, answer: Answer, trial: Trial) -> None:
         assert [step.name for step in answer.steps] == ["decode and resize", trial.runner.label]

@@ -20,6 +20,7 @@ from gmmvit_deploy.families.custom.running import errors_of_file, network_of_cla
 from gmmvit_deploy.families.custom.spec import CustomSpec
 from gmmvit_deploy.layers.fused_call import AnsweredAttention, FusedCall, answer_fused_call, fused_calls
 from gmmvit_deploy.layers.model import Model
+from gmmvit_deploy.layers.token_grids import TokenGrids, token_grids, unknown_grids
 from gmmvit_deploy.scores.attention import AttentionScores
 from gmmvit_deploy.scores.scales import Scale
 from gmmvit_deploy.specs import input_shape
@@ -37,6 +38,7 @@ class CustomModel(Model):
     """
 
     foreign: ClassVar[bool] = True
+    spec: CustomSpec
 
     def __init__(self, spec: CustomSpec, network: nn.Module) -> None:
         super().__init__()
@@ -46,6 +48,16 @@ class CustomModel(Model):
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.network(images)
         return logits
+
+    def observed_grids(self) -> TokenGrids:
+        """Build the user's class again, and run the network without data: this network calls the fused function."""
+        file = permitted_file(self.spec)
+        network = network_of_class(file, self.spec.class_name, self.spec.model_args)
+        try:
+            with errors_of_file(file, "the network cannot run without data"):
+                return token_grids(network, input_shape(self.spec))
+        except InputError as exc:
+            return unknown_grids(network, str(exc))
 
 
 def build(spec: CustomSpec) -> CustomModel:

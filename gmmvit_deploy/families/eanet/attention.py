@@ -76,6 +76,8 @@ class ExternalAttention(nn.Module):
     to_slots, from_slots: the memories M₀ with l₀, and M₁ with m₁, shared by all heads.
     """
 
+    memories: ClassVar[tuple[str, ...]] = ("to_slots", "from_slots")
+
     def __init__(self, *, dim: int, heads: int, head_dim: int, slots: int) -> None:
         super().__init__()
         self.heads = heads
@@ -130,6 +132,7 @@ class TokenTransformer(nn.Module):
     ``dim``.  The skip connection starts at y, the output of the first linear map.
     """
 
+    memories: ClassVar[tuple[str, ...]] = ("to_slots", "from_slots")
     operator_roles: ClassVar[Mapping[str, Role]] = {"add": "residual"}
 
     from_slots: nn.Module

@@ -29,7 +29,7 @@ from gmmvit_deploy.layers.fused_call import (
 )
 from gmmvit_deploy.layers.masked_attention import MaskedAttention
 from gmmvit_deploy.layers.model import Model
-from gmmvit_deploy.layers.token_grids import Placement, placements
+from gmmvit_deploy.layers.token_grids import Placement, TokenGrids, placements, token_grids, unknown_grids
 from gmmvit_deploy.scores.attention import AttentionScores
 from gmmvit_deploy.scores.biases import PassedBias
 from gmmvit_deploy.scores.scales import Scale
@@ -92,6 +92,23 @@ class TimmModel(Model):
         for name, layer in self.named_modules():
             if isinstance(layer, nn.Linear) and any(layer is head for head in listed):
                 yield name, layer
+
+    def observed_grids(self) -> TokenGrids:
+        """Run timm's own network without data: in this network, the fused attention function is still called."""
+        with torch.device("meta"):
+            network = network_from_spec(self.spec)
+        try:
+            return token_grids(network, input_shape(self.spec))
+        # The network is code of another package, which raises exceptions of any class.
+        except Exception as exc:
+            return unknown_grids(network, f"the network cannot run without data: {type(exc).__name__}")
+
+    def why_no_rollout(self) -> str:
+        if self.spec.head_blocks > 1:
+            return f"the linear head reads the class tokens of the last {self.spec.head_blocks} blocks"
+        if self.spec.head_average:
+            return "the linear head reads the class token and the mean of the patches with weights of its own"
+        return ""
 
 
 def _answerable_calls(network: nn.Module, spec: TimmSpec) -> list[FusedCall]:

@@ -37,6 +37,7 @@ VIEWS = len(_SHIFTS)
 class ShiftedPatchEmbedding(PatchEmbedding):
     """Shifted patch tokenization (SPT) with shifts of a single pixel."""
 
+    view_count: ClassVar[int] = VIEWS
     operator_roles: ClassVar[Mapping[str, Role]] = {"pad": "shape"}
 
     def __init__(self, patch_size: int, dim: int, *, channels: int) -> None:

@@ -114,6 +114,16 @@ def test_inspect_counts_parameters_and_macs(own_bundle: OwnBundle) -> None:
     assert described["macs"] > 16 * 3 * 16 * 16
 
 
+def test_inspect_draws_the_attention_of_the_class(own_bundle: OwnBundle, tmp_path: Path) -> None:
+    image = tmp_path / "image.png"
+    image.write_bytes(own_bundle.bundle.golden_set().images[0])
+    answer = gmmvit_here("inspect", own_bundle.bundle.path, "--image", image, "--model", own_bundle.model, "--json")
+    assert answer.status == 0, answer
+    described = json.loads(answer.out)
+    assert described["rollout"]["reads"] == "the mean of the 16 patches"
+    assert [layer["grid"] for layer in described["distances"]] == [[4, 4], [4, 4]]
+
+
 # ---- without the class -----------------------------------------------------------------------------------------------
 
 
@@ -127,6 +137,7 @@ def test_no_command_without_the_option_runs_the_file(own_bundle: OwnBundle, tmp_
     assert gmmvit_here("repository", path, "-o", tmp_path / "models").status == 0
     refused(gmmvit_here("parity", path, "--runner", "eager"), "runs a file only if --model names the file")
     refused(gmmvit_here("inspect", path / "weights.safetensors"), "runs a file only if --model names the file")
+    refused(gmmvit_here("inspect", path, "--image", image), "runs a file only if --model names the file")
     refused(gmmvit_here("export", path / "weights.safetensors", "-o", tmp_path / "b", "--input", "tensor"), "runs a")
     refused(gmmvit_here("convert", path, "--precision", "fp16"), "runs a file only if --model names the file")
     refused(gmmvit_here("page", path, "--port", "0"), "runs a file only if --model names the file")

@@ -1,0 +1,99 @@
+"""Find the patch filters and the stored position embeddings of a model of any family.
+
+    token[d] = Σ filters[d] ∘ patch + bias[d]        x = tokens + positions
+
+The patch embedding is a `PatchEmbedding`, `ShiftedPatches`, or a convolution with the role ``embedding``. Modules of
+other packages declare no roles: their patch embedding is the first convolution on the channels of the images.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from gmmvit_deploy.layers.blocks import PatchEmbedding
+from gmmvit_deploy.layers.model import Model
+from gmmvit_deploy.layers.roles import layer_role
+from gmmvit_deploy.layers.shifted_patches import ShiftedPatches
+
+__all__ = ["PatchFilters", "StoredPositions", "patch_filters", "stored_positions"]
+
+_NAMES = frozenset({"position_embedding", "positions", "pos_embed", "pos_embedding"})
+_PREFIXES = (0, 1, 2)  # a class token, a class and a distillation token; a network of timm states its number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PatchFilters:
+    """The filters of a patch embedding.
+
+    name: the name of the layer.  views: V, the number of images that the layer reads together: 1, or 5 with SPT.
+    filters: (D, V · c, rows, columns), for D features and images of c channels; the channels of a view follow the
+    channels of the view before it.
+    """
+
+    name: str
+    filters: Tensor
+    views: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StoredPositions:
+    """Position embeddings that the checkpoint stores.
+
+    name: the name of the tensor.  positions: (prefix + rows · columns, D), first the prefix tokens, then the patches.
+    grid: (rows, columns) of the patches.  prefix: the number of prefix tokens, such as a class token.
+    """
+
+    name: str
+    positions: Tensor
+    grid: tuple[int, int]
+    prefix: int
+
+
+def patch_filters(model: Model) -> PatchFilters | None:
+    """Return the filters of the patch embedding, or None for a network without such a layer.
+
+    A T2T has no patch filters: its first layer reads overlapping patches behind a norm, as part of an attention.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, PatchEmbedding | ShiftedPatches):
+            filters, views = module.filters(), module.view_count
+        elif isinstance(module, nn.Conv2d) and (model.foreign or layer_role(module) == "embedding"):
+            filters, views = module.weight.detach(), 1
+        else:
+            continue
+        if filters.shape[1] == views * model.spec.channels:
+            return PatchFilters(name=name, filters=filters, views=views)
+    return None
+
+
+def stored_positions(model: Model) -> Iterator[StoredPositions]:
+    """Yield the position embeddings that the checkpoint stores, recognised by the usual names of such tensors.
+
+    Positions that the network computes from its sizes are in no state dict, and are left out. So are tensors whose
+    tokens are no prefix tokens and a grid of patches.
+    """
+    for name, tensor in model.state_dict().items():
+        if name.rpartition(".")[2] in _NAMES and tensor.dim() == 3 and tensor.shape[0] == 1:
+            place = _place(model, tensor.shape[1])
+            if place is not None:
+                grid, prefix = place
+                yield StoredPositions(name=name, positions=tensor[0].detach(), grid=grid, prefix=prefix)
+
+
+def _place(model: Model, tokens: int) -> tuple[tuple[int, int], int] | None:
+    """Return ((rows, columns), prefix) with prefix + rows · columns = tokens, or None."""
+    network = getattr(model, "network", None)
+    size = getattr(getattr(network, "patch_embed", None), "grid_size", None)
+    known = getattr(network, "num_prefix_tokens", 0)
+    prefixes = (*_PREFIXES, known) if isinstance(known, int) else _PREFIXES
+    if isinstance(size, tuple | list) and len(size) == 2 and tokens - math.prod(size) in prefixes:
+        return (int(size[0]), int(size[1])), tokens - math.prod(size)
+    for prefix in prefixes:
+        side = math.isqrt(max(tokens - prefix, 0))
+        if side > 0 and side**2 + prefix == tokens:
+            return (side, side), prefix
+    return None
