@@ -34,6 +34,7 @@ from gmmvit_cli.progress import progress
 from gmmvit_deploy.checkpoints.reading import require_checkpoint
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.progress import Progress
+from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.specs import ModelSpec
 
 EXAMPLE = """gmmvit inspect checkpoint.pth --report masks.html
@@ -102,12 +103,33 @@ def inspect(
     --channels is given.
     """
     require_output_file(report, force=force)
+    hints = hints_from(
+        heads,
+        preset,
+        mask_form,
+        image_size=image_size,
+        resize_to=resize_to,
+        interpolation=interpolation,
+        channels=channels,
+        weights=weights,
+        model=model,
+        model_args=model_args,
+        head=head,
+        head_blocks=head_blocks,
+        head_average=head_average,
+        source=source,
+        pool=pool,
+        scale_adjustment=scale_adjustment,
+        transform_scale=transform_scale,
+        decomposed_stages=decomposed_stages,
+    )
     if checkpoint is None:
         if resize_to is not None or interpolation is not None:
             raise InputError(
                 "--resize-to and --interpolation resize the model of a checkpoint, and no checkpoint is given",
                 hint="type gmmvit inspect CHECKPOINT --resize-to PIXELS, or --image-size PIXELS for a preset",
             )
+        _refuse_options_of_files(hints)
         described = _preset(preset, classes, image_size, channels, mask, kernels, shared, spt=spt, lsa=lsa)
     else:
         if spt or lsa:
@@ -115,26 +137,6 @@ def inspect(
                 "--spt and --lsa describe a preset; a checkpoint shows SPT and LSA by the names of its tensors",
                 hint="leave --spt and --lsa out, or leave the checkpoint out and type --preset",
             )
-        hints = hints_from(
-            heads,
-            preset,
-            mask_form,
-            image_size=image_size,
-            resize_to=resize_to,
-            interpolation=interpolation,
-            channels=channels,
-            weights=weights,
-            model=model,
-            model_args=model_args,
-            head=head,
-            head_blocks=head_blocks,
-            head_average=head_average,
-            source=source,
-            pool=pool,
-            scale_adjustment=scale_adjustment,
-            transform_scale=transform_scale,
-            decomposed_stages=decomposed_stages,
-        )
         require_checkpoint(checkpoint)
         with progress("inspect") as on_progress:
             from gmmvit_deploy.checkpoints.loading import load_checkpoint
@@ -155,6 +157,16 @@ def inspect(
     _print(described)
     if report is not None and checkpoint is not None:
         note(f"report: {report}")
+
+
+def _refuse_options_of_files(hints: LoadHints) -> None:
+    """Errors: InputError for an option that states what a checkpoint does not show, because a preset states it."""
+    for name, typed in (hints.typed() | hints.own()).items():
+        if name not in ("image_size", "channels"):
+            raise InputError(
+                f"{typed} states what a checkpoint does not show, and no checkpoint is given",
+                hint=f"type gmmvit inspect CHECKPOINT {typed}, or leave {typed.split()[0]} out",
+            )
 
 
 def _preset(

@@ -56,14 +56,16 @@ def hidden_values(shapes: Shapes, hints: LoadHints, spec: DeepViTSpec, *, known_
 
     spec: the sizes that the tensors show; the values that no tensor shows are not read.
     known_heads: the number of heads that the tensors show, or None.
-    Errors: CheckpointError when a value is missing, with the options to type, or when ``--transform-scale`` is given
-    for a file without re-attention.
+    Errors: CheckpointError when a value is missing, with the options to type, or when ``--transform-scale`` or
+    ``--no-transform-scale`` is given for a file without re-attention.
     """
     mixes = any(spec.reattention)
-    if hints.transform_scale and not mixes:
+    if hints.transform_scale is not None and not mixes:
+        option = "--transform-scale" if hints.transform_scale else "--no-transform-scale"
+        does = "multiplies" if hints.transform_scale else "keeps"
         raise CheckpointError(
-            f"{shapes.source}: --transform-scale multiplies the mixed weights, but no block of this file mixes heads",
-            hint="omit --transform-scale",
+            f"{shapes.source}: {option} {does} the mixed weights, but no block of this file mixes heads",
+            hint=f"omit {option}",
         )
     preset, why_not = _usable_preset(shapes, hints, spec, known_heads)
     given: dict[str, Any] = {

@@ -309,4 +309,5 @@ RELEASED = CheckpointSource(
     known_unused=known_unused,
     images=known_images,
     taken_from=taken_from,
+    own_hints=("decomposed_stages",),
 )
