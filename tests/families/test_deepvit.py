@@ -255,7 +255,7 @@ def test_a_tensor_wins_over_an_option() -> None:
             lambda c: c["state_dict"].update(
                 {"patch_embed.proj.weight": torch.randn(27, 64, 4, 4)}  # patches of 8 pixels in images of 64
             ),
-            "the file has image_size 64 .*patch_size 8",
+            "the file differs from it: image_size 64 .*patch_size 8",
         ),
     ],
     ids=["two presets", "no preset", "other patches"],
