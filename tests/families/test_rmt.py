@@ -20,9 +20,11 @@ from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_fr
 from gmmvit_deploy.families import model_from_spec, preset_spec
 from gmmvit_deploy.families.counting import trainable_parameters
 from gmmvit_deploy.families.rmt import RMT
+from gmmvit_deploy.families.rmt.attention import FoldedRotation
 from gmmvit_deploy.families.rmt.presets import PRESETS
 from gmmvit_deploy.families.rmt.released import RELEASED, infer_spec, taken_from, tensor_origins
 from gmmvit_deploy.families.rmt.spec import RMTSpec
+from gmmvit_deploy.folding.fold import fold
 from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.sources.record import TrainingRecord
 from gmmvit_deploy.sources.shapes import Shapes
@@ -248,6 +250,33 @@ def test_specs_that_no_network_has_are_refused(changes: dict[str, Any], message:
     spec = RMT.small(MaskSpec(kind="decay"))
     with pytest.raises(SpecError, match=message):
         replace(spec, **changes)
+
+
+@pytest.mark.parametrize(("stages", "fits", "refused"), [((1, 2, 3), 1536, 2048), ((1, 2), 640, 768), ((), 256, 384)])
+def test_image_sizes_whose_constants_would_fill_the_memory_are_refused(
+    stages: tuple[int, ...], fits: int, refused: int
+) -> None:
+    spec = replace(PRESETS["RMT_S"](1000, 224, MaskSpec()), decomposed_stages=stages)
+    assert replace(spec, image_size=fits).constant_bytes <= 2 << 30
+    size = f"images of {refused}×{refused} pixels take .* GiB; expected at most 2 GiB"
+    with pytest.raises(SpecError, match=size) as caught:
+        replace(spec, image_size=refused)
+    assert caught.value.hint.startswith("type a smaller --image-size")
+
+
+def test_a_huge_image_size_is_refused_with_the_name_of_the_file() -> None:
+    with pytest.raises(SpecError, match="the decays and rotations for images of 100000×100000 pixels") as caught:
+        loaded("rmt_2023", image_size=100_000)
+    assert str(caught.value).startswith(str(golden("rmt_2023").path))
+
+
+def test_constant_bytes_are_those_of_the_folded_model() -> None:
+    folded = fold(loaded("rmt_tiny_like").model)
+    decays = sum(constant.constant.nbytes for constant in folded.biases)
+    rotations = [module for module in folded.model.modules() if isinstance(module, FoldedRotation)]
+    tables = sum(table.nbytes for module in rotations for table in (module.cos, module.sin))
+    assert isinstance(folded.model.spec, RMTSpec)
+    assert decays + tables == folded.model.spec.constant_bytes
 
 
 @pytest.mark.parametrize("side", [20, 33])
