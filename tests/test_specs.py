@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
 from gmmvit_deploy.datasets import DATASETS, dataset
 from gmmvit_deploy.errors import InputError, SpecError
-from gmmvit_deploy.families import PRESETS, preset_spec, spec_from_json
+from gmmvit_deploy.families import FAMILIES, PRESETS, Family, preset_spec, spec_from_json
 from gmmvit_deploy.families.vit.spec import ViTSpec
 from gmmvit_deploy.specs import MaskSpec, spec_to_json
 
@@ -26,6 +26,20 @@ SPEC = ViTSpec(
 
 def test_json_round_trip() -> None:
     assert spec_from_json(spec_to_json(SPEC)) == SPEC
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family.spec.flags], ids=lambda family: family.name)
+def test_json_omits_the_fields_of_variants_that_a_network_does_not_have(family: Family) -> None:
+    spec = family.small(MaskSpec())
+    assert not {*spec.flags} & spec_to_json(spec).keys()
+    # A bundle that was written before a variant was supported lacks the field, which is False by default.
+    assert {field.name for field in fields(spec) if field.default is False} == {*spec.flags}
+
+
+def test_json_states_the_fields_of_variants_that_a_network_has() -> None:
+    spec = replace(SPEC, mask=MaskSpec(), class_token=True, pools_all=True)
+    assert spec_to_json(spec)["pools_all"] is True
+    assert spec_from_json(spec_to_json(spec)) == spec
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +113,7 @@ def inspect(
     the share of each patch in the tokens that the classifier reads.
     """
     require_output_file(report, force=force)
-    hints = partial(
-        hints_from,
+    hints = hints_from(
         heads,
         preset,
         mask_form,
@@ -124,6 +122,7 @@ def inspect(
         interpolation=interpolation,
         channels=channels,
         weights=weights,
+        model=None if image is not None else model,
         model_args=model_args,
         head=head,
         head_blocks=head_blocks,
@@ -135,7 +134,7 @@ def inspect(
         decomposed_stages=decomposed_stages,
     )
     if image is not None:
-        if hints() != LoadHints() or classes is not None or spt or lsa:
+        if hints != LoadHints() or classes is not None or spt or lsa or mask != "plain" or kernels != 5 or shared:
             raise InputError(
                 "--image draws the attention of a bundle, which records its model; an option for checkpoints is given",
                 hint="type gmmvit inspect BUNDLE --image FILE, without options that describe a checkpoint",
@@ -148,6 +147,7 @@ def inspect(
                 "--resize-to and --interpolation resize the model of a checkpoint, and no checkpoint is given",
                 hint="type gmmvit inspect CHECKPOINT --resize-to PIXELS, or --image-size PIXELS for a preset",
             )
+        _refuse_options_of_files(hints)
         described = _preset(preset, classes, image_size, channels, mask, kernels, shared, spt=spt, lsa=lsa)
     else:
         if spt or lsa:
@@ -161,7 +161,7 @@ def inspect(
             from gmmvit_deploy.checkpoints.report import describe_checkpoint
 
             on_progress(Progress("read the checkpoint"))
-            loaded = load_checkpoint(checkpoint, hints(model=model))
+            loaded = load_checkpoint(checkpoint, hints)
             described = describe_checkpoint(loaded)
             if report is not None:
                 from gmmvit_deploy.pictures.drawings import drawings_of
@@ -178,6 +178,16 @@ def inspect(
     _print(described)
     if report is not None and checkpoint is not None:
         note(f"report: {report}")
+
+
+def _refuse_options_of_files(hints: LoadHints) -> None:
+    """Errors: InputError for an option that states what a checkpoint does not show, because a preset states it."""
+    for name, typed in (hints.typed() | hints.own()).items():
+        if name not in ("image_size", "channels"):
+            raise InputError(
+                f"{typed} states what a checkpoint does not show, and no checkpoint is given",
+                hint=f"type gmmvit inspect CHECKPOINT {typed}, or leave {typed.split()[0]} out",
+            )
 
 
 def _preset(

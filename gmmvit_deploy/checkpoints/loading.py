@@ -19,6 +19,7 @@ from gmmvit_deploy.checkpoints.weights import filled_model, listed, misfits, ten
 from gmmvit_deploy.errors import CheckpointError, SpecError
 from gmmvit_deploy.families import FAMILIES, Family, family_of, family_of_preset, preset_spec, spec_from_json
 from gmmvit_deploy.families.counting import trainable_parameters
+from gmmvit_deploy.families.custom.spec import CustomSpec
 from gmmvit_deploy.families.timm.checkpoint import TIMM_FILES
 from gmmvit_deploy.families.timm.deit3_files import DEIT3_FILES
 from gmmvit_deploy.families.timm.dinov2_files import DINOV2_FILES
@@ -26,6 +27,7 @@ from gmmvit_deploy.families.timm.spec import CONV_STEM_VIT
 from gmmvit_deploy.families.timm.torchvision_files import TORCHVISION_FILES
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.sources.hints import LoadHints, own_class_of
+from gmmvit_deploy.sources.options import check_options, refuse_own_options
 from gmmvit_deploy.sources.record import KnownImages
 from gmmvit_deploy.sources.shapes import Shapes, check_image_hints, compared_with_preset
 from gmmvit_deploy.sources.source import CheckpointSource, TensorOrigins, origin_keys
@@ -84,6 +86,7 @@ def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpo
     if hints.head is not None:
         file = with_linear_head(file, Path(hints.head))
     source = _source_of(file, hints)
+    check_options(str(path), source, given, file.tensors)
     family = _family_of_source(source)
     _check_preset(family, hints)
     name = str(path)
@@ -106,27 +109,8 @@ def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpo
     model = resized_as_asked(model, hints, usual=source.interpolation(shapes, hints), source=name)
     used = {key for origin in origins.values() for key in origin_keys(origin)}
     loaded = _audited(file, model, used=used, unused=unused)
-    taken = {**source.taken_from(shapes, hints, spec), **_typed(given)}
+    taken = {**source.taken_from(shapes, hints, spec), **given.typed()}
     return replace(loaded, images=source.images(shapes, hints, spec), taken_from=taken)
-
-
-def _typed(hints: LoadHints) -> dict[str, str]:
-    """Return what the user states with an option about the network: name → the option with its value."""
-    stages = hints.decomposed_stages
-    options = {
-        "heads": hints.heads,
-        "image_size": hints.image_size,
-        "channels": hints.channels,
-        "weights": hints.weights,
-        "source": hints.source,
-        "pool": hints.pool,
-        "scale_adjustment": hints.scale_adjustment,
-        "decomposed_stages": None if stages is None else ",".join(map(str, stages)) or "none",
-    }
-    typed = {name: f"--{name.replace('_', '-')} {value}" for name, value in options.items() if value is not None}
-    if hints.transform_scale is not None:
-        typed["transform_scale"] = f"--{'' if hints.transform_scale else 'no-'}transform-scale"
-    return typed
 
 
 @contextmanager
@@ -146,7 +130,7 @@ def _source_of(file: TensorFile, hints: LoadHints) -> CheckpointSource:
     A model that the user names, and a model folder of timm, choose the source. For any other file, the names of the
     tensors choose the source: if several sources recognise the file, the source with the most names in its signature.
     ``hints.source`` chooses between sources with equally many names.
-    Errors: CheckpointError when the user must choose, or when the file is not of the source that the user chose.
+    Errors: CheckpointError when the user must choose.
     """
     if hints.model == CONV_STEM_VIT:
         return TORCHVISION_FILES
@@ -159,12 +143,8 @@ def _source_of(file: TensorFile, hints: LoadHints) -> CheckpointSource:
     most = max(len(source.signature) for source in sources)
     possible = [source for source in sources if len(source.signature) == most]
     if hints.source is not None:
-        possible = [source for source in possible if source.option in ("", hints.source)]
-    if not possible:
-        raise CheckpointError(
-            f"{file.path}: --source {hints.source}, but the names of the tensors are not those of this code",
-            hint="leave --source out",
-        )
+        # `check_options` refuses a value that names no possible source.
+        possible = [source for source in possible if source.is_named(hints.source, file.tensors)] or possible
     if len(possible) > 1:
         options = sorted({source.option for source in possible})
         raise CheckpointError(
@@ -214,6 +194,12 @@ def _load_own(file: TensorFile, hints: LoadHints) -> LoadedCheckpoint:
     spec, source = spec_from_json(file.spec_json() or {}), str(file.path)
     evidence = "the spec stored in the file has"
     require_same_class(spec, hints, what=source)
+    refuse_own_options(
+        source,
+        hints,
+        reason="the weights of a bundle, which hold the spec of the model",
+        allowed=("model_args",) if isinstance(spec, CustomSpec) else (),
+    )
     check_image_hints(source, hints, image_size=spec.image_size, channels=spec.channels, evidence=evidence)
     if hints.heads not in (None, spec.first_heads):
         raise CheckpointError(f"{source}: --heads {hints.heads}, but {evidence} {spec.first_heads}")

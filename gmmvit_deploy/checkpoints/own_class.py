@@ -21,6 +21,7 @@ from gmmvit_deploy.families.custom.permission import OwnFile, permit
 from gmmvit_deploy.families.custom.spec import CustomSpec
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.sources.hints import LoadHints, own_class_of
+from gmmvit_deploy.sources.options import refuse_own_options
 from gmmvit_deploy.sources.shapes import asked_image
 from gmmvit_deploy.specs import MaskSpec, ModelSpec, input_shape
 from gmmvit_deploy.writing import sha256_of_bytes
@@ -108,6 +109,8 @@ def load_own_class(file: TensorFile, hints: LoadHints, path: str, name: str) -> 
             f"{source}: {given[0]} does not apply to the class {name} of {path}, which determines the architecture",
             hint=f"leave {given[0]} out; type --model-args for the arguments of {name}",
         )
+    reason = f"the class {name} of {path}, which determines the architecture"
+    refuse_own_options(source, hints, reason=reason, allowed=("model_args",))
     image_size, channels = asked_image(source, hints, example="--image-size 32 --channels 3")
     own_file = _read(path)
     permit(own_file)

@@ -10,7 +10,17 @@ from typing import Any, Literal, TypeAlias, get_args
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.specs import CHANNELS, Interpolation, interpolation_named
 
-__all__ = ["POOLS", "SOURCES", "WEIGHTS_KINDS", "LoadHints", "Pool", "WeightsKind", "own_class_of"]
+__all__ = [
+    "OWN_HINTS",
+    "POOLS",
+    "SOURCES",
+    "WEIGHTS_KINDS",
+    "LoadHints",
+    "OwnHint",
+    "Pool",
+    "WeightsKind",
+    "own_class_of",
+]
 
 WeightsKind: TypeAlias = Literal["trained", "averaged"]
 """trained: the weights after the last step of the optimiser.  averaged: the moving average (EMA) of the weights."""
@@ -22,6 +32,10 @@ POOLS: tuple[Pool, ...] = get_args(Pool)
 
 SOURCES = ("spt-lsa", "vit-pytorch")
 """Code bases whose files can have the same names and shapes of tensors, and other logits."""
+
+OwnHint: TypeAlias = Literal["pool", "scale_adjustment", "transform_scale", "decomposed_stages", "model_args"]
+"""A field of `LoadHints` that only the networks of some sources have (`CheckpointSource.own_hints`)."""
+OWN_HINTS: tuple[OwnHint, ...] = get_args(OwnHint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +112,32 @@ class LoadHints:
         if self.head is None and (self.head_blocks is not None or self.head_average):
             raise InputError("--head-blocks and --head-average describe a linear head", hint="add --head FILE")
         self._check_network()
+
+    def typed(self) -> dict[str, str]:
+        """Return what the options state about the network: field → the option with its value, such as ``--heads 4``.
+
+        ``model_args`` is left out: its values are those of the training code, for which this package has no names.
+        """
+        stages = self.decomposed_stages
+        options = {
+            "heads": self.heads,
+            "image_size": self.image_size,
+            "channels": self.channels,
+            "weights": self.weights,
+            "source": self.source,
+            "pool": self.pool,
+            "scale_adjustment": self.scale_adjustment,
+            "decomposed_stages": None if stages is None else ",".join(map(str, stages)) or "none",
+        }
+        typed = {name: f"--{name.replace('_', '-')} {value}" for name, value in options.items() if value is not None}
+        if self.transform_scale is not None:
+            typed["transform_scale"] = f"--{'' if self.transform_scale else 'no-'}transform-scale"
+        return typed
+
+    def own(self) -> dict[OwnHint, str]:
+        """Return field → the option as typed, for the fields of `OWN_HINTS` that the user gave."""
+        typed = self.typed() | ({"model_args": "--model-args"} if self.model_args else {})
+        return {name: typed[name] for name in OWN_HINTS if name in typed}
 
     def _check_network(self) -> None:
         if self.source not in (None, *SOURCES):

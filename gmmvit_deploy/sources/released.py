@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gmmvit_deploy.sources.hints import LoadHints
+from gmmvit_deploy.sources.hints import LoadHints, OwnHint
 from gmmvit_deploy.sources.shapes import Shapes
 from gmmvit_deploy.sources.source import CheckpointSource
 from gmmvit_deploy.specs import MaskSpec
@@ -24,12 +24,14 @@ def released_source(
     known_unused: Callable[[Any], dict[str, str]],
     absent: tuple[str, ...] = (),
     name: str = "the released code",
+    own_hints: tuple[OwnHint, ...] = (),
     option: str = "",
+    same_names: Mapping[str, tuple[str, ...]] | None = None,
 ) -> CheckpointSource:
     """Return the checkpoint source of a family whose files store every tensor of the model unchanged.
 
     names: spec → dict from name in the model to name in the released file.
-    signature, absent, spec, known_unused, name, option: the same as for `CheckpointSource`.
+    signature, absent, spec, known_unused, name, own_hints, option, same_names: the same as for `CheckpointSource`.
     A model trained with the closed form of the mask never reads the stored base masks. For such a model the keys of the
     stored base masks are added to the result of ``known_unused``.
     """
@@ -49,7 +51,9 @@ def released_source(
         spec=spec,
         tensors=names,
         known_unused=unused,
+        own_hints=own_hints,
         option=option,
+        same_names=same_names or {},
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.sources.hints import LoadHints
+from gmmvit_deploy.sources.hints import LoadHints, OwnHint
 from gmmvit_deploy.sources.record import KnownImages
 from gmmvit_deploy.sources.shapes import Shapes
 from gmmvit_deploy.specs import Interpolation
@@ -81,8 +81,12 @@ class CheckpointSource:
     taken_from:   function (shapes, hints, spec) → dict for the fields of the spec that no tensor shows and no option
                   states: name of the field → where the value comes from, such as ``the preset RMT_S, which args.model
                   of the file names``
-    option:       the value of ``--source`` that selects this source; empty if the names of the tensors suffice. A file
-                  that several sources with options recognise is refused unless the user types ``--source``
+    own_hints:    the fields of `OWN_HINTS` that ``spec`` reads. The loader refuses the options of the other fields
+                  (`sources.options`), so that no option is ignored
+    option:       the value of ``--source`` that names this source; empty if no value names the source. A file that
+                  several sources with options recognise is refused unless the user types ``--source``
+    same_names:   other value of ``--source`` → regular expressions. The code that the value names writes files with
+                  the names of this source, and none of its names matches an expression at its start
     images:       function (shapes, hints, spec) → what the file states about the images of training
     """
 
@@ -95,13 +99,26 @@ class CheckpointSource:
     images: Callable[[Shapes, LoadHints, Any], KnownImages] = field(default=_nothing_known)
     absent: tuple[str, ...] = ()
     taken_from: Callable[[Shapes, LoadHints, Any], Mapping[str, str]] = field(default=_nothing_taken)
+    own_hints: tuple[OwnHint, ...] = ()
     option: str = ""
+    same_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def recognises(self, names: Iterable[str]) -> bool:
         """Return whether every pattern of ``signature``, and no pattern of ``absent``, matches the start of a name."""
         listed = list(names)
 
-        def present(pattern: str) -> bool:
-            return any(re.match(pattern, name) for name in listed)
+        return all(_present(pattern, listed) for pattern in self.signature) and not _any_present(self.absent, listed)
 
-        return all(map(present, self.signature)) and not any(map(present, self.absent))
+    def is_named(self, option: str, names: Iterable[str]) -> bool:
+        """Return whether ``--source`` with the value ``option`` fits a file of this source with these names."""
+        if option in self.same_names:
+            return not _any_present(self.same_names[option], list(names))
+        return option == self.option
+
+
+def _present(pattern: str, names: list[str]) -> bool:
+    return any(re.match(pattern, name) for name in names)
+
+
+def _any_present(patterns: Iterable[str], names: list[str]) -> bool:
+    return any(_present(pattern, names) for pattern in patterns)

@@ -15,15 +15,28 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gmmvit_deploy.sources.hints import LoadHints
+from gmmvit_deploy.sources.hints import LoadHints, OwnHint
 from gmmvit_deploy.sources.released import released_source
 from gmmvit_deploy.sources.shapes import Shapes
 from gmmvit_deploy.sources.source import CheckpointSource
 
-__all__ = ["OPTION", "has_shifted", "shifted_names", "shifted_patch", "spt_lsa_source", "temperature_heads"]
+__all__ = [
+    "OPTION",
+    "PLAIN_FILES",
+    "has_shifted",
+    "shifted_names",
+    "shifted_patch",
+    "spt_lsa_source",
+    "temperature_heads",
+]
 
 OPTION = "spt-lsa"
 """The value of ``--source`` for files of the released code of SPT and LSA."""
+PLAIN_FILES = {OPTION: (r"mask$", r".*\.mask\.(alpha|sigma|mask)$")}
+"""`CheckpointSource.same_names` of a source whose plain files the code of SPT and LSA can also have written.
+
+Only the code of the masks writes the masks of the attentions, and ``mask`` at the root of the file.
+"""
 _VIEWS = 5  # the image and four shifted copies
 
 
@@ -33,12 +46,13 @@ def spt_lsa_source(
     either: tuple[str, ...],
     spec: Callable[[Shapes, LoadHints], Any],
     names: Callable[[Any], dict[str, str]],
+    own_hints: tuple[OwnHint, ...] = (),
 ) -> CheckpointSource:
     """Return the source of files with SPT, with LSA, or with both.
 
     signature: the expressions of the source of files without both.
     either: expressions for keys that only SPT or only LSA writes; at least one must match.
-    spec, names: the same as for `released_source`.
+    spec, names, own_hints: the same as for `released_source`.
     """
     return released_source(
         name="the released code of SPT and LSA",
@@ -46,6 +60,7 @@ def spt_lsa_source(
         spec=spec,
         names=names,
         known_unused=lambda _: {},
+        own_hints=own_hints,
         option=OPTION,
     )
 

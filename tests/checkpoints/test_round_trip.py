@@ -26,7 +26,8 @@ def test_spec_and_weights_survive(spec: ModelSpec, seed: int) -> None:
     heads = spec.heads[0] if isinstance(spec.heads, tuple) else spec.heads
     # The names of a plain ViT and a plain CaiT are also those of vit-pytorch.
     closed_form = True if spec.mask.closed_form else None
-    hints = LoadHints(heads=heads, closed_form=closed_form, source="spt-lsa")
+    source = "spt-lsa" if spec.mask.kind == "plain" else None
+    hints = LoadHints(heads=heads, closed_form=closed_form, source=source)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.pth"
         torch.save({"model_state_dict": released_state_dict(model)}, path)

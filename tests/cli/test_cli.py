@@ -115,6 +115,10 @@ def test_inspect_a_preset_without_a_file(gmmvit: Gmmvit) -> None:
             ("--preset", "vit", "--classes", "9", "--image-size", "32", "--mask", "decay"),
             "expected plain, gmm or elm, got",
         ),
+        (
+            ("--preset", "vit", "--classes", "9", "--image-size", "32", "--pool", "mean"),
+            "--pool mean states what a checkpoint does not show, and no checkpoint is given",
+        ),
     ],
     ids=str,
 )

@@ -6,7 +6,6 @@ folder of golden files (`tests.conftest.MANIFEST`); nothing here names a family.
 
 from __future__ import annotations
 
-import copy
 from typing import Any, get_args
 
 import numpy as np
@@ -39,6 +38,7 @@ from gmmvit_deploy.scores.attention import attention_scores
 from gmmvit_deploy.specs import MaskKind, MaskSpec, input_shape, spec_to_json
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from tests.conftest import MANIFEST, NAMES, Golden, golden
+from tests.exact import assert_same_logits, exact_logits
 from tests.families.small_models import FAMILY_EXAMPLES, MAX_BATCH, SMALL, Small, SmallExports, failing_rules
 
 OTHER_PRECISIONS: tuple[Precision, ...] = tuple(precision for precision in PRECISIONS if precision != "fp32")
@@ -129,11 +129,6 @@ def test_each_source_names_every_tensor_once(small: Small) -> None:
 # ---- folding -------------------------------------------------------------------------------------------------------
 
 
-def exact(model: torch.nn.Module, images: np.ndarray) -> torch.Tensor:
-    with torch.inference_mode():
-        return copy.deepcopy(model).double()(torch.from_numpy(images).double())
-
-
 @each_small
 def test_folding_keeps_logits(small: Small) -> None:
     model, images = small.model(), small.images()
@@ -146,7 +141,7 @@ def test_folding_keeps_logits(small: Small) -> None:
     assert (small.family.last_block(small.spec) is not None) == bool(folded.passes["narrow_last_block"])
     for quantized in (False, True):
         engine = fold_for_engines(folded, engine_passes(small.spec, quantized=quantized))
-        torch.testing.assert_close(exact(engine.model, images), exact(folded.model, images), rtol=1e-9, atol=1e-9)
+        assert_same_logits(exact_logits(engine.model, images), exact_logits(folded.model, images))
 
 
 # ---- export --------------------------------------------------------------------------------------------------------
@@ -201,7 +196,7 @@ def test_each_precision_exports(
         )
     roles = {declared_role(node) for node in prepared.proto.graph.node}
     assert roles <= {*POLICY, "shape"}
-    trained = exact(model, images).numpy()
+    trained = exact_logits(model, images)
     logits = emulated_logits(prepared.proto, images, name=str(small))
     largest = float(np.abs(logits - trained).max())
     scale = float(np.abs(trained).max())

@@ -47,6 +47,7 @@ from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.specs import MaskSpec
 from tests.checkpoints.test_hostile_files import Calls, Ordinary
 from tests.conftest import GOLDEN, MANIFEST, golden
+from tests.exact import assert_same_logits, exact_logits
 from tests.parity.faults import rebuilt, with_graph
 
 FOLDER = GOLDEN / "eanet"
@@ -58,11 +59,6 @@ SLOTS = "token_transformers.0.weights", "token_transformers.1.weights"
 def loaded(name: str, **hints: Any) -> LoadedCheckpoint:
     case = golden(name)
     return load_checkpoint(case.path, LoadHints(**hints) if hints else case.hints)
-
-
-def exact_logits(model: nn.Module, images: np.ndarray) -> np.ndarray:
-    with torch.inference_mode():
-        return copy.deepcopy(model).double()(torch.from_numpy(images).double()).numpy()
 
 
 def arrays(name: str) -> dict[str, np.ndarray]:
@@ -194,7 +190,7 @@ def test_each_pass_is_exact(run: str, name: str) -> None:
     changed = PASSES[run](model)
     assert changed
     assert PASSES[run](model) == ()
-    np.testing.assert_allclose(exact_logits(model, images), expected, rtol=1e-9, atol=1e-12)
+    assert_same_logits(exact_logits(model, images), expected)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -202,7 +198,7 @@ def test_the_folded_model_is_exact_in_float64(name: str) -> None:
     images = golden(name).inputs
     model = loaded(name).model.double()
     folded = fold(model)
-    np.testing.assert_allclose(exact_logits(folded.model, images), exact_logits(model, images), rtol=1e-9, atol=1e-12)
+    assert_same_logits(exact_logits(folded.model, images), exact_logits(model, images))
     assert set(PASSES) <= {run for run, changed in folded.passes.items() if changed}
 
 
@@ -257,7 +253,7 @@ def test_dead_biases_have_no_influence_and_are_reported() -> None:
     with torch.no_grad():
         for name in model.dead_biases():
             model.get_parameter(name).normal_()
-    np.testing.assert_allclose(exact_logits(model, images), expected, rtol=1e-9, atol=1e-12)
+    assert_same_logits(exact_logits(model, images), expected)
     (finding,) = [finding for finding in describe_checkpoint(case)["audit"] if finding["where"] == "blocks"]
     assert finding["severity"] == "note"
     assert "attention.to_slots.bias of every block have no influence on the logits" in finding["what"]

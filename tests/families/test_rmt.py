@@ -20,14 +20,17 @@ from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_fr
 from gmmvit_deploy.families import model_from_spec, preset_spec
 from gmmvit_deploy.families.counting import trainable_parameters
 from gmmvit_deploy.families.rmt import RMT
+from gmmvit_deploy.families.rmt.attention import FoldedRotation
 from gmmvit_deploy.families.rmt.presets import PRESETS
 from gmmvit_deploy.families.rmt.released import RELEASED, infer_spec, taken_from, tensor_origins
 from gmmvit_deploy.families.rmt.spec import RMTSpec
+from gmmvit_deploy.folding.fold import fold
 from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.sources.record import TrainingRecord
 from gmmvit_deploy.sources.shapes import Shapes
 from gmmvit_deploy.specs import MaskSpec
 from tests.conftest import MANIFEST, golden
+from tests.exact import exact_logits
 
 NAMES = tuple(name for name, entry in MANIFEST.items() if entry["family"] == "rmt")
 EXACT = 1e-12
@@ -40,10 +43,8 @@ def loaded(name: str, **changes: Any) -> LoadedCheckpoint:
     return load_checkpoint(case.path, replace(case.hints, **changes))
 
 
-def exact_logits(model: torch.nn.Module, name: str) -> np.ndarray:
-    images = torch.from_numpy(golden(name).inputs)
-    with torch.inference_mode():
-        return copy.deepcopy(model).double()(images.double()).numpy()
+def logits_of(model: torch.nn.Module, name: str) -> np.ndarray:
+    return exact_logits(model, golden(name).inputs)
 
 
 def stored(name: str, key: str) -> np.ndarray:
@@ -55,14 +56,14 @@ def stored(name: str, key: str) -> np.ndarray:
 
 @each_file
 def test_golden_logits_in_float64(name: str) -> None:
-    logits = exact_logits(loaded(name).model, name)
+    logits = logits_of(loaded(name).model, name)
     np.testing.assert_allclose(logits, stored(name, "logits64"), rtol=0, atol=EXACT)
 
 
 def test_averaged_weights_have_logits_and_decays_of_their_own() -> None:
     trained, averaged = loaded("rmt_tiny_like"), loaded("rmt_tiny_like", weights="averaged")
     expected = stored("rmt_tiny_like", "logits_ema64")
-    np.testing.assert_allclose(exact_logits(averaged.model, "rmt_tiny_like"), expected, rtol=0, atol=EXACT)
+    np.testing.assert_allclose(logits_of(averaged.model, "rmt_tiny_like"), expected, rtol=0, atol=EXACT)
     assert np.abs(expected - stored("rmt_tiny_like", "logits64")).max() > 1e-2
     buffers = (dict(checkpoint.model.named_buffers()) for checkpoint in (trained, averaged))
     ours, theirs = ({key: value for key, value in held.items() if "decay.decay" in key} for held in buffers)
@@ -73,7 +74,7 @@ def test_averaged_weights_have_logits_and_decays_of_their_own() -> None:
 @each_file
 @pytest.mark.parametrize("stages", [(), (1, 2, 3, 4)], ids=["whole", "decomposed"])
 def test_other_decomposed_stages_raise_no_error_and_give_other_logits(name: str, stages: tuple[int, ...]) -> None:
-    logits = exact_logits(loaded(name, decomposed_stages=stages).model, name)
+    logits = logits_of(loaded(name, decomposed_stages=stages).model, name)
     assert np.abs(logits - stored(name, "logits64")).max() > 1e-3
 
 
@@ -84,7 +85,7 @@ def test_each_mistake_is_far_from_the_golden_logits(name: str) -> None:
         mistaken = copy.deepcopy(model)
         if make(mistaken):
             made.add(mistake)
-            assert np.abs(exact_logits(mistaken, name) - stored(name, "logits64")).max() > 1e-5, mistake
+            assert np.abs(logits_of(mistaken, name) - stored(name, "logits64")).max() > 1e-5, mistake
     rotary = {mistake for mistake, _ in RMT.mistakes if "rotary" in mistake}
     assert made == {mistake for mistake, _ in RMT.mistakes} - (rotary if name == "rmt_2023" else set())
 
@@ -92,7 +93,7 @@ def test_each_mistake_is_far_from_the_golden_logits(name: str) -> None:
 def test_token_labels_are_read_from_the_last_stage() -> None:
     model = loaded("rmt_token_label").model
     model.token_weight = 0.0
-    logits = exact_logits(model, "rmt_token_label")
+    logits = logits_of(model, "rmt_token_label")
     assert np.abs(logits - stored("rmt_token_label", "logits64")).max() > 1e-1
 
 
@@ -249,6 +250,33 @@ def test_specs_that_no_network_has_are_refused(changes: dict[str, Any], message:
     spec = RMT.small(MaskSpec(kind="decay"))
     with pytest.raises(SpecError, match=message):
         replace(spec, **changes)
+
+
+@pytest.mark.parametrize(("stages", "fits", "refused"), [((1, 2, 3), 1536, 2048), ((1, 2), 640, 768), ((), 256, 384)])
+def test_image_sizes_whose_constants_would_fill_the_memory_are_refused(
+    stages: tuple[int, ...], fits: int, refused: int
+) -> None:
+    spec = replace(PRESETS["RMT_S"](1000, 224, MaskSpec()), decomposed_stages=stages)
+    assert replace(spec, image_size=fits).constant_bytes <= 2 << 30
+    size = f"images of {refused}×{refused} pixels take .* GiB; expected at most 2 GiB"
+    with pytest.raises(SpecError, match=size) as caught:
+        replace(spec, image_size=refused)
+    assert caught.value.hint.startswith("type a smaller --image-size")
+
+
+def test_a_huge_image_size_is_refused_with_the_name_of_the_file() -> None:
+    with pytest.raises(SpecError, match="the decays and rotations for images of 100000×100000 pixels") as caught:
+        loaded("rmt_2023", image_size=100_000)
+    assert str(caught.value).startswith(str(golden("rmt_2023").path))
+
+
+def test_constant_bytes_are_those_of_the_folded_model() -> None:
+    folded = fold(loaded("rmt_tiny_like").model)
+    decays = sum(constant.constant.nbytes for constant in folded.biases)
+    rotations = [module for module in folded.model.modules() if isinstance(module, FoldedRotation)]
+    tables = sum(table.nbytes for module in rotations for table in (module.cos, module.sin))
+    assert isinstance(folded.model.spec, RMTSpec)
+    assert decays + tables == folded.model.spec.constant_bytes
 
 
 @pytest.mark.parametrize("side", [20, 33])

@@ -39,6 +39,7 @@ from gmmvit_deploy.scores.heads import CentredHeadNorm, HeadMixing, HeadNorm
 from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.specs import MaskSpec, spec_to_json
 from tests.conftest import MANIFEST, Golden, golden
+from tests.exact import assert_same_logits, exact_logits
 from tests.families import oracle
 
 NAMES = [name for name in MANIFEST if name.startswith("vp_")]
@@ -71,9 +72,7 @@ def renamed(state: State, *pairs: tuple[str, str]) -> State:
 
 
 def logits64(model: Model, case: Golden) -> np.ndarray:
-    with torch.no_grad():
-        logits: np.ndarray = copy.deepcopy(model).double()(torch.from_numpy(case.inputs).double()).numpy()
-    return logits
+    return exact_logits(model, case.inputs)
 
 
 def expected64(case: Golden) -> np.ndarray:
@@ -100,7 +99,7 @@ def test_folding_is_exact_in_float64(name: str) -> None:
     model = copy.deepcopy(load_checkpoint(case.path, case.hints).model).double()
     for run in family_of(model.spec).folding_passes():
         run(model)
-    np.testing.assert_allclose(logits64(model, case), expected64(case), rtol=1e-9, atol=1e-12)
+    assert_same_logits(logits64(model, case), expected64(case))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -409,7 +408,6 @@ def outputs(model: Model) -> torch.Tensor:
     return logits
 
 
-EXACT = {"rtol": 1e-9, "atol": 1e-12}
 ATTENTIONS = ("blocks.0.attention", "blocks.1.attention")
 
 
@@ -417,7 +415,7 @@ def test_the_centring_moves_into_the_head_mixing() -> None:
     model = deepvit()
     before = outputs(model)
     assert centre_head_mixing(model) == ATTENTIONS
-    torch.testing.assert_close(outputs(model), before, **EXACT)
+    assert_same_logits(outputs(model), before)
     for _, scores in attention_scores(model):
         mixing, norm = scores.after["mixing"], scores.after["norm"]
         assert isinstance(mixing, HeadMixing)
@@ -432,7 +430,7 @@ def test_weight_and_bias_of_the_head_norm_move_to_the_values() -> None:
     before = outputs(model)
     centre_head_mixing(model)
     assert merge_head_norm_into_values(model) == ATTENTIONS
-    torch.testing.assert_close(outputs(model), before, **EXACT)
+    assert_same_logits(outputs(model), before)
     for _, scores in attention_scores(model):
         norm = scores.after["norm"]
         assert isinstance(norm, CentredHeadNorm)
@@ -447,14 +445,14 @@ def test_a_vanishing_weight_of_the_head_norm_stays(weight: list[float]) -> None:
     before = outputs(model)
     centre_head_mixing(model)
     assert merge_head_norm_into_values(model) == ()
-    torch.testing.assert_close(outputs(model), before, **EXACT)
+    assert_same_logits(outputs(model), before)
 
 
 def test_the_scale_moves_into_the_query() -> None:
     model = deepvit()
     before = outputs(model)
     assert merge_scale_into_query(model) == ATTENTIONS
-    torch.testing.assert_close(outputs(model), before, **EXACT)
+    assert_same_logits(outputs(model), before)
     assert not any(step.role == "scale" for _, scores in attention_scores(model) for _, step in scores.steps())
     assert merge_scale_into_query(model) == ()
 
@@ -472,7 +470,7 @@ def test_heads_are_padded_for_engines(name: str) -> None:
     folded = fold(load_checkpoint(case.path, case.hints).model)
     wide = fold_for_engines(folded)
     assert bool(wide.passes["pad_heads"]) == (name == "vp_deepvit")  # head dim 12 becomes 16
-    np.testing.assert_allclose(logits64(wide.model, case), logits64(folded.model, case), rtol=0, atol=1e-9)
+    assert_same_logits(logits64(wide.model, case), logits64(folded.model, case))
 
 
 def test_heads_without_bias_in_the_output_are_padded() -> None:
@@ -483,9 +481,7 @@ def test_heads_without_bias_in_the_output_are_padded() -> None:
     folded = fold(model_from_spec(spec).eval())
     wide = fold_for_engines(folded)
     assert wide.passes["pad_heads"]
-    torch.testing.assert_close(
-        outputs(wide.model.double()), outputs(copy.deepcopy(folded.model).double()), rtol=1e-6, atol=1e-6
-    )
+    assert_same_logits(outputs(wide.model.double()), outputs(copy.deepcopy(folded.model).double()))
 
 
 # ---- details -------------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from gmmvit_deploy.scores.heads import HeadMixing
 from gmmvit_deploy.scores.masks import ElementwiseMask
 from gmmvit_deploy.specs import MaskSpec
 from tests.conftest import golden
+from tests.exact import assert_same_logits, exact_logits
 from tests.folding.test_family_passes import trained as trained_of
 
 PASSES = (merge_head_norm, merge_scale_adjustment, merge_stem_norms)
@@ -54,7 +55,7 @@ def test_each_pass_keeps_the_logits(run: object, name: str) -> None:
     expected = model(images(name))
     assert callable(run)
     changed = run(model)
-    torch.testing.assert_close(model(images(name)), expected, rtol=1e-9, atol=1e-12)
+    assert_same_logits(model(images(name)), expected)
     assert run(model) == ()
     assert bool(changed) == (run is merge_head_norm or "cnn" in name)
 
@@ -111,7 +112,7 @@ def test_scale_adjustments_that_are_no_power_of_two(a: float) -> None:
     x = torch.randn(2, 3, 16, 16, dtype=torch.float64)
     expected = model(x)
     assert merge_scale_adjustment(model)
-    torch.testing.assert_close(model(x), expected, rtol=1e-9, atol=1e-9)
+    assert_same_logits(model(x), expected)
 
 
 def test_the_stem_has_no_batch_norm_left() -> None:
@@ -148,17 +149,12 @@ def folded(name: str) -> FoldedModel:
     return fold(trained(name))
 
 
-def exact(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    with torch.inference_mode():
-        return copy.deepcopy(model).double()(x)
-
-
 @pytest.mark.parametrize("quantized", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_engine_passes_keep_the_logits(name: str, quantized: bool) -> None:
     plain = folded(name)
     engine = fold_for_engines(plain, engine_passes(plain.model.spec, quantized=quantized))
-    torch.testing.assert_close(exact(engine.model, images(name)), exact(plain.model, images(name)), rtol=0, atol=1e-12)
+    assert_same_logits(exact_logits(engine.model, images(name)), exact_logits(plain.model, images(name)))
 
 
 def test_mixed_heads_are_widened_and_plain_heads_are_not() -> None:
@@ -187,7 +183,7 @@ def test_odd_head_dims_are_padded(head_dim: int) -> None:
     assert engine.passes["pad_heads"] == ("blocks.0.attention", "blocks.1.attention")
     assert [block.attention.out.in_features for block in engine.model.blocks] == [12 * 40] * 2  # type: ignore[union-attr]
     x = torch.randn(2, 3, 16, 16, dtype=torch.float64)
-    torch.testing.assert_close(exact(engine.model, x), exact(plain.model, x), rtol=1e-9, atol=1e-9)
+    assert_same_logits(exact_logits(engine.model, x), exact_logits(plain.model, x))
 
 
 def test_widening_waits_for_folding() -> None:
@@ -199,4 +195,4 @@ def test_padding_before_widening_is_right_as_well() -> None:
     plain = folded("deepvit_cnn_cleaned")
     engine = fold_for_engines(plain, [pad_heads, widen_reattention])
     x = images("deepvit_cnn_cleaned")
-    torch.testing.assert_close(exact(engine.model, x), exact(plain.model, x), rtol=0, atol=1e-12)
+    assert_same_logits(exact_logits(engine.model, x), exact_logits(plain.model, x))

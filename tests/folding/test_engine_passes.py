@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from torch import nn
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import FoldError
@@ -26,6 +25,7 @@ from gmmvit_deploy.layers.head_dims import padded_head_dim
 from gmmvit_deploy.scores.attention import attention_scores
 from gmmvit_deploy.specs import MaskSpec, ModelSpec
 from tests.conftest import RELEASED, golden
+from tests.exact import assert_same_logits, exact_logits
 from tests.families.test_families import cait_specs, pit_specs, swin_specs
 
 SHARED_SWIN = SwinSpec(
@@ -47,11 +47,6 @@ def folded(name: str) -> FoldedModel:
     return fold(load_checkpoint(case.path, case.hints).model)
 
 
-def exact_logits(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
-    with torch.no_grad():
-        return copy.deepcopy(model).double()(images.double())
-
-
 @pytest.mark.parametrize("name", RELEASED)
 def test_logits_stay_the_same(name: str) -> None:
     plain = folded(name)
@@ -60,7 +55,7 @@ def test_logits_stay_the_same(name: str) -> None:
     for quantized in (False, True):
         passes = engine_passes(plain.model.spec, quantized=quantized)
         logits = exact_logits(fold_for_engines(plain, passes).model, images)
-        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-12)
+        assert_same_logits(logits, expected)
 
 
 @given(spec=st.one_of(swin_specs(), cait_specs(), pit_specs()))
@@ -71,7 +66,7 @@ def test_logits_stay_the_same_in_shapes_that_no_golden_file_has(spec: ModelSpec)
     images = torch.randn(2, 3, spec.image_size, spec.image_size)
     expected = exact_logits(plain.model, images)
     logits = exact_logits(fold_for_engines(plain, engine_passes(spec, quantized=True)).model, images)
-    torch.testing.assert_close(logits, expected, rtol=1e-9, atol=1e-9)
+    assert_same_logits(logits, expected)
 
 
 def test_the_folded_model_itself_is_left_as_it_was() -> None:

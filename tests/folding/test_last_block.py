@@ -18,6 +18,7 @@ from gmmvit_deploy.folding.last_block import narrow_last_block
 from gmmvit_deploy.layers.blocks import Mlp
 from gmmvit_deploy.layers.model import Model
 from tests.conftest import golden
+from tests.exact import assert_same_logits
 
 
 def trained(name: str) -> Model:
@@ -46,7 +47,7 @@ def test_the_logits_are_the_same_up_to_rounding(model: str | None, gives: str) -
     (name,) = narrow_last_block(before)
     block = before.get_submodule(name)
     assert block.gives == gives
-    torch.testing.assert_close(before(images), expected, rtol=1e-11, atol=1e-12)
+    assert_same_logits(before(images), expected)
     assert narrow_last_block(before) == ()
 
 

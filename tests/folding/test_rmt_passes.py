@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 import torch
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.errors import FoldError
+from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.families import model_from_spec
 from gmmvit_deploy.families.rmt import RMT
 from gmmvit_deploy.families.rmt.attention import DecomposedAttention, FoldedRotation, ManhattanAttention, PairRotation
 from gmmvit_deploy.families.rmt.convolutions import GridConvolution, NormedConvolution
@@ -19,13 +26,17 @@ from gmmvit_deploy.families.rmt.folding import (
     merge_residual_convolutions,
     merge_scale_into_keys,
     merge_token_weight,
+    share_decays,
 )
 from gmmvit_deploy.families.rmt.model import LayerScale
 from gmmvit_deploy.folding.fold import engine_passes, fold, fold_for_engines
 from gmmvit_deploy.layers.batch_norm import BatchNorm
 from gmmvit_deploy.layers.model import Model
+from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.scores.attention import attention_scores
+from gmmvit_deploy.specs import MaskSpec
 from tests.conftest import MANIFEST, golden
+from tests.exact import assert_same_logits, exact_logits
 
 NAMES = tuple(name for name, entry in MANIFEST.items() if entry["family"] == "rmt")
 each_file = pytest.mark.parametrize("name", NAMES)
@@ -36,6 +47,7 @@ CHANGED = {
     "merge_residual_convolutions": {"rmt_2023": 5, "rmt_tiny_like": 8, "others": 10},
     "fold_rotations": {"rmt_2023": 0, "others": 4},
     "merge_token_weight": {"rmt_token_label": 1, "others": 0},
+    "share_decays": {"others": 0},  # the decays are not folded there
 }
 
 
@@ -52,7 +64,7 @@ def test_each_pass_is_exact_and_idempotent(name: str) -> None:
         for run in RMT.folding_passes():
             counts = CHANGED[run.__name__]
             assert len(run(model)) == counts.get(name, counts["others"]), run.__name__
-            torch.testing.assert_close(model(images), expected, rtol=1e-9, atol=1e-11, msg=run.__name__)
+            assert_same_logits(model(images), expected, run.__name__)
             assert run(model) == ()
 
 
@@ -180,3 +192,45 @@ def test_a_convolution_without_bias_and_separate_keys_are_reported() -> None:
     first.convolution.bias = None
     with pytest.raises(FoldError, match="expected a layer with a bias"):
         merge_batch_norms(model)
+
+
+# ---- equal decays --------------------------------------------------------------------------------------------------
+
+
+def deeper() -> Model:
+    """An RMT whose second stage attends to the whole grid of 8×8 tokens in three blocks."""
+    spec = replace(RMT.small(MaskSpec(kind="decay")), image_size=64, depths=(1, 3), decomposed_stages=(1,))  # type: ignore[call-arg]
+    torch.manual_seed(0)
+    return model_from_spec(spec).eval().requires_grad_(False)
+
+
+WHOLE = [f"stages.1.blocks.{block}.attention.tokens" for block in range(3)]
+SHARED = ("stages.0.blocks.0.attention.columns", *WHOLE[1:])
+
+
+def test_equal_decays_of_a_stage_are_stored_once() -> None:
+    folded = fold(deeper())
+    assert folded.passes["share_decays"] == SHARED
+    scores = dict(attention_scores(folded.model))
+    first, *others = (scores[name].before["decay"].get_buffer("constant") for name in WHOLE)
+    assert all(other is first for other in others)
+    assert share_decays(folded.model) == ()
+
+
+def test_decays_that_differ_stay_apart() -> None:
+    model = deeper()
+    dict(attention_scores(model))[WHOLE[1]].before["decay"].get_buffer("decay")[0] *= 2
+    assert fold(model).passes["share_decays"] == (SHARED[0], WHOLE[2])
+
+
+@pytest.mark.export
+def test_the_graph_holds_the_decays_of_a_stage_once_and_the_runners_are_right(tmp_path: Path) -> None:
+    model, weights = deeper(), tmp_path / "weights.safetensors"
+    weights.write_bytes(bytes_from_model(model))
+    bundle = bundle_from_checkpoint(weights, tmp_path / "bundle", ExportOptions(input_kind="tensor", max_batch=4))
+    initializers = onnx.load(bundle.onnx_path).graph.initializer
+    assert [list(each.dims) for each in initializers].count([2, 64, 64]) == 1
+    images = torch.randn(3, 3, 64, 64, generator=torch.Generator().manual_seed(1)).numpy()
+    for kernels in (False, True):
+        with OnnxRuntimeRunner(bundle, kernels=kernels) as runner:
+            np.testing.assert_allclose(runner.run(images), exact_logits(model, images), rtol=0, atol=1e-5)

@@ -23,7 +23,7 @@ class CaiTSpec(ModelSpec):
     """
 
     family: ClassVar[str] = "cait"
-    flags: ClassVar[tuple[str, ...]] = ("spt", "lsa")
+    flags: ClassVar[tuple[str, ...]] = ("spt", "lsa", "normed_patches", "attends_to_itself")
     patch_size: int
     dim: int
     depth: int

@@ -114,6 +114,7 @@ VIT_PYTORCH = CheckpointSource(
     signature=(r"patch_transformer\.layers", rf"{_PATCH}\.0\.0\.fn\.to_q\."),
     spec=partial(infer_spec, norm_inside=True),
     tensors=partial(tensor_names, norm_inside=True),
+    option="vit-pytorch",
 )
 PRENORM = CheckpointSource(
     name="vit-pytorch's CaiT in the PreNorm style",

@@ -2,8 +2,7 @@
 
 scale adjustment, transform scale; the number of heads, if no block has re-attention
 
-A wrong value raises no error, but gives other logits. A preset of the file is therefore used only if the sizes of the
-preset equal the sizes of the tensors: a file with other sizes was trained with other arguments than the preset's.
+A wrong value raises no error, but gives other logits.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from gmmvit_deploy.families.deepvit.presets import IMAGE_SIZES, PRESETS
 from gmmvit_deploy.families.deepvit.spec import DeepViTSpec
 from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.sources.record import KnownImages
+from gmmvit_deploy.sources.recorded_preset import RecordedPreset, recorded_preset
 from gmmvit_deploy.sources.shapes import Shapes, field_differences
 from gmmvit_deploy.specs import MaskSpec
 
@@ -42,28 +42,21 @@ class HiddenValues:
     taken_from: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Preset:
-    """name: the name of a preset.  origin: who names the preset.  spec: the spec of the preset."""
-
-    name: str
-    origin: str
-    spec: DeepViTSpec
-
-
 def hidden_values(shapes: Shapes, hints: LoadHints, spec: DeepViTSpec, *, known_heads: int | None) -> HiddenValues:
     """Return the values that no tensor shows.
 
     spec: the sizes that the tensors show; the values that no tensor shows are not read.
     known_heads: the number of heads that the tensors show, or None.
-    Errors: CheckpointError when a value is missing, with the options to type, or when ``--transform-scale`` is given
-    for a file without re-attention.
+    Errors: CheckpointError when a value is missing, with the options to type, or when ``--transform-scale`` or
+    ``--no-transform-scale`` is given for a file without re-attention.
     """
     mixes = any(spec.reattention)
-    if hints.transform_scale and not mixes:
+    if hints.transform_scale is not None and not mixes:
+        option = "--transform-scale" if hints.transform_scale else "--no-transform-scale"
+        does = "multiplies" if hints.transform_scale else "keeps"
         raise CheckpointError(
-            f"{shapes.source}: --transform-scale multiplies the mixed weights, but no block of this file mixes heads",
-            hint="omit --transform-scale",
+            f"{shapes.source}: {option} {does} the mixed weights, but no block of this file mixes heads",
+            hint=f"omit {option}",
         )
     preset, why_not = _usable_preset(shapes, hints, spec, known_heads)
     given: dict[str, Any] = {
@@ -79,7 +72,7 @@ def hidden_values(shapes: Shapes, hints: LoadHints, spec: DeepViTSpec, *, known_
         heads=values["heads"],
         scale_adjustment=float(values["scale_adjustment"]),
         transform_scale=bool(values["transform_scale"]),
-        taken_from={} if preset is None else dict.fromkeys(missing, f"the preset {preset.name}, {preset.origin}"),
+        taken_from={} if preset is None else dict.fromkeys(missing, preset.origin),
     )
 
 
@@ -104,44 +97,31 @@ def _asked(shapes: Shapes, missing: list[str], why_not: str) -> CheckpointError:
 
 def _usable_preset(
     shapes: Shapes, hints: LoadHints, spec: DeepViTSpec, known_heads: int | None
-) -> tuple[_Preset | None, str]:
+) -> tuple[RecordedPreset[DeepViTSpec] | None, str]:
     """Return the preset of ``--preset``, or the preset that the file names if its sizes equal those of the file.
 
     The second value says why the preset that the file names is not used, or is empty.
     """
     if hints.preset is not None:
         chosen = PRESETS[hints.preset](spec.classes, spec.image_size, MaskSpec())
-        return _Preset(name=hints.preset, origin="which --preset names", spec=chosen), ""
-    named = _named_in(shapes)
-    if not named:
-        return None, ""
-    if len(set(named.values())) > 1:
-        names = " and ".join(f"{entry} names {name}" for entry, name in named.items())
-        return None, f"; {names}, so no preset is used"
-    (entry, name), *_ = named.items()
-    if name not in PRESETS:
-        return None, f"; {entry} of the file names {name}, which is not a preset of this family"
-    preset = PRESETS[name](spec.classes, IMAGE_SIZES[name], MaskSpec())
-    differing = field_differences(spec, preset, left_out=_NOT_COMPARED)
-    if known_heads is not None and known_heads != preset.heads:
-        differing.append(f"heads {known_heads} (the preset has {preset.heads})")
-    if differing:
-        return (
-            None,
-            f"; {entry} of the file names the preset {name}, but the file has {', '.join(map(_short, differing))}",
-        )
-    return _Preset(name=name, origin=f"which {entry} of the file names", spec=preset), ""
+        origin = f"the preset {hints.preset}, which --preset names"
+        return RecordedPreset(name=hints.preset, spec=chosen, origin=origin), ""
+
+    def preset_named(name: str) -> DeepViTSpec | None:
+        return PRESETS[name](spec.classes, IMAGE_SIZES[name], MaskSpec()) if name in PRESETS else None
+
+    def differences(preset: DeepViTSpec) -> list[str]:
+        differing = list(map(_short, field_differences(spec, preset, left_out=_NOT_COMPARED)))
+        if known_heads is not None and known_heads != preset.heads:
+            differing.append(f"heads {known_heads} (the preset has {preset.heads})")
+        return differing
+
+    return recorded_preset(shapes, preset_named=preset_named, differences=differences)
 
 
 def _short(difference: str) -> str:
     """Shorten the list of blocks in a difference."""
     return "re-attention in other blocks" if difference.startswith("reattention") else difference
-
-
-def _named_in(shapes: Shapes) -> dict[str, str]:
-    """Return entry → the name of the architecture that the training script stored there."""
-    named = {"arch": shapes.record.entries.get("arch"), "args.model": shapes.record.args.get("model")}
-    return {entry: name for entry, name in named.items() if isinstance(name, str) and name}
 
 
 def known_images(shapes: Shapes, hints: LoadHints, spec: DeepViTSpec) -> KnownImages:

@@ -173,6 +173,7 @@ RELEASED = CheckpointSource(
     known_unused=known_unused,
     taken_from=taken_from,
     images=known_images,
+    own_hints=("scale_adjustment", "transform_scale"),
 )
 """Files with re-attention in any block."""
 
@@ -185,5 +186,6 @@ WITHOUT_REATTENTION = CheckpointSource(
     known_unused=known_unused,
     taken_from=taken_from,
     images=known_images,
+    own_hints=("scale_adjustment", "transform_scale"),
 )
 """Files with the convolution stem and without re-attention.  A file with neither has the names of a ViT of timm."""

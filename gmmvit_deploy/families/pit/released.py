@@ -32,6 +32,7 @@ from gmmvit_deploy.sources.shapes import (
     preset_of,
 )
 from gmmvit_deploy.sources.spt_lsa import (
+    PLAIN_FILES,
     has_shifted,
     shifted_names,
     shifted_patch,
@@ -159,6 +160,7 @@ RELEASED = released_source(
     spec=infer_spec,
     names=released_names,
     known_unused=known_unused,
+    same_names=PLAIN_FILES,
 )
 SPT_LSA = spt_lsa_source(
     signature=(_BLOCKS,),

@@ -58,6 +58,7 @@ def _folding_passes() -> tuple[OwnPass, ...]:
         folding.merge_residual_convolutions,
         folding.fold_rotations,
         folding.merge_token_weight,
+        folding.share_decays,
     )
 
 

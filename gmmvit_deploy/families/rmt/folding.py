@@ -22,7 +22,9 @@ from gmmvit_deploy.families.rmt.attention import (
 from gmmvit_deploy.families.rmt.convolutions import GridConvolution, NormedConvolution, NormedLinear
 from gmmvit_deploy.families.rmt.model import RMT, LayerScale, RMTBlock, Stage
 from gmmvit_deploy.layers.batch_norm import BatchNorm
+from gmmvit_deploy.scores.attention import attention_scores
 from gmmvit_deploy.scores.scales import Scale
+from gmmvit_deploy.scores.step import Constant
 
 __all__ = [
     "fold_rotations",
@@ -32,6 +34,7 @@ __all__ = [
     "merge_residual_convolutions",
     "merge_scale_into_keys",
     "merge_token_weight",
+    "share_decays",
 ]
 
 
@@ -175,6 +178,35 @@ def fold_rotations(model: nn.Module) -> tuple[str, ...]:
                     part.copy_(part[features])
         stage.rotation = folded
         changed.append(f"{name}.rotation")
+    return tuple(changed)
+
+
+@torch.no_grad()
+def share_decays(model: nn.Module) -> tuple[str, ...]:
+    """Store equal decays of a stage in a single tensor, which all blocks of the stage read.
+
+    The blocks of a stage have the same grid and, in every released network, the same decay rates. The constants of a
+    grid of n tokens are (H, n, n), so copies for each block would be most of a graph for large images.
+
+    Requires: folded biases; other decays stay unchanged.
+    Ensures: no two attentions of a stage hold equal constants in different tensors.
+    Returns the names of the attentions that read the tensor of an earlier attention.
+    """
+    changed = []
+    for name, stage in model.named_modules():
+        if not isinstance(stage, Stage):
+            continue
+        held: list[Tensor] = []
+        for attention, scores in attention_scores(stage):
+            for _, step in scores.steps_before():
+                if not isinstance(step, Constant) or step.role != "score_bias":
+                    continue
+                equal = next((tensor for tensor in held if tensor.equal(step.constant)), None)
+                if equal is None:
+                    held.append(step.constant)
+                elif equal is not step.constant:
+                    step.constant = equal
+                    changed.append(f"{name}.{attention}")
     return tuple(changed)
 
 

@@ -14,6 +14,7 @@ No tensor shows the side of the images, or whether a stage attends to the whole 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import CheckpointError
@@ -21,6 +22,7 @@ from gmmvit_deploy.families.rmt.presets import IMAGE_SIZE, PRESETS, preset_named
 from gmmvit_deploy.families.rmt.spec import Release, RMTSpec
 from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.sources.record import KnownImages
+from gmmvit_deploy.sources.recorded_preset import recorded_preset
 from gmmvit_deploy.sources.shapes import Shapes, infer_heads, preset_differences
 from gmmvit_deploy.sources.source import CheckpointSource, Conversion, TensorOrigins
 from gmmvit_deploy.specs import CHANNELS, MaskSpec
@@ -153,18 +155,17 @@ def _preset(shapes: Shapes, hints: LoadHints, sizes: Mapping[str, Any]) -> tuple
     classes = sizes["classes"]
     if hints.preset is not None:
         return PRESETS[hints.preset](classes, IMAGE_SIZE, MaskSpec()), f"--preset {hints.preset}", ""
-    for where, name in (("args.model", shapes.record.args.get("model")), ("arch", shapes.record.entries.get("arch"))):
-        if not isinstance(name, str):
-            continue
-        preset = preset_named(name, sizes["release"], classes=classes)
-        if preset is None:
-            continue
+
+    def differences(preset: RMTSpec) -> list[str]:
         own = RMTSpec(**sizes, image_size=IMAGE_SIZE, decomposed_stages=_within(preset, sizes))
-        differences = preset_differences(own, preset)
-        if not differences:
-            return preset, f"the preset {name}, which {where} of the file names", ""
-        return None, "", f"; {where} names the preset {name}, but the file differs from it: {', '.join(differences)}"
-    return None, "", ""
+        return preset_differences(own, preset)
+
+    preset, reason = recorded_preset(
+        shapes,
+        preset_named=partial(preset_named, release=sizes["release"], classes=classes),
+        differences=differences,
+    )
+    return (None, "", reason) if preset is None else (preset.spec, preset.origin, "")
 
 
 def _within(preset: RMTSpec, sizes: Mapping[str, Any]) -> tuple[int, ...]:
@@ -309,4 +310,5 @@ RELEASED = CheckpointSource(
     known_unused=known_unused,
     images=known_images,
     taken_from=taken_from,
+    own_hints=("decomposed_stages",),
 )

@@ -17,6 +17,7 @@ Release: TypeAlias = Literal["2023", "2024", "token_label"]
 token_label: the network of 2024 with a second head on every position, whose largest logits count half.
 """
 RELEASES: tuple[Release, ...] = get_args(Release)
+_MAX_CONSTANT_BYTES = 2 << 30  # folding and export hold several copies of the constants
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,7 @@ class RMTSpec(ModelSpec):
     layer_scale: the stages, counted from 1, whose blocks multiply their branches by a learned factor for each feature.
     release: a name of `RELEASES`.
     projection_dim: the width of the projection before the head; 0 in the release of 2023, which has no projection.
+    Errors: SpecError as for `ModelSpec`, and when the constants for the image size would fill the memory.
     """
 
     family: ClassVar[str] = "rmt"
@@ -67,6 +69,13 @@ class RMTSpec(ModelSpec):
                 dim % (2 * heads) == 0,
                 f"stage {stage}: expected {heads} heads of an even head dim, got the width {dim}",
             )
+        require(
+            self.constant_bytes <= _MAX_CONSTANT_BYTES,
+            f"the decays and rotations for images of {self.image_size}×{self.image_size} pixels take "
+            f"{self.constant_bytes / 2**30:,.1f} GiB; expected at most {_MAX_CONSTANT_BYTES / 2**30:.0f} GiB",
+            hint="type a smaller --image-size; decomposed stages, if training decomposed them, take less memory than "
+            "stages that attend to the whole grid",
+        )
 
     @property
     def rotates(self) -> bool:
@@ -80,3 +89,17 @@ class RMTSpec(ModelSpec):
         while len(sides) < len(self.depths):
             sides.append(-(-sides[-1] // 2))
         return tuple(sides)
+
+    @property
+    def constant_bytes(self) -> int:
+        """The bytes of the float32 constants that depend on the image size: decays by block, rotations by stage.
+
+        whole stage: (H, n, n) for n tokens, by block.  decomposed stage: twice (H, side, side), by block.
+        rotation: cos and sin, each (n, D).
+        """
+        values = 0
+        for stage, side in enumerate(self.grids):
+            decay = 2 * side**2 if stage + 1 in self.decomposed_stages else side**4
+            values += self.depths[stage] * self.heads[stage] * decay
+            values += 2 * side**2 * self.dims[stage] if self.rotates else 0
+        return 4 * values

@@ -34,6 +34,7 @@ from gmmvit_deploy.sources.shapes import (
     preset_of,
 )
 from gmmvit_deploy.sources.spt_lsa import (
+    PLAIN_FILES,
     has_shifted,
     shifted_names,
     shifted_patch,
@@ -147,6 +148,7 @@ RELEASED = released_source(
     spec=infer_spec,
     names=released_names,
     known_unused=known_unused,
+    same_names=PLAIN_FILES,
 )
 SPT_LSA = spt_lsa_source(
     signature=(r"patch_embed\.(proj\.weight$|merging\.)", _TABLES),

@@ -35,7 +35,7 @@ from gmmvit_deploy.sources.shapes import (
     infer_mask,
     preset_of,
 )
-from gmmvit_deploy.sources.spt_lsa import spt_lsa_source, temperature_heads
+from gmmvit_deploy.sources.spt_lsa import PLAIN_FILES, spt_lsa_source, temperature_heads
 from gmmvit_deploy.specs import CHANNELS
 
 __all__ = ["RELEASED", "SPT_LSA"]
@@ -159,5 +159,6 @@ RELEASED = released_source(
     spec=infer_spec,
     names=released_names,
     known_unused=known_unused,
+    same_names=PLAIN_FILES,
 )
 SPT_LSA = spt_lsa_source(signature=(_FIRST,), either=(_TEMPERATURE,), spec=infer_spec, names=released_names)

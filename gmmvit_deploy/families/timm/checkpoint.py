@@ -319,4 +319,5 @@ TIMM_FILES = CheckpointSource(
     known_unused=known_unused,
     interpolation=known_interpolation,
     images=known_images,
+    own_hints=("model_args",),
 )

@@ -33,4 +33,5 @@ DEIT3_FILES = CheckpointSource(
     known_unused=checkpoint.known_unused,
     images=checkpoint.known_images,
     interpolation=lambda shapes, hints: "deit",
+    own_hints=("model_args",),
 )

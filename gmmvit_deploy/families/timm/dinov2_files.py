@@ -79,4 +79,5 @@ DINOV2_FILES = CheckpointSource(
     known_unused=known_unused,
     images=checkpoint.known_images,
     interpolation=_interpolation,
+    own_hints=("model_args",),
 )

@@ -148,4 +148,5 @@ TORCHVISION_FILES = CheckpointSource(
     spec=infer_spec,
     tensors=tensor_origins,
     interpolation=lambda shapes, hints: "torchvision",
+    own_hints=("model_args",),
 )

@@ -34,7 +34,15 @@ from gmmvit_deploy.sources.shapes import (
     infer_mask,
     preset_of,
 )
-from gmmvit_deploy.sources.spt_lsa import has_shifted, shifted_names, shifted_patch, spt_lsa_source, temperature_heads
+from gmmvit_deploy.sources.spt_lsa import (
+    OPTION,
+    PLAIN_FILES,
+    has_shifted,
+    shifted_names,
+    shifted_patch,
+    spt_lsa_source,
+    temperature_heads,
+)
 
 __all__ = ["RELEASED", "SPT_LSA"]
 
@@ -161,10 +169,13 @@ RELEASED = released_source(
     spec=infer_spec,
     names=released_names,
     known_unused=known_unused,
+    own_hints=("pool",),
+    same_names=PLAIN_FILES | {"vit-pytorch": PLAIN_FILES[OPTION]},
 )
 SPT_LSA = spt_lsa_source(
     signature=(r"to_patch_embedding\.(1\.weight$|merging\.)", r"transformer\.layers\."),
     either=(r"to_patch_embedding\.merging\.", _TEMPERATURE),
     spec=infer_spec,
     names=released_names,
+    own_hints=("pool",),
 )

@@ -22,7 +22,7 @@ class ViTSpec(ModelSpec):
     """
 
     family: ClassVar[str] = "vit"
-    flags: ClassVar[tuple[str, ...]] = ("spt", "lsa")
+    flags: ClassVar[tuple[str, ...]] = ("spt", "lsa", "pools_all")
     patch_size: int
     dim: int
     depth: int

@@ -267,6 +267,8 @@ def _source(name: str, style: Style, *own: str, absent: tuple[str, ...] = ()) ->
         spec=partial(infer_spec, style=style),
         tensors=partial(tensor_origins, style=style),
         known_unused=known_unused,
+        own_hints=("pool",),
+        option="vit-pytorch",
     )
 
 

@@ -266,6 +266,8 @@ def test_size_and_channels_are_asked_for_before_the_file_runs(own_bundle: OwnBun
     assert "type --image-size and --channels" in refused(answer, "the size and the channels of the images")
     answer = gmmvit_here("inspect", checkpoint, "--model", own_bundle.model, *IMAGE, "--heads", "2")
     refused(answer, "--heads does not apply to the class Net")
+    answer = gmmvit_here("inspect", checkpoint, "--model", own_bundle.model, *IMAGE, "--pool", "cls")
+    assert "leave --pool out" in refused(answer, "--pool cls does not apply to the class Net")
     assert own_bundle.runs() == before
 
 
