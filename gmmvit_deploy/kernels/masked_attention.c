@@ -45,12 +45,12 @@ enum { LANES = 16, TILE = 4 * LANES, MOST_MIXED = 16 };
 typedef struct {
     float *scores;   /* (heads or 1, n, TILE) of one tile of queries; then weights */
     uint32_t *pairs; /* (ceil(n / 2), TILE): weights of two keys as two bfloat16 */
-    float *queries;  /* (d, TILE), or (d / 2, TILE) of pairs */
-    uint32_t *keys;  /* (n, d / 2) pairs along d; one more where n is odd */
-    float *values;   /* (d / 16, n, 16); or (d / 16, ceil(n / 2), 16) of pairs along n */
+    float *queries;  /* (whole d, TILE), or (whole d / 2, TILE) of pairs; whole d: d rounded up to a multiple of 16 */
+    uint32_t *keys;  /* (n, whole d / 2) pairs along d; one more where n is odd */
+    float *values;   /* (whole d / 16, n, 16); or (whole d / 16, ceil(n / 2), 16) of pairs along n */
     float *inverse;  /* (heads or 1, TILE): 1 / the sum of a query's weights */
-    char *mask;      /* (heads) of a mask on a grid: W, below */
-    int32_t *spread; /* (heads): is it there yet? */
+    char *mask;      /* (mask_heads) of a mask on a grid: W, below */
+    int32_t *spread; /* (mask_heads): is it there yet? */
     int32_t *places; /* (n): where each key's first query is in W */
 } Scratch;
 
@@ -68,7 +68,15 @@ typedef struct {
     int8_t *quantised; /* numbers divided by the step, rounded to even, saturated */
     float steps;
     ptrdiff_t row;
+    __mmask16 columns; /* that are there: fewer than 16 at the end of a head dim that is no multiple of 16 */
 } Place;
+
+enum { ALL_COLUMNS = 0xffff };
+
+/* Of the 16 columns from the first of `left` columns on, those that are there. */
+static __mmask16 columns_of(int left) { return left < LANES ? (__mmask16)((1u << left) - 1) : ALL_COLUMNS; }
+
+static int whole_d(const MaskedAttention *of) { return (of->d + LANES - 1) / LANES * LANES; }
 
 INLINE __m512i interleaved(__m512i two_halves) {
     const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
@@ -117,27 +125,29 @@ INLINE void transpose_16x16(__m512i r[16]) {
 
 /* ---- Q, K and V as the products want them --------------------------------------------------------------------- */
 
-/* (queries, d) -> (d, TILE); queries that are not there are zero. */
+/* (queries, d) -> (whole d, TILE); queries and columns that are not there are zero. */
 PHASE void pack_queries_f32(const float *q, ptrdiff_t row, float *packed, int queries, int d) {
     for (int t = 0; t < queries; t += LANES)
         for (int c = 0; c < d; c += LANES) {
+            const __mmask16 columns = columns_of(d - c);
             __m512i r[16];
             UNROLL(16) for (int x = 0; x < 16; x++)
-                r[x] = t + x < queries ? _mm512_loadu_si512(q + (t + x) * row + c) : _mm512_setzero_si512();
+                r[x] = _mm512_maskz_loadu_epi32(t + x < queries ? columns : 0, q + (t + x) * row + c);
             transpose_16x16(r);
             UNROLL(16) for (int x = 0; x < 16; x++) _mm512_store_si512(packed + (c + x) * TILE + t, r[x]);
         }
 }
 
-/* (queries, d) -> (d / 2, TILE) of pairs; 16 columns are 8 pairs, so two groups of 16 queries turn at once. */
+/* (queries, d) -> (whole d / 2, TILE) of pairs; 16 columns are 8 pairs, so two groups of 16 queries turn at once. */
 PHASE_BF16 void pack_queries_b16(const float *q, ptrdiff_t row, uint32_t *packed, int queries, int d) {
     for (int t = 0; t < queries; t += 2 * LANES)
         for (int c = 0; c < d; c += LANES) {
+            const __mmask16 columns = columns_of(d - c);
             __m512i r[16];
             UNROLL(16) for (int x = 0; x < 16; x++) {
                 const int here = t + x, there = here + LANES;
-                __m512 low = here < queries ? _mm512_loadu_ps(q + here * row + c) : _mm512_setzero_ps();
-                __m512 high = there < queries ? _mm512_loadu_ps(q + there * row + c) : _mm512_setzero_ps();
+                __m512 low = _mm512_maskz_loadu_ps(here < queries ? columns : 0, q + here * row + c);
+                __m512 high = _mm512_maskz_loadu_ps(there < queries ? columns : 0, q + there * row + c);
                 r[x] = (__m512i)_mm512_cvtne2ps_pbh(high, low);
             }
             transpose_16x16(r);
@@ -149,26 +159,33 @@ PHASE_BF16 void pack_queries_b16(const float *q, ptrdiff_t row, uint32_t *packed
 }
 
 PHASE void pack_values_f32(const float *v, ptrdiff_t row, float *packed, int n, int d) {
-    for (int c = 0; c < d; c += LANES)
-        for (int j = 0; j < n; j++, packed += LANES) _mm512_store_ps(packed, _mm512_loadu_ps(v + j * row + c));
+    for (int c = 0; c < d; c += LANES) {
+        const __mmask16 columns = columns_of(d - c);
+        for (int j = 0; j < n; j++, packed += LANES)
+            _mm512_store_ps(packed, _mm512_maskz_loadu_ps(columns, v + j * row + c));
+    }
 }
 
 PHASE_BF16 void pack_keys_and_values_b16(const float *k, ptrdiff_t k_row, const float *v, ptrdiff_t v_row,
-                                         uint32_t *keys, uint32_t *values, int n, int d) {
+                                         uint32_t *keys, uint32_t *values, int n, int d, int whole) {
     for (int j = 0; j < n; j += 2) {
         const float *one = k + j * k_row, *next = one + (j + 1 < n ? k_row : 0); /* the last may be written twice */
         for (int c = 0; c < d; c += LANES) {
-            __m512i both = (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(next + c), _mm512_loadu_ps(one + c));
-            _mm256_store_si256((__m256i *)(keys + (j * d + c) / 2), _mm512_castsi512_si256(both));
-            _mm256_store_si256((__m256i *)(keys + ((j + 1) * d + c) / 2), _mm512_extracti64x4_epi64(both, 1));
+            const __mmask16 columns = columns_of(d - c);
+            __m512i both = (__m512i)_mm512_cvtne2ps_pbh(_mm512_maskz_loadu_ps(columns, next + c),
+                                                        _mm512_maskz_loadu_ps(columns, one + c));
+            _mm256_store_si256((__m256i *)(keys + (j * whole + c) / 2), _mm512_castsi512_si256(both));
+            _mm256_store_si256((__m256i *)(keys + ((j + 1) * whole + c) / 2), _mm512_extracti64x4_epi64(both, 1));
         }
     }
-    for (int c = 0; c < d; c += LANES)
+    for (int c = 0; c < d; c += LANES) {
+        const __mmask16 columns = columns_of(d - c);
         for (int j = 0; j < n; j += 2, values += LANES) {
-            __m512 second = j + 1 < n ? _mm512_loadu_ps(v + (j + 1) * v_row + c) : _mm512_setzero_ps();
-            __m512i both = (__m512i)_mm512_cvtne2ps_pbh(second, _mm512_loadu_ps(v + j * v_row + c));
+            __m512 second = _mm512_maskz_loadu_ps(j + 1 < n ? columns : 0, v + (j + 1) * v_row + c);
+            __m512i both = (__m512i)_mm512_cvtne2ps_pbh(second, _mm512_maskz_loadu_ps(columns, v + j * v_row + c));
             _mm512_store_si512(values, interleaved(both));
         }
+    }
 }
 
 /* ---- M o Q K^T, transposed ------------------------------------------------------------------------------------ */
@@ -224,7 +241,7 @@ INLINE void block_f32(int keys, int vectors, const float *queries, const float *
     masked_and_stored(keys, vectors, sums, mask, OF_FLOAT32, j, scores);
 }
 
-INLINE_BF16 void block_b16(int keys, int vectors, const uint32_t *queries, const uint32_t *k, int pairs,
+INLINE_BF16 void block_b16(int keys, int vectors, const uint32_t *queries, const uint32_t *k, ptrdiff_t row, int pairs,
                            const Mask *mask, int j, float *scores) {
     __m512 sums[24];
     __m512i q[4];
@@ -232,7 +249,7 @@ INLINE_BF16 void block_b16(int keys, int vectors, const uint32_t *queries, const
     for (int c = 0; c < pairs; c++) {
         UNROLL(4) for (int t = 0; t < vectors; t++) q[t] = _mm512_load_si512(queries + c * TILE + LANES * t);
         UNROLL(16) for (int r = 0; r < keys; r++) {
-            __m512bh key = (__m512bh)_mm512_set1_epi32((int)k[(j + r) * pairs + c]);
+            __m512bh key = (__m512bh)_mm512_set1_epi32((int)k[(j + r) * row + c]);
             UNROLL(4) for (int t = 0; t < vectors; t++)
                 sums[r * vectors + t] = _mm512_dpbf16_ps(sums[r * vectors + t], key, (__m512bh)q[t]);
         }
@@ -251,9 +268,10 @@ INLINE_BF16 void block_b16(int keys, int vectors, const uint32_t *queries, const
     }                                                                                                                \
     PHASE_BF16 void scores_b16_##vectors(const MaskedAttention *of, const uint32_t *queries, const uint32_t *k,      \
                                          const Mask *mask, float *scores) {                                          \
+        const int row = whole_d(of) / 2, pairs = (of->d + 1) / 2;                                                    \
         int j = 0;                                                                                                   \
-        for (; j + keys <= of->n; j += keys) block_b16(keys, vectors, queries, k, of->d / 2, mask, j, scores);       \
-        for (; j < of->n; j++) block_b16(1, vectors, queries, k, of->d / 2, mask, j, scores);                        \
+        for (; j + keys <= of->n; j += keys) block_b16(keys, vectors, queries, k, row, pairs, mask, j, scores);      \
+        for (; j < of->n; j++) block_b16(1, vectors, queries, k, row, pairs, mask, j, scores);                       \
     }
 SCORES_OF(1, 16)
 SCORES_OF(2, 12)
@@ -354,11 +372,13 @@ INLINE void divided_and_stored(__m512 sums[LANES], const float *inverse, const P
     UNROLL(16) for (int r = 0; r < LANES; r++)
         if (r < queries) {
             __m512 mean = _mm512_mul_ps(sums[r], _mm512_set1_ps(inverse ? inverse[r] : 1));
-            if (to->out) {
+            if (to->out && to->columns == ALL_COLUMNS) {
                 _mm512_storeu_ps(to->out + r * to->row, mean);
+            } else if (to->out) {
+                _mm512_mask_storeu_ps(to->out + r * to->row, to->columns, mean);
             } else {
                 __m512i steps = _mm512_cvtps_epi32(_mm512_mul_ps(mean, _mm512_set1_ps(to->steps)));
-                _mm_storeu_si128((__m128i *)(to->quantised + r * to->row), _mm512_cvtsepi32_epi8(steps));
+                _mm_mask_storeu_epi8(to->quantised + r * to->row, to->columns, _mm512_cvtsepi32_epi8(steps));
             }
         }
 }
@@ -388,14 +408,98 @@ PHASE_BF16 void weighed_b16(const uint32_t *weights, const uint32_t *values, con
     divided_and_stored(sums, inverse, to, queries);
 }
 
+/* The last columns of a head dim, of which there are few: a vector holds 16 queries of one column, so that only columns
+   that are there cost time. Four keys at once, so that no sum waits for the one before. */
+enum { FEW_COLUMNS = 8, KEYS_AT_ONCE = 4, MOST_AT_ONCE = 4 };
+
+/* sums: of `count` columns, 16 queries each. */
+INLINE void few_stored(const __m512 *sums, int count, const float *inverse, const Place *to, int first, int queries) {
+    const int left = __builtin_popcount(to->columns) - first, columns = left < count ? left : count;
+    for (int c = 0; c < columns; c++) {
+        float means[LANES];
+        int8_t steps[LANES];
+        __m512 mean = inverse ? _mm512_mul_ps(sums[c], _mm512_loadu_ps(inverse)) : sums[c];
+        _mm512_storeu_ps(means, mean);
+        __m512i rounded = _mm512_cvtps_epi32(_mm512_mul_ps(mean, _mm512_set1_ps(to->steps)));
+        _mm_storeu_si128((__m128i *)steps, _mm512_cvtsepi32_epi8(rounded));
+        for (int r = 0; r < queries && r < LANES; r++)
+            if (to->out) to->out[r * to->row + first + c] = means[r];
+            else to->quantised[r * to->row + first + c] = steps[r];
+    }
+}
+
+INLINE void few_f32(int count, const float *weights, const float *values, const float *inverse, const Place *to, int n,
+                    int first, int queries) {
+    __m512 sums[KEYS_AT_ONCE * MOST_AT_ONCE];
+    UNROLL(16) for (int i = 0; i < KEYS_AT_ONCE * count; i++) sums[i] = _mm512_setzero_ps();
+    int j = 0;
+    for (; j + KEYS_AT_ONCE <= n; j += KEYS_AT_ONCE)
+        UNROLL(4) for (int r = 0; r < KEYS_AT_ONCE; r++) {
+            __m512 weight = _mm512_load_ps(weights + (j + r) * TILE);
+            UNROLL(4) for (int c = 0; c < count; c++)
+                sums[r * count + c] = _mm512_fmadd_ps(weight, _mm512_set1_ps(values[(j + r) * LANES + first + c]),
+                                                      sums[r * count + c]);
+        }
+    for (; j < n; j++)
+        UNROLL(4) for (int c = 0; c < count; c++)
+            sums[c] = _mm512_fmadd_ps(_mm512_load_ps(weights + j * TILE), _mm512_set1_ps(values[j * LANES + first + c]),
+                                      sums[c]);
+    UNROLL(16) for (int i = count; i < KEYS_AT_ONCE * count; i++)
+        sums[i % count] = _mm512_add_ps(sums[i % count], sums[i]);
+    few_stored(sums, count, inverse, to, first, queries);
+}
+
+INLINE_BF16 void few_b16(int count, const uint32_t *weights, const uint32_t *values, const float *inverse,
+                         const Place *to, int pairs, int first, int queries) {
+    __m512 sums[KEYS_AT_ONCE * MOST_AT_ONCE];
+    UNROLL(16) for (int i = 0; i < KEYS_AT_ONCE * count; i++) sums[i] = _mm512_setzero_ps();
+    int j = 0;
+    for (; j + KEYS_AT_ONCE <= pairs; j += KEYS_AT_ONCE)
+        UNROLL(4) for (int r = 0; r < KEYS_AT_ONCE; r++) {
+            __m512bh weight = (__m512bh)_mm512_load_si512(weights + (j + r) * TILE);
+            UNROLL(4) for (int c = 0; c < count; c++) {
+                __m512bh value = (__m512bh)_mm512_set1_epi32((int)values[(j + r) * LANES + first + c]);
+                sums[r * count + c] = _mm512_dpbf16_ps(sums[r * count + c], weight, value);
+            }
+        }
+    for (; j < pairs; j++)
+        UNROLL(4) for (int c = 0; c < count; c++)
+            sums[c] = _mm512_dpbf16_ps(sums[c], (__m512bh)_mm512_load_si512(weights + j * TILE),
+                                       (__m512bh)_mm512_set1_epi32((int)values[j * LANES + first + c]));
+    UNROLL(16) for (int i = count; i < KEYS_AT_ONCE * count; i++)
+        sums[i % count] = _mm512_add_ps(sums[i % count], sums[i]);
+    few_stored(sums, count, inverse, to, first, queries);
+}
+
+/* As weighed_f32 and weighed_b16; columns beyond the last are zero in `values`, computed and dropped. */
+PHASE void weighed_few_f32(const float *weights, const float *values, const float *inverse, const Place *to, int n,
+                           int queries) {
+    const int columns = __builtin_popcount(to->columns);
+    if (columns == 1) few_f32(1, weights, values, inverse, to, n, 0, queries);
+    else
+        for (int first = 0; first < columns; first += MOST_AT_ONCE)
+            few_f32(MOST_AT_ONCE, weights, values, inverse, to, n, first, queries);
+}
+
+PHASE_BF16 void weighed_few_b16(const uint32_t *weights, const uint32_t *values, const float *inverse, const Place *to,
+                                int pairs, int queries) {
+    const int columns = __builtin_popcount(to->columns);
+    if (columns == 1) few_b16(1, weights, values, inverse, to, pairs, 0, queries);
+    else
+        for (int first = 0; first < columns; first += MOST_AT_ONCE)
+            few_b16(MOST_AT_ONCE, weights, values, inverse, to, pairs, first, queries);
+}
+
 /* ---- one image -------------------------------------------------------------------------------------------------- */
 
 /* That hold so many queries. */
 static int vectors_of(int queries) { return (queries + LANES - 1) / LANES; }
 
+static ptrdiff_t lanes_of_queries(const MaskedAttention *of) { return vectors_of(of->queries) * LANES; }
+
 /* Numbers from one key to the next, in the tile that `first` is in, of what lies by tiles. */
 static ptrdiff_t pitch_of(const MaskedAttention *of, int first) {
-    const ptrdiff_t left = vectors_of(of->n) * LANES - first / TILE * TILE;
+    const ptrdiff_t left = lanes_of_queries(of) - first / TILE * TILE;
     return left < TILE ? left : TILE;
 }
 
@@ -457,8 +561,12 @@ INLINE void repeat_number(const char *from, char *to, ptrdiff_t bytes, int times
         else _mm256_storeu_si256((__m256i *)(to + at * bytes), _mm256_set1_epi16(*(const int16_t *)from));
 }
 
+/* The mask, or the bias, of a head, out of `heads` that there are: all heads share a single one. */
+static int own_or_shared(int head, int heads) { return heads == 1 ? 0 : head; }
+
 /* T of a head -> W, once; and T of the next is sent for. */
 PHASE void spread_mask(const MaskedAttention *of, const Scratch *to, int head) {
+    head = own_or_shared(head, of->mask_heads);
     if (!of->mask || !of->grid || to->spread[head]) return;
     to->spread[head] = 1;
     const ptrdiff_t bytes = bytes_of_a_number(of), row = of->grid * bytes, apart = 2 * of->grid - 1;
@@ -468,7 +576,7 @@ PHASE void spread_mask(const MaskedAttention *of, const Scratch *to, int head) {
     else if (row <= 32) spread_numbers(of, from, first, bytes, 32);
     else spread_numbers(of, from, first, bytes, 64);
     if (has_class(of)) repeat_number(from + apart * apart * bytes, w + class_numbers(of) * bytes, bytes, of->n);
-    if (head + 1 == of->heads) return;
+    if (head + 1 == of->mask_heads) return;
     for (ptrdiff_t at = 0; at < bytes_of_a_head(of); at += 64)
         _mm_prefetch(from + bytes_of_a_head(of) + at, _MM_HINT_T0);
 }
@@ -478,8 +586,9 @@ AVX512 static Mask mask_of(const MaskedAttention *of, const Scratch *to, int hea
     const int bytes = bytes_of_a_number(of);
     Mask mask = {.at = of->mask, .scale = of->scale};
     if (!of->mask) return mask;
+    head = own_or_shared(head, of->mask_heads);
     if (!of->grid) {
-        const ptrdiff_t n = of->n, lanes = vectors_of(of->n) * LANES, tile = first / TILE * TILE;
+        const ptrdiff_t n = of->n, lanes = lanes_of_queries(of), tile = first / TILE * TILE;
         mask.pitch = pitch_of(of, first);
         mask.at += ((head * lanes + tile) * n + first - tile) * bytes;
         return mask;
@@ -527,7 +636,7 @@ static void pack_head(const Image *im, const Scratch *to, int head) {
     const float *k = im->k + head * im->of->d, *v = im->v + head * im->of->d;
     if (im->of->arithmetic == BFLOAT16)
         pack_keys_and_values_b16(k, im->of->k_row, v, im->of->v_row, to->keys, (uint32_t *)to->values, im->of->n,
-                                 im->of->d);
+                                 im->of->d, whole_d(im->of));
     else
         pack_values_f32(v, im->of->v_row, to->values, im->of->n, im->of->d);
 }
@@ -541,23 +650,29 @@ static void head_output(const Image *im, const Scratch *to, int head, int first,
         for (int t = 0; t < queries; t += LANES) {
             const ptrdiff_t at = im->first + (first + t) * row + head * im->of->d + c;
             const Place place = {im->of->out ? im->of->out + at : NULL,
-                                 im->of->quantised ? im->of->quantised + at : NULL, im->of->steps, row};
+                                 im->of->quantised ? im->of->quantised + at : NULL, im->of->steps, row,
+                                 columns_of(im->of->d - c)};
             const float *by = inverse ? inverse + t : NULL;
-            if (im->of->arithmetic == BFLOAT16)
-                weighed_b16(to->pairs + t, (uint32_t *)to->values + (ptrdiff_t)c * half, by, &place, half,
-                            queries - t);
-            else
-                weighed_f32(weights + t, to->values + (ptrdiff_t)c * im->of->n, by, &place, im->of->n, queries - t);
+            const int few = im->of->d - c <= FEW_COLUMNS, left = queries - t;
+            const uint32_t *value_pairs = (uint32_t *)to->values + (ptrdiff_t)c * half;
+            const float *values = to->values + (ptrdiff_t)c * im->of->n;
+            if (im->of->arithmetic == BFLOAT16 && few)
+                weighed_few_b16(to->pairs + t, value_pairs, by, &place, half, left);
+            else if (im->of->arithmetic == BFLOAT16) weighed_b16(to->pairs + t, value_pairs, by, &place, half, left);
+            else if (few) weighed_few_f32(weights + t, values, by, &place, im->of->n, left);
+            else weighed_f32(weights + t, values, by, &place, im->of->n, left);
         }
 }
 
 /* What one tile of queries takes from one head, which is packed. */
 static void attend(const Image *im, const Scratch *to, int head, int first) {
-    int n = im->of->n, queries = n - first < TILE ? n - first : TILE, vectors = vectors_of(queries);
+    const int n = im->of->n, left = im->of->queries - first, queries = left < TILE ? left : TILE;
+    const int vectors = vectors_of(queries);
     head_scores(im, to, head, first, queries, to->scores);
-    if (im->bias)
-        add_bias(im->bias + ((ptrdiff_t)head * vectors_of(n) * LANES + first) * n, pitch_of(im->of, first), to->scores,
-                 n, vectors);
+    if (im->bias) {
+        const ptrdiff_t tiles = own_or_shared(head, im->of->bias_heads) * lanes_of_queries(im->of) + first;
+        add_bias(im->bias + tiles * n, pitch_of(im->of, first), to->scores, n, vectors);
+    }
     if (im->of->arithmetic == BFLOAT16) softmax_b16(to->scores, to->pairs, to->inverse, n, vectors);
     else softmax_f32(to->scores, to->inverse, n, vectors);
     head_output(im, to, head, first, queries, to->scores, to->inverse);
@@ -569,7 +684,7 @@ static int mixed_at_once(const MaskedAttention *of) { return of->batch > 1 ? TIL
 /* What some queries take from all heads, which are mixed after softmax, and where `before` is given also before it. */
 static void attend_mixed(const Image *im, const Scratch *to, int first) {
     int heads = im->of->heads, n = im->of->n, most = mixed_at_once(im->of);
-    int queries = n - first < most ? n - first : most, vectors = vectors_of(queries);
+    int left = im->of->queries - first, queries = left < most ? left : most, vectors = vectors_of(queries);
     ptrdiff_t scores_of_a_head = (ptrdiff_t)n * TILE;
     for (int head = 0; head < heads; head++) {
         spread_mask(im->of, to, head);
@@ -602,27 +717,30 @@ int masked_attention_support(void) {
 }
 
 static int takes(const MaskedAttention *of) {
-    if (of->batch <= 0 || of->heads <= 0 || of->n <= 0 || of->d <= 0 || of->d % LANES) return 0;
+    if (of->batch <= 0 || of->heads <= 0 || of->queries <= 0 || of->n <= 0 || of->d <= 0) return 0;
     if (!of->out == !of->quantised) return 0;
+    if (of->grid && of->queries != of->n) return 0;
+    if (of->mask && of->mask_heads != 1 && of->mask_heads != of->heads) return 0;
+    if (of->bias && of->bias_heads != 1 && of->bias_heads != of->heads) return 0;
     if (of->grid && (of->grid < 0 || (of->n != of->grid * of->grid && of->n != of->grid * of->grid + 1))) return 0;
     if ((of->before && !of->after) || (of->after && (of->heads > MOST_MIXED || of->bias))) return 0;
     if (of->bias && of->windows <= 0) return 0;
     return of->arithmetic >= FLOAT32 && of->arithmetic <= masked_attention_support();
 }
 
-static int tiles_of(const MaskedAttention *of) { return (of->n + TILE - 1) / TILE; }
+static int tiles_of(const MaskedAttention *of) { return (of->queries + TILE - 1) / TILE; }
 
 /* Of an image: of each head its tiles of queries; its queries, some at once, where heads are mixed. */
 static int pieces_of_an_image(const MaskedAttention *of) {
-    return of->after ? (of->n + mixed_at_once(of) - 1) / mixed_at_once(of) : of->heads * tiles_of(of);
+    return of->after ? (of->queries + mixed_at_once(of) - 1) / mixed_at_once(of) : of->heads * tiles_of(of);
 }
 
 int64_t masked_attention_pieces(const MaskedAttention *of) { return (int64_t)of->batch * pieces_of_an_image(of); }
 
 int masked_attention(const MaskedAttention *of, int64_t first, int64_t last) {
     if (!takes(of) || first < 0 || last > masked_attention_pieces(of)) return 1;
-    size_t n = (size_t)of->n, d = (size_t)of->d, kept = of->after ? (size_t)of->heads : 1, even = (n + 1) / 2 * 2;
-    size_t heads = (size_t)of->heads, w = heads * (size_t)numbers_of_w(of), total = 0;
+    size_t n = (size_t)of->n, d = (size_t)whole_d(of), kept = of->after ? (size_t)of->heads : 1, even = (n + 1) / 2 * 2;
+    size_t heads = (size_t)of->heads, w = (size_t)(of->mask_heads * numbers_of_w(of)), total = 0;
     size_t sizes[] = {kept * n * TILE, even / 2 * TILE, d * TILE, even * d / 2, even * d, kept * TILE, w, heads, n};
     enum { PARTS = sizeof sizes / sizeof *sizes };
     for (int i = 0; i < PARTS; i++) total += sizes[i] = (sizes[i] + LANES - 1) / LANES * LANES;
@@ -635,12 +753,12 @@ int masked_attention(const MaskedAttention *of, int64_t first, int64_t last) {
     if (of->grid) place_keys(of, to.places);
     int pieces = pieces_of_an_image(of), tiles = tiles_of(of);
     for (int64_t piece = first; piece < last; piece++) {
-        int64_t rows = piece / pieces * of->n;
-        ptrdiff_t window = of->bias ? piece / pieces % of->windows : 0;
-        Image im = {.of = of, .q = of->q + rows * of->q_row, .k = of->k + rows * of->k_row,
+        int64_t image = piece / pieces, rows = image * of->n, q_rows = image * of->queries;
+        ptrdiff_t window = of->bias ? image % of->windows : 0;
+        Image im = {.of = of, .q = of->q + q_rows * of->q_row, .k = of->k + rows * of->k_row,
                     .v = of->v + rows * of->v_row,
-                    .bias = of->bias ? of->bias + window * of->heads * vectors_of(of->n) * LANES * of->n : NULL,
-                    .first = (ptrdiff_t)rows * of->heads * of->d};
+                    .bias = of->bias ? of->bias + window * of->bias_heads * lanes_of_queries(of) * of->n : NULL,
+                    .first = (ptrdiff_t)q_rows * of->heads * of->d};
         if (of->after) {
             attend_mixed(&im, &to, (int)(piece % pieces) * mixed_at_once(of));
             continue;

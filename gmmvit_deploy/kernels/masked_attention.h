@@ -13,6 +13,7 @@ enum { MASKED_ATTENTION_FLOAT32 = 1, MASKED_ATTENTION_BFLOAT16 = 2 };
 /* Layouts of a mask, whose numbers are M^T[key][query]. Each head's begin at a multiple of 16.
 
    grid = 0: any mask. By tiles of 64 queries: (n, 64), (n, 64), ..., and the rest, padded to a multiple of 16.
+   Of other layouts there are as many queries as keys.
 
    grid = g: of g x g tokens, with a class token before them if n = g * g + 1, where M depends on how many rows and
    columns apart two tokens are, and nothing else; wherever the class token is concerned it is one number:
@@ -22,16 +23,19 @@ enum { MASKED_ATTENTION_FLOAT32 = 1, MASKED_ATTENTION_BFLOAT16 = 2 };
    (2g - 1, 2g - 1), then the class token's number, then at least 15 that are not used. */
 
 typedef struct {
-    const float *q, *k, *v;        /* (batch, n, heads * d) within rows of q_row, k_row and v_row floats */
-    float *out;                    /* (batch, n, heads * d), without gaps; or NULL */
-    const void *mask;              /* M^T log2(e) of each head, as above; float32, or float16 where the arithmetic is
-                                      bfloat16; or NULL */
-    const float *bias;             /* B^T log2(e) of each head of each of `windows` windows, float32, as a mask of grid 0;
-                                      or NULL. Image i is window i mod `windows`. Not where heads are mixed */
+    const float *q, *k, *v;        /* (batch, queries, heads * d), and (batch, n, heads * d) of k and v, within rows of
+                                      q_row, k_row and v_row floats */
+    float *out;                    /* (batch, queries, heads * d), without gaps; or NULL */
+    const void *mask;              /* M^T log2(e) of each of `mask_heads` heads, as above; float32, or float16 where the
+                                      arithmetic is bfloat16; or NULL */
+    const float *bias;             /* B^T log2(e) of each of `bias_heads` heads of each of `windows` windows, float32,
+                                      as a mask of grid 0; or NULL. Image i is window i mod `windows`. Not where heads
+                                      are mixed */
     const float *before, *after;   /* (heads, heads), [h][g] what h gives to g, before and after softmax;
                                       both NULL, or before NULL where heads are mixed only after softmax */
     int64_t q_row, k_row, v_row;
-    int32_t batch, heads, n, d;    /* d: a multiple of 16 */
+    int32_t batch, heads, queries, n, d; /* n: of the keys */
+    int32_t mask_heads, bias_heads; /* heads; or 1 where all heads share the mask, or the bias */
     int32_t windows;
     int32_t arithmetic;
     int32_t grid;                  /* of the mask's layout */

@@ -2,31 +2,36 @@
 
     O = after(softmax(before((Q Kᵀ) ∘ M + B))) V
 
-    Q, K, V         (batch, …, heads, n, head_dim), with n tokens; "…" is the dimension of windows, or nothing
-    M               the mask, (heads, n, n), or a number that scales the scores; ∘ is the elementwise multiplication
-    B               the bias, (…, heads, n, n), or absent
+    Q               (batch, …, heads, q, head_dim), with q query tokens; "…" is the dimension of windows, or nothing
+    K, V            (batch, …, heads, n, head_dim), with n tokens; q = n, or q = 1 in class attention
+    M               the mask, (heads, q, n) or (q, n) for all heads, or a number that scales the scores;
+                    ∘ is the elementwise multiplication
+    B               the bias, (…, heads, q, n) or (q, n) for all heads, or absent
     before, after   head mixing: each multiplies the heads by a (heads, heads) matrix; ``before`` needs ``after``
 
 In the graph, Split, Reshape and Transpose cut the last dimension ("columns") of a tensor (batch, …, n, columns) into
-Q, K and V. A Transpose and a Reshape merge the heads of O. The matcher refuses every other attention, with the reason.
+Q, K and V. Q may be cut from another tensor than K and V. A Transpose and a Reshape merge the heads of O. The matcher
+refuses every other attention, with the reason.
 
-The matcher reads a graph through `GraphView`. `onnx_view.py` implements `GraphView` for ONNX graphs and
-`openvino_view.py` for OpenVINO graphs. ``gmmvit repository`` copies this file into the folder of a served model, so
-this file imports only modules that are copied with it.
+The matcher reads a graph through the interface `GraphView` of `graph_view.py`. ``gmmvit repository`` copies this file
+into the folder of a served model, so this file imports only modules that are copied with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 # A relative import also works in the folder of a served model, where the package has another name.
-from .prepared_masks import LANES, takes_bias
+from .prepared_masks import takes_bias
 
-__all__ = ["GraphView", "MatchedAttention", "Part", "Refusal", "attentions_in", "summary_of"]
+if TYPE_CHECKING:
+    from gmmvit_deploy.kernels.graph_view import GraphView  # not copied with this file: only type checkers read it
+
+__all__ = ["MatchedAttention", "Part", "Refusal", "attentions_in", "summary_of"]
 
 _MOST_MIXED = 16
 """The maximum number of heads for head mixing in the kernel."""
@@ -36,74 +41,6 @@ _HEADS_APART = [0, 2, 1, 3], [0, 1, 3, 2, 4]
 _KEYS_ACROSS = [0, 2, 3, 1], [0, 1, 3, 4, 2]
 """(B, n, H, d) → (B, H, d, n), and (B, W, n, H, d) → (B, W, H, d, n)."""
 _NOT_OVER_KEYS = "its softmax does not run over the keys, the last dimension"
-
-
-class GraphView(Protocol):
-    """A graph as the matcher reads it.
-
-    value: a tensor of the graph, as the graph's library identifies tensors: a name in ONNX, an output of a node in
-    OpenVINO.  Every shape is without the batch dimension.
-    """
-
-    def softmaxes(self) -> Sequence[Any]:
-        """Return the output of every softmax, in the graph's order."""
-
-    def name(self, value: Any) -> str:
-        """Return the name of the operator that computes this value, such as ``blocks.0.attention/Softmax``."""
-
-    def kind(self, value: Any) -> str:
-        """Return the kind of the operator that computes this value.
-
-        The kinds are ``matrix product`` (a MatMul that transposes neither input), ``multiplication`` and ``addition``
-        (both elementwise), ``reshape``, ``transpose``, ``softmax`` and ``cast``. For any other operator, return the
-        operator's name in the graph's library.
-        """
-
-    def inputs(self, value: Any) -> Sequence[Any]:
-        """Return the inputs of the operator that computes this value."""
-
-    def constant(self, value: Any) -> Any:
-        """Return a constant as a numpy array, or None for a computed value."""
-
-    def plain(self, value: Any) -> Any:
-        """Return the value before the casts that produce this value, in a graph whose casts the kernel replaces.
-
-        Such a graph is OpenVINO's; in an ONNX graph, where the kernel replaces no cast, return the value itself.
-        """
-
-    def reader(self, value: Any, *, through_casts: bool = False) -> Any:
-        """Return the output of the only operator that reads this value, or None if the number of readers is not 1.
-
-        through_casts: skip casts, in a graph whose casts the kernel replaces (see `plain`).
-        """
-
-    def readers(self, value: Any) -> list[str]:
-        """Return the kinds of all operators that read this value."""
-
-    def shape(self, value: Any) -> tuple[int, ...] | None:
-        """Return the shape of this value, or None if a dimension is unknown."""
-
-    def target(self, value: Any) -> tuple[int, ...] | None:
-        """Return the shape that this reshape produces, or None if a dimension is unknown."""
-
-    def order(self, value: Any) -> list[int]:
-        """Return the permutation of this transpose."""
-
-    def axis(self, value: Any) -> int:
-        """Return the axis of this softmax."""
-
-    def columns(self, value: Any) -> tuple[Any, int, int] | None:
-        """Return (source, index, outputs) if a Split cuts the last dimension of ``source`` equally.
-
-        The value is output number ``index`` of this Split, and ``outputs`` is the number of the Split's outputs.
-        Returns (value, 0, 1) if no Split computes the value, and None if the Split cuts in another way.
-        """
-
-    def refused_type(self, value: Any) -> str:
-        """Return the type of this value if the kernel does not support the type, otherwise an empty string."""
-
-    def takes_constant(self, array: Any) -> bool:
-        """Return whether the kernel supports the type of this constant."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,8 +64,9 @@ class Part:
 class MatchedAttention:
     """An attention that the kernel computes.
 
-    name: the name of the attention's module.  parts: Q, K and V, with equal rows, heads and head_dim.
-    mask: the mask (heads, n, n), or None without a mask.
+    name: the name of the attention's module.  parts: Q, K and V, with equal windows, heads and head_dim; K and V have
+    equal rows.
+    mask: the mask (heads, queries, tokens), (1, queries, tokens) for a mask of all heads, or None without a mask.
     scale: the number that multiplies the scores. If there is a mask, scale is 1, because the mask includes the scale.
     bias: the bias with the shape that it has in the graph, or None without a bias.
     mixing: the head mixing matrices (before or None, after), each indexed [from head, to head]; () without head mixing.
@@ -152,8 +90,14 @@ class MatchedAttention:
         return self.parts[0].head_dim
 
     @property
-    def tokens(self) -> int:
+    def queries(self) -> int:
+        """The number of query tokens."""
         return self.parts[0].rows[-1]
+
+    @property
+    def tokens(self) -> int:
+        """The number of key tokens."""
+        return self.parts[1].rows[-1]
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -165,8 +109,8 @@ class MatchedAttention:
 class Refusal:
     """An attention that the kernel does not compute.
 
-    name: the name of the attention's module.  reason: a clause for messages, such as "its head dim 12 is not a
-    multiple of 16".
+    name: the name of the attention's module.  reason: a clause for messages, such as "it mixes 20
+    heads, expected at most 16".
     """
 
     name: str
@@ -183,7 +127,7 @@ def attentions_in(view: GraphView) -> list[MatchedAttention | Refusal]:
 
 
 def summary_of(matches: Sequence[MatchedAttention | Refusal]) -> str:
-    """Return for example ``3 of 4; not: blocks.3.attention (its head dim 12 is not a multiple of 16)``."""
+    """Return for example ``3 of 4; not: blocks.3.attention (it mixes 20 heads, expected at most 16)``."""
     by_reason: dict[str, list[str]] = {}
     for match in matches:
         if isinstance(match, Refusal):
@@ -214,31 +158,38 @@ def _matched(softmax: Any, name: str, view: GraphView) -> MatchedAttention:
     q = _part(query, "queries", _HEADS_APART, view)
     k = _part(key, "keys", _KEYS_ACROSS, view)
     v = _part(value, "values", _HEADS_APART, view)
-    _require_equal_sizes(q, k, v)
-    rows, heads, head_dim, n = q.rows, q.heads, q.head_dim, q.rows[-1]
+    _require_equal_sizes(q, k, v, view)
+    rows, heads, head_dim, queries, n = q.rows, q.heads, q.head_dim, q.rows[-1], k.rows[-1]
     if view.axis(softmax) not in (-1, len(rows) + 2):
         _refuse(_NOT_OVER_KEYS)
-    if head_dim % LANES:
-        _refuse(f"its head dim {head_dim} is not a multiple of {LANES}")
     mixing = _mixing(before, after, heads)
     if view.refused_type(last) or view.shape(last) != (*rows, heads * head_dim):
         _refuse(f"its output has shape {_words(view.shape(last))}, expected {_words((*rows, heads * head_dim))}")
     if bias is not None and mixing:
         _refuse("it has both a bias and head mixing, which the kernel does not combine")
-    if bias is not None and not takes_bias(bias.shape, heads, n, rows[:-1]):
-        _refuse(f"its bias has shape {_words(bias.shape)}, expected {_words((*rows[:-1], heads, n, n))}")
+    if bias is not None and not takes_bias(bias.shape, heads, (queries, n), rows[:-1]):
+        _refuse(f"its bias has shape {_words(bias.shape)}, expected {_words((*rows[:-1], heads, queries, n))}")
     if factor.size == 1:
         return MatchedAttention(name, (q, k, v), None, float(factor.reshape(())), bias, mixing, last)
-    if factor.shape[-3:] != (heads, n, n) or factor.size != heads * n * n:
-        _refuse(f"its mask has shape {_words(factor.shape)}, expected {_words((heads, n, n))}")
-    return MatchedAttention(name, (q, k, v), factor.reshape(heads, n, n), 1.0, bias, mixing, last)
+    if factor.shape != (queries, n) and not (
+        factor.shape[-3:] == (heads, queries, n) and factor.size == heads * queries * n
+    ):
+        _refuse(f"its mask has shape {_words(factor.shape)}, expected {_words((heads, queries, n))}")
+    return MatchedAttention(name, (q, k, v), factor.reshape(-1, queries, n), 1.0, bias, mixing, last)
 
 
-def _require_equal_sizes(q: Part, k: Part, v: Part) -> None:
-    if q.rows != k.rows and len(q.rows) == len(k.rows) == 1:
-        _refuse(f"it has {_count(q.rows[0], 'query')} and {_count(k.rows[0], 'key')}, expected equal numbers")
+def _require_equal_sizes(q: Part, k: Part, v: Part, view: GraphView) -> None:
+    """Refuse parts of different sizes.  Q may have a single token, or as many tokens as K and V."""
+    if q.rows[:-1] == k.rows[:-1] and q.rows[-1] not in (1, k.rows[-1]):
+        _refuse(
+            f"it has {_count(q.rows[-1], 'query')} and {_count(k.rows[-1], 'key')}, "
+            "expected equal numbers or a single query token"
+        )
+    if len({view.fixed_batch(part.source) for part in (q, k, v)}) > 1:
+        _refuse("its queries, keys and values differ in the batch dimension")
     shapes = [(*part.rows, part.heads, part.head_dim) for part in (q, k, v)]
-    if len(set(shapes)) != 1:
+    without_tokens = {(*part.rows[:-1], part.heads, part.head_dim) for part in (q, k, v)}
+    if len(without_tokens) != 1 or k.rows != v.rows:
         _refuse(f"its queries, keys and values differ in shape: {', '.join(map(_words, shapes))}")
 
 

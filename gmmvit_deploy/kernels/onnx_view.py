@@ -64,6 +64,9 @@ class OnnxView:
     def shape(self, value: str) -> tuple[int, ...] | None:
         return self.wiring.inner_shape(value)
 
+    def fixed_batch(self, value: str) -> int | None:
+        return self.wiring.fixed_batch(value)
+
     def target(self, value: str) -> tuple[int, ...] | None:
         """Return the shape that the constant of a Reshape states, without the batch dimension.
 

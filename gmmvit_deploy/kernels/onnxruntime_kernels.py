@@ -47,7 +47,8 @@ def with_fused_attention(proto: ModelProto) -> tuple[ModelProto, int]:
         mask = None if attention.mask is None else prepared_mask(attention.mask, "f32")
         bias = None
         if attention.bias is not None:
-            bias = prepared_bias(attention.bias, attention.heads, attention.tokens, attention.windows)
+            tokens = attention.queries, attention.tokens
+            bias = prepared_bias(attention.bias, attention.heads, tokens, attention.windows)
         constants = [mask and mask.numbers, bias, *(attention.mixing or (None, None))]
         names = ["" if constant is None else f"{DOMAIN}.{index}.{place}" for place, constant in enumerate(constants)]
         out.graph.initializer.extend(
@@ -64,8 +65,11 @@ def with_fused_attention(proto: ModelProto) -> tuple[ModelProto, int]:
             name=last.name,
             domain=DOMAIN,
             heads=attention.heads,
+            queries=attention.queries,
             n=attention.tokens,
+            mask_heads=1 if mask is None else len(mask.numbers),
             windows=1 if bias is None else len(bias),
+            bias_heads=1 if bias is None else bias.shape[1],
             d=attention.head_dim,
             grid=mask.grid if mask else 0,
             q_column=query.column,

@@ -1,11 +1,11 @@
 /* The operation MaskedAttention of ONNX Runtime's graphs, computed by masked_attention.c on the session's threads.
 
-   Inputs: what Q, K and V lie in, float32 (B, n, columns) or (B, windows, n, columns), which may be one and the same;
-   then, each of which may be missing, the mask as the kernel wants it, the bias likewise, and the two mixings
-   (heads, heads).
-   Output: float32, their shape but for heads * d columns.
-   Attributes: heads, n, d; windows: that have a bias each; grid: of the mask's layout; q_column, k_column, v_column: the
-   first of each; scale.
+   Inputs: what Q, K and V lie in, float32 (B, n, columns) or (B, windows, n, columns), which may be one and the same; if
+   `queries` is not n, Q lies in (B, queries, columns) or (B, windows, queries, columns). Then, each of which may be
+   missing, the mask as the kernel wants it, the bias likewise, and the two mixings (heads, heads).
+   Output: float32, the shape of what Q lies in but for heads * d columns.
+   Attributes: heads, queries, n, d; mask_heads, bias_heads: heads, or 1 where all heads share the mask, or the bias;
+   windows: that have a bias each; grid: of the mask's layout; q_column, k_column, v_column: the first of each; scale.
 
    ONNX Runtime's package brings no headers. Its interface in C is a table of functions whose places never change
    (https://onnxruntime.ai/docs/api/c); the few that are needed are declared here, by their places. */
@@ -81,7 +81,7 @@ struct Operation {
 /* One node of a graph. */
 typedef struct {
     Api api;
-    int64_t heads, n, d, windows, grid, columns[3];
+    int64_t heads, queries, n, d, mask_heads, bias_heads, windows, grid, columns[3];
     float scale;
 } Node;
 
@@ -97,14 +97,17 @@ static OrtStatus *integer(Api api, const OrtInfo *info, const char *name, int64_
 
 static OrtStatus *create(const Operation *self, Api api, const OrtInfo *info, void **kernel) {
     (void)self;
-    static const char *names[] = {"heads", "n", "d", "windows", "grid", "q_column", "k_column", "v_column"};
+    static const char *names[] = {"heads",   "queries", "n",    "d",        "mask_heads", "bias_heads",
+                                  "windows", "grid",    "q_column", "k_column", "v_column"};
+    enum { INTEGERS = sizeof names / sizeof *names };
     Node *node = calloc(1, sizeof *node);
     if (!node) return failure(api, "MaskedAttention: no memory is left");
-    int64_t *values[] = {&node->heads, &node->n,          &node->d,          &node->windows,
-                         &node->grid,  &node->columns[0], &node->columns[1], &node->columns[2]};
+    int64_t *values[] = {&node->heads,      &node->queries, &node->n,    &node->d,          &node->mask_heads,
+                         &node->bias_heads, &node->windows, &node->grid, &node->columns[0], &node->columns[1],
+                         &node->columns[2]};
     node->api = api;
     OrtStatus *wrong = NULL;
-    for (int i = 0; i < 8 && !wrong; i++) wrong = integer(api, info, names[i], values[i]);
+    for (int i = 0; i < INTEGERS && !wrong; i++) wrong = integer(api, info, names[i], values[i]);
     if (!wrong)
         wrong = CALL(api, ATTRIBUTE_FLOAT, OrtStatus *(*)(const OrtInfo *, const char *, float *))(info, "scale",
                                                                                                    &node->scale);
@@ -164,13 +167,19 @@ static OrtStatus *compute(void *kernel, OrtContext *context) {
     const float *mask = NULL;
     const float **parts[] = {&what->q, &what->k, &what->v}, **constants[] = {&mask, &what->bias, &what->before, &what->after};
     int64_t *rows[] = {&what->q_row, &what->k_row, &what->v_row};
-    Shape shape = {0, {0}};
+    Shape shape = {0, {0}}; /* of the output: what Q lies in, but for the columns */
+    int64_t batch = 1;
     OrtStatus *wrong = NULL;
     for (size_t i = 0; i < 3 && !wrong; i++) {
-        wrong = input(node, context, i, parts[i], &shape);
+        Shape of_part = {0, {0}};
+        wrong = input(node, context, i, parts[i], &of_part);
         if (wrong) break;
-        const int64_t columns = shape.sizes[shape.rank - 1];
-        if (shape.sizes[shape.rank - 2] != node->n || columns < node->columns[i] + node->heads * node->d)
+        const int64_t columns = of_part.sizes[of_part.rank - 1], tokens = i ? node->n : node->queries;
+        int64_t images = 1;
+        for (size_t place = 0; place + 2 < of_part.rank; place++) images *= of_part.sizes[place];
+        if (!i) shape = of_part, batch = images;
+        if (images != batch || of_part.sizes[of_part.rank - 2] != tokens ||
+            columns < node->columns[i] + node->heads * node->d)
             wrong = failure(api,
                             "MaskedAttention: the tensor with Q, K and V has another shape than the node was made for");
         *rows[i] = columns;
@@ -179,8 +188,6 @@ static OrtStatus *compute(void *kernel, OrtContext *context) {
     for (size_t i = 0; i < 4 && !wrong; i++) wrong = input(node, context, 3 + i, constants[i], NULL);
     if (wrong) return wrong;
     what->mask = mask;
-    int64_t batch = 1;
-    for (size_t i = 0; i + 2 < shape.rank; i++) batch *= shape.sizes[i];
     shape.sizes[shape.rank - 1] = node->heads * node->d;
     OrtValue *out = NULL;
     wrong = CALL(api, CONTEXT_OUTPUT, OrtStatus *(*)(OrtContext *, size_t, const int64_t *, size_t, OrtValue **))(
@@ -189,8 +196,11 @@ static OrtStatus *compute(void *kernel, OrtContext *context) {
     if (wrong || !batch) return wrong;
     what->batch = (int32_t)batch;
     what->heads = (int32_t)node->heads;
+    what->queries = (int32_t)node->queries;
     what->n = (int32_t)node->n;
     what->d = (int32_t)node->d;
+    what->mask_heads = (int32_t)node->mask_heads;
+    what->bias_heads = (int32_t)node->bias_heads;
     what->windows = (int32_t)node->windows;
     what->grid = (int32_t)node->grid;
     what->arithmetic = MASKED_ATTENTION_FLOAT32;

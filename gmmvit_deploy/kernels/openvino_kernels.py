@@ -146,9 +146,11 @@ def _form_of(attention: MatchedAttention, arithmetic: Arithmetic) -> Form:
         mask = prepared_mask(attention.mask, arithmetic)
         masks, grid, arithmetic = [mask.numbers], mask.grid, mask.arithmetic
     if attention.bias is not None:
-        biases = [prepared_bias(attention.bias, attention.heads, attention.tokens, attention.windows)]
+        tokens = attention.queries, attention.tokens
+        biases = [prepared_bias(attention.bias, attention.heads, tokens, attention.windows)]
     attributes = {
         "heads": attention.heads,
+        "queries": attention.queries,
         "n": attention.tokens,
         "d": attention.head_dim,
         "grid": grid,

@@ -1,12 +1,13 @@
 /* Our operations of OpenVINO's graphs, computed on the threads of their stream.
 
    MaskedAttention, by masked_attention.c
-   Inputs: what Q, K and V lie in, float32 (B, n, columns) or (B, windows, n, columns), one to three of them; then the
-   mask as the kernel wants it if `masked`, two of float16 as one int32 (OpenVINO makes float32 of float16); then the bias
-   likewise, of one window or of each, if `biased`; then the `mixings` (heads, heads): 2, before and after softmax; 1,
-   after softmax; or 0.
-   Output: float32, their shape but for heads * d columns, or int8.
-   Attributes: heads, n, d; grid: of the mask's layout; parts: of Q, K and V each the input and its first column;
+   Inputs: what Q, K and V lie in, float32 (B, n, columns) or (B, windows, n, columns), one to three of them; if `queries`
+   is not n, Q lies in (B, queries, columns) or (B, windows, queries, columns). Then the mask as the kernel wants it, of
+   each head or (1, ...) of all, if `masked`, two of float16 as one int32 (OpenVINO makes float32 of float16); then the
+   bias likewise, (windows or 1, heads or 1, ...), if `biased`; then the `mixings` (heads, heads): 2, before and after
+   softmax; 1, after softmax; or 0.
+   Output: float32, the shape of what Q lies in but for heads * d columns, or int8.
+   Attributes: heads, queries, n, d; grid: of the mask's layout; parts: of Q, K and V each the input and its first column;
    scale; arithmetic; steps: those of int8 in 1, or 0 for float32.
 
    ResidualNorm, by residual_norm.c
@@ -36,6 +37,7 @@ public:
 
     void validate_and_infer_types() override {
         auto shape = get_input_partial_shape(0);
+        shape[shape.size() - 2] = m_queries;
         shape[shape.size() - 1] = m_heads * m_d;
         set_output_type(0, m_steps ? ov::element::Type(ov::element::i8) : get_input_element_type(0), shape);
     }
@@ -49,6 +51,7 @@ public:
 
     bool visit_attributes(ov::AttributeVisitor& visitor) override {
         visitor.on_attribute("heads", m_heads);
+        visitor.on_attribute("queries", m_queries);
         visitor.on_attribute("n", m_n);
         visitor.on_attribute("d", m_d);
         visitor.on_attribute("grid", m_grid);
@@ -65,16 +68,19 @@ public:
     bool has_evaluate() const override { return true; }
 
     bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
-        const auto& shape = inputs.at(0).get_shape();
-        OPENVINO_ASSERT(shape.size() >= 3 && shape[shape.size() - 2] == static_cast<size_t>(m_n), "MaskedAttention over ",
-                        m_n, " tokens got ", shape);
         ::MaskedAttention what{};
-        place(inputs, 0, what.q, what.q_row);
-        place(inputs, 1, what.k, what.k_row);
-        place(inputs, 2, what.v, what.v_row);
+        const size_t batch = place(inputs, 0, m_queries, what.q, what.q_row);
+        const size_t of_keys = place(inputs, 1, m_n, what.k, what.k_row);
+        const size_t of_values = place(inputs, 2, m_n, what.v, what.v_row);
+        OPENVINO_ASSERT(of_keys == batch && of_values == batch, "MaskedAttention: Q, K and V are of ", batch, ", ", of_keys,
+                        " and ", of_values, " images or windows");
         size_t next = inputs.size() - static_cast<size_t>(m_mixings) - m_biased - m_masked;
-        what.mask = m_masked ? inputs.at(next++).data() : nullptr;
+        if (m_masked) {
+            what.mask_heads = static_cast<int32_t>(inputs.at(next).get_shape().at(0));
+            what.mask = inputs.at(next++).data();
+        }
         if (m_biased) {
+            what.bias_heads = static_cast<int32_t>(inputs.at(next).get_shape().at(1));
             what.windows = static_cast<int32_t>(inputs.at(next).get_shape().at(0));
             what.bias = inputs.at(next++).data<const float>();
         }
@@ -83,8 +89,9 @@ public:
         what.out = m_steps ? nullptr : outputs.at(0).data<float>();
         what.quantised = m_steps ? outputs.at(0).data<int8_t>() : nullptr;
         what.steps = m_steps;
-        what.batch = static_cast<int32_t>(inputs.at(0).get_size() / (shape.back() * static_cast<size_t>(m_n)));
+        what.batch = static_cast<int32_t>(batch);
         what.heads = static_cast<int32_t>(m_heads);
+        what.queries = static_cast<int32_t>(m_queries);
         what.n = static_cast<int32_t>(m_n);
         what.d = static_cast<int32_t>(m_d);
         what.arithmetic = static_cast<int32_t>(m_arithmetic);
@@ -104,13 +111,18 @@ public:
     }
 
 private:
-    void place(const ov::TensorVector& inputs, size_t part, const float*& start, int64_t& row) const {
+    /* Returns how many images or windows of `tokens` tokens this part has. */
+    size_t place(const ov::TensorVector& inputs, size_t part, int64_t tokens, const float*& start, int64_t& row) const {
         const auto& tensor = inputs.at(static_cast<size_t>(m_parts.at(2 * part)));
-        row = static_cast<int64_t>(tensor.get_shape().back());
+        const auto& shape = tensor.get_shape();
+        OPENVINO_ASSERT(shape.size() >= 3 && shape[shape.size() - 2] == static_cast<size_t>(tokens),
+                        "MaskedAttention over ", tokens, " tokens got ", shape);
+        row = static_cast<int64_t>(shape.back());
         start = tensor.data<const float>() + m_parts.at(2 * part + 1);
+        return tensor.get_size() / (shape.back() * static_cast<size_t>(tokens));
     }
 
-    int64_t m_heads = 0, m_n = 0, m_d = 0, m_grid = 0, m_mixings = 0, m_arithmetic = 0;
+    int64_t m_heads = 0, m_queries = 0, m_n = 0, m_d = 0, m_grid = 0, m_mixings = 0, m_arithmetic = 0;
     std::vector<int64_t> m_parts;
     bool m_masked = false, m_biased = false;
     float m_scale = 1, m_steps = 0;

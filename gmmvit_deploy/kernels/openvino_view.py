@@ -65,6 +65,10 @@ class OpenVinoView:
         _, *inner = static(value)
         return tuple(inner) if inner and min(inner) > 0 else None
 
+    def fixed_batch(self, value: Any) -> int | None:
+        batch, *_ = value.get_partial_shape()
+        return batch.get_length() if batch.is_static else None
+
     def target(self, value: Any) -> tuple[int, ...] | None:
         return self.shape(value)
 

@@ -23,7 +23,7 @@ __all__ = ["LANES", "LOG2_E", "Arithmetic", "PreparedMask", "prepared_bias", "pr
 
 Arithmetic = Literal["f32", "bf16"]
 LANES = 16
-"""The number of float32 values in a vector register; head dims are multiples of this number."""
+"""The number of float32 values in a vector register."""
 _TILE = 64
 _FEWEST_SPREAD = 32  # tokens; for fewer tokens, the kernel reads a whole mask faster than a mask stored by offset
 LOG2_E = 1.4426950408889634
@@ -34,7 +34,8 @@ LOG2_E = 1.4426950408889634
 class PreparedMask:
     """A mask in the kernel's layout.
 
-    numbers: the entries (H, …) in float32, or pairs of float16 entries packed into int32.
+    numbers: the entries (H, …), or (1, …) for a mask of all heads, in float32, or pairs of float16 entries packed into
+    int32.
     grid: the side g of the grid for a mask stored by offset; 0 for a mask stored whole.
     arithmetic: the requested type, or float32 if an entry is beyond the range of float16.
     """
@@ -45,7 +46,10 @@ class PreparedMask:
 
 
 def prepared_mask(mask: Any, requested: Arithmetic) -> PreparedMask:
-    """Convert M (H, n, n) to Mᵀ·log2(e), stored by offset if M depends on nothing but the offset."""
+    """Convert M (H, q, n) to Mᵀ·log2(e), stored by offset if M depends on nothing but the offset.
+
+    q: the number of query tokens.  H is 1 for a mask of all heads.
+    """
     turned = mask.transpose(0, 2, 1) * np.float32(LOG2_E)
     numbers, grid = _laid_out(turned)
     if requested == "f32" or not np.abs(numbers).max() <= np.finfo(np.float16).max:
@@ -53,30 +57,29 @@ def prepared_mask(mask: Any, requested: Arithmetic) -> PreparedMask:
     return PreparedMask(numbers.astype(np.float16).view(np.int32), grid, requested)
 
 
-def takes_bias(shape: tuple[int, ...], heads: int, n: int, outer: tuple[int, ...]) -> bool:
-    """Return whether the kernel supports a bias of this shape: (…, H, n, n), or (n, n) for all heads.
+def takes_bias(shape: tuple[int, ...], heads: int, tokens: tuple[int, int], outer: tuple[int, ...]) -> bool:
+    """Return whether the kernel supports a bias of this shape: (…, H, q, n), or (q, n) for all heads.
 
+    tokens: (q, n), the numbers of query tokens and of key tokens.
     outer: the dimensions of the scores between batch and heads: (number of windows,), or () without windows. All
     windows share a bias, or each window has its own bias.
     """
-    if shape == (n, n):
+    if shape == tokens:
         return True
     windows = math.prod(shape[:-3])
-    return shape[-3:] == (heads, n, n) and (windows == 1 or (windows,) == outer)
+    return shape[-3:] == (heads, *tokens) and (windows == 1 or (windows,) == outer)
 
 
-def prepared_bias(bias: Any, heads: int, n: int, outer: tuple[int, ...]) -> Any:
-    """Convert B (…, H, n, n), or (n, n) for all heads, to Bᵀ·log2(e), (windows, H, …) in float32.
+def prepared_bias(bias: Any, heads: int, tokens: tuple[int, int], outer: tuple[int, ...]) -> Any:
+    """Convert B (…, H, q, n), or (q, n) for all heads, to Bᵀ·log2(e), (windows, H or 1, …) in float32.
 
-    outer: as for `takes_bias`.  Returns None for a bias that the kernel does not support.
+    tokens, outer: as for `takes_bias`.  Returns None for a bias that the kernel does not support.
     """
-    if not takes_bias(bias.shape, heads, n, outer):
+    if not takes_bias(bias.shape, heads, tokens, outer):
         return None
-    if bias.ndim == 2:
-        bias = np.broadcast_to(bias, (heads, n, n))
     windows = math.prod(bias.shape[:-3])
-    turned = np.asarray(bias, np.float32).reshape(-1, n, n).transpose(0, 2, 1) * np.float32(LOG2_E)
-    return _by_tiles(turned).reshape(windows, heads, -1)
+    turned = np.asarray(bias, np.float32).reshape(-1, *tokens).transpose(0, 2, 1) * np.float32(LOG2_E)
+    return _by_tiles(turned).reshape(windows, heads if bias.ndim > 2 else 1, -1)
 
 
 def _laid_out(turned: Any) -> tuple[Any, int]:
@@ -85,9 +88,9 @@ def _laid_out(turned: Any) -> tuple[Any, int]:
     turned: the masks, (H, key, query).
     """
     whole = _by_tiles(turned)
-    n = turned.shape[-1]
+    n, queries = turned.shape[1:]
     grid = math.isqrt(n)
-    if n >= _FEWEST_SPREAD and n - grid * grid in (0, 1):
+    if n == queries and n >= _FEWEST_SPREAD and n - grid * grid in (0, 1):
         numbers = _by_offset(turned, grid)
         if numbers.size < whole.size and np.array_equal(_from_offsets(numbers, grid, n), turned):
             return numbers, grid
@@ -96,10 +99,10 @@ def _laid_out(turned: Any) -> tuple[Any, int]:
 
 def _by_tiles(turned: Any) -> Any:
     """Store the masks tile by tile.  A tile has n keys and at most `_TILE` queries."""
-    heads, n, _ = turned.shape
-    padded = np.zeros((heads, n, _whole(n)), np.float32)
-    padded[:, :, :n] = turned
-    tiles = [padded[:, :, first : first + _TILE].reshape(heads, -1) for first in range(0, n, _TILE)]
+    heads, n, queries = turned.shape
+    padded = np.zeros((heads, n, _whole(queries)), np.float32)
+    padded[:, :, :queries] = turned
+    tiles = [padded[:, :, first : first + _TILE].reshape(heads, -1) for first in range(0, queries, _TILE)]
     return np.concatenate(tiles, axis=1)
 
 

@@ -47,7 +47,8 @@ class Arguments(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "mask", "bias", "before", "after")),
         *((name, ctypes.c_int64) for name in ("q_row", "k_row", "v_row")),
-        *((name, ctypes.c_int32) for name in ("batch", "heads", "n", "d", "windows", "arithmetic", "grid")),
+        *((name, ctypes.c_int32) for name in ("batch", "heads", "queries", "n", "d", "mask_heads", "bias_heads")),
+        *((name, ctypes.c_int32) for name in ("windows", "arithmetic", "grid")),
         ("scale", ctypes.c_float),
         ("steps", ctypes.c_float),
         ("quantised", ctypes.c_void_p),
@@ -65,20 +66,24 @@ class Case:
     mixed_after: bool = False  # only after softmax
     on_grid: bool = False
     windows: int = 0  # that have a bias each
+    one_query: bool = False  # the first token's
+    shared: bool = False  # the mask, or the bias, by all heads
 
     def __post_init__(self) -> None:
         make = np.random.default_rng(self.n)
+        self.queries = 1 if self.one_query else self.n
         self.stacked = make.standard_normal((self.batch, self.n, 3 * self.heads * self.d), dtype=np.float32)
-        self.mask = make.standard_normal((self.heads, self.n, self.n), dtype=np.float32) if self.masked else None
+        heads = 1 if self.shared else self.heads
+        self.mask = make.standard_normal((heads, self.queries, self.n), dtype=np.float32) if self.masked else None
         self.scale = np.float32(self.d**-0.5)
         if self.on_grid:
-            self.mask = mask_on_grid(self.heads, self.n) * self.scale
+            self.mask = mask_on_grid(heads, self.n) * self.scale
         self.mixing = (
             make.standard_normal((2, self.heads, self.heads), dtype=np.float32)
             if self.mixed or self.mixed_after
             else None
         )
-        shape = (self.windows, self.heads, self.n, self.n)
+        shape = (self.windows, heads, self.queries, self.n)
         self.bias = make.standard_normal(shape, dtype=np.float32) if self.windows else None
         if self.bias is not None:
             self.bias[-1, :, 0, 1:] = -100  # a token that the roll moved next to tokens of another region
@@ -89,14 +94,18 @@ class Case:
         """pieces: where a call ends and the next begins.  step: of int8.  Returns (status of the last call, output)."""
         library = loaded()
         columns = self.heads * self.d
-        shape = (self.batch, self.n, columns)
+        shape = (self.batch, self.queries, columns)
+        queries = np.ascontiguousarray(self.stacked[:, : self.queries, :columns])
         out = np.full(shape, np.nan, np.float32) if step is None else np.full(shape, 99, np.int8)
         mask = None if self.mask is None else prepared_mask(self.mask, "bf16" if arithmetic == BF16 else "f32")
         assert mask is None or bool(mask.grid) == self.on_grid
-        bias = None if self.bias is None else prepared_bias(self.bias, self.heads, self.n, (self.windows,))
+        bias = None
+        if self.bias is not None:
+            given = self.bias.reshape(self.bias.shape[-2:]) if self.shared else self.bias
+            bias = prepared_bias(given, self.heads, (self.queries, self.n), (self.windows,))
         start = self.stacked.ctypes.data
         what = Arguments(
-            q=start,
+            q=queries.ctypes.data,
             k=start + 4 * columns,
             v=start + 8 * columns,
             out=out.ctypes.data if step is None else None,
@@ -107,13 +116,16 @@ class Case:
             windows=self.windows,
             before=None if self.mixing is None or self.mixed_after else self.mixing[0].ctypes.data,
             after=None if self.mixing is None else self.mixing[1].ctypes.data,
-            q_row=3 * columns,
+            q_row=columns,
             k_row=3 * columns,
             v_row=3 * columns,
             batch=self.batch,
             heads=self.heads,
+            queries=self.queries,
             n=self.n,
             d=self.d,
+            mask_heads=0 if mask is None else len(mask.numbers),
+            bias_heads=0 if bias is None else bias.shape[1],
             arithmetic=arithmetic,
             grid=0 if mask is None else mask.grid,
             scale=self.scale * LOG2_E,
@@ -135,6 +147,7 @@ class Case:
         """softmax(M ∘ Q Kᵀ) V in float64, of Q, K, V and weights that were ``rounded``; the greatest weight · value."""
         shape = (self.batch, self.n, 3, self.heads, self.d)
         q, k, v = self.stacked.astype(rounded).astype(np.float64).reshape(shape).transpose(2, 0, 3, 1, 4)
+        q = q[:, :, : self.queries]
         scores = (q @ k.swapaxes(-1, -2)) * (self.scale if self.mask is None else self.mask_of(rounded))
         if self.bias is not None:
             scores += self.bias[np.arange(self.batch) % self.windows]
@@ -146,7 +159,7 @@ class Case:
             after = weights.astype(rounded).astype(np.float64) / total
         else:
             after = np.einsum("bhij,hg->bgij", weights / total, self.mixing[1]).astype(rounded).astype(np.float64)
-        mixed = (after @ v).transpose(0, 2, 1, 3).reshape(self.batch, self.n, -1)
+        mixed = (after @ v).transpose(0, 2, 1, 3).reshape(self.batch, self.queries, -1)
         return mixed, float(np.abs(after).max() * np.abs(v).max())
 
 
@@ -200,16 +213,37 @@ CASES = [
     Case(1, 12, 130, 16, mixed_after=True, masked=False),
     Case(3, 3, 50, 32, mixed_after=True, on_grid=True),
     Case(1, 4, 33, 16, mixed_after=True),
+    # head dims that are no multiple of 16
+    Case(2, 12, 65, 33, masked=False),
+    Case(1, 3, 197, 35, mixed_after=True, masked=False),
+    Case(2, 3, 65, 12),
+    Case(2, 2, 64, 20, on_grid=True),
+    Case(3, 4, 17, 8, mixed=True),
+    Case(4, 3, 16, 6, windows=2, masked=False),
+    Case(1, 2, 30, 1),
+    # a single query
+    Case(2, 4, 64, 48, mixed=True, masked=False, one_query=True),
+    Case(1, 8, 197, 33, masked=False, one_query=True),
+    Case(2, 3, 65, 32, one_query=True),
+    Case(3, 2, 50, 16, one_query=True, masked=False, windows=3),
+    Case(1, 2, 1, 16, one_query=True, shared=True),
+    # a mask, or a bias, of all heads
+    Case(2, 3, 64, 32, shared=True),
+    Case(2, 3, 65, 20, shared=True, on_grid=True),
+    Case(1, 4, 100, 16, shared=True, mixed=True, on_grid=True),
+    Case(3, 3, 65, 16, shared=True, windows=1, masked=False),
 ]
 
 
 MIXED = next(case for case in CASES if case.mixed)
 MIXED_AFTER = next(case for case in CASES if case.mixed_after)
 WINDOWS = next(case for case in CASES if case.windows)
+ODD = [case for case in CASES if case.d in (12, 33, 35)]
 
 
 def _id(case: Case) -> str:
-    kinds = [kind for kind in ("masked", "mixed", "mixed_after", "on_grid", "windows") if getattr(case, kind)]
+    kinds = ("masked", "mixed", "mixed_after", "on_grid", "windows", "one_query", "shared")
+    kinds = [kind for kind in kinds if getattr(case, kind)]
     return "-".join([*(str(size) for size in (case.batch, case.heads, case.n, case.d)), *kinds])
 
 
@@ -246,7 +280,7 @@ def test_pieces_are_the_whole(case: Case) -> None:
 
 @needs_kernel
 @pytest.mark.parametrize("arithmetic", [F32, pytest.param(BF16, marks=needs_bf16)])
-@pytest.mark.parametrize("case", [CASES[0], CASES[1], MIXED, MIXED_AFTER], ids=_id)
+@pytest.mark.parametrize("case", [CASES[0], CASES[1], MIXED, MIXED_AFTER, *ODD], ids=_id)
 def test_quantised_on_its_way_out(case: Case, arithmetic: int) -> None:
     plain = case.computed(arithmetic)[1]
     step = float(np.abs(plain).max()) / 100  # a few beyond 127 below
@@ -273,7 +307,6 @@ def test_scores_that_overflow_a_plain_exponential() -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        Case(1, 1, 4, 8),
         Case(1, 17, 4, 16, mixed=True),
         Case(1, 17, 4, 16, mixed_after=True),
         Case(1, 2, 4, 16, mixed=True, windows=1),
@@ -288,6 +321,14 @@ def test_what_it_does_not_take(case: Case) -> None:
 
 
 @needs_kernel
+def test_masks_for_some_heads_are_refused() -> None:
+    case = Case(1, 3, 4, 16)
+    assert case.mask is not None
+    case.mask = case.mask[:2]
+    assert case.computed(F32)[0] == 1
+
+
+@needs_kernel
 def test_an_unknown_arithmetic_is_refused() -> None:
     assert Case(1, 1, 4, 16).computed(3)[0] == 1
 
@@ -298,7 +339,10 @@ def test_an_unknown_arithmetic_is_refused() -> None:
 @needs_kernel
 @pytest.mark.parametrize(
     ("name", "some"),
-    [("vit_gmm", True), ("cait_gmm", True), ("t2t_gmm", True), ("swin_gmm", False)],  # whose heads are 8 wide
+    [
+        *((name, True) for name in ("vit_gmm", "cait_gmm", "t2t_gmm", "swin_gmm", "vit_elm", "deepvit_cnn_scaled")),
+        ("eanet_performer", False),  # its attentions have no Q Kᵀ
+    ],
 )
 def test_the_fused_graph_gives_the_same_answers(
     name: str, some: bool, tensor_bundles: dict[str, Bundle], monkeypatch: pytest.MonkeyPatch
@@ -383,9 +427,11 @@ def _graph(**other: Any) -> openvino.Model:
         ({}, 1),
         ({"mask": ()}, 1),  # a plain attention's scale
         ({"mask": (1, 2, 20, 20)}, 1),
-        ({"mask": (1, 20, 20)}, 0),  # a mask for all heads would be broadcast
+        ({"mask": (20, 20)}, 1),  # all heads share the mask
+        ({"mask": (1, 20, 20)}, 0),
         ({"mask": (2, 20, 1)}, 0),
-        ({"d": 8}, 0),
+        ({"d": 8}, 1),
+        ({"d": 33, "quantised": [0.02]}, 1),
         ({"quantised": [0.02]}, 1),  # but no other form is: the attention stays OpenVINO's
         ({"quantised": [0.02, 0.04]}, 1),
         ({"bias": (2, 20, 20)}, 1),

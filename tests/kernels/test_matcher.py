@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import openvino
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from gmmvit_deploy import kernels, runtime
 from gmmvit_deploy.artifacts import Bundle
@@ -24,26 +24,15 @@ from tests.conftest import RELEASED
 from tests.kernels.test_masked_attention import _graph as openvino_graph
 from tests.kernels.test_onnxruntime_attention import graph as onnx_graph
 
-HEAD_DIM_8 = "its head dim 8 is not a multiple of 16"
-HEAD_DIM_12 = "its head dim 12 is not a multiple of 16"
-ONE_QUERY = "it has 1 query token and 64 key tokens, expected equal numbers"
-
-
-def shared_mask(tokens: int, heads: int) -> str:
-    return f"its mask has shape ({tokens}, {tokens}), expected ({heads}, {tokens}, {tokens})"
-
-
+NOT_OVER_KEYS = "its softmax does not run over the keys, the last dimension"
 EXPECTED: dict[str, tuple[int, list[str]]] = {
-    **dict.fromkeys(("vit_plain", "vit_gmm", "vit_gmm_img64"), (3, [])),
+    **dict.fromkeys(("vit_plain", "vit_gmm", "vit_elm", "vit_gmm_img64"), (3, [])),
     **dict.fromkeys(("vit_gmm_256_tokens", "vit_gmm_head_dim", "vit_gmm_one_head"), (2, [])),
-    "vit_elm": (0, [shared_mask(64, 3)] * 3),
-    **dict.fromkeys(("swin_plain", "swin_gmm"), (0, [HEAD_DIM_8] * 4)),
-    "swin_gmm_whole_grid": (0, [HEAD_DIM_8] * 6),
-    **dict.fromkeys(("cait_plain", "cait_gmm"), (3, [ONE_QUERY] * 2)),
-    "cait_elm": (0, [shared_mask(64, 4)] * 3 + [ONE_QUERY] * 2),
-    **dict.fromkeys(("pit_plain", "pit_elm", "pit_gmm"), (0, [HEAD_DIM_12] * 4)),
-    **dict.fromkeys(("t2t_plain", "t2t_gmm"), (2, [])),
-    "t2t_elm": (0, [shared_mask(256, 1), shared_mask(64, 4)]),
+    **dict.fromkeys(("swin_plain", "swin_gmm"), (4, [])),
+    "swin_gmm_whole_grid": (6, []),
+    **dict.fromkeys(("cait_plain", "cait_gmm", "cait_elm"), (5, [])),
+    **dict.fromkeys(("pit_plain", "pit_elm", "pit_gmm"), (4, [])),
+    **dict.fromkeys(("t2t_plain", "t2t_gmm", "t2t_elm"), (2, [])),
 }
 """Golden checkpoint → (attentions that the kernel takes, the reasons of the others), in both runtimes."""
 
@@ -76,20 +65,20 @@ def test_what_the_kernel_takes_of_every_family(name: str, tensor_bundles: dict[s
 
 
 def test_summary_gives_each_reason_once(tensor_bundles: dict[str, Bundle]) -> None:
-    matches = attentions_of_kernel(onnx.load(tensor_bundles["cait_gmm"].onnx_path))
-    names = "class_blocks.0.attention.inner, class_blocks.1.attention.inner"
-    assert summary_of(matches) == f"3 of 5; not: {names} ({ONE_QUERY})"
-    assert summary_of([match for match in matches if isinstance(match, MatchedAttention)]) == "3 of 3"
+    taken = attentions_of_kernel(onnx.load(tensor_bundles["cait_gmm"].onnx_path))
+    refused = attentions_of_kernel(onnx.load(tensor_bundles["eanet_performer"].onnx_path))
+    names = ", ".join(match.name for match in refused)
+    assert summary_of([*taken, *refused]) == f"5 of 9; not: {names} ({NOT_OVER_KEYS})"
+    assert summary_of(taken) == "5 of 5"
 
 
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
         ({"mask": (1, 20, 20)}, "its mask has shape (1, 20, 20), expected (2, 20, 20)"),
-        ({"d": 8}, HEAD_DIM_8),
         ({"bias": (1, 20, 20)}, "its bias has shape (1, 20, 20), expected (2, 20, 20)"),
         ({"bias": (3, 2, 20, 20)}, "its bias has shape (3, 2, 20, 20), expected (2, 20, 20)"),
-        ({"windows": [4], "axis": 3}, "its softmax does not run over the keys, the last dimension"),
+        ({"windows": [4], "axis": 3}, NOT_OVER_KEYS),
         (
             {"scale": (2, 1, 1)},
             "its queries come from multiplication, expected a Reshape and a Transpose that split into heads",
@@ -146,6 +135,17 @@ def test_a_step_that_the_kernel_does_not_know_is_named(side: str, operator: str)
         before, after = "Q Kᵀ, a mask, a bias or head mixing", "head mixing or the matrix product with V"
         expected = before if side == "before" else after
         assert match.reason == f"{operator} stands {side} its softmax, expected {expected}"
+
+
+def test_a_query_that_all_images_share_is_refused() -> None:
+    proto = onnx_graph()
+    proto.graph.node[[node.op_type for node in proto.graph.node].index("Reshape")].input[0] = "learned"
+    proto.graph.node.append(helper.make_node("Identity", ["rows"], ["learned"]))
+    rows = np.zeros((1, 20, 32), np.float32)
+    proto.graph.initializer.append(numpy_helper.from_array(rows, "rows"))
+    proto.graph.value_info.append(helper.make_tensor_value_info("learned", TensorProto.FLOAT, rows.shape))
+    (match,) = attentions_of_kernel(proto)
+    assert match == Refusal(match.name, "its queries, keys and values differ in the batch dimension")
 
 
 def test_two_masks_are_refused() -> None:

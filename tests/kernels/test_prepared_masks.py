@@ -54,10 +54,12 @@ def test_small_masks_are_read_whole(n: int) -> None:
     assert prepared_mask(np.ones((2, n, n), np.float32), "f32").grid == 0
 
 
-def test_a_bias_of_all_heads_is_repeated_for_each_head() -> None:
+def test_a_bias_of_all_heads_is_stored_once() -> None:
     bias = np.random.default_rng(0).standard_normal((20, 20), dtype=np.float32)
     np.fill_diagonal(bias, -np.inf)
-    assert takes_bias((20, 20), 3, 20, ())
-    assert not takes_bias((20, 21), 3, 20, ())
-    each = np.broadcast_to(bias, (3, 20, 20))
-    np.testing.assert_array_equal(prepared_bias(bias, 3, 20, ()), prepared_bias(each, 3, 20, ()))
+    assert takes_bias((20, 20), 3, (20, 20), ())
+    assert not takes_bias((20, 21), 3, (20, 20), ())
+    each = prepared_bias(np.broadcast_to(bias, (3, 20, 20)), 3, (20, 20), ())
+    assert each.shape[:2] == (1, 3)
+    for head in range(3):
+        np.testing.assert_array_equal(prepared_bias(bias, 3, (20, 20), ()), each[:, head : head + 1])

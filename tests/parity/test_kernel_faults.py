@@ -44,15 +44,15 @@ def judged(names: list[str], bundle: Bundle) -> ParityReport:
         return check_parity(bundle, runners, ParityOptions(localize=True))
 
 
-def assert_fault_in_the_second_block(report: ParityReport) -> None:
+def assert_fault_in_block(report: ParityReport, block: str = "blocks.1") -> None:
     plain, ours = report.runners
     assert [check.verdict for check in report.checks] == ["passed", "passed"]
     assert plain.verdict == "passed", report.failures()
     assert ours.check("numeric").verdict == "failed"
     localized = ours.check("localize")
-    assert localized.details["first"] == "blocks.1", localized
+    assert localized.details["first"] == block, localized
     assert "with our kernels" in localized.details["graph"]
-    assert f"{ours.runner}: localize: blocks.1: its output differs" in "".join(report.failures())
+    assert f"{ours.runner}: localize: {block}: its output differs" in "".join(report.failures())
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -71,7 +71,7 @@ def test_in_onnxruntime(fault: str, tensor_bundles: dict[str, Bundle], monkeypat
 
     monkeypatch.setattr(runner_module, "fused_graph", broken)
     report = judged(right, tensor_bundles["vit_gmm"])
-    assert_fault_in_the_second_block(report)
+    assert_fault_in_block(report)
     hashes = [each_report.runners[1].provenance["graph SHA-256"] for each_report in (before, report)]
     assert hashes[0] != hashes[1]  # hashes of the graphs that ran, which differ
     assert before.runners[1].provenance["made from SHA-256"] == report.runners[1].provenance["made from SHA-256"]
@@ -96,6 +96,30 @@ def test_in_openvino(fault: str, tensor_bundles: dict[str, Bundle], monkeypatch:
 
     monkeypatch.setattr(openvino_kernels, "prepared_mask", broken)
     report = judged(right, tensor_bundles["vit_gmm"])
-    assert_fault_in_the_second_block(report)
+    assert_fault_in_block(report)
     hashes = [each_report.runners[1].provenance["graph SHA-256"] for each_report in (before, report)]
     assert hashes[0] != hashes[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "block"),
+    [("deepvit_cnn_scaled", "blocks.1"), ("rmt_tiny_like", "stages.2.blocks.0"), ("sl_cait", "class_blocks.0")],
+)
+def test_a_wrong_scale_of_odd_head_dims_and_of_class_attention(
+    name: str, block: str, tensor_bundles: dict[str, Bundle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runners, bundle = ["onnxruntime", "onnxruntime+kernels"], tensor_bundles[name]
+    before = judged(runners, bundle)
+    assert before.passed, before.failures()
+
+    def broken(path: Path) -> tuple[FusedGraph | None, str]:
+        fused, why = fused_graph(path)
+        assert fused is not None, why
+        proto = onnx.load_from_string(fused.graph)
+        nodes = [node for node in proto.graph.node if node.op_type == "MaskedAttention" and node.name.startswith(block)]
+        (scale,) = (attribute for attribute in nodes[0].attribute if attribute.name == "scale")
+        scale.f *= 2
+        return FusedGraph(proto.SerializeToString(), fused.library, fused.attentions), ""
+
+    monkeypatch.setattr(runner_module, "fused_graph", broken)
+    assert_fault_in_block(judged(runners, bundle), block)

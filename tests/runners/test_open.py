@@ -75,7 +75,7 @@ def test_a_module_has_no_graph(bundle: Bundle) -> None:
 @pytest.mark.parametrize("name", OURS)
 def test_kernels_that_take_nothing_of_a_graph(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     with pytest.raises(InputError, match=rf"runner {name.replace('+', '.')} cannot run here: ") as caught:
-        open_runner(name, tensor_bundles["swin_gmm"])  # heads of 8 and 12
+        open_runner(name, tensor_bundles["eanet_performer"])  # its attentions have no Q Kᵀ
     assert f"--runner {name.removesuffix('+kernels')} to run the same graph" in caught.value.hint
 
 

@@ -119,10 +119,10 @@ def test_what_repositories_state_about_kernels(bundle: Bundle, tmp_path: Path) -
 def test_kernels_that_must_be_there_and_cannot(runtime: str, tensor_bundles: dict[str, Bundle], tmp_path: Path) -> None:
     options = RepositoryOptions(runtime=runtime, cpu_kernels="on")
     with pytest.raises(InputError, match=rf"runtime {runtime}\+kernels cannot run on this machine: ") as caught:
-        repository_from_bundle(tensor_bundles["swin_gmm"], tmp_path / "r", options)  # heads of 8 and 12
+        repository_from_bundle(tensor_bundles["eanet_performer"], tmp_path / "r", options)  # no Q Kᵀ
     assert f"add --runtime {runtime} to run the same graph" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
-    auto = repository_from_bundle(tensor_bundles["swin_gmm"], tmp_path / "r", RepositoryOptions(runtime=runtime))
+    auto = repository_from_bundle(tensor_bundles["eanet_performer"], tmp_path / "r", RepositoryOptions(runtime=runtime))
     assert not auto.cpu_kernels.used
     assert auto.cpu_kernels.why_not
 
