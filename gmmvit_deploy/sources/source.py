@@ -100,8 +100,14 @@ class CheckpointSource:
     def recognises(self, names: Iterable[str]) -> bool:
         """Return whether every pattern of ``signature``, and no pattern of ``absent``, matches the start of a name."""
         listed = list(names)
+        return not self.missing(listed) and not any(_matches(pattern, listed) for pattern in self.absent)
 
-        def present(pattern: str) -> bool:
-            return any(re.match(pattern, name) for name in listed)
+    def missing(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return the patterns of ``signature`` that match no name, in readable form, such as ``blocks.*.attn.qkv``."""
+        listed = list(names)
+        patterns = (pattern for pattern in self.signature if not _matches(pattern, listed))
+        return tuple(pattern.replace(r"\d+", "*").replace("\\", "").rstrip("$.") for pattern in patterns)
 
-        return all(map(present, self.signature)) and not any(map(present, self.absent))
+
+def _matches(pattern: str, names: list[str]) -> bool:
+    return any(re.match(pattern, name) for name in names)
