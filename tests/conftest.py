@@ -71,6 +71,8 @@ for _folder, _entries in _manifests():
 NAMES = tuple(MANIFEST)
 RELEASED = tuple(name for name, entry in MANIFEST.items() if entry["folder"] == GOLDEN)
 """Checkpoints of the paper's released code; their manifest has more entries than the others."""
+LATER = tuple(name for name in NAMES if name not in RELEASED and MANIFEST[name]["family"] != "timm")
+"""Checkpoints of other sources, whose networks this package builds. The networks that timm builds are in tests/timm."""
 
 
 def has_bf16() -> bool:

@@ -17,7 +17,7 @@ from gmmvit_deploy.checkpoints.reading import TensorFile
 from gmmvit_deploy.checkpoints.resizing import resized_as_asked
 from gmmvit_deploy.checkpoints.weights import filled_model, listed, misfits, tensor_from_file
 from gmmvit_deploy.errors import CheckpointError, SpecError
-from gmmvit_deploy.families import FAMILIES, Family, family_of, family_of_preset, preset_spec, spec_from_json
+from gmmvit_deploy.families import FAMILIES, PRESETS, Family, family_of, family_of_preset, preset_spec, spec_from_json
 from gmmvit_deploy.families.counting import trainable_parameters
 from gmmvit_deploy.families.custom.spec import CustomSpec
 from gmmvit_deploy.families.timm.checkpoint import TIMM_FILES
@@ -96,8 +96,13 @@ def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpo
             hint="leave --mask-form out",
         )
     shapes = Shapes(file.tensors, name, channels=hints.channels, record=file.record)
-    with _errors_that_name(name):
-        spec = source.spec(shapes, hints)
+    try:
+        with _errors_that_name(name):
+            spec = source.spec(shapes, hints)
+    except SpecError:
+        if source is TIMM_FILES and hints.model is None:
+            _refuse_incomplete(file)
+        raise
     check_image_hints(name, hints, image_size=spec.image_size, channels=spec.channels, evidence="its tensors show")
     _compare_with_preset(spec, hints, name)
     with _errors_that_name(name):
@@ -153,6 +158,25 @@ def _source_of(file: TensorFile, hints: LoadHints) -> CheckpointSource:
             hint=f"type --source {' or --source '.join(options)}: the code that trained the model",
         )
     return possible[0]
+
+
+def _refuse_incomplete(file: TensorFile) -> None:
+    """Refuse a file that names a preset of this package, and that lacks a tensor by which its source is recognised.
+
+    Errors: CheckpointError that names the preset and the missing tensors.
+    """
+    for preset in (file.record.entries.get("arch"), file.record.args.get("model")):
+        if not isinstance(preset, str) or preset not in PRESETS:
+            continue
+        family = family_of_preset(preset)
+        missing = min((source.missing(file.tensors) for source in family.sources), key=len)
+        if missing:
+            raise CheckpointError(
+                f"{file.path}: the file states that it is the preset {preset} of the family {family.name}, but has no "
+                f"tensor {' and no tensor '.join(missing)}",
+                hint="give the file that training wrote, complete and unchanged; for an architecture of timm, type "
+                "--model with timm's name",
+            )
 
 
 def _family_of_source(source: CheckpointSource) -> Family:

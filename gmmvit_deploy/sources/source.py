@@ -106,8 +106,13 @@ class CheckpointSource:
     def recognises(self, names: Iterable[str]) -> bool:
         """Return whether every pattern of ``signature``, and no pattern of ``absent``, matches the start of a name."""
         listed = list(names)
+        return not self.missing(listed) and not _any_present(self.absent, listed)
 
-        return all(_present(pattern, listed) for pattern in self.signature) and not _any_present(self.absent, listed)
+    def missing(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return the patterns of ``signature`` that match no name, in readable form, such as ``blocks.*.attn.qkv``."""
+        listed = list(names)
+        patterns = (pattern for pattern in self.signature if not _present(pattern, listed))
+        return tuple(pattern.replace(r"\d+", "*").replace("\\", "").rstrip("$.") for pattern in patterns)
 
     def is_named(self, option: str, names: Iterable[str]) -> bool:
         """Return whether ``--source`` with the value ``option`` fits a file of this source with these names."""

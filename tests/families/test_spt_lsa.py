@@ -23,6 +23,7 @@ from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_fr
 from gmmvit_deploy.families import FAMILIES, model_from_spec, preset_spec, spec_from_json, spec_to_json
 from gmmvit_deploy.families.cait.folding import drop_remainder
 from gmmvit_deploy.families.counting import trainable_parameters
+from gmmvit_deploy.families.swin.model import WindowBlock
 from gmmvit_deploy.families.t2t.model import T2T
 from gmmvit_deploy.families.t2t.spec import T2TSpec
 from gmmvit_deploy.folding.fold import SCORE_PASSES, fold, fold_for_engines, folding_passes
@@ -275,6 +276,39 @@ def test_a_straight_export_of_the_released_window_code_is_wrong_at_other_batches
         (out,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
         assert out.shape == (batch, 64, 8)  # without an error
         assert np.array_equal(out, x.flatten(1, 2).numpy()) == (batch == 4)
+
+
+def _with_batch_of_4(self: WindowBlock, x: Tensor) -> Tensor:
+    """Compute what such a graph computes that was exported with 4 images: the windows become 4 grids at every batch."""
+    dim, side = x.shape[-1], self.grid // self.window
+    lattice = x.reshape(-1, self.grid, self.grid, dim)
+    lattice = torch.roll(lattice, (-self.shift, -self.shift), dims=(1, 2))
+    windows = lattice.reshape(-1, side, self.window, side, self.window, dim).transpose(2, 3)
+    mixed = self.attention(windows.reshape(-1, side**2, self.window**2, dim))
+    back = mixed.reshape(4, side, side, self.window, self.window, -1).transpose(2, 3)
+    lattice = torch.roll(back.reshape(4, self.grid, self.grid, -1), (self.shift, self.shift), dims=(1, 2))
+    return lattice.reshape(-1, self.grid**2, dim)
+
+
+@pytest.mark.parametrize(
+    ("name", "shares"),
+    [
+        ("swin_plain", {1: 0.56, 2: 0.02, 4: 0, 8: 0.04}),
+        ("sl_swin", {1: 0.90, 2: 0.68, 4: 0, 8: 0.60}),
+        ("spt_swin", {1: 0.38, 2: 0.25, 4: 0, 8: 0.79}),
+    ],
+)
+def test_how_wrong_a_fixed_batch_is(name: str, shares: dict[int, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/pages/models/spt_lsa.md shows these shares of the largest logit."""
+    monkeypatch.setattr(WindowBlock, "_attended", _with_batch_of_4)
+    case = golden(name)
+    model = load_checkpoint(case.path, case.hints).model
+    for batch, share in shares.items():
+        rows = np.arange(batch) % len(case.inputs)
+        with torch.inference_mode():
+            logits = model(torch.from_numpy(case.inputs[rows])).numpy()
+        difference = np.abs(logits - case.logits[rows]).max() / np.abs(case.logits).max()
+        assert difference == pytest.approx(share, abs=0.005), batch
 
 
 @pytest.mark.export

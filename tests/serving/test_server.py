@@ -35,7 +35,7 @@ from gmmvit_deploy.serving.installs import find_server, system_server, wheel_ser
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
-from tests.conftest import FREE_PORTS, RELEASED, cifar_options, golden
+from tests.conftest import FREE_PORTS, cifar_options, golden
 from tests.serving.processes import processes_naming, wait_gone
 from tests.test_preprocess import encoded, photo, png_bomb
 
@@ -55,20 +55,6 @@ def connection(request: pytest.FixtureRequest, server: TritonServer) -> Iterator
 
 def as_bytes(*images: bytes) -> np.ndarray:
     return np.array([[data] for data in images], dtype=np.object_)
-
-
-@pytest.fixture(scope="module")
-def golden_server(
-    tensor_bundles: dict[str, Bundle], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[TritonServer]:
-    """A server with all golden checkpoints."""
-    models = tmp_path_factory.mktemp("golden") / "models"
-    models.mkdir()
-    for name, bundle in ((name, tensor_bundles[name]) for name in RELEASED):
-        written = repository_from_bundle(bundle, models.parent / name, RepositoryOptions(name=name, threads=1))
-        shutil.move(written.path / f"{name}_network", models)
-    with TritonServer(models, options=ServerOptions(**FREE_PORTS)) as running:
-        yield running
 
 
 FAMILIES = ("swin_gmm", "cait_gmm", "pit_gmm", "t2t_gmm")
@@ -116,18 +102,6 @@ def test_the_whole_way_for_every_family(
 
 
 class TestAnswers:
-    @pytest.mark.parametrize("protocol", PROTOCOLS)
-    @pytest.mark.parametrize("name", RELEASED)
-    def test_golden_logits(
-        self, name: str, protocol: str, golden_server: TritonServer, tensor_bundles: dict[str, Bundle]
-    ) -> None:
-        case = golden(name)
-        with TritonRunner(tensor_bundles[name], url_of(golden_server, protocol), model=name) as runner:
-            np.testing.assert_allclose(runner.run(case.inputs), case.logits, rtol=0, atol=case.atol)
-            np.testing.assert_allclose(runner.run(case.inputs[::-1]), case.logits[::-1], rtol=0, atol=case.atol)
-            for row, logits in zip(case.inputs, case.logits, strict=True):
-                np.testing.assert_allclose(runner.run(row[None]), logits[None], rtol=0, atol=case.atol)
-
     @pytest.mark.parametrize("protocol", PROTOCOLS)
     def test_parity(self, protocol: str, server: TritonServer, bundle: Bundle) -> None:
         with TritonRunner(bundle, url_of(server, protocol)) as runner:

@@ -160,7 +160,7 @@ def _stored_grid(shapes: Shapes, *, class_token: bool) -> int:
     name = "pos_embedding"
     rank = 2 if name in shapes and shapes.tensors[name].dim() == 2 else 3
     positions = shapes.of(name, rank=rank)[-2]
-    where = f"{name} without the class token" if class_token else name
+    where = f"{name} without the class token" if class_token else f"{name}, in a file without cls_token,"
     return shapes.grid(positions - int(class_token), where=where)
 
 

@@ -1,0 +1,171 @@
+"""Damaged copies of each golden checkpoint: every copy is refused with an error that names it, and nothing is written.
+
+Nothing is exported here. tests/checkpoints/test_damaged_timm_files.py has the files of timm; the tests of the families
+have damages that only their files can have.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.checkpoints.wrapping import names_without_prefix
+from gmmvit_deploy.errors import CheckpointError
+from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from tests.checkpoints.test_hostile_files import Calls, Ordinary
+from tests.cli.terminal import gmmvit_here
+from tests.conftest import LATER, MANIFEST, golden
+
+State = dict[str, Tensor]
+STATES = ("state_dict", "model", "net", "model_state_dict")
+"""Names under which training scripts store the tensors."""
+each_name = pytest.mark.parametrize("name", LATER)
+ONE_OF_EACH_SOURCE = {MANIFEST[name]["folder"].name: name for name in reversed(LATER)}.values()
+
+
+def content_of(name: str) -> dict[str, Any]:
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        content: dict[str, Any] = torch.load(golden(name).path, weights_only=True)
+    return content
+
+
+def state_of(content: dict[str, Any]) -> State:
+    state: State = next((content[key] for key in STATES if key in content), content)
+    return state
+
+
+@functools.cache
+def used_keys(name: str) -> tuple[str, str, str]:
+    """Return the first, the middle and the last key that the network reads."""
+    case = golden(name)
+    unused = load_checkpoint(case.path, case.hints).unused
+    state = state_of(content_of(name))
+    plain = names_without_prefix(state).names
+    keys = [key for key, tensor in state.items() if plain[key] not in unused and torch.is_tensor(tensor)]
+    return keys[0], keys[len(keys) // 2], keys[-1]
+
+
+def shown(key: str) -> str:
+    """Return the name of a tensor in messages: without the prefixes of wrapped and compiled networks."""
+    return names_without_prefix([key]).names[key]
+
+
+def damaged(name: str, folder: Path, change: Callable[[State], object]) -> Path:
+    """Write a copy of a golden file whose tensors were changed."""
+    content = content_of(name)
+    change(state_of(content))
+    path = folder / golden(name).path.name
+    torch.save(content, path)
+    return path
+
+
+def refusal(name: str, path: Path) -> str:
+    """Return the message of the export, which must fail with an error of a checkpoint and write nothing."""
+    before = set(path.parent.iterdir())
+    with pytest.raises(CheckpointError) as caught:
+        bundle_from_checkpoint(
+            path, path.parent / "bundle", ExportOptions(input_kind="tensor"), hints=golden(name).hints
+        )
+    assert set(path.parent.iterdir()) == before
+    assert str(path) in str(caught.value)
+    return f"{caught.value} {caught.value.hint}".replace(str(path), "")
+
+
+@each_name
+def test_a_missing_key(name: str, tmp_path: Path) -> None:
+    for key in used_keys(name):
+        message = refusal(name, damaged(name, tmp_path, lambda state, key=key: state.pop(key)))  # type: ignore[misc]
+        layer = shown(key).rpartition(".")[0] or shown(key)
+        assert layer in message or layer.split(".")[-1] in message, f"{key}: {message}"
+
+
+@each_name
+def test_a_tensor_of_another_shape(name: str, tmp_path: Path) -> None:
+    _, key, _ = used_keys(name)
+    refusal(name, damaged(name, tmp_path, lambda state: state.update({key: torch.cat([state[key], state[key]])})))
+
+
+@each_name
+def test_a_tensor_with_nan(name: str, tmp_path: Path) -> None:
+    _, key, _ = used_keys(name)
+
+    def change(state: State) -> None:
+        state[key] = state[key].contiguous().clone()
+        state[key].view(-1)[0] = torch.nan
+
+    message = refusal(name, damaged(name, tmp_path, change))
+    assert f"{shown(key)}: 1 of " in message
+    assert "NaN" in message
+
+
+@each_name
+@pytest.mark.parametrize("value", [Ordinary(), Calls(print, 1)], ids=["another class", "a call"])
+def test_arguments_of_another_class(name: str, value: object, tmp_path: Path) -> None:
+    content = content_of(name)
+    if isinstance(content.get("args"), argparse.Namespace):
+        content["args"].lr = value
+    else:
+        content = {**(content if state_of(content) is not content else {"state_dict": content}), "args": value}
+    path = tmp_path / golden(name).path.name
+    torch.save(content, path)
+    message = refusal(name, path)
+    assert "Ordinary" in message or "print" in message
+
+
+@each_name
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.999])
+def test_a_truncated_file(name: str, share: float, tmp_path: Path) -> None:
+    path, data = tmp_path / golden(name).path.name, golden(name).path.read_bytes()
+    path.write_bytes(data[: int(share * len(data))])
+    refusal(name, path)
+
+
+def options_of(hints: Mapping[str, Any]) -> list[str]:
+    """Return the options of ``gmmvit export`` that have the effect of these hints."""
+    words: list[str] = []
+    for key, value in hints.items():
+        option = f"--{key.replace('_', '-')}"
+        if isinstance(value, bool):
+            words.append(option if value else f"--no-{option.removeprefix('--')}")
+        else:
+            words += [option, ",".join(map(str, value)) if isinstance(value, list) else str(value)]
+    return words
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH_SOURCE)
+@pytest.mark.parametrize("damage", ["a missing key", "half of the file"])
+def test_the_command_line_states_error_and_hint(name: str, damage: str, tmp_path: Path) -> None:
+    first, *_ = used_keys(name)
+    path = damaged(name, tmp_path, lambda state: state.pop(first))
+    if damage == "half of the file":
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    out = tmp_path / "bundles" / "bundle"
+    options = options_of(MANIFEST[name].get("hints", {}))
+    answer = gmmvit_here("export", path, "-o", out, "--input", "tensor", *options, columns=10_000)
+    assert (answer.status, answer.out) == (1, "")
+    error, _, hint = answer.err.partition("Error: ")[2].partition("\nhint: ")
+    assert str(path) in error
+    assert hint.strip()
+    assert "Traceback" not in answer.err
+    assert not out.parent.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("deepvit_cnn_scaled", "the preset deepvit_S of the family deepvit, but has no tensor patch_embed.proj.weight"),
+        ("rmt_2023", r"the preset RMT_S of the family rmt, but has no tensor patch_embed.proj.0.weight"),
+    ],
+)
+def test_a_file_that_names_a_preset_and_is_not_recognised(name: str, message: str, tmp_path: Path) -> None:
+    """Without the tensor, the file is left to timm, which has no architecture of this name."""
+    first = next(key for key in used_keys(name) + tuple(state_of(content_of(name))) if "patch_embed.proj" in key)
+    assert message in refusal(name, damaged(name, tmp_path, lambda state: state.pop(first)))

@@ -1,0 +1,53 @@
+"""A real Triton server with every golden checkpoint gives the golden logits over gRPC and HTTP.
+
+The server starts once, with all models. tests/timm/test_to_triton.py serves the models that timm builds.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.runners.triton import TritonRunner
+from gmmvit_deploy.serving.model_configs import RepositoryOptions
+from gmmvit_deploy.serving.repository import repository_from_bundle
+from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+from tests.conftest import FREE_PORTS, LATER, RELEASED, golden
+from tests.serving.test_server import PROTOCOLS, url_of
+
+pytestmark = pytest.mark.server
+SERVED = (*RELEASED, *LATER)
+
+
+@pytest.fixture(scope="module")
+def golden_server(
+    tensor_bundles: dict[str, Bundle], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TritonServer]:
+    """A server with all golden checkpoints."""
+    models = tmp_path_factory.mktemp("golden") / "models"
+    models.mkdir()
+    for name, bundle in ((name, tensor_bundles[name]) for name in SERVED):
+        written = repository_from_bundle(bundle, models.parent / name, RepositoryOptions(name=name, threads=1))
+        shutil.move(written.path / f"{name}_network", models)
+    with TritonServer(models, options=ServerOptions(**FREE_PORTS)) as running:
+        yield running
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("name", SERVED)
+def test_golden_logits(
+    name: str, protocol: str, golden_server: TritonServer, tensor_bundles: dict[str, Bundle]
+) -> None:
+    case = golden(name)
+    with TritonRunner(tensor_bundles[name], url_of(golden_server, protocol), model=name) as runner:
+        np.testing.assert_allclose(runner.run(case.inputs), case.logits, rtol=0, atol=case.atol)
+        np.testing.assert_allclose(runner.run(case.inputs[::-1]), case.logits[::-1], rtol=0, atol=case.atol)
+        for row, logits in zip(case.inputs, case.logits, strict=True):
+            np.testing.assert_allclose(runner.run(row[None]), logits[None], rtol=0, atol=case.atol)
+        for batch in (2, 5, 8):
+            rows = np.arange(batch) % len(case.inputs)
+            np.testing.assert_allclose(runner.run(case.inputs[rows]), case.logits[rows], rtol=0, atol=case.atol)
