@@ -1,7 +1,9 @@
 """How much time does a mask cost? Each family with GMM compared with its plain model, in each CPU runner.
 
 The models are the paper's five models, as the paper authors' code names them (32×32, 10 classes, GMM with K = 5 a
-head, random weights). The plain model of a family has the same weights and no mask.
+head, random weights), and the systems of `benchmarks/shared/systems.py` that have a plain twin. The plain model of a
+family has the same weights and no mask. The plain twin of a system with LSA has neither learned temperatures nor a
+masked diagonal, and the plain twin of RMT has no decay.
 
 For each runner and batch, the script loads both models and runs them in short turns, one model right after the other.
 Then the script loads both models again, in another order; --loads is the number of loads. Loads are repeated because
@@ -25,15 +27,17 @@ from typing import Any
 import numpy as np
 
 from benchmarks.shared.cpu_programs import RUNNERS, cpu_program
-from benchmarks.shared.families import FAMILIES
 from benchmarks.shared.places import result_of
 from benchmarks.shared.side_by_side import BATCHES, Family, checked
+from benchmarks.shared.systems import MEASURED, SYSTEMS
 from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.bench.core_to_core import round_trip_ns
 from gmmvit_deploy.bench.interleaved import time_in_turn
 from gmmvit_deploy.bench.statistics import ratio
 from gmmvit_deploy.bench.words import ratio_words
 
+MODELS = tuple(name for name in MEASURED if name not in SYSTEMS or SYSTEMS[name].plain is not None)
+"""The names of the models that have a plain twin."""
 _TURNS = {1: (40, 4), 64: (6, 1)}
 """Batch → (number of turns of each model in a load, number of timed runs in a turn)."""
 
@@ -46,7 +50,7 @@ def measured(family: Family, runner: str, batch: int, loads: int, generator: np.
     off, limit: the largest distance of a logit from PyTorch's float64 logit, and the allowed distance.
     """
     precision = RUNNERS[runner]
-    twins = {runner: "gmm", f"{runner} plain": "plain"}
+    twins = {runner: "trained", f"{runner} plain": "plain"}
     images = generator.standard_normal((batch, *family.image_shape), dtype=np.float32)
     loaded: list[float] = []
     medians: list[float] = []
@@ -74,16 +78,18 @@ def measured(family: Family, runner: str, batch: int, loads: int, generator: np.
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--loads", type=int, default=6)
-    parser.add_argument("--family", choices=FAMILIES, action="append", help="only this family; may be repeated")
+    parser.add_argument("--family", choices=MODELS, action="append", help="only this model; may be repeated")
     parser.add_argument("--batch", type=int, choices=BATCHES, action="append", help="only this batch; may be repeated")
     parser.add_argument("--output", type=Path, default=result_of(__file__))
     arguments = parser.parse_args()
     generator = np.random.default_rng(0)
     with run_card.written(arguments.output, Path(__file__).name, loads=arguments.loads) as results:
         results["families"] = {}
-        for name in arguments.family or FAMILIES:
+        for name in arguments.family or MODELS:
+            if name in SYSTEMS:
+                results.setdefault("sizes", {})[name] = SYSTEMS[name].size
             with tempfile.TemporaryDirectory() as folder:
-                family = Family(name, Path(folder), ("gmm", "plain"), "cpu")
+                family = Family(name, Path(folder), ("trained", "plain"), "cpu")
                 rows = results["families"][name] = {}
                 for batch in arguments.batch or BATCHES:
                     rows[str(batch)] = {}

@@ -125,13 +125,20 @@ def _reason(
             f"a single kernel, but other layers ({len(parts) - 1}) pad and cut its head dim {head_dim}: "
             "type gmmvit convert with --pad-heads"
         )
-    if attention.mixes_heads:
+    if attention.normalises_heads:
+        return "a norm over the heads follows its softmax: no fused kernel computes this norm"
+    if attention.mixes_heads and attention.mask is not None:
         return (
             "its heads are mixed around softmax, and each head has its own mask: "
             "an equal form without mixing does not exist"
         )
     if set(products) == {"fp32"}:
         return "it runs in float32: fused kernels exist for fp16, bf16 and fp8"
+    if attention.mixes_heads:
+        return (
+            "its heads are mixed around softmax, which no fused kernel computes; gmmvit convert removes the mixing "
+            "only if the number of heads times the head dim is at most 256"
+        )
     if head_dim is not None and (head_dim < 16 or head_dim > 256):
         return f"head dim {head_dim}: fused kernels take 16 to 256; type gmmvit convert with --pad-heads if below 16"
     return f"the builder split it into {len(parts)} kernels"

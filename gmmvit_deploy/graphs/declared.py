@@ -55,6 +55,7 @@ class Attention:
     nodes: the names of the attention's nodes, from the matrix product Q Kᵀ to the matrix product P V.
     mask: the name of the constant matrix that multiplies the scores, or None if there is no such matrix.
     mixes_heads: True if a matrix product with a (heads, heads) matrix mixes the heads before or after the softmax.
+    normalises_heads: True if a norm over the heads follows the softmax.
     known: False if the softmax is not between two matrix products; ``nodes`` then contains only the softmax.
     """
 
@@ -62,6 +63,7 @@ class Attention:
     nodes: tuple[str, ...]
     mask: str | None = None
     mixes_heads: bool = False
+    normalises_heads: bool = False
     known: bool = True
 
 

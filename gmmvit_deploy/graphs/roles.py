@@ -106,6 +106,7 @@ def _declared(name: str, nodes: list[NodeProto], matrices: set[str]) -> Attentio
         nodes=tuple(node.name for node in nodes),
         mask=masks[0] if masks else None,
         mixes_heads="mixing" in roles,
+        normalises_heads="norm" in roles[softmaxes[-1] :],
     )
 
 

@@ -125,7 +125,25 @@ def test_one_kernel_is_fused() -> None:
             [line("g_myl0_0", "qk", kind="gemm"), line("h_myl0_1", "pv", kind="gemm")],
             Attention(name="a", nodes=("qk", "mix", "softmax", "pv"), mask="m", mixes_heads=True),
             {},
-            "its heads are mixed around softmax",
+            "its heads are mixed around softmax, and each head has its own mask",
+        ),
+        (
+            [line("g_myl0_0", "qk", kind="gemm"), line("h_myl0_1", "pv", kind="gemm")],
+            Attention(name="a", nodes=("qk", "softmax", "mix", "pv"), mixes_heads=True),
+            {"a": 32},
+            "its heads are mixed around softmax, which no fused kernel computes",
+        ),
+        (
+            [line("g_myl0_0", "qk", kind="gemm", reads="Float"), line("h_myl0_1", "pv", kind="gemm", reads="Float")],
+            Attention(name="a", nodes=("qk", "softmax", "mix", "pv"), mixes_heads=True),
+            {"a": 32},
+            "float32: fused kernels exist",
+        ),
+        (
+            [line("g_myl0_0", "qk", kind="gemm"), line("h_myl0_1", "pv", kind="gemm")],
+            Attention(name="a", nodes=("qk", "softmax", "mix", "norm", "pv"), mixes_heads=True, normalises_heads=True),
+            {"a": 16},
+            "a norm over the heads follows its softmax",
         ),
         (
             [line("g_myl0_0", "qk", kind="gemm"), line("h_myl0_1", "softmax", "pv", kind="gemm")],
