@@ -147,16 +147,24 @@ def test_a_plain_program_is_never_measured_as_ours(
 @NEEDS_KERNELS
 @pytest.mark.export
 def test_fastest_cpu_runs_and_checks_its_answers(run: Run, tmp_path: Path) -> None:
-    run("reported/fastest_cpu", "--rounds", "1", "--family", "vit", "--batch", "1", "--output", str(tmp_path))
-    family = json.loads((tmp_path / "vit.json").read_text())
-    rows = family["1"]
-    assert {
-        "eager",
+    programs = (
         "straight export",
+        "straight openvino",
         "onnxruntime+kernels",
         "openvino+kernels",
+        "openvino+kernels:bf16",
         "openvino+kernels:int8",
-    } <= rows.keys()
+    )  # torch.compile takes a minute
+    here = [name for name in programs if "bf16" not in name or cpu_programs.HAS_BF16]
+    only = [argument for name in here for argument in ("--program", name)]
+    run("reported/fastest_cpu", "--rounds", "1", "--family", "vit", "--batch", "1", *only, "--output", str(tmp_path))
+    family = json.loads((tmp_path / "vit.json").read_text())
+    rows = family["1"]
+    assert rows.keys() == {"eager", *here}
+    assert all(rows[name]["right"] for name in ("straight export", "straight openvino"))
+    for name in ("onnxruntime+kernels", "openvino+kernels"):
+        assert rows[name]["best_straight"] in ("straight export", "straight openvino")
+        assert rows[name]["times_faster_than_best_straight"]["median"] > 0
     for row in rows.values():
         assert 0 < row["off"] <= row["limit"]
         speed_up = row["times_faster_than_eager"]

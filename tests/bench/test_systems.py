@@ -150,7 +150,7 @@ def test_a_runner_without_work_for_our_kernels_is_measured_without_them(tmp_path
     name, reason = cpu_programs.runner_of(path, "onnxruntime+kernels", "fp32")
     assert name == "onnxruntime"
     assert reason.startswith("our kernel takes no attention of this graph")
-    model, path = saved("vit", MaskSpec(kind="elm"), tmp_path)
+    model, path = saved("vit", MaskSpec(kind="gmm", kernels=2), tmp_path)
     assert cpu_programs.runner_of(path, "onnxruntime+kernels", "fp32") == ("onnxruntime+kernels", "")
     run = cpu_programs.straight_openvino(path, "fp32")
     spec: Any = model.spec
