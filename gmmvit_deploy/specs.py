@@ -150,11 +150,14 @@ class ModelSpec:
     family: the name of the family (`gmmvit_deploy.families`).  image_size: S, height and width in pixels.
     classes: C, the number of classes.  mask: the mask on the attention scores.  channels: c, the image channels.
     mask_kinds: the kinds of mask that the architecture supports.
+    flags: the fields of variants, which are False in a network without the variant; JSON omits them while they are
+    False, so that the JSON of such a network is the same as before the variant was supported.
     Errors: SpecError when a value is invalid.
     """
 
     family: ClassVar[str]
     mask_kinds: ClassVar[tuple[MaskKind, ...]] = ("plain", "gmm", "elm")
+    flags: ClassVar[tuple[str, ...]] = ()
     image_size: int
     classes: int
     mask: MaskSpec
@@ -206,5 +209,9 @@ def input_shape(spec: ModelSpec) -> tuple[int, int, int]:
 
 def spec_to_json(spec: ModelSpec) -> dict[str, Any]:
     """Return the spec as plain JSON values; inverse of ``families.spec_from_json``."""
-    values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(spec).items()}
+    values = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in asdict(spec).items()
+        if value or name not in spec.flags
+    }
     return {"family": spec.family, **values}

@@ -52,16 +52,16 @@ class ShiftedPatches(nn.Module):
     """Apply LayerNorm and a linear layer to each m × m patch of the image and its four shifted copies.
 
     side: m, the side of a patch; the copies are shifted by m // 2.  dim: D, the width of the tokens.
-    The linear layer has the role ``projection``, also on images, because the layer reads the output of a norm.
+    role: the role of the linear layer: ``embedding`` for patches of an image.
     forward: (B, c, h, w) → (B, h·w / m², D), tokens row by row.
     """
 
-    def __init__(self, side: int, dim: int, *, channels: int) -> None:
+    def __init__(self, side: int, dim: int, *, channels: int, role: Role = "embedding") -> None:
         super().__init__()
         self.side = side
         self.views = ShiftedViews(side // 2)
         self.norm = layer_norm(VIEWS * channels * side**2)
-        self.project = with_role(nn.Linear(VIEWS * channels * side**2, dim), "projection")
+        self.project = with_role(nn.Linear(VIEWS * channels * side**2, dim), role)
 
     def forward(self, x: Float[Tensor, "batch channels h w"]) -> Float[Tensor, "batch n dim"]:
         tokens: Tensor = self.project(self.norm(flat_patches(self.views(x), self.side)))
@@ -77,7 +77,7 @@ class ShiftedMerging(nn.Module):
     def __init__(self, grid: int, dim: int) -> None:
         super().__init__()
         self.grid = grid
-        self.patches = ShiftedPatches(2, 2 * dim, channels=dim)
+        self.patches = ShiftedPatches(2, 2 * dim, channels=dim, role="projection")
 
     def forward(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch quarter twice"]:
         lattice = x.transpose(1, 2).reshape(-1, x.shape[-1], self.grid, self.grid)

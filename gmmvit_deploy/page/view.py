@@ -266,12 +266,13 @@ class Visit:
         """Add a slider.
 
         The slider is the browser's element, not NiceGUI's: NiceGUI's slider loses key presses during an update.
+        Its place stands in ``defaultValue``: Vue sets ``value`` again at each update, so the slider would jump back.
         """
         ui, last = self._ui, self._grid()[axis] - 1
         with ui.element("label").classes("slider"):
             self._html(f'<span class="quiet">{label}</span>')
             slider = ui.element("input").props(
-                f'type="range" min="0" max="{last}" value="{self._token[axis]}" aria-label="{label}"'
+                f'type="range" min="0" max="{last}" defaultValue="{self._token[axis]}" aria-label="{label}"'
             )
 
         def on_input(event: Any) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from gmmvit_deploy.errors import CheckpointError
@@ -26,6 +26,7 @@ __all__ = [
     "check_image_hints",
     "compared_with_preset",
     "exact_root",
+    "field_differences",
     "infer_heads",
     "infer_mask",
     "mask_heads",
@@ -288,6 +289,14 @@ def preset_differences(spec: ModelSpec, preset: ModelSpec) -> list[str]:
     left_out = {"image_size", "channels", "classes", "mask", "class_token", "spt", "lsa"}
     if spec.image_size not in _CONFIGURED_SIZES:
         left_out.add("patch_size")
+    return field_differences(spec, preset, left_out=left_out)
+
+
+def field_differences(spec: ModelSpec, preset: ModelSpec, *, left_out: Collection[str]) -> list[str]:
+    """Return a text for each field in which the specs differ, such as ``heads 4 (the preset has 8)``.
+
+    left_out: the names of the fields that are not compared.
+    """
     return [
         f"{field} {getattr(spec, field)} (the preset has {getattr(preset, field)})"
         for field in type(spec).__dataclass_fields__

@@ -357,7 +357,7 @@ def _put(name: str, tensor: torch.Tensor) -> Callable[[State], object]:
         (_drop("blocks.2.attn.reatten_matrix.weight"), "unknown key blocks.2.attn.reatten_matrix.bias"),
         (_drop("blocks.1.mlp.fc2.weight"), "blocks.1.mlp.fc2.weight"),
         (_put("blocks.0.attn.extra", torch.ones(1)), "unknown key blocks.0.attn.extra"),
-        (_put("blocks.400000000.norm1.weight", torch.ones(27)), "count 400000001 blocks, but the file has only"),
+        (_put("blocks.400000000.norm1.weight", torch.ones(27)), "counts 400000001 layers, but the file has only"),
         (_put("pos_embed", torch.randn(1, 64, 27)), "pos_embed without the class token has 63 positions"),
         (_put("blocks.2.attn.reatten_matrix.weight", torch.randn(3, 3)), r"reatten_matrix.weight has shape \(3, 3\)"),
         (_put("blocks.3.attn.reatten_matrix.weight", torch.randn(3, 2, 1, 1)), r"\(2, 3\), expected \(3, 3\)"),

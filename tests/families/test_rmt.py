@@ -298,11 +298,11 @@ BAD: dict[str, tuple[Callable[[State], None], str]] = {
     "2024 without projection": (without("proj.weight"), "proj.weight is absent"),
     "a block with a huge number": (
         lambda state: state.update({"layers.1.blocks.99999999999.pos.conv.bias": torch.ones(12)}),
-        r"layers\.1\.blocks\.1\.retention\.q_proj\.weight is missing, but the names count to 99999999999",
+        "counts 100000000000 layers, but the file has only",
     ),
     "a stage with a huge number": (
         lambda state: state.update({"layers.99999999999.x": torch.ones(12)}),
-        r"layers\.4\.Relpos\.decay is missing",
+        "counts 100000000000 layers, but the file has only",
     ),
 }
 

@@ -14,11 +14,12 @@ from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.families import model_from_spec
 from gmmvit_deploy.families.deepvit import DEEPVIT
 from gmmvit_deploy.families.deepvit.folding import merge_head_norm, merge_scale_adjustment, merge_stem_norms
-from gmmvit_deploy.families.deepvit.model import DeepViTBlock, ReAttention, StemNorm
+from gmmvit_deploy.families.deepvit.model import DeepViTBlock, ReAttention
 from gmmvit_deploy.families.deepvit.spec import DeepViTSpec
 from gmmvit_deploy.families.deepvit.wide_heads import WideReAttention, widen_reattention
 from gmmvit_deploy.folding.fold import FoldedModel, engine_passes, fold, fold_for_engines
 from gmmvit_deploy.folding.head_padding import pad_heads
+from gmmvit_deploy.layers.batch_norm import BatchNorm
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.scores.attention import AttentionScores, attention_scores
 from gmmvit_deploy.scores.heads import HeadMixing
@@ -115,9 +116,9 @@ def test_scale_adjustments_that_are_no_power_of_two(a: float) -> None:
 
 def test_the_stem_has_no_batch_norm_left() -> None:
     model = trained()
-    assert sum(isinstance(module, StemNorm) for module in model.modules()) == 2
+    assert sum(isinstance(module, BatchNorm) for module in model.modules()) == 2
     assert merge_stem_norms(model) == ("stem.convolutions.0", "stem.convolutions.1")
-    assert not any(isinstance(module, StemNorm) for module in model.modules())
+    assert not any(isinstance(module, BatchNorm) for module in model.modules())
     convolutions = [module for name, module in model.named_modules() if name.startswith("stem.convolutions.")]
     assert all(isinstance(module, nn.Conv2d) and module.bias is not None for module in convolutions)
 

@@ -11,7 +11,7 @@ from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.families.rmt import RMT
 from gmmvit_deploy.families.rmt.attention import DecomposedAttention, FoldedRotation, ManhattanAttention, PairRotation
-from gmmvit_deploy.families.rmt.convolutions import BatchNorm, GridConvolution, NormedConvolution
+from gmmvit_deploy.families.rmt.convolutions import GridConvolution, NormedConvolution
 from gmmvit_deploy.families.rmt.folding import (
     fold_rotations,
     merge_batch_norms,
@@ -22,6 +22,7 @@ from gmmvit_deploy.families.rmt.folding import (
 )
 from gmmvit_deploy.families.rmt.model import LayerScale
 from gmmvit_deploy.folding.fold import engine_passes, fold, fold_for_engines
+from gmmvit_deploy.layers.batch_norm import BatchNorm
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.scores.attention import attention_scores
 from tests.conftest import MANIFEST, golden

@@ -187,7 +187,7 @@ def test_the_largest_logits_of_a_head_on_every_token(operator: str) -> None:
     del graph.node[-1]  # the last Gemm of `graph_of`
     roles = guessed_roles(graph)
     assert roles["sum"] == "head"
-    assert roles["tokens"] == ("head" if operator == "Add" else "projection")
+    assert roles["tokens"] == ("head" if operator == "Add" else "embedding")  # the first linear map of the input
 
 
 def test_a_product_of_two_computed_tensors_is_unknown_unless_one_is_an_activation() -> None:

@@ -219,14 +219,19 @@ class TestMasks:
         self._choose(visitor, "Head", "head 2")
         layer = trial.masks[1]
         self._framed(visitor, layer, layer.grid[0] // 2, layer.grid[1] // 2)
-        for name, keys in (("Row of the token", ("Home", "ArrowRight")), ("Column of the token", ("End",))):
+        last = layer.grid[1] - 1
+        middle = layer.grid[1] // 2
+        for name, key, place in (
+            ("Row of the token", "Home", (0, middle)),
+            ("Row of the token", "ArrowRight", (1, middle)),
+            ("Column of the token", "End", (1, last)),
+        ):
             visitor.page.get_by_role("slider", name=name).focus()
-            for key in keys:
-                visitor.page.keyboard.press(key)
-        self._framed(visitor, layer, 1, layer.grid[1] - 1)
-        values = token_map(layer, 2, row=1, column=layer.grid[1] - 1)
+            visitor.page.keyboard.press(key)
+            self._framed(visitor, layer, *place)  # a slider keeps its place when the new picture comes
+        values = token_map(layer, 2, row=1, column=last)
         seen = image_from_pixels(trial.answer(data).pixels)
-        expected = overlay_image(seen, layer, values, row=1, column=layer.grid[1] - 1)
+        expected = overlay_image(seen, layer, values, row=1, column=last)
         assert np.array_equal(picture(overlay), np.asarray(expected))
 
     @staticmethod
@@ -238,6 +243,8 @@ class TestMasks:
     def _choose(visitor: Visitor, name: str, option: str) -> None:
         visitor.page.get_by_role("combobox", name=name).click()
         visitor.page.get_by_role("option", name=option, exact=True).click()
+        # The menu gives the focus back to its field when it has closed; a slider must not have the focus before.
+        visitor.page.get_by_role("listbox").wait_for(state="detached")
 
 
 class TestFacts:

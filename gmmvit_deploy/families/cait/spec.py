@@ -23,6 +23,7 @@ class CaiTSpec(ModelSpec):
     """
 
     family: ClassVar[str] = "cait"
+    flags: ClassVar[tuple[str, ...]] = ("spt", "lsa")
     patch_size: int
     dim: int
     depth: int

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from gmmvit_deploy.errors import FoldError
-from gmmvit_deploy.families.deepvit.model import ConvolutionStem, DeepViTBlock, ReAttention, StemNorm
+from gmmvit_deploy.families.deepvit.model import ConvolutionStem, DeepViTBlock, ReAttention
 from gmmvit_deploy.families.deepvit.spec import DeepViTSpec
+from gmmvit_deploy.layers.batch_norm import BatchNorm
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.scores.heads import HeadBatchNorm, HeadMixing
 from gmmvit_deploy.scores.step import Step
@@ -143,7 +144,7 @@ def merge_stem_norms(model: Model) -> tuple[str, ...]:
     """
     changed = []
     for name, stem in model.named_modules():
-        if not isinstance(stem, ConvolutionStem) or not any(isinstance(norm, StemNorm) for norm in stem.norms):
+        if not isinstance(stem, ConvolutionStem) or not any(isinstance(norm, BatchNorm) for norm in stem.norms):
             continue
         before = copy.deepcopy(stem).double()
         exact = copy.deepcopy(before)
@@ -160,7 +161,7 @@ def merge_stem_norms(model: Model) -> tuple[str, ...]:
 def _merge_norms(stem: ConvolutionStem) -> None:
     for index, norm in enumerate(stem.norms):
         convolution = cast("nn.Conv2d", stem.convolutions[index])
-        if not isinstance(norm, StemNorm):
+        if not isinstance(norm, BatchNorm):
             continue
         convolution.weight, bias = fuse_conv_bn_weights(
             convolution.weight,

@@ -17,7 +17,7 @@ from gmmvit_deploy.families.deepvit.presets import IMAGE_SIZES, PRESETS
 from gmmvit_deploy.families.deepvit.spec import DeepViTSpec
 from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.sources.record import KnownImages
-from gmmvit_deploy.sources.shapes import Shapes
+from gmmvit_deploy.sources.shapes import Shapes, field_differences
 from gmmvit_deploy.specs import MaskSpec
 
 __all__ = ["HiddenValues", "hidden_values", "known_images"]
@@ -122,11 +122,7 @@ def _usable_preset(
     if name not in PRESETS:
         return None, f"; {entry} of the file names {name}, which is not a preset of this family"
     preset = PRESETS[name](spec.classes, IMAGE_SIZES[name], MaskSpec())
-    differing = [
-        f"{field} {getattr(spec, field)} (the preset has {getattr(preset, field)})"
-        for field in type(spec).__dataclass_fields__
-        if field not in _NOT_COMPARED and getattr(spec, field) != getattr(preset, field)
-    ]
+    differing = field_differences(spec, preset, left_out=_NOT_COMPARED)
     if known_heads is not None and known_heads != preset.heads:
         differing.append(f"heads {known_heads} (the preset has {preset.heads})")
     if differing:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from gmmvit_deploy.families.deepvit.spec import DeepViTSpec
 from gmmvit_deploy.layers.attention import MaskedAttention, heads_of, projected
+from gmmvit_deploy.layers.batch_norm import BatchNorm
 from gmmvit_deploy.layers.blocks import Block
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.layers.roles import with_role
@@ -37,7 +38,6 @@ __all__ = [
     "DeepViTBlock",
     "ReAttention",
     "ReattentionMixing",
-    "StemNorm",
     "TransformScale",
 ]
 
@@ -132,29 +132,6 @@ class DeepViTBlock(Block):
         return out
 
 
-class StemNorm(nn.Module):
-    """BatchNorm in evaluation mode: γ_c · (x[c] − μ_c) / √(σ²_c + ε) + β_c for each channel c.
-
-    weight, bias: γ and β.  running_mean, running_var: μ and σ², buffers.  Unlike ``nn.BatchNorm2d``, the module has no
-    counter of training steps, which no forward pass reads.
-    """
-
-    running_mean: Tensor
-    running_var: Tensor
-
-    def __init__(self, channels: int, *, eps: float = 1e-5) -> None:
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
-        self.register_buffer("running_mean", torch.zeros(channels))
-        self.register_buffer("running_var", torch.ones(channels))
-        self.eps = eps
-
-    def forward(self, x: Float[Tensor, "batch channels h w"]) -> Float[Tensor, "batch channels h w"]:
-        return nn.functional.batch_norm(
-            x, self.running_mean, self.running_var, self.weight, self.bias, training=False, eps=self.eps
-        )
-
-
 class ConvolutionStem(nn.Module):
     """Two convolutions with BatchNorm and ReLU: 7×7 with stride 2 and padding 3, then 3×3 with padding 1.
 
@@ -173,7 +150,7 @@ class ConvolutionStem(nn.Module):
                 with_role(nn.Conv2d(channels, channels, 3, padding=1, bias=False), "projection"),
             ]
         )
-        self.norms = nn.ModuleList(with_role(StemNorm(channels), "norm") for _ in range(2))
+        self.norms = nn.ModuleList(BatchNorm(channels) for _ in range(2))
 
     def forward(self, images: Float[Tensor, "batch channels side side"]) -> Tensor:
         x = images

@@ -174,7 +174,7 @@ RELEASED = CheckpointSource(
     taken_from=taken_from,
     images=known_images,
 )
-"""Files with re-attention in at least one block."""
+"""Files with re-attention in any block."""
 
 WITHOUT_REATTENTION = CheckpointSource(
     name="the DeepViT authors' code, without re-attention",

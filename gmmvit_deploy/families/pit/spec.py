@@ -22,6 +22,7 @@ class PiTSpec(ModelSpec):
     """
 
     family: ClassVar[str] = "pit"
+    flags: ClassVar[tuple[str, ...]] = ("spt", "lsa")
     patch_size: int
     dim: int
     depths: tuple[int, ...]

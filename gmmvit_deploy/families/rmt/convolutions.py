@@ -1,4 +1,4 @@
-"""Convolutions and BatchNorm of an RMT, and their folded forms.
+"""Convolutions of an RMT, also with BatchNorm, and their folded forms.
 
 h × w: the sides of a grid of tokens.  D: the number of features of a token.
 """
@@ -8,45 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gmmvit_deploy.layers.batch_norm import BatchNorm
 from gmmvit_deploy.layers.roles import with_role
 from gmmvit_deploy.precision import Role
 
-__all__ = ["BATCH_NORM_EPS", "BatchNorm", "GridConvolution", "NormedConvolution", "NormedLinear"]
-
-BATCH_NORM_EPS = 1e-5
-
-
-class BatchNorm(nn.Module):
-    """BatchNorm in evaluation: y = weight · (x − running_mean) / √(running_var + eps) + bias, for each feature.
-
-    Unlike `torch.nn.BatchNorm2d`, the module has no counter of batches, which evaluation does not read.
-    """
-
-    running_mean: Tensor
-    running_var: Tensor
-    role: Role = "norm"
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.eps = BATCH_NORM_EPS
-        self.weight = nn.Parameter(torch.ones(dim))
-        self.bias = nn.Parameter(torch.zeros(dim))
-        self.register_buffer("running_mean", torch.zeros(dim))
-        self.register_buffer("running_var", torch.ones(dim))
-
-    def forward(self, x: Float[Tensor, "batch dim *rest"]) -> Float[Tensor, "batch dim *rest"]:
-        return nn.functional.batch_norm(
-            x, self.running_mean, self.running_var, self.weight, self.bias, training=False, eps=self.eps
-        )
-
-    def affine(self) -> tuple[Tensor, Tensor]:
-        """Return (s, t) with y = s · x + t for each feature."""
-        scale = self.weight / (self.running_var + self.eps).sqrt()
-        return scale, self.bias - scale * self.running_mean
+__all__ = ["GridConvolution", "NormedConvolution", "NormedLinear"]
 
 
 class NormedConvolution(nn.Module):

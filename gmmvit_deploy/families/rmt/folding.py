@@ -19,8 +19,9 @@ from gmmvit_deploy.families.rmt.attention import (
     PairRotation,
     TokenAttention,
 )
-from gmmvit_deploy.families.rmt.convolutions import BatchNorm, GridConvolution, NormedConvolution, NormedLinear
+from gmmvit_deploy.families.rmt.convolutions import GridConvolution, NormedConvolution, NormedLinear
 from gmmvit_deploy.families.rmt.model import RMT, LayerScale, RMTBlock, Stage
+from gmmvit_deploy.layers.batch_norm import BatchNorm
 from gmmvit_deploy.scores.scales import Scale
 
 __all__ = [
@@ -50,13 +51,13 @@ def merge_batch_norms(model: nn.Module) -> tuple[str, ...]:
     for name, module in model.named_modules():
         if isinstance(module, NormedConvolution | NormedLinear) and module.norm is not None:
             layer = module.convolution if isinstance(module, NormedConvolution) else module.linear
-            scale, shift = _affine(module.norm)
+            scale, shift = module.norm.affine()
             _set(layer.weight, scale.reshape(-1, *[1] * (layer.weight.dim() - 1)) * layer.weight.double())
             _set(_bias(name, layer), scale * _bias(name, layer).double() + shift)
             module.norm = None
             changed.append(name)
     if isinstance(model, RMT) and model.norm is not None:
-        scale, shift = _affine(model.norm)
+        scale, shift = model.norm.affine()
         weight = model.head.weight.double()
         _set(model.head.bias, model.head.bias.double() + weight @ shift)
         _set(model.head.weight, weight * scale)
@@ -228,12 +229,6 @@ def _stacked(name: str, attention: ManhattanAttention) -> tuple[Tensor, Tensor]:
             f"{name}: expected a single linear layer for Q, K and V; run this pass before the engine passes"
         )
     return attention.qkv.weight, attention.qkv.bias
-
-
-def _affine(norm: BatchNorm) -> tuple[Tensor, Tensor]:
-    """Return (s, t) of a BatchNorm, y = s · x + t, in float64."""
-    scale = norm.weight.double() / (norm.running_var.double() + norm.eps).sqrt()
-    return scale, norm.bias.double() - scale * norm.running_mean.double()
 
 
 def _bias(name: str, layer: nn.Conv2d | nn.Linear) -> Tensor:

@@ -16,8 +16,8 @@ from gmmvit_deploy.families.rmt.attention import (
     ManhattanAttention,
     PairRotation,
 )
-from gmmvit_deploy.families.rmt.convolutions import BatchNorm
 from gmmvit_deploy.families.rmt.model import RMT, RMTBlock, RMTMlp, Stage
+from gmmvit_deploy.layers.batch_norm import BatchNorm
 from gmmvit_deploy.layers.model import Model
 
 __all__ = [

@@ -22,8 +22,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gmmvit_deploy.families.rmt.attention import DecomposedAttention, ManhattanAttention, PairRotation
-from gmmvit_deploy.families.rmt.convolutions import BatchNorm, GridConvolution, NormedConvolution, NormedLinear
+from gmmvit_deploy.families.rmt.convolutions import GridConvolution, NormedConvolution, NormedLinear
 from gmmvit_deploy.families.rmt.spec import RMTSpec
+from gmmvit_deploy.layers.batch_norm import BatchNorm
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.layers.roles import with_role
 from gmmvit_deploy.precision import Role

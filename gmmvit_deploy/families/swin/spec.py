@@ -22,6 +22,7 @@ class SwinSpec(ModelSpec):
     """
 
     family: ClassVar[str] = "swin"
+    flags: ClassVar[tuple[str, ...]] = ("spt", "lsa")
     patch_size: int
     dim: int
     depths: tuple[int, ...]

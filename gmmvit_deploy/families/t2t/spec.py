@@ -23,6 +23,7 @@ class T2TSpec(ModelSpec):
     """
 
     family: ClassVar[str] = "t2t"
+    flags: ClassVar[tuple[str, ...]] = ("class_token", "spt", "lsa")
     dim: int
     depth: int
     heads: int

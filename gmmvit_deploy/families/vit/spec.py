@@ -22,6 +22,7 @@ class ViTSpec(ModelSpec):
     """
 
     family: ClassVar[str] = "vit"
+    flags: ClassVar[tuple[str, ...]] = ("spt", "lsa")
     patch_size: int
     dim: int
     depth: int

@@ -80,7 +80,7 @@ def _scores(spec: VitPytorchSpec) -> AttentionScores:
     if spec.attention == "lsa":
         return AttentionScores(
             before={
-                "temperature": LearnedTemperature(torch.tensor(factor).log(), is_logarithm=True),
+                "temperature": LearnedTemperature(torch.tensor(factor).log(), is_logarithm=True, usual=factor),
                 "diagonal": MaskedDiagonal(spec.tokens),
             }
         )

@@ -44,7 +44,7 @@ def own_bundle(tmp_path_factory: pytest.TempPathFactory) -> OwnBundle:
         bundle = bundle_from_checkpoint(
             folder / "net.pth",
             folder / "bundle",
-            cifar_options(labels=tuple(LABELS.split(",")), max_batch=9),
+            cifar_options(labels=tuple(LABELS.split(",")), max_batch=9, resize="stretch-bilinear"),
             hints=hints,
         )
     return OwnBundle(bundle, source, network)
