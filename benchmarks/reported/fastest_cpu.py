@@ -1,8 +1,8 @@
 """How much faster than PyTorch does each family run on a CPU, and how near is this speed to the machine's limit?
 
 The models are the paper's five models, as the paper authors' code names them (32×32, 10 classes, GMM with K = 5 a
-head, random weights), and the systems of `benchmarks/shared/systems.py`. A system whose run would take longer than ten
-minutes has a smaller depth than its preset, and its result states the depth. All programs of a model run in the same
+head, random weights), and the systems of `benchmarks/shared/systems.py`. A system whose run would take longer than some
+minutes is smaller than its preset, and its result states the size. All programs of a model run in the same
 process, and take turns in each round:
 
     eager                      PyTorch; in the paper's families, with attention written as in the paper authors' code
@@ -29,7 +29,7 @@ The machine's limit is the roofline: the best rate of any library on the matrix 
 measured before and after each model. `mask_cost.py` measures the cost of the mask separately, because this cost is
 smaller than the intervals of these ratios.
 
-    python benchmarks/reported/fastest_cpu.py [--rounds 15] [--family vit] [--output RESULT]
+    python benchmarks/reported/fastest_cpu.py [--rounds 15] [--family vit] [--check] [--output FOLDER]
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def add_programs(family: Family) -> None:
     for name, precision in {**RUNNERS, "openvino+kernels:int8": "int8"}.items():
         path = family.saved("int8" if precision == "int8" else "trained")
         runner, reason = runner_of(path, name, precision)
-        if not family.selects(runner):
+        asked = [family.selects(each) for each in dict.fromkeys((name, runner))]  # either name selects the program
+        if not any(asked):
             continue
         if reason:
             family.without_kernels[runner] = reason

@@ -13,7 +13,7 @@ machine:
 The images are in the memory of the CPU, so the times include copies to and from the GPU. The machine's limit is the
 roofline: PyTorch's best rate on the GPU for the matrix products of the model.
 
-    python benchmarks/reported/fastest_gpu.py [--rounds 15] [--output RESULT]
+    python benchmarks/reported/fastest_gpu.py [--rounds 15] [--family vit] [--check] [--output FOLDER]
 """
 
 from __future__ import annotations

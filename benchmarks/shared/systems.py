@@ -43,7 +43,7 @@ class System:
     spec: the spec at the size of the preset.
     preset: the preset of the size, as the rows of the tables name it.
     shortened: field of the spec → smaller value, for the scripts that measure times, if a run at the size of the preset
-    would take longer than ten minutes.
+    would take longer than some minutes.
     plain: the function that makes the plain twin of a model; None if the system has no plain twin.
     """
 
@@ -60,18 +60,25 @@ class System:
     @property
     def full_size(self) -> str:
         """The size of `spec` in words, for example ``preset RMT_T3, 224×224``."""
-        height, width = self.spec.image_shape
-        return f"preset {self.preset}, {height}×{width}"
+        return f"preset {self.preset}, {_side_words(self.spec)}"
 
     @property
     def size(self) -> str:
         """The size of `timed_spec` in words, for example ``preset P, 224×224, depths (1, 1) in place of (2, 8)``."""
-        changes = [
+        words = [f"preset {self.preset}", _side_words(self.timed_spec)]
+        if "image_size" in self.shortened:
+            words[-1] += f" in place of {_side_words(self.spec)}"
+        words += [
             f"{name} {value} in place of {getattr(self.spec, name)}"
             for name, value in self.shortened.items()
             if name in ("depth", "depths")
         ]
-        return ", ".join((self.full_size, *changes))
+        return ", ".join(words)
+
+
+def _side_words(spec: ModelSpec) -> str:
+    height, width = spec.image_shape
+    return f"{height}×{width}"
 
 
 def _preset(name: str, *, image_size: int = 224, classes: int = 1000, lsa: bool = False) -> ModelSpec:
@@ -118,19 +125,35 @@ def _without_decay(model: Model) -> Model:
     return twin
 
 
+_SHORTENED: Mapping[str, Mapping[str, Any]] = {
+    "swin": {"depths": (2, 2, 2)},
+    "cait": {"depth": 6},
+    "pit": {"depths": (1, 2, 2)},
+    "t2t": {"depth": 4},
+}
+"""Family → `System.shortened` of the family with SPT and LSA."""
+
 SYSTEMS: Mapping[str, System] = {
     "deepvit": System(
         spec=_preset("deepvit_patch16_224_re_attn_16b"),
         preset="deepvit_patch16_224_re_attn_16b",
-        shortened={"depth": 4, "reattention": (True,) * 4},
+        shortened={"image_size": 112, "depth": 4, "reattention": (True,) * 4},
     ),
-    "rmt": System(spec=_preset("RMT_T3"), preset="RMT_T3", shortened={"depths": (1, 1, 2, 1)}, plain=_without_decay),
-    "eanet": System(spec=_preset("T2t_vit_7"), preset="T2t_vit_7"),
+    "rmt": System(
+        spec=_preset("RMT_T3"),
+        preset="RMT_T3",
+        shortened={"image_size": 112, "depths": (1, 1, 2, 1)},
+        plain=_without_decay,
+    ),
+    "eanet": System(spec=_preset("T2t_vit_7"), preset="T2t_vit_7", shortened={"image_size": 112}),
     "vit_pytorch_deepvit": System(spec=_vit_pytorch("reattention", "normed"), preset="vit"),
     "vit_pytorch_small": System(spec=_vit_pytorch("lsa", "shifted"), preset="vit", plain=_without_lsa),
     **{
         f"{family}_spt_lsa": System(
-            spec=_preset(family, image_size=32, classes=10, lsa=True), preset=family, plain=_without_lsa
+            spec=_preset(family, image_size=32, classes=10, lsa=True),
+            preset=family,
+            shortened=_SHORTENED.get(family, {}),
+            plain=_without_lsa,
         )
         for family in LSA_FAMILIES
         if family in PRESETS

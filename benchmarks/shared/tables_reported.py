@@ -25,17 +25,17 @@ SHOWN = {
 }
 """Script → markers of the script's tables on the page of results.
 
-The tables of fastest_gpu exist only with results from a GPU, ``best_straight`` only with results that compare with the
-best program of users without this project, and ``engine_systems`` only with results of a system."""
+The tables of fastest_gpu exist only with results from a GPU, and ``engine_systems`` only with results of a system."""
 
 
 def documented_tables() -> dict[str, str]:
     """Return name of a marker in the documentation → the table at this marker."""
     engines, fastest, where = result("reported/engines"), by_family("reported/fastest_cpu"), _where()
-    costs, systems = result("reported/mask_cost"), by_family("reported/engines")
+    costs, systems = by_family("reported/mask_cost"), by_family("reported/engines")
     tables = {
         "headline": headline_table(fastest, costs),
         "fastest_cpu": fastest_table(fastest),
+        "best_straight": best_straight_table(fastest) or "No result has these ratios yet.",
         "mask_free": mask_free_table(fastest, costs),
         "served": served_table(result("reported/served")),
         "where": where_table(where, "vit"),
@@ -58,12 +58,10 @@ def page_tables() -> dict[str, str]:
         "before_after": before_after_table(by_run("reported/before_after")),
         "startup": startup_table(result("reported/startup")),
     }
-    if straight := best_straight_table(by_family("reported/fastest_cpu")):
-        tables["best_straight"] = straight
     gpu = by_family("reported/fastest_gpu")
     if gpu:
         tables["fastest_gpu"] = fastest_table(gpu, GPU_RUNNERS)
-        tables["mask_free_gpu"] = mask_free_table(gpu, {"families": gpu}, GPU_RUNNERS[1:])
+        tables["mask_free_gpu"] = mask_free_table(gpu, gpu, GPU_RUNNERS[1:])
     return tables
 
 
@@ -198,11 +196,11 @@ def headline_table(results: dict[str, Any], costs: dict[str, Any]) -> str:
     """
     lines = [f"| family | eager PyTorch | {' | '.join(HEADLINE)} | mask cost |", "|---" * (len(HEADLINE) + 3) + "|"]
     for family, by_batch in results.items():
-        if family not in FAMILIES or "1" not in by_batch or family not in costs["families"]:
+        if family not in FAMILIES or "1" not in by_batch or family not in costs:
             continue  # the README has room for the paper's families only
         rows = by_batch["1"]
         times = [f"{rows[name]['times_faster_than_eager']['median']:.1f}×" for name in HEADLINE.values()]
-        added = costs["families"][family]["1"][HEADLINE["folded, fp32"]]["over_plain"]["median"] - 1
+        added = costs[family]["1"][HEADLINE["folded, fp32"]]["over_plain"]["median"] - 1
         lines.append(f"| {family} | {rows['eager']['median_ms']:.1f} ms | {' | '.join(times)} | {added:+.1%} |")
     return "\n".join(lines)
 
@@ -248,26 +246,42 @@ def _speed_up(rows: dict[str, Any], name: str) -> str:
     return interval(row["times_faster_than_eager"]) + (", no kernels" if "without_kernels" in row else "")
 
 
-def best_straight_table(results: dict[str, Any]) -> str:
-    """Return a table with a row for each model, batch and program of ours; empty without such results.
+def best_straight_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNERS[1:-1]) -> str:
+    """Return a table with a row for each model and batch; empty if no result has a ratio to a straight program.
 
-    The columns are the best program of users without this project in the same precision, the time of this program
-    divided by the time of ours, and the straight programs with wrong logits.
+    The columns are the size of a system, the best program of users without this project in each precision, the time of
+    this program divided by the time of each of our programs, and the straight programs that are not compared, because
+    their logits are wrong or because they do not run.
+    runners: our programs.  int8 is missing, because no straight program computes in int8.
     """
     lines = [
-        "| model, batch | program | best of torch.compile and straight exports, same precision | its time / our time "
-        "| programs with wrong logits |",
-        "|---" * 5 + "|",
+        f"| model, batch | size | best, fp32 | best, bf16 | {' | '.join(f'best / {name}' for name in runners)} "
+        "| not compared |",
+        "|---" * (len(runners) + 5) + "|",
     ]
     empty = len(lines)
     for model, by_batch in results.items():
         for batch, rows in _batches(by_batch).items():
-            wrong = ", ".join(name for name, row in rows.items() if not row.get("right", True))
-            for name, row in rows.items():
-                if "best_straight" in row:
-                    speed = interval(row["times_faster_than_best_straight"])
-                    lines.append(f"| {model}, {batch} | {name} | {row['best_straight']} | {speed} | {wrong} |")
+            best = {row["precision"]: row["best_straight"] for row in rows.values() if "best_straight" in row}
+            if not best:
+                continue
+            ratios = [_over_best(rows, name) for name in runners]
+            left_out = [f"{name}: wrong logits" for name, row in rows.items() if not row.get("right", True)]
+            left_out += [
+                f"{name.partition(', batch ')[0]}: does not run"
+                for name in by_batch.get("missing", {})
+                if name.partition(", batch ")[2] in ("", batch)
+            ]
+            cells = (f"{model}, {batch}", by_batch.get("size", ""), best.get("fp32", ""), best.get("bf16", ""))
+            lines.append(f"| {' | '.join((*cells, *ratios, '; '.join(left_out)))} |")
     return "\n".join(lines) if len(lines) > empty else ""
+
+
+def _over_best(rows: dict[str, Any], name: str) -> str:
+    row = _row_of(rows, name)
+    if row is None or "times_faster_than_best_straight" not in row:
+        return ""
+    return interval(row["times_faster_than_best_straight"]) + (", no kernels" if "without_kernels" in row else "")
 
 
 def mask_free_table(results: dict[str, Any], costs: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNERS[1:]) -> str:
@@ -275,7 +289,7 @@ def mask_free_table(results: dict[str, Any], costs: dict[str, Any], runners: tup
 
     The columns are the time with a mask / time of the plain model, and the share of the roofline, for each runner.
     If the cores were far apart in some rounds, the share of the roofline in the other rounds follows in brackets.
-    results: the results with the shares of the roofline.  costs: the results with the cost of the mask.
+    results: name → result with the shares of the roofline.  costs: name → result with the cost of the mask.
     runners: the runners; the last runner was not measured with the plain model.
     """
     masked, shares = runners[:-1], runners
@@ -284,8 +298,8 @@ def mask_free_table(results: dict[str, Any], costs: dict[str, Any], runners: tup
         f"| {' | '.join(f'share of the roofline: {name}' for name in shares)} |",
         "|---" * (len(masked) + len(shares) + 1) + "|",
     ]
-    for family in dict.fromkeys((*results, *costs["families"])):
-        measured, of_twins = results.get(family, {}), costs["families"].get(family, {})
+    for family in dict.fromkeys((*results, *costs)):
+        measured, of_twins = results.get(family, {}), costs.get(family, {})
         for batch in (key for key in ("1", "64") if key in measured or key in of_twins):
             rows, twins = measured.get(batch, {}), of_twins.get(batch, {})
             over = [_over_plain(twins.get(name, {})) for name in masked]

@@ -43,10 +43,13 @@ def test_every_family_with_a_fixed_size_is_measured() -> None:
 def test_a_system_states_its_size(name: str) -> None:
     system = SYSTEMS[name]
     assert system.preset in PRESETS
-    side = system.spec.image_size
+    side, timed_side = system.spec.image_size, system.timed_spec.image_size
     assert system.full_size == f"preset {system.preset}, {side}×{side}"
+    assert f"{timed_side}×{timed_side}" in system.size
+    assert (f"in place of {side}×{side}" in system.size) == (timed_side != side)
     assert ("in place of" in system.size) == bool(system.shortened) == (system.timed_spec != system.spec)
-    assert input_shape(system.timed_spec) == input_shape(system.spec)
+    for name in system.shortened.keys() & {"depth", "depths"}:
+        assert f"{name} {getattr(system.timed_spec, name)} in place of {getattr(system.spec, name)}" in system.size
 
 
 def test_mask_cost_measures_the_models_with_a_plain_twin() -> None:
@@ -123,6 +126,25 @@ def test_a_straight_program_that_cannot_run_is_recorded_with_its_reason() -> Non
     assert family.known == ["broken", "right", "not asked for"]
 
 
+def test_a_straight_program_that_fails_at_a_batch_is_recorded_with_its_reason() -> None:
+    def only_single(batch: np.ndarray) -> np.ndarray:
+        if len(batch) > 1:
+            raise RuntimeError("the batch is fixed\nsecond line")
+        return batch
+
+    family = object.__new__(side_by_side.Family)
+    family.image_shape, family.missing = (3, 2, 2), {}
+    family.programs = {"ours": [np.copy], "straight": [only_single]}
+    family.straight = {"straight"}
+    assert family.runnable(1) == family.programs
+    assert family.missing == {}
+    assert family.runnable(64) == {"ours": [np.copy]}
+    assert family.missing == {"straight, batch 64": "RuntimeError: the batch is fixed"}
+    family.straight = set()
+    with pytest.raises(RuntimeError, match="the batch is fixed"):
+        family.runnable(64)
+
+
 @pytest.mark.process
 def test_a_compiled_program_computes_the_logits_of_the_module() -> None:
     torch.manual_seed(0)
@@ -166,7 +188,7 @@ def test_a_kernel_that_is_not_available_stops_the_script(tmp_path: Path, monkeyp
 
 
 def speed(**fields: Any) -> dict[str, Any]:
-    return {"median_ms": 2.0, "times_faster_than_eager": RATIO, **fields}
+    return {"median_ms": 2.0, "precision": "fp32", "times_faster_than_eager": RATIO, **fields}
 
 
 def test_tables_show_systems_with_missing_rows() -> None:
@@ -177,17 +199,21 @@ def test_tables_show_systems_with_missing_rows() -> None:
         "onnxruntime": speed(without_kernels="no attention", best_straight="straight export")
         | {"times_faster_than_best_straight": RATIO},
     }
-    results = {"eanet": {"size": "preset T2t_vit_7, 224×224", "1": rows}}
+    missing = {"straight openvino": "no graph", "torch.compile:bf16, batch 64": "no compiler"}
+    results = {"eanet": {"size": "preset T2t_vit_7, 224×224", "missing": missing, "1": rows}}
     head, _, row = fastest_table(results).splitlines()
     assert "torch.compile, ×" in head
     assert row.startswith("| eanet, 1 | 2.0 | wrong logits | 1.50 (1.40–1.60) | 1.50 (1.40–1.60), no kernels |")
     assert head.count("|") == row.count("|")
-    assert best_straight_table(results).splitlines()[2:] == [
-        "| eanet, 1 | onnxruntime | straight export | 1.50 (1.40–1.60) | torch.compile |"
-    ]
+    head, line, row = best_straight_table(results).splitlines()
+    assert head.count("|") == line.count("|") == row.count("|")
+    assert row == (
+        "| eanet, 1 | preset T2t_vit_7, 224×224 | straight export |  | 1.50 (1.40–1.60), no kernels |  |  "
+        "| torch.compile: wrong logits; straight openvino: does not run |"
+    )
     assert best_straight_table({"vit": {"1": {"eager": speed()}}}) == ""
-    assert len(headline_table(results, {"families": {}}).splitlines()) == 2
-    costs = {"families": {"rmt": {"64": {"onnxruntime+kernels": {"over_plain": RATIO}}}}}
+    assert len(headline_table(results, {}).splitlines()) == 2
+    costs = {"rmt": {"64": {"onnxruntime+kernels": {"over_plain": RATIO}}}}
     lines = mask_free_table(results, costs).splitlines()
     assert [line.partition(" |")[0] for line in lines[2:]] == ["| eanet, 1", "| rmt, 64"]
     assert "1.500 (1.400–1.600)" in lines[3]
