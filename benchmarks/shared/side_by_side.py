@@ -267,14 +267,17 @@ def print_rows(family: str, batch: int, rows: dict[str, Any]) -> None:
         print(f"{family}, batch {batch}, {name}: {', '.join(parts)}")
 
 
-def measured(family: Family, name: str, batches: Sequence[int], rounds: int, device: Device) -> dict[str, Any]:
+def measured(
+    family: Family, name: str, batches: Sequence[int], rounds: int, device: Device, *, with_roofline: bool = True
+) -> dict[str, Any]:
     """Measure a family, and return the results, with a roofline for every precision of the programs.
 
+    with_roofline: False leaves the rooflines out, which take as long as some rounds.
     core_to_core_ns: batch → quartiles of the round trips between two cores, measured before and after every turn.
     """
     works = [work_of_graph(copy.deepcopy(family.graphs["trained"]), batch) for batch in batches]
     precisions: list[tuple[str, Device]] = [
-        (precision, device) for precision in dict.fromkeys(family.precision.values())
+        (precision, device) for precision in dict.fromkeys(family.precision.values()) if with_roofline
     ]
     lines = measured_rooflines(works, precisions)
     of_batch = {
@@ -329,6 +332,7 @@ def main(
     parser.add_argument(
         "--check", action="store_true", help="check the logits of every program; time nothing, and write nothing"
     )
+    parser.add_argument("--no-roofline", action="store_true", help="leave the rooflines out of the results")
     result = result_of(script, suffix="")
     parser.add_argument("--output", type=Path, default=result, help="folder for the results, a file for each family")
     arguments = parser.parse_args()
@@ -348,4 +352,5 @@ def main(
                 check_logits(family_of(name, Path(folder)), name, batches)
                 continue
             with run_card.written(output, Path(script).name, rounds=arguments.rounds) as results:
-                results.update(measured(family_of(name, Path(folder)), name, batches, arguments.rounds, device))
+                family, roofline = family_of(name, Path(folder)), not arguments.no_roofline
+                results |= measured(family, name, batches, arguments.rounds, device, with_roofline=roofline)

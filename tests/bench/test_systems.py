@@ -145,6 +145,29 @@ def test_a_straight_program_that_fails_at_a_batch_is_recorded_with_its_reason() 
         family.runnable(64)
 
 
+def test_results_without_rooflines_have_times_and_no_shares() -> None:
+    weight = onnx.numpy_helper.from_array(np.ones((4, 2), np.float32), "weight")
+    entry, out = (
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", *shape])
+        for name, shape in (("tensor", (1, 1, 4)), ("logits", (1, 1, 2)))
+    )
+    node = onnx.helper.make_node("MatMul", ["tensor", "weight"], ["logits"], name="product")
+    graph = onnx.helper.make_graph([node], "graph", [entry], [out], [weight])
+    family = object.__new__(side_by_side.Family)
+    family.image_shape, family.straight, family.missing, family.without_kernels = (1, 1, 4), set(), {}, {}
+    family.graphs = {"trained": onnx.helper.make_model(graph)}
+    family.programs = {name: [lambda images: images[:, 0, 0, :2] * 4] for name in ("eager", "ours")}
+    family.precision = {"eager": "fp32", "ours": "fp32"}
+    family.limits = lambda name, images: (images[:, 0, 0, :2] * 4, SimpleNamespace(largest=0.5))  # type: ignore[method-assign]
+    results = side_by_side.measured(family, "vit", (64,), 1, "cpu", with_roofline=False)
+    assert results["roofline"] == {}
+    assert results["64"].keys() == {"eager", "ours"}
+    for row in results["64"].values():
+        assert row["median_ms"] > 0
+        assert row["off"] == 0
+        assert "share_of_roofline" not in row
+
+
 @pytest.mark.process
 def test_a_compiled_program_computes_the_logits_of_the_module() -> None:
     torch.manual_seed(0)
