@@ -13,8 +13,9 @@ import re
 import sys
 
 from benchmarks.shared import tables_rejected, tables_reported, tables_settings
-from benchmarks.shared.places import BENCHMARKS, FAMILIES, KINDS, RESULTS, ROOT
-from benchmarks.shared.results import by_run, card_lines, result
+from benchmarks.shared.places import BENCHMARKS, KINDS, RESULTS, ROOT
+from benchmarks.shared.results import by_family, by_run, card_lines, result
+from benchmarks.shared.systems import MEASURED
 from benchmarks.shared.tables_engines import every_engine
 
 __all__ = ["ENGINES", "OVERVIEW", "engines_page", "overview", "tables"]
@@ -53,9 +54,9 @@ def overview() -> str:
     for kind in KINDS:
         lines += ["", f"## {_HEADINGS[kind]}"]
         for script, markers in _SHOWN[kind].items():
-            if all(marker in by_marker for marker in markers):
+            if shown := [marker for marker in markers if marker in by_marker]:
                 lines += ["", f"### {script}.py", "", question(kind, script), ""]
-                lines += [part for marker in markers for part in (by_marker[marker], "")]
+                lines += [part for marker in shown for part in (by_marker[marker], "")]
                 lines += _cards(f"{kind}/{script}")
     return "\n".join([*lines, ""])
 
@@ -67,10 +68,10 @@ def question(kind: str, script: str) -> str:
 
 
 def _cards(script: str) -> list[str]:
-    """Return the lines of a script's run card, or of all run cards if the script has several runs."""
-    if not (RESULTS / script).is_dir():
-        return card_lines(result(script)["card"])
+    """Return the lines of a script's run card, followed by the run cards of the runs with a file of their own."""
     lines = []
+    if (RESULTS / f"{script}.json").exists():
+        lines += [*card_lines(result(script)["card"]), ""]
     runs = by_run(script)
     for run in sorted(runs, key=_position):
         lines += [f"#### {run.replace('_', ' ')}", "", *card_lines(runs[run]["card"]), ""]
@@ -78,13 +79,13 @@ def _cards(script: str) -> list[str]:
 
 
 def _position(run: str) -> int:
-    """Return the sort key of a run: families come first, in the paper's order."""
-    return FAMILIES.index(run) if run in FAMILIES else len(FAMILIES)
+    """Return the sort key of a run: families come first, in the paper's order, then the systems."""
+    return MEASURED.index(run) if run in MEASURED else len(MEASURED)
 
 
 def engines_page() -> str:
     """Return the page of engines, which has a row for each engine."""
-    return every_engine(result("reported/engines"))
+    return every_engine(result("reported/engines"), by_family("reported/engines"))
 
 
 def written(text: str) -> str:

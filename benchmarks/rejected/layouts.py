@@ -34,10 +34,11 @@ _MOST_OFF = 1e-4
 
 
 def of_family(name: str, folder: Path, rounds: int) -> dict[str, Any]:
-    image_shape = input_shape(pair(name)["gmm"].spec)
+    image_shape = input_shape(pair(name)["trained"].spec)
     programs = {}
     results: dict[str, Any] = {}
-    for key, proto in graphs_of(name, ("gmm", "plain"), max_batch=max(BATCHES)).items():
+    graphs = graphs_of(name, ("trained", "plain"), max_batch=max(BATCHES))
+    for key, proto in {"gmm": graphs["trained"], "plain": graphs["plain"]}.items():
         changed = copy.deepcopy(proto)
         results[f"cuts, {key}"] = channels_first(changed)
         onnx.checker.check_model(changed)

@@ -47,7 +47,7 @@ def ranks_of(family: str) -> dict[str, Any]:
     """
     ranks: dict[str, list[int]] = {"exact": [], "coarse": []}
     tokens = []
-    for mask in fold(pair(family)["gmm"]).masks:
+    for mask in fold(pair(family)["trained"]).masks:
         matrices = mask.constant.double().numpy()
         for matrix in matrices.reshape(-1, *matrices.shape[-2:]):
             values = np.linalg.svd(matrix, compute_uv=False)

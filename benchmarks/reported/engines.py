@@ -17,13 +17,17 @@ For masked models in fp16, the script also builds:
 The script compares the logits of the unfolded and of the folded graph with PyTorch's float32 logits. For each head dim,
 the script also builds a small ViT twice: as it is, and with the head dim padded with zeros.
 
-    python benchmarks/reported/engines.py [--family vit …] [--output RESULT]
+The script also builds the systems of `benchmarks/shared/systems.py` at the full size of their presets, each with a run
+card of its own. If a system has a plain twin, the script also builds the twin in fp16.
+
+    python benchmarks/reported/engines.py [--family vit …] [--system rmt …] [--output RESULT] [--systems-output FOLDER]
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +37,7 @@ import onnx
 import torch
 
 from benchmarks.shared.places import FAMILIES, result_of
+from benchmarks.shared.systems import SYSTEMS, system_model
 from benchmarks.shared.unfolded import unfolded_half
 from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.engines.card import LAYERS_FILE, EngineCard
@@ -60,7 +65,10 @@ def model_of(family: str, mask: MaskSpec) -> Model:
 
 
 def images(model: Model) -> np.ndarray:
-    return np.random.default_rng(0).standard_normal((32, *input_shape(model.spec)), dtype=np.float32)
+    """Return 32 random images; for large images, fewer images of the same area in total, and at least 4."""
+    shape = input_shape(model.spec)
+    count = max(4, min(32, 32 * 64**2 // (shape[1] * shape[2])))
+    return np.random.default_rng(0).standard_normal((count, *shape), dtype=np.float32)
 
 
 def built(proto: onnx.ModelProto, precision: Precision, folder: Path, *, twin: bool = False) -> EngineCard:
@@ -120,6 +128,21 @@ def unfolded(model: Model, folded: onnx.ModelProto, folder: Path) -> dict[str, A
     return row
 
 
+def system_rows(name: str, precisions: Sequence[Precision], folder: Path) -> dict[str, dict[str, Any]]:
+    """Return precision → the row of the engine of a system; the row of fp16 has the comparison with the plain twin."""
+    system = SYSTEMS[name]
+    model = system_model(system.spec)
+    rows = {precision: engine(model, precision, folder, masked=False) for precision in precisions}
+    if system.plain is not None and "fp16" in rows:
+        twin = engine(system.plain(model), "fp16", folder, masked=False)
+        rows["fp16"]["twin"] = {
+            "layers": twin["layers"],
+            "bytes": twin["bytes"],
+            "kernels_more": rows["fp16"]["kernels"] - twin["kernels"],
+        }
+    return rows
+
+
 def head_dims(folder: Path) -> dict[str, dict[str, Any]]:
     """Return head dim → form (unpadded or padded) → the `summary` of the engine of a small ViT."""
     vit = preset_spec("vit", classes=10, image_size=32, mask=MASKS["gmm"])
@@ -134,38 +157,58 @@ def head_dims(folder: Path) -> dict[str, dict[str, Any]]:
     return rows
 
 
+def family_results(arguments: argparse.Namespace, results: dict[str, Any]) -> None:
+    results["families"] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        for family in arguments.family or FAMILIES:
+            rows = results["families"].setdefault(family, {})
+            for kind in arguments.mask or MASKS:
+                if kind not in family_named(family).mask_kinds:
+                    continue
+                model = model_of(family, MASKS[kind])
+                rows[kind] = {
+                    precision: engine(model, precision, folder, masked=kind != "plain")
+                    for precision in arguments.precision or PRECISIONS
+                }
+                print_rows(f"{family} {kind}", rows[kind])
+        if not arguments.no_head_dims:
+            results["head_dims"] = head_dims(folder)
+
+
+def print_rows(name: str, rows: dict[str, dict[str, Any]]) -> None:
+    for precision, row in rows.items():
+        print(f"{name} {precision}: {row['kernels']} kernels, {row['fused']}/{row['attentions']} fused", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", choices=FAMILIES, action="append", help="only this family; may be repeated")
+    parser.add_argument("--system", choices=SYSTEMS, action="append", help="only this system; may be repeated")
     parser.add_argument("--precision", choices=PRECISIONS, action="append", help="only this precision; may be repeated")
     parser.add_argument("--mask", choices=MASKS, action="append", help="only this mask; may be repeated")
     parser.add_argument("--no-head-dims", action="store_true", help="leave the table of head dims out")
-    parser.add_argument("--output", type=Path, default=result_of(__file__))
+    parser.add_argument("--output", type=Path, default=result_of(__file__), help="result of the families")
+    systems_output = result_of(__file__, suffix="")
+    parser.add_argument(
+        "--systems-output", type=Path, default=systems_output, help="folder for the results of the systems"
+    )
     arguments = parser.parse_args()
     flavor = find_flavor("tensorrt-rtx")
-    with run_card.written(
-        arguments.output, "engines.py", timed=False, flavor=f"{flavor.name} {flavor.version}", capability=CAPABILITY
-    ) as results:
-        results["families"] = {}
-        with tempfile.TemporaryDirectory() as temporary:
-            folder = Path(temporary)
-            for family in arguments.family or FAMILIES:
-                rows = results["families"].setdefault(family, {})
-                for kind in arguments.mask or MASKS:
-                    if kind not in family_named(family).mask_kinds:
-                        continue
-                    model = model_of(family, MASKS[kind])
-                    rows[kind] = {
-                        precision: engine(model, precision, folder, masked=kind != "plain")
-                        for precision in arguments.precision or PRECISIONS
-                    }
-                    for precision, row in rows[kind].items():
-                        print(
-                            f"{family} {kind} {precision}: {row['kernels']} kernels, "
-                            f"{row['fused']}/{row['attentions']} fused"
-                        )
-            if not arguments.no_head_dims:
-                results["head_dims"] = head_dims(folder)
+    settings = {"flavor": f"{flavor.name} {flavor.version}", "capability": CAPABILITY}
+    everything = not (arguments.family or arguments.system)
+    if arguments.family or everything:
+        with run_card.written(arguments.output, "engines.py", timed=False, **settings) as results:
+            family_results(arguments, results)
+    for name in arguments.system or (SYSTEMS if everything else ()):
+        output = arguments.systems_output / f"{name}.json"
+        with (
+            run_card.written(output, "engines.py", timed=False, **settings) as results,
+            tempfile.TemporaryDirectory() as temporary,
+        ):
+            results["preset"] = SYSTEMS[name].full_size
+            results["precisions"] = system_rows(name, arguments.precision or PRECISIONS, Path(temporary))
+            print_rows(name, results["precisions"])
 
 
 if __name__ == "__main__":

@@ -3,15 +3,17 @@
 The models, inputs, checks and limits are the same as in `fastest_cpu.py`. The programs run on the first GPU of this
 machine:
 
-    eager               PyTorch on the GPU, in float32 without TF32, with attention as in the paper authors' code
+    eager               PyTorch on the GPU, in float32 without TF32; in the paper's families, with attention as in the
+                        paper authors' code
     compile             the eager program, compiled with torch.compile
     tensorrt[:type]     engines built from our graphs in float32, fp16 and int8, and run as CUDA graphs
-    … plain             the same program with the plain model, to measure the cost of the mask
+    … plain             the same program with the plain model, to measure the cost of the mask; absent for a system
+                        without plain twin
 
 The images are in the memory of the CPU, so the times include copies to and from the GPU. The machine's limit is the
 roofline: PyTorch's best rate on the GPU for the matrix products of the model.
 
-    python benchmarks/reported/fastest_gpu.py [--rounds 15] [--output RESULT]
+    python benchmarks/reported/fastest_gpu.py [--rounds 15] [--family vit] [--check] [--output FOLDER]
 """
 
 from __future__ import annotations
@@ -47,20 +49,22 @@ def with_tensorrt(family: Family, graph: str, precision: Precision) -> Program:
 
 
 def add_programs(family: Family) -> None:
-    released = as_released(family.models["gmm"][0])
-    family.add("compile", [eager(torch.compile(released.cuda(), dynamic=True), "gpu")], "fp32")
-    for key in ("gmm", "plain"):
-        suffix = "" if key == "gmm" else " plain"
-        family.add(f"tensorrt{suffix}", [with_tensorrt(family, key, "fp32")], "fp32")
-        half = f"{key}_fp16"
-        family.add(f"tensorrt:fp16{suffix}", [with_tensorrt(family, half, "fp16")], "fp16")
-    family.add("tensorrt:int8", [with_tensorrt(family, "int8", "int8")], "int8")
+    if family.selects("compile"):
+        released = as_released(family.models["trained"][0])
+        family.add("compile", [eager(torch.compile(released.cuda(), dynamic=True), "gpu")], "fp32")
+    engines: list[tuple[str, str, Precision]] = []
+    for key in family.models:
+        suffix = "" if key == "trained" else " plain"
+        engines += [(f"tensorrt{suffix}", key, "fp32"), (f"tensorrt:fp16{suffix}", f"{key}_fp16", "fp16")]
+    for name, graph, precision in (*engines, ("tensorrt:int8", "int8", "int8")):
+        if family.selects(name):
+            family.add(name, [with_tensorrt(family, graph, precision)], precision)
 
 
 if __name__ == "__main__":
     if visible_gpu() is None or not torch.cuda.is_available():
         raise SystemExit("nothing was measured: expected a GPU that both nvidia-smi and PyTorch can use")
-    graphs = ("gmm", "plain", "gmm_fp16", "plain_fp16", "int8")
+    graphs = ("trained", "plain", "trained_fp16", "plain_fp16", "int8")
     try:
         main(__file__, str(__doc__), graphs=graphs, add_programs=add_programs, device="gpu")
     except GmmvitError as exc:

@@ -155,7 +155,7 @@ class Program:
     precision: Precision
     chunk: int
     profile: Callable[[Path, np.ndarray, int], Operators]
-    graph: str = "gmm"
+    graph: str = "trained"
 
 
 IN_OPENVINO: dict[str, Precision] = {
@@ -171,7 +171,7 @@ PROGRAMS = (
             precision=precision,
             chunk=CHUNK,
             profile=partial(in_openvino, precision=precision),
-            graph="int8" if precision == "int8" else "gmm",
+            graph="int8" if precision == "int8" else "trained",
         )
         for name, precision in IN_OPENVINO.items()
     ),
@@ -184,23 +184,25 @@ def runs_here(program: Program) -> bool:
 
 def family(name: str, names: Sequence[str] | None, runs: int, folder: Path) -> dict[str, Any]:
     models = pair(name)
-    image_shape = input_shape(models["gmm"].spec)
+    image_shape = input_shape(models["trained"].spec)
     chosen = [program for program in PROGRAMS if runs_here(program) and program.name in (names or [program.name])]
-    graphs = graphs_of(name, dict.fromkeys(["gmm", "plain", *(program.graph for program in chosen)]), max_batch=_BATCH)
+    kinds = dict.fromkeys(["trained", "plain", *(program.graph for program in chosen)])
+    graphs = graphs_of(name, kinds, max_batch=_BATCH)
     for key, graph in graphs.items():
         onnx.save(graph, folder / f"{key}.onnx")
-    timed = time_rounds({"eager": eager(as_released(models["gmm"]))}, _BATCH, min(runs, 7), image_shape=image_shape)
+    timed = time_rounds({"eager": eager(as_released(models["trained"]))}, _BATCH, min(runs, 7), image_shape=image_shape)
     results: dict[str, Any] = {"eager_64_ms": float(np.median(timed.ms["eager"])), "programs": {}}
     rates: dict[str, float] = {}
     for program in chosen:
         if program.precision not in rates:
-            line = measured_roofline([work_of_graph(copy.deepcopy(graphs["gmm"]), program.chunk)], program.precision)
+            work = work_of_graph(copy.deepcopy(graphs["trained"]), program.chunk)
+            line = measured_roofline([work], program.precision)
             rates[program.precision] = line.best.gflops / _CORES if line else float("nan")
         gflops = rates[program.precision]
         rows = {}
         for size in (1, program.chunk):
             images = np.random.default_rng(0).standard_normal((size, *image_shape), dtype=np.float32)
-            rows[str(size)] = chunk_of(program, folder, graphs["gmm"], images, runs, gflops)
+            rows[str(size)] = chunk_of(program, folder, graphs["trained"], images, runs, gflops)
         largest = rows[str(program.chunk)]
         largest["target"] = target_of(largest, results["eager_64_ms"] / TARGET, program.chunk)
         results["programs"][program.name] = {"precision": program.precision, "gflops_a_core": gflops, "rows": rows}
@@ -218,7 +220,7 @@ def chunk_of(
     spent = joined(program.profile(folder / f"{program.graph}.onnx", images, runs))
     least = product_operations(proto, len(images)) / gflops / 1e6
     chunk = {"ms": sum(spent.values()), "spent_ms": spent, "products_at_best_ms": least}
-    if program.graph == "gmm":
+    if program.graph == "trained":
         plain = joined(program.profile(folder / "plain.onnx", images, runs))
         chunk["mask_ms"] = spent["attention"] + spent["mask"] - plain["attention"] - plain["mask"]
     return chunk

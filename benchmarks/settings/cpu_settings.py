@@ -83,7 +83,7 @@ def main() -> None:
     with run_card.written(arguments.output, "cpu_settings.py", rounds=arguments.rounds, batch=BATCH) as results:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.onnx"
-            model = pair("vit")["gmm"]
+            model = pair("vit")["trained"]
             image_shape = input_shape(model.spec)
             onnx.save(onnx_from_model(fold(model).model, preprocessing=None, max_batch=BATCH), path)
             programs: dict[str, Program] = {"onnxruntime, whole": with_onnxruntime(path, BATCH, 1)}

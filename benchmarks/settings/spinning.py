@@ -115,11 +115,11 @@ def main() -> None:
     with run_card.written(arguments.output, Path(__file__).name, rounds=arguments.rounds) as results:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.onnx"
-            onnx.save(graphs_of("vit", ("gmm",), max_batch=64)["gmm"], path)
+            onnx.save(graphs_of("vit", ("trained",), max_batch=64)["trained"], path)
             fused, why = fused_graph(path)
             if fused is None:
                 raise SystemExit(f"{path.name} cannot be measured without our attention kernel: {why}")
-            results["settings"] = measured(fused, input_shape(pair("vit")["gmm"].spec), arguments.rounds)
+            results["settings"] = measured(fused, input_shape(pair("vit")["trained"].spec), arguments.rounds)
         for name, row in results["settings"].items():
             alone, beside = (ratio_words(row[f"{column}_over_default"]) for column in ("alone", "beside"))
             after = f"{row['spent_after_ms']:.1f} ms spent after"

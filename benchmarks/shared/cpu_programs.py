@@ -1,6 +1,7 @@
-"""Load the programs of our CPU runners with our kernels.
+"""Load the programs of our CPU runners with our kernels, and straight programs in OpenVINO.
 
-If our kernels are not available, the script ends with the reason. A program without our kernels is therefore never
+If our kernels are not available, the script ends with the reason. If our kernels are available but compute no part of a
+graph, `runner_of` returns the name of the runner without kernels. A program without our kernels is therefore never
 timed under the name of a runner with kernels.
 """
 
@@ -8,32 +9,90 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from gmmvit_deploy.bench.interleaved import Program
 from gmmvit_deploy.bench.machine import cpu_features
+from gmmvit_deploy.extras import require
+from gmmvit_deploy.kernels.libraries import onnxruntime_library, openvino_library
 from gmmvit_deploy.kernels.openvino_kernels import Kernels
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtime.onnxruntime import FusedGraph, fused_graph, program_from_onnx
 from gmmvit_deploy.runtime.openvino import OPENVINO_HINTS, kernels_for_graph
 from gmmvit_deploy.runtime.openvino_program import OpenVinoProgram
 
-__all__ = ["RUNNERS", "cpu_program", "required_fused_graph", "required_kernels"]
+__all__ = [
+    "HAS_BF16",
+    "RUNNERS",
+    "cpu_program",
+    "required_fused_graph",
+    "required_kernels",
+    "runner_of",
+    "straight_openvino",
+]
+
+HAS_BF16 = "avx512_bf16" in cpu_features()
 
 RUNNERS: dict[str, Precision] = {"onnxruntime+kernels": "fp32", "openvino+kernels": "fp32"}
 """Name of a runner of the float32 graph, as for `open_runner` → precision of the runner's matrix products."""
-if "avx512_bf16" in cpu_features():
+if HAS_BF16:
     RUNNERS["openvino+kernels:bf16"] = "bf16"
 
 
 def cpu_program(path: Path, runner: str, precision: Precision) -> Program:
-    """Load a graph with our kernels.  Each call loads a new copy, whose weights have another place in memory.
+    """Load a graph in a runner.  Each call loads a new copy, whose weights have another place in memory.
 
+    runner: the name of the runner; with ``+kernels`` in the name, the program has our kernels.
     Errors: as `required_fused_graph` and `required_kernels`.
     """
+    if "+kernels" not in runner:
+        if runner == "onnxruntime":
+            return program_from_onnx(path).run
+        return OpenVinoProgram(str(path), hint=OPENVINO_HINTS[precision]).run
     if runner == "onnxruntime+kernels":
         return program_from_onnx(path, fused=required_fused_graph(path)).run
     kernels = required_kernels(path, precision)
     return OpenVinoProgram(str(path), hint=OPENVINO_HINTS[precision], kernels=kernels).run
+
+
+def runner_of(path: Path, runner: str, precision: Precision) -> tuple[str, str]:
+    """Return (name of the runner that a user of this graph runs, reason why this runner has no kernels).
+
+    The name is that of ``runner``, and the reason is empty, if our kernels compute a part of the graph. Otherwise the
+    name is that of the same runner without ``+kernels``.
+    Errors: SystemExit with the reason when our kernels are not available on this machine.
+    """
+    in_onnxruntime = runner.startswith("onnxruntime")
+    library, why = onnxruntime_library() if in_onnxruntime else openvino_library()
+    if library is None:
+        raise SystemExit(f"{path.name} in {runner} cannot be measured: {why}")
+    kernels, why = fused_graph(path) if in_onnxruntime else kernels_for_graph(path, precision)
+    return (runner, "") if kernels is not None else (runner.replace("+kernels", ""), why)
+
+
+def straight_openvino(path: Path, precision: Precision) -> Program:
+    """Load a graph in OpenVINO as users do: the whole batch at once, compiled for each batch size, without our kernels.
+
+    Errors: RuntimeError when OpenVINO cannot read or compile the graph.
+    """
+    openvino = require("openvino", package="openvino", extra="openvino")
+    core = openvino.Core()
+    compiled: dict[int, Any] = {}
+
+    def run(images: np.ndarray) -> np.ndarray:
+        batch = len(images)
+        if batch not in compiled:
+            model = core.read_model(str(path))
+            model.reshape([batch, *images.shape[1:]])
+            settings = {"INFERENCE_PRECISION_HINT": OPENVINO_HINTS[precision]}
+            compiled[batch] = core.compile_model(model, "CPU", settings)
+        logits: np.ndarray = compiled[batch](images)[0]
+        return logits
+
+    core.compile_model(core.read_model(str(path)), "CPU")  # so that a graph that cannot be compiled fails here
+    return run
 
 
 @lru_cache(maxsize=2)  # for a model and its plain model, each loaded many times

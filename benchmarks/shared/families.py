@@ -1,6 +1,7 @@
-"""Make the paper's five models: with masks, without masks, and as the paper authors' code writes attention.
+"""Make the measured models: as trained, as plain twins, and as the paper authors' code writes attention.
 
-The names of the models are those of the paper authors' code, the "released code" below.
+The names of the paper's five models are those of the paper authors' code, the "released code" below. `systems` has the
+other models.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 
 from benchmarks.shared.places import FAMILIES
+from benchmarks.shared.systems import SYSTEMS, system_pair
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.export.variants import graph_from_model
 from gmmvit_deploy.families import model_from_spec, preset_spec
@@ -28,13 +30,18 @@ from gmmvit_deploy.precision import Role
 from gmmvit_deploy.runners.runner import Device
 from gmmvit_deploy.specs import MaskSpec, input_shape
 
-__all__ = ["FAMILIES", "as_released", "eager", "graphs_of", "pair"]
+__all__ = ["FAMILIES", "as_released", "compiled", "eager", "graphs_of", "pair"]
 
 _CALIBRATION_BATCHES = 4
 
 
 def pair(family: str) -> dict[str, Model]:
-    """Return a model with GMM and random weights, and the plain model: the same weights without masks."""
+    """Return ``trained`` → a model with random weights, and ``plain`` → the plain model with the same weights.
+
+    The model of a paper's family has GMM masks, and the plain model has no masks. For a system, see `system_pair`.
+    """
+    if family in SYSTEMS:
+        return system_pair(family)
     torch.manual_seed(0)
     spec = preset_spec(family, classes=10, image_size=32, mask=MaskSpec(kind="gmm", kernels=5))
     plain = replace(spec, mask=MaskSpec())
@@ -42,7 +49,7 @@ def pair(family: str) -> dict[str, Model]:
         plain = replace(plain, class_token=False)  # masked models have no class token
     masked, twin = model_from_spec(spec).eval(), model_from_spec(plain).eval()
     twin.load_state_dict({name: t for name, t in masked.state_dict().items() if ".mask." not in name})
-    return {"gmm": masked, "plain": twin}
+    return {"trained": masked, "plain": twin}
 
 
 class EinsumAttention(nn.Module):
@@ -101,8 +108,6 @@ _AS_EINSUM: dict[str, dict[type[nn.Module], Callable[[Any], nn.Module]]] = {
     "vit": {MaskedAttention: EinsumAttention},
     "pit": {MaskedAttention: EinsumAttention},
     "cait": {TalkingHeadsAttention: EinsumTalkingHeads},
-    "swin": {},
-    "t2t": {},
 }
 """Family → class of our module → function that makes the same module with Einsum, as the released code writes it."""
 
@@ -113,12 +118,13 @@ def as_released(model: Model) -> Model:
     vit, pit     Q Kᵀ and P V are Einsums over (batch, head, token, head dim)
     cait         as in vit, and both head mixings are Einsums over the heads; our module uses a matrix product
     swin, t2t    both products are ``@``, as in our modules, so the copy is equal to the model
+    others       the copy is equal to the model, whose operators were not compared with those of the authors' code
 
-    Both forms produce the logits of the released code bit for bit; only the time differs.
-    Errors: KeyError for a family without released code.
+    Both forms produce the logits of the released code bit for bit; only the time differs. With SPT and LSA, the form is
+    that of the same family without SPT and LSA.
     """
     copied = copy.deepcopy(model)
-    forms = _AS_EINSUM[copied.spec.family]
+    forms = _AS_EINSUM.get(copied.spec.family, {})
     for parent in list(copied.modules()):
         for name, child in list(parent.named_children()):
             if type(child) in forms:
@@ -141,11 +147,30 @@ def eager(model: nn.Module, device: Device = "cpu") -> Callable[[np.ndarray], np
     return run
 
 
+def compiled(
+    model: nn.Module, image_shape: tuple[int, ...], *, bf16: bool = False
+) -> Callable[[np.ndarray], np.ndarray]:
+    """Return a program that runs the model with torch.compile on the CPU, compiled separately for each batch size.
+
+    image_shape: (channels, height, width); a single image is computed at once, so that an error of the compiler is
+    raised here.  bf16: True computes in bfloat16 wherever PyTorch's autocast chooses bfloat16.
+    """
+    faster = torch.compile(model, dynamic=False)
+
+    def run(images: np.ndarray) -> np.ndarray:
+        with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
+            logits: np.ndarray = faster(torch.from_numpy(images)).float().numpy()
+        return logits
+
+    run(np.zeros((1, *image_shape), np.float32))
+    return run
+
+
 def graphs_of(family: str, names: Iterable[str], *, max_batch: int) -> dict[str, onnx.ModelProto]:
     """Return graphs of the models of `pair`.  Other callers get the same graphs, so do not change them.
 
-    names: straight (the module with GMM, exported without folding), gmm and plain (our exports in float32), gmm_fp16
-    and plain_fp16 (our exports in fp16), int8 (the quantised graph with GMM).
+    names: straight (the trained module, exported without folding), trained and plain (our exports in float32),
+    trained_fp16 and plain_fp16 (our exports in fp16), int8 (the quantised graph of the trained module).
     """
     return {name: _graph(family, name, max_batch) for name in names}
 
@@ -154,15 +179,15 @@ def graphs_of(family: str, names: Iterable[str], *, max_batch: int) -> dict[str,
 def _graph(family: str, name: str, max_batch: int) -> onnx.ModelProto:
     models = pair(family)
     generator = np.random.default_rng(7)
-    shape = (8, *input_shape(models["gmm"].spec))
+    shape = (8, *input_shape(models["trained"].spec))
     images = [generator.standard_normal(shape, dtype=np.float32) for _ in range(_CALIBRATION_BATCHES)]
     options = {"preprocessing": None, "max_batch": max_batch}
     make = {
-        "straight": lambda: onnx_from_model(as_released(models["gmm"]), **options),
-        "gmm": lambda: onnx_from_model(fold(models["gmm"]).model, **options),
+        "straight": lambda: onnx_from_model(as_released(models["trained"]), **options),
+        "trained": lambda: onnx_from_model(fold(models["trained"]).model, **options),
         "plain": lambda: onnx_from_model(fold(models["plain"]).model, **options),
-        "gmm_fp16": lambda: graph_from_model(models["gmm"], "fp16", **options).proto,
+        "trained_fp16": lambda: graph_from_model(models["trained"], "fp16", **options).proto,
         "plain_fp16": lambda: graph_from_model(models["plain"], "fp16", **options).proto,
-        "int8": lambda: graph_from_model(models["gmm"], "int8", **options, calibration=images).proto,
+        "int8": lambda: graph_from_model(models["trained"], "int8", **options, calibration=images).proto,
     }
     return make[name]()

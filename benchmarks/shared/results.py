@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from benchmarks.shared.places import FAMILIES, RESULTS
+from benchmarks.shared.places import RESULTS
+from benchmarks.shared.systems import MEASURED
 
 __all__ = ["by_family", "by_run", "card_lines", "interval", "result"]
 
@@ -17,9 +18,9 @@ def result(script: str) -> dict[str, Any]:
 
 
 def by_family(script: str) -> dict[str, dict[str, Any]]:
-    """Return family → result, for a script that measures each family separately; in the paper's order."""
+    """Return name → result, for a script that measures each family or system separately; the paper's families first."""
     written = {path.stem for path in (RESULTS / script).glob("*.json")}
-    return {family: result(f"{script}/{family}") for family in FAMILIES if family in written}
+    return {name: result(f"{script}/{name}") for name in MEASURED if name in written}
 
 
 def by_run(script: str) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Time the programs of a family in the same rounds, check their logits, and report ratios and shares of a roofline.
+"""Time the programs of a model in the same rounds, check their logits, and report ratios and shares of a roofline.
 
 `fastest_cpu.py` and `fastest_gpu.py` use this module with different programs.
 """
@@ -16,13 +16,15 @@ import numpy as np
 import onnx
 import torch
 
-from benchmarks.shared.families import FAMILIES, as_released, eager, graphs_of, pair
+from benchmarks.shared.families import as_released, eager, graphs_of, pair
 from benchmarks.shared.places import result_of
+from benchmarks.shared.systems import MEASURED, SYSTEMS
 from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.bench.core_to_core import FAR
 from gmmvit_deploy.bench.interleaved import Program, Timed, time_rounds
 from gmmvit_deploy.bench.roofline import Roofline, measured_rooflines, work_of_graph
 from gmmvit_deploy.bench.statistics import ENOUGH, ratio
+from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.parity.measures import ErrorMeasure, distance
 from gmmvit_deploy.runners.runner import Device
 from gmmvit_deploy.runtime.emulated_precision import emulated_logits
@@ -32,27 +34,46 @@ from gmmvit_deploy.tolerances import Limit, limit_from_noise
 __all__ = ["BATCHES", "Family", "main"]
 
 BATCHES = (1, 64)
-_ROUNDS = {1: 4, 64: 1}  # batch → factor for the rounds; single images take less time and vary more
+_ROUNDS = {1: 2, 64: 1}  # batch → factor for the rounds; single images take less time and vary more
 
 
 class Family:
-    """The programs of a family, and the limits for their logits.
+    """The programs of a family or system, and the limits for their logits.
 
-    models: ``gmm`` and ``plain`` → (the model, the model in float64).  graphs: the requested graphs of `graphs_of`.
+    models: ``trained`` and, if the system has a plain twin, ``plain`` → (the model, the model in float64).
+    graphs: the requested graphs of `graphs_of`, without the graphs of a missing twin.
     programs: name → copies of the program.  precision: name → precision of the program.
+    straight: the names of the programs that users without this project run. Their wrong logits do not stop a script.
+    missing: name of a program that this machine cannot run → the reason.
+    without_kernels: name of a runner → the reason why our kernels compute no part of its graph.
     image_shape: (channels, height, width).
+    only: the names of the programs to measure in addition to eager PyTorch; None measures every program.
     """
 
-    def __init__(self, name: str, folder: Path, graphs: Sequence[str], device: Device) -> None:
+    def __init__(
+        self, name: str, folder: Path, graphs: Sequence[str], device: Device, *, only: Sequence[str] | None = None
+    ) -> None:
         models = pair(name)
-        self.image_shape = input_shape(models["gmm"].spec)
+        self.name = name
+        self.image_shape = input_shape(models["trained"].spec)
         self.folder = folder
         self.programs: dict[str, Sequence[Program]] = {}
         self.precision: dict[str, str] = {}
+        self.straight: set[str] = set()
+        self.only = only
+        self.known: list[str] = []
+        self.missing: dict[str, str] = {}
+        self.without_kernels: dict[str, str] = {}
         self._limits: dict[tuple[str, bytes], tuple[np.ndarray, Limit]] = {}
         self.models = {key: (model, copy.deepcopy(model).double()) for key, model in models.items()}
-        self.graphs = graphs_of(name, graphs, max_batch=max(BATCHES))
-        self.add("eager", [eager(as_released(models["gmm"]), device)], "fp32")
+        present = [graph for graph in graphs if not graph.startswith("plain") or "plain" in models]
+        self.graphs = graphs_of(name, present, max_batch=max(BATCHES))
+        self.add("eager", [eager(as_released(models["trained"]), device)], "fp32")
+
+    def selects(self, name: str) -> bool:
+        """Return True if the program is to be measured.  Ask before the program is loaded."""
+        self.known.append(name)
+        return self.only is None or name in self.only
 
     def add(self, name: str, copies: Sequence[Program], precision: str) -> None:
         """Add a program.
@@ -63,7 +84,43 @@ class Family:
         self.programs[name] = copies
         self.precision[name] = precision
 
+    def add_straight(self, name: str, load: Callable[[], Program], precision: str) -> None:
+        """Add a program that users without this project run, or record why this machine cannot run the program.
+
+        load: a function that loads the program.
+        """
+        if not self.selects(name):
+            return
+        try:
+            self.add(name, [load()], precision)
+        except (GmmvitError, RuntimeError) as exc:
+            self.missing[name] = f"{type(exc).__name__}: {exc}".partition("\n")[0]
+            return
+        self.straight.add(name)
+
+    def runnable(self, batch: int) -> dict[str, Sequence[Program]]:
+        """Return the programs that run a batch of this size, and record why a straight program does not run it.
+
+        Every program runs once, so a program that compiles for each batch size is compiled for this batch size.
+        Errors: the error of the program, if the program is not straight.
+        """
+        images = np.zeros((batch, *self.image_shape), np.float32)
+        programs: dict[str, Sequence[Program]] = {}
+        for name, copies in self.programs.items():
+            try:
+                copies[0](images)
+            except Exception as exc:  # each library has its own errors
+                if name not in self.straight:
+                    raise
+                self.missing[f"{name}, batch {batch}"] = f"{type(exc).__name__}: {exc}".partition("\n")[0]
+                continue
+            programs[name] = copies
+        return programs
+
     def saved(self, graph: str) -> Path:
+        """Write a graph of `graphs_of` to a file, and return its path.  A graph that is missing is exported first."""
+        if graph not in self.graphs:
+            self.graphs |= graphs_of(self.name, [graph], max_batch=max(BATCHES))
         path = self.folder / f"{graph}.onnx"
         if not path.exists():
             onnx.save(self.graphs[graph], path)
@@ -77,7 +134,7 @@ class Family:
         return self._limits[key]
 
     def _computed_limits(self, name: str, images: np.ndarray) -> tuple[np.ndarray, Limit]:
-        model, exact = self.models["plain" if name.endswith(" plain") else "gmm"]
+        model, exact = self.models["plain" if name.endswith(" plain") else "trained"]
         with torch.inference_mode():
             tensor = torch.from_numpy(images)
             trained, truth = model(tensor).numpy(), exact(tensor.double()).numpy()
@@ -93,21 +150,45 @@ def checked(family: Family, logits: dict[str, np.ndarray], images: np.ndarray) -
     """Return name of a program → the distance of the program's logits from PyTorch's float64 logits, and the limit.
 
     The distance is the largest of the last timed run and of a run of every copy.
-    Errors: SystemExit when a distance exceeds the limit.
+    Errors: SystemExit when a distance exceeds the limit, unless the program is straight.
     """
     distances = {}
     for name, answers in logits.items():
         truth, limit = family.limits(name, images)
         of_copies = (program(images) for program in family.programs[name])
         off = max(distance(values, truth) for values in (answers, *of_copies))
-        if not off <= limit.largest:
+        if not off <= limit.largest and name not in family.straight:
             raise SystemExit(f"{name}: the logits differ by {off:.2g}, expected at most {limit.largest:.2g}")
         distances[name] = {"off": off, "limit": limit.largest}
     return distances
 
 
-def rows_of(family: Family, timed: Timed, batch: int, lines: dict[str, Roofline]) -> dict[str, Any]:
-    work = work_of_graph(copy.deepcopy(family.graphs["gmm"]), batch)
+def best_straight(
+    family: Family, times: dict[str, np.ndarray], precision: str, checks: dict[str, dict[str, float]]
+) -> str | None:
+    """Return the straight program in this precision with the smallest median time, among those with right logits.
+
+    checks: the results of `checked`.  Returns None if no straight program in this precision has right logits.
+    """
+    right = [
+        name
+        for name in times
+        if name in family.straight
+        and family.precision[name] == precision
+        and checks[name]["off"] <= checks[name]["limit"]
+    ]
+    return min(right, key=lambda name: float(np.median(times[name])), default=None)
+
+
+def rows_of(
+    family: Family, timed: Timed, batch: int, lines: dict[str, Roofline], checks: dict[str, dict[str, float]]
+) -> dict[str, Any]:
+    """Return name of a program → the row of the results.
+
+    checks: the results of `checked`, which the rows contain.
+    times_faster_than_best_straight: the time of `best_straight` in the same precision / the time of this program.
+    """
+    work = work_of_graph(copy.deepcopy(family.graphs["trained"]), batch)
     times, apart = timed.ms, timed.core_to_core_ns
     least = min(readings.min() for readings in apart.values())
     rows: dict[str, Any] = {}
@@ -116,6 +197,13 @@ def rows_of(family: Family, timed: Timed, batch: int, lines: dict[str, Roofline]
         row["times_faster_than_eager"] = ratio(times["eager"], values)
         if "straight export" in times:
             row["times_faster_than_straight_export"] = ratio(times["straight export"], values)
+        if name in family.straight:
+            row["right"] = checks[name]["off"] <= checks[name]["limit"]
+        elif name != "eager" and (best := best_straight(family, times, family.precision[name], checks)):
+            row["best_straight"] = best
+            row["times_faster_than_best_straight"] = ratio(times[best], values)
+        if name in family.without_kernels:
+            row["without_kernels"] = family.without_kernels[name]
         if f"{name} plain" in times:
             row["over_plain"] = ratio(values, times[f"{name} plain"])
         row |= cores_near(values, apart[name], least)
@@ -123,7 +211,7 @@ def rows_of(family: Family, timed: Timed, batch: int, lines: dict[str, Roofline]
         if line is not None and not name.endswith(" plain"):
             for part in (row, row["near"]) if "near" in row else (row,):
                 part["share_of_roofline"] = line.least_ms(work) / part["median_ms"]
-        rows[name] = row
+        rows[name] = row | checks[name]
     return rows
 
 
@@ -143,6 +231,23 @@ def cores_near(ms: np.ndarray, apart_ns: np.ndarray, least_ns: float) -> dict[st
     return shares
 
 
+def check_logits(family: Family, name: str, batches: Sequence[int]) -> None:
+    """Compare the logits of every program with the limits, as `measured` does, and print the distances.
+
+    Nothing is timed and nothing is written.
+    """
+    for batch in batches:
+        programs = family.runnable(batch)
+        images = np.random.default_rng(batch).standard_normal((batch, *family.image_shape), dtype=np.float32)
+        logits = {program: copies[-1](images) for program, copies in programs.items()}
+        for program, row in checked(family, logits, images).items():
+            words = "" if row["off"] <= row["limit"] else ": WRONG logits"
+            distance = f"{row['off']:.2g} from PyTorch's float64 logits, limit {row['limit']:.2g}"
+            print(f"{name}, batch {batch}, {program}: {distance}{words}", flush=True)
+    for program, reason in (family.missing | family.without_kernels).items():
+        print(f"{name}, {program}: {reason}", flush=True)
+
+
 def print_rows(family: str, batch: int, rows: dict[str, Any]) -> None:
     for name, row in rows.items():
         if name.endswith(" plain"):
@@ -150,6 +255,10 @@ def print_rows(family: str, batch: int, rows: dict[str, Any]) -> None:
         parts = [f"{row['median_ms']:.2f} ms", f"{row['times_faster_than_eager'].median:.2f} × eager"]
         if "times_faster_than_straight_export" in row:
             parts.append(f"{row['times_faster_than_straight_export'].median:.2f} × straight export")
+        if "times_faster_than_best_straight" in row:
+            parts.append(f"{row['times_faster_than_best_straight'].median:.2f} × {row['best_straight']}")
+        if not row.get("right", True):
+            parts.append("WRONG logits")
         if "share_of_roofline" in row:
             near = f" ({row['near']['share_of_roofline']:.0%} with cores near)" if "near" in row else ""
             parts.append(f"{row['share_of_roofline']:.0%} of the roofline{near}")
@@ -158,18 +267,21 @@ def print_rows(family: str, batch: int, rows: dict[str, Any]) -> None:
         print(f"{family}, batch {batch}, {name}: {', '.join(parts)}")
 
 
-def measured(family: Family, name: str, batches: Sequence[int], rounds: int, device: Device) -> dict[str, Any]:
+def measured(
+    family: Family, name: str, batches: Sequence[int], rounds: int, device: Device, *, with_roofline: bool = True
+) -> dict[str, Any]:
     """Measure a family, and return the results, with a roofline for every precision of the programs.
 
+    with_roofline: False leaves the rooflines out, which take as long as some rounds.
     core_to_core_ns: batch → quartiles of the round trips between two cores, measured before and after every turn.
     """
-    works = [work_of_graph(copy.deepcopy(family.graphs["gmm"]), batch) for batch in batches]
+    works = [work_of_graph(copy.deepcopy(family.graphs["trained"]), batch) for batch in batches]
     precisions: list[tuple[str, Device]] = [
-        (precision, device) for precision in dict.fromkeys(family.precision.values())
+        (precision, device) for precision in dict.fromkeys(family.precision.values()) if with_roofline
     ]
     lines = measured_rooflines(works, precisions)
     of_batch = {
-        batch: time_rounds(family.programs, batch, rounds * _ROUNDS[batch], image_shape=family.image_shape)
+        batch: time_rounds(family.runnable(batch), batch, rounds * _ROUNDS[batch], image_shape=family.image_shape)
         for batch in batches
     }
     lines = measured_rooflines(works, precisions, seen=lines)
@@ -182,10 +294,12 @@ def measured(family: Family, name: str, batches: Sequence[int], rounds: int, dev
         "mflop_an_image": works[0].operations / works[0].batch / 1e6,
         "core_to_core_ns": {},
     }
+    if name in SYSTEMS:
+        results["size"] = SYSTEMS[name].size
+    if family.missing:
+        results["missing"] = family.missing
     for batch, timed in of_batch.items():
-        rows = rows_of(family, timed, batch, by_precision)
-        for program, check in checked(family, timed.logits, timed.images).items():
-            rows[program].update(check)
+        rows = rows_of(family, timed, batch, by_precision, checked(family, timed.logits, timed.images))
         results[str(batch)] = rows
         readings = np.concatenate(list(timed.core_to_core_ns.values()))
         results["core_to_core_ns"][str(batch)] = (
@@ -206,19 +320,37 @@ def main(
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--rounds", type=int, default=15, help="rounds of a batch of 64; a single image gets four times as many"
+        "--rounds", type=int, default=15, help="rounds of a batch of 64; a single image gets twice as many"
     )
-    parser.add_argument("--family", choices=FAMILIES, action="append", help="only this family; may be repeated")
+    parser.add_argument(
+        "--family", choices=MEASURED, action="append", help="only this family or system; may be repeated"
+    )
     parser.add_argument("--batch", type=int, choices=BATCHES, action="append", help="only this batch; may be repeated")
+    parser.add_argument(
+        "--program", action="append", help="only eager PyTorch and this program, such as openvino+kernels; repeatable"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="check the logits of every program; time nothing, and write nothing"
+    )
+    parser.add_argument("--no-roofline", action="store_true", help="leave the rooflines out of the results")
     result = result_of(script, suffix="")
     parser.add_argument("--output", type=Path, default=result, help="folder for the results, a file for each family")
     arguments = parser.parse_args()
-    for name in arguments.family or FAMILIES:  # families are not compared, so each has its own run card
+    batches = arguments.batch or BATCHES
+
+    def family_of(name: str, folder: Path) -> Family:
+        family = Family(name, folder, graphs, device, only=arguments.program)
+        add_programs(family)
+        if unknown := set(arguments.program or ()) - set(family.known):
+            raise SystemExit(f"{name}: expected --program {', '.join(family.known)}, got {', '.join(unknown)}")
+        return family
+
+    for name in arguments.family or MEASURED:  # families are not compared, so each has its own run card
         output = arguments.output / f"{name}.json"
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            run_card.written(output, Path(script).name, rounds=arguments.rounds) as results,
-        ):
-            family = Family(name, Path(folder), graphs, device)
-            add_programs(family)
-            results.update(measured(family, name, arguments.batch or BATCHES, arguments.rounds, device))
+        with tempfile.TemporaryDirectory() as folder:
+            if arguments.check:
+                check_logits(family_of(name, Path(folder)), name, batches)
+                continue
+            with run_card.written(output, Path(script).name, rounds=arguments.rounds) as results:
+                family, roofline = family_of(name, Path(folder)), not arguments.no_roofline
+                results |= measured(family, name, batches, arguments.rounds, device, with_roofline=roofline)

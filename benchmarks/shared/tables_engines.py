@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["engines_table", "every_engine", "head_dims_table"]
+from gmmvit_deploy.precision import PRECISIONS
+
+__all__ = ["engines_table", "every_engine", "head_dims_table", "systems_table"]
 
 
 def engines_table(results: dict[str, Any]) -> str:
@@ -27,8 +29,38 @@ def engines_table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def every_engine(results: dict[str, Any]) -> str:
-    """Return the page of engines, which has a row for each engine."""
+def systems_table(systems: dict[str, dict[str, Any]]) -> str:
+    """Return a table with a row for each system: fused attentions and the reasons, kernels by precision, cost of masks.
+
+    A cell is empty if the engine was not built.
+    """
+    precisions = [p for p in PRECISIONS if any(p in result["precisions"] for result in systems.values())]
+    kernels = " | ".join(f"kernels, {precision}" for precision in precisions)
+    lines = [
+        f"| system | size | fused attentions, fp16 | reason for the others, fp16 | {kernels} | fp16, MiB "
+        "| kernels more than the plain twin, fp16 |",
+        "|---" * (6 + len(precisions)) + "|",
+    ]
+    for name, result in systems.items():
+        rows = result["precisions"]
+        counts = [str(rows[precision]["kernels"]) if precision in rows else "" for precision in precisions]
+        half = rows.get("fp16")
+        if half is None:
+            fused, reasons, size, twin = "", "", "", ""
+        else:
+            fused, reasons = f"{half['fused']} of {half['attentions']}", "; ".join(half["why_not"])
+            size = f"{half['bytes'] / 2**20:.1f}"
+            twin = str(half["twin"]["kernels_more"]) if "twin" in half else ""
+        cells = (name.replace("_", " "), result["preset"], fused, reasons, *counts, size, twin)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def every_engine(results: dict[str, Any], systems: dict[str, dict[str, Any]]) -> str:
+    """Return the page of engines, which has a row for each engine.
+
+    results: the result of the families.  systems: name → result of a system.
+    """
     card = results["card"]
     lines = [
         "# What is in the engines",
@@ -70,7 +102,30 @@ def every_engine(results: dict[str, Any]) -> str:
                 lines.append(f"| {family} | {mask} | {precision} | {counts} | {fused} | {row['misses']} | {size} |")
             if "twin" in rows["fp16"]:
                 against += _forms(f"| {family} | {mask}", rows["fp16"])
-    return "\n".join([*lines, *against, ""])
+    return "\n".join([*lines, *against, *_of_systems(systems), ""])
+
+
+def _of_systems(systems: dict[str, dict[str, Any]]) -> list[str]:
+    if not systems:
+        return []
+    lines = [
+        "",
+        "The third table has the engines of the [systems with another attention](../../../docs/pages/engines.md), each "
+        "at the size of its preset.",
+        "",
+        "| system | precision | layers | kernels | fused attentions | reasons for the others | other type | MiB "
+        "| build, s |",
+        "|---" * 9 + "|",
+    ]
+    for name, result in systems.items():
+        for precision, row in result["precisions"].items():
+            cells = (
+                f"{name.replace('_', ' ')} | {precision} | {row['layers']} | {row['kernels']}",
+                f"{row['fused']} of {row['attentions']} | {'; '.join(row['why_not'])} | {row['misses']}",
+                f"{row['bytes'] / 2**20:.2f} | {row['build_seconds']:.1f}",
+            )
+            lines.append(f"| {' | '.join(cells)} |")
+    return lines
 
 
 def _forms(start: str, row: dict[str, Any]) -> list[str]:

@@ -4,36 +4,39 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.shared.places import FAMILIES
 from benchmarks.shared.results import by_family, by_run, interval, result
-from benchmarks.shared.tables_engines import engines_table, head_dims_table
+from benchmarks.shared.tables_engines import engines_table, head_dims_table, systems_table
 from benchmarks.shared.timm_architectures import ARCHITECTURES
 
 __all__ = ["SHOWN", "documented_tables", "page_tables"]
 
 SHOWN = {
     "fastest_gpu": ("fastest_gpu", "mask_free_gpu"),
-    "fastest_cpu": ("fastest_cpu",),
+    "fastest_cpu": ("fastest_cpu", "best_straight"),
     "mask_cost": ("mask_free",),
     "served": ("served",),
     "where_time_goes": ("where_all",),
     "parity_limits": ("parity_limits",),
-    "engines": ("engines", "head_dims"),
+    "engines": ("engines", "engine_systems", "head_dims"),
     "before_after": ("before_after",),
     "startup": ("startup",),
     "timm_models": ("timm_models",),
 }
 """Script → markers of the script's tables on the page of results.
 
-The tables of fastest_gpu exist only with results from a GPU."""
+The tables of fastest_gpu exist only with results from a GPU, and ``engine_systems`` only with results of a system."""
 
 
 def documented_tables() -> dict[str, str]:
     """Return name of a marker in the documentation → the table at this marker."""
     engines, fastest, where = result("reported/engines"), by_family("reported/fastest_cpu"), _where()
-    return {
-        "headline": headline_table(fastest, result("reported/mask_cost")),
+    costs, systems = by_family("reported/mask_cost"), by_family("reported/engines")
+    tables = {
+        "headline": headline_table(fastest, costs),
         "fastest_cpu": fastest_table(fastest),
-        "mask_free": mask_free_table(fastest, result("reported/mask_cost")),
+        "best_straight": best_straight_table(fastest) or "No result has these ratios yet.",
+        "mask_free": mask_free_table(fastest, costs),
         "served": served_table(result("reported/served")),
         "where": where_table(where, "vit"),
         "target": target_sentence(where),
@@ -43,6 +46,9 @@ def documented_tables() -> dict[str, str]:
         "head_dims": head_dims_table(engines),
         "timm_models": timm_table(by_run("reported/timm_models")),
     }
+    if systems:
+        tables["engine_systems"] = systems_table(systems)
+    return tables
 
 
 def page_tables() -> dict[str, str]:
@@ -55,7 +61,7 @@ def page_tables() -> dict[str, str]:
     gpu = by_family("reported/fastest_gpu")
     if gpu:
         tables["fastest_gpu"] = fastest_table(gpu, GPU_RUNNERS)
-        tables["mask_free_gpu"] = mask_free_table(gpu, {"families": gpu}, GPU_RUNNERS[1:])
+        tables["mask_free_gpu"] = mask_free_table(gpu, gpu, GPU_RUNNERS[1:])
     return tables
 
 
@@ -170,6 +176,7 @@ CPU_RUNNERS = (
     "openvino+kernels:bf16",
     "openvino+kernels:int8",
 )
+STRAIGHT_RUNNERS = ("torch.compile", "torch.compile:bf16", "straight openvino", "straight openvino:bf16")
 GPU_RUNNERS = ("compile", "tensorrt", "tensorrt:fp16", "tensorrt:int8")
 
 
@@ -189,15 +196,22 @@ def headline_table(results: dict[str, Any], costs: dict[str, Any]) -> str:
     """
     lines = [f"| family | eager PyTorch | {' | '.join(HEADLINE)} | mask cost |", "|---" * (len(HEADLINE) + 3) + "|"]
     for family, by_batch in results.items():
+        if family not in FAMILIES or "1" not in by_batch or family not in costs:
+            continue  # the README has room for the paper's families only
         rows = by_batch["1"]
         times = [f"{rows[name]['times_faster_than_eager']['median']:.1f}×" for name in HEADLINE.values()]
-        added = costs["families"][family]["1"][HEADLINE["folded, fp32"]]["over_plain"]["median"] - 1
+        added = costs[family]["1"][HEADLINE["folded, fp32"]]["over_plain"]["median"] - 1
         lines.append(f"| {family} | {rows['eager']['median_ms']:.1f} ms | {' | '.join(times)} | {added:+.1%} |")
     return "\n".join(lines)
 
 
 def fastest_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNERS) -> str:
-    """Return a table with a row for each family and batch: the speed-up of each runner relative to eager PyTorch."""
+    """Return a table with a row for each model and batch: the speed-up of each runner relative to eager PyTorch.
+
+    The columns of the programs in `STRAIGHT_RUNNERS` exist only if a result has such a program.
+    """
+    every = {name for by_batch in results.values() for rows in _batches(by_batch).values() for name in rows}
+    runners = (*(name for name in STRAIGHT_RUNNERS if name in every and name not in runners), *runners)
     lines = [
         f"| family, batch | eager, ms | {' | '.join(f'{name}, ×' for name in runners)} | cores far apart, rounds |",
         "|---" * (len(runners) + 3) + "|",
@@ -205,19 +219,77 @@ def fastest_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNER
     for family, by_batch in results.items():
         for batch in (key for key in ("1", "64") if key in by_batch):
             rows = by_batch[batch]
-            cells = [interval(rows[name]["times_faster_than_eager"]) if name in rows else "" for name in runners]
+            cells = [_speed_up(rows, name) for name in runners]
             far = [row["far"] for row in rows.values() if "far" in row]
             apart = f"{sum(far) / len(far):.0%}" if far else "not measured"
             lines.append(f"| {family}, {batch} | {rows['eager']['median_ms']:.1f} | {' | '.join(cells)} | {apart} |")
     return "\n".join(lines)
 
 
+def _batches(by_batch: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return batch → name of a program → row, without the other entries of a result."""
+    return {batch: by_batch[batch] for batch in ("1", "64") if batch in by_batch}
+
+
+def _row_of(rows: dict[str, Any], name: str) -> dict[str, Any] | None:
+    """Return the row of a runner.  If our kernels compute no part of the model, return the row without kernels."""
+    row: dict[str, Any] | None = rows.get(name, rows.get(name.replace("+kernels", "")))
+    return row
+
+
+def _speed_up(rows: dict[str, Any], name: str) -> str:
+    row = _row_of(rows, name)
+    if row is None:
+        return ""
+    if not row.get("right", True):
+        return "wrong logits"
+    return interval(row["times_faster_than_eager"]) + (", no kernels" if "without_kernels" in row else "")
+
+
+def best_straight_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNERS[1:-1]) -> str:
+    """Return a table with a row for each model and batch; empty if no result has a ratio to a straight program.
+
+    The columns are the size of a system, the best program of users without this project in each precision, the time of
+    this program divided by the time of each of our programs, and the straight programs that are not compared, because
+    their logits are wrong or because they do not run.
+    runners: our programs.  int8 is missing, because no straight program computes in int8.
+    """
+    lines = [
+        f"| model, batch | size | best, fp32 | best, bf16 | {' | '.join(f'best / {name}' for name in runners)} "
+        "| not compared |",
+        "|---" * (len(runners) + 5) + "|",
+    ]
+    empty = len(lines)
+    for model, by_batch in results.items():
+        for batch, rows in _batches(by_batch).items():
+            best = {row["precision"]: row["best_straight"] for row in rows.values() if "best_straight" in row}
+            if not best:
+                continue
+            ratios = [_over_best(rows, name) for name in runners]
+            left_out = [f"{name}: wrong logits" for name, row in rows.items() if not row.get("right", True)]
+            left_out += [
+                f"{name.partition(', batch ')[0]}: does not run"
+                for name in by_batch.get("missing", {})
+                if name.partition(", batch ")[2] in ("", batch)
+            ]
+            cells = (f"{model}, {batch}", by_batch.get("size", ""), best.get("fp32", ""), best.get("bf16", ""))
+            lines.append(f"| {' | '.join((*cells, *ratios, '; '.join(left_out)))} |")
+    return "\n".join(lines) if len(lines) > empty else ""
+
+
+def _over_best(rows: dict[str, Any], name: str) -> str:
+    row = _row_of(rows, name)
+    if row is None or "times_faster_than_best_straight" not in row:
+        return ""
+    return interval(row["times_faster_than_best_straight"]) + (", no kernels" if "without_kernels" in row else "")
+
+
 def mask_free_table(results: dict[str, Any], costs: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNERS[1:]) -> str:
-    """Return a table with a row for each family and batch.
+    """Return a table with a row for each model and batch.  A cell without a result is empty.
 
     The columns are the time with a mask / time of the plain model, and the share of the roofline, for each runner.
     If the cores were far apart in some rounds, the share of the roofline in the other rounds follows in brackets.
-    results: the results with the shares of the roofline.  costs: the results with the cost of the mask.
+    results: name → result with the shares of the roofline.  costs: name → result with the cost of the mask.
     runners: the runners; the last runner was not measured with the plain model.
     """
     masked, shares = runners[:-1], runners
@@ -226,17 +298,23 @@ def mask_free_table(results: dict[str, Any], costs: dict[str, Any], runners: tup
         f"| {' | '.join(f'share of the roofline: {name}' for name in shares)} |",
         "|---" * (len(masked) + len(shares) + 1) + "|",
     ]
-    for family, by_batch in results.items():
-        for batch in (key for key in ("1", "64") if key in by_batch):
-            rows = by_batch[batch]
-            twins = costs["families"][family][batch]
-            over = [interval(twins[name]["over_plain"], 3) if name in twins else "" for name in masked]
-            share = [_share(rows[name]) if name in rows else "" for name in shares]
+    for family in dict.fromkeys((*results, *costs)):
+        measured, of_twins = results.get(family, {}), costs.get(family, {})
+        for batch in (key for key in ("1", "64") if key in measured or key in of_twins):
+            rows, twins = measured.get(batch, {}), of_twins.get(batch, {})
+            over = [_over_plain(twins.get(name, {})) for name in masked]
+            share = [_share(row) if (row := _row_of(rows, name)) else "" for name in shares]
             lines.append(f"| {family}, {batch} | {' | '.join(over)} | {' | '.join(share)} |")
     return "\n".join(lines)
 
 
+def _over_plain(row: dict[str, Any]) -> str:
+    return interval(row["over_plain"], 3) if "over_plain" in row else ""
+
+
 def _share(row: dict[str, Any]) -> str:
+    if "share_of_roofline" not in row:
+        return ""
     near = f" ({row['near']['share_of_roofline']:.0%})" if row.get("far") and "near" in row else ""
     return f"{row['share_of_roofline']:.0%}{near}"
 

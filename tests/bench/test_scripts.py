@@ -147,16 +147,24 @@ def test_a_plain_program_is_never_measured_as_ours(
 @NEEDS_KERNELS
 @pytest.mark.export
 def test_fastest_cpu_runs_and_checks_its_answers(run: Run, tmp_path: Path) -> None:
-    run("reported/fastest_cpu", "--rounds", "1", "--family", "vit", "--batch", "1", "--output", str(tmp_path))
-    family = json.loads((tmp_path / "vit.json").read_text())
-    rows = family["1"]
-    assert {
-        "eager",
+    programs = (
         "straight export",
+        "straight openvino",
         "onnxruntime+kernels",
         "openvino+kernels",
+        "openvino+kernels:bf16",
         "openvino+kernels:int8",
-    } <= rows.keys()
+    )  # torch.compile takes a minute
+    here = [name for name in programs if "bf16" not in name or cpu_programs.HAS_BF16]
+    only = [argument for name in here for argument in ("--program", name)]
+    run("reported/fastest_cpu", "--rounds", "1", "--family", "vit", "--batch", "1", *only, "--output", str(tmp_path))
+    family = json.loads((tmp_path / "vit.json").read_text())
+    rows = family["1"]
+    assert rows.keys() == {"eager", *here}
+    assert all(rows[name]["right"] for name in ("straight export", "straight openvino"))
+    for name in ("onnxruntime+kernels", "openvino+kernels"):
+        assert rows[name]["best_straight"] in ("straight export", "straight openvino")
+        assert rows[name]["times_faster_than_best_straight"]["median"] > 0
     for row in rows.values():
         assert 0 < row["off"] <= row["limit"]
         speed_up = row["times_faster_than_eager"]
@@ -204,13 +212,28 @@ def test_other_logits_stop_before_after() -> None:
 @NEEDS_KERNELS
 @pytest.mark.export
 def test_mask_cost_runs_and_checks_its_answers(run: Run, tmp_path: Path) -> None:
-    out = tmp_path / "result.json"
-    run("reported/mask_cost", "--loads", "2", "--family", "vit", "--batch", "1", "--output", str(out))
-    rows = json.loads(out.read_text())["families"]["vit"]["1"]
+    run("reported/mask_cost", "--loads", "2", "--family", "vit", "--batch", "1", "--output", str(tmp_path))
+    rows = json.loads((tmp_path / "vit.json").read_text())["1"]
     assert {"onnxruntime+kernels", "openvino+kernels"} <= rows.keys()
     for row in rows.values():
         assert 0 < row["off"] <= row["limit"]
         assert 0.5 < row["over_plain"]["low"] <= row["over_plain"]["median"] <= row["over_plain"]["high"] < 2
+
+
+@NEEDS_KERNELS
+@pytest.mark.export
+@pytest.mark.parametrize("script", ["fastest_cpu", "mask_cost"])
+def test_check_compares_logits_and_writes_nothing(
+    script: str, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    only = ("--program" if script == "fastest_cpu" else "--runner", "onnxruntime+kernels")
+    run(f"reported/{script}", "--check", "--family", "vit", "--batch", "1", *only, "--output", str(tmp_path))
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "onnxruntime+kernels: " in line]
+    off, limit = re.fullmatch(
+        r"vit, batch 1, onnxruntime\+kernels: (.+) from PyTorch's float64 logits, limit (.+)", line
+    ).groups()
+    assert 0 < float(off) <= float(limit)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.skipif(visible_gpu() is not None, reason="a GPU is here")
