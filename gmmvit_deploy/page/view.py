@@ -136,15 +136,18 @@ class Visit:
         """Add a hidden uploader.
 
         The visible elements work with a keyboard and a screen reader; `upload.js` passes their files to the uploader.
+        The browser empties the uploader's list after each response: an order from here could arrive before the
+        response, abort the upload, and so show an error for a file that was answered.
         """
-        self._upload = self._ui.upload(
-            auto_upload=True,
-            max_files=1,
-            max_file_size=MAX_IMAGE_BYTES,
-            on_upload=self._on_upload,
-            on_rejected=self._on_rejected,
+        upload = self._ui.upload(
+            auto_upload=True, max_file_size=MAX_IMAGE_BYTES, on_upload=self._on_upload, on_rejected=self._on_rejected
         )
-        self._upload.props(f'accept="{_SUFFIXES}"').classes("upload").on("failed", self._on_failed, args=[])
+        upload.props(f'accept="{_SUFFIXES}"').classes("upload")
+        uploader = f"getElement({upload.id}).$refs.qRef"
+        upload.on("uploaded", js_handler=f"() => {uploader}.removeUploadedFiles()")
+        upload.on(
+            "failed", self._on_failed, args=[], js_handler=f"() => {{ {uploader}.removeQueuedFiles(); emit(); }}"
+        )
 
     def _build_choice(self) -> None:
         self._html(
@@ -178,14 +181,12 @@ class Visit:
 
     async def _on_upload(self, event: Any) -> None:
         data = await event.file.read()
-        self._upload.reset()
         await self._show(data, event.file.name)
 
     def _on_rejected(self) -> None:
         self._fail(f"the file was not uploaded: expected {_TAKEN}")
 
     def _on_failed(self) -> None:
-        self._upload.reset()
         self._fail("the upload failed: the program that serves this page did not accept the file")
 
     async def _on_sketch(self) -> None:

@@ -127,6 +127,8 @@ class Visitor:
         self.page.set_default_timeout(15_000)
         self.page.goto(url)
         self.page.wait_for_selector(".try h1")
+        # The page reloads itself if its first connection fails, and a reload takes the focus away.
+        self.page.wait_for_function("window.did_handshake")
 
     def foreign(self) -> list[str]:
         """Return the requests that left this machine; pictures embedded in the page do not count."""

@@ -33,7 +33,7 @@ from tests.page.conftest import Served, Visitor, served
 from tests.test_preprocess import encoded, photo, png_bomb
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Locator
+    from playwright.sync_api import APIResponse, Browser, Locator, Route
 
 # Each test starts a page in a process of its own, with a bundle exported for it.
 pytestmark = [pytest.mark.browser, pytest.mark.process, pytest.mark.export]
@@ -213,6 +213,33 @@ class TestImages:
         upload(visitor, b"text", "notes.txt")
         refused(visitor, "the file was not uploaded")
 
+    def test_an_answer_may_arrive_before_the_response_of_the_upload(self, visit: Callable[..., Visitor]) -> None:
+        visitor = visit()
+        held: list[tuple[Route, APIResponse]] = []
+        aborted: list[str] = []
+        visitor.page.on("requestfailed", lambda request: aborted.append(request.url))
+        visitor.page.route("**/upload/**", lambda route: held.append((route, route.fetch())))
+        upload(visitor, encoded(photo(24, 24), "PNG"), "first.png")
+        answered(visitor, "first.png")
+        route, response = held.pop()
+        route.fulfill(response=response)
+        visitor.page.unroute_all()
+        upload(visitor, encoded(photo(24, 24, seed=1), "PNG"), "second.png")
+        answered(visitor, "second.png")
+        assert aborted == []
+
+    def test_an_upload_that_fails_is_stated_and_the_next_succeeds(self, visit: Callable[..., Visitor]) -> None:
+        visitor = visit()
+        visitor.page.route("**/upload/**", lambda route: route.abort())
+        upload(visitor, encoded(photo(24, 24), "PNG"), "first.png")
+        refused(visitor, "the upload failed")
+        visitor.page.unroute_all()
+        sent: list[str] = []
+        visitor.page.on("request", lambda request: sent.append(request.url) if "/upload/" in request.url else None)
+        upload(visitor, encoded(photo(24, 24, seed=1), "PNG"), "second.png")
+        answered(visitor, "second.png")
+        assert len(sent) == 1
+
 
 class TestMasks:
     def test_layer_head_and_token_are_chosen(self, visit: Callable[..., Visitor], trial: Trial) -> None:
@@ -366,9 +393,8 @@ class TestEveryone:
         self, visit: Callable[..., Visitor], trial: Trial
     ) -> None:
         visitor, data = visit(), encoded(photo(24, 24), "PNG")
-        visitor.page.locator("input.choose").focus()
         with visitor.page.expect_file_chooser() as chosen:
-            visitor.page.keyboard.press("Enter")
+            visitor.page.locator("input.choose").press("Enter")
         chosen.value.set_files([{"name": "chosen.png", "mimeType": "image/png", "buffer": data}])
         answered(visitor, "chosen.png")
         for number, (event, property_name) in enumerate((("drop", "dataTransfer"), ("paste", "clipboardData"))):
