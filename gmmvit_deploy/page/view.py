@@ -145,9 +145,7 @@ class Visit:
         upload.props(f'accept="{_SUFFIXES}"').classes("upload")
         uploader = f"getElement({upload.id}).$refs.qRef"
         upload.on("uploaded", js_handler=f"() => {uploader}.removeUploadedFiles()")
-        upload.on(
-            "failed", self._on_failed, args=[], js_handler=f"() => {{ {uploader}.removeQueuedFiles(); emit(); }}"
-        )
+        upload.on("failed", self._on_failed, args=[], js_handler=f"() => {{ {uploader}.removeQueuedFiles(); emit(); }}")
 
     def _build_choice(self) -> None:
         self._html(
