@@ -156,7 +156,8 @@ def checked(family: Family, logits: dict[str, np.ndarray], images: np.ndarray) -
     for name, answers in logits.items():
         truth, limit = family.limits(name, images)
         of_copies = (program(images) for program in family.programs[name])
-        off = max(distance(values, truth) for values in (answers, *of_copies))
+        # np.max, unlike max, is NaN if any distance is NaN: logits that are not finite.
+        off = float(np.max([distance(values, truth) for values in (answers, *of_copies)]))
         if not off <= limit.largest and name not in family.straight:
             raise SystemExit(f"{name}: the logits differ by {off:.2g}, expected at most {limit.largest:.2g}")
         distances[name] = {"off": off, "limit": limit.largest}

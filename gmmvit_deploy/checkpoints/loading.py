@@ -86,7 +86,12 @@ def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpo
     if hints.head is not None:
         file = with_linear_head(file, Path(hints.head))
     source = _source_of(file, hints)
-    check_options(str(path), source, given, file.tensors)
+    try:
+        check_options(str(path), source, given, file.tensors)
+    except CheckpointError:
+        if source is TIMM_FILES and hints.model is None:
+            _refuse_incomplete(file)
+        raise
     family = _family_of_source(source)
     _check_preset(family, hints)
     name = str(path)

@@ -110,6 +110,14 @@ def test_wrong_logits_stop_the_script_unless_the_program_is_straight() -> None:
         side_by_side.checked(family, {"ours": images}, images)
 
 
+def test_logits_of_a_copy_that_are_not_finite_stop_the_script() -> None:
+    images = np.zeros((1, 2), np.float32)
+    copies = [np.copy, lambda batch: np.full_like(batch, np.nan), np.copy]
+    family = family_with(programs={"ours": copies}, limits=lambda name, batch: (images, SimpleNamespace(largest=0.5)))
+    with pytest.raises(SystemExit, match="ours: the logits differ by nan"):
+        side_by_side.checked(family, {"ours": images}, images)
+
+
 def test_a_straight_program_that_cannot_run_is_recorded_with_its_reason() -> None:
     family = object.__new__(side_by_side.Family)
     family.programs, family.precision, family.straight = {}, {}, set()
