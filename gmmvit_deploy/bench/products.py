@@ -147,7 +147,8 @@ def _openvino(hint: str) -> Callable[[Shape], Program]:
         compiled = core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": hint})
         request = compiled.create_infer_request()
         values = np.random.default_rng(1).standard_normal(shape[:2], dtype=np.float32)
-        request.set_input_tensor(openvino.Tensor(values, shared_memory=True))
+        # A copy: OpenVINO does not keep an array that it shares, and would read its memory after the array is freed.
+        request.set_input_tensor(openvino.Tensor(values))
         return lambda: request.infer()
 
     return make

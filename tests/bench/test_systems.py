@@ -14,15 +14,17 @@ from torch import nn
 
 from benchmarks.reported import mask_cost
 from benchmarks.shared import cpu_programs, side_by_side
-from benchmarks.shared.families import as_released, compiled, eager
+from benchmarks.shared.families import as_released, compiled, eager, straight_graph
 from benchmarks.shared.systems import MEASURED, SYSTEMS, system_pair
 from benchmarks.shared.tables_engines import every_engine, systems_table
 from benchmarks.shared.tables_reported import best_straight_table, fastest_table, headline_table, mask_free_table
+from gmmvit_deploy.bench import products
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.families import FAMILIES, PRESETS, family_named, model_from_spec
 from gmmvit_deploy.folding.fold import fold
 from gmmvit_deploy.kernels.libraries import onnxruntime_library
+from gmmvit_deploy.runtime.onnxruntime import session_from_bytes
 from gmmvit_deploy.scores.attention import attention_scores
 from gmmvit_deploy.specs import MaskSpec, input_shape
 
@@ -108,6 +110,27 @@ def test_wrong_logits_stop_the_script_unless_the_program_is_straight() -> None:
     assert side_by_side.checked(family, {"fast": images}, images) == {"fast": {"off": 1.0, "limit": 0.5}}
     with pytest.raises(SystemExit, match="ours: the logits differ by 1"):
         side_by_side.checked(family, {"ours": images}, images)
+
+
+@pytest.mark.export
+def test_a_network_without_roles_before_folding_has_a_straight_graph() -> None:
+    """The graph needs no declared roles, which RMT's rotation and decays get only by folding."""
+    model = model_from_spec(family_named("rmt").small(MaskSpec(kind="decay"))).eval()
+    session = session_from_bytes(straight_graph(model, input_shape(model.spec), 4).SerializeToString(), "straight")
+    for batch in (1, 3):
+        images = torch.randn(batch, *input_shape(model.spec))
+        (logits,) = session.run(None, {"tensor": images.numpy()})
+        with torch.no_grad():
+            torch.testing.assert_close(torch.from_numpy(logits), model(images), atol=1e-4, rtol=1e-4)
+
+
+def test_the_matrix_product_of_a_roofline_reads_its_own_copy_of_the_input() -> None:
+    shape = (2048, 512, 64)
+    program = products._openvino("f32")(shape)
+    (product,) = program().values()  # type: ignore[union-attr]  # Program returns object
+    left = np.random.default_rng(1).standard_normal(shape[:2], dtype=np.float32)
+    right = np.random.default_rng(0).standard_normal(shape[1:], dtype=np.float32)
+    np.testing.assert_allclose(product, left @ right, atol=1e-3)
 
 
 def test_logits_of_a_copy_that_are_not_finite_stop_the_script() -> None:
