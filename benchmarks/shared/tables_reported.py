@@ -6,6 +6,7 @@ from typing import Any
 
 from benchmarks.shared.places import FAMILIES
 from benchmarks.shared.results import by_family, by_run, interval, result
+from benchmarks.shared.tables_costs import cost_tables
 from benchmarks.shared.tables_engines import engines_table, head_dims_table, systems_table
 from benchmarks.shared.timm_architectures import ARCHITECTURES
 
@@ -45,6 +46,7 @@ def documented_tables() -> dict[str, str]:
         "engines": engines_table(engines),
         "head_dims": head_dims_table(engines),
         "timm_models": timm_table(by_run("reported/timm_models")),
+        **cost_tables(fastest, costs),
     }
     if systems:
         tables["engine_systems"] = systems_table(systems)

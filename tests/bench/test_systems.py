@@ -16,6 +16,7 @@ from benchmarks.reported import mask_cost
 from benchmarks.shared import cpu_programs, side_by_side
 from benchmarks.shared.families import as_released, compiled, eager, straight_graph
 from benchmarks.shared.systems import MEASURED, SYSTEMS, system_pair
+from benchmarks.shared.tables_costs import COSTS, cost_table
 from benchmarks.shared.tables_engines import every_engine, systems_table
 from benchmarks.shared.tables_reported import best_straight_table, fastest_table, headline_table, mask_free_table
 from gmmvit_deploy.bench import products
@@ -291,3 +292,23 @@ def test_tables_of_engines_show_systems_with_missing_precisions() -> None:
     page = every_engine({"card": card, "families": {}}, systems)
     assert "| rmt | fp16 | 9 | 7 | 1 of 2 | a reason | 0 | 1.00 | 1.0 |" in page
     assert "systems" not in every_engine({"card": card, "families": {}}, {})
+
+
+def test_every_system_has_a_table_of_costs_on_its_page() -> None:
+    assert sorted(name for names in COSTS.values() for name in names) == sorted(SYSTEMS)
+    pages = Path(__file__).parents[2] / "docs" / "pages" / "models"
+    for marker in COSTS:
+        assert f"<!-- {marker} -->" in (pages / f"{marker.removeprefix('cost_')}.md").read_text(encoding="utf-8")
+
+
+def test_a_table_of_costs_states_times_ratios_and_the_cost_of_the_constants() -> None:
+    ours = speed(best_straight="straight export", times_faster_than_best_straight=RATIO, share_of_roofline=0.5)
+    rows = {"eager": speed(), "straight export": speed(), "onnxruntime+kernels": ours, "openvino": ours}
+    rows["openvino"] = {**ours, "without_kernels": "no attention"}
+    twins = {"openvino+kernels": {"over_plain": RATIO}}
+    head, line, row = cost_table(("rmt",), {"rmt": {"1": rows}}, {"rmt": {"1": twins}}).splitlines()
+    assert row == (
+        "| rmt, 1 | 2.0 | 2.00 | 2.00 (1.50 ×) | 2.00 (1.50 ×), no kernels |  |  | 50% | 1.500 (1.400–1.600) |"
+    )
+    assert head.count("|") == line.count("|") == row.count("|")
+    assert cost_table(("eanet",), {}, {}) == "No result has these times yet."
