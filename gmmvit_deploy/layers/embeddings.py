@@ -1,9 +1,11 @@
-"""Find the patch filters and the stored position embeddings of a model of any family.
+"""Find the patch filters and the position embeddings of a model of any family.
 
     token[d] = Σ filters[d] ∘ patch + bias[d]        x = tokens + positions
 
-The patch embedding is a `PatchEmbedding`, `ShiftedPatches`, or a convolution with the role ``embedding``. Modules of
-other packages declare no roles: their patch embedding is the first convolution on the channels of the images.
+The patch embedding is a `PatchEmbedding`, `ShiftedPatches`, a convolution with the role ``embedding``, or the linear
+layer that the class of the model names in ``unfolded_patches``. Modules of other packages declare nothing: their patch
+embedding is the first convolution on the channels of the images. If a norm stands before the linear layer, the filters
+are the weights of the layer, without the norm.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ from gmmvit_deploy.layers.blocks import PatchEmbedding
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.layers.roles import layer_role
 from gmmvit_deploy.layers.shifted_patches import ShiftedPatches
+from gmmvit_deploy.layers.unfolding import unfolded_filters
 
-__all__ = ["PatchFilters", "StoredPositions", "patch_filters", "stored_positions"]
+__all__ = ["PatchFilters", "PositionEmbeddings", "patch_filters", "position_embeddings"]
 
 _NAMES = frozenset({"position_embedding", "positions", "pos_embed", "pos_embedding"})
 _PREFIXES = (0, 1, 2)  # a class token, a class and a distillation token; a network of timm states its number
@@ -40,24 +43,32 @@ class PatchFilters:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StoredPositions:
-    """Position embeddings that the checkpoint stores.
+class PositionEmbeddings:
+    """Position embeddings of the tokens.
 
     name: the name of the tensor.  positions: (prefix + rows · columns, D), first the prefix tokens, then the patches.
     grid: (rows, columns) of the patches.  prefix: the number of prefix tokens, such as a class token.
+    stored: False if the network computes the tensor from its sizes, so that no checkpoint stores the tensor.
     """
 
     name: str
     positions: Tensor
     grid: tuple[int, int]
     prefix: int
+    stored: bool
 
 
 def patch_filters(model: Model) -> PatchFilters | None:
     """Return the filters of the patch embedding, or None for a network without such a layer.
 
-    A T2T has no patch filters: its first layer reads overlapping patches behind a norm, as part of an attention.
+    The patch embedding of a T2T is the linear layer of its first attention: a filter for each feature of Q, K and V.
     """
+    if model.unfolded_patches is not None:
+        name, side = model.unfolded_patches
+        layer = model.get_submodule(name)
+        if isinstance(layer, nn.Linear):
+            filters = unfolded_filters(layer.weight, side)
+            return PatchFilters(name=name, filters=filters, views=filters.shape[1] // model.spec.channels)
     for name, module in model.named_modules():
         if isinstance(module, PatchEmbedding | ShiftedPatches):
             filters, views = module.filters(), module.view_count
@@ -70,18 +81,22 @@ def patch_filters(model: Model) -> PatchFilters | None:
     return None
 
 
-def stored_positions(model: Model) -> Iterator[StoredPositions]:
-    """Yield the position embeddings that the checkpoint stores, recognised by the usual names of such tensors.
+def position_embeddings(model: Model) -> Iterator[PositionEmbeddings]:
+    """Yield the position embeddings, recognised by the usual names of such parameters and buffers.
 
-    Positions that the network computes from its sizes are in no state dict, and are left out. So are tensors whose
-    tokens are no prefix tokens and a grid of patches.
+    Position embeddings that the network computes from its sizes, such as sinusoids, are buffers outside of the state
+    dict. Tensors whose tokens are no prefix tokens and a grid of patches are left out.
     """
-    for name, tensor in model.state_dict().items():
+    stored = model.state_dict()
+    for name, tensor in (stored | dict(model.named_buffers())).items():
         if name.rpartition(".")[2] in _NAMES and tensor.dim() == 3 and tensor.shape[0] == 1:
             place = _place(model, tensor.shape[1])
             if place is not None:
                 grid, prefix = place
-                yield StoredPositions(name=name, positions=tensor[0].detach(), grid=grid, prefix=prefix)
+                positions = tensor[0].detach()
+                yield PositionEmbeddings(
+                    name=name, positions=positions, grid=grid, prefix=prefix, stored=name in stored
+                )
 
 
 def _place(model: Model, tokens: int) -> tuple[tuple[int, int], int] | None:

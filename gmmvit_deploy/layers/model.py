@@ -21,11 +21,14 @@ class Model(nn.Module):
     """Abstract base class: each family derives its model class from `Model`.
 
     foreign: True if another package defines the network, so that the modules do not declare the roles of operators.
+    unfolded_patches: (name, side) of the first linear layer, if it reads overlapping patches of side × side pixels that
+    an `Unfold` cuts, or a norm of these patches; otherwise None.
     spec: the spec that the model was built from.
     forward: images (B, c, S, S), normalised, float32 → logits (B, C), for B images with c channels and C classes.
     """
 
     foreign: ClassVar[bool] = False
+    unfolded_patches: ClassVar[tuple[str, int] | None] = None
     spec: ModelSpec
 
     def oddities(self) -> Iterator[tuple[str, Oddity]]:

@@ -18,7 +18,7 @@ from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.layers.roles import with_role
 from gmmvit_deploy.precision import Role
 
-__all__ = ["Unfold", "UnfoldConvolution", "unfolds_as_convolutions"]
+__all__ = ["Unfold", "UnfoldConvolution", "unfolded_filters", "unfolds_as_convolutions"]
 
 
 class Unfold(nn.Module):
@@ -32,6 +32,12 @@ class Unfold(nn.Module):
 
     def forward(self, lattice: Float[Tensor, "batch channels s s"]) -> Float[Tensor, "batch n width"]:
         return nn.functional.unfold(lattice, self.side, stride=self.stride, padding=self.padding).transpose(1, 2)
+
+
+def unfolded_filters(weight: Float[Tensor, "dim width"], side: int) -> Float[Tensor, "dim channels side side"]:
+    """Return the weight of a linear layer on the output of `Unfold` as a filter for each output feature."""
+    filters: Tensor = weight.detach().unflatten(1, (-1, side, side))
+    return filters
 
 
 class UnfoldConvolution(nn.Module):

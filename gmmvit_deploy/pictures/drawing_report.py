@@ -162,8 +162,8 @@ def _memory(memory: Memory) -> str:
 def _filters(sheet: FilterSheet | None) -> str:
     if sheet is None:
         return (
-            "<p>There is no picture of the patch embedding: no linear layer on patches and no convolution reads the "
-            "channels of the image directly.</p>"
+            "<p>There is no picture of the patch embedding: no convolution reads the channels of the image directly, "
+            "and the model declares no linear layer on patches.</p>"
         )
     channels, rows, columns = sheet.drawn.shape[1:]
     if sheet.explained is not None:
@@ -197,8 +197,8 @@ def _filter_alt(sheet: FilterSheet, where: str) -> str:
 def _positions(similarities: tuple[PositionSimilarity, ...]) -> str:
     if not similarities:
         return (
-            "<p>There is no picture of the position embeddings: the checkpoint stores no embedding for each patch of a "
-            "grid.</p>"
+            "<p>There is no picture of the position embeddings: no parameter or buffer with a usual name holds an "
+            "embedding for each patch of a grid.</p>"
         )
     legend = (
         '<p class="quiet">The map at the position of a patch shows the cosine similarity of its position embedding to '
@@ -212,6 +212,8 @@ def _similarity(positions: PositionSimilarity) -> str:
     image = similarity_image(positions)
     measured = positions.measured()
     parts = [f"{rows}×{columns} patches"]
+    if not positions.stored:
+        parts.append("computed from the sizes of the model, and not stored in the checkpoint")
     if image is None:
         parts.append(f"not drawn, because the grid has more than {MOST_TOKENS} patches")
     if measured["neighbours"] is not None:

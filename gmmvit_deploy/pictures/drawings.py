@@ -42,7 +42,7 @@ class Drawings:
     """What the report draws in addition to the masks.
 
     steps: all steps on the attention scores that are no masks, and memories.  filters: the patch embedding, or None.
-    positions: the similarities of the stored position embeddings; empty without stored positions.
+    positions: the similarities of the position embeddings; empty without position embeddings.
     """
 
     steps: Steps

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gmmvit_deploy.layers.embeddings import patch_filters, stored_positions
+from gmmvit_deploy.layers.embeddings import patch_filters, position_embeddings
 from gmmvit_deploy.scores.masks import squared_distances
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gmmvit_deploy.layers.embeddings import StoredPositions
+    from gmmvit_deploy.layers.embeddings import PositionEmbeddings
     from gmmvit_deploy.layers.model import Model
 
 __all__ = ["LARGEST_SHEET", "FilterSheet", "PositionSimilarity", "filters_of", "similarities_of"]
@@ -61,12 +61,14 @@ class PositionSimilarity:
     """The cosine similarity of each position embedding to all others.
 
     name: the name of the tensor.  grid: (rows, columns) of the patches.  prefix: the number of prefix tokens.
+    stored: False if the network computes the tensor from its sizes, so that no checkpoint stores the tensor.
     similarity: (N, N), between the patches.  to_prefix: (prefix, N), of the prefix tokens to the patches.
     """
 
     name: str
     grid: tuple[int, int]
     prefix: int
+    stored: bool
     similarity: NDArray[np.float32]
     to_prefix: NDArray[np.float32]
 
@@ -89,6 +91,7 @@ class PositionSimilarity:
             "name": self.name,
             "grid": list(self.grid),
             "prefix": self.prefix,
+            "stored": self.stored,
             **self.measured(),
             "prefix_to_patches": [float(row.mean()) for row in self.to_prefix],
         }
@@ -122,18 +125,19 @@ def filters_of(model: Model) -> FilterSheet | None:
 
 
 def similarities_of(model: Model) -> tuple[PositionSimilarity, ...]:
-    """Return the similarities of each tensor of position embeddings that the checkpoint stores."""
-    return tuple(_similarity(stored) for stored in stored_positions(model))
+    """Return the similarities of each tensor of position embeddings."""
+    return tuple(map(_similarity, position_embeddings(model)))
 
 
-def _similarity(stored: StoredPositions) -> PositionSimilarity:
-    positions: Tensor = torch.nn.functional.normalize(stored.positions.cpu().double(), dim=-1)
-    patches = positions[stored.prefix :]
+def _similarity(embeddings: PositionEmbeddings) -> PositionSimilarity:
+    positions: Tensor = torch.nn.functional.normalize(embeddings.positions.cpu().double(), dim=-1)
+    patches = positions[embeddings.prefix :]
     cosines = (positions @ patches.T).float().numpy()
     return PositionSimilarity(
-        name=stored.name,
-        grid=stored.grid,
-        prefix=stored.prefix,
-        similarity=cosines[stored.prefix :],
-        to_prefix=cosines[: stored.prefix],
+        name=embeddings.name,
+        grid=embeddings.grid,
+        prefix=embeddings.prefix,
+        stored=embeddings.stored,
+        similarity=cosines[embeddings.prefix :],
+        to_prefix=cosines[: embeddings.prefix],
     )

@@ -59,8 +59,8 @@ def write_report(
         if not layers:
             raise InputError(
                 f"{loaded.file.path}: the model has no masks to draw",
-                hint="type --report FILE.html for a page with the audit and the sizes of the model, "
-                "which needs no masks",
+                hint="type --report FILE.html for a page with the audit, the sizes of the model, the other steps on "
+                "the attention scores, the memories, and the patch and position embeddings",
             )
         title = f"{loaded.file.path.name}: {loaded.spec.family}, {loaded.spec.mask}"
         data = png(sheet(layers, title=title))

@@ -262,34 +262,55 @@ class FrozenBatch(nn.Module):
         return back.reshape(-1, side * side, width)
 
 
+def straight_export(module: nn.Module, example: Tensor, path: Path, *, dynamo: bool) -> None:
+    """Export a module with an exporter of PyTorch, and declare the batch as dynamic."""
+    if dynamo:
+        batch = torch.export.Dim("batch", min=1, max=8)
+        program = torch.onnx.export(module, (example,), dynamo=True, dynamic_shapes=({0: batch},), verbose=False)
+        assert program is not None
+        path.write_bytes(program.model_proto.SerializeToString())
+    else:
+        axes = {"x": {0: "batch"}, "y": {0: "batch"}}
+        torch.onnx.export(
+            module, (example,), f=str(path), dynamo=False, dynamic_axes=axes, input_names=["x"], output_names=["y"]
+        )
+
+
 @pytest.mark.export
 @pytest.mark.filterwarnings("ignore")
-def test_a_straight_export_of_the_released_window_code_is_wrong_at_other_batches() -> None:
-    dynamic = torch.export.Dim("batch", min=1, max=8)
-    program = torch.onnx.export(
-        FrozenBatch(), (torch.zeros(4, 8, 8, 8),), dynamo=True, dynamic_shapes=({0: dynamic},), verbose=False
-    )
-    assert program is not None
-    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
+@pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
+def test_a_straight_export_of_the_released_window_code_is_wrong_at_other_batches(dynamo: bool, tmp_path: Path) -> None:
+    path = tmp_path / "windows.onnx"
+    straight_export(FrozenBatch(), torch.zeros(4, 8, 8, 8), path, dynamo=dynamo)
+    session = onnxruntime.InferenceSession(path)
+    assert isinstance(session.get_inputs()[0].shape[0], str)  # the declared batch is dynamic
+    in_openvino = openvino.Core().compile_model(path, "CPU")
     for batch in (1, 2, 4, 8):
         x = torch.randn(batch, 8, 8, 8)
         (out,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-        assert out.shape == (batch, 64, 8)  # without an error
-        assert np.array_equal(out, x.flatten(1, 2).numpy()) == (batch == 4)
+        for result in (out, in_openvino(x.numpy())[0]):
+            assert result.shape == (batch, 64, 8)  # without an error
+            assert np.array_equal(result, x.flatten(1, 2).numpy()) == (batch == 4)
 
 
-def _with_batch_of_4(self: WindowBlock, x: Tensor) -> Tensor:
-    """Compute what such a graph computes that was exported with 4 images: the windows become 4 grids at every batch."""
-    dim, side = x.shape[-1], self.grid // self.window
-    lattice = x.reshape(-1, self.grid, self.grid, dim)
-    lattice = torch.roll(lattice, (-self.shift, -self.shift), dims=(1, 2))
-    windows = lattice.reshape(-1, side, self.window, side, self.window, dim).transpose(2, 3)
-    mixed = self.attention(windows.reshape(-1, side**2, self.window**2, dim))
-    back = mixed.reshape(4, side, side, self.window, self.window, -1).transpose(2, 3)
-    lattice = torch.roll(back.reshape(4, self.grid, self.grid, -1), (self.shift, self.shift), dims=(1, 2))
-    return lattice.reshape(-1, self.grid**2, dim)
+def _with_the_batch_as_a_number(self: WindowBlock, x: Tensor) -> Tensor:
+    """Compute a window attention as the released code: from the number of windows, the batch as a Python number."""
+    (images, tokens, dim), side = x.shape, self.grid // self.window
+    lattice = x.view(images, self.grid, self.grid, dim)
+    if self.shift:
+        lattice = torch.roll(lattice, (-self.shift, -self.shift), dims=(1, 2))
+    windows = lattice.view(images, side, self.window, side, self.window, dim).transpose(2, 3).contiguous()
+    mixed = self.attention(windows.view(-1, side**2, self.window**2, dim)).view(-1, self.window, self.window, dim)
+    batch = int(mixed.shape[0] / (self.grid * self.grid / self.window / self.window))
+    back = mixed.view(batch, side, side, self.window, self.window, -1).transpose(2, 3).contiguous()
+    lattice = back.view(batch, self.grid, self.grid, -1)
+    if self.shift:
+        lattice = torch.roll(lattice, (self.shift, self.shift), dims=(1, 2))
+    return lattice.view(images, tokens, dim)
 
 
+@pytest.mark.export
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("name", "shares"),
     [
@@ -298,17 +319,27 @@ def _with_batch_of_4(self: WindowBlock, x: Tensor) -> Tensor:
         ("spt_swin", {1: 0.38, 2: 0.25, 4: 0, 8: 0.79}),
     ],
 )
-def test_how_wrong_a_fixed_batch_is(name: str, shares: dict[int, float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/pages/models/spt_lsa.md shows these shares of the largest logit."""
-    monkeypatch.setattr(WindowBlock, "_attended", _with_batch_of_4)
-    case = golden(name)
-    model = load_checkpoint(case.path, case.hints).model
+def test_how_wrong_a_fixed_batch_is(
+    name: str, shares: dict[int, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/pages/models/spt_lsa.md shows these shares of the largest logit, computed by the exported graph."""
+    monkeypatch.setattr(WindowBlock, "_attended", _with_the_batch_as_a_number)
+    case, path = golden(name), tmp_path / "swin.onnx"
+    model = load_checkpoint(case.path, case.hints).model.eval()
+    straight_export(model, torch.zeros(4, *case.inputs.shape[1:]), path, dynamo=True)
+    session = onnxruntime.InferenceSession(path)
+    assert isinstance(session.get_inputs()[0].shape[0], str)
+    in_openvino = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     for batch, share in shares.items():
-        rows = np.arange(batch) % len(case.inputs)
-        with torch.inference_mode():
-            logits = model(torch.from_numpy(case.inputs[rows])).numpy()
-        difference = np.abs(logits - case.logits[rows]).max() / np.abs(case.logits).max()
-        assert difference == pytest.approx(share, abs=0.005), batch
+        images = case.inputs[np.arange(batch) % len(case.inputs)]
+        expected = case.logits[np.arange(batch) % len(case.inputs)]
+        (logits,) = session.run(None, {session.get_inputs()[0].name: images})
+        np.testing.assert_allclose(in_openvino(images)[0], logits, rtol=0, atol=case.atol)
+        difference = np.abs(logits - expected).max()
+        assert difference / np.abs(case.logits).max() == pytest.approx(share, abs=0.005), batch
+        assert (difference <= case.atol) == (batch == 4)
+        with torch.inference_mode():  # in PyTorch, the same module is right at every batch
+            np.testing.assert_allclose(model(torch.from_numpy(images)).numpy(), expected, rtol=0, atol=case.atol)
 
 
 @pytest.mark.export

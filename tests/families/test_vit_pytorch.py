@@ -102,6 +102,15 @@ def test_folding_is_exact_in_float64(name: str) -> None:
     assert_same_logits(logits64(model, case), expected64(case))
 
 
+def test_the_temperature_of_the_small_data_vit_is_merged_into_q() -> None:
+    case = golden("vp_spt_lsa")
+    model = load_checkpoint(case.path, case.hints).model
+    folded = fold(model)
+    assert folded.passes["merge_temperature_into_query"] == tuple(name for name, _ in attention_scores(model))
+    for _, scores in attention_scores(folded.model):
+        assert [step.operation for _, step in scores.steps()] == ["add"]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_mistakes_in_reading_change_the_golden_logits(name: str) -> None:
     case = golden(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import re
@@ -15,9 +16,10 @@ from torch import Tensor, nn
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.families import FAMILIES
+from gmmvit_deploy.families.t2t.model import T2T
 from gmmvit_deploy.layers.attention import attentions_without_scores, memories
 from gmmvit_deploy.layers.blocks import PatchEmbedding
-from gmmvit_deploy.layers.embeddings import patch_filters, stored_positions
+from gmmvit_deploy.layers.embeddings import patch_filters, position_embeddings
 from gmmvit_deploy.layers.shifted_patches import VIEWS, ShiftedPatches
 from gmmvit_deploy.pictures import drawings as module
 from gmmvit_deploy.pictures.drawing_report import drawing_sections
@@ -213,6 +215,21 @@ def test_filters_of_a_linear_layer_are_those_of_a_convolution(
     assert embedding.filters().shape[1] == 3 * embedding.view_count
 
 
+@pytest.mark.parametrize(("name", "views"), [("t2t_plain", 1), ("sl_t2t", VIEWS), ("eanet_transfer", 1)])
+def test_filters_of_overlapping_patches_are_those_of_a_convolution(name: str, views: int) -> None:
+    model = copy.deepcopy(loaded(name).model).double()
+    images = torch.from_numpy(golden(name).inputs[:2]).double()
+    unfold, transformer = model.unfolds[0], model.token_transformers[0]
+    embedding = patch_filters(model)
+    assert embedding is not None
+    layer = transformer.qkv if name != "eanet_transfer" else transformer.project
+    assert (model.get_submodule(embedding.name), embedding.views) == (layer, views)
+    read = images if views == 1 else model.views(images)
+    expected = layer(unfold(read))  # without the norm in front of the layer
+    convolved = nn.functional.conv2d(read, embedding.filters, layer.bias, stride=unfold.stride, padding=unfold.padding)
+    torch.testing.assert_close(convolved.flatten(2).transpose(1, 2), expected)
+
+
 @pytest.mark.parametrize(
     ("name", "layer", "views"),
     [
@@ -220,6 +237,9 @@ def test_filters_of_a_linear_layer_are_those_of_a_convolution(
         ("pit_gmm", "patch_embedding", 1),
         ("sl_vit", "patch_embedding", VIEWS),
         ("spt_swin", "patch_embedding", VIEWS),
+        ("t2t_gmm", "token_transformers.0.qkv", 1),
+        ("sl_t2t", "token_transformers.0.qkv", VIEWS),
+        ("eanet_transfer", "token_transformers.0.project", 1),
         ("deepvit_cnn_cleaned", "stem.convolutions.0", 1),
         ("timm_vit", "network.patch_embed.proj", 1),
     ],
@@ -231,7 +251,8 @@ def test_the_name_of_the_patch_embedding(name: str, layer: str, views: int) -> N
     assert embedding.filters.shape[1] == views * loaded(name).spec.channels
 
 
-def test_a_network_without_patch_filters_gets_a_sentence() -> None:
+def test_a_network_without_patch_filters_gets_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(T2T, "unfolded_patches", None)
     assert filters_of(loaded("t2t_plain").model) is None
     assert "There is no picture of the patch embedding" in page_of(loaded("t2t_plain"), [])
 
@@ -274,7 +295,7 @@ def test_pictures_of_other_channels(channels: int, views: int, pictures: int) ->
     assert {image.size for _, image in described} == {(8 * 5 - 1, 2 * 5 - 1)}
 
 
-def test_similarities_are_cosines_of_the_stored_positions() -> None:
+def test_similarities_are_cosines_of_the_positions() -> None:
     model = loaded("pit_gmm").model
     (shown,) = similarities_of(model)
     positions = model.position_embedding.detach()[0].double()
@@ -307,21 +328,39 @@ def test_zero_positions_have_the_similarity_zero() -> None:
 @pytest.mark.parametrize(
     ("name", "tensors"),
     [
-        ("vit_gmm", ["position_embedding"]),
-        ("swin_plain", ["position_embedding"]),
-        ("eanet_transfer", ["positions.position_embedding"]),
-        ("timm_vit", ["network.pos_embed"]),
-        ("rmt_2023", []),
+        ("vit_gmm", {"position_embedding": True}),
+        ("swin_plain", {"position_embedding": True}),
+        ("eanet_transfer", {"positions.position_embedding": True}),
+        ("timm_vit", {"network.pos_embed": True}),
+        ("vp_simple_vit", {"position_embedding": False}),
+        ("mnist_vit", {"positions": False}),
+        ("rmt_2023", {}),
     ],
 )
-def test_the_names_of_stored_positions(name: str, tensors: list[str]) -> None:
-    shown = list(stored_positions(loaded(name).model))
-    assert [positions.name for positions in shown] == tensors
+def test_the_names_of_positions(name: str, tensors: dict[str, bool]) -> None:
+    shown = list(position_embeddings(loaded(name).model))
+    assert {positions.name: positions.stored for positions in shown} == tensors
     for positions in shown:
         assert len(positions.positions) == positions.prefix + positions.grid[0] * positions.grid[1]
+    page = page_of(loaded(name), [])
+    assert ("not stored in the checkpoint" in page) == (False in tensors.values())
+    described = drawings_of(loaded(name).model).to_json()["position_embeddings"]
+    assert {positions["name"]: positions["stored"] for positions in described} == tensors
 
 
-def test_a_model_without_stored_positions_gets_a_sentence() -> None:
+def test_the_similarity_of_sinusoids_decreases_with_the_distance() -> None:
+    (shown,) = similarities_of(loaded("vp_simple_vit").model)
+    (rows, columns), similarity = shown.grid, shown.similarity
+    assert shown.prefix == 0
+    assert rows == columns > 2
+    maps = similarity.reshape(rows, columns, rows, columns)
+    # The sinusoids depend on row and column in the same way: maps are symmetric about the diagonal of the grid.
+    np.testing.assert_allclose(maps, maps.transpose(1, 0, 3, 2), atol=1e-6)
+    assert maps[0, 0, 0, 1] > maps[0, 0, 0, 2]
+    assert maps[0, 0, 0, 1] > maps[0, 0, 1, 1]
+
+
+def test_a_model_without_positions_gets_a_sentence() -> None:
     page = page_of(loaded("rmt_2023"), [])
     require_readable_page(page)
     assert "There is no picture of the position embeddings" in page

@@ -163,8 +163,9 @@ def test_reports_of_every_golden_checkpoint(name: str, tmp_path: Path) -> None:
         assert Image.open(tmp_path / "masks.png").size == sheet(layers, title="").size
     else:
         assert "no mask" in page
-        with pytest.raises(InputError, match="no masks to draw"):
+        with pytest.raises(InputError, match="no masks to draw") as caught:
             write_report(loaded, tmp_path / "masks.png")
+        assert {"audit", "sizes", "steps", "memories", "embeddings"} <= set(re.findall(r"\w+", caught.value.hint))
 
 
 @pytest.mark.browser

@@ -79,6 +79,8 @@ class EANet(Model):
     forward: images (B, c, S, S), normalised, float32 → logits (B, C).
     """
 
+    unfolded_patches: ClassVar[tuple[str, int]] = ("token_transformers.0.project", _FIRST_SIDE)
+
     spec: EANetSpec
     positions: ClassTokenFirst | ClassRowFirst
 

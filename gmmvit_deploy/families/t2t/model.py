@@ -103,6 +103,7 @@ class T2T(Model):
     """
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"add": "bias", "mean": "pooling"}
+    unfolded_patches: ClassVar[tuple[str, int]] = ("token_transformers.0.qkv", _SIDE)
 
     position_embedding: Tensor
     unused: nn.ParameterDict | None
