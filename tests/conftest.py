@@ -38,11 +38,13 @@ from gmmvit_deploy.families.swin.spec import SwinSpec
 from gmmvit_deploy.folding.fold import fold
 from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.images import ImageSpec
+from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtime.image_batches import open_images
 from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.specs import MaskKind, MaskSpec
+from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from gmmvit_deploy.variants import open_variant
 from tests.forked import command_line
 from tests.shared_exports import FOLDER_VARIABLE, shared_exports
@@ -184,10 +186,31 @@ class Golden:
         """Largest allowed distance of ONNX Runtime's logits from the stored logits."""
         return float(MANIFEST[self.name].get("atol", 2e-5))
 
+    @property
+    def exact(self) -> np.ndarray:
+        """The float64 logits of the training code; the files of `RELEASED` have no such logits."""
+        logits: np.ndarray = np.load(_arrays(self.name))["logits64"]
+        return logits
+
+    def limit(self, precision: Precision = "fp32", *, recorded: float | None = None) -> float:
+        """Return parity's limit for the distance of a runner's logits from `exact`, on the images of this file.
+
+        recorded: for int8, the largest difference of the graph that conversion recorded.
+        """
+        noise, scale = np.abs(self.logits - self.exact).max(), np.abs(self.exact).max()
+        return limit_from_noise(
+            Noise(largest=float(noise), rms=0.0, scale=float(scale)), precision, recorded=recorded
+        ).largest
+
+
+def _arrays(name: str) -> Path:
+    """Return the path of the file with the images and logits."""
+    path: Path = MANIFEST[name]["folder"] / MANIFEST[name].get("inputs", f"{name}.npz")
+    return path
+
 
 def golden(name: str) -> Golden:
-    entry = MANIFEST[name]
-    arrays = np.load(entry["folder"] / entry.get("inputs", f"{name}.npz"))
+    entry, arrays = MANIFEST[name], np.load(_arrays(name))
     return Golden(
         name=name,
         path=entry["folder"] / entry.get("file", f"{name}.pth"),

@@ -76,8 +76,9 @@ PRESET = typer.Option(
     "--preset",
     metavar="NAME",
     rich_help_panel=MODEL,
-    help=f"Named configuration that supplies the number of heads: {', '.join(PRESETS)}. The configuration must "
-    "match the checkpoint.",
+    help=f"Named configuration: {', '.join(PRESETS)}. Supplies what the tensors of the checkpoint do not show: the "
+    "number of heads; for a DeepViT, also the scale adjustment and the transform scale; for an RMT, the image size and "
+    "the decomposed stages. The configuration must match the checkpoint.",
     callback=read_by(family_of_preset),
     autocompletion=complete(lambda: tuple(PRESETS)),
 )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gmmvit_deploy.sources.hints import LoadHints, OwnHint
-from gmmvit_deploy.sources.shapes import Shapes
+from gmmvit_deploy.sources.shapes import Shapes, heads_of_preset
 from gmmvit_deploy.sources.source import CheckpointSource
 from gmmvit_deploy.specs import MaskSpec
 
@@ -27,11 +27,13 @@ def released_source(
     own_hints: tuple[OwnHint, ...] = (),
     option: str = "",
     same_names: Mapping[str, tuple[str, ...]] | None = None,
+    shown_heads: Callable[[Shapes, LoadHints], tuple[int | None, str]] | None = None,
 ) -> CheckpointSource:
     """Return the checkpoint source of a family whose files store every tensor of the model unchanged.
 
     names: spec → dict from name in the model to name in the released file.
     signature, absent, spec, known_unused, name, own_hints, option, same_names: the same as for `CheckpointSource`.
+    shown_heads: the function for `heads_of_preset`; None if the tensors of every file show the number of heads.
     A model trained with the closed form of the mask never reads the stored base masks. For such a model the keys of the
     stored base masks are added to the result of ``known_unused``.
     """
@@ -44,6 +46,9 @@ def released_source(
         alphas = [name for name in names(model_spec).values() if name.endswith(".mask.alpha")]
         return reasons | {f"{alpha.removesuffix('.alpha')}.mask": reason for alpha in alphas}
 
+    def taken_from(shapes: Shapes, hints: LoadHints, model_spec: Any) -> Mapping[str, str]:
+        return {} if shown_heads is None else heads_of_preset(shapes, hints, shown=shown_heads)
+
     return CheckpointSource(
         name=name,
         signature=signature,
@@ -54,6 +59,7 @@ def released_source(
         own_hints=own_hints,
         option=option,
         same_names=same_names or {},
+        taken_from=taken_from,
     )
 
 

@@ -27,6 +27,7 @@ __all__ = [
     "compared_with_preset",
     "exact_root",
     "field_differences",
+    "heads_of_preset",
     "infer_heads",
     "infer_mask",
     "mask_heads",
@@ -186,7 +187,14 @@ def mask_heads(shapes: Shapes, prefixes: Sequence[str]) -> list[int]:
 
 
 def infer_heads(
-    source: str, *, width: int, known: int | None, evidence: str, hints: LoadHints, preset_heads: int | None
+    source: str,
+    *,
+    width: int,
+    known: int | None,
+    evidence: str,
+    hints: LoadHints,
+    preset_heads: int | None,
+    has_presets: bool = True,
 ) -> int:
     """Return the number of heads from the file, else from ``hints``, else from the preset.
 
@@ -195,6 +203,7 @@ def infer_heads(
     evidence: a clause such as "the number of heads in the masks of the file is", which a message continues with
     ``known``.
     preset_heads: the number of heads of the preset, or None without a preset.
+    has_presets: False for a family without presets, whose users can only type the number.
     Errors: CheckpointError when the number of heads is unknown, contradictory, or no divisor of ``width``.
     """
     hinted = hints.heads
@@ -206,8 +215,8 @@ def infer_heads(
     if heads is None:
         raise CheckpointError(
             f"{source}: this file does not determine the number of attention heads",
-            hint="type --heads N or --preset NAME with the number of heads that the model was trained with; a wrong "
-            "number raises no error, but the predictions are wrong. "
+            hint=f"type --heads N{' or --preset NAME' if has_presets else ''} with the number of heads that the model "
+            "was trained with; a wrong number raises no error, but the predictions are wrong. "
             f"N must divide {width}, the width of q, k and v: {_divisors(width)}",
         )
     if width % heads:
@@ -278,6 +287,19 @@ def preset_of(
     classes, image_size, mask: the values of the file.
     """
     return None if hints.preset is None else presets[hints.preset](classes, image_size, mask)
+
+
+def heads_of_preset(
+    shapes: Shapes, hints: LoadHints, *, shown: Callable[[Shapes, LoadHints], tuple[int | None, str]]
+) -> dict[str, str]:
+    """Return ``heads`` → the option ``--preset``, if no tensor shows the number of heads; else an empty dict.
+
+    shown: the function of the family that returns the number of heads that the tensors show, or None, and the evidence
+    for `infer_heads`.
+    """
+    if hints.preset is None or shown(shapes, hints)[0] is not None:
+        return {}
+    return {"heads": f"--preset {hints.preset}"}
 
 
 def preset_differences(spec: ModelSpec, preset: ModelSpec) -> list[str]:

@@ -47,12 +47,13 @@ def spt_lsa_source(
     spec: Callable[[Shapes, LoadHints], Any],
     names: Callable[[Any], dict[str, str]],
     own_hints: tuple[OwnHint, ...] = (),
+    shown_heads: Callable[[Shapes, LoadHints], tuple[int | None, str]] | None = None,
 ) -> CheckpointSource:
     """Return the source of files with SPT, with LSA, or with both.
 
     signature: the expressions of the source of files without both.
     either: expressions for keys that only SPT or only LSA writes; at least one must match.
-    spec, names, own_hints: the same as for `released_source`.
+    spec, names, own_hints, shown_heads: the same as for `released_source`.
     """
     return released_source(
         name="the released code of SPT and LSA",
@@ -62,6 +63,7 @@ def spt_lsa_source(
         known_unused=lambda _: {},
         own_hints=own_hints,
         option=OPTION,
+        shown_heads=shown_heads,
     )
 
 

@@ -87,23 +87,36 @@ def test_a_missing_key(name: str, tmp_path: Path) -> None:
         assert layer in message or layer.split(".")[-1] in message, f"{key}: {message}"
 
 
+def _with_another_dimension(tensor: Tensor) -> Tensor:
+    return tensor[..., None]
+
+
+def _twice_as_long(tensor: Tensor) -> Tensor:
+    return torch.cat([tensor, tensor])
+
+
 @each_name
-def test_a_tensor_of_another_shape(name: str, tmp_path: Path) -> None:
-    _, key, _ = used_keys(name)
-    refusal(name, damaged(name, tmp_path, lambda state: state.update({key: torch.cat([state[key], state[key]])})))
+@pytest.mark.parametrize("change", [_with_another_dimension, _twice_as_long], ids=["dimension", "length"])
+def test_a_tensor_of_another_shape(name: str, change: Callable[[Tensor], Tensor], tmp_path: Path) -> None:
+    for key in used_keys(name):
+        path = damaged(name, tmp_path, lambda state, key=key: state.update({key: change(state[key])}))  # type: ignore[misc]
+        message = refusal(name, path)
+        # A longer weight can show a larger network, which the other tensors of the same layer do not fit.
+        expected = shown(key) if change is _with_another_dimension else shown(key).removesuffix(".weight")
+        assert expected in message, f"{key}: {message}"
 
 
 @each_name
 def test_a_tensor_with_nan(name: str, tmp_path: Path) -> None:
-    _, key, _ = used_keys(name)
+    for key in used_keys(name):
 
-    def change(state: State) -> None:
-        state[key] = state[key].contiguous().clone()
-        state[key].view(-1)[0] = torch.nan
+        def change(state: State, key: str = key) -> None:
+            state[key] = state[key].contiguous().clone()
+            state[key].view(-1)[0] = torch.nan
 
-    message = refusal(name, damaged(name, tmp_path, change))
-    assert f"{shown(key)}: 1 of " in message
-    assert "NaN" in message
+        message = refusal(name, damaged(name, tmp_path, change))
+        assert f"{shown(key)}: 1 of " in message
+        assert "NaN" in message
 
 
 @each_name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -166,6 +167,43 @@ def test_the_number_of_heads_is_asked_for_without_reattention(tmp_path: Path) ->
     assert caught.value.hint == "omit --transform-scale"
     with pytest.raises(CheckpointError, match="not a multiple of 4 heads"):
         load_checkpoint(path, LoadHints(heads=4, scale_adjustment=0.5))
+
+
+def test_a_network_without_reattention_may_have_ignored_its_scale_adjustment(tmp_path: Path) -> None:
+    """The authors' code ignores the scale adjustment with re_atten=False; the file does not show re_atten."""
+    state = _without_reattention(state_of(SCALED))
+    path = saved(tmp_path, state)
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(path, LoadHints(heads=3))
+    assert caught.value.hint.startswith("type --scale-adjustment 1 (or the value of the training, if training built")
+    assert "with re_atten=False, the authors' code ignores the value" in caught.value.hint
+    ignored = load_checkpoint(path, LoadHints(heads=3, scale_adjustment=1))
+    expected = deepvit_logits(
+        state, torch.from_numpy(SCALED.inputs), heads=3, scale_adjustment=1, transform_scale=False
+    )
+    assert_same_logits(exact_logits(ignored.model, SCALED.inputs), expected)
+    assert not [finding for finding in ignored.findings if "re_atten" in finding.what]
+    applied = load_checkpoint(path, LoadHints(heads=3, scale_adjustment=0.5))
+    (warning,) = [finding for finding in applied.findings if "re_atten" in finding.what]
+    assert (warning.severity, warning.where) == ("warning", "blocks")
+    assert "the scale adjustment is 0.5" in warning.what
+    assert "type --scale-adjustment 1" in warning.what
+    logits = [exact_logits(loaded.model, SCALED.inputs) for loaded in (ignored, applied)]
+    assert np.abs(logits[0] - logits[1]).max() > 1e-2
+    assert not [
+        finding for finding in load_checkpoint(SCALED.path, SCALED.hints).findings if "re_atten" in finding.what
+    ]
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (3, 3, 1), (3, 3, 1, 1, 1), (3, 1, 3, 1), (9,)], ids=str)
+def test_a_head_mixing_of_another_shape_is_refused_in_every_block(shape: tuple[int, ...], tmp_path: Path) -> None:
+    state = state_of(SCALED)
+    *_, last = (name for name in state if name.endswith("reatten_matrix.weight"))
+    state[last] = state[last].reshape(shape)
+    with pytest.raises(
+        CheckpointError, match=rf"cannot convert {re.escape(last)} of shape .*: expected \(H, H, 1, 1\)"
+    ):
+        load_checkpoint(saved(tmp_path, state), SCALED.hints)
 
 
 # ---- what no tensor shows ------------------------------------------------------------------------------------------

@@ -360,6 +360,18 @@ def test_a_graph_gives_finite_logits_where_weights_underflow(precision: Precisio
         np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-3)
 
 
+# ---- usual mistakes, made in reading a file ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("mistake", [mistake for mistake, _ in EANET.mistakes])
+def test_each_mistake_is_far_from_the_golden_logits(mistake: str, name: str) -> None:
+    model = loaded(name).model
+    assert dict(EANET.mistakes)[mistake](model)
+    logits = exact_logits(model, golden(name).inputs)
+    assert np.abs(logits - golden(name).exact).max() > 1e-3  # the largest limit of float32 is 1.7e-5
+
+
 # ---- usual mistakes, planted in a copy of the graph ----------------------------------------------------------------
 
 

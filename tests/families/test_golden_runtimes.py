@@ -21,17 +21,49 @@ from gmmvit_deploy.kernels.matcher import MatchedAttention
 from gmmvit_deploy.kernels.onnxruntime_kernels import attentions_of_kernel
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.inputs import fresh_inputs
+from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runners.open import open_runner, open_runners
 from gmmvit_deploy.runners.openvino import OpenVinoRunner
 from gmmvit_deploy.runners.runner import Runner
 from gmmvit_deploy.runtime.image_batches import open_images
-from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from gmmvit_deploy.variants import open_variant
-from tests.conftest import LATER, Golden, golden, has_bf16, once
-from tests.kernels.test_masked_attention import needs_kernel
+from tests.conftest import LATER, Golden, golden, once
+from tests.kernels.test_masked_attention import needs_bf16, needs_kernel
 
 BATCHES = (1, 2, 5, 8)
 each_name = pytest.mark.parametrize("name", LATER)
+each_precision = pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=needs_bf16)])
+
+KERNEL_ATTENTIONS = {
+    "deepvit_patch": (3, 3),
+    "deepvit_cnn_scaled": (4, 4),
+    "deepvit_cnn_cleaned": (3, 3),
+    "deepvit_ema_amp": (2, 2),
+    "eanet_performer": (0, 4),
+    "eanet_transformer": (0, 5),
+    "eanet_transfer": (0, 4),
+    "eanet_tied_cpu": (0, 4),
+    "mnist_vit": (2, 2),
+    "rmt_tiny_like": (6, 6),
+    "rmt_layerscale": (9, 9),
+    "rmt_token_label": (9, 9),
+    "rmt_2023": (9, 9),
+    "sl_vit": (3, 3),
+    "lsa_vit_img64": (2, 2),
+    "sl_swin": (5, 5),
+    "spt_swin": (4, 4),
+    "sl_cait": (5, 5),
+    "sl_pit": (4, 4),
+    "sl_t2t": (3, 3),
+    "vp_deepvit": (0, 3),
+    "vp_deepvit_mean": (0, 2),
+    "vp_deepvit_prenorm": (0, 2),
+    "vp_vit": (2, 2),
+    "vp_simple_vit": (2, 2),
+    "vp_spt_lsa": (2, 2),
+    "vp_cait": (3, 3),
+}
+"""Golden checkpoint → the number of attentions that our kernels take, and the number of attentions of the graph."""
 
 
 def require_golden(runner: Runner, case: Golden, recorded: float | None = None) -> None:
@@ -39,12 +71,7 @@ def require_golden(runner: Runner, case: Golden, recorded: float | None = None) 
 
     recorded: for int8, the largest difference of the graph that conversion recorded.
     """
-    arrays = np.load(case.path.parent / f"{case.name}.npz")
-    expected = arrays["logits64"] if "logits64" in arrays else case.logits.astype(np.float64)
-    noise = Noise(largest=float(np.abs(case.logits - expected).max()), rms=0.0, scale=float(np.abs(expected).max()))
-    allowed = limit_from_noise(noise, runner.precision, recorded=recorded).largest
-    if runner.precision == "fp32":
-        allowed = max(allowed, case.atol)  # four images can have less noise than the images of parity
+    expected, allowed = case.exact, case.limit(runner.precision, recorded=recorded)
     for batch in BATCHES:
         rows = np.arange(batch) % len(case.inputs)
         difference = np.abs(runner.run(case.inputs[rows]) - expected[rows]).max()
@@ -59,32 +86,49 @@ def require_parity(runners: list[Runner], bundle: Bundle) -> None:
 
 
 @each_name
-def test_openvino(name: str, tensor_bundles: dict[str, Bundle]) -> None:
+def test_onnxruntime(name: str, tensor_bundles: dict[str, Bundle]) -> None:
+    with open_runner("onnxruntime", tensor_bundles[name]) as runner:
+        require_golden(runner, golden(name))
+
+
+@each_precision
+@each_name
+def test_openvino(name: str, precision: Precision, tensor_bundles: dict[str, Bundle]) -> None:
     bundle = tensor_bundles[name]
-    names = ["onnxruntime", "openvino", *(["openvino:bf16"] if has_bf16() else [])]
-    with open_runners(names, bundle) as runners:
-        for runner in runners:
-            require_golden(runner, golden(name))
-        require_parity(list(runners[1:]), bundle)
+    with open_runner("openvino", bundle, precision=precision) as runner:
+        require_golden(runner, golden(name))
+        require_parity([runner], bundle)
+
+
+@each_name
+def test_the_kernels_take_the_attentions_of_the_table(name: str, tensor_bundles: dict[str, Bundle]) -> None:
+    matches = attentions_of_kernel(onnx.load(tensor_bundles[name].onnx_path))
+    taken = sum(isinstance(match, MatchedAttention) for match in matches)
+    assert (taken, len(matches)) == KERNEL_ATTENTIONS[name]
+
+
+def test_the_table_has_every_golden_checkpoint() -> None:
+    assert set(KERNEL_ATTENTIONS) == set(LATER)
 
 
 @needs_kernel
+@each_precision
 @each_name
-def test_our_kernels(name: str, tensor_bundles: dict[str, Bundle]) -> None:
+def test_our_kernels(name: str, precision: Precision, tensor_bundles: dict[str, Bundle]) -> None:
     """The kernels compute the golden logits, or no attention of the graph has a form that the kernels take."""
     bundle = tensor_bundles[name]
-    matches = attentions_of_kernel(onnx.load(bundle.onnx_path))
-    taken = sum(isinstance(match, MatchedAttention) for match in matches)
-    names = ["onnxruntime+kernels", "openvino+kernels", *(["openvino+kernels:bf16"] if has_bf16() else [])]
+    taken, attentions = KERNEL_ATTENTIONS[name]
+    names = ["openvino+kernels:bf16"] if precision == "bf16" else ["onnxruntime+kernels", "openvino+kernels"]
     if not taken:
         for runner_name in names:
-            expected = pytest.raises(RunnerUnavailableError, match=f"no attention of this graph: 0 of {len(matches)}")
+            expected = pytest.raises(RunnerUnavailableError, match=f"no attention of this graph: 0 of {attentions}")
             with expected, open_runners([runner_name], bundle):
                 pass
         return
     with open_runners(names, bundle) as runners:
         for runner in runners:
             assert runner.own_kernels
+            assert runner.settings["attentions in our kernel"].startswith(f"{taken} of {attentions}")
             require_golden(runner, golden(name))
         require_parity(list(runners), bundle)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,9 +32,12 @@ from gmmvit_deploy.sources.shapes import Shapes
 from gmmvit_deploy.specs import MaskSpec
 from tests.conftest import MANIFEST, golden
 from tests.exact import exact_logits
+from tests.families.mistakes import mistaken
 
 NAMES = tuple(name for name, entry in MANIFEST.items() if entry["family"] == "rmt")
 EXACT = 1e-12
+FAR = 1e-3
+"""Distance from the golden logits that is far above every limit of float32: the largest limit of RMT is 4.3e-5."""
 each_file = pytest.mark.parametrize("name", NAMES)
 State = dict[str, Tensor]
 
@@ -79,13 +83,28 @@ def test_other_decomposed_stages_raise_no_error_and_give_other_logits(name: str,
 
 
 @each_file
+def test_each_mistake_with_the_decay_is_far_from_the_golden_logits(name: str) -> None:
+    made = set()
+    for mistake, model in mistaken(loaded(name).model):
+        made.add(mistake)
+        assert np.abs(logits_of(model, name) - stored(name, "logits64")).max() > FAR, mistake
+    assert {
+        "the decay missing",
+        "the decay of the heads in reverse order",
+        "the decay multiplied instead of added",
+        "γ^distance multiplied instead of the decay added",
+        "1/√d missing",
+    } <= made
+
+
+@each_file
 def test_each_mistake_is_far_from_the_golden_logits(name: str) -> None:
     model, made = loaded(name).model, set()
     for mistake, make in RMT.mistakes:
-        mistaken = copy.deepcopy(model)
-        if make(mistaken):
+        other = copy.deepcopy(model)
+        if make(other):
             made.add(mistake)
-            assert np.abs(logits_of(mistaken, name) - stored(name, "logits64")).max() > 1e-5, mistake
+            assert np.abs(logits_of(other, name) - stored(name, "logits64")).max() > FAR, mistake
     rotary = {mistake for mistake, _ in RMT.mistakes if "rotary" in mistake}
     assert made == {mistake for mistake, _ in RMT.mistakes} - (rotary if name == "rmt_2023" else set())
 
@@ -177,6 +196,22 @@ def test_the_preset_of_the_record_is_taken_if_all_sizes_agree(preset: str, name:
     other = infer_spec(shapes, LoadHints(image_size=192, decomposed_stages=(2, 1)))
     assert (other.image_size, other.decomposed_stages) == (192, (1, 2))
     assert taken_from(shapes, LoadHints(image_size=192), other) == {"decomposed_stages": where}
+
+
+def test_the_preset_of_the_record_has_the_channels_of_the_file_but_any_number_of_classes() -> None:
+    spec = PRESETS["RMT_T3"](1000, 224, MaskSpec())
+    assert infer_spec(named(replace(spec, classes=7), model="RMT_T3"), LoadHints()) == replace(spec, classes=7)
+    grey = named(replace(spec, channels=1, classes=7), model="RMT_T3")
+    with pytest.raises(CheckpointError, match=r"differs from it: channels 1 \(the preset has 3\)$"):
+        infer_spec(grey, LoadHints())
+    given = LoadHints(image_size=224, decomposed_stages=(1, 2))
+    assert infer_spec(grey, given) == replace(spec, channels=1, classes=7)
+
+
+def test_the_side_of_an_option_keeps_the_stages_of_the_recorded_preset() -> None:
+    spec = PRESETS["RMT_T3"](1000, 224, MaskSpec())
+    shapes = named(spec, model="RMT_T3", input_size=384)
+    assert infer_spec(shapes, LoadHints(image_size=384)) == replace(spec, image_size=384)
 
 
 def test_a_preset_of_another_size_or_another_training_size_is_not_taken() -> None:
@@ -317,6 +352,15 @@ BAD: dict[str, tuple[Callable[[State], None], str]] = {
     "other heads": (with_other("layers.1.Relpos.decay", lambda t: t[:1]), r"layers\.1\.Relpos\.angle has 6 entries"),
     "not a number": (with_other(f"{BLOCK}.pos.conv.weight", _nan), "pos.conv.weight: 1 of"),
     "decay not finite": (with_other("layers.1.Relpos.decay", lambda t: t * float("-inf")), "Relpos.decay: 2 of 2"),
+    "queries and keys of different widths": (
+        lambda state: state.update(
+            {
+                f"{BLOCK}.retention.q_proj.bias": torch.zeros(11),
+                f"{BLOCK}.retention.k_proj.bias": torch.zeros(13),
+            }
+        ),
+        r"retention.q_proj.bias, .*retention.k_proj.bias.* of shape \(11,\), \(13,\), \(12,\) .*the same shape for Q",
+    ),
     "integers": (with_other("head.bias", lambda t: t.long()), "head.bias is torch.int64"),
     "a block without its convolution": (without(f"{BLOCK}.ffn.dwconv.conv.weight"), "3 of 4 blocks have ffn.dwconv"),
     "2023 with a projection": (
@@ -347,6 +391,15 @@ def test_a_damaged_file_is_refused_and_nothing_is_written(
         bundle_from_checkpoint(path, tmp_path / "bundle", ExportOptions(input_kind="tensor"), hints=hints)
     assert str(path) in str(raised.value)
     assert not (tmp_path / "bundle").exists()
+
+
+@pytest.mark.parametrize("shape", [(-1,), (1, -1), (1, 1, -1, 1), (1, 1, 1, 1, -1), (2, 1, 1, -1)], ids=str)
+def test_factors_of_another_shape_are_refused(shape: tuple[int, ...], tmp_path: Path) -> None:
+    held, key = content("rmt_layerscale"), "layers.2.blocks.0.gamma_2"
+    held["model"][key] = held["model"][key].reshape(shape)
+    torch.save(held, tmp_path / "shape.pth")
+    with pytest.raises(CheckpointError, match=rf"cannot convert {re.escape(key)} of shape .*: expected \(1, 1, 1, D\)"):
+        load_checkpoint(tmp_path / "shape.pth", golden("rmt_layerscale").hints)
 
 
 def test_a_truncated_file_is_refused(tmp_path: Path) -> None:

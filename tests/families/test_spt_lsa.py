@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,11 +34,11 @@ from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.layers.shifted_patches import ShiftedPatches, ShiftedViews
 from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.scores.attention import attention_scores
-from gmmvit_deploy.scores.step import Step
 from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.specs import MaskSpec
 from tests.conftest import MANIFEST, Golden, cifar_options, golden
 from tests.exact import assert_same_logits, exact_logits
+from tests.families.mistakes import mistaken
 from tests.families.small_models import SMALL, SmallExports
 
 NAMES = tuple(name for name, entry in MANIFEST.items() if entry["folder"].name == "spt_lsa")
@@ -114,21 +114,6 @@ def test_a_large_remainder_is_not_dropped() -> None:
 
 
 # ---- mistakes in reading, which a reference made from the same reading would repeat --------------------------------
-
-
-def mistaken(model: Model) -> Iterator[tuple[str, Model]]:
-    """Yield (description, model with the mistake in all its attentions) for each mistake of the steps."""
-    names = dict.fromkeys(
-        n for _, scores in attention_scores(model) for _, step in scores.steps() for n, _ in step.mistakes()
-    )
-    for name in names:
-        other = copy.deepcopy(model)
-        for _, scores in attention_scores(other):
-            for step_name, step in list(scores.steps()):
-                changes: dict[str, Step | None] = dict(step.mistakes())
-                if name in changes and changes[name] is not step:
-                    scores.put(step_name, changes[name])
-        yield name, other
 
 
 @pytest.mark.parametrize("name", WITH_LSA)

@@ -3,6 +3,10 @@
 scale adjustment, transform scale; the number of heads, if no block has re-attention
 
 A wrong value raises no error, but gives other logits.
+
+The authors' code builds a network without re-attention in two ways, whose files have the same tensors:
+re_atten=False, which ignores the scale adjustment; or re_atten=True with apply_transform=False for every block, which
+applies the scale adjustment. In every preset, some blocks have re-attention, so the user is asked for the value.
 """
 
 from __future__ import annotations
@@ -66,7 +70,7 @@ def hidden_values(shapes: Shapes, hints: LoadHints, spec: DeepViTSpec, *, known_
     }
     missing = [field for field, value in given.items() if value is None]
     if missing and preset is None:
-        raise _asked(shapes, missing, why_not)
+        raise _asked(shapes, missing, why_not, mixes=mixes)
     values = given if preset is None else given | {field: getattr(preset.spec, field) for field in missing}
     return HiddenValues(
         heads=values["heads"],
@@ -76,7 +80,7 @@ def hidden_values(shapes: Shapes, hints: LoadHints, spec: DeepViTSpec, *, known_
     )
 
 
-def _asked(shapes: Shapes, missing: list[str], why_not: str) -> CheckpointError:
+def _asked(shapes: Shapes, missing: list[str], why_not: str, *, mixes: bool) -> CheckpointError:
     words = {
         "heads": "the number of heads",
         "scale_adjustment": "the scale adjustment",
@@ -84,7 +88,10 @@ def _asked(shapes: Shapes, missing: list[str], why_not: str) -> CheckpointError:
     }
     options = {
         "heads": "--heads N",
-        "scale_adjustment": "--scale-adjustment 1 (or 0.5, as deepvit_S and deepvit_L)",
+        "scale_adjustment": "--scale-adjustment 1 (or 0.5, as deepvit_S and deepvit_L)"
+        if mixes
+        else "--scale-adjustment 1 (or the value of the training, if training built the network with re_atten=True; "
+        "with re_atten=False, the authors' code ignores the value of the training)",
         "transform_scale": "--no-transform-scale (or --transform-scale, as deepvit_S)",
     }
     return CheckpointError(

@@ -30,7 +30,7 @@ from gmmvit_deploy.precision import Role
 from gmmvit_deploy.scores.attention import AttentionScores
 from gmmvit_deploy.scores.heads import HeadBatchNorm, HeadBias, HeadMixing
 from gmmvit_deploy.scores.scales import Scale
-from gmmvit_deploy.scores.step import Step
+from gmmvit_deploy.scores.step import Oddity, Step
 
 __all__ = [
     "ConvolutionStem",
@@ -183,6 +183,17 @@ class DeepViT(Model):
         self.blocks = nn.ModuleList(DeepViTBlock(spec, mixes=mixes) for mixes in spec.reattention)
         self.head_norm = nn.LayerNorm(spec.dim, eps=_EPS)
         self.head = with_role(nn.Linear(spec.dim, spec.classes), "head")
+
+    def oddities(self) -> Iterator[tuple[str, Oddity]]:
+        """Yield a warning for a scale adjustment that training may have ignored."""
+        if self.spec.scale_adjustment == 1 or any(self.spec.reattention):
+            return
+        what = (
+            f"no block has re-attention, and the scale adjustment is {self.spec.scale_adjustment:g}: the authors' code "
+            "applies a scale adjustment to such a network only if training built the network with re_atten=True; after "
+            "training with re_atten=False, type --scale-adjustment 1"
+        )
+        yield "blocks", Oddity(severity="warning", what=what)
 
     def forward(self, images: Float[Tensor, "batch channels side side"]) -> Float[Tensor, "batch classes"]:
         patches = self.patch_embedding(self.stem(images)).flatten(2).transpose(1, 2)

@@ -71,8 +71,13 @@ def tensor_origins(spec: DeepViTSpec) -> dict[str, str | Conversion]:
 
 
 def _from_old_to_new(weight: Tensor) -> Tensor:
-    """Turn the weight of the 1×1 convolution, [new head, old head, 1, 1], into [old head, new head]."""
-    return weight.flatten(1).transpose(0, 1).contiguous()
+    """Turn the weight of the 1×1 convolution, [new head, old head, 1, 1], into [old head, new head].
+
+    Errors: ValueError when the weight has another shape than that of a 1×1 convolution.
+    """
+    if weight.shape[2:] != (1, 1):
+        raise ValueError("expected (H, H, 1, 1) for H heads")
+    return weight[:, :, 0, 0].transpose(0, 1).contiguous()
 
 
 def known_unused(spec: DeepViTSpec) -> dict[str, str]:

@@ -94,6 +94,37 @@ def _first_heads(widths: list[int], spoken: list[int]) -> int | None:
     return widths[0] // head_dim if widths[0] % head_dim == 0 else None
 
 
+def _stages(shapes: Shapes) -> int:
+    return (shapes.count(r"layers\.(\d+)\.layers\.") + 1) // 2
+
+
+def _spoken(shapes: Shapes, stages: int) -> list[int]:
+    """Return the number of heads in the masks of each stage; 1 for a shared, single-head or missing mask."""
+    return mask_heads(shapes, [f"layers.{2 * s}.layers.0.0.fn.mask" for s in range(stages)])
+
+
+def _widths(shapes: Shapes, stages: int) -> list[int]:
+    """Return the width of q in each stage."""
+    return [shapes.of(f"layers.{2 * s}.layers.0.0.fn.to_qkv.weight", rank=2)[0] // 3 for s in range(stages)]
+
+
+def _temperatures(shapes: Shapes, stages: int) -> tuple[int, ...] | None:
+    names = [f"layers.{2 * s}.layers.0.0.fn.scale" for s in range(stages)]
+    return temperature_heads(shapes, names, pattern=_TEMPERATURE)
+
+
+def shown_heads(shapes: Shapes, hints: LoadHints) -> tuple[int | None, str]:
+    """Return the number of heads of the first stage that the tensors show, or None, and the evidence."""
+    stages = _stages(shapes)
+    if temperatures := _temperatures(shapes, stages):
+        return temperatures[0], "the number of temperatures in the first stage of the file is"
+    widths = _widths(shapes, stages)
+    dim = shapes.of("layers.0.layers.0.0.fn.to_qkv.weight", rank=2)[1]
+    if "layers.0.layers.0.0.fn.to_out.0.weight" not in shapes and widths[0] == dim:
+        return 1, "the first stage has no output projection, so the number of heads is"
+    return _first_heads(widths, _spoken(shapes, stages)), "the number of heads in the first masks of the file is"
+
+
 def infer_spec(shapes: Shapes, hints: LoadHints) -> PiTSpec:
     """Infer the spec from names and shapes.  The head dim is the same in all stages.
 
@@ -107,26 +138,18 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> PiTSpec:
         shifted_patch(shapes, _SHIFTED) if spt else shapes.convolution_patch("to_patch_embedding.0.weight")
     )
     grid = shapes.grid(shapes.of("pos_embedding", rank=3)[1] - 1, where="pos_embedding without the class token")
-    stages = (shapes.count(r"layers\.(\d+)\.layers\.") + 1) // 2
-    prefixes = [f"layers.{2 * s}.layers.0.0.fn.mask" for s in range(stages)]
-    mask, _ = infer_mask(shapes, hints, prefixes[0])
-    spoken = mask_heads(shapes, prefixes)
-    widths = [shapes.of(f"layers.{2 * s}.layers.0.0.fn.to_qkv.weight", rank=2)[0] // 3 for s in range(stages)]
+    stages = _stages(shapes)
+    mask, _ = infer_mask(shapes, hints, "layers.0.layers.0.0.fn.mask")
+    spoken, widths = _spoken(shapes, stages), _widths(shapes, stages)
     classes = shapes.of("mlp_head.1.weight", rank=2)[0]
     preset = preset_of(hints, PRESETS, classes=classes, image_size=grid * patch_size, mask=mask)
-    single = "layers.0.layers.0.0.fn.to_out.0.weight" not in shapes and widths[0] == dim
-    temperatures = temperature_heads(
-        shapes, [f"layers.{2 * s}.layers.0.0.fn.scale" for s in range(stages)], pattern=_TEMPERATURE
-    )
+    temperatures = _temperatures(shapes, stages)
+    known, evidence = shown_heads(shapes, hints)
     head_dim = widths[0] // infer_heads(
         source,
         width=widths[0],
-        known=temperatures[0] if temperatures else 1 if single else _first_heads(widths, spoken),
-        evidence="the number of temperatures in the first stage of the file is"
-        if temperatures
-        else "the first stage has no output projection, so the number of heads is"
-        if single
-        else "the number of heads in the first masks of the file is",
+        known=known,
+        evidence=evidence,
         hints=hints,
         preset_heads=preset.heads[0] if preset else None,
     )
@@ -159,6 +182,7 @@ RELEASED = released_source(
     signature=(_BLOCKS,),
     spec=infer_spec,
     names=released_names,
+    shown_heads=shown_heads,
     known_unused=known_unused,
     same_names=PLAIN_FILES,
 )
@@ -167,4 +191,5 @@ SPT_LSA = spt_lsa_source(
     either=(r"to_patch_embedding\.merging\.", _TEMPERATURE),
     spec=infer_spec,
     names=released_names,
+    shown_heads=shown_heads,
 )

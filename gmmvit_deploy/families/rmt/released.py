@@ -23,7 +23,7 @@ from gmmvit_deploy.families.rmt.spec import Release, RMTSpec
 from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.sources.record import KnownImages
 from gmmvit_deploy.sources.recorded_preset import recorded_preset
-from gmmvit_deploy.sources.shapes import Shapes, infer_heads, preset_differences
+from gmmvit_deploy.sources.shapes import Shapes, field_differences, infer_heads
 from gmmvit_deploy.sources.source import CheckpointSource, Conversion, TensorOrigins
 from gmmvit_deploy.specs import CHANNELS, MaskSpec
 
@@ -36,6 +36,12 @@ _BOTH = ("weight", "bias")
 _BATCH_NORM = (*_BOTH, "running_mean", "running_var")
 _STEM = tuple((f"stem.convolutions.{index}", f"patch_embed.proj.{3 * index}") for index in range(4))
 _FIRST = "patch_embed.proj.0.weight"
+_NOT_COMPARED = {"image_size", "classes", "mask"}
+"""Fields of a spec that are not compared with the preset that a file names.
+
+image_size: no tensor shows the side.  classes: a network is often trained again for other classes.
+mask: every RMT has the decay.
+"""
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> RMTSpec:
@@ -158,7 +164,7 @@ def _preset(shapes: Shapes, hints: LoadHints, sizes: Mapping[str, Any]) -> tuple
 
     def differences(preset: RMTSpec) -> list[str]:
         own = RMTSpec(**sizes, image_size=IMAGE_SIZE, decomposed_stages=_within(preset, sizes))
-        return preset_differences(own, preset)
+        return field_differences(own, preset, left_out=_NOT_COMPARED)
 
     preset, reason = recorded_preset(
         shapes,
@@ -263,13 +269,21 @@ def _block_origins(spec: RMTSpec, s: int, b: int) -> dict[str, str | Conversion]
 
 
 def _stacked(*tensors: Tensor) -> Tensor:
-    """Stack the tensors of the linear layers of Q, K and V to the tensor of a single linear layer."""
+    """Stack the tensors of the linear layers of Q, K and V to the tensor of a single linear layer.
+
+    Errors: ValueError when the shapes differ.
+    """
     import torch
 
+    if len({tensor.shape for tensor in tensors}) > 1:
+        raise ValueError("expected the same shape for Q, K and V")
     return torch.cat(tensors)
 
 
 def _flat(gamma: Tensor) -> Tensor:
+    """Turn the factors of a LayerScale, (1, 1, 1, D), into (D).  Errors: ValueError when the shape is another."""
+    if gamma.dim() != 4 or gamma.shape[:3] != (1, 1, 1):
+        raise ValueError("expected (1, 1, 1, D)")
     return gamma.flatten()
 
 

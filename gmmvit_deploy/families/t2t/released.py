@@ -107,6 +107,17 @@ def _grid(shapes: Shapes) -> tuple[int, bool]:
     return shapes.grid(positions, where="pos_embed"), False
 
 
+def _temperatures(shapes: Shapes) -> tuple[int, ...] | None:
+    return temperature_heads(shapes, ["blocks.0.attn.scale"], pattern=_TEMPERATURE)
+
+
+def shown_heads(shapes: Shapes, hints: LoadHints) -> tuple[int | None, str]:
+    """Return the number of heads that the tensors show, or None, and the evidence for `infer_heads`."""
+    if temperatures := _temperatures(shapes):
+        return temperatures[0], "the number of temperatures in the file is"
+    return infer_mask(shapes, hints, "blocks.0.attn.mask")[1], "the number of heads in the masks of the file is"
+
+
 def infer_spec(shapes: Shapes, hints: LoadHints) -> T2TSpec:
     """Infer the spec from names and shapes.  The number of heads follows only from per-head masks.
 
@@ -118,18 +129,16 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> T2TSpec:
     token_layers = shapes.count(rf"{_TOKENS}\.attention(\d+)\.") - 1
     image_size = grid << (token_layers + 1)
     channels, spt = _channels(shapes)
-    temperatures = temperature_heads(shapes, ["blocks.0.attn.scale"], pattern=_TEMPERATURE)
-    mask, mask_heads = infer_mask(shapes, hints, "blocks.0.attn.mask")
+    mask, _ = infer_mask(shapes, hints, "blocks.0.attn.mask")
+    known, evidence = shown_heads(shapes, hints)
     inner_dim = shapes.of("blocks.0.attn.qkv.weight", rank=2)[0] // 3
     classes = shapes.of("head.weight", rank=2)[0]
     preset = preset_of(hints, PRESETS, classes=classes, image_size=image_size, mask=mask)
     heads = infer_heads(
         source,
         width=inner_dim,
-        known=temperatures[0] if temperatures else mask_heads,
-        evidence="the number of temperatures in the file is"
-        if temperatures
-        else "the number of heads in the masks of the file is",
+        known=known,
+        evidence=evidence,
         hints=hints,
         preset_heads=preset.heads if preset else None,
     )
@@ -150,7 +159,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> T2TSpec:
         channels=channels,
         class_token=class_token,
         spt=spt,
-        lsa=temperatures is not None,
+        lsa=_temperatures(shapes) is not None,
     )
 
 
@@ -158,7 +167,10 @@ RELEASED = released_source(
     signature=(_FIRST,),
     spec=infer_spec,
     names=released_names,
+    shown_heads=shown_heads,
     known_unused=known_unused,
     same_names=PLAIN_FILES,
 )
-SPT_LSA = spt_lsa_source(signature=(_FIRST,), either=(_TEMPERATURE,), spec=infer_spec, names=released_names)
+SPT_LSA = spt_lsa_source(
+    signature=(_FIRST,), either=(_TEMPERATURE,), spec=infer_spec, names=released_names, shown_heads=shown_heads
+)

@@ -81,6 +81,18 @@ def known_unused(spec: ViTSpec) -> dict[str, str]:
     return {"mask": "a second copy of the base mask, at the root of the file"}
 
 
+def shown_heads(shapes: Shapes, hints: LoadHints) -> tuple[int | None, str]:
+    """Return the number of heads that the tensors show, or None, and the evidence for `infer_heads`."""
+    if temperatures := temperature_heads(shapes, [f"{_FIRST}.scale"], pattern=_TEMPERATURE):
+        return temperatures[0], "the number of temperatures in the file is"
+    _, mask_heads = infer_mask(shapes, hints, f"{_FIRST}.mask")
+    if mask_heads:
+        return mask_heads, "the number of heads in the masks of the file is"
+    width, dim = shapes.of(f"{_FIRST}.to_qkv.weight", rank=2)
+    single = f"{_FIRST}.to_out.0.weight" not in shapes and width // 3 == dim
+    return 1 if single else None, "the file has no output projection, so the number of heads is"
+
+
 def infer_spec(shapes: Shapes, hints: LoadHints) -> ViTSpec:
     """Infer the spec from names and shapes.  ``hints`` give only the fields that names and shapes do not determine.
 
@@ -98,7 +110,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> ViTSpec:
     class_token = "cls_token" in shapes
     positions = shapes.of("pos_embedding", rank=3)[1] - int(class_token)
     grid = shapes.grid(positions, where="pos_embedding without the class token" if class_token else "pos_embedding")
-    mask, mask_heads = infer_mask(shapes, hints, f"{_FIRST}.mask")
+    mask, _ = infer_mask(shapes, hints, f"{_FIRST}.mask")
     if class_token and mask.kind != "plain":
         raise CheckpointError(
             f"{source}: the file has a class token and a {mask.kind} mask; expected no class token, "
@@ -108,16 +120,12 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> ViTSpec:
     inner_dim = shapes.of(f"{_FIRST}.to_qkv.weight", rank=2)[0] // 3
     classes = shapes.of("mlp_head.1.weight", rank=2)[0]
     preset = preset_of(hints, PRESETS, classes=classes, image_size=grid * patch_size, mask=mask)
-    single = f"{_FIRST}.to_out.0.weight" not in shapes and inner_dim == dim
+    known, evidence = shown_heads(shapes, hints)
     heads = infer_heads(
         source,
         width=inner_dim,
-        known=temperatures[0] if temperatures else mask_heads or (1 if single else None),
-        evidence="the number of temperatures in the file is"
-        if temperatures
-        else "the number of heads in the masks of the file is"
-        if mask_heads
-        else "the file has no output projection, so the number of heads is",
+        known=known,
+        evidence=evidence,
         hints=hints,
         preset_heads=preset.heads if preset else None,
     )
@@ -168,6 +176,7 @@ RELEASED = released_source(
     signature=(r"to_patch_embedding\.1\.weight$", r"transformer\.layers\."),
     spec=infer_spec,
     names=released_names,
+    shown_heads=shown_heads,
     known_unused=known_unused,
     own_hints=("pool",),
     same_names=PLAIN_FILES | {"vit-pytorch": PLAIN_FILES[OPTION]},
@@ -177,5 +186,6 @@ SPT_LSA = spt_lsa_source(
     either=(r"to_patch_embedding\.merging\.", _TEMPERATURE),
     spec=infer_spec,
     names=released_names,
+    shown_heads=shown_heads,
     own_hints=("pool",),
 )

@@ -97,7 +97,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints, *, style: Style) -> VitPytorchS
     """
     embedding, linear = _embedding(shapes)
     dim, values = shapes.of(f"{linear}.weight", rank=2)
-    class_token, latest = _class_token(shapes)
+    class_token, latest = _class_token(shapes, dim)
     stored = not style.simple
     views = _VIEWS if embedding == "shifted" else 1
     if values % views:
@@ -144,14 +144,22 @@ def _embedding(shapes: Shapes) -> tuple[EmbeddingKind, str]:
     return "linear", "to_patch_embedding.1"
 
 
-def _class_token(shapes: Shapes) -> tuple[bool, bool]:
+def _class_token(shapes: Shapes, dim: int) -> tuple[bool, bool]:
     """Return whether the network has a class token, and whether the token has the shape of the latest ViT.
 
+    dim: D, the width of the tokens.
     In the latest ViT, the token has the shape (1, D), or (0, D) in a network that pools the mean of the patches.
+    Errors: CheckpointError when the tensor has another number of dimensions or another width. The number of dimensions
+    decides what the classifier reads.
     """
     if "cls_token" not in shapes:
         return False, False
     shape = tuple(shapes.tensors["cls_token"].shape)
+    if len(shape) not in (2, 3) or shape[-1] != dim:
+        raise CheckpointError(
+            f"{shapes.source}: cls_token has shape {shape}; expected (1, 1, {dim}) or (1, {dim}), or (0, {dim}) for a "
+            "network without class token"
+        )
     return shape[0:1] != (0,), len(shape) == 2
 
 
@@ -183,7 +191,15 @@ def _heads(shapes: Shapes, hints: LoadHints, style: Style, *, inner_dim: int, si
         evidence = "the number of heads in the head mixing matrices of the file is"
     elif single:
         known, evidence = 1, "the file has no output projection, so the number of heads is"
-    return infer_heads(shapes.source, width=inner_dim, known=known, evidence=evidence, hints=hints, preset_heads=None)
+    return infer_heads(
+        shapes.source,
+        width=inner_dim,
+        known=known,
+        evidence=evidence,
+        hints=hints,
+        preset_heads=None,
+        has_presets=False,
+    )
 
 
 def _pool(shapes: Shapes, hints: LoadHints, *, class_token: bool, latest: bool) -> Pool:

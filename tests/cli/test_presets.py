@@ -1,0 +1,74 @@
+"""``gmmvit inspect --preset`` prints the number of parameters that the training code of each preset counts."""
+
+from __future__ import annotations
+
+import pytest
+
+from gmmvit_deploy.families import FAMILIES
+from tests.cli.terminal import gmmvit_here
+
+DEEPVIT = {
+    "deepvit_patch16_224_re_attn_16b": 24_426_664,
+    "deepvit_patch16_224_re_attn_24b": 36_261_448,
+    "deepvit_patch16_224_re_attn_32b": 48_096_232,
+    "deepvit_S": 27_312_632,
+    "deepvit_L": 58_883_708,
+    "deepvit_L_384": 59_043_308,
+}
+RMT = {
+    "RMT_T3": 14_334_216,
+    "RMT_S": 26_967_240,
+    "RMT_M2": 54_154_896,
+    "RMT_L6": 95_464_864,
+    "RMT_T": 13_192_200,
+    "RMT_S_2023": 25_701_064,
+    "RMT_B": 52_689_680,
+    "RMT_L": 93_844_512,
+    "RMT_S_token_label": 27_480_240,
+    "RMT_M2_token_label": 54_667_896,
+    "RMT_L6_token_label": 96_105_864,
+}
+EANET = {
+    "T2t_vit_7": 6_096_206,
+    "T2t_vit_10": 8_489_678,
+    "T2t_vit_12": 10_085_326,
+    "T2t_vit_14": 29_801_422,
+    "T2t_vit_t_14": 29_801_422,
+    "T2t_vit_19": 54_470_798,
+    "T2t_vit_t_19": 54_470_798,
+    "T2t_vit_24": 89_355_726,
+    "T2t_vit_t_24": 89_355_726,
+    "T2t_vit_14_resnext": 29_707_510,
+    "T2t_vit_14_wide": 34_423_758,
+}
+COUNTS = {"deepvit": DEEPVIT, "rmt": RMT, "eanet": EANET}
+"""Family → preset → trainable parameters with 1000 classes."""
+SPT_LSA = {"vit": 2_729_878, "cait": 9_058_066, "pit": 8_642_014, "t2t": 6_507_081, "swin": 8_562_166}
+"""Preset → trainable parameters with SPT and LSA, for 32×32 pixels and 10 classes."""
+
+
+@pytest.mark.parametrize(
+    ("family", "preset"), [(family, preset) for family, counts in COUNTS.items() for preset in counts]
+)
+def test_presets_of_224_pixels(family: str, preset: str) -> None:
+    size = "384" if preset.endswith("_384") else "224"
+    answer = gmmvit_here("inspect", "--preset", preset, "--classes", "1000", "--image-size", size)
+    assert answer.status == 0, answer.err
+    rows = dict(row.split(maxsplit=1) for row in answer.out.splitlines() if len(row.split()) > 1)
+    assert rows["family"].strip() == family
+    assert rows["trainable"].split() == ["parameters", f"{COUNTS[family][preset]:,}"]
+
+
+@pytest.mark.parametrize("preset", SPT_LSA)
+def test_presets_with_spt_and_lsa(preset: str) -> None:
+    sizes = ("--classes", "10", "--image-size", "32")
+    answer = gmmvit_here("inspect", "--preset", preset, *sizes, "--spt", "--lsa")
+    assert answer.status == 0, answer.err
+    assert f"{SPT_LSA[preset]:,}" in answer.out
+
+
+def test_every_preset_is_in_the_tables() -> None:
+    presets = {family.name: set(family.presets) for family in FAMILIES}
+    assert {name: set(counts) for name, counts in COUNTS.items()} == {name: presets[name] for name in COUNTS}
+    others = {family.name for family in FAMILIES if "spt-lsa" in family.variants()}
+    assert set(SPT_LSA) == others
