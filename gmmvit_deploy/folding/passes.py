@@ -35,6 +35,7 @@ __all__ = [
 FoldingPass = Callable[[Model], tuple[str, ...]]
 _Pair = tuple[tuple[str, Step], tuple[str, Step]]  # (name of the step, step), twice
 
+_FOLDABLE = (torch.float32, torch.float64)
 _WORDS: dict[Role, str] = {"mask": "mask", "score_bias": "bias", "scale": "scale"}
 
 
@@ -57,8 +58,8 @@ def fold_masks(model: nn.Module) -> tuple[str, ...]:
       →  the same M, stored as a constant
 
     Masks that leave the class token unmasked are folded in the same way.
-    Requires: evaluation mode; a finite matrix; float32 tensors, because in half precision small entries of the base
-    become zero before the power is computed.
+    Requires: evaluation mode; a finite matrix; float32 or float64 tensors, because in half precision small entries of
+    the base become zero before the power is computed.
     Ensures: every mask is a constant that equals the matrix of the trained step bit for bit; no mask has parameters.
     Errors: FoldError when a requirement or the end state does not hold.
     """
@@ -233,8 +234,11 @@ def _require_foldable(name: str, step: Step, *, training: bool) -> None:
     if training:
         raise FoldError("the model is in training mode; folding is for inference", hint="call model.eval()")
     state = [tensor for tensor in (*step.parameters(), *step.buffers()) if tensor.is_floating_point()]
-    if any(tensor.dtype != torch.float32 for tensor in state):
-        raise FoldError(f"{name}: the {what} is not float32; fold the model before casting it")
+    if narrow := sorted({str(tensor.dtype) for tensor in state if tensor.dtype not in _FOLDABLE}):
+        raise FoldError(
+            f"{name}: the {what} has tensors of {', '.join(narrow)}, expected float32 or float64; "
+            "fold the model before casting it"
+        )
     matrix = step.matrix()
     sound = matrix.isfinite() | (matrix.isneginf() if step.allows_minus_infinity else False)
     if not bool(sound.all()):

@@ -40,6 +40,7 @@ _HEADS_APART = [0, 2, 1, 3], [0, 1, 3, 2, 4]
 """(B, n, H, d) → (B, H, n, d), and (B, W, n, H, d) → (B, W, H, n, d).  Each permutation is its own inverse."""
 _KEYS_ACROSS = [0, 2, 3, 1], [0, 1, 3, 4, 2]
 """(B, n, H, d) → (B, H, d, n), and (B, W, n, H, d) → (B, W, H, d, n)."""
+_BIAS_AND_MIXING = "it has both a bias and head mixing, which the kernel does not combine"
 _NOT_OVER_KEYS = "its softmax does not run over the keys, the last dimension"
 
 
@@ -166,7 +167,7 @@ def _matched(softmax: Any, name: str, view: GraphView) -> MatchedAttention:
     if view.refused_type(last) or view.shape(last) != (*rows, heads * head_dim):
         _refuse(f"its output has shape {_words(view.shape(last))}, expected {_words((*rows, heads * head_dim))}")
     if bias is not None and mixing:
-        _refuse("it has both a bias and head mixing, which the kernel does not combine")
+        _refuse(_BIAS_AND_MIXING)
     if bias is not None and not takes_bias(bias.shape, heads, (queries, n), rows[:-1]):
         _refuse(f"its bias has shape {_words(bias.shape)}, expected {_words((*rows[:-1], heads, queries, n))}")
     if factor.size == 1:
@@ -214,6 +215,8 @@ def _scores(softmax: Any, view: GraphView) -> tuple[Any, Any, Any, Any, Any]:
     if mixed is not None:
         before, at = mixed
     bias, at = _constant_and_other(at, "addition", view) or (None, at)
+    if bias is not None and _unmixed(view.plain(at), view) is not None:
+        _refuse(_BIAS_AND_MIXING)
     factor, at = _constant_and_other(view.plain(at), "multiplication", view) or (unit, at)
     at = view.plain(at)
     if view.kind(at) != "matrix product":

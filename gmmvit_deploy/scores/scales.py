@@ -48,7 +48,8 @@ class Scale(Multiply):
 class LearnedTemperature(Multiply):
     """A trained scale of each head: S'[h] = t[h] · S[h].
 
-    temperature: t, or the logarithm of t if ``is_logarithm`` is True; (H), or a scalar for all heads.
+    temperature: t, or the logarithm of t if ``is_logarithm`` is True; (H), or a scalar for all heads. The exponential
+    of a logarithm is computed in float64 and rounded once to the type of the parameter.
     usual: the scale of the same network without a learned temperature, such as d^(−1/2); None if it is not known.
     Source: locality self-attention (LSA), where training starts with t = d^(−1/2) and d is the head dim.
     """
@@ -70,7 +71,9 @@ class LearnedTemperature(Multiply):
         self.scales_query = scales_query
 
     def matrix(self) -> Tensor:
-        factor = self.temperature.exp() if self.is_logarithm else self.temperature
+        factor: Tensor = self.temperature
+        if self.is_logarithm:
+            factor = factor.double().exp().to(factor.dtype)
         return factor if factor.dim() == 0 else factor[:, None, None]
 
     def mistakes(self) -> Iterator[tuple[str, Step | None]]:

@@ -22,8 +22,11 @@ from gmmvit_deploy.graphs import roles
 from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.runtime.emulated_precision import emulated_logits
 from gmmvit_deploy.specs import MaskKind, ModelSpec, input_shape
+from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from tests.conftest import once
+from tests.exact import exact_logits
 
 MAX_BATCH = 4
 
@@ -44,20 +47,27 @@ class Small:
         return self.family.variants()[self.variant] if self.variant else self.family.small_specs()[self.kind]
 
     def model(self) -> Model:
-        """Return the model with distinct weights and buffers, all different from 0 and 1."""
-        torch.manual_seed(0)
-        model = model_from_spec(self.spec).eval()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(0.1 * torch.randn(parameter.shape))
-            for name, buffer in model.named_buffers():
-                if name == "position_embedding":
-                    buffer.normal_()
-        return model
+        return distinct_model(self.spec)
 
     def images(self, count: int = MAX_BATCH) -> np.ndarray:
-        shape = (count, *input_shape(self.spec))
-        return np.random.default_rng(3).standard_normal(shape, dtype=np.float32)
+        return random_images(self.spec, count)
+
+
+def distinct_model(spec: ModelSpec) -> Model:
+    """Return the model with distinct weights and buffers, all different from 0 and 1."""
+    torch.manual_seed(0)
+    model = model_from_spec(spec).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape))
+        for name, buffer in model.named_buffers():
+            if name == "position_embedding":
+                buffer.normal_()
+    return model
+
+
+def random_images(spec: ModelSpec, count: int = MAX_BATCH) -> np.ndarray:
+    return np.random.default_rng(3).standard_normal((count, *input_shape(spec)), dtype=np.float32)
 
 
 _VARIANTS = tuple(Small(family, "plain", variant) for family in FAMILIES for variant in family.variants())
@@ -68,6 +78,24 @@ FAMILY_EXAMPLES = (*(Small(family, family.mask_kinds[-1]) for family in FAMILIES
 
 def _refuse(graph: onnx.GraphProto) -> None:
     raise AssertionError("a role was guessed")
+
+
+def require_logits_of_precision(
+    graph: onnx.ModelProto, precision: Precision, model: Model, images: np.ndarray
+) -> float:
+    """Check that a graph in another precision computes the float64 logits of the model, within limits.
+
+    Returns the largest difference, divided by the largest logit.
+    """
+    trained = exact_logits(model, images)
+    largest = float(np.abs(emulated_logits(graph, images, name=precision) - trained).max())
+    scale = float(np.abs(trained).max())
+    noise = float(np.abs(model(torch.from_numpy(images)).detach().numpy() - trained).max())
+    if precision in QUANTIZED:  # more than rounding, but far less than the distance of another network
+        assert largest < scale / 2
+    else:
+        assert largest <= limit_from_noise(Noise(largest=noise, rms=noise, scale=scale), precision).largest
+    return largest / scale
 
 
 @contextmanager

@@ -33,13 +33,20 @@ from gmmvit_deploy.pictures.mask_images import sheet
 from gmmvit_deploy.pictures.mask_numbers import masks_of
 from gmmvit_deploy.precision import POLICY, PRECISIONS, Precision
 from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
-from gmmvit_deploy.runtime.emulated_precision import emulated_logits
 from gmmvit_deploy.scores.attention import attention_scores
 from gmmvit_deploy.specs import MaskKind, MaskSpec, input_shape, spec_to_json
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from tests.conftest import MANIFEST, NAMES, Golden, golden
 from tests.exact import assert_same_logits, exact_logits
-from tests.families.small_models import FAMILY_EXAMPLES, MAX_BATCH, SMALL, Small, SmallExports, failing_rules
+from tests.families.small_models import (
+    FAMILY_EXAMPLES,
+    MAX_BATCH,
+    SMALL,
+    Small,
+    SmallExports,
+    failing_rules,
+    require_logits_of_precision,
+)
 
 OTHER_PRECISIONS: tuple[Precision, ...] = tuple(precision for precision in PRECISIONS if precision != "fp32")
 each_small = pytest.mark.parametrize("small", SMALL, ids=str)
@@ -196,15 +203,7 @@ def test_each_precision_exports(
         )
     roles = {declared_role(node) for node in prepared.proto.graph.node}
     assert roles <= {*POLICY, "shape"}
-    trained = exact_logits(model, images)
-    logits = emulated_logits(prepared.proto, images, name=str(small))
-    largest = float(np.abs(logits - trained).max())
-    scale = float(np.abs(trained).max())
-    noise = float(np.abs(model(torch.from_numpy(images)).detach().numpy() - trained).max())
-    if precision in QUANTIZED:  # more than rounding, but far less than the distance of another network
-        assert largest < scale / 2
-    else:
-        assert largest <= limit_from_noise(Noise(largest=noise, rms=noise, scale=scale), precision).largest
+    require_logits_of_precision(prepared.proto, precision, model, images)
 
 
 # ---- parity and pictures -------------------------------------------------------------------------------------------

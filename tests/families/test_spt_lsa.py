@@ -18,8 +18,10 @@ from torch import Tensor, nn
 
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
-from gmmvit_deploy.errors import CheckpointError, FoldError, RunnerUnavailableError, SpecError
+from gmmvit_deploy.checkpoints.weights import bytes_from_model
+from gmmvit_deploy.errors import CheckpointError, RunnerUnavailableError, SpecError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.export.variants import graph_from_model
 from gmmvit_deploy.families import FAMILIES, model_from_spec, preset_spec, spec_from_json, spec_to_json
 from gmmvit_deploy.families.cait.folding import drop_remainder
 from gmmvit_deploy.families.counting import trainable_parameters
@@ -33,9 +35,11 @@ from gmmvit_deploy.kernels.openvino_view import OpenVinoView
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.layers.shifted_patches import ShiftedPatches, ShiftedViews
 from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.runtime.emulated_precision import emulated_logits
 from gmmvit_deploy.scores.attention import attention_scores
 from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.specs import MaskSpec
+from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from tests.conftest import MANIFEST, Golden, cifar_options, golden
 from tests.exact import assert_same_logits, exact_logits
 from tests.families.mistakes import mistaken
@@ -103,14 +107,71 @@ def test_the_biases_of_swin_are_a_single_constant_with_the_diagonal() -> None:
         assert bias.constant.isneginf().equal(eye)
 
 
-def test_a_large_remainder_is_not_dropped() -> None:
+LARGE = "patch_blocks.1.attention.inner"
+LARGE_MIXING = 1e3
+"""Each entry of the head mixing before softmax, so that the −1e-9 becomes −1e-6 for each head that is mixed."""
+
+
+@pytest.fixture(scope="module")
+def with_large_remainder() -> Model:
+    """Return a CaiT with small scores and a large head mixing in an attention, so that the −1e-9 changes the logits."""
     model = trained("sl_cait")
-    folded = fold(model, SCORE_PASSES).model
-    assert len(drop_remainder(copy.deepcopy(folded))) == 3
+    before: Any = model.get_submodule(LARGE).scores.before
     with torch.no_grad():
-        folded.get_submodule("patch_blocks.1.attention.inner").scores.before["mixing"].weight.fill_(100.0)  # type: ignore[union-attr,index,operator]
-    with pytest.raises(FoldError, match=r"patch_blocks\.1\.attention\.inner: without the diagonal of LSA"):
-        drop_remainder(folded)
+        before["temperature"].temperature.div_(LARGE_MIXING)
+        before["mixing"].weight.fill_(LARGE_MIXING)
+    return model
+
+
+def test_a_large_remainder_moves_behind_the_head_mixing(with_large_remainder: Model) -> None:
+    model, images = copy.deepcopy(with_large_remainder).double(), golden("sl_cait").inputs
+    expected = exact_logits(model, images)
+    for run in folding_passes(model.spec):
+        changed = run(model)
+        if run is drop_remainder:
+            assert len(changed) == 3
+            assert run(model) == ()
+        assert_same_logits(exact_logits(model, images), expected, run.__name__, atol=1e-11)
+    kept = {name: [step_name for step_name, _ in scores.steps_before()] for name, scores in attention_scores(model)}
+    assert kept.pop(LARGE) == ["before.diagonal", "before.mixing", "before.remainder"]
+    assert not any("before.remainder" in steps for steps in kept.values())
+    inner: Any = model.get_submodule(LARGE)
+    bias: Tensor = dict(inner.scores.steps())["before.remainder"].matrix()
+    heads, tokens, _ = bias.shape
+    diagonal = torch.full((heads, tokens), -1e-9 * heads * LARGE_MIXING, dtype=torch.float64)
+    torch.testing.assert_close(bias, torch.diag_embed(diagonal), rtol=1e-7, atol=0)
+    inner.scores.put("before.remainder", None)
+    assert np.abs(exact_logits(model, images) - expected).max() > 1e-9  # the bias is no rounding error
+
+
+@pytest.mark.export
+def test_a_large_remainder_is_in_the_graph(with_large_remainder: Model, tmp_path: Path) -> None:
+    """The CPU kernel refuses the attention with its reason and takes all others; heads are widened for GPU engines."""
+    model, images = with_large_remainder, golden("sl_cait").inputs
+    (tmp_path / "weights.safetensors").write_bytes(bytes_from_model(model))
+    options = ExportOptions(input_kind="tensor", max_batch=8)
+    bundle = bundle_from_checkpoint(tmp_path / "weights.safetensors", tmp_path / "bundle", options)
+    assert [record.layer for record in bundle.manifest.biases] == [LARGE]
+    expected = exact_logits(model, images)
+    noise = Noise(largest=bundle.manifest.float32_noise, rms=0.0, scale=float(np.abs(expected).max()))
+    with OnnxRuntimeRunner(bundle) as runner:
+        np.testing.assert_allclose(runner.run(images), expected, rtol=0, atol=limit_from_noise(noise).largest)
+    graph = onnx.load(bundle.onnx_path)
+    for matches in (
+        attentions_of_kernel(graph),
+        attentions_in(OpenVinoView(openvino.Core().read_model(bundle.onnx_path))),
+    ):
+        refused = {match.name: match.reason for match in matches if isinstance(match, Refusal)}
+        assert refused == {LARGE: "it has both a bias and head mixing, which the kernel does not combine"}
+        assert len(matches) == 5
+    folded = fold(model)
+    engine = fold_for_engines(folded)
+    assert len(engine.passes["widen_heads"]) == 5
+    assert [bias.layer for bias in engine.biases] == [LARGE]
+    assert_same_logits(exact_logits(engine.model, images), exact_logits(folded.model, images), atol=1e-11)
+    prepared = graph_from_model(model, "fp16", preprocessing=None, max_batch=8)
+    logits = emulated_logits(prepared.proto, images, name="fp16")
+    assert np.abs(logits - expected).max() < 0.05 * np.abs(expected).max()
 
 
 # ---- mistakes in reading, which a reference made from the same reading would repeat --------------------------------

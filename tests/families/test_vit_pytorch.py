@@ -16,7 +16,6 @@ from torch import nn
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.errors import CheckpointError, SpecError
-from gmmvit_deploy.export import variants
 from gmmvit_deploy.families import family_of, model_from_spec, spec_from_json
 from gmmvit_deploy.families.cait.spec import CaiTSpec
 from gmmvit_deploy.families.vit.spec import ViTSpec
@@ -30,10 +29,8 @@ from gmmvit_deploy.families.vit_pytorch.folding import (
 )
 from gmmvit_deploy.families.vit_pytorch.model import VitPytorch
 from gmmvit_deploy.families.vit_pytorch.spec import VitPytorchSpec
-from gmmvit_deploy.folding.fold import fold, fold_for_engines
+from gmmvit_deploy.folding.fold import engine_passes, fold, fold_for_engines, folding_passes
 from gmmvit_deploy.layers.model import Model
-from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.runtime.emulated_precision import emulated_logits
 from gmmvit_deploy.scores.attention import attention_scores
 from gmmvit_deploy.scores.heads import CentredHeadNorm, HeadMixing, HeadNorm
 from gmmvit_deploy.sources.hints import LoadHints
@@ -93,13 +90,40 @@ def test_float64_logits_are_golden(name: str) -> None:
     require_golden(load_checkpoint(case.path, case.hints), case)
 
 
+_REATTENTION = ["centre_head_mixing", "merge_head_norm_into_values", "merge_scale_into_query", "narrow_last_block"]
+FOLDED = {
+    "vp_deepvit": _REATTENTION,
+    "vp_deepvit_mean": _REATTENTION,
+    "vp_deepvit_prenorm": _REATTENTION,
+    "vp_vit": ["narrow_last_block"],
+    "vp_simple_vit": [],  # the norm before the mean of the tokens keeps the last block
+    "vp_spt_lsa": ["fold_scales", "fold_biases", "merge_temperature_into_query", "narrow_last_block"],
+    "vp_cait": ["merge_scale_into_mixing", "merge_layer_scale"],
+}
+"""Golden file → the passes that change its network, in the order of the export."""
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_folding_is_exact_in_float64(name: str) -> None:
+def test_each_pass_is_exact_in_float64(name: str) -> None:
     case = golden(name)
     model = copy.deepcopy(load_checkpoint(case.path, case.hints).model).double()
-    for run in family_of(model.spec).folding_passes():
-        run(model)
-    assert_same_logits(logits64(model, case), expected64(case))
+    changing = []
+    for run in folding_passes(model.spec):
+        changed = run(model)
+        if changed:
+            changing.append(run.__name__)
+        assert_same_logits(logits64(model, case), expected64(case), run.__name__)
+        assert run(model) == (), f"{run.__name__} changes the network again"
+    assert changing == FOLDED[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_passes_of_an_export_change_the_same_parts(name: str) -> None:
+    """Folding in float32, for the graph: the same passes, and logits within the rounding of merged weights."""
+    case = golden(name)
+    folded = fold(load_checkpoint(case.path, case.hints).model)
+    assert [name for name, changed in folded.passes.items() if changed] == FOLDED[name]
+    assert_same_logits(logits64(folded.model, case), expected64(case), atol=1e-6)
 
 
 def test_the_temperature_of_the_small_data_vit_is_merged_into_q() -> None:
@@ -481,13 +505,19 @@ def test_other_attentions_keep_their_scale() -> None:
     assert not any(isinstance(module, ReAttention) for module in folded.model.modules())
 
 
-@pytest.mark.parametrize("name", ["vp_deepvit", "vp_vit"])
-def test_heads_are_padded_for_engines(name: str) -> None:
+@pytest.mark.parametrize("quantized", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_passes_for_engines_are_exact_in_float64(name: str, quantized: bool) -> None:
     case = golden(name)
     folded = fold(load_checkpoint(case.path, case.hints).model)
-    wide = fold_for_engines(folded)
-    assert bool(wide.passes["pad_heads"]) == (name == "vp_deepvit")  # head dim 12 becomes 16
-    assert_same_logits(logits64(wide.model, case), logits64(folded.model, case))
+    engine = fold_for_engines(folded, engine_passes(folded.model.spec, quantized=quantized))
+    changing = {name for name, changed in engine.passes.items() if changed} - set(FOLDED[name])
+    assert changing == {
+        *(["pad_heads"] if name == "vp_deepvit" else []),  # head dim 12 becomes 16
+        *(["widen_heads"] if name == "vp_cait" else []),
+        *(["separate_projections"] if quantized else []),
+    }
+    assert_same_logits(logits64(engine.model, case), logits64(folded.model, case))
 
 
 def test_heads_without_bias_in_the_output_are_padded() -> None:
@@ -523,19 +553,3 @@ def test_the_weights_of_a_bundle_are_read_without_options(tmp_path: Path) -> Non
         again = load_checkpoint(tmp_path / "weights.safetensors")
         assert again.spec == loaded.spec
         require_golden(again, case)
-
-
-@pytest.mark.export
-@pytest.mark.parametrize(
-    ("name", "precision"),
-    [("vp_spt_lsa", "fp16"), ("vp_spt_lsa", "int8"), ("vp_simple_vit", "int8"), ("vp_cait", "bf16")],
-)
-def test_other_precisions(name: str, precision: Precision) -> None:
-    case = golden(name)
-    model = load_checkpoint(case.path, case.hints).model
-    calibration = [case.inputs] if precision == "int8" else None
-    prepared = variants.graph_from_model(model, precision, preprocessing=None, max_batch=4, calibration=calibration)
-    logits = emulated_logits(prepared.proto, case.inputs, name=name)
-    scale = float(np.abs(expected64(case)).max())
-    assert np.isfinite(logits).all()
-    assert np.abs(logits - expected64(case)).max() < scale * (0.25 if precision == "int8" else 0.05)

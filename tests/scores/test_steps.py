@@ -245,6 +245,15 @@ def test_mistakes_are_other_functions_each_under_a_name_of_its_own(case: Case) -
     assert len(made) == case.mistakes
 
 
+def test_the_exponential_of_a_temperature_is_rounded_once() -> None:
+    logarithms = torch.linspace(-8, 4, 1001)
+    step = LearnedTemperature(logarithms, is_logarithm=True)
+    expected = np.exp(logarithms.numpy().astype(np.float64))
+    assert np.array_equal(step.folded().matrix().flatten().numpy(), expected.astype(np.float32))
+    in_float64 = step.double().folded().matrix().flatten().numpy()
+    np.testing.assert_allclose(in_float64, expected, rtol=1e-15)
+
+
 @pytest.mark.parametrize("wrap", [lambda mask: mask, PrefixMask], ids=["alone", "class token"])
 def test_closed_form_is_a_mistake_where_the_base_has_underflowed(wrap: Callable[[Step], Step]) -> None:
     alpha, sigma = torch.full((1, HEADS, 1, 1), 2.0), torch.full((1, HEADS, 1, 1), 9.0)

@@ -28,10 +28,11 @@ class WideHeadsAttention(WideHeads):
     stacked_projection: ClassVar[tuple[str, int]] = ("key_value", 2)
 
     def __init__(self, talking: TalkingHeadsAttention) -> None:
-        *factors, (_, mix_before) = talking.scores.steps_before()
+        before = talking.scores.steps_before()
+        ((_, mix_before),) = ((name, step) for name, step in before if step.operation == "mix")
         ((_, mix_after),) = talking.scores.steps_after()
         super().__init__(
-            AttentionScores({name.removeprefix("before."): step for name, step in factors}),
+            AttentionScores({name.removeprefix("before."): step for name, step in before if step is not mix_before}),
             before=mix_before.matrix(),
             after=mix_after.matrix(),
             head_dim=talking.query.out_features // talking.heads,
@@ -69,19 +70,23 @@ def widen_heads(model: nn.Module) -> tuple[str, ...]:
 
 
 def _widens(name: str, scores: AttentionScores) -> bool:
-    """Return True if the steps are factors shared by all heads, then head mixing, then softmax, then head mixing.
+    """Return True if the steps are factors shared by all heads, head mixing, biases, softmax, and head mixing.
 
-    The factors are steps that multiply the scores, such as a mask.
-    Errors: FoldError when a factor is not folded, or when the scale is not merged into another step.
+    The factors are steps that multiply the scores, such as a mask. A bias after the head mixing, which
+    `folding.drop_remainder` can leave, may differ between the heads.
+    Errors: FoldError when a factor or a bias is not folded, or when the scale is not merged into another step.
     """
     before = [step for _, step in scores.steps_before()]
     after = [step for _, step in scores.steps_after()]
-    if [step.operation for step in after] != ["mix"] or not before or before[-1].operation != "mix":
+    operations = [step.operation for step in before]
+    if [step.operation for step in after] != ["mix"] or operations.count("mix") != 1:
         return False
-    factors = before[:-1]
-    if not all(step.is_constant for step in factors):
+    factors, biases = before[: operations.index("mix")], before[operations.index("mix") + 1 :]
+    if not all(step.is_constant for step in (*factors, *biases)):
         raise FoldError(f"{name}: run the folding passes before widen_heads, which needs constant steps on the scores")
     if not all(step.operation == "multiply" and same_for_all_heads(step) for step in factors):
+        return False
+    if not all(step.operation == "add" for step in biases):
         return False
     if any(step.role == "scale" for step in factors):
         raise FoldError(
