@@ -89,8 +89,7 @@ def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpo
     try:
         check_options(str(path), source, given, file.tensors)
     except CheckpointError:
-        if source is TIMM_FILES and hints.model is None:
-            _refuse_incomplete(file)
+        _refuse_incomplete(file, source, hints)
         raise
     family = _family_of_source(source)
     _check_preset(family, hints)
@@ -105,8 +104,7 @@ def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpo
         with _errors_that_name(name):
             spec = source.spec(shapes, hints)
     except SpecError:
-        if source is TIMM_FILES and hints.model is None:
-            _refuse_incomplete(file)
+        _refuse_incomplete(file, source, hints)
         raise
     check_image_hints(name, hints, image_size=spec.image_size, channels=spec.channels, evidence="its tensors show")
     _compare_with_preset(spec, hints, name)
@@ -165,11 +163,14 @@ def _source_of(file: TensorFile, hints: LoadHints) -> CheckpointSource:
     return possible[0]
 
 
-def _refuse_incomplete(file: TensorFile) -> None:
+def _refuse_incomplete(file: TensorFile, source: CheckpointSource, hints: LoadHints) -> None:
     """Refuse a file that names a preset of this package, and that lacks a tensor by which its source is recognised.
 
+    source: the source that was chosen for the file; such a file is left to timm.
     Errors: CheckpointError that names the preset and the missing tensors.
     """
+    if source is not TIMM_FILES or hints.model is not None:
+        return
     for preset in (file.record.entries.get("arch"), file.record.args.get("model")):
         if not isinstance(preset, str) or preset not in PRESETS:
             continue

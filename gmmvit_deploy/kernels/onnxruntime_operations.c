@@ -1,6 +1,6 @@
 /* The operation MaskedAttention of ONNX Runtime's graphs, computed by masked_attention.c on the session's threads.
 
-   Inputs: what Q, K and V lie in, float32 (B, n, columns) or (B, windows, n, columns), which may be one and the same; if
+   Inputs: what Q, K and V lie in, float32 (B, n, columns) or (B, windows, n, columns), which may be the same tensor; if
    `queries` is not n, Q lies in (B, queries, columns) or (B, windows, queries, columns). Then, each of which may be
    missing, the mask as the kernel wants it, the bias likewise, and the two mixings (heads, heads).
    Output: float32, the shape of what Q lies in but for heads * d columns.

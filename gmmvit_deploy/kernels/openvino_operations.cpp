@@ -1,7 +1,7 @@
 /* Our operations of OpenVINO's graphs, computed on the threads of their stream.
 
    MaskedAttention, by masked_attention.c
-   Inputs: what Q, K and V lie in, float32 (B, n, columns) or (B, windows, n, columns), one to three of them; if `queries`
+   Inputs: what Q, K and V lie in, float32 (B, n, columns) or (B, windows, n, columns), 1 to 3 tensors; if `queries`
    is not n, Q lies in (B, queries, columns) or (B, windows, queries, columns). Then the mask as the kernel wants it, of
    each head or (1, ...) of all, if `masked`, two of float16 as one int32 (OpenVINO makes float32 of float16); then the
    bias likewise, (windows or 1, heads or 1, ...), if `biased`; then the `mixings` (heads, heads): 2, before and after
