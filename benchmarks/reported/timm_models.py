@@ -37,6 +37,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.shared.places import result_of
+from benchmarks.shared.straight_export import straight_graph
 from benchmarks.shared.timm_architectures import ARCHITECTURES, Architecture, attention_effects, network_of
 from gmmvit_deploy.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bench import run_card
@@ -45,7 +46,6 @@ from gmmvit_deploy.bench.statistics import ratio
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
-from gmmvit_deploy.export.onnx_from_model import OPSET
 from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.declared import declared_role
 from gmmvit_deploy.kernels.matcher import Refusal, summary_of
@@ -99,30 +99,17 @@ class Exported:
         """
         path = self.folder / _STRAIGHT
         if not path.exists():
+            shape = tuple(self.images(1, 0).shape[1:])
             try:
-                proto = self._straight(self.network)
+                proto = straight_graph(self.network, shape, MAX_BATCH)
             except torch.onnx.OnnxExporterError:
                 unfused = copy.deepcopy(self.network)
                 for module in unfused.modules():
                     if hasattr(module, "fused_attn"):
                         module.fused_attn = False  # type: ignore[assignment]  # nn.Module types attributes as tensors
-                proto = self._straight(unfused)
+                proto = straight_graph(unfused, shape, MAX_BATCH)
             onnx.save(proto, path)
         return path
-
-    def _straight(self, network: nn.Module) -> onnx.ModelProto:
-        program = torch.onnx.export(
-            network,
-            (self.images(2, 0),),
-            dynamo=True,
-            opset_version=OPSET,
-            input_names=["tensor"],
-            output_names=["logits"],
-            dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=MAX_BATCH)},),
-            verbose=False,
-        )
-        assert program is not None
-        return program.model_proto
 
 
 def logits_of(network: nn.Module, images: Tensor) -> tuple[np.ndarray, np.ndarray]:

@@ -18,10 +18,9 @@ import torch
 from torch import nn
 
 from benchmarks.shared.places import FAMILIES
+from benchmarks.shared.straight_export import straight_graph
 from benchmarks.shared.systems import SYSTEMS, system_pair
-from gmmvit_deploy.errors import ExportError
-from gmmvit_deploy.export.exporter_messages import quiet_exporter
-from gmmvit_deploy.export.onnx_from_model import OPSET, onnx_from_model
+from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.export.variants import graph_from_model
 from gmmvit_deploy.families import model_from_spec, preset_spec
 from gmmvit_deploy.families.cait.model import TalkingHeadsAttention
@@ -175,28 +174,6 @@ def graphs_of(family: str, names: Iterable[str], *, max_batch: int) -> dict[str,
     trained_fp16 and plain_fp16 (our exports in fp16), int8 (the quantised graph of the trained module).
     """
     return {name: _graph(family, name, max_batch) for name in names}
-
-
-def straight_graph(model: nn.Module, image_shape: tuple[int, ...], max_batch: int) -> onnx.ModelProto:
-    """Export a module as users do without this project: PyTorch's exporter with its optimisation, and nothing else.
-
-    image_shape: (channels, height, width) of the input ``tensor`` (B, channels, height, width), with a dynamic batch B.
-    """
-    with quiet_exporter():
-        program = torch.onnx.export(
-            model,
-            (torch.zeros(2, *image_shape),),
-            dynamo=True,
-            opset_version=OPSET,
-            input_names=["tensor"],
-            output_names=["logits"],
-            dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=max_batch)},),
-            verbose=False,
-        )
-    if program is None:
-        raise ExportError(f"the ONNX exporter of torch {torch.__version__} returned no graph")
-    proto: onnx.ModelProto = program.model_proto
-    return proto
 
 
 @lru_cache(maxsize=8)

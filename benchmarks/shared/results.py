@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.shared.places import RESULTS
 from benchmarks.shared.systems import MEASURED
 
-__all__ = ["by_family", "by_run", "card_lines", "interval", "result"]
+__all__ = ["best_straight_of", "by_family", "by_run", "card_lines", "interval", "result", "row_of"]
 
 
 def result(script: str) -> dict[str, Any]:
@@ -31,6 +32,17 @@ def by_run(script: str) -> dict[str, dict[str, Any]]:
 def interval(ratio: dict[str, float], digits: int = 2) -> str:
     """Format a ratio of a result: the median and the interval."""
     return f"{ratio['median']:.{digits}f} ({ratio['low']:.{digits}f}–{ratio['high']:.{digits}f})"
+
+
+def row_of(rows: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """Return the row of a runner.  If our kernels compute no part of the model, return the row without kernels."""
+    row: dict[str, Any] | None = rows.get(name, rows.get(name.replace("+kernels", "")))
+    return row
+
+
+def best_straight_of(rows: Mapping[str, Any]) -> dict[str, str]:
+    """Return precision → name of the best straight program, with which the rows of our programs are compared."""
+    return {row["precision"]: row["best_straight"] for row in rows.values() if "best_straight" in row}
 
 
 def card_lines(card: dict[str, Any]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.shared.results import interval
+from benchmarks.shared.results import best_straight_of, interval, row_of
 from benchmarks.shared.systems import LSA_FAMILIES, SYSTEMS
 
 __all__ = ["COSTS", "cost_table", "cost_tables"]
@@ -58,20 +58,14 @@ def cost_table(names: Sequence[str], fastest: Mapping[str, Any], costs: Mapping[
     return "\n".join(lines) if len(lines) > 2 else "No result has these times yet."
 
 
-def _row_of(rows: Mapping[str, Any], runner: str) -> Mapping[str, Any]:
-    """Return the row of a runner, or of the runner without our kernels if these compute no part of the model."""
-    row: Mapping[str, Any] = rows.get(runner, rows.get(runner.replace("+kernels", ""), {}))
-    return row
-
-
 def _best(rows: Mapping[str, Any]) -> str:
-    best = {row["precision"]: row["best_straight"] for row in rows.values() if "best_straight" in row}
+    best = best_straight_of(rows)
     return ", ".join(f"{rows[best[key]]['median_ms']:.2f}" for key in ("fp32", "bf16") if key in best)
 
 
 def _time(rows: Mapping[str, Any], runner: str) -> str:
-    row = _row_of(rows, runner)
-    if not row:
+    row = row_of(rows, runner)
+    if row is None:
         return ""
     ratio = row.get("times_faster_than_best_straight")
     faster = "" if ratio is None else f" ({ratio['median']:.2f} ×)"
@@ -79,5 +73,5 @@ def _time(rows: Mapping[str, Any], runner: str) -> str:
 
 
 def _share(rows: Mapping[str, Any], runner: str) -> str:
-    row = _row_of(rows, runner)
-    return f"{row['share_of_roofline']:.0%}" if "share_of_roofline" in row else ""
+    row = row_of(rows, runner)
+    return f"{row['share_of_roofline']:.0%}" if row is not None and "share_of_roofline" in row else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.shared.places import FAMILIES
-from benchmarks.shared.results import by_family, by_run, interval, result
+from benchmarks.shared.results import best_straight_of, by_family, by_run, interval, result, row_of
 from benchmarks.shared.tables_costs import cost_tables
 from benchmarks.shared.tables_engines import engines_table, head_dims_table, systems_table
 from benchmarks.shared.timm_architectures import ARCHITECTURES
@@ -233,14 +233,8 @@ def _batches(by_batch: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {batch: by_batch[batch] for batch in ("1", "64") if batch in by_batch}
 
 
-def _row_of(rows: dict[str, Any], name: str) -> dict[str, Any] | None:
-    """Return the row of a runner.  If our kernels compute no part of the model, return the row without kernels."""
-    row: dict[str, Any] | None = rows.get(name, rows.get(name.replace("+kernels", "")))
-    return row
-
-
 def _speed_up(rows: dict[str, Any], name: str) -> str:
-    row = _row_of(rows, name)
+    row = row_of(rows, name)
     if row is None:
         return ""
     if not row.get("right", True):
@@ -264,7 +258,7 @@ def best_straight_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_
     empty = len(lines)
     for model, by_batch in results.items():
         for batch, rows in _batches(by_batch).items():
-            best = {row["precision"]: row["best_straight"] for row in rows.values() if "best_straight" in row}
+            best = best_straight_of(rows)
             if not best:
                 continue
             ratios = [_over_best(rows, name) for name in runners]
@@ -280,7 +274,7 @@ def best_straight_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_
 
 
 def _over_best(rows: dict[str, Any], name: str) -> str:
-    row = _row_of(rows, name)
+    row = row_of(rows, name)
     if row is None or "times_faster_than_best_straight" not in row:
         return ""
     return interval(row["times_faster_than_best_straight"]) + (", no kernels" if "without_kernels" in row else "")
@@ -305,7 +299,7 @@ def mask_free_table(results: dict[str, Any], costs: dict[str, Any], runners: tup
         for batch in (key for key in ("1", "64") if key in measured or key in of_twins):
             rows, twins = measured.get(batch, {}), of_twins.get(batch, {})
             over = [_over_plain(twins.get(name, {})) for name in masked]
-            share = [_share(row) if (row := _row_of(rows, name)) else "" for name in shares]
+            share = [_share(row) if (row := row_of(rows, name)) else "" for name in shares]
             lines.append(f"| {family}, {batch} | {' | '.join(over)} | {' | '.join(share)} |")
     return "\n".join(lines)
 

@@ -14,7 +14,8 @@ from torch import nn
 
 from benchmarks.reported import mask_cost
 from benchmarks.shared import cpu_programs, side_by_side
-from benchmarks.shared.families import as_released, compiled, eager, straight_graph
+from benchmarks.shared.families import as_released, compiled, eager
+from benchmarks.shared.straight_export import straight_graph
 from benchmarks.shared.systems import MEASURED, SYSTEMS, system_pair
 from benchmarks.shared.tables_costs import COSTS, cost_table
 from benchmarks.shared.tables_engines import every_engine, systems_table

@@ -1,0 +1,35 @@
+"""Export a module as users do without this project."""
+
+from __future__ import annotations
+
+import onnx
+import torch
+from torch import nn
+
+from gmmvit_deploy.errors import ExportError
+from gmmvit_deploy.export.exporter_messages import quiet_exporter
+from gmmvit_deploy.export.onnx_from_model import OPSET
+
+__all__ = ["straight_graph"]
+
+
+def straight_graph(model: nn.Module, image_shape: tuple[int, ...], max_batch: int) -> onnx.ModelProto:
+    """Export a module as users do without this project: PyTorch's exporter with its optimisation, and nothing else.
+
+    image_shape: (channels, height, width) of the input ``tensor`` (B, channels, height, width), with a dynamic batch B.
+    """
+    with quiet_exporter():
+        program = torch.onnx.export(
+            model,
+            (torch.zeros(2, *image_shape),),
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=["tensor"],
+            output_names=["logits"],
+            dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=max_batch)},),
+            verbose=False,
+        )
+    if program is None:
+        raise ExportError(f"the ONNX exporter of torch {torch.__version__} returned no graph")
+    proto: onnx.ModelProto = program.model_proto
+    return proto
