@@ -26,6 +26,7 @@ from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.specs import MaskSpec
 from tests.conftest import MANIFEST, Golden, golden
 from tests.exact import assert_same_logits, exact_logits
+from tests.families import preset_counts
 from tests.families.deepvit_oracle import State, deepvit_logits
 
 NAMES = tuple(name for name, entry in MANIFEST.items() if entry["family"] == "deepvit")
@@ -331,14 +332,7 @@ def test_preset_option(small_preset: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "count"),
-    [
-        ("deepvit_patch16_224_re_attn_16b", 24_426_664),
-        ("deepvit_patch16_224_re_attn_24b", 36_261_448),
-        ("deepvit_patch16_224_re_attn_32b", 48_096_232),
-        ("deepvit_S", 27_312_632),
-        ("deepvit_L", 58_883_708),
-        ("deepvit_L_384", 59_043_308),
-    ],
+    preset_counts.DEEPVIT.items(),
 )
 def test_parameters_of_the_presets(name: str, count: int) -> None:
     spec = preset_spec(name, classes=1000, image_size=IMAGE_SIZES[name], mask=MaskSpec())

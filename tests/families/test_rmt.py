@@ -32,6 +32,7 @@ from gmmvit_deploy.sources.shapes import Shapes
 from gmmvit_deploy.specs import MaskSpec
 from tests.conftest import MANIFEST, golden
 from tests.exact import exact_logits
+from tests.families import preset_counts
 from tests.families.mistakes import mistaken
 
 NAMES = tuple(name for name, entry in MANIFEST.items() if entry["family"] == "rmt")
@@ -242,19 +243,7 @@ def test_a_typed_preset_gives_side_and_stages() -> None:
 
 @pytest.mark.parametrize(
     ("preset", "count"),
-    {
-        "RMT_T3": 14_334_216,
-        "RMT_S": 26_967_240,
-        "RMT_M2": 54_154_896,
-        "RMT_L6": 95_464_864,
-        "RMT_T": 13_192_200,
-        "RMT_S_2023": 25_701_064,
-        "RMT_B": 52_689_680,
-        "RMT_L": 93_844_512,
-        "RMT_S_token_label": 27_480_240,
-        "RMT_M2_token_label": 54_667_896,
-        "RMT_L6_token_label": 96_105_864,
-    }.items(),
+    preset_counts.RMT.items(),
 )
 def test_trainable_parameters_of_presets(preset: str, count: int) -> None:
     with torch.device("meta"):
