@@ -8,13 +8,23 @@ from benchmarks.shared.results import interval, result
 
 __all__ = ["SHOWN", "documented_tables", "page_tables"]
 
-SHOWN = {"low_rank": ("low_rank",), "layouts": ("layouts",), "shared_memory": ("shared_memory",)}
+SHOWN = {
+    "low_rank": ("low_rank",),
+    "layouts": ("layouts",),
+    "shared_memory": ("shared_memory",),
+    "rotation_as_rows": ("rotation_as_rows",),
+    "shifted_patches_as_convolution": ("shifted_patches_as_convolution",),
+}
 """Script → markers of the script's tables on the page of results."""
 
 
 def documented_tables() -> dict[str, str]:
     """Return name of a marker in the documentation → the table at this marker."""
-    return {"low_rank": ranks_table(result("rejected/low_rank"))}
+    return {
+        "low_rank": ranks_table(result("rejected/low_rank")),
+        "rotation_as_rows": forms_table(result("rejected/rotation_as_rows")),
+        "shifted_patches_as_convolution": forms_table(result("rejected/shifted_patches_as_convolution")),
+    }
 
 
 def page_tables() -> dict[str, str]:
@@ -57,3 +67,20 @@ def shared_memory_table(results: dict[str, Any]) -> str:
             ratio = interval(row["shared_over_messages"], 3)
             lines.append(f"| {protocol}, {batch} | {row['messages_ms']:.2f} | {ratio} |")
     return "\n".join(lines)
+
+
+def forms_table(results: dict[str, Any]) -> str:
+    """Return a table with a row for each system, batch and runner: time of each form / time of the exported graph."""
+    systems = results["systems"]
+    forms = list(next(iter(systems.values()))["float64_difference"])
+    lines = [
+        f"| system, batch | runner | exported, ms | {' | '.join(f'{form} / exported' for form in forms)} |",
+        f"|---|---|---|{'---|' * len(forms)}",
+    ]
+    for system, by_batch in systems.items():
+        for batch in (key for key in ("1", "64") if key in by_batch):
+            for runner, row in by_batch[batch].items():
+                cells = [interval(row["forms"][form]["over_exported"]) for form in forms]
+                lines.append(f"| {system}, {batch} | {runner} | {row['exported_ms']:.2f} | {' | '.join(cells)} |")
+    sizes = "; ".join(f"{system}: {row['size']}" for system, row in systems.items())
+    return "\n".join([*lines, "", f"Sizes: {sizes}."])

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +16,7 @@ from benchmarks.reported import before_after
 from benchmarks.shared import cpu_programs, side_by_side
 from benchmarks.shared.checkouts import opened_checkout
 from benchmarks.shared.families import as_released, eager
-from benchmarks.shared.places import KINDS, scripts
+from benchmarks.shared.places import KINDS, ROOT, scripts
 from benchmarks.shared.timm_architectures import ARCHITECTURES, Architecture, attention_effects
 from benchmarks.tables import question
 from gmmvit_cli.commands import SUMMARIES
@@ -26,26 +24,9 @@ from gmmvit_deploy.bench.core_to_core import round_trip_ns
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.engines.flavors import visible_gpu
 from gmmvit_deploy.families.cait.model import TalkingHeadsAttention
-from gmmvit_deploy.kernels.libraries import onnxruntime_library
 from gmmvit_deploy.layers.attention import MaskedAttention
+from tests.bench.conftest import NEEDS_KERNELS, Run
 from tests.conftest import RELEASED, golden
-
-ROOT = Path(__file__).parents[2]
-NEEDS_KERNELS = pytest.mark.skipif(onnxruntime_library()[0] is None, reason="our kernels are not available here")
-
-
-Run = Callable[..., None]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run a script with its arguments in this process, so that imports and exports happen only once."""
-
-    def run(name: str, *arguments: str) -> None:
-        monkeypatch.setattr(sys, "argv", [name, *arguments])
-        runpy.run_path(str(ROOT / "benchmarks" / f"{name}.py"), run_name="__main__")
-
-    return run
 
 
 def test_rounds_with_near_cores_are_separated_from_the_others() -> None:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
+from gmmvit_deploy.datasets import DATASETS
 from gmmvit_deploy.errors import CheckpointError, RunnerUnavailableError, SpecError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.export.variants import graph_from_model
@@ -29,11 +30,14 @@ from gmmvit_deploy.families.swin.model import WindowBlock
 from gmmvit_deploy.families.t2t.model import T2T
 from gmmvit_deploy.families.t2t.spec import T2TSpec
 from gmmvit_deploy.folding.fold import SCORE_PASSES, fold, fold_for_engines, folding_passes
+from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.kernels.matcher import Refusal, attentions_in
 from gmmvit_deploy.kernels.onnxruntime_kernels import attentions_of_kernel
 from gmmvit_deploy.kernels.openvino_view import OpenVinoView
+from gmmvit_deploy.layers.blocks import LAYER_NORM_EPS, flat_patches
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.layers.shifted_patches import ShiftedPatches, ShiftedViews
+from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runtime.emulated_precision import emulated_logits
 from gmmvit_deploy.scores.attention import attention_scores
@@ -241,6 +245,48 @@ def test_zeros_stand_around_the_normalised_image() -> None:
     views = ShiftedViews(1)(torch.ones(1, 1, 2, 2))
     assert views[0, 1].tolist() == [[0, 0], [0, 1]]
     assert views[0, 4].tolist() == [[1, 0], [0, 0]]
+
+
+@pytest.mark.parametrize(("dataset", "share"), [("cifar10", 2.0e-4), ("mnist", 3.2e-3), ("digits", 9.1e-3)])
+def test_how_wrong_the_norm_would_be_as_convolutions(dataset: str, share: float) -> None:
+    """docs/pages/models/spt_lsa.md shows these shares.
+
+    The patches are white, but one to four pixels are a level darker. Both means are exact, then rounded to float32.
+    """
+    mean, std = (torch.tensor(values)[:, None, None] for values in (DATASETS[dataset].mean, DATASETS[dataset].std))
+    side, worst = 4, 0.0
+    for darker in range(1, 5):
+        pixels = torch.full((len(mean), 3 * side, 3 * side), 255, dtype=torch.uint8)
+        pixels[:, side, side : side + darker] = 254  # in the patch in the middle, away from the zeros
+        image = ((pixels / 255 - mean) / std)[None]
+        patch = flat_patches(ShiftedViews(side // 2)(image), side)[0, 4]
+        exact = (patch.double().var(correction=0) + LAYER_NORM_EPS).sqrt()
+        of_values, of_squares = (values.double().mean().float() for values in (patch, patch.square()))
+        worst = max(worst, _relative_error(of_squares - of_values.square(), exact))
+        # LayerNorm subtracts the mean before it squares, which loses no digits.
+        assert _relative_error((patch - of_values).square().mean(), exact) < 1e-6
+    assert worst == pytest.approx(share, rel=0.03)
+
+
+def _relative_error(variance: Tensor, exact: Tensor) -> float:
+    return float(((variance.double() + LAYER_NORM_EPS).sqrt() / exact - 1).abs())
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_no_cast_stands_between_the_image_and_the_norm_of_the_patches(
+    precision: Precision, small_exports: SmallExports
+) -> None:
+    small = next(small for small in SMALL if str(small) == "vit-spt-lsa")
+    graph = cast_graph(onnx.load(small_exports.bundle(small).onnx_path), precision).graph
+    makers = {name: node for node in graph.node for name in node.output}
+    norm = next(node for node in graph.node if node.name == "patch_embedding.norm/LayerNormalization")
+    operators, waiting = set(), [norm.input[0]]
+    while waiting:
+        if node := makers.get(waiting.pop()):
+            operators.add(node.op_type)
+            waiting += node.input
+    assert {"Pad", "Slice", "Concat", "Reshape", "Transpose"} <= operators
+    assert not {"Cast", "Conv"} & operators
 
 
 # ---- CPU kernels and GPU engines -----------------------------------------------------------------------------------
