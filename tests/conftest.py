@@ -122,6 +122,7 @@ _LONGEST = (
     "tests/cli/test_cli.py",
     "tests/page/test_browser.py",
     "tests/families/test_contract.py",
+    "tests/families/test_planted_mistakes.py",
     "tests/parity/test_faults.py",
     "tests/runtime/test_openvino.py",
     "tests/cli/test_engines_cli.py",

@@ -19,6 +19,7 @@ from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.families import family_of
 from gmmvit_deploy.folding.dead_masks import drop_dead_masks
 from gmmvit_deploy.layers.model import Model
+from gmmvit_deploy.layers.patch_order import flatten_channel_first
 from gmmvit_deploy.layers.shifted_patches import ShiftedViews
 from gmmvit_deploy.parity.preprocessing import bgr, normalisations
 from gmmvit_deploy.parity.reference import Reference
@@ -192,5 +193,6 @@ _MODULE_MISTAKES: tuple[tuple[str, Callable[[Model], bool]], ...] = (
     ("LayerNorm with an epsilon of 1e-12", _layer_norm_eps(1e-12)),
     ("the tanh approximation of GELU", _tanh_gelu),
     ("patches shifted by a single pixel in place of half a patch", _shifts_of_one_pixel),
+    ("patches flattened with the channel first", flatten_channel_first),
 )
 """Mistakes in modules outside the attention scores: (name, function that changes the model in place)."""

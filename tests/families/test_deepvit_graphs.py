@@ -1,11 +1,9 @@
-"""Graphs of DeepViT: the CPU kernel in both runtimes, other precisions of OpenVINO, and faults that parity names."""
+"""Graphs of DeepViT: the CPU kernel in both runtimes, and other precisions of OpenVINO."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -18,26 +16,19 @@ from gmmvit_deploy.export import variants
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.families import model_from_spec
 from gmmvit_deploy.families.deepvit import DEEPVIT
-from gmmvit_deploy.families.deepvit.model import DeepViTBlock
 from gmmvit_deploy.families.deepvit.spec import DeepViTSpec
 from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.kernels.matcher import MatchedAttention
 from gmmvit_deploy.kernels.onnxruntime_kernels import attentions_of_kernel
 from gmmvit_deploy.layers.model import Model
-from gmmvit_deploy.parity.reference import Reference
-from gmmvit_deploy.parity.suspects import explain
 from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runtime.emulated_precision import emulated_logits
 from gmmvit_deploy.runtime.onnxruntime import fused_graph, program_from_onnx
 from gmmvit_deploy.runtime.openvino import our_kernels
 from gmmvit_deploy.runtime.openvino_program import OpenVinoProgram
-from gmmvit_deploy.scores.attention import attention_scores
-from gmmvit_deploy.scores.heads import HeadBatchNorm, HeadMixing
 from gmmvit_deploy.specs import MaskSpec
-from tests.conftest import golden, has_bf16, once
+from tests.conftest import has_bf16, once
 from tests.kernels.test_masked_attention import needs_kernel
-from tests.parity.faults import rebuilt
 
 pytestmark = pytest.mark.export
 
@@ -132,59 +123,3 @@ def test_odd_head_dims_in_other_precisions(head_dim: int, precision: Precision) 
     logits = emulated_logits(prepared.proto, images, name=precision)
     share = 0.5 if precision in QUANTIZED else 0.05
     assert np.abs(logits - expected).max() < share * np.abs(expected).max()
-
-
-# ---- faults --------------------------------------------------------------------------------------------------------
-
-
-def _steps(model: Model, kind: type) -> Iterable[tuple[Any, str, Any]]:
-    for _, scores in attention_scores(model):
-        for name, step in list(scores.steps()):
-            if isinstance(step, kind):
-                yield scores, name, step
-
-
-def _transpose(model: Model) -> None:
-    for scores, name, step in _steps(model, HeadMixing):
-        scores.put(name, HeadMixing(step.weight.detach().T.contiguous()))
-
-
-def _epsilon(model: Model) -> None:
-    for _, _, step in _steps(model, HeadBatchNorm):
-        step.eps = 1e-3
-
-
-def _without_transform_scale(model: Model) -> None:
-    for _, scores in attention_scores(model):
-        if "scale" in scores.after:
-            scores.put("after.scale", None)
-
-
-def _without_adjustment(model: Model) -> None:
-    for block in model.modules():
-        if isinstance(block, DeepViTBlock):
-            block.scale_adjustment = 1.0
-
-
-@pytest.mark.parametrize(
-    ("change", "name"),
-    [
-        (_transpose, "head mixing transposed"),
-        (_epsilon, "BatchNorm over the heads with an epsilon of 0.001"),
-        (_without_transform_scale, "the transform scale left out"),
-        (_without_adjustment, "the scale adjustment left out"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_faults_of_a_graph_are_named(
-    change: Callable[[Model], None], name: str, tensor_bundles: dict[str, Bundle], tmp_path: Path
-) -> None:
-    bundle = tensor_bundles["deepvit_cnn_scaled"]
-    inputs = golden("deepvit_cnn_scaled").inputs
-    with OnnxRuntimeRunner(rebuilt(bundle, tmp_path / "bundle", change)) as runner:
-        logits = runner.run(inputs)
-    reference = Reference(bundle)
-    trained, _ = reference.logits(inputs)
-    limit = 1e-5 * float(np.abs(trained).max())
-    assert float(np.abs(logits - trained).max()) > 10 * limit
-    assert explain(bundle, reference, inputs, logits, limit) == name

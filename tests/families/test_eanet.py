@@ -1,4 +1,4 @@
-"""EANet: the released code's float64 logits, its folding passes, its usual mistakes, and files that are refused."""
+"""EANet: the released code's float64 logits, its folding passes, and files that are refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import helper
 from torch import Tensor, nn
 
 from gmmvit_deploy.artifacts import Bundle
@@ -29,7 +28,6 @@ from gmmvit_deploy.families import model_from_spec, preset_spec
 from gmmvit_deploy.families.counting import trainable_parameters
 from gmmvit_deploy.families.eanet import EANET, folding
 from gmmvit_deploy.families.eanet.attention import ExternalAttention, MergedExternalAttention, SlotWeights
-from gmmvit_deploy.families.eanet.mistakes import memory_without_strides
 from gmmvit_deploy.families.eanet.model import ClassRowFirst, EANet
 from gmmvit_deploy.folding.fold import fold
 from gmmvit_deploy.folding.last_block import narrow_last_block
@@ -39,16 +37,13 @@ from gmmvit_deploy.kernels.matcher import Refusal
 from gmmvit_deploy.kernels.onnxruntime_kernels import attentions_of_kernel
 from gmmvit_deploy.layers.attention import attention_names
 from gmmvit_deploy.layers.unfolding import Unfold, UnfoldConvolution
-from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.precision import POLICY, PRECISIONS, Precision
-from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runtime.emulated_precision import emulated_logits
 from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.specs import MaskSpec
 from tests.checkpoints.test_hostile_files import Calls, Ordinary
 from tests.conftest import GOLDEN, MANIFEST, golden
 from tests.exact import assert_same_logits, exact_logits
-from tests.parity.faults import rebuilt, with_graph
 
 FOLDER = GOLDEN / "eanet"
 NAMES = tuple(name for name, entry in MANIFEST.items() if entry["folder"] == FOLDER)
@@ -370,64 +365,6 @@ def test_each_mistake_is_far_from_the_golden_logits(mistake: str, name: str) -> 
     assert dict(EANET.mistakes)[mistake](model)
     logits = exact_logits(model, golden(name).inputs)
     assert np.abs(logits - golden(name).exact).max() > 1e-3  # the largest limit of float32 is 1.7e-5
-
-
-# ---- usual mistakes, planted in a copy of the graph ----------------------------------------------------------------
-
-
-def over_slots(proto: onnx.ModelProto) -> None:
-    nodes: list[onnx.NodeProto] = []
-    for node in proto.graph.node:
-        if node.op_type == "Softmax":
-            node = helper.make_node("Identity", node.input, node.output, name=node.name)
-        if node.op_type == "ReduceSum":
-            moved = helper.make_node("Softmax", [node.input[0]], [f"{node.input[0]}.slots"], axis=-1)
-            nodes.append(moved)
-            node.input[0] = moved.output[0]
-        if node.op_type == "Div":
-            node.input[0] = f"{node.input[0]}.slots"
-        nodes.append(node)
-    del proto.graph.node[:]
-    proto.graph.node.extend(nodes)
-
-
-def without_slot_sum(proto: onnx.ModelProto) -> None:
-    for node in proto.graph.node:
-        if node.op_type == "Div":
-            node.CopyFrom(helper.make_node("Identity", [node.input[0]], node.output, name=node.name))
-
-
-@pytest.mark.export
-@pytest.mark.parametrize(
-    ("plant", "name"),
-    [
-        (over_slots, "softmax over the slots in place of the tokens, without the biases that folding drops"),
-        (without_slot_sum, "no division by the sum over the slots"),
-    ],
-)
-def test_mistakes_in_the_graph_are_caught_and_named(
-    plant: Callable[[onnx.ModelProto], None], name: str, smallest_bundle: Bundle, tmp_path: Path
-) -> None:
-    proto = onnx.load(smallest_bundle.onnx_path)
-    plant(proto)
-    require_named(with_graph(smallest_bundle, tmp_path / "bundle", proto), name)
-
-
-@pytest.mark.export
-def test_a_memory_without_strides_is_caught_and_named(smallest_bundle: Bundle, tmp_path: Path) -> None:
-    def change(model: nn.Module) -> None:
-        memory_without_strides(model)
-
-    name = "the second memory of the token transformers read without its strides"
-    require_named(rebuilt(smallest_bundle, tmp_path / "bundle", change), name)
-
-
-def require_named(bundle: Bundle, name: str) -> None:
-    with OnnxRuntimeRunner(bundle) as runner:
-        report = check_parity(bundle, [runner])
-    (numeric,) = [check for check in report.runners[0].checks if check.name == "numeric"]
-    assert numeric.verdict == "failed"
-    assert name in numeric.reasons[-1], numeric.reasons
 
 
 # ---- files that are refused ----------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from gmmvit_deploy.kernels.onnxruntime_kernels import attentions_of_kernel
 from gmmvit_deploy.kernels.openvino_view import OpenVinoView
 from gmmvit_deploy.layers.blocks import LAYER_NORM_EPS, flat_patches
 from gmmvit_deploy.layers.model import Model
+from gmmvit_deploy.layers.patch_order import flatten_channel_first
 from gmmvit_deploy.layers.shifted_patches import ShiftedPatches, ShiftedViews
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
@@ -197,6 +198,13 @@ def test_golden_logits_catch_each_mistake_in_the_scores(name: str) -> None:
         "the diagonal not masked",
     } <= set(seen)
     assert ("a large negative number on the diagonal in place of 0" in seen) == (name == "sl_cait")
+
+
+@pytest.mark.parametrize("name", ["sl_vit", "sl_swin", "spt_swin", "sl_cait", "sl_pit"])
+def test_golden_logits_catch_patches_with_the_channel_first(name: str) -> None:
+    model, case = trained(name), golden(name)
+    assert flatten_channel_first(model)
+    assert np.abs(exact_logits(model, case.inputs) - case.logits).max() > 1e-3
 
 
 @pytest.mark.parametrize("name", ["sl_vit", "spt_swin", "sl_cait"])

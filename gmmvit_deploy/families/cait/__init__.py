@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from gmmvit_deploy.families.cait.mistakes import MISTAKES
 from gmmvit_deploy.families.cait.presets import PRESETS
 from gmmvit_deploy.families.cait.released import RELEASED, SPT_LSA
 from gmmvit_deploy.families.cait.spec import CaiTSpec
@@ -73,5 +74,6 @@ CAIT = Family(
     blocks=_blocks,
     folding_passes=_folding_passes,
     engine_passes=_engine_passes,
+    mistakes=MISTAKES,
     default_resize="stretch-bilinear",
 )

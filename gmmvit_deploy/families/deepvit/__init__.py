@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
+from gmmvit_deploy.families.deepvit.mistakes import MISTAKES
 from gmmvit_deploy.families.deepvit.presets import PRESETS
 from gmmvit_deploy.families.deepvit.released import RELEASED, WITHOUT_REATTENTION
 from gmmvit_deploy.families.deepvit.spec import DeepViTSpec
@@ -12,7 +12,6 @@ from gmmvit_deploy.families.family import Family, LastBlock, OwnPass
 from gmmvit_deploy.specs import MaskSpec
 
 if TYPE_CHECKING:
-    from gmmvit_deploy.families.deepvit.model import DeepViTBlock
     from gmmvit_deploy.layers.model import Model
 
 __all__ = ["DEEPVIT"]
@@ -63,34 +62,6 @@ def _last_block(spec: DeepViTSpec) -> LastBlock:
     return LastBlock(name=f"blocks.{spec.depth - 1}", reads="first", tokens=spec.tokens)
 
 
-def _in_blocks(change: Callable[[DeepViTBlock], None]) -> Callable[[Model], bool]:
-    """Return a function that changes every block with a scale adjustment; it returns False without such a block."""
-
-    def apply(model: Model) -> bool:
-        from gmmvit_deploy.families.deepvit.model import DeepViTBlock
-
-        blocks = [module for module in model.modules() if isinstance(module, DeepViTBlock)]
-        adjusted = [block for block in blocks if block.scale_adjustment != 1]
-        for block in adjusted:
-            change(block)
-        return bool(adjusted)
-
-    return apply
-
-
-def _leave_out(block: DeepViTBlock) -> None:
-    block.scale_adjustment = 1.0
-
-
-def _leave_out_of_branches(block: DeepViTBlock) -> None:
-    from torch import nn
-
-    for last in (block.attention.out, block.mlp[-1]):
-        linear = cast("nn.Linear", last)
-        for tensor in (linear.weight, linear.bias):
-            tensor.data = tensor.data * block.scale_adjustment
-
-
 DEEPVIT = Family(
     name="deepvit",
     spec=DeepViTSpec,
@@ -103,8 +74,5 @@ DEEPVIT = Family(
     last_block=_last_block,
     folding_passes=_folding_passes,
     engine_passes=_engine_passes,
-    mistakes=(
-        ("the scale adjustment left out", _in_blocks(_leave_out)),
-        ("the branches not divided by the scale adjustment", _in_blocks(_leave_out_of_branches)),
-    ),
+    mistakes=MISTAKES,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from gmmvit_deploy.families.family import Family, LastBlock
 from gmmvit_deploy.families.vit.presets import PRESETS
@@ -53,6 +53,14 @@ def _last_block(spec: ViTSpec) -> LastBlock:
     )
 
 
+def _other_pooling(model: Model) -> bool:
+    spec = cast("ViTSpec", model.spec)
+    if not spec.class_token:
+        return False
+    model.spec = replace(spec, pools_all=not spec.pools_all)
+    return True
+
+
 VIT = Family(
     name="vit",
     spec=ViTSpec,
@@ -64,5 +72,6 @@ VIT = Family(
     variants=_variants,
     blocks=_blocks,
     last_block=_last_block,
+    mistakes=(("class token and mean of the tokens exchanged in the pooling", _other_pooling),),
     default_resize="stretch-bilinear",
 )
