@@ -43,6 +43,8 @@ gmmvit inspect --preset swin --classes 10 --image-size 32 --mask gmm
 gmmvit inspect bundle --image photo.jpg --report attention.html"""
 
 _WITHOUT_FILE = "Without a checkpoint"
+_GAUSSIANS = 5
+"""The default number of Gaussians in a gmm mask of a preset."""
 _MASKS = ModelSpec.mask_kinds  # a preset of RMT has the mask kind decay without an option
 
 
@@ -83,8 +85,12 @@ def inspect(
         callback=choice_from("--mask", lambda: _MASKS),
         autocompletion=complete(lambda: _MASKS),
     ),
-    kernels: int = typer.Option(
-        5, metavar="K", rich_help_panel=_WITHOUT_FILE, help="Number of Gaussians in a gmm mask."
+    kernels: int | None = typer.Option(
+        None,
+        metavar="K",
+        rich_help_panel=_WITHOUT_FILE,
+        show_default=str(_GAUSSIANS),
+        help="Number of Gaussians in a gmm mask.",
     ),
     shared: bool = typer.Option(False, rich_help_panel=_WITHOUT_FILE, help="Use the same gmm mask in all heads."),
     spt: bool = typer.Option(
@@ -133,8 +139,9 @@ def inspect(
         transform_scale=transform_scale,
         decomposed_stages=decomposed_stages,
     )
+    of_presets = _options_of_presets(classes, mask, kernels, shared, spt=spt, lsa=lsa)
     if image is not None:
-        if hints != LoadHints() or classes is not None or spt or lsa or mask != "plain" or kernels != 5 or shared:
+        if hints != LoadHints() or of_presets:
             raise InputError(
                 "--image draws the attention of a bundle, which records its model; an option for checkpoints is given",
                 hint="type gmmvit inspect BUNDLE --image FILE, without options that describe a checkpoint",
@@ -150,10 +157,11 @@ def inspect(
         _refuse_options_of_files(hints)
         described = _preset(preset, classes, image_size, channels, mask, kernels, shared, spt=spt, lsa=lsa)
     else:
-        if spt or lsa:
+        if of_presets:
+            typed = ", ".join(of_presets)
             raise InputError(
-                "--spt and --lsa describe a preset; a checkpoint shows SPT and LSA by the names of its tensors",
-                hint="leave --spt and --lsa out, or leave the checkpoint out and type --preset",
+                f"{typed}: describes the model of a preset; {checkpoint} states this by its tensors",
+                hint=f"leave {typed} out, or leave the checkpoint out and type --preset",
             )
         require_checkpoint(checkpoint)
         with progress("inspect") as on_progress:
@@ -180,6 +188,21 @@ def inspect(
         note(f"report: {report}")
 
 
+def _options_of_presets(
+    classes: int | None, mask: str, kernels: int | None, shared: bool, *, spt: bool, lsa: bool
+) -> tuple[str, ...]:
+    """Return the names of the given options that only describe a model without a checkpoint."""
+    given = {
+        "--classes": classes is not None,
+        "--mask": mask != "plain",
+        "--kernels": kernels is not None,
+        "--shared": shared,
+        "--spt": spt,
+        "--lsa": lsa,
+    }
+    return tuple(name for name, typed in given.items() if typed)
+
+
 def _refuse_options_of_files(hints: LoadHints) -> None:
     """Errors: InputError for an option that states what a checkpoint does not show, because a preset states it."""
     for name, typed in (hints.typed() | hints.own()).items():
@@ -196,7 +219,7 @@ def _preset(
     image_size: int | None,
     channels: int | None,
     mask: str,
-    kernels: int,
+    kernels: int | None,
     shared: bool,
     *,
     spt: bool,
@@ -213,7 +236,7 @@ def _preset(
 
     chosen = MaskSpec(
         kind=mask,  # type: ignore[arg-type]  # checked there, with the message that users read
-        kernels=kernels if mask == "gmm" else 0,
+        kernels=(_GAUSSIANS if kernels is None else kernels) if mask == "gmm" else 0,
         shared=shared,
     )
     spec = preset_spec(preset, classes=classes, image_size=image_size, mask=chosen, spt=spt, lsa=lsa)

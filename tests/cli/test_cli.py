@@ -17,7 +17,7 @@ from gmmvit_deploy.serving.server import TritonServer
 from tests.checkpoints.test_loading import released_state, saved
 from tests.checkpoints.test_reading import RunsCode
 from tests.cli.terminal import without_progress
-from tests.conftest import GOLDEN, golden
+from tests.conftest import GOLDEN
 from tests.test_preprocess import encoded, photo
 
 Gmmvit = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -73,9 +73,6 @@ def test_inspect_a_preset_with_spt_and_lsa(gmmvit: Gmmvit) -> None:
     described = json.loads(answer.stdout)
     assert described["trainable_parameters"] == 6_507_081
     assert (described["spec"]["spt"], described["spec"]["lsa"], described["spec"]["class_token"]) == (True, True, True)
-    refused = gmmvit("inspect", golden("vit_gmm").path, "--lsa")
-    assert refused.returncode == 1
-    assert "--spt and --lsa describe a preset" in refused.stderr
 
 
 def test_inspect_a_preset_without_a_file(gmmvit: Gmmvit) -> None:

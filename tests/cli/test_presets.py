@@ -6,6 +6,7 @@ import pytest
 
 from gmmvit_deploy.families import FAMILIES
 from tests.cli.terminal import gmmvit_here
+from tests.conftest import golden
 from tests.families.preset_counts import DEEPVIT, RMT
 
 EANET = {
@@ -52,3 +53,17 @@ def test_every_preset_is_in_the_tables() -> None:
     assert {name: set(counts) for name, counts in COUNTS.items()} == {name: presets[name] for name in COUNTS}
     others = {family.name for family in FAMILIES if "spt-lsa" in family.variants()}
     assert set(SPT_LSA) == others
+
+
+@pytest.mark.parametrize(
+    "option",
+    [("--classes", "10"), ("--mask", "gmm"), ("--kernels", "5"), ("--shared",), ("--spt",), ("--lsa",)],
+    ids=lambda option: option[0],
+)
+@pytest.mark.parametrize("image", [False, True], ids=["checkpoint", "image"])
+def test_inspect_refuses_options_of_presets(option: tuple[str, ...], image: bool) -> None:
+    """Without this error, the command would ignore the option."""
+    refused = gmmvit_here("inspect", golden("vit_gmm").path, *option, *(("--image", "photo.png") if image else ()))
+    assert refused.status == 1
+    expected = "--image draws the attention of a bundle" if image else f"{option[0]}: describes the model of a preset"
+    assert expected in refused.err
