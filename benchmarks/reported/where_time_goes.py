@@ -1,7 +1,8 @@
 """Which operators take the time inside a runtime, and what would a higher speed require?
 
-The profiler of each runtime measures the operators of the paper's models, as the paper authors' code names the models.
-The programs are those of the runners `onnxruntime+kernels` and `openvino+kernels`: the float32 graph in ONNX Runtime
+The profiler of each runtime measures the operators of the paper's models, as the paper authors' code names the models,
+and of the systems of `benchmarks/shared/systems.py`, each of which has a result and a run card of its own. The programs
+are those of the runners `onnxruntime+kernels` and `openvino+kernels`: the float32 graph in ONNX Runtime
 and in OpenVINO, the same graph in OpenVINO with bf16, and the int8 graph in OpenVINO. The input is a single image, or a
 chunk of the size into which the runner divides a batch. A single thread runs, so that no operator waits for another
 core. The script takes the median time of each operator over the runs, and sums these times by kind:
@@ -13,13 +14,14 @@ core. The script takes the median time of each operator over the runs, and sums 
     norms       LayerNorm; our kernel also computes the residual before the norm and the quantisation after it
     rest        separate residuals, GELU, quantisation and pooling
 
-The cost of the mask is the time of attention and mask, minus the time of attention in the plain model.
+The cost of the mask is the time of attention and mask, minus the time of attention in the plain model. If our kernels
+compute no part of a system, the runner's name has no ``+kernels``, as in `fastest_cpu.py`.
 
 The time of the products is compared with the best rate on the shapes of the model, measured on all cores and divided
 by the number of cores. The script also computes how much time a target speed would leave for all other operators, if
 the products ran at the best rate.
 
-    python benchmarks/reported/where_time_goes.py [--family vit] [--runs 40]
+    python benchmarks/reported/where_time_goes.py [--family vit …] [--runs 40] [--output FILE] [--systems-output FOLDER]
 """
 
 from __future__ import annotations
@@ -40,9 +42,10 @@ from typing import Any
 import numpy as np
 import onnx
 
-from benchmarks.shared.cpu_programs import required_fused_graph, required_kernels
-from benchmarks.shared.families import FAMILIES, as_released, eager, graphs_of, pair
+from benchmarks.shared.cpu_programs import required_fused_graph, required_kernels, runner_of
+from benchmarks.shared.families import as_released, eager, graphs_of, pair
 from benchmarks.shared.places import result_of
+from benchmarks.shared.systems import MEASURED, SYSTEMS
 from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.bench.interleaved import time_rounds
 from gmmvit_deploy.bench.machine import cpu_features
@@ -82,16 +85,19 @@ def kind_of(node: str, operator: str) -> str:
     return "products" if operator in _WITH_WEIGHTS else "rest"
 
 
-def in_onnxruntime(path: Path, images: np.ndarray, runs: int) -> Operators:
+def in_onnxruntime(path: Path, images: np.ndarray, runs: int, *, kernels: bool) -> Operators:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.enable_profiling = True
     options.intra_op_num_threads = 1
     options.profile_file_prefix = str(path.with_suffix(""))
-    fused = required_fused_graph(path)
-    options.register_custom_ops_library(str(fused.library))
-    session = onnxruntime.InferenceSession(fused.graph, options, providers=["CPUExecutionProvider"])
+    graph: bytes | str = str(path)
+    if kernels:
+        fused = required_fused_graph(path)
+        options.register_custom_ops_library(str(fused.library))
+        graph = fused.graph
+    session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     for _ in range(runs):
         session.run(None, {"tensor": images})
     operators: Operators = defaultdict(list)
@@ -102,15 +108,16 @@ def in_onnxruntime(path: Path, images: np.ndarray, runs: int) -> Operators:
     return operators
 
 
-def in_openvino(path: Path, images: np.ndarray, runs: int, precision: Precision) -> Operators:
+def in_openvino(path: Path, images: np.ndarray, runs: int, precision: Precision, *, kernels: bool) -> Operators:
     openvino = require("openvino", package="openvino", extra="openvino")
     core = openvino.Core()
     model = core.read_model(path)
     model.reshape(list(images.shape))
-    kernels = required_kernels(path, precision)
-    kernels.fuse_attention(model)
-    if len(images) == CHUNK:  # as `OpenVinoProgram` does
-        kernels.fuse_norms(model)
+    if kernels:
+        ours = required_kernels(path, precision)
+        ours.fuse_attention(model)
+        if len(images) == CHUNK:  # as `OpenVinoProgram` does
+            ours.fuse_norms(model)
     settings = {
         "INFERENCE_PRECISION_HINT": OPENVINO_HINTS[precision],
         "NUM_STREAMS": "1",
@@ -147,14 +154,15 @@ class Program:
 
     name: the name of the runner.  precision: the precision of the runner.
     chunk: the number of rows in a chunk of the runner.
-    profile: a function (path of the graph, images, runs) → times of the operators.
+    profile: a function (path of the graph, images, runs, kernels=) → times of the operators. ``kernels`` is False if
+    our kernels compute no part of the graph.
     graph: the name of the graph, as for `graphs_of`.
     """
 
     name: str
     precision: Precision
     chunk: int
-    profile: Callable[[Path, np.ndarray, int], Operators]
+    profile: Callable[..., Operators]
     graph: str = "trained"
 
 
@@ -186,7 +194,7 @@ def family(name: str, names: Sequence[str] | None, runs: int, folder: Path) -> d
     models = pair(name)
     image_shape = input_shape(models["trained"].spec)
     chosen = [program for program in PROGRAMS if runs_here(program) and program.name in (names or [program.name])]
-    kinds = dict.fromkeys(["trained", "plain", *(program.graph for program in chosen)])
+    kinds = dict.fromkeys([*models, *(program.graph for program in chosen)])
     graphs = graphs_of(name, kinds, max_batch=_BATCH)
     for key, graph in graphs.items():
         onnx.save(graph, folder / f"{key}.onnx")
@@ -199,29 +207,39 @@ def family(name: str, names: Sequence[str] | None, runs: int, folder: Path) -> d
             line = measured_roofline([work], program.precision)
             rates[program.precision] = line.best.gflops / _CORES if line else float("nan")
         gflops = rates[program.precision]
+        runner, why_not = runner_of(folder / f"{program.graph}.onnx", program.name, program.precision)
         rows = {}
         for size in (1, program.chunk):
             images = np.random.default_rng(0).standard_normal((size, *image_shape), dtype=np.float32)
-            rows[str(size)] = chunk_of(program, folder, graphs["trained"], images, runs, gflops)
+            rows[str(size)] = chunk_of(program, folder, graphs, images, runs, gflops, kernels=not why_not)
         largest = rows[str(program.chunk)]
         largest["target"] = target_of(largest, results["eager_64_ms"] / TARGET, program.chunk)
-        results["programs"][program.name] = {"precision": program.precision, "gflops_a_core": gflops, "rows": rows}
+        results["programs"][runner] = {"precision": program.precision, "gflops_a_core": gflops, "rows": rows}
     return results
 
 
 def chunk_of(
-    program: Program, folder: Path, proto: onnx.ModelProto, images: np.ndarray, runs: int, gflops: float
+    program: Program,
+    folder: Path,
+    graphs: dict[str, onnx.ModelProto],
+    images: np.ndarray,
+    runs: int,
+    gflops: float,
+    *,
+    kernels: bool,
 ) -> dict[str, Any]:
     """Return the times of a chunk.
 
+    graphs: name → graph, as for `graphs_of`; ``plain`` is absent if a system has no plain twin.
+
     ms: the total.  spent_ms: the time of each kind.  products_at_best_ms: the time of the products at the best rate.
-    mask_ms: the cost of the mask; absent for int8, for which the script has no plain model.
+    mask_ms: the cost of the mask; absent without a plain model, and for int8, for which the script has no plain model.
     """
-    spent = joined(program.profile(folder / f"{program.graph}.onnx", images, runs))
-    least = product_operations(proto, len(images)) / gflops / 1e6
+    spent = joined(program.profile(folder / f"{program.graph}.onnx", images, runs, kernels=kernels))
+    least = product_operations(graphs["trained"], len(images)) / gflops / 1e6
     chunk = {"ms": sum(spent.values()), "spent_ms": spent, "products_at_best_ms": least}
-    if program.graph == "trained":
-        plain = joined(program.profile(folder / "plain.onnx", images, runs))
+    if program.graph == "trained" and "plain" in graphs:
+        plain = joined(program.profile(folder / "plain.onnx", images, runs, kernels=kernels))
         chunk["mask_ms"] = spent["attention"] + spent["mask"] - plain["attention"] - plain["mask"]
     return chunk
 
@@ -257,23 +275,36 @@ def print_chunk(name: str, program: str, rows: str, chunk: dict[str, Any]) -> No
         )
 
 
+def profiled(name: str, programs: Sequence[str] | None, runs: int) -> dict[str, Any]:
+    """Return the result of `family`, and print the result."""
+    with tempfile.TemporaryDirectory() as folder:
+        results = family(name, programs, runs, Path(folder))
+    for program, measured in results["programs"].items():
+        for rows, chunk in measured["rows"].items():
+            print_chunk(name, program, rows, chunk)
+    return results
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--family", choices=FAMILIES, action="append", help="only this family; may be repeated")
+    parser.add_argument("--family", choices=MEASURED, action="append", help="only this model; may be repeated")
     parser.add_argument(
         "--program", action="append", help="only this program, such as openvino+kernels:int8; may be repeated"
     )
     parser.add_argument("--runs", type=int, default=40)
-    parser.add_argument("--output", type=Path, default=result_of(__file__))
+    parser.add_argument("--output", type=Path, default=result_of(__file__), help="the result of the paper's families")
+    parser.add_argument("--systems-output", type=Path, default=result_of(__file__, suffix=""))
     arguments = parser.parse_args()
-    with run_card.written(arguments.output, "where_time_goes.py", runs=arguments.runs) as results:
-        results["families"] = {}
-        for name in arguments.family or FAMILIES:
-            with tempfile.TemporaryDirectory() as folder:
-                results["families"][name] = family(name, arguments.program, arguments.runs, Path(folder))
-            for program, measured in results["families"][name]["programs"].items():
-                for rows, chunk in measured["rows"].items():
-                    print_chunk(name, program, rows, chunk)
+    chosen = arguments.family or MEASURED
+    families = [name for name in chosen if name not in SYSTEMS]
+    if families:
+        with run_card.written(arguments.output, "where_time_goes.py", runs=arguments.runs) as results:
+            results["families"] = {name: profiled(name, arguments.program, arguments.runs) for name in families}
+    for name in (name for name in chosen if name in SYSTEMS):
+        output = arguments.systems_output / f"{name}.json"
+        with run_card.written(output, "where_time_goes.py", family=name, runs=arguments.runs) as results:
+            results["size"] = SYSTEMS[name].size
+            results["families"] = {name: profiled(name, arguments.program, arguments.runs)}
 
 
 if __name__ == "__main__":

@@ -311,3 +311,19 @@ def test_where_time_goes_accounts_for_it(run: Run, tmp_path: Path) -> None:
             assert spent["rest"] < 0.3 * chunk["ms"]
             assert abs(chunk["mask_ms"]) < 0.5 * chunk["ms"]
             assert ("target" in chunk) == (rows != "1")
+
+
+@NEEDS_KERNELS
+@pytest.mark.export
+def test_where_time_goes_of_a_system_without_plain_twin_and_without_kernels(run: Run, tmp_path: Path) -> None:
+    """Our kernels compute no part of EANet, and EANet has no plain twin."""
+    systems = ("--family", "eanet", "--systems-output", str(tmp_path), "--output", str(tmp_path / "families.json"))
+    run("reported/where_time_goes", "--runs", "2", *systems, "--program", "openvino+kernels")
+    result = json.loads((tmp_path / "eanet.json").read_text())
+    assert not (tmp_path / "families.json").exists()
+    assert result["size"].startswith("preset ")
+    (name,) = result["families"]["eanet"]["programs"]
+    assert name == "openvino"
+    for chunk in result["families"]["eanet"]["programs"][name]["rows"].values():
+        assert sum(chunk["spent_ms"].values()) == pytest.approx(chunk["ms"])
+        assert "mask_ms" not in chunk
