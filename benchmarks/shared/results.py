@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.shared.places import RESULTS
 from benchmarks.shared.systems import MEASURED
 
-__all__ = ["best_straight_of", "by_family", "by_run", "card_lines", "interval", "result", "row_of"]
+__all__ = ["best_straight_of", "by_family", "by_run", "card_lines", "cross_of", "interval", "result", "row_of"]
 
 
 def result(script: str) -> dict[str, Any]:
@@ -43,6 +43,18 @@ def row_of(rows: Mapping[str, Any], name: str) -> dict[str, Any] | None:
 def best_straight_of(rows: Mapping[str, Any]) -> dict[str, str]:
     """Return precision → name of the best straight program, with which the rows of our programs are compared."""
     return {row["precision"]: row["best_straight"] for row in rows.values() if "best_straight" in row}
+
+
+def cross_of(measured: Mapping[str, Any], batch: str) -> str:
+    """Return `` †`` if the run card of a result is INVALID for a reason that concerns this batch, else "".
+
+    A reason such as ``unstable: 64, eager, …`` concerns a single batch; a reason without a batch concerns every batch.
+    """
+    card = measured.get("card", {})
+    if card.get("verdict", "VALID") == "VALID":
+        return ""
+    batches = [reason.partition(": ")[2].partition(",")[0] for reason in card["reasons"]]
+    return " †" if any(named == batch or not named.isdigit() for named in batches) else ""
 
 
 def card_lines(card: dict[str, Any]) -> list[str]:

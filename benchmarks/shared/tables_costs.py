@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.shared.results import best_straight_of, interval, row_of
+from benchmarks.shared.results import best_straight_of, cross_of, interval, row_of
 from benchmarks.shared.systems import LSA_FAMILIES, SYSTEMS
 
 __all__ = ["COSTS", "cost_table", "cost_tables"]
@@ -34,7 +34,8 @@ def cost_table(names: Sequence[str], fastest: Mapping[str, Any], costs: Mapping[
     The columns are the time in eager PyTorch, the time of the fastest program of users without this project in float32
     and in bf16, the time of each of our programs with the ratio to this program, the share of the roofline of the
     program ``openvino+kernels``, and the time with the constants of the attention / time without. The last column
-    exists only if a system of the table has a plain twin.
+    exists only if a system of the table has a plain twin. A cross marks rows for which the run card of ``fastest_cpu``
+    is INVALID.
     """
     with_twins = any(SYSTEMS[name].plain is not None for name in names)
     lines = [
@@ -53,7 +54,14 @@ def cost_table(names: Sequence[str], fastest: Mapping[str, Any], costs: Mapping[
             share = _share(rows, "openvino+kernels")
             added = ", ".join(interval(twins[key]["over_plain"], 3) for key in _TWINS if key in twins)
             eager = f"{rows['eager']['median_ms']:.1f}" if rows else ""
-            cells = [f"{name}, {batch}", eager, _best(rows), *ours, share, *([added] if with_twins else [])]
+            cells = [
+                f"{name}, {batch}{cross_of(measured, batch)}",
+                eager,
+                _best(rows),
+                *ours,
+                share,
+                *([added] if with_twins else []),
+            ]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) if len(lines) > 2 else "No result has these times yet."
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.shared.places import FAMILIES
-from benchmarks.shared.results import best_straight_of, by_family, by_run, interval, result, row_of
+from benchmarks.shared.results import best_straight_of, by_family, by_run, cross_of, interval, result, row_of
 from benchmarks.shared.tables_costs import cost_tables
 from benchmarks.shared.tables_engines import engines_table, head_dims_table, systems_table
 from benchmarks.shared.timm_architectures import ARCHITECTURES
@@ -216,7 +216,8 @@ def headline_table(results: dict[str, Any], costs: dict[str, Any]) -> str:
 def fastest_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNERS) -> str:
     """Return a table with a row for each model and batch: the speed-up of each runner relative to eager PyTorch.
 
-    The columns of the programs in `STRAIGHT_RUNNERS` exist only if a result has such a program.
+    The columns of the programs in `STRAIGHT_RUNNERS` exist only if a result has such a program. A cross marks rows for
+    which the run card is INVALID.
     """
     every = {name for by_batch in results.values() for rows in _batches(by_batch).values() for name in rows}
     runners = (*(name for name in STRAIGHT_RUNNERS if name in every and name not in runners), *runners)
@@ -230,7 +231,8 @@ def fastest_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNER
             cells = [_speed_up(rows, name) for name in runners]
             far = [row["far"] for row in rows.values() if "far" in row]
             apart = f"{sum(far) / len(far):.0%}" if far else "not measured"
-            lines.append(f"| {family}, {batch} | {rows['eager']['median_ms']:.1f} | {' | '.join(cells)} | {apart} |")
+            model = f"{family}, {batch}{cross_of(by_batch, batch)}"
+            lines.append(f"| {model} | {rows['eager']['median_ms']:.1f} | {' | '.join(cells)} | {apart} |")
     return "\n".join(lines)
 
 
@@ -274,7 +276,12 @@ def best_straight_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_
                 for name in by_batch.get("missing", {})
                 if name.partition(", batch ")[2] in ("", batch)
             ]
-            cells = (f"{model}, {batch}", by_batch.get("size", ""), best.get("fp32", ""), best.get("bf16", ""))
+            cells = (
+                f"{model}, {batch}{cross_of(by_batch, batch)}",
+                by_batch.get("size", ""),
+                best.get("fp32", ""),
+                best.get("bf16", ""),
+            )
             lines.append(f"| {' | '.join((*cells, *ratios, '; '.join(left_out)))} |")
     return "\n".join(lines) if len(lines) > empty else ""
 

@@ -15,6 +15,7 @@ from torch import nn
 from benchmarks.reported import mask_cost
 from benchmarks.shared import cpu_programs, side_by_side
 from benchmarks.shared.families import as_released, compiled, eager
+from benchmarks.shared.results import cross_of
 from benchmarks.shared.straight_export import straight_graph
 from benchmarks.shared.systems import MEASURED, SYSTEMS, system_pair
 from benchmarks.shared.tables_costs import COSTS, cost_table
@@ -274,6 +275,27 @@ def test_tables_show_systems_with_missing_rows() -> None:
     assert [line.partition(" |")[0] for line in lines[2:]] == ["| eanet, 1", "| rmt, 64"]
     assert "1.500 (1.400–1.600)" in lines[3]
     assert len({line.count("|") for line in lines}) == 1
+
+
+@pytest.mark.parametrize(
+    ("reason", "batches"),
+    [
+        (
+            "unstable: 64, eager, times_faster_than_eager: the interval spans 28% of the ratio, expected at most 25%",
+            "64",
+        ),
+        ("load: other programs used the machine", "1 64"),
+    ],
+)
+def test_a_cross_marks_the_batches_whose_times_are_invalid(reason: str, batches: str) -> None:
+    card = {"verdict": "INVALID", "reasons": [reason]}
+    marked = [batch for batch in ("1", "64") if cross_of({"card": card}, batch)]
+    assert marked == batches.split()
+    assert cross_of({"card": {"verdict": "VALID", "reasons": []}}, "1") == cross_of({}, "1") == ""
+    rows = {"1": {"eager": speed()}, "64": {"eager": speed()}, "card": card}
+    assert [" †" in line for line in fastest_table({"rmt": rows}).splitlines()[2:]] == [
+        b in marked for b in ("1", "64")
+    ]
 
 
 def test_tables_of_engines_show_systems_with_missing_precisions() -> None:
