@@ -1,17 +1,20 @@
 """Are shifted patches (SPT) faster as a convolution than as moves of pixels?
 
 In the exported graph, Pad, Slice, Concat, Reshape and Transpose cut patches of m × m pixels from the image and its four
-shifted copies. Every value of a patch is a pixel of the image, at most s = m // 2 pixels outside of the patch, or a
-zero outside of the image. A convolution of the image computes the same values, bit for bit:
+shifted copies. In Swin's merging of 2 × 2 tokens, a Gather picks the tokens of each patch. Every value of a patch is a
+pixel of the image, at most s = m // 2 pixels outside of the patch, or a zero outside of the image. A convolution of the
+image computes the same values, bit for bit:
 
     filters of (m + 2s) × (m + 2s), stride m, padding s; each filter has a single 1 and selects a pixel
 
-Two forms with convolutions are measured against the exported graph:
+Two forms with convolutions, and a form with other moves, are measured against the exported graph:
 
     dense     the patch embedding as a convolution of all channels, features in the order of the patches
     grouped   the patch embedding, and in Swin each merging of 2 × 2 tokens, as a convolution within each channel, which
               multiplies by fewer zeros. The features follow each other by channel, so the weights of the LayerNorm and
               the columns of the linear layer are reordered
+    views     Swin's merging with the tokens as an image, cut by Pad, Slice, Concat and Transpose like the first
+              patches; in ViT, this form is the exported graph
 
 The systems are ViT and Swin with SPT and LSA at 32×32, in the sizes of `fastest_cpu.py`. Each form runs in each CPU
 runner with our kernels. The script stops if the float64 logits of the forms differ, or if the logits of a program
@@ -24,6 +27,7 @@ copy.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float
@@ -35,7 +39,7 @@ from gmmvit_deploy.folding.fold import fold
 from gmmvit_deploy.layers.blocks import flat_patches
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.layers.roles import with_role
-from gmmvit_deploy.layers.shifted_patches import VIEWS, ShiftedPatches, ShiftedViews
+from gmmvit_deploy.layers.shifted_patches import VIEWS, ShiftedMerging, ShiftedPatches, ShiftedViews
 
 
 class SelectedPatches(nn.Module):
@@ -107,6 +111,18 @@ class ConvolvedPatches(nn.Module):
         return tokens
 
 
+class MergingOfImages(nn.Module):
+    """`ShiftedMerging` with the tokens as an image: (B, g², D) → (B, g²/4, 2D).  patches: reads (B, D, g, g)."""
+
+    def __init__(self, merging: ShiftedMerging, patches: nn.Module) -> None:
+        super().__init__()
+        self.grid, self.patches = merging.grid, patches
+
+    def forward(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch quarter twice"]:
+        merged: Tensor = self.patches(x.transpose(1, 2).unflatten(2, (self.grid, self.grid)))
+        return merged
+
+
 def folded_dense(model: Model) -> Model:
     """Fold a model, and replace its patch embedding by a `ConvolvedPatches` over all channels."""
     folded = fold(model).model
@@ -117,13 +133,24 @@ def folded_dense(model: Model) -> Model:
 def folded_grouped(model: Model) -> Model:
     """Fold a model, and replace each `ShiftedPatches` by a `ConvolvedPatches` within each channel."""
     folded = fold(model).model
-    for parent in list(folded.modules()):
+    folded.patch_embedding = ConvolvedPatches(folded.patch_embedding, grouped=True)
+    return with_mergings(folded, lambda patches: ConvolvedPatches(patches, grouped=True))
+
+
+def folded_views(model: Model) -> Model:
+    """Fold a model, and write each merging of tokens as `ShiftedPatches` of an image of tokens."""
+    return with_mergings(fold(model).model, lambda patches: patches)
+
+
+def with_mergings(model: Model, of: Callable[[ShiftedPatches], nn.Module]) -> Model:
+    """Replace each `ShiftedMerging` by a `MergingOfImages` with the module that ``of`` makes of its patches."""
+    for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, ShiftedPatches):
-                setattr(parent, name, ConvolvedPatches(child, grouped=True))
-    return folded
+            if isinstance(child, ShiftedMerging):
+                setattr(parent, name, MergingOfImages(child, of(child.patches)))
+    return model
 
 
 if __name__ == "__main__":
-    forms = {"dense": folded_dense, "grouped": folded_grouped}
+    forms = {"dense": folded_dense, "grouped": folded_grouped, "views": folded_views}
     main(__file__, str(__doc__), forms=forms, systems=("vit_spt_lsa", "swin_spt_lsa"))

@@ -13,9 +13,11 @@ import torch
 from benchmarks.rejected.rotation_as_rows import RotatingProjection, folded_as_rows
 from benchmarks.rejected.shifted_patches_as_convolution import (
     ConvolvedPatches,
+    MergingOfImages,
     SelectedPatches,
     folded_dense,
     folded_grouped,
+    folded_views,
 )
 from benchmarks.shared import two_forms
 from benchmarks.shared.cpu_programs import RUNNERS
@@ -24,7 +26,7 @@ from benchmarks.shared.systems import SYSTEMS, System, system_model
 from gmmvit_deploy.families import family_named
 from gmmvit_deploy.families.rmt.attention import FoldedRotation, ManhattanAttention, PairRotation
 from gmmvit_deploy.layers.blocks import flat_patches
-from gmmvit_deploy.layers.shifted_patches import ShiftedPatches, ShiftedViews
+from gmmvit_deploy.layers.shifted_patches import ShiftedMerging, ShiftedPatches, ShiftedViews
 from gmmvit_deploy.specs import MaskSpec, ModelSpec, input_shape
 from tests.bench.conftest import NEEDS_KERNELS, Run
 
@@ -67,7 +69,7 @@ def test_shifted_patches_as_convolution_runs_and_checks_its_answers(
     out = tmp_path / "result.json"
     only = ("--system", "swin_spt_lsa", "--batch", "1")
     run("rejected/shifted_patches_as_convolution", "--rounds", "2", *only, "--output", str(out))
-    require_forms(json.loads(out.read_text())["systems"]["swin_spt_lsa"], {"dense", "grouped"})
+    require_forms(json.loads(out.read_text())["systems"]["swin_spt_lsa"], {"dense", "grouped", "views"})
 
 
 def test_the_rotation_is_in_the_rows_of_the_projection() -> None:
@@ -81,13 +83,18 @@ def test_the_rotation_is_in_the_rows_of_the_projection() -> None:
         assert attention.qkv.rows.weight.shape == (160, 32)
 
 
-@pytest.mark.parametrize(("form", "convolved"), [(folded_dense, 1), (folded_grouped, 3)], ids=["dense", "grouped"])
-def test_the_patches_of_swin_are_convolved(form: two_forms.Form, convolved: int) -> None:
+@pytest.mark.parametrize(
+    ("form", "convolved", "images"),
+    [(folded_dense, 1, 0), (folded_grouped, 3, 2), (folded_views, 0, 2)],
+    ids=["dense", "grouped", "views"],
+)
+def test_the_patches_of_swin_are_convolved(form: two_forms.Form, convolved: int, images: int) -> None:
     """A Swin has a patch embedding and two mergings of tokens; the form *dense* changes the embedding only."""
     folded = form(system_model(replace(SYSTEMS["swin_spt_lsa"].spec, depths=(1, 1, 1))))
     kinds = [type(module) for module in folded.modules()]
     assert kinds.count(ConvolvedPatches) == convolved
     assert kinds.count(ShiftedPatches) == 3 - convolved
+    assert (kinds.count(MergingOfImages), kinds.count(ShiftedMerging)) == (images, 2 - images)
 
 
 @pytest.mark.parametrize("wrong", [1e-3, float("nan")])

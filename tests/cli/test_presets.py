@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from gmmvit_deploy.families import FAMILIES
@@ -61,9 +63,11 @@ def test_every_preset_is_in_the_tables() -> None:
     ids=lambda option: option[0],
 )
 @pytest.mark.parametrize("image", [False, True], ids=["checkpoint", "image"])
-def test_inspect_refuses_options_of_presets(option: tuple[str, ...], image: bool) -> None:
+def test_inspect_refuses_options_of_presets(option: tuple[str, ...], image: bool, tmp_path: Path) -> None:
     """Without this error, the command would ignore the option."""
-    refused = gmmvit_here("inspect", golden("vit_gmm").path, *option, *(("--image", "photo.png") if image else ()))
+    photo = tmp_path / "photo.png"
+    photo.touch()
+    refused = gmmvit_here("inspect", golden("vit_gmm").path, *option, *(("--image", photo) if image else ()))
     assert refused.status == 1
     expected = "--image draws the attention of a bundle" if image else f"{option[0]}: describes the model of a preset"
     assert expected in refused.err

@@ -37,7 +37,7 @@ from gmmvit_deploy.kernels.openvino_view import OpenVinoView
 from gmmvit_deploy.layers.blocks import LAYER_NORM_EPS, flat_patches
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.layers.patch_order import flatten_channel_first
-from gmmvit_deploy.layers.shifted_patches import ShiftedPatches, ShiftedViews
+from gmmvit_deploy.layers.shifted_patches import ShiftedMerging, ShiftedPatches, ShiftedViews
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runtime.emulated_precision import emulated_logits
@@ -246,6 +246,20 @@ def test_shifted_patches_are_those_of_the_formula(side: int) -> None:
             parameter.normal_()
         expected = patches.project(patches.norm(torch.tensor(rows)))
         torch.testing.assert_close(patches(x)[0], expected)
+
+
+@pytest.mark.parametrize("grid", [2, 4, 14])
+def test_merging_gathers_the_shifted_patches_of_the_tokens_bit_for_bit(grid: int) -> None:
+    merging = ShiftedMerging(grid, 3)
+    tokens = torch.randn(2, grid**2, 3)
+    image = tokens.transpose(1, 2).unflatten(2, (grid, grid))
+    seen: list[Tensor] = []
+    merging.patches.norm.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    merging.patches(image)
+    merging(tokens)
+    views, gathered = seen
+    assert gathered.equal(views)
+    assert (gathered == 0).any()  # the places outside of the grid
 
 
 def test_zeros_stand_around_the_normalised_image() -> None:
