@@ -255,7 +255,7 @@ def best_straight_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_
 
     The columns are the size of a system, the best program of users without this project in each precision, the time of
     this program divided by the time of each of our programs, and the straight programs that are not compared, because
-    their logits are wrong or because they do not run.
+    their logits are wrong or because they do not run. The shares of the roofline of both programs follow each ratio.
     runners: our programs.  int8 is missing, because no straight program computes in int8.
     """
     lines = [
@@ -290,7 +290,13 @@ def _over_best(rows: dict[str, Any], name: str) -> str:
     row = row_of(rows, name)
     if row is None or "times_faster_than_best_straight" not in row:
         return ""
-    return interval(row["times_faster_than_best_straight"]) + (", no kernels" if "without_kernels" in row else "")
+    shares = [each.get("share_of_roofline") for each in (rows.get(row["best_straight"], {}), row)]
+    reached = "; {:.0%}, {:.0%}".format(*shares) if None not in shares else ""
+    return (
+        interval(row["times_faster_than_best_straight"])
+        + reached
+        + (", no kernels" if "without_kernels" in row else "")
+    )
 
 
 def mask_free_table(results: dict[str, Any], costs: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNERS[1:]) -> str:
