@@ -112,6 +112,11 @@ def channel_first(graph: GraphCopy) -> None:
     assert cuts
     for node in cuts:
         graph.set_attribute(node, "perm", [0, 2, 4, 1, 3, 5])
+    for norm in graph.find("LayerNormalization"):
+        if not graph.module(norm).endswith("merge.patches.norm"):
+            continue
+        order = np.arange(graph.constant(norm, 1).size).reshape(2, 2, -1)  # patches of 2×2 tokens
+        norm.input[0] = graph.insert(norm, "Gather", norm.input[0], order.transpose(2, 0, 1).flatten(), axis=-1)
 
 
 def _bias_without_shift_mask(graph: GraphCopy) -> None:
