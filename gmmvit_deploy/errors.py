@@ -13,7 +13,10 @@
     ├── EngineError              an engine was not built, or does not meet the requirements
     ├── OutputError              a result could not be written; no partial output remains
     ├── ServerError              a server did not start, is not reachable, or failed
-    │   └── RequestRejectedError the server works, but refused the request
+    │   ├── RequestRejectedError the server works, but refused the request as invalid or too large
+    │   ├── OverloadError        the server answers, but refuses requests until it has capacity
+    │   ├── KeyRefusedError      the server requires a key, or refuses the client's key
+    │   └── NotOfferedError      the server or its gateway does not offer the kind of request
     └── MissingDependencyError   an optional package is required and not installed
 
 Each error has a ``hint`` with the next step for the user. An error that is raised without a hint has the default hint
@@ -31,8 +34,11 @@ __all__ = [
     "GmmvitError",
     "ImageError",
     "InputError",
+    "KeyRefusedError",
     "MissingDependencyError",
+    "NotOfferedError",
     "OutputError",
+    "OverloadError",
     "RepositoryError",
     "RequestRejectedError",
     "RunnerUnavailableError",
@@ -129,9 +135,36 @@ class ServerError(GmmvitError):
 
 
 class RequestRejectedError(ServerError):
-    """The server works, but refused the request."""
+    """The server works, but refused the request as invalid or too large."""
 
     usual_hint = "send the inputs that the model expects; GET /v2/models/MODEL on the HTTP port lists the inputs"
+
+
+class OverloadError(ServerError):
+    """The server answers, but refuses requests until it has capacity: it is overloaded, starting or stopping.
+
+    retry_after_s: the time in seconds after which the server asks to repeat the request; None if not stated.
+    """
+
+    usual_hint = "repeat the request later, or send fewer requests at a time"
+
+    def __init__(self, message: str, *, hint: str = "", retry_after_s: float | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after_s = retry_after_s
+
+
+class KeyRefusedError(ServerError):
+    """The server requires a key, or refuses the client's key."""
+
+    usual_hint = "type --key-file FILE with the key that the server's operator gave you, or set GMMVIT_KEY_FILE"
+
+
+class NotOfferedError(ServerError):
+    """The server or its gateway does not offer the kind of request."""
+
+    usual_hint = (
+        "type --served-name with the name of a model of this server; a gateway offers only the requests of its list"
+    )
 
 
 class MissingDependencyError(GmmvitError):

@@ -2,6 +2,7 @@
 
     ```console           commands after ``$ ``, each followed by lines of its output
     <!-- not run: … -->  above a block: why no test runs it
+    <!-- run by FILE --> above a block: the test that runs it in an environment of its own
     <!-- exit 1 -->      above a block: the exit status of its commands, 0 by default
 
 A line of output that is ``…`` alone stands for any number of lines.
@@ -41,20 +42,29 @@ NAVIGATION = tuple(re.findall(r'= "([\w/]+\.md)"', (ROOT / "docs" / "zensical.to
 """Pages below docs/pages in the order in which a reader meets them."""
 
 _FENCE = re.compile(r"^```(\w*)\s*$")
-_MARK = re.compile(r"^<!-- (?:not run: (?P<reason>.+)|exit (?P<status>\d+)) -->$")
+_MARK = re.compile(r"^<!-- (?:not run: (?P<reason>.+)|run by (?P<test>\S+)|exit (?P<status>\d+)) -->$")
 _ELLIPSIS = "…"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A fenced block.  line: of its opening fence, from 1.  reason: why no test runs it, or empty."""
+    """A fenced block.
+
+    line: of its opening fence, from 1.  reason: why no test runs it, or empty.  test: the file of the test that runs it
+    in an environment of its own; empty if it runs with the other blocks of its page.
+    """
 
     page: Path
     line: int
     language: str
     text: str
     reason: str
+    test: str
     status: int
+
+    @property
+    def runs_here(self) -> bool:
+        return not self.reason and not self.test
 
     @property
     def where(self) -> str:
@@ -89,8 +99,15 @@ def blocks(page: Path, text: str) -> Iterator[Block]:
         elif line == "```":
             reason = (mark["reason"] or "") if mark else ""
             status = int(mark["status"] or 0) if mark else 0
+            test = (mark["test"] or "") if mark else ""
             yield Block(
-                page=page, line=opened[0], language=opened[1], text="\n".join(body), reason=reason, status=status
+                page=page,
+                line=opened[0],
+                language=opened[1],
+                text="\n".join(body),
+                reason=reason,
+                test=test,
+                status=status,
             )
             opened = mark = None
         else:

@@ -61,8 +61,10 @@ BLOCKS: dict[Path, list[Block]] = {page: list(blocks(page, text)) for page, text
 GROUP: Any = get_command(app)
 CLI: dict[str, Any] = {name: GROUP.get_command(None, name) for name in GROUP.list_commands(None)}
 RUN = ("console", "python")
+OTHERS = ("go", "java", "javascript")
+"""Languages of blocks that have a test of their own."""
 WITH_BLOCKS = [
-    page for page, page_blocks in BLOCKS.items() if any(b.language in RUN and not b.reason for b in page_blocks)
+    page for page, page_blocks in BLOCKS.items() if any(b.language in RUN and b.runs_here for b in page_blocks)
 ]
 WRITE = "GMMVIT_WRITE_DOCS"
 MOST_NOT_RUN = 0.1
@@ -74,7 +76,9 @@ MOST_README_BYTES = 6144
 
 def test_blocks_name_their_language_and_hide_no_command() -> None:
     for block in (block for page_blocks in BLOCKS.values() for block in page_blocks):
-        assert block.language in (*RUN, "text", "json"), f"{block.where}: language {block.language!r}"
+        assert block.language in (*RUN, *OTHERS, "text", "json"), f"{block.where}: language {block.language!r}"
+        if block.test or block.language in OTHERS:
+            assert (ROOT / block.test).is_file(), f"{block.where}: the test {block.test!r} that runs the block"
         if block.language not in RUN:
             assert not re.search(r"^\s*(\$|>>>|gmmvit|make|pip|python|pytest) ", block.text, re.MULTILINE), block.where
         if block.language == "json":
@@ -151,7 +155,7 @@ def test_every_block_runs(page: Path, shell: Shell, scratch: Path, monkeypatch: 
     """In the order of the navigation: a page may use what an earlier page wrote."""
     monkeypatch.chdir(scratch)
     names: dict[str, object] = {}
-    for block in (block for block in BLOCKS[page] if not block.reason):
+    for block in (block for block in BLOCKS[page] if block.runs_here):
         if block.language == "python":
             exec(compile(block.text, block.where, "exec"), names)  # noqa: S102 - our own documentation
         elif block.language == "console":
@@ -208,7 +212,7 @@ def test_commands_of_the_documentation_are_those_of_the_program() -> None:
 
 def test_options_of_the_documentation_are_those_of_the_program() -> None:
     every = {option for name in CLI for option in _options(name)} | {"--help", "--version"}
-    of_others = {"--write"}  # benchmarks/tables.py
+    of_others = {"--write", "--data-binary", "--cacert"}  # benchmarks/tables.py, curl
     for where, code in _code_spans():
         command = re.match(r"gmmvit ([a-z]+)", code)
         known = _options(command[1]) | {"--help"} if command else every | of_others

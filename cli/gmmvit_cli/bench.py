@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from gmmvit_cli.access import CA, KEY_FILE, access_from, default_urls
 from gmmvit_cli.models import CLASS_OF_BUNDLE, permit_class
 from gmmvit_cli.options import DATA, ENGINE, INPUT, OUTPUT, SERVED_NAME, require_output_file
 from gmmvit_cli.output import JSON_OPTION, note, print_json, print_table
@@ -50,6 +51,8 @@ def bench(
     precision: str = runner_precision_option(),
     engine: Path | None = ENGINE,
     url: list[str] = URLS,
+    key_file: Path | None = KEY_FILE,
+    ca: Path | None = CA,
     served_name: str = SERVED_NAME,
     model: str | None = CLASS_OF_BUNDLE,
     batch: str = typer.Option(
@@ -136,7 +139,12 @@ def bench(
         opened = open_bundle(bundle)
         permit_class(opened, model)
         names = [name.strip() for name in runner.split(",")]
-        settings: dict[str, Any] = {"urls": url, "model": served_name, "engine": engine}
+        settings: dict[str, Any] = {
+            "urls": default_urls(url, names),
+            "model": served_name,
+            "access": access_from(key_file, ca),
+            "engine": engine,
+        }
         with open_runners(names, opened, precision=precision_from(precision), **settings) as runners:
             measured = bench(opened, runners, options, on_progress=on_progress)
         result = measured.to_json()

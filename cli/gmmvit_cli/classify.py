@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 
 import typer
 
+from gmmvit_cli.access import CA, KEY_FILE, URL_VARIABLE, access_from
 from gmmvit_cli.options import CPU_KERNELS, INPUT, OUTPUT, SERVED_NAME, TARGET, cpu_kernels_from, existing
 from gmmvit_cli.output import JSON_OPTION, complain, note, print_json
 from gmmvit_cli.progress import progress
@@ -14,6 +16,7 @@ EXAMPLE = """gmmvit classify photo.jpg --bundle bundle
 gmmvit classify photos/ --url grpc://localhost:8001 --top 3"""
 
 
+_URL = "grpc://localhost:8001"
 _BUNDLE = typer.Option(
     None,
     metavar="BUNDLE",
@@ -34,13 +37,23 @@ def classify(
         None,
         metavar="URL",
         rich_help_panel=TARGET,
-        show_default="grpc://localhost:8001",
-        help="Triton server that classifies: grpc://HOST:PORT or http://HOST:PORT.",
+        show_default=f"the variable {URL_VARIABLE}, else {_URL}",
+        help="Triton server that classifies: grpc://HOST:PORT or http://HOST:PORT; with TLS, grpcs:// or https://.",
     ),
+    key_file: Path | None = KEY_FILE,
+    ca: Path | None = CA,
     served_name: str = SERVED_NAME,
     batch: int = typer.Option(16, min=1, metavar="N", rich_help_panel=TARGET, help="Maximum images per request."),
     concurrency: int = typer.Option(
         4, min=1, max=64, metavar="N", rich_help_panel=TARGET, help="Maximum number of concurrent requests."
+    ),
+    retry_for: float = typer.Option(
+        30.0,
+        min=0,
+        metavar="S",
+        rich_help_panel=TARGET,
+        help="Time in seconds in which a request that an overloaded server refuses is repeated, after random waits. "
+        "0: never.",
     ),
     cpu_kernels: str | None = CPU_KERNELS,
     top: int = typer.Option(
@@ -71,7 +84,12 @@ def classify(
         classifier = (
             BundleClassifier(open_bundle(bundle), cpu_kernels=kernels != "off")
             if bundle is not None
-            else TritonClassifier(url or "grpc://localhost:8001", model=served_name)
+            else TritonClassifier(
+                url or os.environ.get(URL_VARIABLE) or _URL,
+                model=served_name,
+                access=access_from(key_file, ca),
+                retry_s=retry_for,
+            )
         )
         with classifier:
             answers = classify_files(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import typer
 
+from gmmvit_cli.access import CA, KEY_FILE, access_from
 from gmmvit_cli.options import INPUT, SERVER, SERVER_TENSORRT, SERVER_VERSION, server_from
 from gmmvit_cli.output import JSON_OPTION, note, print_json, print_table
 from gmmvit_cli.progress import progress
@@ -24,6 +25,8 @@ def doctor(
     server_version: str | None = SERVER_VERSION,
     server: str | None = SERVER,
     server_tensorrt: str | None = SERVER_TENSORRT,
+    key_file: Path | None = KEY_FILE,
+    ca: Path | None = CA,
     empty_kernel_cache: bool = typer.Option(
         False,
         rich_help_panel="CPU kernels",
@@ -42,7 +45,7 @@ def doctor(
 
         if empty_kernel_cache:
             _empty_kernel_cache()
-        there = server_from(server_version, server, server_tensorrt)
+        there = server_from(server_version, server, server_tensorrt, access_from(key_file, ca))
         if bundle is None and there is not None:
             raise InputError(
                 "expected a bundle, because the server options check which engines of a bundle the server can load",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.engines.compatibility import ServerTensorRT
     from gmmvit_deploy.precision import Precision
+    from gmmvit_deploy.runtime.access import Access
     from gmmvit_deploy.serving.names import CpuKernels
 
 __all__ = [
@@ -102,7 +103,8 @@ SERVER = typer.Option(
     None,
     metavar="URL",
     rich_help_panel=TARGET,
-    help="Running Triton server that will load the engine: grpc://HOST:PORT or http://HOST:PORT.",
+    help="Running Triton server that will load the engine: grpc://HOST:PORT or http://HOST:PORT; with TLS, grpcs:// or "
+    "https://.",
 )
 SERVER_TENSORRT = typer.Option(
     None,
@@ -259,7 +261,7 @@ def require_calibration(precisions: tuple[Precision, ...], calibration: str | No
     require_source(calibration)
 
 
-def server_from(release: str | None, url: str | None, tensorrt: str | None) -> ServerTensorRT | None:
+def server_from(release: str | None, url: str | None, tensorrt: str | None, access: Access) -> ServerTensorRT | None:
     """Return the server whose TensorRT must load an engine; None if no option names a server."""
     from gmmvit_deploy.engines.compatibility import server_tensorrt
     from gmmvit_deploy.runtime.triton import TritonConnection
@@ -270,7 +272,7 @@ def server_from(release: str | None, url: str | None, tensorrt: str | None) -> S
             hint=f"type --server {url} or --server-version {release}, not both",
         )
     if url is not None:
-        with TritonConnection(url) as connection:
+        with TritonConnection(url, access=access) as connection:
             return server_tensorrt(triton=connection.version(), tensorrt=tensorrt, name=url)
     if release is None and tensorrt is None:
         return None

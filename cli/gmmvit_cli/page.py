@@ -4,6 +4,7 @@ from pathlib import Path
 
 import typer
 
+from gmmvit_cli.access import CA, KEY_FILE, access_from
 from gmmvit_cli.choices import read_by
 from gmmvit_cli.models import CLASS_OF_BUNDLE, permit_class
 from gmmvit_cli.options import CPU_KERNELS, INPUT, SERVED_NAME, TARGET, cpu_kernels_from
@@ -17,7 +18,7 @@ _PAGE = "Page"
 
 
 def _require_url(text: str) -> None:
-    from gmmvit_deploy.runtime.triton import parse_url
+    from gmmvit_deploy.runtime.server_url import parse_url
 
     parse_url(text)
 
@@ -39,9 +40,11 @@ def page(
         metavar="URL",
         rich_help_panel=TARGET,
         callback=read_by(_require_url),
-        help="Also classify with this Triton server (grpc://HOST:PORT or http://HOST:PORT), and show whether the "
-        "logits of the server and of this machine agree with PyTorch.",
+        help="Also classify with this Triton server (grpc://HOST:PORT or http://HOST:PORT; with TLS, grpcs:// or "
+        "https://), and show whether the logits of the server and of this machine agree with PyTorch.",
     ),
+    key_file: Path | None = KEY_FILE,
+    ca: Path | None = CA,
     served_name: str = SERVED_NAME,
     model: str | None = CLASS_OF_BUNDLE,
     cpu_kernels: str | None = CPU_KERNELS,
@@ -67,7 +70,8 @@ def page(
         require_page_library()
         listener = listening_socket(host, port)
         on_progress(Progress("load the model"))
-        trial = Trial(opened, url=url, model=served_name, cpu_kernels=kernels != "off")
+        access = access_from(key_file, ca)
+        trial = Trial(opened, url=url, model=served_name, access=access, cpu_kernels=kernels != "off")
 
     def ready(address: str) -> None:
         if as_json:

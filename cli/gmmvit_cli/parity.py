@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from gmmvit_cli.access import CA, KEY_FILE, access_from, default_urls
 from gmmvit_cli.choices import choice_from, complete
 from gmmvit_cli.models import CLASS_OF_BUNDLE, permit_class
 from gmmvit_cli.options import DATA, ENGINE, INPUT, OUTPUT, SERVED_NAME, require_output_file
@@ -55,6 +56,8 @@ def parity(
     precision: str = runner_precision_option(),
     engine: Path | None = ENGINE,
     url: list[str] = URLS,
+    key_file: Path | None = KEY_FILE,
+    ca: Path | None = CA,
     served_name: str = SERVED_NAME,
     model: str | None = CLASS_OF_BUNDLE,
     gate: float | None = typer.Option(
@@ -126,7 +129,13 @@ def parity(
             names, skipped = default_runners(opened, runner_precision)
         else:
             names = [name.strip() for name in runner.split(",")]
-        settings: dict[str, Any] = {"urls": url, "model": served_name, "engine": engine, "takes_other_bundle": True}
+        settings: dict[str, Any] = {
+            "urls": default_urls(url, names),
+            "model": served_name,
+            "access": access_from(key_file, ca),
+            "engine": engine,
+            "takes_other_bundle": True,
+        }
         with open_runners(names, opened, precision=runner_precision, **settings) as runners:
             result = check_parity(opened, runners, options, skipped=skipped, on_progress=on_progress)
         if report is not None:

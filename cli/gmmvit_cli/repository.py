@@ -5,6 +5,7 @@ from pathlib import Path
 
 import typer
 
+from gmmvit_cli.access import CA, KEY_FILE, access_from
 from gmmvit_cli.choices import choice_from, complete, listed, read_by
 from gmmvit_cli.options import (
     CPU_KERNELS,
@@ -88,6 +89,8 @@ def repository(
     server_version: str | None = SERVER_VERSION,
     server: str | None = SERVER,
     server_tensorrt: str | None = SERVER_TENSORRT,
+    key_file: Path | None = KEY_FILE,
+    ca: Path | None = CA,
     out: Path = typer.Option(
         Path("model_repository"),
         "-o",
@@ -132,7 +135,7 @@ def repository(
             out,
             options,
             engine=open_engine(engine) if engine else None,
-            server=server_from(server_version, server, server_tensorrt),
+            server=server_from(server_version, server, server_tensorrt, access_from(key_file, ca)),
             force=force,
             on_progress=on_progress,
         )

@@ -18,9 +18,9 @@ URLS = typer.Option(
     [],
     metavar="URL",
     rich_help_panel=RUNNERS_PANEL,
-    show_default="grpc://localhost:8001, http://localhost:8000",
-    help="Address of the Triton server for triton-grpc (grpc://HOST:PORT) or triton-http (http://HOST:PORT). May be "
-    "repeated, once for each protocol.",
+    show_default="the variable GMMVIT_URL, else grpc://localhost:8001, http://localhost:8000",
+    help="Address of the Triton server for triton-grpc (grpc://HOST:PORT) or triton-http (http://HOST:PORT); with "
+    "TLS, grpcs:// or https://. May be repeated, once for each protocol.",
 )
 
 

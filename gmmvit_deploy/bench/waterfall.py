@@ -4,7 +4,7 @@
 
 All steps get the same images. Each runner is a step. If a server runs the step, the server's statistics divide the time
 of a request into the time in the queue and the times in the backend. The rest of the client's time, for example the
-transport, is called ``unexplained``.
+transport, is called ``unexplained``. Behind a gateway that does not offer statistics, all of the time is unexplained.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from numpy.typing import NDArray
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.bench.loadgen import Work, drive
 from gmmvit_deploy.bench.measure import REST_S
+from gmmvit_deploy.errors import NotOfferedError
 from gmmvit_deploy.images import image_from_pixels
 from gmmvit_deploy.runners.open import RUNNERS
 from gmmvit_deploy.runners.runner import Runner, Served
 from gmmvit_deploy.runtime.triton import ServerTimings
 
-__all__ = ["Step", "server_parts", "waterfall"]
+__all__ = ["Step", "server_parts", "timings_of", "waterfall"]
 
 _ROUNDS = 5
 _QUERIES = 40
@@ -72,15 +73,25 @@ def waterfall(
     return steps
 
 
+def timings_of(server: Served, models: Sequence[str]) -> list[ServerTimings]:
+    """Read the server's timings of these models; an empty list if the server does not offer its statistics."""
+    try:
+        return [server.connection.timings(model) for model in models]
+    except NotOfferedError:
+        return []
+
+
 def server_parts(
     models: Sequence[str], before: Sequence[ServerTimings], after: Sequence[ServerTimings]
 ) -> dict[str, float]:
     """Return name of a part → mean ms of this part in the requests between two readings of the server's statistics.
 
     The names are ``MODEL queue``, ``MODEL input``, ``MODEL infer`` and ``MODEL output`` for each model.
-    before, after: the readings, with an entry for each of ``models``.
+    before, after: the readings, with an entry for each of ``models``; without readings there are no parts.
     """
     parts: dict[str, float] = {}
+    if not before:
+        return parts
     for model, earlier, later in zip(models, before, after, strict=True):
         spent = later.since(earlier)
         for part, total_ns in spent.parts_ns.items():
@@ -132,7 +143,7 @@ class _Program:
 
     def _timings(self) -> list[ServerTimings]:
         server = self.runner.server
-        return [server.connection.timings(model) for model in self.models] if server is not None else []
+        return timings_of(server, self.models) if server is not None else []
 
 
 class _Decoding(_Program):

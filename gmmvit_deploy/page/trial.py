@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from gmmvit_deploy.bench.waterfall import Step, server_parts
+from gmmvit_deploy.bench.waterfall import Step, server_parts, timings_of
 from gmmvit_deploy.errors import GmmvitError, ImageError, InputError
 from gmmvit_deploy.families import family_of
 from gmmvit_deploy.graphs.quantize import QUANTIZED
@@ -33,8 +33,10 @@ from gmmvit_deploy.preprocess import UnusableImage
 from gmmvit_deploy.runners.classify import Prediction, likeliest
 from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runners.triton import TritonRunner
+from gmmvit_deploy.runtime.access import NO_ACCESS, Access
 from gmmvit_deploy.runtime.onnxruntime import fused_graph
-from gmmvit_deploy.runtime.triton import DEFAULT_MODEL, parse_url
+from gmmvit_deploy.runtime.server_url import parse_url
+from gmmvit_deploy.runtime.triton import DEFAULT_MODEL
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from gmmvit_deploy.variants import open_variant
 
@@ -112,11 +114,18 @@ class Trial:
     """
 
     def __init__(
-        self, bundle: Bundle, *, url: str | None = None, model: str = DEFAULT_MODEL, cpu_kernels: bool = True
+        self,
+        bundle: Bundle,
+        *,
+        url: str | None = None,
+        model: str = DEFAULT_MODEL,
+        access: Access = NO_ACCESS,
+        cpu_kernels: bool = True,
     ) -> None:
         """Load the bundle.
 
         url: the URL of a Triton server, which may start later.  model: the name of the server's ensemble.
+        access: the key and the trusted certificates for the server.
         cpu_kernels: True to use this project's CPU kernels if the kernels are available.
         Errors:
             InputError: the bundle has no mean and std, or the URL is not valid.
@@ -128,7 +137,7 @@ class Trial:
                 f"{bundle.path}: the bundle has no mean and std, without which the page cannot classify an image",
                 hint="export the checkpoint again with --dataset, or with --mean, --std and --labels",
             )
-        self.bundle, self.url, self.model = bundle, url, model
+        self.bundle, self.url, self.model, self._access = bundle, url, model, access
         if url is not None:
             parse_url(url)
         self.reference = Reference(bundle)
@@ -234,7 +243,12 @@ class Trial:
     def _connected(self, url: str) -> TritonRunner:
         if self._server is None:
             self._server = TritonRunner(
-                self.bundle, url, model=self.model, takes_other_bundle=True, timeout_s=_SERVER_TIMEOUT_S
+                self.bundle,
+                url,
+                model=self.model,
+                access=self._access,
+                takes_other_bundle=True,
+                timeout_s=_SERVER_TIMEOUT_S,
             )
         return self._server
 
@@ -260,9 +274,9 @@ def _asked(
     )
     for program, models, request in requests:
         request()  # not measured: opens the connection and warms up the server
-        before = [server.connection.timings(model) for model in models]
+        before = timings_of(server, models)
         logits, times_ms = _repeated(request)
-        after = [server.connection.timings(model) for model in models]
+        after = timings_of(server, models)
         parts = server_parts(models, before, after)
         # The server reports mean times, so the unexplained rest is computed from the mean of the measured times.
         unexplained = max(0.0, float(np.mean(times_ms)) - sum(parts.values()))

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.datasets import DATASETS
+from gmmvit_deploy.errors import NotOfferedError
 from gmmvit_deploy.golden import GoldenSet, preprocessing_problem
 from gmmvit_deploy.images import ImageSpec
 from gmmvit_deploy.parity.measures import distance
@@ -91,7 +92,7 @@ def check_preprocessing(bundle: Bundle, runner: Runner, limit: Limit, *, samples
         return Check(name=NAME, verdict="skipped", summary=why, reasons=(why,))
     golden = bundle.golden_set()
     seen = [f"{len(golden.images)} golden images decode here as at export"]
-    reasons = []
+    reasons, unknown = [], []
     if problem := preprocessing_problem(golden, spec):
         reasons.append(f"here: {problem}")
     if bundle.manifest.input_kind == "pixels" and runner.graph is not None:
@@ -99,14 +100,20 @@ def check_preprocessing(bundle: Bundle, runner: Runner, limit: Limit, *, samples
         reasons += _graph_problems(runner.graph.path, golden, spec)
     if runner.server is not None:
         sent = min(len(samples), _MOST_SENT)
-        seen.append(f"the server preprocesses them likewise and gives PyTorch's logits for {sent} images of the data")
-        reasons += _server_problems(runner.server, bundle, golden, spec, limit, runner.max_batch)
+        try:
+            reasons += _preprocess_problems(runner.server, bundle, golden, spec, runner.max_batch)
+            likewise = "preprocesses them likewise and "
+        except NotOfferedError as exc:  # a gateway may offer the ensemble only
+            unknown.append(f"the pixels of the server were not compared: {exc}")
+            likewise = ""
+        seen.append(f"the server {likewise}gives PyTorch's logits for {sent} images of the data")
+        reasons += _ensemble_problems(runner.server, golden, limit, runner.max_batch)
         reasons += _sample_problems(runner.server, samples, limit)
     return Check(
         name=NAME,
-        verdict="failed" if reasons else "passed",
+        verdict="failed" if reasons else "undecided" if unknown else "passed",
         summary="; ".join(seen) if not reasons else f"{len(reasons)} differences from the preprocessing at export",
-        reasons=tuple(reasons),
+        reasons=tuple(reasons + unknown),
         details={"images": len(golden.images)},
     )
 
@@ -142,40 +149,51 @@ def _graph_problems(path: Path, golden: GoldenSet, spec: ImageSpec) -> list[str]
     return [f"{path.name}: {why}" for why in _tensor_problem(tensor, pixels, spec)]
 
 
-def _server_problems(
-    server: Served, bundle: Bundle, golden: GoldenSet, spec: ImageSpec, limit: Limit, max_batch: int
+def _preprocess_problems(
+    server: Served, bundle: Bundle, golden: GoldenSet, spec: ImageSpec, max_batch: int
 ) -> list[str]:
+    """Errors: NotOfferedError when a gateway does not offer the preprocessing model."""
     served = server.connection.model(server.preprocess)
     expected = spec.to_json()
     # A repository of an earlier version has no crop_pct: its preprocessing model does not crop.
     stated = {"crop_pct": 1.0, **(served.preprocessing or {})}
     stated = {name: stated.get(name) for name in expected}
+    where = f"{server.preprocess} on the server"
     reasons = [
-        f"{server.preprocess} on the server: expected {name} {expected[name]} as in the bundle, got {stated[name]}"
+        f"{where}: expected {name} {expected[name]} as in the bundle, got {stated[name]}"
         for name in expected
         if stated[name] != expected[name]
     ]
-    bytes_of = np.array([[image] for image in golden.images], dtype=np.object_)
-    size = max(1, min(served.max_batch, max_batch))
-    answers: dict[str, list[NDArray[Any]]] = {"made": [], "logits": []}
-    for start in range(0, len(bytes_of), size):
-        part = bytes_of[start : start + size]
-        kind = bundle.manifest.input_kind
-        answers["made"].append(server.connection.infer(server.preprocess, "IMAGE", part, output=kind))
-        answers["logits"].append(server.connection.infer(server.ensemble, "IMAGE", part))
-    made, logits = (np.concatenate(parts) for parts in answers.values())
-    where = f"{server.preprocess} on the server"
-    if bundle.manifest.input_kind == "pixels":
-        reasons += [f"{where}: {why}" for why in _pixel_problem(made, golden, spec)]
-    else:
-        reasons += [f"{where}: {why}" for why in _tensor_problem(made, golden.image_pixels, spec)]
+    kind = bundle.manifest.input_kind
+    made = np.concatenate(
+        [
+            server.connection.infer(server.preprocess, "IMAGE", part, output=kind)
+            for part in _encoded(golden, min(served.max_batch, max_batch))
+        ]
+    )
+    if kind == "pixels":
+        return reasons + [f"{where}: {why}" for why in _pixel_problem(made, golden, spec)]
+    return reasons + [f"{where}: {why}" for why in _tensor_problem(made, golden.image_pixels, spec)]
+
+
+def _ensemble_problems(server: Served, golden: GoldenSet, limit: Limit, max_batch: int) -> list[str]:
+    size = min(server.connection.model(server.ensemble).max_batch, max_batch)
+    logits = np.concatenate(
+        [server.connection.infer(server.ensemble, "IMAGE", part) for part in _encoded(golden, size)]
+    )
     largest = distance(logits, golden.image_logits)
-    if not largest <= 2 * limit.largest:  # twice, because the golden logits are rounded too
-        reasons.append(
-            f"{server.ensemble} on the server: the logits of encoded golden images differ by {largest:.3g} from "
-            f"PyTorch's; expected at most {2 * limit.largest:.3g}"
-        )
-    return reasons
+    if largest <= 2 * limit.largest:  # twice, because the golden logits are rounded too
+        return []
+    return [
+        f"{server.ensemble} on the server: the logits of encoded golden images differ by {largest:.3g} from "
+        f"PyTorch's; expected at most {2 * limit.largest:.3g}"
+    ]
+
+
+def _encoded(golden: GoldenSet, size: int) -> Iterator[NDArray[Any]]:
+    """Yield the encoded golden images in batches of ``size``."""
+    images = np.array([[image] for image in golden.images], dtype=np.object_)
+    return (images[start : start + max(1, size)] for start in range(0, len(images), max(1, size)))
 
 
 def _sample_problems(server: Served, samples: Sequence[Sample], limit: Limit) -> list[str]:

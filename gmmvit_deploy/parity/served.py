@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.errors import NotOfferedError
 from gmmvit_deploy.parity.invariance import mixed_up
 from gmmvit_deploy.parity.measures import distance
 from gmmvit_deploy.parity.verdict import Check, Verdict
@@ -74,19 +75,33 @@ def check_served(
     verdict: Verdict = "failed" if judged.reasons else "passed" if mixed["joined"] else "undecided"
     reasons = list(judged.reasons)
     if verdict == "undecided":
-        reasons.append(
-            f"the server ran each of the {mixed['requests']} concurrent requests alone, so mixing of requests was not "
-            "tested; type gmmvit repository with --max-queue-delay-us, or repeat the check on a busier server"
-        )
+        reasons.append(_why_undecided(mixed))
     return Check(
         name="served",
         verdict=verdict,
-        summary=f"{judged.answers:,} answers, each to its own request; {mixed['requests']} concurrent requests ran as "
-        f"{mixed['executions']} executions"
+        summary=f"{judged.answers:,} answers, each to its own request; {_executions(mixed)}"
         if not judged.reasons
         else server.other_bundle or f"{len(judged.reasons)} problems with the server's answers",
         reasons=tuple(reasons),
         details={"answers": judged.answers, "largest": judged.largest, "limit": limit.largest, **mixed},
+    )
+
+
+def _executions(mixed: dict[str, Any]) -> str:
+    if mixed["executions"] is None:
+        return f"{mixed['requests']} concurrent requests; the server does not offer the number of executions"
+    return f"{mixed['requests']} concurrent requests ran as {mixed['executions']} executions"
+
+
+def _why_undecided(mixed: dict[str, Any]) -> str:
+    if mixed["executions"] is None:
+        return (
+            f"the server does not offer its statistics, so whether it joined any of the {mixed['requests']} concurrent "
+            "requests is not known; repeat the check on the server itself, not through its gateway"
+        )
+    return (
+        f"the server ran each of the {mixed['requests']} concurrent requests alone, so mixing of requests was not "
+        "tested; type gmmvit repository with --max-queue-delay-us, or repeat the check on a busier server"
     )
 
 
@@ -141,25 +156,37 @@ def _mix(
 ) -> dict[str, Any]:
     """Send rounds of concurrent requests until the server has joined requests into a batch; at most `_ROUNDS` rounds.
 
-    Returns the numbers of requests and of executions, and ``joined``, the difference of the two numbers.
+    Returns the numbers of requests and of executions, and ``joined``, the difference of the two numbers. If the server
+    does not offer its statistics, as behind a gateway, a single round is sent, and executions and ``joined`` are None.
     """
     most = min(_MOST_IN_A_REQUEST, runner.max_batch)
     requests = executions = 0
-    for _ in range(_ROUNDS):
+    offered = _executed(server) is not None
+    for _ in range(_ROUNDS if offered else 1):
         asked = [
             np.resize(generator.permutation(len(inputs)), int(size))
             for size in generator.integers(1, most + 1, _REQUESTS)
         ]
-        before = server.connection.counts(server.network)[1]
+        before = _executed(server) or 0
         with ThreadPoolExecutor(max_workers=_CLIENTS) as pool:
             answers = list(pool.map(lambda rows: runner.run(inputs[rows]), asked))
-        executions += server.connection.counts(server.network)[1] - before
+        executions += (_executed(server) or 0) - before
         requests += len(asked)
         for rows, logits in zip(asked, answers, strict=True):
             judged.add("many clients at once", logits, exact[rows], among=exact)
         if executions < requests:
             break
+    if not offered:
+        return {"requests": requests, "executions": None, "joined": None}
     return {"requests": requests, "executions": executions, "joined": requests - executions}
+
+
+def _executed(server: Served) -> int | None:
+    """Return the network's number of executions since the server started; None if the server does not offer it."""
+    try:
+        return server.connection.counts(server.network)[1]
+    except NotOfferedError:
+        return None
 
 
 def _images_at_once(bundle: Bundle, server: Served, generator: np.random.Generator, judged: _Judged) -> None:

@@ -13,7 +13,9 @@ from gmmvit_deploy.errors import ImageError, InputError, RequestRejectedError, S
 from gmmvit_deploy.preprocess import MAX_IMAGE_BYTES, UnusableImage
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.runtime.access import NO_ACCESS, Access
 from gmmvit_deploy.runtime.onnxruntime import fused_graph
+from gmmvit_deploy.runtime.retries import with_retries
 from gmmvit_deploy.runtime.triton import DEFAULT_MODEL, TritonConnection
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from gmmvit_deploy.artifacts import Bundle
 
 __all__ = [
+    "DEFAULT_RETRY_S",
     "BundleClassifier",
     "Classification",
     "Classifier",
@@ -30,6 +33,9 @@ __all__ = [
     "classify_files",
     "likeliest",
 ]
+
+DEFAULT_RETRY_S = 30.0
+"""The time in seconds in which a request that an overloaded server refused may be repeated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,19 +95,32 @@ class Classifier:
 
 
 class TritonClassifier(Classifier):
-    """Classifies with a Triton server.  The server's ensemble decodes the images and runs the network."""
+    """Classifies with a Triton server.  The server's ensemble decodes the images and runs the network.
 
-    def __init__(self, url: str, *, model: str = DEFAULT_MODEL) -> None:
+    A request that an overloaded server refuses is repeated after random waits (`with_retries`).
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str = DEFAULT_MODEL,
+        access: Access = NO_ACCESS,
+        retry_s: float = DEFAULT_RETRY_S,
+    ) -> None:
         """Connect to a server.
 
         url: address of the server.  model: name of the ensemble.
+        access: the client's key and trusted certificates.
+        retry_s: the time in seconds in which a refused request may be repeated; 0 repeats no request.
         Errors: ServerError when the server does not answer, or has no ensemble ``model`` that takes encoded images.
+        OverloadError when the server still refuses a request after ``retry_s``. KeyRefusedError and NotOfferedError.
         """
-        self._model = model
-        self._connection = TritonConnection(url)
+        self._model, self._retry_s = model, retry_s
+        self._connection = TritonConnection(url, access=access)
         self.runner = f"triton-{self._connection.protocol}"
         try:
-            served = self._connection.model(model)
+            served = with_retries(lambda: self._connection.model(model), deadline_s=retry_s)
         except ServerError:
             self._connection.close()
             raise
@@ -118,7 +137,8 @@ class TritonClassifier(Classifier):
     def logits(self, images: Sequence[bytes]) -> NDArray[Any]:
         import numpy as np
 
-        return self._connection.infer(self._model, "IMAGE", np.array([[data] for data in images], dtype=np.object_))
+        encoded = np.array([[data] for data in images], dtype=np.object_)
+        return with_retries(lambda: self._connection.infer(self._model, "IMAGE", encoded), deadline_s=self._retry_s)
 
     def close(self) -> None:
         self._connection.close()
@@ -172,6 +192,7 @@ def classify_files(
     top: number of predictions per file.  batch: maximum number of files in a batch.
     concurrency: number of batches that run at once.
     If a file cannot be read or decoded, the result of this file has an ``error``. The other files are classified.
+    A batch that is too large for the server is sent again image by image.
     Errors: ServerError when the server fails or stops answering.
     """
     size = max(1, min(batch, classifier.max_batch))

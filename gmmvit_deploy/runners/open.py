@@ -25,8 +25,10 @@ from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runners.openvino import OpenVinoRunner
 from gmmvit_deploy.runners.runner import Runner
 from gmmvit_deploy.runners.triton import TritonRunner
+from gmmvit_deploy.runtime.access import NO_ACCESS, Access
 from gmmvit_deploy.runtime.onnxruntime import fused_graph
 from gmmvit_deploy.runtime.openvino import graph_precision
+from gmmvit_deploy.runtime.server_url import protocol_of
 from gmmvit_deploy.runtime.triton import DEFAULT_MODEL
 from gmmvit_deploy.variants import Variant, open_variant
 
@@ -81,6 +83,7 @@ def open_runner(
     *,
     url: str | None = None,
     model: str = DEFAULT_MODEL,
+    access: Access = NO_ACCESS,
     engine: Path | None = None,
     precision: Precision = "fp32",
     takes_other_bundle: bool = False,
@@ -88,6 +91,7 @@ def open_runner(
     """Open a runner by its name on the command line.
 
     url: address of a Triton server; the protocol must match the runner's name.  model: name of the server's ensemble.
+    access: the client's key and trusted certificates, for a server.
     engine: folder of an engine, for the runners ``tensorrt`` and ``tensorrt-rtx``.
     precision: precision of the graph that ONNX Runtime or OpenVINO runs; for bf16, OpenVINO runs the float32 graph.
     takes_other_bundle: as in `TritonRunner`.
@@ -99,9 +103,9 @@ def open_runner(
     if name in DEFAULT_URLS:
         address = url or DEFAULT_URLS[name]
         protocol = name.removeprefix("triton-")
-        if not address.startswith(f"{protocol}://"):
-            raise InputError(f"runner {name}: expected a {protocol}:// address, got {address}")
-        return TritonRunner(bundle, address, model=model, takes_other_bundle=takes_other_bundle)
+        if protocol_of(address) != protocol:
+            raise InputError(f"runner {name}: expected a {protocol}:// address, or {protocol}s://, got {address}")
+        return TritonRunner(bundle, address, model=model, access=access, takes_other_bundle=takes_other_bundle)
     if url is not None:
         raise InputError(f"runner {name} runs in this process; --url is only for triton-grpc and triton-http")
     if (engine is not None) != (name in FLAVORS):
@@ -130,6 +134,7 @@ def open_runners(
     *,
     urls: Sequence[str] = (),
     model: str = DEFAULT_MODEL,
+    access: Access = NO_ACCESS,
     engine: Path | None = None,
     precision: Precision = "fp32",
     takes_other_bundle: bool = False,
@@ -137,7 +142,7 @@ def open_runners(
     """Open several runners with the options that apply to each runner, and close all runners at the end.
 
     names: names of runners; ONNX Runtime and OpenVINO may have a precision after a colon, as in ``openvino:bf16``.
-    urls: addresses of Triton servers, at most one address for each protocol.
+    urls: addresses of Triton servers, at most one address for each protocol.  access: as in `TritonRunner`.
     precision: precision of ONNX Runtime and OpenVINO if the runner's name contains no precision.
     takes_other_bundle: as in `TritonRunner`. With True, parity can report that the server serves another bundle,
     instead of raising an error.
@@ -149,7 +154,7 @@ def open_runners(
         raise InputError(f"runner {', '.join(repeated)} is named more than once")
     if repeated := sorted({f"{name}:{own}" for name, own in requested if requested.count((name, own)) > 1}):
         raise InputError(f"runner {', '.join(repeated)} is named more than once")
-    by_protocol = {url.partition(":")[0]: url for url in urls}
+    by_protocol = {protocol_of(url): url for url in urls}
     if len(by_protocol) < len(urls):
         raise InputError(f"--url is given {len(urls)} times; expected once for each protocol")
     idle = [url for protocol, url in by_protocol.items() if f"triton-{protocol}" not in bare]
@@ -173,6 +178,7 @@ def open_runners(
                 bundle,
                 url=by_protocol.get(name.removeprefix("triton-")) if name in DEFAULT_URLS else None,
                 model=model,
+                access=access,
                 engine=engine if name in FLAVORS else None,
                 precision=own,
                 takes_other_bundle=takes_other_bundle,

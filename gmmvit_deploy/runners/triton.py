@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.errors import BundleError, ServerError
+from gmmvit_deploy.errors import BundleError, NotOfferedError, ServerError
 from gmmvit_deploy.precision import precision_from
 from gmmvit_deploy.runners.inspection import stand_in
 from gmmvit_deploy.runners.runner import Inspection, Runner, Served
+from gmmvit_deploy.runtime.access import NO_ACCESS, Access
 from gmmvit_deploy.runtime.triton import DEFAULT_MODEL, TritonConnection
 from gmmvit_deploy.variants import open_variant
 
@@ -31,12 +32,15 @@ class TritonRunner(Runner):
         url: str,
         *,
         model: str = DEFAULT_MODEL,
+        access: Access = NO_ACCESS,
         takes_other_bundle: bool = False,
         timeout_s: float = 60.0,
     ) -> None:
         """Connect to a server and check that the server serves this bundle.
 
         url: address of the server.  model: name of the ensemble.
+        access: the client's key and trusted certificates.  No request is repeated, so that parity and bench see every
+        refusal of an overloaded server.
         takes_other_bundle: True to accept a network that was made from another bundle with the same input and labels.
         ``server.other_bundle`` then describes the mismatch.
         timeout_s: maximum time to wait for a response of the server, in seconds.
@@ -45,7 +49,7 @@ class TritonRunner(Runner):
         """
         super().__init__(bundle)
         self._bundle = bundle
-        self._connection = TritonConnection(url, timeout_s=timeout_s)
+        self._connection = TritonConnection(url, access=access, timeout_s=timeout_s)
         self.name = f"triton-{self._connection.protocol}"
         # tritonclient's HTTP client uses gevent. gevent moves stacks, and crashes if a stack contains C++ frames.
         self.needs_own_thread = self._connection.protocol == "http"
@@ -84,10 +88,11 @@ class TritonRunner(Runner):
         return self._settings
 
     def _program_provenance(self) -> dict[str, str]:
-        return {
-            "server": f"Triton {self._connection.version()} at {self._connection.url}",
-            "model": self._network,
-        }
+        try:
+            version = f"Triton {self._connection.version()}"
+        except NotOfferedError:  # a gateway may offer inference only
+            version = "Triton, version not offered,"
+        return {"server": f"{version} at {self._connection.url}", "model": self._network}
 
     def inspectable(self) -> Inspection:
         return stand_in(open_variant(self._bundle, self.precision), f"{self.name} cannot be inspected")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.errors import InputError, RequestRejectedError, ServerError
+from gmmvit_deploy.errors import InputError, ServerError
 from gmmvit_deploy.extras import require
+from gmmvit_deploy.runtime.access import NO_ACCESS, Access
+from gmmvit_deploy.runtime.server_url import parse_url
+from gmmvit_deploy.runtime.triton_clients import last_retry_after, open_client
+from gmmvit_deploy.runtime.triton_errors import Request, error_from_refusal, error_from_transport
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,27 +23,9 @@ __all__ = ["DEFAULT_MODEL", "ServedModel", "ServerTimings", "TritonConnection", 
 
 DEFAULT_MODEL = "gmmvit"
 _TRITON_TYPES = {"uint8": "UINT8", "float32": "FP32", "object": "BYTES"}
-_DEFAULT_PORTS = {"http": 8000, "grpc": 8001}
 _SERVER_PARTS = ("queue", "compute_input", "compute_infer", "compute_output")
 _STATED = ("runtime", "cpu_kernels", "threads", "intra_op_thread_count")
 """The parameters of a model's configuration that determine the model's speed."""
-_REJECTED = ("INVALID_ARGUMENT", "400")
-
-
-def parse_url(url: str) -> tuple[Literal["grpc", "http"], str]:
-    """Split a server's address, ``grpc://host:port`` or ``http://host:port``, into (protocol, ``host:port``).
-
-    The default port is 8001 for gRPC and 8000 for HTTP.
-    Errors: InputError when the address has another form.
-    """
-    match = re.fullmatch(r"(grpc|http)://(\[[0-9a-fA-F:]+\]|[^:/\[\]]+)(?::(\d{1,5}))?/?", url)
-    if match is None:
-        raise InputError(
-            f"{url!r} is not a server address",
-            hint="type grpc://HOST:PORT or http://HOST:PORT, for example grpc://localhost:8001",
-        )
-    protocol: Literal["grpc", "http"] = "grpc" if match.group(1) == "grpc" else "http"
-    return protocol, f"{match.group(2)}:{match.group(3) or _DEFAULT_PORTS[protocol]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,20 +83,29 @@ class ServerTimings:
 class TritonConnection:
     """A connection to a Triton server.  Each thread that uses the connection gets its own client.
 
+    No request is repeated: the caller sees every refusal.
     Errors of every method: ServerError when the server does not answer, or does not have the model.
-    RequestRejectedError when the server rejects the request as invalid.
+    RequestRejectedError when the server rejects the request as invalid or too large.
+    OverloadError, KeyRefusedError and NotOfferedError as `triton_errors` lists them.
     """
 
-    def __init__(self, url: str, *, timeout_s: float = 60.0) -> None:
+    def __init__(self, url: str, *, access: Access = NO_ACCESS, timeout_s: float = 60.0) -> None:
         """Create a connection.  The first request opens the connection.
 
-        url: the server's address, as for `parse_url`.
+        url: the server's address, as for `parse_url`.  access: the client's key and trusted certificates.
         timeout_s: the maximum time to wait for a response of the server, in seconds.
-        Errors: InputError when `parse_url` refuses the address.
+        Errors: InputError when `parse_url` refuses the address, or when a key would leave this machine without TLS.
         MissingDependencyError when Triton's client is not installed.
         """
         self.url = url
-        self.protocol, self._address = parse_url(url)
+        self._server = parse_url(url)
+        self.protocol = self._server.protocol
+        if access.key and not (self._server.tls or self._server.is_loopback):
+            raise InputError(
+                f"{url}: the key of {access.key_path} would be sent to another machine without encryption",
+                hint="type https:// or grpcs://, or leave --key-file out and unset GMMVIT_KEY_FILE",
+            )
+        self._access = access
         self._timeout_s = timeout_s
         self._module = require(f"tritonclient.{self.protocol}", package="tritonclient", extra="client")
         self._error = require("tritonclient.utils", package="tritonclient", extra="client").InferenceServerException
@@ -211,20 +205,10 @@ class TritonConnection:
     def _client(self) -> Any:
         client = getattr(self._local, "client", None)
         if client is None:
-            if self.protocol == "http":
-                times = {"connection_timeout": self._timeout_s, "network_timeout": self._timeout_s}
-                client = self._module.InferenceServerClient(self._address, **times)
-            else:
-                client = self._module.InferenceServerClient(self._address, channel_args=self._channel_arguments())
+            client = open_client(self._module, self._server, self._access, timeout_s=self._timeout_s)
             self._local.client = client
             self._clients.append(client)
         return client
-
-    def _channel_arguments(self) -> list[tuple[str, int]]:
-        """Return gRPC settings: messages may have any size, and requests to this machine bypass the proxy."""
-        sizes = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
-        here = re.match(r"(localhost|127\.[\d.]+|\[::1\]):", self._address)
-        return [*sizes, ("grpc.enable_http_proxy", 0)] if here else sizes
 
     @property
     def _as_json(self) -> dict[str, bool]:
@@ -232,35 +216,19 @@ class TritonConnection:
         return {"as_json": True} if self.protocol == "grpc" else {}
 
     def _call(self, model: str, method: str, **arguments: Any) -> Any:
-        if self.protocol == "grpc":  # `_client` sets the time limits of the HTTP client
+        if self.protocol == "grpc":  # `open_client` sets the time limits of the HTTP client
             arguments["client_timeout"] = self._timeout_s
+        if self._access.key:
+            arguments["headers"] = self._access.headers
+        request = Request(self.url, model, method, self._timeout_s, self._access)
+        client: Any = None
         try:
-            return getattr(self._client(), method)(**arguments)
+            client = self._client()
+            return getattr(client, method)(**arguments)
         except self._error as exc:
-            raise self._translated(exc, model) from exc
+            raise error_from_refusal(exc, request, retry_after=last_retry_after(client)) from exc
         except self._transport_errors as exc:
-            raise self._unreachable(str(exc) or type(exc).__name__) from exc
-
-    def _translated(self, exc: Any, model: str) -> ServerError:
-        status, message = str(exc.status()), str(exc.message())
-        if "UNAVAILABLE" in status and "unknown model" not in message:
-            return self._unreachable(message)
-        if "DEADLINE_EXCEEDED" in status or "timed out" in message.lower():
-            return ServerError(f"{model} at {self.url}: no answer within {self._timeout_s:g} s")
-        if "unknown model" in message or "is not found" in message or "NOT_FOUND" in status or "404" in status:
-            return ServerError(
-                f"the server at {self.url} has no model {model!r}",
-                hint="type --served-name with the name of a model of this server, or type gmmvit serve BUNDLE",
-            )
-        if any(code in status for code in _REJECTED):
-            return RequestRejectedError(f"{model} at {self.url} rejected the request: {_without_ensemble(message)}")
-        return ServerError(f"{model} at {self.url}: {message} ({status})")
-
-    def _unreachable(self, detail: str) -> ServerError:
-        return ServerError(
-            f"no Triton server answers at {self.url}: {' '.join(detail.split())[:160]}",
-            hint="type gmmvit serve BUNDLE to start a server, or type --url and the address of a running server",
-        )
+            raise error_from_transport(exc, request) from exc
 
 
 def _served_model(name: str, answer: Mapping[str, Any]) -> ServedModel:
@@ -287,7 +255,3 @@ def _settings(config: Mapping[str, Any], parameters: Mapping[str, str]) -> dict[
         "queue delay": f"{delay} µs",
         **{name: parameters[name] for name in _STATED if name in parameters},
     }
-
-
-def _without_ensemble(message: str) -> str:
-    return re.sub(r"^in ensemble '[^']*', ", "", message)
