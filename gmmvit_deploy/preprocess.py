@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,8 +49,11 @@ __all__ = [
     "RESAMPLING",
     "UnusableImage",
     "fitted",
+    "open_image",
     "pixels_from_bytes",
     "pixels_from_image",
+    "pixels_from_opened",
+    "pixels_to_compute",
     "scale_of",
     "tensor_from_pixels",
 ]
@@ -62,6 +66,14 @@ Larger images are refused, because a small file can decode to gigabytes.  The ru
 that is much longer than wide to gigabytes before the crop."""
 MAX_IMAGE_BYTES = 32 * 2**20
 """The maximum size of an encoded image."""
+MAX_SCANS = 100
+"""The maximum number of scans of a JPEG image. Each scan decodes all pixels again; encoders write about ten scans."""
+MAX_SEGMENTS = 1000
+"""The maximum number of segments of a JPEG image, and of chunks of a PNG image without the chunks of pixels.
+
+Pillow reads these parts in Python: a file of 32 MiB could hold millions, and would take tens of seconds to open."""
+MAX_DATA_CHUNKS = 10_000
+"""The maximum number of chunks of a PNG image that hold pixels."""
 MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 """Number of the network's input channels → the Pillow mode to which an image is converted."""
 _FITS = ("stretch", "center", "squash", "border")
@@ -71,6 +83,9 @@ RESAMPLING = {f"{fit}-{name}": (fit, resampling) for fit in _FITS for name, resa
 
 The top of this file defines the ways of fitting. Pillow's filters are antialiased."""
 _WIDE_MODES = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
+_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
+"""A marker of a JPEG image: 0xFF in the compressed pixels is followed by 0, or by a restart marker (0xD0 to 0xD7)."""
+_END_OF_IMAGE, _START_OF_SCAN, _WITHOUT_LENGTH = 0xD9, 0xDA, (0x01, 0xD8)
 
 
 class UnusableImage(ValueError):  # noqa: N818 - the image is unusable; the name reads better without Error
@@ -99,12 +114,27 @@ def pixels_from_bytes(
     UnusableImage when the image is too large, or has more than 8 bits a channel.
     UnusableImage when the resize rule would make the image too large, or less than 1 pixel wide or high.
     """
+    with open_image(data) as image:
+        return pixels_from_opened(
+            image, height=height, width=width, channels=channels, resize=resize, crop_pct=crop_pct, mean=mean
+        )
+
+
+def open_image(data: bytes) -> Any:
+    """Open an encoded image and check its header, without decoding a pixel.
+
+    data: the bytes of an image file.
+    Returns a ``PIL.Image`` for `pixels_from_opened`; its ``size`` is (width, height) in pixels.
+    Errors: UnusableImage when the bytes are empty, or are not an image; when the image is too large, has more than 8
+    bits a channel, or has more parts than `MAX_SCANS`, `MAX_SEGMENTS` and `MAX_DATA_CHUNKS` allow.
+    """
     from PIL import Image
 
     if not data:
         raise UnusableImage("the file is empty")
     if len(data) > MAX_IMAGE_BYTES:
         raise UnusableImage(f"the file has {len(data)} bytes; the maximum is {MAX_IMAGE_BYTES} bytes")
+    _require_few_parts(data)
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     # Pillow checks for decompression bombs when it reads the header, before the check below.
@@ -112,25 +142,110 @@ def pixels_from_bytes(
         raise UnusableImage(f"the image is too large: {exc}") from exc
     except Exception as exc:
         raise UnusableImage(f"the file is not a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} image") from exc
-    with image:
+    try:
         columns, rows = image.size
         if columns * rows > MAX_IMAGE_PIXELS:
             raise UnusableImage(
                 f"the image is {columns}×{rows} pixels; the maximum is {MAX_IMAGE_PIXELS} pixels in total"
             )
-        if image.mode in _WIDE_MODES:
+        if image.mode in _WIDE_MODES or _has_16_bits(image):
             raise UnusableImage(
                 f"the image has more than 8 bits per channel (mode {image.mode}); convert the image to 8 bits"
             )
-        try:
-            return pixels_from_image(
-                image, height=height, width=width, channels=channels, resize=resize, crop_pct=crop_pct, mean=mean
-            )
-        except UnusableImage:
-            raise
-        # A damaged file can raise any exception inside a decoder.
-        except Exception as exc:
-            raise UnusableImage(f"the {image.format} image is damaged or truncated: {exc}") from exc
+    except UnusableImage:
+        image.close()
+        raise
+    return image
+
+
+def pixels_from_opened(
+    image: Any,
+    *,
+    height: int,
+    width: int,
+    channels: int,
+    resize: str,
+    crop_pct: float = 1.0,
+    mean: Sequence[float] | None = None,
+) -> NDArray[Any]:
+    """Decode an image that `open_image` opened.
+
+    height, width, channels, resize, crop_pct, mean: as for `pixels_from_bytes`.
+    Returns uint8 (height, width, channels).
+    Errors: UnusableImage when the image is damaged or truncated, and those of `pixels_from_image`.
+    """
+    try:
+        return pixels_from_image(
+            image, height=height, width=width, channels=channels, resize=resize, crop_pct=crop_pct, mean=mean
+        )
+    except UnusableImage:
+        raise
+    # A damaged file can raise any exception inside a decoder.
+    except Exception as exc:
+        raise UnusableImage(f"the {image.format} image is damaged or truncated: {exc}") from exc
+
+
+def pixels_to_compute(image: Any, *, height: int, width: int, resize: str, crop_pct: float = 1.0) -> int:
+    """Return the number of pixels of an opened image before or after resizing, whichever is more.
+
+    The pixels are counted from the header of the image and the resize rule; no pixel is decoded.
+    height, width, resize, crop_pct: as for `pixels_from_bytes`.
+    Errors: UnusableImage when the rule would make the image too large, or less than 1 pixel wide or high.
+    """
+    fit, _ = RESAMPLING[resize]
+    resized = _resized_size(image.size, height=height, width=width, fit=fit, crop_pct=crop_pct)
+    _require_possible(image.size, resized, fit=fit)
+    columns, rows = image.size
+    return max(int(columns * rows), resized[0] * resized[1])
+
+
+def _require_few_parts(data: bytes) -> None:
+    """Refuse a JPEG or PNG file that has so many parts that Pillow would take seconds to open or to decode the file."""
+    if data.startswith(b"\xff\xd8"):
+        scans, segments = _jpeg_parts(data)
+        counts = (("scans", scans, MAX_SCANS), ("segments", segments, MAX_SEGMENTS))
+    elif data.startswith(b"\x89PNG"):
+        data_chunks, others = _png_parts(data)
+        counts = (("chunks of pixels", data_chunks, MAX_DATA_CHUNKS), ("other chunks", others, MAX_SEGMENTS))
+    else:
+        return
+    for what, count, most in counts:
+        if count > most:
+            raise UnusableImage(f"the image has more than {most} {what}, the maximum of an image")
+
+
+def _jpeg_parts(data: bytes) -> tuple[int, int]:
+    """Return (scans, segments) of a JPEG image; counting stops above the maximum."""
+    scans = segments = 0
+    position = 2
+    while scans <= MAX_SCANS and segments <= MAX_SEGMENTS and (match := _MARKER.search(data, position)):
+        marker, position = data[match.end() - 1], match.end()
+        if marker == _END_OF_IMAGE:
+            break
+        segments += 1
+        scans += marker == _START_OF_SCAN
+        if marker not in _WITHOUT_LENGTH:
+            position += int.from_bytes(data[position : position + 2], "big")
+    return scans, segments
+
+
+def _png_parts(data: bytes) -> tuple[int, int]:
+    """Return (chunks of pixels, other chunks) of a PNG image; counting stops above the maximum."""
+    data_chunks = others = 0
+    position = 8
+    while position + 8 <= len(data) and data_chunks <= MAX_DATA_CHUNKS and others <= MAX_SEGMENTS:
+        kind = data[position + 4 : position + 8]
+        data_chunks += kind in (b"IDAT", b"fdAT")
+        others += kind not in (b"IDAT", b"fdAT")
+        if kind == b"IEND":
+            break
+        position += 12 + int.from_bytes(data[position : position + 4], "big")
+    return data_chunks, others
+
+
+def _has_16_bits(image: Any) -> bool:
+    """Return whether an opened image is a PNG with 16 bits a channel; in colour, Pillow keeps only 8 of these bits."""
+    return image.format == "PNG" and any(str(tile[3]).endswith(";16B") for tile in image.tile)
 
 
 def pixels_from_image(
@@ -153,7 +268,7 @@ def pixels_from_image(
 
     fit, resampling = RESAMPLING[resize]
     converted = fitted(
-        image.convert(MODES[channels]),
+        image if image.mode == MODES[channels] else image.convert(MODES[channels]),  # convert would copy the pixels
         height=height,
         width=width,
         fit=fit,

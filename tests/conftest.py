@@ -86,6 +86,7 @@ FREE_PORTS = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
 
 _MARKER_OF_FIXTURE = {
     "server": "server",
+    "limited_server": "server",
     "rtx": "engine",
     "bundle": "export",
     "tensor_bundles": "export",

@@ -12,6 +12,7 @@ from gmmvit_cli.choices import choice_from, complete, listed, read_by
 from gmmvit_deploy.data.kinds import KINDS, SPLITS
 from gmmvit_deploy.datasets import DATASETS, dataset
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.serving.names import DEFAULT_REQUEST_PIXELS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +35,7 @@ __all__ = [
     "NAME",
     "OUTPUT",
     "PRECISION",
+    "REQUEST_PIXELS",
     "SERVED_NAME",
     "SERVER",
     "SERVER_TENSORRT",
@@ -115,6 +117,15 @@ SERVER_TENSORRT = typer.Option(
 _NAME_ON_SERVER = "Name of the model on the server."
 NAME = typer.Option("gmmvit", "--name", metavar="NAME", rich_help_panel=TARGET, help=_NAME_ON_SERVER)
 SERVED_NAME = typer.Option("gmmvit", "--served-name", metavar="NAME", rich_help_panel=TARGET, help=_NAME_ON_SERVER)
+REQUEST_PIXELS = typer.Option(
+    None,
+    "--request-pixels",
+    metavar="N",
+    rich_help_panel=TARGET,
+    show_default=f"{DEFAULT_REQUEST_PIXELS}",
+    help="Maximum number of pixels in the images of a request. The server counts the pixels from the images' headers, "
+    "and refuses a request with more pixels.",
+)
 CPU_KERNELS = typer.Option(
     None,
     "--cpu-kernels",

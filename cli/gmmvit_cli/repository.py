@@ -15,6 +15,7 @@ from gmmvit_cli.options import (
     NAME,
     OUTPUT,
     PRECISION,
+    REQUEST_PIXELS,
     SERVER,
     SERVER_TENSORRT,
     SERVER_VERSION,
@@ -26,7 +27,7 @@ from gmmvit_cli.output import JSON_OPTION, note, print_json
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.precision import PRECISIONS, precision_from
-from gmmvit_deploy.serving.names import ACCELERATORS, BACKENDS, RUNTIMES, runtime_from
+from gmmvit_deploy.serving.names import ACCELERATORS, BACKENDS, DEFAULT_REQUEST_PIXELS, RUNTIMES, runtime_from
 
 EXAMPLE = """gmmvit repository bundle -o model_repository
 gmmvit repository bundle --runtime openvino+kernels --instances 2 --threads 4"""
@@ -85,6 +86,7 @@ def repository(
     threads: int = typer.Option(
         0, metavar="N", rich_help_panel=_BATCHING, help="CPU threads of each copy; 0 means a thread for each core."
     ),
+    request_pixels: int | None = REQUEST_PIXELS,
     name: str = NAME,
     server_version: str | None = SERVER_VERSION,
     server: str | None = SERVER,
@@ -128,6 +130,7 @@ def repository(
         threads=threads,
         precision=precision_from(precision),
         accelerator=accelerator,
+        request_pixels=DEFAULT_REQUEST_PIXELS if request_pixels is None else request_pixels,
     )
     with progress("repository") as on_progress:
         written = repository_from_bundle(

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import typer
 
-from gmmvit_cli.options import CPU_KERNELS, INPUT, OUTPUT, TARGET, TRITONSERVER, cpu_kernels_from
+from gmmvit_cli.options import (
+    CPU_KERNELS,
+    INPUT,
+    OUTPUT,
+    REQUEST_PIXELS,
+    TARGET,
+    TRITONSERVER,
+    cpu_kernels_from,
+)
 from gmmvit_cli.output import JSON_OPTION, note, print_json
 from gmmvit_cli.progress import progress
 
@@ -38,6 +46,7 @@ def serve(
         120.0, metavar="S", rich_help_panel=TARGET, help="Maximum time in seconds until all models are ready."
     ),
     cpu_kernels: str | None = CPU_KERNELS,
+    request_pixels: int | None = REQUEST_PIXELS,
     log: Path | None = typer.Option(
         None, metavar="FILE", rich_help_panel=OUTPUT, show_default="stderr", help="File to write the server's log to."
     ),
@@ -88,6 +97,7 @@ def serve(
             path,
             options,
             cpu_kernels=cpu_kernels_from(cpu_kernels),
+            request_pixels=request_pixels,
             tritonserver=tritonserver,
             on_kernels=on_kernels,
             on_ready=ready,

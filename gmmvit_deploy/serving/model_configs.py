@@ -18,7 +18,14 @@ from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.precision import Precision, precision_from
 from gmmvit_deploy.runtime.openvino import FUSED_ATTENTION, OPENVINO_HINTS
-from gmmvit_deploy.serving.names import ACCELERATORS, Backend, CpuKernels, Runtime, runtime_from
+from gmmvit_deploy.serving.names import (
+    ACCELERATORS,
+    DEFAULT_REQUEST_PIXELS,
+    Backend,
+    CpuKernels,
+    Runtime,
+    runtime_from,
+)
 
 if TYPE_CHECKING:
     from gmmvit_deploy.artifacts import Bundle
@@ -27,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LABELS_FILE",
     "WARMUP_FILE",
+    "WORKER_REQUESTS",
     "Backend",
     "CpuKernels",
     "RepositoryOptions",
@@ -40,6 +48,8 @@ LABELS_FILE = "labels.txt"
 WARMUP_FILE = "image"
 """File in ``<name>_preprocess/warmup/``: an encoded image after its length, which is Triton's byte string format."""
 IMAGE_INPUT = "IMAGE"
+WORKER_REQUESTS = 2
+"""The number of requests of maximum size whose large images wait in the preprocessing model; more are refused."""
 _TRT_MODES: dict[Precision, str] = {"fp32": "FP32", "fp16": "FP16", "bf16": "FP16", "int8": "INT8", "fp8": "FP16"}
 
 
@@ -57,6 +67,9 @@ class RepositoryOptions:
     max_queue_delay_us: the maximum time that the batcher waits to fill a batch, in microseconds.
     instances: the number of copies of the network that run in parallel.
     threads: the number of threads of the runtime in an instance; 0 means a thread for each core.
+    request_pixels: the maximum number of pixels in the images of a request, before or after resizing, whichever is
+    more. The preprocessing model counts the pixels from the headers of the images, and refuses the request before it
+    decodes an image. At most `WORKER_REQUESTS` times this number of pixels wait to be decoded.
     Errors: InputError when a value is invalid, or when two values contradict each other.
     """
 
@@ -69,6 +82,7 @@ class RepositoryOptions:
     max_queue_delay_us: int = 0
     instances: int = 1
     threads: int = 0
+    request_pixels: int = DEFAULT_REQUEST_PIXELS
 
     def __post_init__(self) -> None:
         if self.backend not in get_args(Backend):
@@ -91,8 +105,9 @@ class RepositoryOptions:
         for field in ("max_queue_delay_us", "threads"):
             if getattr(self, field) < 0:
                 raise InputError(f"{field}: expected at least 0, got {getattr(self, field)}")
-        if self.instances < 1:
-            raise InputError(f"instances: expected at least 1, got {self.instances}")
+        for field in ("instances", "request_pixels"):
+            if getattr(self, field) < 1:
+                raise InputError(f"{field}: expected at least 1, got {getattr(self, field)}")
 
     def _check_runtime(self) -> None:
         if self.runtime not in get_args(Runtime):
@@ -235,6 +250,7 @@ def _preprocess(bundle: Bundle, options: RepositoryOptions) -> Any:
     if bundle.manifest.image.normalisation is None:
         raise RepositoryError(f"{bundle.path}: the bundle has no mean and std, which the preprocessing model needs")
     config.parameters["preprocessing"].string_value = json.dumps({**bundle.manifest.image.to_json(), "threads": 2})
+    _state_pixels(config, bundle, options)
     sample = config.model_warmup.add(name="one image", batch_size=1)
     sample.inputs[IMAGE_INPUT].CopyFrom(
         pb.ModelWarmup.Input(data_type=pb.TYPE_STRING, dims=[1], input_data_file=WARMUP_FILE)
@@ -242,9 +258,22 @@ def _preprocess(bundle: Bundle, options: RepositoryOptions) -> Any:
     return config
 
 
+def _state_pixels(config: Any, bundle: Bundle, options: RepositoryOptions) -> None:
+    image = bundle.manifest.image
+    if options.request_pixels < image.height * image.width:
+        raise InputError(
+            f"request_pixels: expected at least {image.height * image.width}, the pixels of an input of the network, "
+            f"got {options.request_pixels}",
+            hint=f"type --request-pixels {DEFAULT_REQUEST_PIXELS}, the default",
+        )
+    config.parameters["request_pixels"].string_value = str(options.request_pixels)
+    config.parameters["worker_pixels"].string_value = str(WORKER_REQUESTS * options.request_pixels)
+
+
 def _ensemble(bundle: Bundle, options: RepositoryOptions) -> Any:
     pb = _protobuf()
     config = _skeleton(bundle, options.name)
+    _state_pixels(config, bundle, options)
     config.platform = "ensemble"
     config.input.add(name=IMAGE_INPUT, data_type=pb.TYPE_STRING, dims=[1])
     config.output.add(**_logits(bundle))

@@ -1,4 +1,7 @@
-"""Names of the backends and runtimes of a Triton repository; this module imports no backend and no runtime."""
+"""Names of the backends and runtimes of a Triton repository, and defaults that the command line states.
+
+This module imports no backend and no runtime.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,24 @@ from typing import Literal, get_args
 
 from gmmvit_deploy.errors import InputError
 
-__all__ = ["ACCELERATORS", "BACKENDS", "RUNTIMES", "Backend", "CpuKernels", "Runtime", "runtime_from"]
+__all__ = [
+    "ACCELERATORS",
+    "BACKENDS",
+    "DEFAULT_REQUEST_PIXELS",
+    "RUNTIMES",
+    "Backend",
+    "CpuKernels",
+    "Runtime",
+    "runtime_from",
+]
 
 Backend = Literal["onnxruntime", "python", "tensorrt"]
 Runtime = Literal["onnxruntime", "openvino"]
 CpuKernels = Literal["auto", "on", "off"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 ACCELERATORS = ("none", "tensorrt")
+DEFAULT_REQUEST_PIXELS = 200_000_000
+"""The maximum number of pixels in the images of a request: 16 photographs of 12 megapixels, or 4 of 50 megapixels."""
 RUNTIMES = tuple(f"{runtime}{kernels}" for runtime in get_args(Runtime) for kernels in ("", "+kernels"))
 """Runtimes of the python backend; with ``+kernels``, this project's CPU kernels compute the attentions."""
 

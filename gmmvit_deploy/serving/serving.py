@@ -13,6 +13,7 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.progress import OnProgress, Progress, ignore, prefixed
 from gmmvit_deploy.serving.installs import find_server
 from gmmvit_deploy.serving.model_configs import CpuKernels, RepositoryOptions
+from gmmvit_deploy.serving.names import DEFAULT_REQUEST_PIXELS
 from gmmvit_deploy.serving.repository import CpuKernelsUse, repository_from_bundle, stated_cpu_kernels
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 
@@ -24,6 +25,7 @@ def serve_path(
     options: ServerOptions,
     *,
     cpu_kernels: CpuKernels | None = None,
+    request_pixels: int | None = None,
     tritonserver: Path | None = None,
     on_kernels: Callable[[CpuKernelsUse], None] = lambda use: None,
     on_ready: Callable[[TritonServer], None] = lambda server: None,
@@ -35,6 +37,8 @@ def serve_path(
     A bundle is served from a temporary repository, which is written for the best backend of the server.
     options: the ports, timeouts and log of the server.
     cpu_kernels: states whether the temporary repository uses this project's CPU kernels; None means ``auto``.
+    request_pixels: the maximum number of pixels in the images of a request, for the temporary repository; None means
+    `DEFAULT_REQUEST_PIXELS`.
     tritonserver: the path of the server program; None searches for an installed server.
     on_kernels: called with a `CpuKernelsUse`, which states whether the network uses this project's CPU kernels.
     on_ready: called with the server when every model is ready.
@@ -44,18 +48,27 @@ def serve_path(
     Errors: those of `TritonServer.start`, `open_bundle` and `repository_from_bundle`, and
         MissingDependencyError: no server is installed.
         ServerError: ``tritonserver`` is not an executable file, or the server ends before a signal.
-        InputError: ``cpu_kernels`` is given for a repository, which was already written with or without the kernels.
+        InputError: ``cpu_kernels`` or ``request_pixels`` is given for a repository, which already states both.
     """
     install = find_server(tritonserver)
     with tempfile.TemporaryDirectory(prefix="gmmvit-repository-") as folder:
         repository = path
         if (path / MANIFEST_FILE).is_file():
-            written = RepositoryOptions(backend=install.best_backend, cpu_kernels=cpu_kernels or "auto")
+            written = RepositoryOptions(
+                backend=install.best_backend,
+                cpu_kernels=cpu_kernels or "auto",
+                request_pixels=DEFAULT_REQUEST_PIXELS if request_pixels is None else request_pixels,
+            )
             made = repository_from_bundle(
                 open_bundle(path), Path(folder) / "models", written, on_progress=prefixed("repository", on_progress)
             )
             repository = made.path
             on_kernels(made.cpu_kernels)
+        elif request_pixels is not None:
+            raise InputError(
+                f"{path}: --request-pixels needs a bundle, got a repository, which already states the maximum",
+                hint="remove --request-pixels, or type gmmvit repository BUNDLE --request-pixels N",
+            )
         elif cpu_kernels is not None:
             raise InputError(
                 f"{path}: --cpu-kernels needs a bundle, got a repository, which already states whether to use kernels",

@@ -3,11 +3,19 @@
 ``gmmvit repository`` copies this file to ``<preprocess>/1/model.py``, and this project's ``preprocess.py`` to
 ``gmmvit_preprocess.py`` in the same folder. The server therefore decodes images with the same code that
 ``gmmvit parity`` checks. The model needs numpy and Pillow in the server's Python.
+
+The pixels of the images of a request are counted from their headers, before an image is decoded. A request with more
+pixels than the parameter ``request_pixels`` is refused. Triton calls `execute` again only after the call returns, so
+`execute` decodes at most `SMALL_PIXELS` in a call. The images of a larger request are decoded by `LargeImages`, which
+also answers the request. A request is refused with the status UNAVAILABLE while more than ``worker_pixels`` pixels
+would wait there.
 """
 
 import json
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,49 +23,147 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 sys.path.insert(0, str(Path(__file__).parent))
-from gmmvit_preprocess import UnusableImage, pixels_from_bytes, tensor_from_pixels
+from gmmvit_large_images import Job, LargeImages
+from gmmvit_preprocess import (
+    UnusableImage,
+    open_image,
+    pixels_from_opened,
+    pixels_to_compute,
+    tensor_from_pixels,
+)
 
 INPUT = "IMAGE"
-TARGET = ("height", "width", "channels", "resize", "crop_pct", "mean")  # arguments of pixels_from_bytes
+TARGET = ("height", "width", "channels", "resize", "crop_pct", "mean")  # arguments of pixels_from_opened
+COUNTED = ("height", "width", "resize", "crop_pct")  # arguments of pixels_to_compute
+SMALL_PIXELS = 2**20
+"""The maximum number of pixels that a call of `execute` decodes, and that a step of a larger request decodes unless
+the step has a single image; about 10 ms."""
 
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         config = json.loads(args["model_config"])
+        parameters = {name: value["string_value"] for name, value in config["parameters"].items()}
         self.output = config["output"][0]["name"]
         self.max_batch = config["max_batch_size"]
-        settings = json.loads(config["parameters"]["preprocessing"]["string_value"])
+        settings = json.loads(parameters["preprocessing"])
         self.target = {name: settings[name] for name in TARGET}
+        self.counted = {name: settings[name] for name in COUNTED}
         self.mean, self.std = settings["mean"], settings["std"]
         # Pillow releases the interpreter lock while it decodes, so several threads decode the images of a batch.
         self.pool = ThreadPoolExecutor(max_workers=settings["threads"])
+        self.request_pixels = int(parameters["request_pixels"])
+        self.large = LargeImages(threads=settings["threads"], most_pixels=int(parameters["worker_pixels"]))
 
-    def execute(self, requests: list[Any]) -> list[Any]:
-        return [self._answer(request) for request in requests]
+    def execute(self, requests: list[Any]) -> list[Any] | None:
+        """Return an answer for each request, or None for a request that `LargeImages` will answer."""
+        left = SMALL_PIXELS
+        answers = []
+        for request in requests:
+            answer, pixels = self._answer(request, left)
+            left -= pixels
+            answers.append(answer)
+        return answers if any(answer is not None for answer in answers) else None
 
     def finalize(self) -> None:
         self.pool.shutdown()
+        self.large.close()
 
-    def _answer(self, request: Any) -> Any:
-        images = pb_utils.get_input_tensor_by_name(request, INPUT).as_numpy().reshape(-1)
-        if not 1 <= len(images) <= self.max_batch:
-            return _refused(f"expected a batch of 1 to {self.max_batch} images, got {len(images)}")
-        decoded = list(self.pool.map(self._decoded, images))
-        problems = [f"image {i}: {reason}" for i, reason in enumerate(decoded) if isinstance(reason, str)]
-        if problems:
-            return _refused("; ".join(problems[:5]))
+    def _answer(self, request: Any, left: int) -> tuple[Any, int]:
+        """Return (answer, number of decoded pixels); the answer is None if `LargeImages` will answer.
+
+        left: the maximum number of pixels to decode now.
+        """
+        encoded = pb_utils.get_input_tensor_by_name(request, INPUT).as_numpy().reshape(-1)
+        if not 1 <= len(encoded) <= self.max_batch:
+            return _refused(f"expected a batch of 1 to {self.max_batch} images, got {len(encoded)}"), 0
+        opened = [self._opened(data) for data in encoded]
+        if problems := _problems(opened):
+            return _refused(problems), 0
+        pixels = sum(count for _, count in opened)
+        if pixels > self.request_pixels:
+            return _refused(
+                f"the images of the request have {pixels} pixels; the maximum is {self.request_pixels} pixels in a "
+                "request"
+            ), 0
+        images = [image for image, _ in opened]
+        if pixels <= left:
+            decoded = [self._decoded(images[0])] if len(images) == 1 else list(self.pool.map(self._decoded, images))
+            return self._answered(decoded), pixels
+        return self._later(request, opened, pixels), 0
+
+    def _later(self, request: Any, opened: list[Any], pixels: int) -> Any:
+        """Hand the images of a request to `LargeImages`; return an answer only if the request is refused."""
+        if not self.large.has_room(pixels):
+            return _refused(
+                f"more than {self.large.most_pixels} pixels of large images would wait for preprocessing; send the "
+                "request again later",
+                later=True,
+            )
+        decoded: list[Any] = [None] * len(opened)
+        sender = request.get_response_sender()
+
+        def decode(start: int, stop: int) -> None:
+            for number in range(start, stop):
+                decoded[number] = self._decoded(opened[number][0])
+                opened[number] = None  # an opened image holds its decoded pixels
+
+        steps: list[Callable[[], None]] = [partial(decode, *part) for part in _parts([count for _, count in opened])]
+        self.large.add(Job(steps, pixels=pixels, finish=partial(self._send, sender, decoded)))
+        return None
+
+    def _send(self, sender: Any, decoded: list[Any]) -> None:
+        try:
+            answer = self._answered(decoded)
+        except Exception as exc:  # the thread must live, and the client must get an answer
+            answer = pb_utils.InferenceResponse(error=pb_utils.TritonError(f"{type(exc).__name__}: {exc}"))
+        sender.send(answer, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def _answered(self, decoded: list[Any]) -> Any:
+        if problems := _problems(decoded):
+            return _refused(problems)
         batch = np.stack(decoded)
         if self.output == "tensor":
             batch = tensor_from_pixels(batch, self.mean, self.std)
         return pb_utils.InferenceResponse([pb_utils.Tensor(self.output, batch)])
 
-    def _decoded(self, data: bytes) -> Any:
-        """Return the pixels of an image, or the reason why the image cannot be used."""
+    def _opened(self, data: bytes) -> Any:
+        """Return (opened image, number of pixels), or the reason why the image cannot be used."""
         try:
-            return pixels_from_bytes(data, **self.target)
+            image = open_image(data)
+            return image, pixels_to_compute(image, **self.counted)
+        except UnusableImage as exc:
+            return str(exc)
+
+    def _decoded(self, image: Any) -> Any:
+        """Return the pixels of an opened image, or the reason why the image cannot be used."""
+        try:
+            with image:
+                return pixels_from_opened(image, **self.target)
         except UnusableImage as exc:
             return str(exc)
 
 
-def _refused(message: str) -> Any:
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, pb_utils.TritonError.INVALID_ARG))
+def _problems(images: list[Any]) -> str:
+    """Return the reasons why images cannot be used, of at most five images; empty if all images can be used."""
+    problems = [f"image {i}: {reason}" for i, reason in enumerate(images) if isinstance(reason, str)]
+    return "; ".join(problems[:5])
+
+
+def _parts(pixels: list[int]) -> list[tuple[int, int]]:
+    """Divide images into parts of at most `SMALL_PIXELS` pixels, or of a single image; return (start, stop) of each."""
+    parts = [(0, 1)]
+    for number in range(1, len(pixels)):
+        start = parts[-1][0]
+        if sum(pixels[start : number + 1]) <= SMALL_PIXELS:
+            parts[-1] = (start, number + 1)
+        else:
+            parts.append((number, number + 1))
+    return parts
+
+
+def _refused(message: str, *, later: bool = False) -> Any:
+    """Return the refusal of a request.  later: True if the client may send the request again later."""
+    codes = pb_utils.TritonError  # there only after the module was imported
+    code = codes.UNAVAILABLE if later else codes.INVALID_ARG
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, code))

@@ -1,0 +1,78 @@
+"""Options and limits of the front, the program that answers ``POST /classify``.
+
+This module imports only the standard library, so that the gateway can read the constants without the front's packages.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.runtime.triton import DEFAULT_MODEL
+
+__all__ = [
+    "BUNDLE_HEADER",
+    "CLASSIFY_PATH",
+    "FRONT_HEADER",
+    "READY_PATH",
+    "RETRY_AFTER_S",
+    "FrontOptions",
+    "options_from_json",
+]
+
+FRONT_HEADER = "x-gmmvit-front"
+"""The header with the secret that the gateway adds to each request; the front refuses requests without the secret."""
+BUNDLE_HEADER = "x-gmmvit-bundle"
+"""The header of an answer with the hash of the bundle that computed the answer."""
+CLASSIFY_PATH = "/classify"
+READY_PATH = "/ready"
+RETRY_AFTER_S = 1
+"""The value of ``Retry-After`` with status 503, in seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontOptions:
+    """Options of the front.
+
+    triton_url: the HTTP address of the Triton server, ``http://127.0.0.1:PORT``.
+    model: the name of the ensemble.
+    max_body_bytes: the maximum size of a request's body.
+    max_buffered_bytes: the maximum size of all bodies in memory; a further request gets status 503.
+    max_requests: the maximum number of requests that are read, wait or run; a further request gets status 503.
+    max_running: the maximum number of requests that Triton computes at the same time; others wait.
+    queue_timeout_s: the maximum time that a request waits for Triton, in seconds; after this time, it gets status 503.
+    body_timeout_s: the maximum time to receive a body, in seconds; after this time, the request gets status 408.
+    answer_timeout_s: the maximum time for Triton's answer, in seconds; after this time, the request gets status 504.
+    Errors: InputError when a number is not above 0, or when a body of maximum size would never fit into memory.
+    """
+
+    triton_url: str
+    model: str = DEFAULT_MODEL
+    max_body_bytes: int = 16 * 2**20
+    max_buffered_bytes: int = 256 * 2**20
+    max_requests: int = 64
+    max_running: int = 16
+    queue_timeout_s: float = 0.25
+    body_timeout_s: float = 30.0
+    answer_timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, str) and value <= 0:
+                raise InputError(f"front: {field.name}: expected a number above 0, got {value}")
+        if self.max_buffered_bytes < self.max_body_bytes:
+            raise InputError(
+                f"front: max_buffered_bytes: expected at least max_body_bytes, {self.max_body_bytes}, got "
+                f"{self.max_buffered_bytes}"
+            )
+
+    def to_json(self) -> str:
+        """Return the options as JSON; inverse of `options_from_json`."""
+        return json.dumps(asdict(self))
+
+
+def options_from_json(text: str) -> FrontOptions:
+    """Read the options that `FrontOptions.to_json` wrote."""
+    return FrontOptions(**json.loads(text))

@@ -1,0 +1,188 @@
+"""Read the images of a request: the body is an image, or multipart/form-data with an image in each part.
+
+A body is received into memory, never into a file. `Room` bounds the requests and the bytes in memory; a request takes
+its room before its body is received.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.requests import ClientDisconnect, Request
+
+from gmmvit_deploy.serving.front.options import FrontOptions
+from gmmvit_deploy.serving.front.refusals import Refusal, overloaded
+
+__all__ = ["Room", "body_length", "content_type", "images_from_body", "receive_body"]
+
+MULTIPART = "multipart/form-data"
+_IMAGES = ("application/octet-stream", "application/x-www-form-urlencoded")
+"""Types of a body that is an image, besides image/*. curl names the second type for --data-binary."""
+
+
+class Room:
+    """Counts the requests of the front, and the bytes of their bodies."""
+
+    def __init__(self, options: FrontOptions) -> None:
+        self._options = options
+        self.requests = self.buffered_bytes = 0
+
+    @contextmanager
+    def taken(self, length: int) -> Iterator[None]:
+        """Take the room of a request with a body of ``length`` bytes.  Errors: Refusal, 503, when there is no room."""
+        if self.requests >= self._options.max_requests:
+            raise overloaded(f"{self.requests} requests wait, the maximum; send the request again later")
+        if self.buffered_bytes + length > self._options.max_buffered_bytes:
+            raise overloaded("the bodies of other requests fill the memory; send the request again later")
+        self.requests += 1
+        self.buffered_bytes += length
+        try:
+            yield
+        finally:
+            self.requests -= 1
+            self.buffered_bytes -= length
+
+
+def content_type(request: Request) -> tuple[str, bytes]:
+    """Return (type of the body, boundary of multipart/form-data).
+
+    Errors: Refusal, 415, when the body has an encoding such as gzip, or a type that is no image; Refusal, 400, when
+    multipart/form-data has no boundary.
+    """
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise Refusal(415, f"content-encoding: expected a body without encoding, got {encoding[:40]}")
+    text = request.headers.get("content-type", "application/octet-stream")
+    parsed, options = parse_options_header(text)
+    kind = parsed.decode("latin-1").lower()
+    if kind == MULTIPART:
+        boundary = options.get(b"boundary", b"")
+        if not boundary:
+            raise Refusal(400, f"content-type: {MULTIPART} needs a boundary")
+        return kind, boundary
+    if not kind.startswith("image/") and kind not in _IMAGES:
+        raise Refusal(
+            415,
+            f"content-type: expected image/*, application/octet-stream or {MULTIPART}, got {kind[:80] or 'no type'}",
+        )
+    return kind, b""
+
+
+def body_length(request: Request, most_bytes: int) -> int:
+    """Return the length of the body that the client states.
+
+    Errors: Refusal, 411, without a length, as for a chunked body; Refusal, 413, above ``most_bytes``.
+    """
+    text = request.headers.get("content-length", "")
+    if "transfer-encoding" in request.headers or not text.isascii() or not text.isdigit():
+        raise Refusal(411, "the body needs a content-length, and must not be chunked")
+    # Python refuses to read numbers of thousands of digits.
+    if len(text) > 18 or int(text) > most_bytes:
+        raise Refusal(413, f"the body has {text[:20]} bytes, which is too large; the maximum is {most_bytes} bytes")
+    return int(text)
+
+
+async def receive_body(request: Request, length: int, timeout_s: float) -> bytes:
+    """Receive a body of ``length`` bytes.
+
+    Errors: Refusal, 408, when the body is not there after ``timeout_s``; Refusal, 400, when the client leaves, or the
+    body has another length.
+    """
+    try:
+        body = await asyncio.wait_for(request.body(), timeout_s)
+    except asyncio.TimeoutError as exc:
+        raise Refusal(408, f"the body did not arrive within {timeout_s:g} s", headers={"Connection": "close"}) from exc
+    except ClientDisconnect as exc:
+        raise Refusal(400, "the client closed the connection before the end of the body") from exc
+    if len(body) != length:
+        raise Refusal(400, f"the body has {len(body)} bytes, the header content-length says {length}")
+    return body
+
+
+def images_from_body(body: bytes, boundary: bytes, most_images: int) -> list[bytes]:
+    """Return the encoded images of a body.
+
+    boundary: the boundary of multipart/form-data; empty if the body is an image.
+    Errors: Refusal, 400, when the body has no image, more than ``most_images`` images, a part without a file name, or
+    is no complete multipart/form-data.
+    """
+    images = _parts(body, boundary, most_images) if boundary else [body]
+    if not images:
+        raise Refusal(400, "the request has no image: expected a file in a part of multipart/form-data")
+    for position, image in enumerate(images):
+        if not image:
+            raise Refusal(400, f"image {position}: the file is empty", image=position)
+    return images
+
+
+def _parts(body: bytes, boundary: bytes, most_images: int) -> list[bytes]:
+    parts = _Parts(most_images)
+    try:
+        parser = MultipartParser(boundary, parts.callbacks(), max_header_count=8, max_header_size=4096)
+        parser.write(body)
+        parser.finalize()
+    except FormParserError as exc:
+        raise Refusal(400, f"the body is not valid {MULTIPART}: {exc}") from exc
+    if not parts.complete:
+        raise Refusal(400, f"the body is not valid {MULTIPART}: expected the closing boundary at its end")
+    return parts.images
+
+
+class _Parts:
+    """Collects the files of multipart/form-data."""
+
+    def __init__(self, most_images: int) -> None:
+        self.images: list[bytes] = []
+        self.complete = False
+        self._most = most_images
+        self._header, self._value = b"", b""
+        self._disposition = b""
+        self._pieces: list[bytes] = []
+
+    def callbacks(self) -> Any:
+        return {
+            "on_part_begin": self._begin,
+            "on_part_data": self._data,
+            "on_part_end": self._end,
+            "on_header_field": self._field,
+            "on_header_value": self._text,
+            "on_header_end": self._header_end,
+            "on_headers_finished": self._headers_finished,
+            "on_end": self._complete,
+        }
+
+    def _begin(self) -> None:
+        if len(self.images) == self._most:
+            raise Refusal(400, f"the request has more than {self._most} images, the maximum in a request")
+        self._disposition, self._pieces = b"", []
+
+    def _data(self, data: bytes, start: int, end: int) -> None:
+        self._pieces.append(data[start:end])
+
+    def _end(self) -> None:
+        self.images.append(b"".join(self._pieces))
+
+    def _field(self, data: bytes, start: int, end: int) -> None:
+        self._header += data[start:end]
+
+    def _text(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def _header_end(self) -> None:
+        if self._header.lower() == b"content-disposition":
+            self._disposition = self._value
+        self._header, self._value = b"", b""
+
+    def _headers_finished(self) -> None:
+        _, options = parse_options_header(self._disposition)
+        if b"filename" not in options:
+            name = options.get(b"name", b"").decode("utf-8", errors="replace")[:40]
+            raise Refusal(400, f"part {len(self.images)} ({name!r}): expected a file, got a field without a file name")
+
+    def _complete(self) -> None:
+        self.complete = True

@@ -1,0 +1,359 @@
+"""The front answers ``POST /classify`` with labels, refuses what it must, and asks a real Triton server."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.errors import InputError, MissingDependencyError, ServerError
+from gmmvit_deploy.runners.classify import TritonClassifier, likeliest
+from gmmvit_deploy.serving.front import process as front_process
+from gmmvit_deploy.serving.front.options import BUNDLE_HEADER, FRONT_HEADER, FrontOptions, options_from_json
+from gmmvit_deploy.serving.front.process import FrontProcess, start_front
+from gmmvit_deploy.serving.server import TritonServer
+from tests.serving.conftest import flat_png
+from tests.test_preprocess import encoded, photo, png, png_16_bits, progressive
+
+SECRET = os.urandom(16).hex()
+KEY = {FRONT_HEADER: SECRET}
+IMAGES = [encoded(photo(40, 30, seed=n), "JPEG") for n in range(3)]
+
+
+def asked(front: FrontProcess, path: str = "/classify", **arguments: Any) -> httpx.Response:
+    arguments.setdefault("headers", KEY)
+    method = arguments.pop("method", "POST")
+    return httpx.request(method, f"{front.url}{path}", timeout=30, trust_env=False, **arguments)
+
+
+def files(*images: bytes) -> list[tuple[str, tuple[str, bytes]]]:
+    return [("image", (f"{n}.jpg", image)) for n, image in enumerate(images)]
+
+
+@pytest.fixture(scope="module")
+def front(server: TritonServer) -> Iterator[FrontProcess]:
+    options = FrontOptions(triton_url=server.http_url, max_body_bytes=2_000_000, body_timeout_s=0.5)
+    with start_front(server.http_url, 0, SECRET, options=options) as running:
+        running.wait_ready()
+        yield running
+
+
+class TestAnswers:
+    def test_an_image_gets_the_predictions_of_our_client(
+        self, front: FrontProcess, server: TritonServer, bundle: Bundle
+    ) -> None:
+        answer = asked(front, "/classify?top=3", content=IMAGES[0])
+        assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
+        assert answer.headers[BUNDLE_HEADER] == bundle.sha256
+        with TritonClassifier(server.grpc_url) as client:
+            (row,) = client.logits(IMAGES[:1])
+            expected = likeliest(row, client.labels, 3)
+        body = answer.json()
+        assert (body["model"], body["bundle"]) == ("gmmvit", bundle.sha256)
+        (predictions,) = body["predictions"]
+        assert [(guess["label"], guess["index"]) for guess in predictions] == [(g.label, g.index) for g in expected]
+        assert [guess["probability"] for guess in predictions] == pytest.approx([g.probability for g in expected])
+
+    def test_several_images_are_answered_in_their_order(self, front: FrontProcess) -> None:
+        together = asked(front, "/classify?top=2", files=files(*IMAGES)).json()["predictions"]
+        alone = [asked(front, "/classify?top=2", content=image).json()["predictions"][0] for image in IMAGES]
+        assert len({json.dumps(predictions) for predictions in alone}) > 1
+        for ours, expected in zip(together, alone, strict=True):
+            assert [guess["index"] for guess in ours] == [guess["index"] for guess in expected]
+
+    @pytest.mark.parametrize(
+        "kind", [None, "image/jpeg", "application/octet-stream", "application/x-www-form-urlencoded", "IMAGE/JPEG"]
+    )
+    def test_types_of_an_image(self, kind: str | None, front: FrontProcess) -> None:
+        headers = KEY if kind is None else {**KEY, "content-type": kind}
+        assert asked(front, content=IMAGES[0], headers=headers).status_code == 200
+
+    @pytest.mark.parametrize(("query", "count"), [("", 5), ("?top=1", 1), ("?top=10", 10)])
+    def test_top(self, query: str, count: int, front: FrontProcess) -> None:
+        (predictions,) = asked(front, f"/classify{query}", content=IMAGES[0]).json()["predictions"]
+        assert len(predictions) == count
+        assert [g["probability"] for g in predictions] == sorted((g["probability"] for g in predictions), reverse=True)
+
+    def test_curl(self, front: FrontProcess, tmp_path: Path) -> None:
+        (tmp_path / "photo.jpg").write_bytes(IMAGES[0])
+        command = ["curl", "-sS", "--noproxy", "*", "-H", f"{FRONT_HEADER}: {SECRET}"]
+        raw = [*command, "--data-binary", f"@{tmp_path / 'photo.jpg'}", f"{front.url}/classify?top=3"]
+        form = [*command, "-F", f"image=@{tmp_path / 'photo.jpg'}", f"{front.url}/classify?top=3"]
+        try:
+            answers = [json.loads(subprocess.run(c, capture_output=True, check=True).stdout) for c in (raw, form)]
+        except FileNotFoundError:
+            pytest.skip("no curl here")
+        assert answers[0] == answers[1]
+        assert len(answers[0]["predictions"][0]) == 3
+
+    def test_ready_needs_no_secret(self, front: FrontProcess) -> None:
+        answer = asked(front, "/ready", method="GET", headers={})
+        assert (answer.status_code, answer.json()) == (200, {"ready": True})
+
+
+REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
+    "another path": ({"path": "/v2/logging", "content": b"{}"}, 404, "send images with POST to /classify"),
+    "another method": ({"method": "GET"}, 405, "GET: this path takes only POST"),
+    "delete": ({"method": "DELETE"}, 405, "DELETE: this path takes only POST"),
+    "JSON": ({"json": {"a": 1}}, 415, "expected image/*, application/octet-stream or multipart/form-data, got app"),
+    "text": ({"content": b"a", "headers": {**KEY, "content-type": "text/plain"}}, 415, "got text/plain"),
+    "gzip": ({"content": b"a", "headers": {**KEY, "content-encoding": "gzip"}}, 415, "body without encoding, got gzip"),
+    "deflate, gzip": ({"content": b"a", "headers": {**KEY, "content-encoding": "deflate, gzip"}}, 415, "deflate, gzip"),
+    "chunked": ({"content": iter([b"a", b"b"])}, 411, "must not be chunked"),
+    "too large": ({"content": bytes(2_000_001)}, 413, "2000001 bytes, which is too large; the maximum is 2000000"),
+    "empty": ({"content": b""}, 400, "image 0: the file is empty"),
+    "no image": ({"content": b"text"}, 400, "image 0: the file is not a JPEG, PNG, WEBP or BMP image"),
+    "cut": ({"content": IMAGES[0][:-200]}, 400, "image 0: the JPEG image is damaged or truncated"),
+    "16 bit": ({"content": png_16_bits(2, 3)}, 400, "image 0: the image has more than 8 bits per channel"),
+    "scans": ({"content": progressive(scans=200)}, 400, "image 0: the image has more than 100 scans"),
+    "bomb": ({"content": png(8000, 8000, b"")}, 400, "image 0: the image is 8000×8000 pixels; the maximum is 50000000"),
+    "second image": ({"files": files(IMAGES[0], b"text", IMAGES[1])}, 400, "image 1: the file is not a JPEG, PNG"),
+    "second empty": ({"files": files(IMAGES[0], b"")}, 400, "image 1: the file is empty"),
+    "too many images": ({"files": files(*IMAGES[:1] * 9)}, 400, "more than 8 images, the maximum in a request"),
+    "too many pixels": (
+        {"files": files(*[png(7000, 7000, b"")] * 5)},
+        400,
+        "the images of the request have 245000000 pixels; the maximum is 200000000 pixels in a request",
+    ),
+    "field": ({"files": {"image": IMAGES[0]}, "data": {"top": "3"}}, 400, "part 0 ('top'): expected a file, got a fie"),
+    "no boundary": ({"content": b"a", "headers": {**KEY, "content-type": "multipart/form-data"}}, 400, "a boundary"),
+    "wrong boundary": (
+        {"content": b"--b\r\n\r\n", "headers": {**KEY, "content-type": "multipart/form-data; boundary=a"}},
+        400,
+        "the body is not valid multipart/form-data",
+    ),
+    "cut form": (
+        {
+            "content": b'--a\r\nContent-Disposition: form-data; name="i"; filename="i"\r\n\r\nabc',
+            "headers": {**KEY, "content-type": "multipart/form-data; boundary=a"},
+        },
+        400,
+        "expected the closing boundary",
+    ),
+    "form without parts": (
+        {"content": b"--a--\r\n", "headers": {**KEY, "content-type": "multipart/form-data; boundary=a"}},
+        400,
+        "the ",
+    ),
+    "no secret": ({"content": IMAGES[0], "headers": {}}, 403, "answers only the gateway"),
+    "wrong secret": ({"content": IMAGES[0], "headers": {FRONT_HEADER: SECRET[:-1]}}, 403, "answers only the gateway"),
+    "no secret and another path": ({"path": "/docs", "method": "GET", "headers": {}}, 403, "only the gateway"),
+    "top 0": ({"path": "/classify?top=0", "content": IMAGES[0]}, 400, "top: expected a number from 1 to 10, got '0'"),
+    "top 11": ({"path": "/classify?top=11", "content": IMAGES[0]}, 400, "from 1 to 10, got '11'"),
+    "top of words": ({"path": "/classify?top=all", "content": IMAGES[0]}, 400, "from 1 to 10, got 'all'"),
+    "top in Arabic digits": ({"path": "/classify?top=٣", "content": IMAGES[0]}, 400, "from 1 to 10"),
+    "long top": ({"path": f"/classify?top={'9' * 5000}", "content": IMAGES[0]}, 400, "from 1 to 10"),
+}
+"""Name → (arguments of `asked`, status, part of the error)."""
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("name", REFUSED)
+    def test_refused(self, name: str, front: FrontProcess) -> None:
+        arguments, status, message = REFUSED[name]
+        answer = asked(front, **arguments)
+        assert answer.status_code == status, answer.text
+        error = answer.json()
+        assert message in error["error"]
+        assert "Traceback" not in answer.text
+        image = error["error"].partition(":")[0]
+        assert error.get("image") == (int(image.split()[1]) if image.startswith("image ") else None)
+        assert asked(front, content=IMAGES[0]).status_code == 200
+
+    def test_a_body_that_does_not_arrive(self, front: FrontProcess) -> None:
+        with socket.create_connection(("127.0.0.1", front.port), timeout=10) as connection:
+            head = f"POST /classify HTTP/1.1\r\nHost: a\r\n{FRONT_HEADER}: {SECRET}\r\nContent-Length: 100\r\n\r\nabcd"
+            connection.sendall(head.encode())
+            answer = http.client.HTTPResponse(connection)
+            answer.begin()
+            assert answer.status == 408
+            assert "did not arrive within 0.5 s" in json.loads(answer.read())["error"]
+
+    @pytest.mark.parametrize(
+        "head",
+        [
+            "POST /classify HTTP/1.1\r\nContent-Length: 9\r\nContent-Length: 5\r\n",
+            "POST /classify HTTP/1.1\r\nContent-Length: -1\r\n",
+            "POST /classify HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+            "POST /classify HTTP/9.9\r\n",
+            f"POST /classify HTTP/1.1\r\nA: {'a' * 100_000}\r\n",
+            "\0\0\0\0\r\n",
+        ],
+        ids=["two lengths", "negative length", "length and chunked", "version", "header", "zeros"],
+    )
+    def test_malformed_http(self, head: str, front: FrontProcess) -> None:
+        with socket.create_connection(("127.0.0.1", front.port), timeout=10) as connection:
+            connection.sendall(f"{head}Host: a\r\n{FRONT_HEADER}: {SECRET}\r\n\r\nabcde".encode())
+            connection.shutdown(socket.SHUT_WR)
+            first = connection.makefile("rb").readline()
+        assert first == b"" or first.split()[1].startswith(b"4"), first
+        assert asked(front, content=IMAGES[0]).status_code == 200
+
+
+class TestOverload:
+    def test_requests_wait_for_a_bounded_time(self, server: TritonServer) -> None:
+        options = FrontOptions(triton_url=server.http_url, max_running=1, queue_timeout_s=0.02)
+        with start_front(server.http_url, 0, SECRET, options=options) as front, ThreadPoolExecutor(1) as pool:
+            front.wait_ready()
+            large = pool.submit(asked, front, content=flat_png(7000, 7000))
+            refused = None
+            while refused is None and not large.done():
+                answer = asked(front, content=IMAGES[0])
+                refused = answer if answer.status_code == 503 else None
+            assert large.result().status_code in (200, 503)
+        assert refused is not None
+        assert refused.headers["retry-after"] == "1"
+        assert "no answer could be computed within 0.02 s" in refused.json()["error"]
+
+    def test_no_more_requests_than_the_maximum(self, server: TritonServer) -> None:
+        options = FrontOptions(triton_url=server.http_url, max_requests=1)
+        with start_front(server.http_url, 0, SECRET, options=options) as front:
+            front.wait_ready()
+            with socket.create_connection(("127.0.0.1", front.port), timeout=10) as slow:
+                head = f"POST /classify HTTP/1.1\r\nHost: a\r\n{FRONT_HEADER}: {SECRET}\r\nContent-Length: 9\r\n\r\na"
+                slow.sendall(head.encode())
+                deadline = time.monotonic() + 10
+                while (answer := asked(front, content=IMAGES[0])).status_code == 200 and time.monotonic() < deadline:
+                    time.sleep(0.01)
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            while (answer := asked(front, content=IMAGES[0])).status_code != 200 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert answer.status_code == 200  # the slow client left
+
+    def test_no_more_bytes_than_the_maximum(self, server: TritonServer) -> None:
+        options = FrontOptions(triton_url=server.http_url, max_body_bytes=5000, max_buffered_bytes=5000)
+        with start_front(server.http_url, 0, SECRET, options=options) as front:
+            front.wait_ready()
+            with socket.create_connection(("127.0.0.1", front.port), timeout=10) as slow:
+                head = f"POST /classify HTTP/1.1\r\nHost: a\r\n{FRONT_HEADER}: {SECRET}\r\nContent-Length: 5000\r\n\r\n"
+                slow.sendall(head.encode())
+                deadline = time.monotonic() + 10
+                while (answer := asked(front, content=IMAGES[0])).status_code == 200 and time.monotonic() < deadline:
+                    time.sleep(0.01)
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert "fill the memory" in answer.json()["error"]
+
+    def test_an_overloaded_server_is_passed_on(self, limited_server: TritonServer) -> None:
+        """While two requests of 49 million pixels wait in Triton, a third is refused with Triton's reason."""
+        bomb = flat_png(7000, 7000)
+        with start_front(limited_server.http_url, 0, SECRET) as front, ThreadPoolExecutor(6) as pool:
+            front.wait_ready()
+            answers = [answer.result() for answer in [pool.submit(asked, front, content=bomb) for _ in range(6)]]
+        refused = [answer for answer in answers if answer.status_code == 503]
+        assert {answer.status_code for answer in answers} == {200, 503}
+        assert all(answer.headers["retry-after"] == "1" for answer in refused)
+        assert "more than 120000000 pixels of large images would wait" in refused[0].json()["error"]
+
+    def test_a_server_that_is_gone(self) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+        with start_front(url, 0, SECRET) as front:
+            deadline = time.monotonic() + 20
+            while front.poll() is None and time.monotonic() < deadline:
+                try:
+                    answer = asked(front, content=IMAGES[0])
+                    break
+                except httpx.TransportError:
+                    time.sleep(0.05)
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert answer.json() == {"error": "the server is not reachable; send the request again later"}
+            assert not front.ready()
+            with pytest.raises(ServerError, match="not ready after"):
+                front.wait_ready(0.2)
+
+
+class TestProcess:
+    def test_it_writes_no_file_and_ends(
+        self, server: TritonServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Starlette's own form parser would write the part of 3 MB into the temporary folder."""
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
+        seen: set[str] = set()
+        with start_front(server.http_url, 0, SECRET) as front:
+            front.wait_ready()
+            done = threading.Event()
+
+            def look() -> None:
+                for link in Path(f"/proc/{front.pid}/fd").iterdir():
+                    try:
+                        seen.add(str(link.readlink()))
+                    except OSError:
+                        continue  # the descriptor was closed meanwhile
+
+            def watch() -> None:
+                while not done.is_set():
+                    look()
+
+            look()
+            before = {path for path in seen if path.startswith("/")}  # such as the stderr that it inherits
+
+            watching = threading.Thread(target=watch)
+            watching.start()
+            answer = asked(front, files=files(encoded(photo(1000, 1000), "BMP")))
+            done.set()
+            watching.join()
+            assert answer.status_code == 200
+            assert {path for path in seen if path.startswith("/")} == before
+            pid = front.pid
+        assert list(tmp_path.iterdir()) == []
+        assert not Path(f"/proc/{pid}").exists()
+
+    def test_the_secret_is_not_on_the_command_line(self, front: FrontProcess) -> None:
+        for name in ("cmdline", "environ"):
+            assert SECRET.encode() not in Path(f"/proc/{front.pid}/{name}").read_bytes()
+
+    def test_a_request_that_runs_is_answered_when_the_front_stops(self, server: TritonServer) -> None:
+        with start_front(server.http_url, 0, SECRET) as front, ThreadPoolExecutor(1) as pool:
+            front.wait_ready()
+            answer = pool.submit(asked, front, content=flat_png(7000, 7000))
+            time.sleep(0.15)  # the request was received; its image takes longer than that
+            front.stop()
+            assert answer.result().status_code == 200
+            assert front.poll() == -signal.SIGTERM  # uvicorn answers, and then ends by the signal
+
+    def test_a_port_in_use(self, front: FrontProcess) -> None:
+        with pytest.raises(ServerError, match=rf"front port {front.port} on 127\.0\.0\.1 cannot be opened"):
+            start_front("http://127.0.0.1:1", front.port, SECRET)
+        with pytest.raises(ServerError, match="expected a number from 0 to 65535"):
+            start_front("http://127.0.0.1:1", 70000, SECRET)
+
+    def test_no_secret(self) -> None:
+        with pytest.raises(InputError, match="expected a secret"):
+            start_front("http://127.0.0.1:1", 0, "")
+
+    def test_options_of_another_server(self) -> None:
+        with pytest.raises(InputError, match="triton_url: expected http://a, got http://b"):
+            start_front("http://a", 0, SECRET, options=FrontOptions(triton_url="http://b"))
+
+    def test_an_absent_package_names_the_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(front_process, "_PACKAGES", ("no_such_package",))
+        with pytest.raises(MissingDependencyError, match="no-such-package is not installed") as caught:
+            start_front("http://127.0.0.1:1", 0, SECRET)
+        assert "gmmvit-deploy[serve]" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["max_body_bytes", "max_requests", "max_running", "queue_timeout_s"])
+def test_limits_are_above_0(name: str) -> None:
+    with pytest.raises(InputError, match=f"{name}: expected a number above 0, got 0"):
+        FrontOptions(triton_url="http://a", **{name: 0})
+
+
+def test_options_survive_json() -> None:
+    options = FrontOptions(triton_url="http://a", model="m", max_body_bytes=os.getpid())
+    assert options_from_json(options.to_json()) == options
+    with pytest.raises(InputError, match="expected at least max_body_bytes, 9, got 8"):
+        FrontOptions(triton_url="http://a", max_body_bytes=9, max_buffered_bytes=8)

@@ -1,0 +1,194 @@
+"""Large images are decoded beside the requests with small images, within a budget of pixels.
+
+The first tests run the threads alone; the others ask a real Triton server.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+from tritonclient import grpc
+from tritonclient.grpc import model_config_pb2
+from tritonclient.utils import InferenceServerException
+
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.errors import InputError, RequestRejectedError, ServerError
+from gmmvit_deploy.runtime.triton import TritonConnection
+from gmmvit_deploy.serving.model_configs import RepositoryOptions
+from gmmvit_deploy.serving.repository import repository_from_bundle
+from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+from gmmvit_deploy.serving.triton_models.large_images import NICENESS, Job, LargeImages
+from tests.conftest import FREE_PORTS
+from tests.serving.conftest import flat_png
+from tests.test_preprocess import encoded, photo, png
+
+
+class TestThreads:
+    def test_waiting_jobs_take_turns(self) -> None:
+        large = LargeImages(threads=1, most_pixels=100)
+        begin, order = threading.Event(), []
+        first = Job([begin.wait, *(lambda n=n: order.append(f"many {n}") for n in range(3))], pixels=1, finish=list)
+        large.add(first)
+        large.add(Job([lambda: order.append("single")], pixels=1, finish=lambda: order.append("answer")))
+        begin.set()
+        large.close()
+        assert order[:2] in (["many 0", "single"], ["single", "answer"])
+        assert order.index("answer") < order.index("many 1")
+        assert order[-1] == "many 2"
+
+    def test_every_job_is_answered_once_after_its_last_step(self) -> None:
+        large = LargeImages(threads=3, most_pixels=1000)
+        done: list[tuple[int, int]] = []
+        counts = [0] * 20
+
+        def step(job: int) -> None:
+            counts[job] += 1
+
+        for job in range(20):
+            steps = [lambda job=job: step(job) for _ in range(7)]
+            large.add(Job(steps, pixels=1, finish=lambda job=job: done.append((job, counts[job]))))
+        large.close()
+        assert sorted(done) == [(job, 7) for job in range(20)]
+        assert large.pixels == 0
+
+    def test_room_is_what_waits_and_runs(self) -> None:
+        large = LargeImages(threads=1, most_pixels=100)
+        begin = threading.Event()
+        large.add(Job([begin.wait], pixels=60, finish=list))
+        assert large.has_room(40)
+        assert not large.has_room(41)
+        begin.set()
+        deadline = time.monotonic() + 10
+        while not large.has_room(100) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert large.has_room(100)
+        large.close()
+        assert not large.has_room(1)
+
+    def test_threads_have_a_low_priority(self) -> None:
+        large = LargeImages(threads=1, most_pixels=1)
+        seen: list[int] = []
+        step = lambda: seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))  # noqa: E731
+        large.add(Job([step], pixels=1, finish=list))
+        large.close()
+        assert seen == [os.getpriority(os.PRIO_PROCESS, 0) + NICENESS]
+
+
+def as_input(*images: bytes) -> np.ndarray:
+    return np.array([[data] for data in images], dtype=np.object_)
+
+
+class TestServer:
+    @pytest.mark.parametrize("protocol", ["grpc", "http"])
+    def test_too_many_pixels_are_refused_with_the_budget(self, protocol: str, limited_server: TritonServer) -> None:
+        bomb = png(7000, 7000, b"")  # pixels are counted from the header: these cannot be decoded
+        url = limited_server.grpc_url if protocol == "grpc" else limited_server.http_url
+        with TritonConnection(url) as connection:
+            with pytest.raises(
+                RequestRejectedError,
+                match=r"the images of the request have 98000000 pixels; the maximum is 60000000 pixels in a request",
+            ):
+                connection.infer("gmmvit", "IMAGE", as_input(bomb, bomb))
+            assert connection.infer("gmmvit", "IMAGE", as_input(encoded(photo(32, 32), "PNG"))).shape == (1, 10)
+
+    @pytest.mark.parametrize("protocol", ["grpc", "http"])
+    def test_large_images_get_the_pixels_of_this_process(
+        self, protocol: str, limited_server: TritonServer, bundle: Bundle
+    ) -> None:
+        images = [encoded(photo(*size, seed=n), "JPEG") for n, size in enumerate([(1500, 900), (40, 30), (1200, 1300)])]
+        url = limited_server.grpc_url if protocol == "grpc" else limited_server.http_url
+        with TritonConnection(url) as connection:
+            made = connection.infer("gmmvit_preprocess", "IMAGE", as_input(*images), output="pixels")
+        expected = np.stack([bundle.manifest.image.pixels_from_bytes(image) for image in images])
+        np.testing.assert_array_equal(made, expected)
+
+    def test_a_damaged_image_among_large_images_is_named(self, limited_server: TritonServer) -> None:
+        good, cut = flat_png(1500, 1500), png(1500, 1500, b"")
+        message = r"image 1: the PNG image is damaged or truncated"
+        with (
+            TritonConnection(limited_server.grpc_url) as connection,
+            pytest.raises(RequestRejectedError, match=message),
+        ):
+            connection.infer("gmmvit", "IMAGE", as_input(good, cut))
+
+    def test_small_images_do_not_wait_and_more_is_refused(self, limited_server: TritonServer) -> None:
+        """While two requests of 49 million pixels wait, small requests are answered, and a third is refused."""
+        bomb, small = flat_png(7000, 7000), encoded(photo(32, 32), "PNG")
+        with TritonConnection(limited_server.grpc_url) as connection, ThreadPoolExecutor(3) as pool:
+            large = [pool.submit(infer_again_if_refused, connection, as_input(bomb)) for _ in range(2)]
+            refusal = None
+            answered = 0
+            while refusal is None and not any(future.done() for future in large):
+                assert connection.infer("gmmvit", "IMAGE", as_input(small)).shape == (1, 10)
+                answered += 1
+                refusal = refusal_of(limited_server, png(7000, 7000, b""))
+            assert refusal is not None, "both large requests ended before a third was refused"
+            assert not any(future.done() for future in large)
+            assert all(future.result().shape == (1, 10) for future in large)
+        assert answered >= 1
+        assert "UNAVAILABLE" in str(refusal.status())
+        assert "more than 120000000 pixels of large images would wait" in refusal.message()
+
+    def test_large_images_are_answered_before_the_server_stops(self, limited_server: TritonServer) -> None:
+        """The model answers what it took. An ensemble cannot: its network takes no request of a server that stops."""
+        running = TritonServer(limited_server.repository, options=ServerOptions(**FREE_PORTS))
+        with running, TritonConnection(running.grpc_url) as connection, ThreadPoolExecutor(1) as pool:
+            images = as_input(flat_png(7000, 7000))
+            answer = pool.submit(connection.infer, "gmmvit_preprocess", "IMAGE", images, output="pixels")
+            time.sleep(0.15)  # the request was read; its image takes longer than that
+            running.stop()
+            assert answer.result().shape == (1, 32, 32, 3)
+
+
+def infer_again_if_refused(connection: TritonConnection, images: np.ndarray) -> np.ndarray:
+    """Send a request again while the image of `refusal_of` waits."""
+    for _ in range(100):
+        try:
+            return connection.infer("gmmvit", "IMAGE", images)
+        except ServerError:
+            time.sleep(0.02)
+    return connection.infer("gmmvit", "IMAGE", images)
+
+
+def refusal_of(server: TritonServer, image: bytes) -> InferenceServerException | None:
+    """Send an image whose pixels cannot be decoded; return the refusal if it concerns the pixels that wait."""
+    tensor = grpc.InferInput("IMAGE", [1, 1], "BYTES")
+    tensor.set_data_from_numpy(as_input(image))
+    with grpc.InferenceServerClient(server.grpc_url.removeprefix("grpc://")) as client:
+        try:
+            client.infer("gmmvit", [tensor])
+        except InferenceServerException as exc:
+            return exc if "would wait" in exc.message() else None
+    raise AssertionError("an image without pixels was decoded")
+
+
+@pytest.mark.export
+def test_the_configuration_states_the_budget(bundle: Bundle, tmp_path: Path) -> None:
+    repository_from_bundle(bundle, tmp_path / "r", RepositoryOptions(request_pixels=5_000_000))
+    for model in ("gmmvit", "gmmvit_preprocess"):
+        text = (tmp_path / "r" / model / "config.pbtxt").read_text()
+        parameters = text_format.Parse(text, model_config_pb2.ModelConfig()).parameters
+        assert parameters["request_pixels"].string_value == "5000000"
+        assert parameters["worker_pixels"].string_value == "10000000"
+
+
+@pytest.mark.export
+def test_a_budget_below_the_input_of_the_network_is_refused(bundle: Bundle, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="expected at least 1024, the pixels of an input of the network, got 1023"):
+        repository_from_bundle(bundle, tmp_path / "r", RepositoryOptions(request_pixels=1023))
+    with pytest.raises(InputError, match="request_pixels: expected at least 1, got 0"):
+        RepositoryOptions(request_pixels=0)
+
+
+def test_serve_takes_the_budget_of_a_bundle_only(gmmvit, tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    answer = gmmvit("serve", tmp_path / "models", "--request-pixels", "5000000")
+    assert answer.returncode == 1
+    assert "--request-pixels needs a bundle, got a repository" in answer.stderr
