@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +24,7 @@ from gmmvit_deploy.engines.options import BuildOptions, Profile
 from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.kernels.libraries import onnxruntime_library, openvino_library, why_recorded
+from gmmvit_deploy.leftovers import temporary_folder
 from gmmvit_deploy.precision import PRECISIONS, Precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtime.onnxruntime_program import why_not
@@ -275,8 +275,8 @@ def _builds(name: str) -> str:
     capabilities = () if gpu or not flavor.capabilities else (_BUILT_FOR,)
     options = BuildOptions(precision="fp16", capabilities=capabilities)
     refuse(options, flavor)
-    with tempfile.TemporaryDirectory(prefix="gmmvit-doctor-") as temporary:
-        onnx, folder = Path(temporary) / "probe.onnx", Path(temporary) / "engine"
+    with temporary_folder("doctor") as temporary:
+        onnx, folder = temporary / "probe.onnx", temporary / "engine"
         onnx.write_bytes(_probe())
         folder.mkdir()
         built = build_plan(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
 from gmmvit_deploy.errors import GmmvitError, OutputError
+from gmmvit_deploy.locked_paths import locked_file, locked_folder, remove_unlocked, unlocked_paths
 
 __all__ = ["new_file", "new_folder", "require_free", "require_free_file", "sha256_of_bytes", "sha256_of_file"]
 
@@ -33,34 +34,47 @@ def sha256_of_file(path: Path) -> str:
 def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
     """Yield an empty folder to fill; the folder becomes ``path`` if the block succeeds, and is deleted otherwise.
 
-    The folder is filled under another name beside ``path`` and then renamed, so an incomplete folder never appears at
-    ``path``.
+    The folder is filled under another name beside ``path``, written to the disk and then renamed, so an incomplete
+    folder never appears at ``path``, not even after a loss of power. What killed processes left beside ``path`` is
+    removed first.
     force: True to replace an existing folder at ``path`` when the new folder is complete.
     Errors: OutputError when ``path`` exists and ``force`` is False, or when writing fails.
     """
     named, path = path, Path(os.path.abspath(path))
+    _recover(path)
     require_free(path, force=force)
     created: list[Path] = []
     staging: Path | None = None
-    try:
+    with ExitStack() as locks:
         try:
-            created = _make_parents(path.parent)
-            staging = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.partial-"))
-            yield staging
-            _publish(staging, path, force=force)
-        except OSError as exc:
-            raise OutputError(
-                f"{path}: cannot be written: {exc.strerror or exc}; no partial output remains",
-                hint="type -o with another path, or free space on the disk",
-            ) from exc
-    except BaseException as exc:
-        if staging is not None:
-            shutil.rmtree(staging, ignore_errors=True)
-            if isinstance(exc, GmmvitError):
-                exc.replace_path(staging, named)  # name the user's path, because the staging folder is deleted
-        for folder in reversed(created):
-            folder.rmdir()
-        raise
+            try:
+                created = _make_parents(path.parent)
+                staging, lock = locked_folder(f".{path.name}.partial-", path.parent)
+                locks.callback(os.close, lock)
+                yield staging
+                _publish(staging, path, force=force)
+            except OSError as exc:
+                raise OutputError(
+                    f"{path}: cannot be written: {exc.strerror or exc}; no partial output remains",
+                    hint="type -o with another path, or free space on the disk",
+                ) from exc
+        except BaseException as exc:
+            if staging is not None:
+                shutil.rmtree(staging, ignore_errors=True)
+                if isinstance(exc, GmmvitError):
+                    exc.replace_path(staging, named)  # name the user's path, because the staging folder is deleted
+            for folder in reversed(created):
+                folder.rmdir()
+            raise
+
+
+def _recover(path: Path) -> None:
+    """Remove what killed processes left beside ``path``, or put back the folder that such a process was replacing."""
+    remove_unlocked(path.parent, f".{path.name}.partial-")
+    for old in unlocked_paths(path.parent, f".{path.name}.replaced-"):
+        if (old / path.name).exists() and not os.path.lexists(path):
+            (old / path.name).rename(path)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def require_free(path: Path, *, force: bool) -> None:
@@ -91,19 +105,41 @@ def _make_parents(parent: Path) -> list[Path]:
 
 def _publish(staging: Path, path: Path, *, force: bool) -> None:
     staging.chmod(0o777 & ~_umask())  # mkdtemp creates folders that only their owner can read
+    for folder, _, names in os.walk(staging, topdown=False):
+        for name in names:
+            _sync(Path(folder) / name)
+        _sync(Path(folder))
     require_free(path, force=force)  # another process may have created path in the meantime
     if not path.exists():
         staging.rename(path)
+        _sync(path.parent)
         return
-    old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.replaced-"))
-    path.rename(old / path.name)
+    old, lock = locked_folder(f".{path.name}.replaced-", path.parent)
     try:
-        staging.rename(path)
-    except OSError:
-        (old / path.name).rename(path)
-        raise
+        path.rename(old / path.name)
+        try:
+            staging.rename(path)
+        except OSError:
+            (old / path.name).rename(path)
+            raise
+        _sync(path.parent)
     finally:
         shutil.rmtree(old, ignore_errors=True)
+        os.close(lock)
+
+
+def _sync(path: Path) -> None:
+    """Write a file or the names in a folder to the disk: a rename must not reach the disk before the content does."""
+    if path.is_symlink():
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as exc:
+        if exc.errno != errno.EINVAL:  # some file systems cannot sync a folder
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def require_free_file(path: Path, *, force: bool) -> None:
@@ -124,25 +160,30 @@ def require_free_file(path: Path, *, force: bool) -> None:
 def new_file(path: Path, *, force: bool = False) -> Iterator[IO[bytes]]:
     """Yield a file to write; the file becomes ``path`` if the block succeeds, and is deleted otherwise.
 
+    The file is written to the disk before it becomes ``path``. What killed processes left beside ``path`` is removed.
     Errors: OutputError when ``path`` exists and ``force`` is False, or when writing fails.
     """
     require_free_file(path, force=force)
+    remove_unlocked(path.parent, f".{path.name}.partial-")
     staging: Path | None = None
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.partial-")
-        staging = Path(name)
-        with os.fdopen(handle, "wb") as file:
-            yield file
-        staging.chmod(0o666 & ~_umask())
-        staging.replace(path)
-    except OSError as exc:
-        raise OutputError(
-            f"{path}: cannot be written: {exc.strerror or exc}; no partial output remains",
-            hint="type another path, or free space on the disk",
-        ) from exc
-    finally:
-        if staging is not None:
-            staging.unlink(missing_ok=True)
+    with ExitStack() as locks:
+        try:
+            staging, handle = locked_file(f".{path.name}.partial-", path.parent)
+            locks.callback(os.close, os.dup(handle))  # holds the lock until the file is renamed
+            with os.fdopen(handle, "wb") as file:
+                yield file
+            staging.chmod(0o666 & ~_umask())
+            _sync(staging)
+            staging.replace(path)
+            _sync(path.parent)
+        except OSError as exc:
+            raise OutputError(
+                f"{path}: cannot be written: {exc.strerror or exc}; no partial output remains",
+                hint="type another path, or free space on the disk",
+            ) from exc
+        finally:
+            if staging is not None:
+                staging.unlink(missing_ok=True)
 
 
 def _umask() -> int:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from numpy.typing import NDArray
 from gmmvit_deploy.bench.queues import Workers
 from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.extras import require
+from gmmvit_deploy.leftovers import temporary_folder
 
 __all__ = ["LoadRun", "ScenarioName", "Work", "drive"]
 
@@ -101,10 +101,10 @@ def drive(program: Program, work: Work) -> LoadRun:
     """
     loadgen = require("mlperf_loadgen", package="mlcommons-loadgen", extra="bench")
     answers = _Answers(loadgen, program, work)
-    with tempfile.TemporaryDirectory(prefix="gmmvit-loadgen-") as folder, answers.system() as (system, library):
+    with temporary_folder("loadgen") as folder, answers.system() as (system, library):
         logs = loadgen.LogSettings()
         logs.enable_trace = True
-        logs.log_output.outdir = folder
+        logs.log_output.outdir = str(folder)
         logs.log_output.copy_summary_to_stdout = False
         # Without this path, LoadGen would read a file audit.config in the working directory.
         audit = str(Path(folder) / "no-audit.config")

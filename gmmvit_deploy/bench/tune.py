@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from gmmvit_deploy.bench.machine import MachineState, describe_machine, machine_
 from gmmvit_deploy.bench.outputs import Expected
 from gmmvit_deploy.bench.served_load import LoadSearch, search_rate
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.leftovers import temporary_folder
 from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.progress import OnProgress, Progress, detailed, ignore
@@ -241,8 +241,8 @@ def _trial(
     on_progress: OnProgress = ignore,
 ) -> Trial:
     ports = ServerOptions(http_port=0, grpc_port=0, metrics_port=0)
-    with tempfile.TemporaryDirectory(prefix="gmmvit-tune-") as folder:
-        repository = repository_from_bundle(bundle, Path(folder) / "models", settings)
+    with temporary_folder("tune") as folder:
+        repository = repository_from_bundle(bundle, folder / "models", settings)
         with TritonServer(repository.path, install=find_server(), options=ports) as server:
             url = server.grpc_url if options.protocol == "grpc" else server.http_url
             with TritonRunner(bundle, url, model=settings.name) as runner:

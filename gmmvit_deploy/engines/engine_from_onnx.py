@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from gmmvit_deploy.engines.options import BuildOptions, Profile, trtexec_line
 from gmmvit_deploy.engines.proof import AttentionProof, prove_attentions, unreached
 from gmmvit_deploy.errors import EngineError, InputError
 from gmmvit_deploy.graphs.masks import require_folded
+from gmmvit_deploy.leftovers import temporary_folder
 from gmmvit_deploy.progress import OnProgress, ignore
 from gmmvit_deploy.variants import Variant
 from gmmvit_deploy.writing import new_file, new_folder, require_free, sha256_of_file
@@ -111,9 +111,9 @@ def _build(
     profiles = _profiles(source, options)
     refuse(options, flavor)
     require_free(out, force=force)
-    with tempfile.TemporaryDirectory(prefix="gmmvit-build-") as temporary:
+    with temporary_folder("build") as temporary:
         try:
-            plan = _plan(source, source.path, options, profiles, flavor, Path(temporary) / "engine", on_progress)
+            plan = _plan(source, source.path, options, profiles, flavor, temporary / "engine", on_progress)
             layers = {target: layers_from_text(text) for target, text in plan.layers.items()}
             cost = None
             if mask_cost:
@@ -128,7 +128,7 @@ def _build(
                 )
             card = _card(source, options, profiles, flavor, plan, layers, cost)
         finally:
-            _keep_log(Path(temporary) / "engine" / "build.log", log)
+            _keep_log(temporary / "engine" / "build.log", log)
         _require(card, options)
         if options.timing_cache is not None:
             _copied(plan.path.with_name("timing.cache"), options.timing_cache)

@@ -12,8 +12,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +30,7 @@ from gmmvit_deploy.graphs.masks import changes_of, prove_masks
 from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.quantize import QUANTIZED, quantize_graph
 from gmmvit_deploy.graphs.roles import role_disagreements
+from gmmvit_deploy.leftovers import temporary_folder
 from gmmvit_deploy.runners.open import proof_programs
 from gmmvit_deploy.runtime.emulated_precision import emulated_logits
 from gmmvit_deploy.runtime.graph_calibration import calibrate
@@ -255,8 +254,8 @@ def _proven(bundle: Bundle, data: bytes, precision: Precision, recorded: float) 
     # `limit_from_noise` limits the difference from the float64 logits. The golden logits are float32, and differ from
     # the float64 logits by at most the noise.
     limit = limit_from_noise(noise, precision, recorded=recorded).largest + own
-    with TemporaryDirectory(prefix="gmmvit-proof-") as folder:
-        path = Path(folder) / onnx_file(precision)
+    with temporary_folder("proof") as folder:
+        path = folder / onnx_file(precision)
         path.write_bytes(data)
         variant = Variant(precision=precision, path=path, sha256=sha256_of_bytes(data), record=None)
         differences, skipped = proven_programs(
