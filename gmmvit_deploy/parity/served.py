@@ -67,7 +67,8 @@ def check_served(
         rows = np.resize(np.arange(len(inputs)), size)
         judged.add("client batches", runner.run(inputs[rows]), exact[rows])
     on_progress(Progress("many clients at once"))
-    mixed = _mix(runner, server, inputs, exact, generator, judged)
+    mix = _mix if _counts(server) else _mix_uncounted
+    mixed = mix(runner, server, inputs, exact, generator, judged)
     if bundle.manifest.image.normalisation is not None:
         on_progress(Progress("encoded images"))
         _images_at_once(bundle, server, generator, judged)
@@ -156,37 +157,25 @@ def _mix(
 ) -> dict[str, Any]:
     """Send rounds of concurrent requests until the server has joined requests into a batch; at most `_ROUNDS` rounds.
 
-    Returns the numbers of requests and of executions, and ``joined``, the difference of the two numbers. If the server
-    does not offer its statistics, as behind a gateway, a single round is sent, and executions and ``joined`` are None.
+    Returns the numbers of requests and of executions, and ``joined``, the difference of the two numbers.
     """
     most = min(_MOST_IN_A_REQUEST, runner.max_batch)
     requests = executions = 0
-    offered = _executed(server) is not None
-    for _ in range(_ROUNDS if offered else 1):
+    for _ in range(_ROUNDS):
         asked = [
             np.resize(generator.permutation(len(inputs)), int(size))
             for size in generator.integers(1, most + 1, _REQUESTS)
         ]
-        before = _executed(server) or 0
+        before = server.connection.counts(server.network)[1]
         with ThreadPoolExecutor(max_workers=_CLIENTS) as pool:
             answers = list(pool.map(lambda rows: runner.run(inputs[rows]), asked))
-        executions += (_executed(server) or 0) - before
+        executions += server.connection.counts(server.network)[1] - before
         requests += len(asked)
         for rows, logits in zip(asked, answers, strict=True):
             judged.add("many clients at once", logits, exact[rows], among=exact)
         if executions < requests:
             break
-    if not offered:
-        return {"requests": requests, "executions": None, "joined": None}
     return {"requests": requests, "executions": executions, "joined": requests - executions}
-
-
-def _executed(server: Served) -> int | None:
-    """Return the network's number of executions since the server started; None if the server does not offer it."""
-    try:
-        return server.connection.counts(server.network)[1]
-    except NotOfferedError:
-        return None
 
 
 def _images_at_once(bundle: Bundle, server: Served, generator: np.random.Generator, judged: _Judged) -> None:
@@ -202,6 +191,33 @@ def _images_at_once(bundle: Bundle, server: Served, generator: np.random.Generat
     for index, logits in zip(chosen, answers, strict=True):
         expected = golden.image_logits[index : index + 1]
         judged.add("encoded images, many clients at once", logits, expected, among=golden.image_logits)
+
+
+def _counts(server: Served) -> bool:
+    """Return whether the server offers its number of executions; a gateway may offer inference only."""
+    try:
+        server.connection.counts(server.network)
+    except NotOfferedError:
+        return False
+    return True
+
+
+def _mix_uncounted(
+    runner: Runner,
+    server: Served,
+    inputs: NDArray[Any],
+    exact: NDArray[Any],
+    generator: np.random.Generator,
+    judged: _Judged,
+) -> dict[str, Any]:
+    """Send a round of concurrent requests as `_mix`; the number of executions remains unknown, None."""
+    sizes = generator.integers(1, min(_MOST_IN_A_REQUEST, runner.max_batch) + 1, _REQUESTS)
+    asked = [np.resize(generator.permutation(len(inputs)), int(size)) for size in sizes]
+    with ThreadPoolExecutor(max_workers=_CLIENTS) as pool:
+        answers = list(pool.map(lambda rows: runner.run(inputs[rows]), asked))
+    for rows, logits in zip(asked, answers, strict=True):
+        judged.add("many clients at once", logits, exact[rows], among=exact)
+    return {"requests": len(asked), "executions": None, "joined": None}
 
 
 def _label_problems(bundle: Bundle, server: Served, max_batch: int) -> list[str]:
