@@ -1,0 +1,55 @@
+"""The clients of the package kserve infer through a gateway, unchanged, with a key.
+
+kserve needs other versions of numpy and protobuf than this package, so it lives in an environment of its own:
+
+    python -m venv kserve && kserve/bin/pip install kserve==0.21.0
+    GMMVIT_KSERVE_PYTHON=kserve/bin/python pytest tests/serving/test_kserve.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.serving.server import TritonServer
+from tests.haproxy import needs_haproxy, small_gateway
+
+PYTHON = os.environ.get("GMMVIT_KSERVE_PYTHON")
+pytestmark = [
+    needs_haproxy,
+    pytest.mark.server,
+    pytest.mark.process,
+    pytest.mark.skipif(PYTHON is None, reason="GMMVIT_KSERVE_PYTHON names no Python with the package kserve"),
+]
+
+
+def test_binary_tensors_over_http_and_grpc(server: TritonServer, bundle: Bundle, tmp_path: Path) -> None:
+    pixels, logits = bundle.golden()
+    np.save(tmp_path / "pixels.npy", pixels)
+    with small_gateway(server.http_port, server.grpc_port) as gateway:
+        done = subprocess.run(
+            [
+                str(PYTHON),
+                Path(__file__).with_name("kserve_client.py"),
+                gateway.http_url,
+                gateway.grpc_url.removeprefix("grpcs://"),
+                gateway.key_file,
+                gateway.certificate.certificate,
+                tmp_path / "pixels.npy",
+            ],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    answers = json.loads(done.stdout.splitlines()[-1])
+    assert answers.keys() == {"http", "grpc"}
+    for answer in answers.values():
+        np.testing.assert_allclose(np.reshape(answer, logits.shape), logits, rtol=0, atol=1e-5)
