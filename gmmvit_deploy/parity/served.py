@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -141,25 +142,42 @@ def _mix(
 ) -> dict[str, Any]:
     """Send rounds of concurrent requests until the server has joined requests into a batch; at most `_ROUNDS` rounds.
 
+    A round in which the server counts other inputs than those of its requests had another client, such as the probe
+    of a supervisor. Such a round counts only if there is no other round.
     Returns the numbers of requests and of executions, and ``joined``, the difference of the two numbers.
     """
     most = min(_MOST_IN_A_REQUEST, runner.max_batch)
-    requests = executions = 0
+    alone, shared = _Counted(), _Counted()
     for _ in range(_ROUNDS):
         asked = [
             np.resize(generator.permutation(len(inputs)), int(size))
             for size in generator.integers(1, most + 1, _REQUESTS)
         ]
-        before = server.connection.counts(server.network)[1]
+        before = server.connection.counts(server.network)
         with ThreadPoolExecutor(max_workers=_CLIENTS) as pool:
             answers = list(pool.map(lambda rows: runner.run(inputs[rows]), asked))
-        executions += server.connection.counts(server.network)[1] - before
-        requests += len(asked)
+        after = server.connection.counts(server.network)
+        counted = alone if after[0] - before[0] == sum(map(len, asked)) else shared
+        counted.requests += len(asked)
+        counted.executions += after[1] - before[1]
         for rows, logits in zip(asked, answers, strict=True):
             judged.add("many clients at once", logits, exact[rows], among=exact)
-        if executions < requests:
+        if alone.joined > 0:
             break
-    return {"requests": requests, "executions": executions, "joined": requests - executions}
+    counts = alone if alone.requests else shared
+    return {"requests": counts.requests, "executions": counts.executions, "joined": counts.joined}
+
+
+@dataclass(slots=True)
+class _Counted:
+    """The numbers of requests and of the server's executions, in several rounds."""
+
+    requests: int = 0
+    executions: int = 0
+
+    @property
+    def joined(self) -> int:
+        return self.requests - self.executions
 
 
 def _images_at_once(bundle: Bundle, server: Served, generator: np.random.Generator, judged: _Judged) -> None:
