@@ -54,11 +54,12 @@ def serve(
 ) -> None:
     """A bundle is the folder that the command 'gmmvit export' writes. A Triton model repository is the folder that the
     command 'gmmvit repository' writes. The command prints the
-    addresses of the server when all models are ready. When the command ends, it stops the server.
+    addresses of the server when all models are ready. It restarts a server that has died, on the same ports. On SIGTERM
+    and SIGINT, the server completes the requests in progress, and the command ends with status 0.
     """
     from gmmvit_deploy.serving.repository import CpuKernelsUse
-    from gmmvit_deploy.serving.server import ServerOptions, TritonServer
-    from gmmvit_deploy.serving.serving import serve_path
+    from gmmvit_deploy.serving.server import ServerOptions
+    from gmmvit_deploy.serving.serving import Service, serve_path
 
     options = ServerOptions(
         host=host,
@@ -77,12 +78,13 @@ def serve(
 
     shown = ExitStack()
 
-    def ready(server: TritonServer) -> None:
+    def ready(service: Service) -> None:
         shown.close()
+        server = service.server
         where = {
             "grpc": server.grpc_url,
             "http": server.http_url,
-            "metrics": server.metrics_url,
+            "metrics": service.metrics_url,
             "repository": str(server.repository),
             "pid": server.pid,
             "cpu_kernels": asdict(used[0]) if used else None,  # repositories of other tools state nothing
@@ -90,7 +92,7 @@ def serve(
         if as_json:
             print_json(where)
         else:
-            typer.echo(f"ready: {server.grpc_url}  {server.http_url}  metrics {server.metrics_url}")
+            typer.echo(f"ready: {server.grpc_url}  {server.http_url}  metrics {service.metrics_url}")
 
     with shown:
         serve_path(

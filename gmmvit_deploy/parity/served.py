@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -156,35 +157,52 @@ def _mix(
 ) -> dict[str, Any]:
     """Send rounds of concurrent requests until the server has joined requests into a batch; at most `_ROUNDS` rounds.
 
+    A round in which the server counts other inputs than those of its requests had another client, such as the probe
+    of a supervisor. Such a round counts only if there is no other round.
     Returns the numbers of requests and of executions, and ``joined``, the difference of the two numbers. If the server
     does not offer its statistics, as behind a gateway, a single round is sent, and executions and ``joined`` are None.
     """
     most = min(_MOST_IN_A_REQUEST, runner.max_batch)
-    requests = executions = 0
-    offered = _executed(server) is not None
+    alone, shared = _Counted(), _Counted()
+    offered = _counts(server) is not None
     for _ in range(_ROUNDS if offered else 1):
         asked = [
             np.resize(generator.permutation(len(inputs)), int(size))
             for size in generator.integers(1, most + 1, _REQUESTS)
         ]
-        before = _executed(server) or 0
+        before = _counts(server) or (0, 0)
         with ThreadPoolExecutor(max_workers=_CLIENTS) as pool:
             answers = list(pool.map(lambda rows: runner.run(inputs[rows]), asked))
-        executions += (_executed(server) or 0) - before
-        requests += len(asked)
+        after = _counts(server) or (0, 0)
+        counted = alone if after[0] - before[0] == sum(map(len, asked)) else shared
+        counted.requests += len(asked)
+        counted.executions += after[1] - before[1]
         for rows, logits in zip(asked, answers, strict=True):
             judged.add("many clients at once", logits, exact[rows], among=exact)
-        if executions < requests:
+        if alone.joined > 0:
             break
+    counts = alone if alone.requests else shared
     if not offered:
-        return {"requests": requests, "executions": None, "joined": None}
-    return {"requests": requests, "executions": executions, "joined": requests - executions}
+        return {"requests": counts.requests, "executions": None, "joined": None}
+    return {"requests": counts.requests, "executions": counts.executions, "joined": counts.joined}
 
 
-def _executed(server: Served) -> int | None:
-    """Return the network's number of executions since the server started; None if the server does not offer it."""
+@dataclass(slots=True)
+class _Counted:
+    """The numbers of requests and of the server's executions, in several rounds."""
+
+    requests: int = 0
+    executions: int = 0
+
+    @property
+    def joined(self) -> int:
+        return self.requests - self.executions
+
+
+def _counts(server: Served) -> tuple[int, int] | None:
+    """Return the network's inputs and executions since the server started; None if the server does not offer them."""
     try:
-        return server.connection.counts(server.network)[1]
+        return server.connection.counts(server.network)
     except NotOfferedError:
         return None
 

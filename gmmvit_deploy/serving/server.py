@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import shutil
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TextIO
 
-from gmmvit_deploy.errors import OutputError, RepositoryError, ServerError
+from gmmvit_deploy.errors import InputError, RepositoryError, ServerError
+from gmmvit_deploy.leftovers import new_run_folder, remove_run_folder
+from gmmvit_deploy.serving.draining import Drain
 from gmmvit_deploy.serving.installs import ServerInstall, find_server, stage_backends
+from gmmvit_deploy.serving.ports import free_ports
+from gmmvit_deploy.serving.processes import kill_group
+from gmmvit_deploy.serving.server_log import ServerLog
 
-__all__ = ["ServerOptions", "TritonServer"]
+__all__ = ["ADMIN_HEADER", "ServerOptions", "TritonServer"]
 
+ADMIN_HEADER = "x-gmmvit-admin"
+"""The HTTP header of `ServerOptions.admin_secret`; in gRPC, the metadata ``triton-grpc-protocol-x-gmmvit-admin``."""
+_ADMIN_APIS = "model-repository,shared-memory,trace,logging,statistics"
 _LAUNCHER = Path(__file__).parents[1] / "_launch.py"
+_STACK_BYTES = 1 << 30
+"""Triton reads nested JSON and chunked bodies by recursion; with 8 MiB, a request of 277 bytes ends the server."""
 _POLL_S = 0.05
-_LINES_KEPT = 2000
+_EXIT_S = 5  # what Triton needs to end beyond its exit timeout
+_FLUSH_S = 0.2
+"""The time in which the server sends the answers of completed requests."""
+_DRAIN_POLL_S = 0.002  # short, because a busy client leaves little time between two requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,18 +45,39 @@ class ServerOptions:
 
     host: the address to listen on. With any address other than loopback, other machines can send requests.
     http_port, grpc_port, metrics_port: the ports to listen on; 0 means any free port.
+    metrics_host: the address for the metrics; None means ``host``.
     start_timeout_s: the maximum time until every model is ready, in seconds.
     exit_timeout_s: the maximum time for requests in flight when the server stops, in seconds.
     log_path: the file to which the server's log is appended; None writes no file.
+    admin_secret: requests to the server's interfaces for logging, trace, shared memory, statistics and the model
+    repository must have this value in the header `ADMIN_HEADER`. None leaves these interfaces open. Every user of this
+    machine can read the secret in the server's command line.
+    Errors: InputError when the secret has characters other than ASCII letters, digits, - and _, or is empty.
     """
 
     host: str = "127.0.0.1"
     http_port: int = 8000
     grpc_port: int = 8001
     metrics_port: int = 8002
+    metrics_host: str | None = None
     start_timeout_s: float = 120.0
     exit_timeout_s: int = 15
     log_path: Path | None = None
+    admin_secret: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.admin_secret is not None and not re.fullmatch(r"[A-Za-z0-9_-]+", self.admin_secret):
+            raise InputError(
+                "admin_secret: expected ASCII letters, digits, - and _, got an empty text or other characters"
+            )
+
+    @property
+    def restrictions(self) -> tuple[str, ...]:
+        """The options of ``tritonserver`` for ``admin_secret``."""
+        if self.admin_secret is None:
+            return ()
+        rule = f"{_ADMIN_APIS}:{ADMIN_HEADER}={self.admin_secret}"
+        return f"--http-restricted-api={rule}", f"--grpc-restricted-protocol={rule}"
 
 
 class TritonServer:
@@ -71,9 +99,9 @@ class TritonServer:
         self.install = install or find_server()
         self.options = options or ServerOptions()
         self._on_log_line = on_log_line
-        self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
+        self._log: ServerLog | None = None
         self._process: subprocess.Popen[str] | None = None
-        self._runtime: Path | None = None
+        self._runtime: tuple[Path, int] | None = None  # the temporary folder, and the descriptor of its lock
         self._reader: threading.Thread | None = None
         self.http_port = self.grpc_port = self.metrics_port = 0
 
@@ -87,7 +115,7 @@ class TritonServer:
 
     @property
     def metrics_url(self) -> str:
-        return f"http://{self.options.host}:{self.metrics_port}/metrics"
+        return f"http://{self.options.metrics_host or self.options.host}:{self.metrics_port}/metrics"
 
     @property
     def pid(self) -> int:
@@ -112,64 +140,98 @@ class TritonServer:
             OutputError: the log file cannot be opened.
         """
         _check_backends(self.repository, self.install)
-        self.http_port, self.grpc_port, self.metrics_port = self._free_ports()
-        self._runtime = Path(tempfile.mkdtemp(prefix="gmmvit-serve-"))
         try:
-            self._spawn()
-            self._wait_ready(cancelled)
+            self._log = ServerLog(self.options.log_path, self._on_log_line)
+            self._start(cancelled)
         except BaseException:
             self.stop()
             raise
 
+    def _start(self, cancelled: Callable[[], bool]) -> None:
+        options = self.options
+        # A server that starts again keeps its ports, so that clients reach it at the same addresses.
+        self.http_port, self.grpc_port, self.metrics_port = free_ports(
+            {
+                "HTTP": (options.host, self.http_port or options.http_port),
+                "gRPC": (options.host, self.grpc_port or options.grpc_port),
+                "metrics": (options.metrics_host or options.host, self.metrics_port or options.metrics_port),
+            }
+        )
+        self._spawn()
+        self._wait_ready(cancelled)
+
+    def restart(self, *, cancelled: Callable[[], bool] = lambda: False) -> None:
+        """Kill what is left of the server, and start the server again on the same ports.
+
+        Errors: those of `start`; the server is then not ready, and `restart` may be called again.
+        """
+        self.kill_now()
+        self._clean_up()
+        self._start(cancelled)
+
     def wait(self, poll: Callable[[], bool] = lambda: False) -> None:
         """Wait until ``poll`` returns True.  Errors: ServerError when the server ends during the wait."""
         while not poll():
-            if self._process is None or self._process.poll() is not None:
-                raise self._ended("ended unexpectedly")
+            self.require_running()
             time.sleep(_POLL_S)
 
+    def require_running(self) -> None:
+        """Errors: ServerError, with the signal or exit status, when the server has ended."""
+        if self._process is None or self._process.poll() is not None:
+            raise self._ended("ended unexpectedly")
+
+    def note(self, text: str) -> None:
+        """Add a line to the server's log."""
+        if self._log is not None:
+            self._log.note(text)
+
     def stop(self) -> None:
-        """Ask the server to stop, wait for requests in flight, and remove all processes and temporary files."""
+        """Complete the requests in progress, refuse others, and remove all processes and temporary files.
+
+        `draining` states how clients are refused.
+        """
         process = self._process
-        if process is not None:
+        if process is not None and process.poll() is None:
+            self._drain(process)
+        self.kill_now()
+        self._clean_up()
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def _drain(self, process: subprocess.Popen[str]) -> None:
+        deadline = time.monotonic() + self.options.exit_timeout_s
+        with Drain(process.pid, self.http_port, self.grpc_port, on_problem=self.note) as drain:
+            while process.poll() is None and time.monotonic() < deadline and not drain.http_is_closed:
+                drain.close_http()
+                time.sleep(_DRAIN_POLL_S)
+            drain.hold_grpc()
             process.terminate()
-            try:
-                process.wait(self.options.exit_timeout_s + 5)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            deadline += _EXIT_S
+            while process.poll() is None and time.monotonic() < deadline:
+                if self._log is not None and self._log.requests_completed:
+                    # The server would unload its models now, for seconds. There is nothing left to answer.
+                    time.sleep(_FLUSH_S)
+                    return
+                time.sleep(_POLL_S)
+
+    def kill_now(self) -> None:
+        """Kill the server at once.  A signal handler may call `kill_now`; call `stop` afterwards to clean up."""
+        if self._process is not None:
             # The stub processes of the Python backend belong to the server's process group and outlive a killed server.
-            _kill_group(process.pid)
+            kill_group(self._process.pid)
+
+    def _clean_up(self) -> None:
+        """Wait for the killed process, and remove its temporary folder and shared memory."""
+        if self._process is not None:
+            self._process.wait()
             self._process = None
         if self._reader is not None:
             self._reader.join(timeout=5)
             self._reader = None
         if self._runtime is not None:
-            for left in Path("/dev/shm").glob(f"{self._runtime.name}*"):  # noqa: S108 - Triton's own shared memory
-                left.unlink(missing_ok=True)
-            shutil.rmtree(self._runtime, ignore_errors=True)
+            remove_run_folder(*self._runtime)
             self._runtime = None
-
-    def kill_now(self) -> None:
-        """Kill the server at once.  A signal handler may call `kill_now`; call `stop` afterwards to clean up."""
-        if self._process is not None:
-            _kill_group(self._process.pid)
-
-    def _free_ports(self) -> tuple[int, int, int]:
-        ports = {
-            "HTTP": self.options.http_port,
-            "gRPC": self.options.grpc_port,
-            "metrics": self.options.metrics_port,
-        }
-        taken: list[socket.socket] = []
-        try:
-            for service, port in ports.items():
-                taken.append(_bound(self.options.host, port, service))
-            http, grpc, metrics = (probe.getsockname()[1] for probe in taken)
-        finally:
-            for probe in taken:
-                probe.close()
-        return http, grpc, metrics
 
     def _command(self, backends: Path, prefix: str) -> list[str]:
         host = self.options.host
@@ -186,17 +248,20 @@ class TritonServer:
             f"--http-port={self.http_port}",
             f"--grpc-address={host}",
             f"--grpc-port={self.grpc_port}",
-            f"--metrics-address={host}",
+            f"--metrics-address={self.options.metrics_host or host}",
             f"--metrics-port={self.metrics_port}",
+            *self.options.restrictions,
         ]
 
     def _spawn(self) -> None:
-        if self._runtime is None:
-            raise ServerError("the server has no temporary folder, because start() was not called")
-        log = _opened_log(self.options.log_path)
-        command = self._command(stage_backends(self.install, self._runtime), self._runtime.name)
+        if self._log is None:
+            raise ServerError("the server has no log, because start() was not called")
+        self._log.forget()
+        self._runtime = folder, lock = new_run_folder("serve")
+        command = self._command(stage_backends(self.install, folder), folder.name)
+        launcher = [sys.executable, "-I", str(_LAUNCHER), f"--stack-bytes={_STACK_BYTES}", str(os.getpid())]
         self._process = subprocess.Popen(
-            [sys.executable, "-I", str(_LAUNCHER), str(os.getpid()), *command],
+            [*launcher, *command],
             env={**os.environ, **self.install.environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -204,23 +269,10 @@ class TritonServer:
             text=True,
             errors="replace",
             start_new_session=True,  # Ctrl-C reaches only this process, which then stops the server
+            pass_fds=(lock,),  # the folder stays locked if the server outlives this process
         )
-        self._reader = threading.Thread(target=self._read_log, args=(self._process, log), daemon=True)
+        self._reader = threading.Thread(target=self._log.read, args=(self._process.stdout,), daemon=True)
         self._reader.start()
-
-    def _read_log(self, process: subprocess.Popen[str], log: TextIO | None) -> None:
-        """Read the server's output to its end, because the server would block on a full pipe."""
-        sinks = [sink for sink in (self._on_log_line, _line_writer(log)) if sink is not None]
-        for line in process.stdout or ():
-            self._lines.append(line.rstrip("\n"))
-            for sink in tuple(sinks):
-                try:
-                    sink(line.rstrip("\n"))
-                except (OSError, ValueError):  # the disk of the log is full, or on_log_line prints to a closed pipe
-                    sinks.remove(sink)
-        if log is not None:
-            with contextlib.suppress(OSError):
-                log.close()
 
     def _wait_ready(self, cancelled: Callable[[], bool]) -> None:
         deadline = time.monotonic() + self.options.start_timeout_s
@@ -238,39 +290,19 @@ class TritonServer:
         )
 
     def _ended(self, what: str) -> ServerError:
+        self.kill_now()  # the stubs of a dead server hold its output open
         if self._reader is not None:
             self._reader.join(timeout=5)
         code = self._process.returncode if self._process is not None else None
         how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit status {code}"
-        causes = _causes(self._lines)
+        causes = self._log.causes() if self._log is not None else []
         detail = ":\n  " + "\n  ".join(causes) if causes else f"; {self._last_words()}"
         return ServerError(
             f"the Triton server {what} ({how}){detail}", hint="add --log FILE to keep the whole log of the server"
         )
 
     def _last_words(self) -> str:
-        last = next((line.strip() for line in reversed(self._lines) if line.strip()), "")
-        return f"the last line of the server's log: {last}" if last else "the server's log is empty"
-
-
-def _opened_log(path: Path | None) -> TextIO | None:
-    if path is None:
-        return None
-    try:
-        return path.open("a", encoding="utf-8")
-    except OSError as exc:
-        raise OutputError(f"{path}: cannot open this file for the server's log: {exc.strerror}") from exc
-
-
-def _line_writer(log: TextIO | None) -> Callable[[str], None] | None:
-    if log is None:
-        return None
-
-    def write(line: str) -> None:
-        log.write(line + "\n")
-        log.flush()
-
-    return write
+        return self._log.last_words() if self._log is not None else "there is no log"
 
 
 # The server runs on this machine, so requests to the server must bypass a proxy that environment variables name.
@@ -283,28 +315,6 @@ def _is_ready(url: str) -> bool:
             return bool(answer.status == 200)
     except (urllib.error.URLError, OSError):
         return False
-
-
-def _bound(host: str, port: int, service: str) -> socket.socket:
-    if not 0 <= port <= 65535:
-        raise ServerError(f"{service} port: expected a number from 0 to 65535, got {port}")
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        probe = socket.socket(family, kind)
-    except OSError as exc:
-        raise ServerError(f"host {host}: the server cannot listen on this address: {exc.strerror or exc}") from exc
-    try:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(address)
-        probe.listen(1)
-    except OSError as exc:
-        probe.close()
-        raise ServerError(
-            f"{service} port {port} on {host} cannot be opened: {exc.strerror}",
-            hint=f"stop the program that uses the port, or choose another port with --{service.lower()}-port; "
-            "0 means any free port",
-        ) from exc
-    return probe
 
 
 def _check_backends(repository: Path, install: ServerInstall) -> None:
@@ -324,22 +334,3 @@ def _check_backends(repository: Path, install: ServerInstall) -> None:
                 hint="write the repository for another backend with gmmvit repository BUNDLE --backend NAME, or add "
                 "--tritonserver PATH to this command to use a server that has the required backend",
             )
-
-
-def _causes(lines: deque[str]) -> list[str]:
-    """Return up to five reasons why the server ended, from Triton's log, without log prefixes and line breaks."""
-    text = "\n".join(lines)
-    failed = re.findall(r"failed to load '([^']+)' version \d+: (.*?)(?=\n[A-Z]\d{4} |\n\+|\Z)", text, re.DOTALL)
-    causes = [f"{model}: {_one_line(why)}" for model, why in failed]
-    causes += [_one_line(why) for why in re.findall(r"^error: (.*)$", text, re.MULTILINE)]
-    causes += [_one_line(why) for why in re.findall(r"(failed to start \w+ service: .*)", text, re.IGNORECASE)]
-    return list(dict.fromkeys(causes))[:5]
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.replace("\\n", " ").split())[:400].strip(' "')
-
-
-def _kill_group(leader: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # the processes of the group may have ended already
-        os.killpg(leader, signal.SIGKILL)

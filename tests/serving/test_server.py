@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import http.server
-import json
 import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -36,6 +33,7 @@ from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS, cifar_options, golden
+from tests.serving.commands import Serve
 from tests.serving.processes import processes_naming, wait_gone
 from tests.test_preprocess import encoded, photo, png_bomb
 
@@ -296,52 +294,10 @@ class TestStarting:
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
         with TritonServer(repository.path, options=ServerOptions(**FREE_PORTS)) as running:
             assert running._runtime is not None
-            name = running._runtime.name
+            name = running._runtime[0].name
             assert list(Path("/dev/shm").glob(f"{name}*"))
         assert list(tmp_path.iterdir()) == []
         assert not list(Path("/dev/shm").glob(f"{name}*"))
-
-
-class Serve:
-    """``gmmvit serve`` as a process of its own."""
-
-    def __init__(self, path: Path, *arguments: str) -> None:
-        command = [sys.executable, "-m", "gmmvit_cli.main", "serve", str(path), "--json", *arguments]
-        ports = [part for name in ("http", "grpc", "metrics") for part in (f"--{name}-port", "0")]
-        self.process = subprocess.Popen(command + ports, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        self.path = path
-
-    def ready(self) -> dict[str, Any]:
-        lines = []
-        for line in self.process.stdout:
-            lines.append(line)
-            if line.startswith("}"):
-                break
-        return json.loads("".join(lines))
-
-    def end(self, timeout_s: float = 30) -> tuple[int, str]:
-        """(exit status, stderr)"""
-        _, errors = self.process.communicate(timeout=timeout_s)
-        return self.process.returncode, errors
-
-
-@pytest.fixture
-def serve(repository: Repository, tmp_path: Path) -> Iterator[Callable[..., Serve]]:
-    """Starts ``gmmvit serve`` on a copy of the repository, whose path identifies its processes."""
-    started = []
-
-    def start(*arguments: str) -> Serve:
-        path = tmp_path / f"models-{len(started)}"
-        shutil.copytree(repository.path, path)
-        started.append(Serve(path, *arguments))
-        return started[-1]
-
-    yield start
-    for command in started:
-        if command.process.poll() is None:
-            command.process.kill()
-            command.process.communicate()
-        assert wait_gone(str(command.path)) == {}
 
 
 class TestStopping:
@@ -367,14 +323,6 @@ class TestStopping:
         status, errors = running.end()
         assert "Traceback" not in errors
         assert status in (0, 143)
-
-    def test_killing_triton_is_noticed(self, serve: Callable[..., Serve]) -> None:
-        running = serve()
-        os.kill(running.ready()["pid"], signal.SIGKILL)
-        status, errors = running.end()
-        assert status == 1
-        assert "Error: the Triton server ended unexpectedly (signal SIGKILL)" in errors
-        assert wait_gone(str(running.path)) == {}
 
     def test_killing_gmmvit_ends_triton(self, serve: Callable[..., Serve]) -> None:
         running = serve()

@@ -1,0 +1,163 @@
+"""Ask each model of a running server for a real inference, and read how many requests each model has completed.
+
+A Triton server whose worker has died still reports that it is ready, so only an inference shows that a model answers.
+A probe has a batch of one with zeros, or a PNG image for an input of bytes. An ensemble has no worker of its own, and
+is not probed: its models are.
+"""
+
+from __future__ import annotations
+
+import http.client
+import io
+import json
+import re
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from gmmvit_deploy.errors import ServerError
+
+__all__ = ["Address", "Answer", "Probe", "ask", "model_names", "probe_of_model", "successes"]
+
+_BYTES = {"BOOL": 1, "UINT8": 1, "INT8": 1, "UINT16": 2, "INT16": 2, "FP16": 2, "BF16": 2, "UINT32": 4, "INT32": 4}
+_BYTES |= {"FP32": 4, "UINT64": 8, "INT64": 8, "FP64": 8}
+_SUCCESS = re.compile(r'^nv_inference_request_success\{[^}]*model="([^"]+)"[^}]*\} (\S+)$', re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """host: an address to listen on, of which this machine can reach each.  port: a port of the server."""
+
+    host: str
+    port: int
+
+    def connect(self, timeout_s: float) -> http.client.HTTPConnection:
+        reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104 - compared, not bound
+        return http.client.HTTPConnection(reachable, self.port, timeout=timeout_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """A request for an inference of a model.  json_bytes: the length of the JSON at the beginning of ``body``."""
+
+    model: str
+    body: bytes
+    json_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What became of a probe.
+
+    result: ``answered``; ``refused``, with an error status; ``late``, without an answer in time; ``unreachable``.
+    detail: the error; empty for ``answered``.  seconds: the time that the probe took.
+    """
+
+    result: Literal["answered", "refused", "late", "unreachable"]
+    detail: str = ""
+    seconds: float = 0.0
+
+
+def model_names(repository: Path) -> list[str]:
+    """Return the names of the models in a repository."""
+    return sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
+
+
+def probe_of_model(address: Address, model: str, *, timeout_s: float = 10.0) -> Probe | None:
+    """Make the probe of a model from the configuration that the server reports.
+
+    Returns None for an ensemble, and for a model with inputs of which no example is known.
+    Errors: ServerError when the server does not report the configuration.
+    """
+    connection = address.connect(timeout_s)
+    try:
+        connection.request("GET", f"/v2/models/{model}/config")
+        response = connection.getresponse()
+        config = json.loads(response.read())
+        if response.status != 200:
+            raise ServerError(f"{model}: the server reports no configuration: {config}")
+    except (OSError, ValueError, http.client.HTTPException) as exc:
+        raise ServerError(f"{model}: the server reports no configuration: {exc}") from exc
+    finally:
+        connection.close()
+    return None if config.get("platform") == "ensemble" else _probe(model, config)
+
+
+def _probe(model: str, config: Mapping[str, Any]) -> Probe | None:
+    inputs, tensors = [], []
+    for entry in config.get("input", []):
+        kind = str(entry["data_type"]).removeprefix("TYPE_").replace("STRING", "BYTES")
+        shape = [max(1, int(size)) for size in entry["dims"]]  # -1 stands for any size
+        elements = 1
+        for size in shape:
+            elements *= size
+        if kind == "BYTES":
+            data = _image() * elements
+        elif kind in _BYTES:
+            data = bytes(_BYTES[kind] * elements)
+        else:
+            return None
+        batch = [1] if int(config.get("max_batch_size", 0)) else []
+        parameters = {"binary_data_size": len(data)}
+        inputs.append({"name": entry["name"], "shape": batch + shape, "datatype": kind, "parameters": parameters})
+        tensors.append(data)
+    outputs = [{"name": entry["name"], "parameters": {"binary_data": True}} for entry in config.get("output", [])]
+    header = json.dumps({"id": "gmmvit-probe", "inputs": inputs, "outputs": outputs}).encode()
+    return Probe(model=model, body=header + b"".join(tensors), json_bytes=len(header))
+
+
+def _image() -> bytes:
+    """Return a grey PNG as an element of a BYTES tensor: its length, then its bytes."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new("RGB", (32, 32), (128, 128, 128)).save(file, "PNG")
+    return struct.pack("<I", file.tell()) + file.getvalue()
+
+
+def ask(address: Address, probe: Probe, timeout_s: float) -> Answer:
+    """Send a probe over a new connection, and wait up to ``timeout_s`` seconds for the answer."""
+    started = time.monotonic()
+    connection = address.connect(timeout_s)
+    try:
+        length = {"Inference-Header-Content-Length": str(probe.json_bytes)}
+        connection.request("POST", f"/v2/models/{probe.model}/infer", probe.body, length)
+        response = connection.getresponse()
+        content = response.read()
+    except TimeoutError:
+        return Answer(result="late", detail=f"no answer within {timeout_s:.1f} s", seconds=timeout_s)
+    except (OSError, http.client.HTTPException) as exc:
+        return Answer(result="unreachable", detail=str(exc) or type(exc).__name__, seconds=time.monotonic() - started)
+    finally:
+        connection.close()
+    seconds = time.monotonic() - started
+    if response.status == 200:
+        return Answer(result="answered", seconds=seconds)
+    text = content.decode(errors="replace")[:200]
+    return Answer(result="refused", detail=f"status {response.status}: {text}", seconds=seconds)
+
+
+def successes(address: Address, *, timeout_s: float = 2.0) -> dict[str, int] | None:
+    """Return model → number of completed requests since the server started, or None if there is no answer.
+
+    address: the address of the server's metrics, which no key protects.
+    """
+    connection = address.connect(timeout_s)
+    try:
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode(errors="replace")
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+    return _sums(_SUCCESS.findall(text))
+
+
+def _sums(counts: Sequence[tuple[str, str]]) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for model, count in counts:  # a line for each version of a model
+        sums[model] = sums.get(model, 0) + int(float(count))
+    return sums

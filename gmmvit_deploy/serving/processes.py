@@ -1,0 +1,93 @@
+"""The processes of a server, read from /proc: its workers, whether they live, and the processor time that they use.
+
+A worker is a process of Triton's Python backend, called a stub. Triton does not restart a stub that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Worker", "cpu_seconds", "is_alive", "kill_group", "workers_of"]
+
+_STUB = "triton_python_b"  # Linux keeps 15 characters of triton_python_backend_stub
+_TICKS = os.sysconf("SC_CLK_TCK")
+_DEAD = "ZX"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """A worker process.
+
+    model: the model that it runs.  started: clock ticks since boot, which distinguish processes with a reused PID.
+    """
+
+    pid: int
+    model: str
+    started: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stat:
+    """Fields of /proc/PID/stat.  cpu_ticks: time in user and kernel mode."""
+
+    name: str
+    state: str
+    parent: int
+    cpu_ticks: int
+    started: int
+
+
+def _stat(pid: int) -> _Stat | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    before, _, after = text.rpartition(")")  # the name may have spaces and brackets
+    fields = after.split()
+    return _Stat(
+        name=before.partition("(")[2],
+        state=fields[0],
+        parent=int(fields[1]),
+        cpu_ticks=int(fields[11]) + int(fields[12]),
+        started=int(fields[19]),
+    )
+
+
+def workers_of(server: int) -> tuple[Worker, ...]:
+    """Return the live workers of the server with the process ID ``server``."""
+    workers = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        stat = _stat(int(folder.name))
+        if stat is not None and stat.parent == server and stat.name == _STUB and stat.state not in _DEAD:
+            workers.append(Worker(pid=int(folder.name), model=_model(folder), started=stat.started))
+    return tuple(sorted(workers, key=lambda worker: worker.pid))
+
+
+def _model(folder: Path) -> str:
+    """Return the model of a stub, whose first argument is .../MODEL/VERSION/model.py."""
+    try:
+        arguments = (folder / "cmdline").read_bytes().split(b"\0")
+        return Path(os.fsdecode(arguments[1])).parents[1].name
+    except (OSError, IndexError):
+        return "?"
+
+
+def is_alive(worker: Worker) -> bool:
+    stat = _stat(worker.pid)
+    return stat is not None and stat.state not in _DEAD and stat.started == worker.started
+
+
+def cpu_seconds(pids: tuple[int, ...]) -> float:
+    """Return the processor time that these processes have used, in seconds."""
+    stats = [_stat(pid) for pid in pids]
+    return sum(stat.cpu_ticks for stat in stats if stat is not None) / _TICKS
+
+
+def kill_group(leader: int) -> None:
+    """Kill every process of a process group."""
+    with contextlib.suppress(ProcessLookupError):  # the processes of the group may have ended already
+        os.killpg(leader, signal.SIGKILL)

@@ -1,0 +1,99 @@
+"""The log of a server: keep the last lines, pass each line on, and name the causes of a failed start."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TextIO
+
+from gmmvit_deploy.errors import OutputError
+
+__all__ = ["ServerLog"]
+
+_LINES_KEPT = 2000
+_COMPLETED = "All models are stopped, unloading models"
+
+
+class ServerLog:
+    """The lines of a server's output, and the lines that this package adds."""
+
+    def __init__(self, path: Path | None, on_line: Callable[[str], None] | None) -> None:
+        """Open the log.
+
+        path: the file to which the lines are appended; None writes no file.  on_line: called with each line.
+        Errors: OutputError when the file cannot be opened.
+        """
+        self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
+        self.requests_completed = False
+        """True after a signal to stop, when the server has completed every inference that it had accepted."""
+        self._file = _opened(path)
+        self._sinks = [sink for sink in (on_line, _line_writer(self._file)) if sink is not None]
+
+    def read(self, output: Iterable[str]) -> None:
+        """Add the server's output up to its end, because the server would block on a full pipe."""
+        for line in output:
+            self.add(line.rstrip("\n"))
+
+    def add(self, line: str) -> None:
+        self._lines.append(line)
+        self.requests_completed |= _COMPLETED in line
+        for sink in tuple(self._sinks):
+            try:
+                sink(line)
+            except (OSError, ValueError):  # the disk of the log is full, or on_line prints to a closed pipe
+                self._sinks.remove(sink)
+
+    def note(self, text: str) -> None:
+        """Add a line of this package, with the time in UTC as in Triton's lines."""
+        self.add(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} gmmvit serve: {text}")
+
+    def forget(self) -> None:
+        """Forget the lines that are kept, before another process writes to this log."""
+        self._lines.clear()
+        self.requests_completed = False
+
+    def close(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+
+    def last_words(self) -> str:
+        last = next((line.strip() for line in reversed(self._lines) if line.strip()), "")
+        return f"the last line of the server's log: {last}" if last else "the server's log is empty"
+
+    def causes(self) -> list[str]:
+        """Return up to five reasons why the server ended, without log prefixes and line breaks."""
+        text = "\n".join(self._lines)
+        failed = re.findall(r"failed to load '([^']+)' version \d+: (.*?)(?=\n[A-Z]\d{4} |\n\+|\Z)", text, re.DOTALL)
+        causes = [f"{model}: {_one_line(why)}" for model, why in failed]
+        causes += [_one_line(why) for why in re.findall(r"^error: (.*)$", text, re.MULTILINE)]
+        causes += [_one_line(why) for why in re.findall(r"(failed to start \w+ service: .*)", text, re.IGNORECASE)]
+        return list(dict.fromkeys(causes))[:5]
+
+
+def _opened(path: Path | None) -> TextIO | None:
+    if path is None:
+        return None
+    try:
+        return path.open("a", encoding="utf-8")
+    except OSError as exc:
+        raise OutputError(f"{path}: cannot open this file for the server's log: {exc.strerror}") from exc
+
+
+def _line_writer(log: TextIO | None) -> Callable[[str], None] | None:
+    if log is None:
+        return None
+
+    def write(line: str) -> None:
+        log.write(line + "\n")
+        log.flush()
+
+    return write
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.replace("\\n", " ").split())[:400].strip(' "')

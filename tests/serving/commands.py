@@ -1,0 +1,51 @@
+"""``gmmvit serve`` as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from gmmvit_deploy.serving.processes import Worker, workers_of
+
+__all__ = ["Serve", "metric_values", "stub_of"]
+
+
+class Serve:
+    """``gmmvit serve`` as a process of its own."""
+
+    def __init__(self, path: Path, *arguments: str) -> None:
+        command = [sys.executable, "-m", "gmmvit_cli.main", "serve", str(path), "--json", *arguments]
+        ports = [part for name in ("http", "grpc", "metrics") for part in (f"--{name}-port", "0")]
+        self.process = subprocess.Popen(command + ports, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.path = path
+
+    def ready(self) -> dict[str, Any]:
+        lines = []
+        for line in self.process.stdout:
+            lines.append(line)
+            if line.startswith("}"):
+                break
+        return json.loads("".join(lines))
+
+    def end(self, timeout_s: float = 30) -> tuple[int, str]:
+        """(exit status, stderr)"""
+        _, errors = self.process.communicate(timeout=timeout_s)
+        return self.process.returncode, errors
+
+
+def metric_values(url: str, name: str) -> dict[str, float]:
+    """Return the labels → the value of each sample of a metric at a Prometheus endpoint."""
+    with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - the URL that the server printed
+        lines = answer.read().decode().splitlines()
+    samples = [line.rpartition(" ") for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
+    return {labels.removeprefix(name): float(value) for labels, _, value in samples}
+
+
+def stub_of(server: int, model: str) -> Worker:
+    """Return the only worker of a model."""
+    (worker,) = (worker for worker in workers_of(server) if worker.model == model)
+    return worker

@@ -1,0 +1,212 @@
+"""SIGTERM under load: what was read is answered, what comes later is refused with a status that clients retry."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+
+from gmmvit_deploy.serving import draining
+from gmmvit_deploy.serving.draining import Drain, _is_idle, _Traffic
+from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+from tests.conftest import FREE_PORTS
+from tests.serving.commands import Serve
+from tests.serving.stand_in import MODEL, infer_body, write_stand_in
+
+PATH = f"/v2/models/{MODEL}/infer"
+
+
+def traffic(**changes: int) -> _Traffic:
+    values = {"sent_ms": 100, "received_ms": 100, "sent_bytes": 10, "received_bytes": 10, "unsent_bytes": 0}
+    return _Traffic(**{**values, **changes})
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "was_idle", "idle"),
+    [
+        (traffic(sent_ms=5, received_ms=9), None, None, True),
+        (traffic(sent_ms=9, received_ms=5), None, None, False),
+        (traffic(sent_ms=5, received_ms=9, unsent_bytes=1), None, None, False),
+        (traffic(received_bytes=0, received_ms=10), None, None, False),
+        (traffic(received_bytes=0, received_ms=1000), None, None, True),
+        (traffic(), None, None, None),
+        (traffic(sent_ms=6000, received_ms=6000), None, None, True),
+        (traffic(sent_bytes=20), traffic(), None, True),
+        (traffic(received_bytes=20), traffic(), True, False),
+        (traffic(received_bytes=20, sent_bytes=20), traffic(), True, None),
+        (traffic(), traffic(), True, True),
+        (traffic(), traffic(), False, False),
+    ],
+)
+def test_what_came_last_is_read_from_the_counters(
+    now: _Traffic, before: _Traffic | None, was_idle: bool | None, idle: bool | None
+) -> None:
+    assert _is_idle(now, before, was_idle) is idle
+
+
+class Clients:
+    """Clients in threads, and what became of each of their requests: (time, outcome)."""
+
+    def __init__(self, where: dict[str, str]) -> None:
+        self._host, _, port = where["http"].removeprefix("http://").partition(":")
+        self._port, self._grpc = int(port), where["grpc"].removeprefix("grpc://")
+        self.outcomes: list[tuple[float, str, str]] = []
+        self.done = threading.Event()
+        self.threads: list[threading.Thread] = []
+
+    def start(self, target: Callable[[], None], number: int) -> None:
+        for _ in range(number):
+            self.threads.append(threading.Thread(target=target))
+            self.threads[-1].start()
+
+    def note(self, kind: str, outcome: str) -> None:
+        self.outcomes.append((time.monotonic(), kind, outcome))
+
+    def ask(self, connection: http.client.HTTPConnection, kind: str, value: float) -> bool:
+        """Return whether the connection remains open."""
+        try:
+            connection.request("POST", PATH, infer_body(value))
+            answer = connection.getresponse()
+            content = json.loads(answer.read())
+        except (OSError, http.client.HTTPException) as exc:
+            self.note(kind, type(exc).__name__)
+            return False
+        right = answer.status != 200 or content["outputs"][0]["data"] == [value]
+        self.note(kind, str(answer.status) if right else "wrong")
+        return not answer.will_close
+
+    def kept(self) -> None:
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=30)
+        for value in range(100_000):
+            if self.done.is_set():
+                break
+            if not self.ask(connection, "kept", float(value)):
+                connection.close()
+                time.sleep(0.05)
+        connection.close()
+
+    def new(self) -> None:
+        for value in range(100_000):
+            if self.done.is_set():
+                break
+            connection = http.client.HTTPConnection(self._host, self._port, timeout=30)
+            self.ask(connection, "new", float(value))
+            connection.close()
+            time.sleep(0.02)
+
+    def grpc(self) -> None:
+        client = tritonclient.grpc.InferenceServerClient(self._grpc)
+        tensor = tritonclient.grpc.InferInput("X", [1, 1], "FP32")
+        for value in range(100_000):
+            if self.done.is_set():
+                break
+            tensor.set_data_from_numpy(np.full((1, 1), value, np.float32))
+            try:
+                right = client.infer(MODEL, [tensor]).as_numpy("Y").tolist() == [[float(value)]]
+                self.note("grpc", "200" if right else "wrong")
+            except tritonclient.utils.InferenceServerException as exc:
+                self.note("grpc", str(exc.status()))
+                time.sleep(0.05)
+        client.close()
+
+
+@pytest.fixture
+def stand_in_serve(tmp_path: Path) -> Iterator[Serve]:
+    running = Serve(write_stand_in(tmp_path / "models", delay_s=0.02), "--log", str(tmp_path / "log"))
+    yield running
+    if running.process.poll() is None:
+        running.process.kill()
+        running.process.communicate()
+
+
+@pytest.mark.server
+def test_sigterm_under_load(stand_in_serve: Serve, tmp_path: Path) -> None:
+    where = stand_in_serve.ready()
+    clients = Clients(where)
+    idle = http.client.HTTPConnection(clients._host, clients._port, timeout=30)
+    assert clients.ask(idle, "idle", 1.0)
+    unused = socket.create_connection((clients._host, clients._port))
+    for target, number in ((clients.kept, 4), (clients.new, 2), (clients.grpc, 2)):
+        clients.start(target, number)
+    while len(clients.outcomes) < 100:
+        time.sleep(0.01)
+    began = time.monotonic()
+    stand_in_serve.process.send_signal(signal.SIGTERM)
+    status, errors = stand_in_serve.end(timeout_s=60)
+    ended = time.monotonic()
+    clients.done.set()
+    for thread in clients.threads:
+        thread.join(timeout=30)
+    unused.close()
+    idle.close()
+    assert status == 0, errors
+    assert ended - began < 10
+    http_outcomes = [(when, kind, outcome) for when, kind, outcome in clients.outcomes if kind != "grpc"]
+    # After the last answer, the ports are closed.
+    last = max(when for when, _, outcome in http_outcomes if outcome in ("200", "503"))
+    assert ended - last < 3
+    assert {(kind, outcome) for when, kind, outcome in http_outcomes if when <= last} == {
+        *((kind, outcome) for kind in ("kept", "new") for outcome in ("200", "503")),
+        ("idle", "200"),
+    }
+    over_grpc = [outcome for _, kind, outcome in clients.outcomes if kind == "grpc"]
+    assert set(over_grpc) == {"200", "StatusCode.UNAVAILABLE"}
+
+
+@pytest.mark.server
+def test_an_idle_connection_does_not_hold_up_the_exit(tmp_path: Path) -> None:
+    models = write_stand_in(tmp_path / "models")
+    with TritonServer(models, options=ServerOptions(**FREE_PORTS)) as server:
+        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
+        connection.request("GET", "/v2/health/ready")
+        connection.getresponse().read()
+        began = time.monotonic()
+    assert time.monotonic() - began < 10
+    assert connection.sock is not None
+    assert connection.sock.recv(100).startswith(b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\n")
+    connection.close()
+
+
+@pytest.mark.server
+def test_where_the_sockets_are_not_accessible_the_log_states_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container whose rules forbid pidfd_getfd(2)."""
+
+    def refused(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Drain, "_duplicate", refused)
+    lines: list[str] = []
+    models = write_stand_in(tmp_path / "models")
+    with TritonServer(models, options=ServerOptions(**FREE_PORTS), on_log_line=lines.append):
+        pass
+    assert any("the sockets of the server are not accessible (Operation not permitted)" in line for line in lines)
+
+
+def test_the_filter_drops_what_a_client_sends_and_nothing_else() -> None:
+    """The other end still reads what is sent, and the client's data arrives once the filter is removed."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
+        own, _ = listener.accept()
+        with own:
+            own.settimeout(5)
+            client.settimeout(5)
+            draining._attach(own, draining._ATTACH_FILTER, draining._NO_PAYLOAD)
+            client.sendall(b"request")
+            own.sendall(b"answer")
+            assert client.recv(100) == b"answer"
+            own.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                own.recv(100)
+            own.setsockopt(socket.SOL_SOCKET, draining._DETACH_FILTER, 0)
+            own.settimeout(5)
+            assert own.recv(100) == b"request"

@@ -1,0 +1,88 @@
+"""Requests that ended the server while its threads had the stack of 8 MiB that Linux gives by default."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import os
+import resource
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gmmvit_deploy
+from gmmvit_deploy.serving.server import TritonServer
+from tests.serving.stand_in import MODEL, infer_body
+
+LAUNCHER = Path(gmmvit_deploy.__file__).parent / "_launch.py"
+GIB = 1 << 30
+
+
+def answers(server: TritonServer) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
+    connection.request("POST", f"/v2/models/{MODEL}/infer", infer_body(1))
+    answered = connection.getresponse()
+    answered.read()
+    connection.close()
+    return answered.status == 200
+
+
+@pytest.mark.server
+class TestTheSameServerAnswersAfterwards:
+    @pytest.mark.parametrize(
+        ("body", "headers"),
+        [
+            (gzip.compress(b"[" * 250_000, mtime=0), {"Content-Encoding": "gzip"}),
+            (b"[" * 200_000, {}),
+            (b'{"a":' * 200_000, {}),
+        ],
+        ids=["277 bytes of gzip", "200 kB of lists", "1 MB of objects"],
+    )
+    def test_deep_nesting(self, body: bytes, headers: dict[str, str], stand_in: TritonServer) -> None:
+        before = stand_in.pid
+        assert answers(stand_in)
+        connection = http.client.HTTPConnection("127.0.0.1", stand_in.http_port, timeout=60)
+        connection.request("POST", f"/v2/models/{MODEL}/infer", body, headers)
+        assert connection.getresponse().status in (400, 500)
+        connection.close()
+        assert answers(stand_in)
+        stand_in.require_running()
+        assert stand_in.pid == before
+
+    def test_two_million_chunks(self, stand_in: TritonServer) -> None:
+        before = stand_in.pid
+        head = f"POST /v2/models/{MODEL}/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", stand_in.http_port), timeout=120) as connection:
+            connection.sendall(head.encode() + b"1\r\na\r\n" * 2_000_000 + b"0\r\n\r\n")
+            assert connection.recv(100).startswith(b"HTTP/1.1 500")
+        assert answers(stand_in)
+        stand_in.require_running()
+        assert stand_in.pid == before
+
+
+@pytest.mark.process
+class TestTheLimit:
+    def launched(self, hard: int) -> subprocess.CompletedProcess[str]:
+        """Run ``ulimit -s`` behind the launcher, where the hard limit of the stack is ``hard``."""
+        command = [sys.executable, "-I", str(LAUNCHER), f"--stack-bytes={GIB}", str(os.getpid())]
+        return subprocess.run(
+            [*command, "/bin/sh", "-c", "ulimit -s"],
+            capture_output=True,
+            text=True,
+            check=True,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_STACK, (8 << 20, hard)),
+        )
+
+    def test_is_raised_to_what_was_asked_for(self) -> None:
+        if resource.getrlimit(resource.RLIMIT_STACK)[1] != resource.RLIM_INFINITY:
+            pytest.skip("the hard limit of the stack is lower here")
+        answer = self.launched(resource.RLIM_INFINITY)
+        assert (answer.stdout, answer.stderr) == (f"{GIB >> 10}\n", "")
+
+    def test_a_lower_hard_limit_is_used_and_reported(self) -> None:
+        answer = self.launched(16 << 20)
+        assert answer.stdout == f"{16 << 10}\n"
+        assert f"the hard limit of the stack is {16 << 20} bytes, expected {GIB}" in answer.stderr

@@ -1,0 +1,297 @@
+"""A server that has died serves again within ten seconds, on the same ports; a server under load is left alone."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.errors import ServerError
+from gmmvit_deploy.parity.check import check_parity
+from gmmvit_deploy.parity.served import _mix
+from gmmvit_deploy.runners.triton import TritonRunner
+from gmmvit_deploy.runtime.triton import TritonConnection
+from gmmvit_deploy.serving.processes import workers_of
+from gmmvit_deploy.serving.repository import Repository
+from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+from gmmvit_deploy.serving.supervisor import Supervisor, SupervisorOptions
+from tests.conftest import FREE_PORTS
+from tests.serving.commands import Serve, metric_values, stub_of
+from tests.serving.stand_in import MODEL, infer_body, write_stand_in
+
+pytestmark = pytest.mark.server
+LONG = "GMMVIT_LONG_TESTS"
+"""With this environment variable, the overload lasts a minute."""
+WITHIN_S = 10.0
+
+
+@contextmanager
+def clients(url: str, pixels: np.ndarray, logits: np.ndarray) -> Iterator[list[float]]:
+    """Send requests from two threads, and yield the times of the correct answers. A wrong answer fails the test."""
+    answered: list[float] = []
+    wrong: list[float] = []
+    done = threading.Event()
+
+    def load() -> None:
+        with TritonConnection(url, timeout_s=2) as connection:
+            while not done.is_set():
+                try:
+                    answer = connection.infer("gmmvit_network", "pixels", pixels)
+                except ServerError:
+                    done.wait(0.05)
+                    continue
+                distance = float(np.abs(answer - logits).max())
+                (answered if distance < 1e-5 else wrong).append(time.monotonic())
+
+    threads = [threading.Thread(target=load) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield answered
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join(timeout=30)
+        assert wrong == []
+
+
+def wait_for(condition: Callable[[], object], *, within_s: float, step: Callable[[], object] = lambda: None) -> float:
+    """Wait until the condition holds, and return the seconds that it took."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < within_s, f"not within {within_s} s"
+        step()
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+def kill_worker(where: dict[str, Any]) -> None:
+    os.kill(stub_of(where["pid"], "gmmvit_network").pid, signal.SIGKILL)
+
+
+def kill_idle_worker(where: dict[str, Any]) -> None:
+    os.kill(stub_of(where["pid"], "gmmvit_preprocess").pid, signal.SIGKILL)
+
+
+def kill_server(where: dict[str, Any]) -> None:
+    os.kill(where["pid"], signal.SIGKILL)
+
+
+INCIDENTS = [(kill_worker, "worker"), (kill_idle_worker, "worker"), (kill_server, "exit")]
+
+
+@pytest.mark.parametrize(("incident", "reason"), INCIDENTS, ids=["worker", "idle worker", "server"])
+def test_a_killed_process_under_load(
+    incident: Callable[[dict[str, Any]], None], reason: str, serve: Callable[..., Serve], bundle: Bundle, tmp_path: Path
+) -> None:
+    log = tmp_path / "serve.log"
+    running = serve("--log", str(log))
+    where = running.ready()
+    pixels, logits = bundle.golden()
+    with clients(where["grpc"], pixels, logits) as answered:
+        wait_for(lambda: len(answered) > 20, within_s=30)
+        incident(where)
+        began = time.monotonic()
+        restarts = lambda: metric_values(where["metrics"], "gmmvit_server_restarts_total")  # noqa: E731
+        up = lambda: metric_values(where["metrics"], "gmmvit_server_up")[""]  # noqa: E731
+        wait_for(lambda: restarts()[f'{{reason="{reason}"}}'] == 1 and up() == 1, within_s=WITHIN_S)
+        ready_at = time.monotonic()
+        wait_for(lambda: answered[-1] > ready_at, within_s=WITHIN_S)
+        assert next(time_ for time_ in answered if time_ > ready_at) - began < WITHIN_S
+    with TritonConnection(where["http"]) as connection:  # the other port is the same, too
+        assert connection.infer("gmmvit_network", "pixels", pixels).shape == logits.shape
+    running.process.send_signal(signal.SIGTERM)
+    assert running.end()[0] == 0
+    text = log.read_text()
+    assert "gmmvit serve: " in text
+    assert "restart 1 of the server begins after 0 s" in text
+    assert "the server is ready again after" in text
+
+
+def answered_probes(supervisor: Supervisor) -> dict[str, float]:
+    """Return labels → number of the probes."""
+    lines = [line for line in supervisor.metrics.text().splitlines() if line.startswith("gmmvit_probes_total{")]
+    return {line.rpartition(" ")[0].partition("{")[2]: float(line.rpartition(" ")[2]) for line in lines}
+
+
+@pytest.fixture
+def supervised(repository: Repository) -> Iterator[Supervisor]:
+    """A supervisor of a running server; a test calls `step`."""
+    server = TritonServer(repository.path, options=ServerOptions(**FREE_PORTS))
+    with server:
+        supervisor = Supervisor(server)
+        wait_for(lambda: len(answered_probes(supervisor)) == 2, within_s=20, step=supervisor.step)
+        yield supervisor
+        supervisor._end_watch()
+
+
+def test_a_process_group_that_was_paused_for_three_seconds_under_load(supervised: Supervisor, bundle: Bundle) -> None:
+    """As a container freeze does. The server survives or dies; either way the service is back."""
+    server = supervised.server
+    pixels, logits = bundle.golden()
+    with clients(server.grpc_url, pixels, logits) as answered:
+        wait_for(lambda: len(answered) > 20, within_s=30, step=supervised.step)
+        os.killpg(server.pid, signal.SIGSTOP)
+        paused = time.monotonic()
+        wait_for(lambda: time.monotonic() - paused > 3, within_s=4, step=supervised.step)
+        os.killpg(server.pid, signal.SIGCONT)
+        resumed = time.monotonic()
+        # A paused server may answer once more, and then die: it must answer for a while.
+        wait_for(
+            lambda: time.monotonic() - resumed > 4 and answered[-1] > time.monotonic() - 0.5,
+            within_s=WITHIN_S,
+            step=supervised.step,
+        )
+
+
+def test_a_worker_that_hangs(supervised: Supervisor, bundle: Bundle) -> None:
+    """Its process lives, and the server reports that it is ready: only an inference shows it."""
+    server = supervised.server
+    before = server.pid
+    os.kill(stub_of(before, "gmmvit_network").pid, signal.SIGSTOP)
+    wait_for(lambda: supervised.metrics.restarts == 1, within_s=20, step=supervised.step)
+    assert 'gmmvit_server_restarts_total{reason="probe"} 1' in supervised.metrics.text()
+    assert server.pid != before
+    with TritonRunner(bundle, server.grpc_url) as runner:
+        assert runner.run(bundle.golden()[0]).shape == (8, 10)
+
+
+def test_idle_models_get_a_probe_every_second(supervised: Supervisor) -> None:
+    before, began = answered_probes(supervised), time.monotonic()
+    wait_for(lambda: time.monotonic() - began > 4, within_s=5, step=supervised.step)
+    after = answered_probes(supervised)
+    assert set(after) == {f'model="gmmvit_{part}",result="answered"}}' for part in ("network", "preprocess")}
+    assert all(3 <= after[labels] - before[labels] <= 5 for labels in after)
+    assert supervised.metrics.restarts == 0
+
+
+def test_a_server_that_cannot_start_again_ends_the_supervisor(tmp_path: Path) -> None:
+    models = write_stand_in(tmp_path / "models")
+    options = SupervisorOptions(delays_s=(0.0,), most_failed_restarts=2)
+    with TritonServer(models, options=ServerOptions(**FREE_PORTS)) as server:
+        supervisor = Supervisor(server, options)
+        supervisor.step()
+        (models / MODEL / "1" / "model.py").write_text("this is no Python")
+        server.kill_now()
+        with pytest.raises(ServerError, match="did not start"):
+            supervisor.run(lambda: False)
+    assert "gmmvit_server_failed_restarts_total 2" in supervisor.metrics.text()
+
+
+def test_ten_times_the_capacity_causes_no_restart(tmp_path: Path) -> None:
+    """100 requests a second is the capacity of a batch of 2 that sleeps for 20 ms; 1000 arrive."""
+    seconds = 60.0 if os.environ.get(LONG) else 6.0
+    models = write_stand_in(tmp_path / "models", delay_s=0.02)
+    with TritonServer(models, options=ServerOptions(**FREE_PORTS)) as server:
+        supervisor = Supervisor(server)
+        supervisor.step()
+        with open_loop(server, rate=1000.0) as sent:
+            began = time.monotonic()
+            wait_for(lambda: time.monotonic() - began > seconds, within_s=seconds + 10, step=supervisor.step)
+        assert len(sent) > 500 * seconds
+        assert supervisor.metrics.restarts == 0, supervisor.metrics.text()
+        supervisor._end_watch()
+        server.kill_now()  # the queue would take minutes
+
+
+@contextmanager
+def open_loop(server: TritonServer, *, rate: float) -> Iterator[list[float]]:
+    """Send requests at a constant rate without waiting for answers, and yield the times."""
+    import tritonclient.grpc as triton
+
+    sent: list[float] = []
+    done = threading.Event()
+    client = triton.InferenceServerClient(server.grpc_url.removeprefix("grpc://"))
+    tensor = triton.InferInput("X", [1, 1], "FP32")
+    tensor.set_data_from_numpy(np.ones((1, 1), np.float32))
+
+    def load() -> None:
+        began = time.monotonic()
+        while not done.is_set():
+            while len(sent) < (time.monotonic() - began) * rate:
+                client.async_infer(MODEL, [tensor], callback=lambda result, error: None)
+                sent.append(time.monotonic())
+            time.sleep(0.002)
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    try:
+        yield sent
+    finally:
+        done.set()
+        thread.join()
+        client.close()
+
+
+def test_probes_do_not_disturb_what_parity_counts(repository: Repository, bundle: Bundle) -> None:
+    """With a hundred times as many probes as usual."""
+    with TritonServer(repository.path, options=ServerOptions(**FREE_PORTS)) as server:
+        supervisor = Supervisor(server, SupervisorOptions(interval_s=0.01))
+        supervisor.step()
+        with TritonRunner(bundle, server.grpc_url) as runner:
+            report = check_parity(bundle, [runner])
+        assert "gmmvit_probes_total" in supervisor.metrics.text()
+        supervisor._end_watch()
+    assert report.passed, report.failures()
+    assert report.runners[0].check("served").details["joined"] > 0
+
+
+class _Counting:
+    """A server whose statistics of a round have the given inputs and executions beside those of the requests."""
+
+    def __init__(self, *rounds: tuple[int, int]) -> None:
+        self.rounds = list(rounds)
+        self.inputs = self.executions = self.reads = 0
+
+    def run(self, batch: np.ndarray) -> np.ndarray:
+        self.inputs += len(batch)
+        return batch
+
+    def counts(self, model: str) -> tuple[int, int]:
+        self.reads += 1
+        if self.reads % 2 == 0:
+            inputs, executions = self.rounds[self.reads // 2 - 1]
+            self.inputs += inputs
+            self.executions += executions
+        return self.inputs, self.executions
+
+
+@pytest.mark.parametrize(
+    ("rounds", "requests", "executions"),
+    [
+        ([(0, 100)], 160, 100),
+        ([(1, 161), (0, 100)], 160, 100),  # a probe in the first round
+        ([(1, 101), (0, 160), (0, 159)], 320, 319),
+        ([(1, 101), (2, 102), (1, 100)], 480, 303),  # another client in every round
+    ],
+    ids=["alone", "a probe", "joined later", "another client"],
+)
+def test_a_round_with_a_probe_is_not_counted(rounds: list[tuple[int, int]], requests: int, executions: int) -> None:
+    server = _Counting(*rounds)
+    judged = SimpleNamespace(add=lambda *arguments, **options: None)
+    runner, served = SimpleNamespace(run=server.run, max_batch=8), SimpleNamespace(connection=server, network="n")
+    inputs = np.zeros((8, 2), np.float32)
+    counted = _mix(runner, served, inputs, inputs, np.random.default_rng(0), judged)  # type: ignore[arg-type]
+    assert counted == {"requests": requests, "executions": executions, "joined": requests - executions}
+
+
+def test_workers_are_those_of_the_models(server: TritonServer) -> None:
+    assert sorted(worker.model for worker in workers_of(server.pid)) == ["gmmvit_network", "gmmvit_preprocess"]
+
+
+def test_stand_in_answers(stand_in: TritonServer) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", stand_in.http_port, timeout=10)
+    connection.request("POST", f"/v2/models/{MODEL}/infer", infer_body(3))
+    assert b"3.0" in connection.getresponse().read()
+    connection.close()
