@@ -6,12 +6,28 @@ from pathlib import Path
 
 import typer
 
+from gmmvit_cli.gateway_options import (
+    ACCESS_LOG,
+    ALLOW_JSON,
+    GATEWAY,
+    IN_FLIGHT,
+    INSECURE,
+    KEYS,
+    LISTEN,
+    MAX_BODY,
+    QUEUE_LIMIT,
+    QUEUE_TIMEOUT,
+    TLS_CERT,
+    TLS_KEY,
+    settings_from,
+)
 from gmmvit_cli.options import CPU_KERNELS, INPUT, OUTPUT, TARGET, TRITONSERVER, cpu_kernels_from
 from gmmvit_cli.output import JSON_OPTION, note, print_json
 from gmmvit_cli.progress import progress
 
 EXAMPLE = """gmmvit serve bundle
-gmmvit serve model_repository --http-port 0 --grpc-port 0 --log server.log"""
+gmmvit serve model_repository --http-port 0 --grpc-port 0 --log server.log
+gmmvit serve bundle --gateway --keys keys.txt --tls-cert cert.pem"""
 
 
 def serve(
@@ -22,7 +38,8 @@ def serve(
         "127.0.0.1",
         metavar="ADDRESS",
         rich_help_panel=TARGET,
-        help="Address to listen on. Other machines can reach the server unless the address is loopback (127.0.0.1).",
+        help="Address to listen on without a gateway. Any address but loopback (127.0.0.1) needs --insecure, because "
+        "other machines could then send requests without a key.",
     ),
     http_port: int = typer.Option(
         8000, metavar="PORT", rich_help_panel=TARGET, help="Port for HTTP; 0 chooses a free port."
@@ -38,6 +55,23 @@ def serve(
         120.0, metavar="S", rich_help_panel=TARGET, help="Maximum time in seconds until all models are ready."
     ),
     cpu_kernels: str | None = CPU_KERNELS,
+    gateway: bool = typer.Option(
+        False,
+        "--gateway",
+        rich_help_panel=GATEWAY,
+        help="Run HAProxy in front of the server: keys, TLS, limits, and a queue. The ports are then those of HAProxy.",
+    ),
+    listen: str | None = LISTEN,
+    keys: Path | None = KEYS,
+    tls_cert: Path | None = TLS_CERT,
+    tls_key: Path | None = TLS_KEY,
+    insecure: bool = INSECURE,
+    max_body: int = MAX_BODY,
+    allow_json: int = ALLOW_JSON,
+    in_flight: int | None = IN_FLIGHT,
+    queue_limit: int = QUEUE_LIMIT,
+    queue_timeout: int | None = QUEUE_TIMEOUT,
+    access_log: Path | None = ACCESS_LOG,
     log: Path | None = typer.Option(
         None, metavar="FILE", rich_help_panel=OUTPUT, show_default="stderr", help="File to write the server's log to."
     ),
@@ -47,6 +81,22 @@ def serve(
     command 'gmmvit repository' writes. The command prints the
     addresses of the server when all models are ready. When the command ends, it stops the server.
     """
+    settings = settings_from(
+        gateway=gateway,
+        host=host,
+        listen=listen,
+        keys=keys,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        insecure=insecure,
+        max_body=max_body,
+        allow_json=allow_json,
+        in_flight=in_flight,
+        queue_limit=queue_limit,
+        queue_timeout=queue_timeout,
+        access_log=access_log,
+    )
+    from gmmvit_deploy.serving.gateway.service import Gateway
     from gmmvit_deploy.serving.repository import CpuKernelsUse
     from gmmvit_deploy.serving.server import ServerOptions, TritonServer
     from gmmvit_deploy.serving.serving import serve_path
@@ -68,20 +118,22 @@ def serve(
 
     shown = ExitStack()
 
-    def ready(server: TritonServer) -> None:
+    def ready(server: TritonServer, opened: Gateway | None) -> None:
         shown.close()
+        entry = opened or server
         where = {
-            "grpc": server.grpc_url,
-            "http": server.http_url,
-            "metrics": server.metrics_url,
+            "grpc": entry.grpc_url,
+            "http": entry.http_url,
+            "metrics": entry.metrics_url,
             "repository": str(server.repository),
             "pid": server.pid,
+            "gateway_pid": opened.pid if opened else None,
             "cpu_kernels": asdict(used[0]) if used else None,  # repositories of other tools state nothing
         }
         if as_json:
             print_json(where)
         else:
-            typer.echo(f"ready: {server.grpc_url}  {server.http_url}  metrics {server.metrics_url}")
+            typer.echo(f"ready: {entry.grpc_url}  {entry.http_url}  metrics {entry.metrics_url}")
 
     with shown:
         serve_path(
@@ -89,8 +141,11 @@ def serve(
             options,
             cpu_kernels=cpu_kernels_from(cpu_kernels),
             tritonserver=tritonserver,
+            gateway=settings,
+            insecure=insecure,
             on_kernels=on_kernels,
             on_ready=ready,
             on_log_line=note if log is None else None,
+            on_gateway_line=note,
             on_progress=shown.enter_context(progress("serve")),
         )

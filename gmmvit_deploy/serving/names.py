@@ -6,13 +6,15 @@ from typing import Literal, get_args
 
 from gmmvit_deploy.errors import InputError
 
-__all__ = ["ACCELERATORS", "BACKENDS", "RUNTIMES", "Backend", "CpuKernels", "Runtime", "runtime_from"]
+__all__ = ["ACCELERATORS", "BACKENDS", "RUNTIMES", "TUNING_FILE", "Backend", "CpuKernels", "Runtime", "runtime_from"]
 
 Backend = Literal["onnxruntime", "python", "tensorrt"]
 Runtime = Literal["onnxruntime", "openvino"]
 CpuKernels = Literal["auto", "on", "off"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 ACCELERATORS = ("none", "tensorrt")
+TUNING_FILE = "gmmvit_tuning.json"
+"""File in a repository of ``gmmvit tune``: all trials, and the rate and latency limit of the best."""
 RUNTIMES = tuple(f"{runtime}{kernels}" for runtime in get_args(Runtime) for kernels in ("", "+kernels"))
 """Runtimes of the python backend; with ``+kernels``, this project's CPU kernels compute the attentions."""
 

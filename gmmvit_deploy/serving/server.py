@@ -41,6 +41,7 @@ class ServerOptions:
     start_timeout_s: the maximum time until every model is ready, in seconds.
     exit_timeout_s: the maximum time for requests in flight when the server stops, in seconds.
     log_path: the file to which the server's log is appended; None writes no file.
+    extra_arguments: more arguments of ``tritonserver``.
     """
 
     host: str = "127.0.0.1"
@@ -50,6 +51,7 @@ class ServerOptions:
     start_timeout_s: float = 120.0
     exit_timeout_s: int = 15
     log_path: Path | None = None
+    extra_arguments: tuple[str, ...] = ()
 
 
 class TritonServer:
@@ -188,6 +190,7 @@ class TritonServer:
             f"--grpc-port={self.grpc_port}",
             f"--metrics-address={host}",
             f"--metrics-port={self.metrics_port}",
+            *self.options.extra_arguments,
         ]
 
     def _spawn(self) -> None:
