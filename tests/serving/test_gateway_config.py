@@ -140,13 +140,14 @@ class TestConfig:
             {},
             {"json_bytes": 4096},
             {"queue_limit": 0},
+            {"threads": 1},
             {"front": Front(port=9000, secret="0123")},  # noqa: S106 - of a test
             {"admin": ("x-admin", "0123"), "metrics_address": "127.0.0.1:9001"},
             {"health": HealthCheck(path="/v2/health/ready", infers=False, why_not="large")},
             {"access_log": "127.0.0.1:514"},
             {"files": GatewayFiles(socket="/tmp/with space/admin.sock", exporter="/tmp/with space/exporter.sock")},
         ],
-        ids=["default", "json", "no queue", "front", "admin", "no inference", "syslog", "sockets"],
+        ids=["default", "json", "no queue", "threads", "front", "admin", "no inference", "syslog", "sockets"],
     )
     @pytest.mark.process
     def test_haproxy_takes_it(self, changes: dict[str, Any], tmp_path: Path) -> None:
