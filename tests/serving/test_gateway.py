@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import http.client
+import io
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from PIL import Image
 from tritonclient.grpc import service_pb2
 
 from benchmarks.shared import stand_in
@@ -289,6 +291,40 @@ class TestGrpc:
             assert code == grpc.StatusCode.UNIMPLEMENTED
             assert "compressed" in text
             assert stub.call("ModelInfer", grpc_request("pixels", pixels))[0].model_name == "gmmvit_network"
+
+    @pytest.mark.parametrize("rows", [1, 30], ids=["in the buffer", "above the buffer"])
+    @pytest.mark.parametrize("field", ["uint_contents", "int_contents"])
+    def test_no_number_of_typed_contents_wraps(self, rows: int, field: str, gateway: Gateway) -> None:
+        message = service_pb2.ModelInferRequest(model_name="gmmvit_network", id="a")
+        message.parameters["priority"].int64_param = 1
+        tensor = message.inputs.add(name="pixels", datatype="UINT8", shape=[rows, 32, 32, 3])
+        tensor.parameters["unused"].bool_param = True
+        getattr(tensor.contents, field).extend([300] * rows * 3072)
+        message.outputs.add(name="logits")
+        with Stub(gateway.grpc_url) as stub:
+            code, text = stub.code("ModelInfer", message)
+            assert code == grpc.StatusCode.INVALID_ARGUMENT
+            assert "raw_input_contents" in text
+
+    def test_typed_contents_that_cannot_wrap_are_left_alone(self, gateway: Gateway) -> None:
+        image = io.BytesIO()
+        Image.new("RGB", (32, 32)).save(image, "PNG")
+        message = service_pb2.ModelInferRequest(model_name="gmmvit")
+        tensor = message.inputs.add(name="IMAGE", datatype="BYTES", shape=[1, 1])
+        tensor.contents.bytes_contents.append(image.getvalue())
+        with Stub(gateway.grpc_url) as stub:
+            assert stub.call("ModelInfer", message)[0].model_name == "gmmvit"
+
+    @pytest.mark.parametrize("size", [1, 4, 5, 6, 7, 40, 5000])
+    def test_bytes_that_are_no_message_leave_the_gateway_running(self, size: int, gateway: Gateway) -> None:
+        """Raw bytes in the place of a message: Triton refuses them, and the gateway goes on."""
+        for seed in range(8):
+            body = np.random.default_rng(seed).bytes(size)
+            with Stub(gateway.grpc_url) as stub:
+                call = stub.channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+                with pytest.raises(grpc.RpcError):
+                    call(body, timeout=10, metadata=stub.metadata)
+        assert request(gateway.http_url, "/v2").status == 200
 
     def test_what_triton_refuses_keeps_its_status(self, gateway: Gateway) -> None:
         with Stub(gateway.grpc_url) as stub:

@@ -13,6 +13,7 @@ import pytest
 
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, OutputError, RepositoryError, ServerError
+from gmmvit_deploy.serving.gateway import files
 from gmmvit_deploy.serving.gateway.config import config_text
 from gmmvit_deploy.serving.gateway.files import gateway_options, tls_pem
 from gmmvit_deploy.serving.gateway.haproxy import check_config, find_haproxy, haproxy_version
@@ -35,6 +36,7 @@ from gmmvit_deploy.serving.names import TUNING_FILE
 from tests.cli.terminal import gmmvit_here
 from tests.serving.gateways import KEY, OTHER_KEY, certificate, key_file, require_haproxy
 
+REFUSE = Path(files.__file__).with_name("refuse.lua")
 HASH = hashlib.sha256(KEY.encode()).hexdigest().upper()
 PORTS = (8443, 8444, 8445)
 
@@ -156,7 +158,7 @@ class TestConfig:
         config = tmp_path / "haproxy.cfg"
         config.write_text(config_text(made))
         (tmp_path / "keys.map").write_text(f"{HASH} web\n")
-        (tmp_path / "refuse.lua").write_text("core.register_service('gmmvit_refuse', 'http', function(applet) end)")
+        (tmp_path / "refuse.lua").write_text(REFUSE.read_text())
         check_config(program, config)
 
     @pytest.mark.process
