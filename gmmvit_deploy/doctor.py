@@ -29,6 +29,7 @@ from gmmvit_deploy.precision import PRECISIONS, Precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtime.onnxruntime_program import why_not
 from gmmvit_deploy.runtime.openvino import our_kernels
+from gmmvit_deploy.serving.gateway.haproxy import INSTALL_HAPROXY, find_haproxy, haproxy_version
 from gmmvit_deploy.serving.installs import ServerInstall, find_server
 from gmmvit_deploy.variants import onnx_file, open_variant
 
@@ -105,6 +106,7 @@ def _parts() -> list[tuple[str, Callable[[], Check]]]:
         _part("runner", "triton-http", lambda: _client("http"), fix=_install("client")),
         *(_part("engine", name, partial(_builds, name), fix=_install(name)) for name in FLAVORS),
         _part("server", "tritonserver", _server, fix=_install("serve")),
+        _part("server", "haproxy", _haproxy, fix=INSTALL_HAPROXY),
     ]
 
 
@@ -308,6 +310,11 @@ def _server() -> str:
     install = find_server()
     _start_once(install)
     return f"{install.binary} ({install.kind}); backends: {', '.join(install.backend_names) or 'none'}"
+
+
+def _haproxy() -> str:
+    program = find_haproxy()
+    return f"HAProxy {haproxy_version(program)} ({program}), for gmmvit serve --gateway"
 
 
 def _start_once(install: ServerInstall) -> None:

@@ -8,6 +8,7 @@ from benchmarks.shared.places import FAMILIES
 from benchmarks.shared.results import best_straight_of, by_family, by_run, cross_of, interval, result, row_of
 from benchmarks.shared.tables_costs import cost_tables
 from benchmarks.shared.tables_engines import engines_table, head_dims_table, systems_table
+from benchmarks.shared.tables_gateway import gateway_cost_table, overload_table
 from benchmarks.shared.timm_architectures import ARCHITECTURES
 
 __all__ = ["SHOWN", "documented_tables", "page_tables"]
@@ -17,6 +18,8 @@ SHOWN = {
     "fastest_cpu": ("fastest_cpu", "best_straight"),
     "mask_cost": ("mask_free",),
     "served": ("served",),
+    "overload": ("overload",),
+    "gateway_cost": ("gateway_cost",),
     "where_time_goes": ("where_all",),
     "parity_limits": ("parity_limits",),
     "engines": ("engines", "engine_systems", "head_dims"),
@@ -40,6 +43,8 @@ def documented_tables() -> dict[str, str]:
         "best_straight": best_straight_table(fastest) or "No result has these ratios yet.",
         "mask_free": mask_free_table(fastest, costs),
         "served": served_table(result("reported/served")),
+        "overload": overload_table(result("reported/overload")),
+        "gateway_cost": gateway_cost_table(result("reported/gateway_cost")),
         "where": where_table(where, "vit"),
         "where_systems": where_table(where, *profiled) if profiled else "No result has these times yet.",
         "target": target_sentence(where),

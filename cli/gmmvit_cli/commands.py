@@ -35,6 +35,8 @@ JOBS: Mapping[str, Mapping[str, str]] = {
     "Serve": {
         "repository": "Write a Triton model repository from a bundle.",
         "serve": "Serve a bundle with Triton until Ctrl-C or SIGTERM.",
+        "rollout": "Replace the bundle of a running service, without lost requests.",
+        "gateway": "Write a configuration for your own HAProxy in front of Triton.",
         "classify": "Classify images with a Triton server, or locally with a bundle.",
         "tune": "Find the fastest server settings within a latency limit.",
     },

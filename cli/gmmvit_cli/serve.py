@@ -6,6 +6,21 @@ from pathlib import Path
 
 import typer
 
+from gmmvit_cli.gateway_options import (
+    ACCESS_LOG,
+    ALLOW_JSON,
+    GATEWAY,
+    IN_FLIGHT,
+    INSECURE,
+    KEYS,
+    LISTEN,
+    MAX_BODY,
+    QUEUE_LIMIT,
+    QUEUE_TIMEOUT,
+    TLS_CERT,
+    TLS_KEY,
+    settings_from,
+)
 from gmmvit_cli.options import (
     CPU_KERNELS,
     INPUT,
@@ -17,20 +32,27 @@ from gmmvit_cli.options import (
 )
 from gmmvit_cli.output import JSON_OPTION, note, print_json
 from gmmvit_cli.progress import progress
+from gmmvit_deploy.errors import InputError
 
 EXAMPLE = """gmmvit serve bundle
-gmmvit serve model_repository --http-port 0 --grpc-port 0 --log server.log"""
+gmmvit serve model_repository --http-port 0 --grpc-port 0 --log server.log
+gmmvit serve bundle --gateway --keys keys.txt --tls-cert cert.pem"""
 
 
 def serve(
-    path: Path = typer.Argument(
-        metavar="BUNDLE_OR_REPOSITORY", rich_help_panel=INPUT, help="The bundle or Triton model repository to serve."
+    path: Path | None = typer.Argument(
+        None,
+        metavar="BUNDLE_OR_REPOSITORY",
+        rich_help_panel=INPUT,
+        show_default=False,
+        help="The bundle or Triton model repository to serve. With --state: the first bundle.",
     ),
     host: str = typer.Option(
         "127.0.0.1",
         metavar="ADDRESS",
         rich_help_panel=TARGET,
-        help="Address to listen on. Other machines can reach the server unless the address is loopback (127.0.0.1).",
+        help="Address to listen on without a gateway. Any address but loopback (127.0.0.1) needs --insecure, because "
+        "other machines could then send requests without a key.",
     ),
     http_port: int = typer.Option(
         8000, metavar="PORT", rich_help_panel=TARGET, help="Port for HTTP; 0 chooses a free port."
@@ -47,6 +69,31 @@ def serve(
     ),
     cpu_kernels: str | None = CPU_KERNELS,
     request_pixels: int | None = REQUEST_PIXELS,
+    gateway: bool = typer.Option(
+        False,
+        "--gateway",
+        rich_help_panel=GATEWAY,
+        help="Run HAProxy in front of the server: keys, TLS, limits, and a queue. The ports are then those of HAProxy.",
+    ),
+    listen: str | None = LISTEN,
+    keys: Path | None = KEYS,
+    tls_cert: Path | None = TLS_CERT,
+    tls_key: Path | None = TLS_KEY,
+    insecure: bool = INSECURE,
+    max_body: int = MAX_BODY,
+    allow_json: int = ALLOW_JSON,
+    in_flight: int | None = IN_FLIGHT,
+    queue_limit: int = QUEUE_LIMIT,
+    queue_timeout: int | None = QUEUE_TIMEOUT,
+    access_log: Path | None = ACCESS_LOG,
+    state: Path | None = typer.Option(
+        None,
+        "--state",
+        metavar="DIR",
+        rich_help_panel=GATEWAY,
+        help="Folder of a service whose bundle 'gmmvit rollout' replaces; after a restart, the service serves the "
+        "bundle that was promoted last.",
+    ),
     log: Path | None = typer.Option(
         None, metavar="FILE", rich_help_panel=OUTPUT, show_default="stderr", help="File to write the server's log to."
     ),
@@ -57,9 +104,26 @@ def serve(
     addresses of the server when all models are ready. It restarts a server that has died, on the same ports. On SIGTERM
     and SIGINT, the server completes the requests in progress, and the command ends with status 0.
     """
+    settings = settings_from(
+        gateway=gateway,
+        host=host,
+        listen=listen,
+        keys=keys,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        insecure=insecure,
+        max_body=max_body,
+        allow_json=allow_json,
+        in_flight=in_flight,
+        queue_limit=queue_limit,
+        queue_timeout=queue_timeout,
+        access_log=access_log,
+    )
+    from gmmvit_deploy.serving.gateway.service import Gateway
     from gmmvit_deploy.serving.repository import CpuKernelsUse
-    from gmmvit_deploy.serving.server import ServerOptions
-    from gmmvit_deploy.serving.serving import Service, serve_path
+    from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+    from gmmvit_deploy.serving.service import Service
+    from gmmvit_deploy.serving.serving import serve_path
 
     options = ServerOptions(
         host=host,
@@ -78,22 +142,46 @@ def serve(
 
     shown = ExitStack()
 
-    def ready(service: Service) -> None:
+    def announce(entry: Service | Gateway, server: TritonServer, opened: Gateway | None) -> None:
         shown.close()
-        server = service.server
         where = {
-            "grpc": server.grpc_url,
-            "http": server.http_url,
-            "metrics": service.metrics_url,
+            "grpc": entry.grpc_url,
+            "http": entry.http_url,
+            "metrics": entry.metrics_url,
             "repository": str(server.repository),
             "pid": server.pid,
+            "gateway_pid": opened.pid if opened else None,
             "cpu_kernels": asdict(used[0]) if used else None,  # repositories of other tools state nothing
         }
         if as_json:
             print_json(where)
         else:
-            typer.echo(f"ready: {server.grpc_url}  {server.http_url}  metrics {service.metrics_url}")
+            typer.echo(f"ready: {entry.grpc_url}  {entry.http_url}  metrics {entry.metrics_url}")
 
+    if state is not None:
+        if settings is None or request_pixels is not None:
+            raise InputError(
+                "--state needs --gateway, and excludes --request-pixels",
+                hint="type gmmvit serve BUNDLE --gateway --keys FILE --state DIR",
+            )
+        from gmmvit_deploy.rollout.serving import serve_with_state
+
+        with shown:
+            serve_with_state(
+                path,
+                state,
+                options,
+                settings,
+                cpu_kernels=cpu_kernels_from(cpu_kernels),
+                tritonserver=tritonserver,
+                on_ready=lambda gateway, slots: announce(gateway, slots.server, gateway),
+                on_log_line=note if log is None else None,
+                on_gateway_line=note,
+                on_progress=shown.enter_context(progress("serve")),
+            )
+        return
+    if path is None:
+        raise InputError("expected a bundle or a repository to serve", hint="type gmmvit serve BUNDLE")
     with shown:
         serve_path(
             path,
@@ -101,8 +189,11 @@ def serve(
             cpu_kernels=cpu_kernels_from(cpu_kernels),
             request_pixels=request_pixels,
             tritonserver=tritonserver,
+            gateway=settings,
+            insecure=insecure,
             on_kernels=on_kernels,
-            on_ready=ready,
+            on_ready=lambda service: announce(service, service.server, service.gateway),
             on_log_line=note if log is None else None,
+            on_gateway_line=note,
             on_progress=shown.enter_context(progress("serve")),
         )

@@ -33,13 +33,13 @@ from gmmvit_deploy.reporting import described_bundle, plain
 from gmmvit_deploy.runners.triton import TritonRunner
 from gmmvit_deploy.serving.installs import find_server
 from gmmvit_deploy.serving.model_configs import CpuKernels, RepositoryOptions, runtime_from
+from gmmvit_deploy.serving.names import TUNING_FILE
 from gmmvit_deploy.serving.repository import CpuKernelsUse, repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.writing import require_free
 
 __all__ = ["TUNING_FILE", "Trial", "TuneOptions", "Tuning", "settings_table", "tune"]
 
-TUNING_FILE = "gmmvit_tuning.json"
 _FORMAT = "gmmvit-tuning/1"
 _DELAYS_US = (0, 500, 2000)
 _INPUTS = 128

@@ -14,6 +14,7 @@ __all__ = [
     "BACKENDS",
     "DEFAULT_REQUEST_PIXELS",
     "RUNTIMES",
+    "TUNING_FILE",
     "Backend",
     "CpuKernels",
     "Runtime",
@@ -27,6 +28,8 @@ BACKENDS: tuple[Backend, ...] = get_args(Backend)
 ACCELERATORS = ("none", "tensorrt")
 DEFAULT_REQUEST_PIXELS = 200_000_000
 """The maximum number of pixels in the images of a request: 16 photographs of 12 megapixels, or 4 of 50 megapixels."""
+TUNING_FILE = "gmmvit_tuning.json"
+"""File in a repository of ``gmmvit tune``: all trials, and the rate and latency limit of the best."""
 RUNTIMES = tuple(f"{runtime}{kernels}" for runtime in get_args(Runtime) for kernels in ("", "+kernels"))
 """Runtimes of the python backend; with ``+kernels``, this project's CPU kernels compute the attentions."""
 

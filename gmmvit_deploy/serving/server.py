@@ -52,6 +52,7 @@ class ServerOptions:
     admin_secret: requests to the server's interfaces for logging, trace, shared memory, statistics and the model
     repository must have this value in the header `ADMIN_HEADER`. None leaves these interfaces open. Every user of this
     machine can read the secret in the server's command line.
+    extra_arguments: more arguments of ``tritonserver``.
     Errors: InputError when the secret has characters other than ASCII letters, digits, - and _, or is empty.
     """
 
@@ -64,6 +65,7 @@ class ServerOptions:
     exit_timeout_s: int = 15
     log_path: Path | None = None
     admin_secret: str | None = field(default=None, repr=False)
+    extra_arguments: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.admin_secret is not None and not re.fullmatch(r"[A-Za-z0-9_-]+", self.admin_secret):
@@ -251,6 +253,7 @@ class TritonServer:
             f"--metrics-address={self.options.metrics_host or host}",
             f"--metrics-port={self.metrics_port}",
             *self.options.restrictions,
+            *self.options.extra_arguments,
         ]
 
     def _spawn(self) -> None:

@@ -2,40 +2,23 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
-from contextlib import closing
-from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 
 from gmmvit_deploy.artifacts import MANIFEST_FILE, open_bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.leftovers import temporary_folder
 from gmmvit_deploy.progress import OnProgress, Progress, ignore, prefixed
-from gmmvit_deploy.serving.installs import find_server
+from gmmvit_deploy.serving.gateway.options import GatewaySettings, require_insecure
+from gmmvit_deploy.serving.installs import ServerInstall, find_server
 from gmmvit_deploy.serving.model_configs import CpuKernels, RepositoryOptions
 from gmmvit_deploy.serving.names import DEFAULT_REQUEST_PIXELS
 from gmmvit_deploy.serving.repository import CpuKernelsUse, repository_from_bundle, stated_cpu_kernels
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
-from gmmvit_deploy.serving.supervisor import Supervisor
-from gmmvit_deploy.serving.supervisor_metrics import MetricsEndpoint
+from gmmvit_deploy.serving.service import BareService, GatewayService, Service
+from gmmvit_deploy.serving.signals import Signals
 
-__all__ = ["Service", "serve_path"]
-
-_LOOPBACK = "127.0.0.1"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
-    """What ``gmmvit serve`` runs.
-
-    server: the server. Its process ID changes with a restart, and its ports do not.
-    metrics_url: the address of the metrics of the server and of the supervisor.
-    """
-
-    server: TritonServer
-    metrics_url: str
+__all__ = ["serve_path"]
 
 
 def serve_path(
@@ -45,9 +28,12 @@ def serve_path(
     cpu_kernels: CpuKernels | None = None,
     request_pixels: int | None = None,
     tritonserver: Path | None = None,
+    gateway: GatewaySettings | None = None,
+    insecure: bool = False,
     on_kernels: Callable[[CpuKernelsUse], None] = lambda use: None,
     on_ready: Callable[[Service], None] = lambda service: None,
     on_log_line: Callable[[str], None] | None = None,
+    on_gateway_line: Callable[[str], None] | None = None,
     on_progress: OnProgress = ignore,
 ) -> None:
     """Serve a bundle or a repository from the main thread until SIGINT or SIGTERM, and restart a server that has died.
@@ -58,84 +44,85 @@ def serve_path(
     request_pixels: the maximum number of pixels in the images of a request, for the temporary repository; None means
     `DEFAULT_REQUEST_PIXELS`.
     tritonserver: the path of the server program; None searches for an installed server.
+    gateway: settings of HAProxy in front of the server; None starts no gateway. With a gateway, ``options`` gives the
+    ports of the gateway, and the server listens on free ports of loopback.
+    insecure: True permits a server without a gateway on an address that other machines can reach.
     on_kernels: called with a `CpuKernelsUse`, which states whether the network uses this project's CPU kernels.
     on_ready: called with the addresses when every model is ready for the first time.
     on_log_line: called with each line of the server's log.
+    on_gateway_line: called with each line of the gateway's log; the access log is not part of it.
     on_progress: called with each step until every model is ready.
     A second SIGINT or SIGTERM kills the server at once, without a wait for requests in flight.
-    Errors: those of `TritonServer.start`, `open_bundle` and `repository_from_bundle`, and
+    Errors: those of `TritonServer.start`, `Gateway`, `Gateway.start`, `open_bundle` and `repository_from_bundle`, and
         MissingDependencyError: no server is installed.
         ServerError: ``tritonserver`` is not an executable file, or the server was not ready after several restarts.
+        InputError: the address is not loopback, without a gateway and without ``insecure``.
         InputError: ``cpu_kernels`` or ``request_pixels`` is given for a repository, which already states both.
     """
     install = find_server(tritonserver)
-    with temporary_folder("repository") as folder:
-        repository = path
-        if (path / MANIFEST_FILE).is_file():
-            written = RepositoryOptions(
-                backend=install.best_backend,
-                cpu_kernels=cpu_kernels or "auto",
-                request_pixels=DEFAULT_REQUEST_PIXELS if request_pixels is None else request_pixels,
-            )
-            made = repository_from_bundle(
-                open_bundle(path), folder / "models", written, on_progress=prefixed("repository", on_progress)
-            )
-            repository = made.path
-            on_kernels(made.cpu_kernels)
-        elif request_pixels is not None:
-            raise InputError(
-                f"{path}: --request-pixels needs a bundle, got a repository, which already states the maximum",
-                hint="remove --request-pixels, or type gmmvit repository BUNDLE --request-pixels N",
-            )
-        elif cpu_kernels is not None:
-            raise InputError(
-                f"{path}: --cpu-kernels needs a bundle, got a repository, which already states whether to use kernels",
-                hint="remove --cpu-kernels, or type gmmvit repository BUNDLE --cpu-kernels auto for a new repository",
-            )
-        else:
-            stated = stated_cpu_kernels(path)
-            if stated is not None:
-                on_kernels(stated)
-        # The supervisor answers on the metrics port, also while the server restarts.
-        own = replace(options, metrics_host=_LOOPBACK, metrics_port=0)
-        server = TritonServer(repository, install=install, options=own, on_log_line=on_log_line)
-        supervisor = Supervisor(server)
-        signals = _Signals(server)
-        endpoint = MetricsEndpoint(options.host, options.metrics_port, supervisor.metrics_text)
-        with signals, closing(endpoint):
+    if gateway is None:
+        require_insecure(options.host, insecure=insecure)
+        service: Service = BareService(options, on_log_line=on_log_line)
+    else:
+        service = GatewayService(options, gateway, on_log_line=on_log_line, on_gateway_line=on_gateway_line)
+    with service, temporary_folder("repository") as folder:
+        repository = _repository(
+            path,
+            folder,
+            install,
+            cpu_kernels=cpu_kernels,
+            request_pixels=request_pixels,
+            on_kernels=on_kernels,
+            on_progress=on_progress,
+        )
+        server = TritonServer(repository, install=install, options=service.server_options, on_log_line=on_log_line)
+        with Signals(on_second=service.kill_now) as signals:
             try:
                 on_progress(Progress("start the server and load the models"))
-                server.start(cancelled=signals.any_seen)
+                service.start(server, cancelled=signals.any_seen)
                 if not signals.any_seen():
-                    on_ready(Service(server=server, metrics_url=endpoint.url))
-                supervisor.run(signals.any_seen)
+                    on_ready(service)
+                service.run(signals.any_seen)
             except BaseException:
                 if not signals.seen:
                     raise
             finally:
-                server.stop()
+                service.stop()
 
 
-class _Signals:
-    """Counts SIGINT and SIGTERM; the second signal kills the server."""
-
-    def __init__(self, server: TritonServer) -> None:
-        self.seen = 0
-        self._server = server
-        self._before: dict[signal.Signals, object] = {}
-
-    def any_seen(self) -> bool:
-        return self.seen > 0
-
-    def __enter__(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._count)
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]  # the handler that signal() returned
-
-    def _count(self, number: int, frame: FrameType | None) -> None:
-        self.seen += 1
-        if self.seen > 1:
-            self._server.kill_now()
+def _repository(
+    path: Path,
+    folder: Path,
+    install: ServerInstall,
+    *,
+    cpu_kernels: CpuKernels | None,
+    request_pixels: int | None,
+    on_kernels: Callable[[CpuKernelsUse], None],
+    on_progress: OnProgress,
+) -> Path:
+    """Return the repository at ``path``, or the repository that is written in ``folder`` for the bundle at ``path``."""
+    if (path / MANIFEST_FILE).is_file():
+        written = RepositoryOptions(
+            backend=install.best_backend,
+            cpu_kernels=cpu_kernels or "auto",
+            request_pixels=DEFAULT_REQUEST_PIXELS if request_pixels is None else request_pixels,
+        )
+        made = repository_from_bundle(
+            open_bundle(path), folder / "models", written, on_progress=prefixed("repository", on_progress)
+        )
+        on_kernels(made.cpu_kernels)
+        return made.path
+    if request_pixels is not None:
+        raise InputError(
+            f"{path}: --request-pixels needs a bundle, got a repository, which already states the maximum",
+            hint="remove --request-pixels, or type gmmvit repository BUNDLE --request-pixels N",
+        )
+    if cpu_kernels is not None:
+        raise InputError(
+            f"{path}: --cpu-kernels needs a bundle, got a repository, which already states whether to use kernels",
+            hint="remove --cpu-kernels, or type gmmvit repository BUNDLE --cpu-kernels auto for a new repository",
+        )
+    stated = stated_cpu_kernels(path)
+    if stated is not None:
+        on_kernels(stated)
+    return path

@@ -79,8 +79,12 @@ class Supervisor:
                 self.step(stopped)
                 time.sleep(_POLL_S)
         finally:
-            self._end_watch()
-            self.metrics.up = False
+            self.close()
+
+    def close(self) -> None:
+        """End the watch; the server stays as it is."""
+        self._end_watch()
+        self.metrics.up = False
 
     def step(self, stopped: Callable[[], bool] = lambda: False) -> None:
         """Look once, and restart the server if it is dead.  Errors: as for `run`."""

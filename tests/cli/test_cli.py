@@ -389,6 +389,7 @@ def test_doctor(gmmvit: Gmmvit) -> None:
         assert checks[name]["works"], checks[name]
     for check in checks.values():
         assert check["detail"]
+    assert checks["haproxy"]["works"] or checks["haproxy"]["fix"] == "apt-get install haproxy"
     assert [name for name, check in checks.items() if check["kind"] == "kernel"] == [
         "onnxruntime+kernels",
         "openvino+kernels",

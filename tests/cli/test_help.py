@@ -90,7 +90,8 @@ class TestEveryCommand:
 
     def test_examples_can_be_typed(self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "bundle").mkdir()
-        (tmp_path / "photo.jpg").touch()
+        for name_of_file in ("photo.jpg", "keys.txt", "cert.pem"):
+            (tmp_path / name_of_file).touch()
         monkeypatch.chdir(tmp_path)
         lines = import_module(f"gmmvit_cli.{name}").EXAMPLE.splitlines()
         assert lines
@@ -209,6 +210,7 @@ def test_an_input_that_is_missing_is_refused_without_loading_pytorch(tmp_path: P
         f"bench --compare {result} {result}",
         "repository nowhere",
         "serve nowhere",
+        "gateway nowhere",
         "classify nowhere",
         "tune nowhere --bound-ms 1",
         "page nowhere",

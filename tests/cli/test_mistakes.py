@@ -90,7 +90,7 @@ OUTPUTS = [
     for option in options(name)
     if "Path" in kinds(name).get(option.name, "")
     and option.rich_help_panel == OUTPUT
-    and option.opts[-1] != "--log"  # a log is continued in place
+    and option.opts[-1] not in ("--log", "--access-log")  # a log is continued in place
 ]
 
 

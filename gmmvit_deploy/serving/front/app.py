@@ -106,7 +106,8 @@ class _Front:
             model = await self._triton.model()
             top = _top(request, len(model.labels))
             images = images_from_body(body, boundary, model.max_batch)
-            logits = await self._triton.logits(images)
+            logits, bundle = await self._triton.logits(images)
+            model = await self._triton.model_of(bundle)
         finally:
             self._running.release()
         predictions = [[asdict(guess) for guess in likeliest(row, model.labels, top)] for row in logits]

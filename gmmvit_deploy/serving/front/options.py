@@ -14,6 +14,7 @@ from gmmvit_deploy.runtime.triton import DEFAULT_MODEL
 __all__ = [
     "BUNDLE_HEADER",
     "CLASSIFY_PATH",
+    "DEFAULT_BUFFERED_BYTES",
     "FRONT_HEADER",
     "READY_PATH",
     "RETRY_AFTER_S",
@@ -27,6 +28,7 @@ BUNDLE_HEADER = "x-gmmvit-bundle"
 """The header of an answer with the hash of the bundle that computed the answer."""
 CLASSIFY_PATH = "/classify"
 READY_PATH = "/ready"
+DEFAULT_BUFFERED_BYTES = 256 * 2**20
 RETRY_AFTER_S = 1
 """The value of ``Retry-After`` with status 503, in seconds."""
 
@@ -50,7 +52,7 @@ class FrontOptions:
     triton_url: str
     model: str = DEFAULT_MODEL
     max_body_bytes: int = 16 * 2**20
-    max_buffered_bytes: int = 256 * 2**20
+    max_buffered_bytes: int = DEFAULT_BUFFERED_BYTES
     max_requests: int = 64
     max_running: int = 16
     queue_timeout_s: float = 0.25

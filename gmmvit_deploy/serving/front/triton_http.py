@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from gmmvit_deploy.serving.front.options import FrontOptions
+from gmmvit_deploy.serving.front.options import BUNDLE_HEADER, FrontOptions
 from gmmvit_deploy.serving.front.refusals import Refusal, overloaded
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Model", "Triton"]
 
 _LENGTH_HEADER = "Inference-Header-Content-Length"
+_MOST_READINGS = 16
 _MODEL_KEPT_S = 1.0
 """A description of the model is read again after this time: a server takes longer to start with another bundle."""
 
@@ -85,8 +86,21 @@ class Triton:
             self._read_at = time.monotonic()
         return self._model
 
-    async def logits(self, images: Sequence[bytes]) -> NDArray[Any]:
-        """Return the logits, float32 (images, classes)."""
+    async def model_of(self, bundle: str) -> Model:
+        """Return the description of the model of a bundle, while a rollout changes the server behind the gateway.
+
+        bundle: the SHA-256 that an answer states; "" if the server states no bundle.
+        """
+        model = await self.model()
+        for _ in range(_MOST_READINGS):
+            if bundle in ("", model.bundle):
+                return model
+            self._model = None
+            model = await self.model()
+        raise overloaded("the served model is changing; send the request again later")
+
+    async def logits(self, images: Sequence[bytes]) -> tuple[NDArray[Any], str]:
+        """Return the logits, float32 (images, classes), and the bundle that the answer states, or ""."""
         header, tensor = _request(images)
         answer = await self._sent(
             "POST",
@@ -95,9 +109,10 @@ class Triton:
             headers={_LENGTH_HEADER: str(len(header)), "Content-Type": "application/octet-stream"},
         )
         try:
-            return _logits(answer.content, int(answer.headers[_LENGTH_HEADER]), len(images))
+            logits = _logits(answer.content, int(answer.headers[_LENGTH_HEADER]), len(images))
         except (KeyError, TypeError, ValueError) as exc:
             raise Refusal(502, "the server sent no logits for the images") from exc
+        return logits, answer.headers.get(BUNDLE_HEADER, "")
 
     async def _sent(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         try:

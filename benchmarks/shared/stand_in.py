@@ -1,0 +1,55 @@
+"""Write a repository with a stand-in for a network that sleeps: its capacity is exact, also on a busy machine.
+
+capacity = MAX_BATCH / sleep        requests of a single image a second, without the use of a processor
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["BUNDLE", "LOGITS", "MAX_BATCH", "MODEL", "SHAPE", "sleeping_repository"]
+
+MODEL = "gmmvit_network"
+SHAPE = (32, 32, 3)
+LOGITS = 10
+MAX_BATCH = 2
+BUNDLE = "5" * 64
+"""Stands for the SHA-256 of a bundle."""
+
+_CONFIG = """name: "{model}"
+backend: "python"
+max_batch_size: {batch}
+input {{ name: "pixels" data_type: TYPE_UINT8 dims: [ {dims} ] }}
+output {{ name: "logits" data_type: TYPE_FP32 dims: [ {logits} ] }}
+instance_group {{ count: 1 kind: KIND_CPU }}
+dynamic_batching {{ }}
+parameters {{ key: "gmmvit_bundle_sha256" value {{ string_value: "{bundle}" }} }}
+"""
+
+_MODEL = """import time
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep({sleep_s})
+        answers = []
+        for request in requests:
+            rows = len(pb_utils.get_input_tensor_by_name(request, "pixels").as_numpy())
+            logits = pb_utils.Tensor("logits", np.zeros((rows, {logits}), np.float32))
+            answers.append(pb_utils.InferenceResponse(output_tensors=[logits]))
+        return answers
+"""
+
+
+def sleeping_repository(folder: Path, *, sleep_s: float = 0.02) -> Path:
+    """Write the repository to ``folder``, and return the folder."""
+    (folder / MODEL / "1").mkdir(parents=True)
+    dims = ", ".join(map(str, SHAPE))
+    config = _CONFIG.format(model=MODEL, batch=MAX_BATCH, dims=dims, logits=LOGITS, bundle=BUNDLE)
+    (folder / MODEL / "config.pbtxt").write_text(config, encoding="utf-8")
+    source = _MODEL.format(sleep_s=sleep_s, logits=LOGITS)
+    (folder / MODEL / "1" / "model.py").write_text(source, encoding="utf-8")
+    return folder

@@ -1,0 +1,168 @@
+"""Options of the gateway, which ``gmmvit serve`` and ``gmmvit gateway`` share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from gmmvit_cli.options import OUTPUT, existing
+from gmmvit_deploy.errors import InputError
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.serving.gateway.options import GatewaySettings
+
+__all__ = [
+    "ACCESS_LOG",
+    "ALLOW_JSON",
+    "GATEWAY",
+    "INSECURE",
+    "IN_FLIGHT",
+    "KEYS",
+    "LISTEN",
+    "LOOPBACK",
+    "MAX_BODY",
+    "QUEUE_LIMIT",
+    "QUEUE_TIMEOUT",
+    "TLS_CERT",
+    "TLS_KEY",
+    "settings_from",
+]
+
+GATEWAY = "Gateway"
+LOOPBACK = "127.0.0.1"
+
+LISTEN = typer.Option(
+    None,
+    "--listen",
+    metavar="ADDRESS",
+    rich_help_panel=GATEWAY,
+    show_default=LOOPBACK,
+    help="Address for the gateway to listen on; 0.0.0.0 means all addresses. Any address but loopback needs --tls-cert "
+    "or --insecure.",
+)
+KEYS = typer.Option(
+    None,
+    "--keys",
+    metavar="FILE",
+    rich_help_panel=GATEWAY,
+    callback=existing("--keys"),
+    help="Key file with a line NAME KEY for each client, required for a gateway. A changed file is reloaded.",
+)
+TLS_CERT = typer.Option(
+    None,
+    "--tls-cert",
+    metavar="FILE",
+    rich_help_panel=GATEWAY,
+    callback=existing("--tls-cert"),
+    help="PEM file of the certificate and its chain.",
+)
+TLS_KEY = typer.Option(
+    None,
+    "--tls-key",
+    metavar="FILE",
+    rich_help_panel=GATEWAY,
+    show_default="in the file of --tls-cert",
+    callback=existing("--tls-key"),
+    help="PEM file of the private key, without a password.",
+)
+INSECURE = typer.Option(
+    False,
+    "--insecure",
+    rich_help_panel=GATEWAY,
+    help="Permit an address that other machines can reach without a gateway, or with a gateway that does not use TLS.",
+)
+MAX_BODY = typer.Option(
+    16 * 2**20,
+    "--max-body",
+    metavar="BYTES",
+    rich_help_panel=GATEWAY,
+    help="Maximum size of a request in bytes.",
+)
+ALLOW_JSON = typer.Option(
+    0,
+    "--allow-json",
+    metavar="BYTES",
+    rich_help_panel=GATEWAY,
+    help="Accept tensors in JSON in requests of at most this size; 0 refuses them. Triton silently reduces a number "
+    "such as 300 to 8 bits for a uint8 input.",
+)
+IN_FLIGHT = typer.Option(
+    None,
+    "--in-flight",
+    metavar="N",
+    rich_help_panel=GATEWAY,
+    show_default="from the measurement of gmmvit tune, else 16",
+    help="Requests that Triton gets at the same time, for each of HTTP and gRPC; more requests wait in the gateway.",
+)
+QUEUE_LIMIT = typer.Option(
+    256,
+    "--queue-limit",
+    metavar="N",
+    rich_help_panel=GATEWAY,
+    help="Requests that may wait in the gateway, HTTP and gRPC together; more requests are refused at once.",
+)
+QUEUE_TIMEOUT = typer.Option(
+    None,
+    "--queue-timeout",
+    metavar="MS",
+    rich_help_panel=GATEWAY,
+    show_default="the latency limit of gmmvit tune, else 250",
+    help="Maximum time that a request waits in the gateway, in milliseconds.",
+)
+ACCESS_LOG = typer.Option(
+    None,
+    "--access-log",
+    metavar="FILE",
+    rich_help_panel=OUTPUT,
+    show_default="stderr",
+    help="File to which the gateway appends a line of JSON for each request.",
+)
+
+
+def settings_from(
+    *,
+    gateway: bool,
+    host: str,
+    listen: str | None,
+    keys: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    insecure: bool,
+    max_body: int,
+    allow_json: int,
+    in_flight: int | None,
+    queue_limit: int,
+    queue_timeout: int | None,
+    access_log: Path | None,
+) -> GatewaySettings | None:
+    """Return the settings of a gateway, or None without ``--gateway``.
+
+    Errors: InputError when an option of the gateway is given without ``--gateway``, and for invalid settings.
+    """
+    from gmmvit_deploy.serving.gateway.options import GatewaySettings
+
+    if not gateway:
+        given = {"--listen": listen, "--keys": keys, "--tls-cert": tls_cert, "--tls-key": tls_key}
+        for option, value in {**given, "--access-log": access_log}.items():
+            if value is not None:
+                raise InputError(f"{option} needs --gateway", hint=f"add --gateway, or remove {option}")
+        return None
+    if host != LOOPBACK:
+        raise InputError("--host and --gateway exclude each other", hint=f"type --listen {host} in place of --host")
+    if keys is None:
+        raise InputError("--gateway needs --keys FILE", hint="write a file with a line NAME KEY for each client")
+    return GatewaySettings(
+        keys=keys,
+        listen=listen or LOOPBACK,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        insecure=insecure,
+        max_body_bytes=max_body,
+        json_bytes=allow_json,
+        in_flight=in_flight,
+        queue_limit=queue_limit,
+        queue_timeout_ms=queue_timeout,
+        access_log=access_log,
+    )

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from gmmvit_cli.options import INPUT, OUTPUT, TARGET
+from gmmvit_cli.output import JSON_OPTION, note, print_json
+from gmmvit_deploy.errors import InputError, ServerError
+
+EXAMPLE = """gmmvit rollout new-bundle --to service
+gmmvit rollout new-bundle --to service --canary 5% --canary-images photos/
+gmmvit rollout --abort --to service"""
+
+_CANARY = "Canary"
+
+
+def rollout(
+    bundle: Path | None = typer.Argument(
+        None, metavar="BUNDLE", rich_help_panel=INPUT, help="The bundle to serve from now on."
+    ),
+    to: Path = typer.Option(
+        ..., "--to", metavar="DIR", rich_help_panel=TARGET, help="State folder of the service (gmmvit serve --state)."
+    ),
+    canary: str | None = typer.Option(
+        None,
+        metavar="SHARE",
+        rich_help_panel=_CANARY,
+        help="First share of the traffic for the new bundle, such as 5%.",
+    ),
+    canary_requests: int = typer.Option(
+        200, min=1, metavar="N", rich_help_panel=_CANARY, help="Number of requests that the new bundle must answer."
+    ),
+    canary_timeout: float = typer.Option(
+        600.0, metavar="S", rich_help_panel=_CANARY, help="Maximum time for these requests, in seconds."
+    ),
+    canary_slower: float = typer.Option(
+        1.5, metavar="RATIO", rich_help_panel=_CANARY, help="Maximum of the mean times, new divided by old."
+    ),
+    canary_images: list[str] = typer.Option(
+        [], metavar="IMAGE|FOLDER|GLOB", rich_help_panel=_CANARY, help="Images that both bundles classify; repeatable."
+    ),
+    canary_agreement: float = typer.Option(
+        0.95, metavar="SHARE", rich_help_panel=_CANARY, help="Minimum share of these images with the same label."
+    ),
+    allow_contract_change: bool = typer.Option(
+        False,
+        "--allow-contract-change",
+        rich_help_panel=INPUT,
+        help="Permit other labels, another input, or a smaller largest batch.",
+    ),
+    abort: bool = typer.Option(
+        False, "--abort", rich_help_panel=OUTPUT, help="End the running rollout; the old bundle stays."
+    ),
+    status: bool = typer.Option(
+        False, "--status", rich_help_panel=OUTPUT, help="Print what the service serves, and the step of a rollout."
+    ),
+    as_json: bool = JSON_OPTION,
+) -> None:
+    """A service is a running 'gmmvit serve --gateway --state DIR'. It starts a second server with the new bundle
+    beside the first. If the new server gives the golden answers of its bundle and passes the canary, it gets all of the
+    traffic, and the first server ends. Otherwise the first server keeps the traffic, and the exit status is 1.
+    """
+    from gmmvit_deploy.rollout.canary import share_from
+    from gmmvit_deploy.rollout.control import send_order
+
+    if sum((bundle is not None, abort, status)) != 1:
+        raise InputError(
+            "expected BUNDLE, --abort or --status, and only one of them",
+            hint=f"type gmmvit rollout BUNDLE --to {to}, or gmmvit rollout --abort --to {to}",
+        )
+    order: dict[str, Any] = {"order": "abort" if abort else "status"}
+    if bundle is not None:
+        order = {
+            "order": "rollout",
+            "bundle": str(bundle.absolute()),
+            "canary_share": None if canary is None else share_from(canary),
+            "canary_requests": canary_requests,
+            "canary_timeout_s": canary_timeout,
+            "canary_slower": canary_slower,
+            "canary_images": _image_paths(canary_images),
+            "canary_agreement": canary_agreement,
+            "allow_contract_change": allow_contract_change,
+        }
+    last: dict[str, Any] = {}
+    for last in send_order(to, order):
+        if "step" in last:
+            note(str(last["step"]))
+    if "error" in last:
+        raise ServerError(str(last["error"]), hint=str(last["hint"]))
+    if as_json:
+        print_json(last)
+    else:
+        typer.echo(str(last["done"]))
+
+
+def _image_paths(images: list[str]) -> list[str]:
+    from gmmvit_deploy.data.files import image_files
+
+    return [str(path.absolute()) for path in image_files(images)] if images else []

@@ -1,0 +1,215 @@
+"""The servers of a service, behind the gateway: the served server, and during a rollout a new server beside it.
+
+The gateway knows two places, ``blue`` and ``green``. The served server is in the one, the new server in the other.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.errors import ServerError
+from gmmvit_deploy.leftovers import temporary_folder
+from gmmvit_deploy.rollout.canary import Counts
+from gmmvit_deploy.serving.gateway.options import PLACES
+from gmmvit_deploy.serving.gateway.places import Places
+from gmmvit_deploy.serving.gateway.service import Gateway
+from gmmvit_deploy.serving.installs import ServerInstall
+from gmmvit_deploy.serving.model_configs import CpuKernels, RepositoryOptions
+from gmmvit_deploy.serving.repository import repository_from_bundle
+from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+from gmmvit_deploy.serving.supervisor import Supervisor
+from gmmvit_deploy.serving.supervisor_metrics import fetched_metrics
+
+__all__ = ["Slots", "counts_from_metrics"]
+
+_WEIGHTS = 256
+"""HAProxy's largest weight of a server."""
+_POLL_S = 0.05
+_DRAIN_S = 60.0
+"""The maximum time of a request in the gateway."""
+_COUNTED = re.compile(
+    r"^nv_inference_(request_success|request_failure|request_duration_us)\{(.*?)\} ([0-9.e+]+)$", re.M
+)
+_SERVERS_FAULTS = ("BACKEND", "OTHER")
+"""Reasons of failed requests in Triton's metrics that are the server's fault: not REJECTED, not CANCELED."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Slot:
+    """A running server.  place: its place in the gateway.  resources: closes the server and removes its files."""
+
+    place: str
+    bundle: Bundle
+    server: TritonServer
+    supervisor: Supervisor
+    resources: ExitStack
+
+
+class Slots:
+    """The `steps.Backends` of a service.
+
+    Servers are started by the threads that call `start_first` and `start_new`; these threads must live as long as the
+    service, because Linux ends a server when the thread that started it ends.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        install: ServerInstall,
+        options: ServerOptions,
+        *,
+        cpu_kernels: CpuKernels | None = None,
+        on_log_line: Callable[[str], None] | None = None,
+    ) -> None:
+        """options: of the servers behind the gateway, with free ports of loopback."""
+        self._gateway, self._install, self._options = gateway, install, options
+        self._cpu_kernels, self._on_log_line = cpu_kernels, on_log_line
+        self._lock = threading.RLock()  # held while a server restarts or ends
+        self._old: _Slot | None = None
+        self._new: _Slot | None = None
+
+    @property
+    def _places(self) -> Places:
+        if self._gateway.places is None:
+            raise ServerError("the gateway is not running")
+        return self._gateway.places
+
+    @property
+    def served(self) -> Bundle:
+        return self._served().bundle
+
+    @property
+    def server(self) -> TritonServer:
+        """The served server."""
+        return self._served().server
+
+    def start_first(self, bundle: Bundle, *, cancelled: Callable[[], bool]) -> None:
+        """Start the first server of the service.  Errors: those of `TritonServer.start` and of the repository."""
+        self._old = self._started(PLACES[0], bundle, cancelled)
+
+    def start_new(self, bundle: Bundle, aborted: Callable[[], bool]) -> None:
+        place = next(place for place in PLACES if place != self._served().place)
+        slot = self._started(place, bundle, aborted)
+        with self._lock:
+            self._new = slot
+        self._places.put(place, slot.server, bundle.sha256)
+
+    def urls(self) -> tuple[str, str]:
+        return self._served().server.grpc_url, self._begun().server.grpc_url
+
+    def counts(self) -> tuple[Counts, Counts]:
+        old, new = self._served(), self._begun()
+        return _counts(old.server), _counts(new.server)
+
+    def share(self, new: float) -> None:
+        old, begun = self._served(), self._begun()
+        weight = min(_WEIGHTS, max(1, round(_WEIGHTS * new)))
+        self._places.set_weights({begun.place: weight, old.place: _WEIGHTS - weight if new < 1 else 0})
+
+    def end_old(self) -> None:
+        old, self._old = self._served(), self._begun()
+        self._new = None
+        self._end(old)
+
+    def end_new(self) -> None:
+        new, self._new = self._new, None
+        self._places.set_weights({self._served().place: _WEIGHTS})
+        if new is not None:
+            self._places.set_weights({new.place: 0})
+            self._end(new)
+
+    def step(self, stopped: Callable[[], bool]) -> None:
+        """Restart each server that is dead; call it often.  Errors: ServerError when the served server stays dead."""
+        for slot in (self._old, self._new):
+            with self._lock:
+                if slot is not None and slot in (self._old, self._new):
+                    slot.supervisor.step(stopped)
+
+    def metrics_text(self) -> str:
+        """Return the metrics of the served server and of its supervisor."""
+        return self._served().supervisor.metrics_text()
+
+    def stop(self) -> None:
+        """End both servers.  The gateway must have ended before."""
+        with self._lock:
+            slots, self._old, self._new = (self._new, self._old), None, None
+            for slot in slots:
+                if slot is not None:
+                    slot.resources.close()
+
+    def kill_now(self) -> None:
+        """Kill both servers at once.  A signal handler may call `kill_now`; call `stop` afterwards to clean up."""
+        for slot in (self._old, self._new):
+            if slot is not None:
+                slot.server.kill_now()
+
+    def _started(self, place: str, bundle: Bundle, cancelled: Callable[[], bool]) -> _Slot:
+        with ExitStack() as opened:
+            folder: Path = opened.enter_context(temporary_folder("repository"))
+            written = RepositoryOptions(backend=self._install.best_backend, cpu_kernels=self._cpu_kernels or "auto")
+            repository = repository_from_bundle(bundle, folder / "models", written)
+            log = None if self._on_log_line is None else _marked(place, self._on_log_line)
+            server = TritonServer(
+                repository.path, install=self._install, options=replace(self._options), on_log_line=log
+            )
+            opened.callback(server.stop)
+            server.start(cancelled=cancelled)
+            supervisor = Supervisor(server)
+            opened.callback(supervisor.close)
+            return _Slot(place=place, bundle=bundle, server=server, supervisor=supervisor, resources=opened.pop_all())
+
+    def _end(self, slot: _Slot) -> None:
+        """Wait until the gateway has no request for the server, then end the server."""
+        deadline = time.monotonic() + _DRAIN_S
+        while self._places.in_progress(slot.place) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        self._places.free(slot.place)
+        with self._lock:
+            slot.resources.close()
+
+    def _served(self) -> _Slot:
+        if self._old is None:
+            raise ServerError("the service has no server; it is starting or ending")
+        return self._old
+
+    def _begun(self) -> _Slot:
+        if self._new is None:
+            raise ServerError("the service has no new server")
+        return self._new
+
+
+def counts_from_metrics(text: str) -> Counts:
+    """Return what the network of a server did, from Triton's metrics.
+
+    Requests to the ensemble also run the network, so the network's counts hold every request once.
+    """
+    sums = {"request_success": 0.0, "request_failure": 0.0, "request_duration_us": 0.0}
+    for name, labels, value in _COUNTED.findall(text):
+        named = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+        if not named.get("model", "").endswith("_network"):
+            continue
+        if name != "request_failure" or named.get("reason") in _SERVERS_FAULTS:
+            sums[name] += float(value)
+    return Counts(
+        answered=int(sums["request_success"]),
+        failed=int(sums["request_failure"]),
+        time_us=int(sums["request_duration_us"]),
+    )
+
+
+def _counts(server: TritonServer) -> Counts:
+    text = fetched_metrics(server.metrics_url)
+    if not text:
+        raise ServerError(f"{server.metrics_url}: the server does not answer with its metrics")
+    return counts_from_metrics(text)
+
+
+def _marked(place: str, on_log_line: Callable[[str], None]) -> Callable[[str], None]:
+    return lambda line: on_log_line(f"{place}: {line}")

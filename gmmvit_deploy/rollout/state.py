@@ -1,0 +1,149 @@
+"""The state folder of a service: which bundle it serves, also after a restart.
+
+DIR/lock            locked by the running service; a second service on the same folder is refused
+DIR/promoted.json   the hash of the bundle that was promoted last, and of the bundle before
+DIR/bundles/HASH    the bundles themselves, copied, so that a bundle may be moved or deleted after its rollout
+DIR/control         the socket on which the running service takes orders (`rollout.control`)
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from gmmvit_deploy.artifacts import Bundle, open_bundle
+from gmmvit_deploy.errors import InputError, ServerError
+from gmmvit_deploy.writing import new_file, new_folder
+
+__all__ = ["Promoted", "State", "socket_address"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promoted:
+    """Content of ``promoted.json``.
+
+    bundle: SHA-256 of the bundle that the service serves.  before: that of the bundle before; empty for the first.
+    """
+
+    bundle: str
+    before: str = ""
+
+
+class State:
+    """The state folder of a service."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def socket_path(self) -> Path:
+        return self.folder / "control"
+
+    @contextmanager
+    def locked(self) -> Iterator[State]:
+        """Hold the lock of the folder.
+
+        Errors:
+            InputError: the folder cannot be created or written.
+            ServerError: another service holds the lock.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = (self.folder / "lock").open("a", encoding="utf-8")
+        except OSError as exc:
+            raise InputError(
+                f"{self.folder}: expected a folder that this user can write, got: {exc.strerror}",
+                hint="type --state with another folder",
+            ) from exc
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise ServerError(
+                    f"{self.folder}: a service with this state folder is already running",
+                    hint=f"type gmmvit rollout BUNDLE --to {self.folder} to serve another bundle, or stop the running "
+                    "service",
+                ) from None
+            yield self
+
+    def promoted(self) -> Promoted | None:
+        """Read which bundle was promoted last; None if the folder is new.
+
+        Errors: InputError when ``promoted.json`` has another form.
+        """
+        path = self.folder / "promoted.json"
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            promoted = Promoted(**data)
+            if not all(isinstance(value, str) for value in asdict(promoted).values()):
+                raise TypeError("a hash is not text")
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError) as exc:
+            raise InputError(
+                f"{path}: expected the record of the promoted bundle: {exc}",
+                hint=f"delete {path}, then type gmmvit serve BUNDLE --state {self.folder} with the bundle to serve",
+            ) from exc
+        return promoted
+
+    def promote(self, bundle: Bundle) -> None:
+        """Record that the service serves ``bundle`` from now on, and delete bundles that are not needed any more.
+
+        Errors: OutputError when the record cannot be written; the record before then stays.
+        """
+        last = self.promoted()
+        before = "" if last is None else last.before if last.bundle == bundle.sha256 else last.bundle
+        with new_file(self.folder / "promoted.json", force=True) as file:
+            file.write(json.dumps(asdict(Promoted(bundle=bundle.sha256, before=before))).encode())
+        self._delete_bundles_except({bundle.sha256, before})
+
+    def copy_of(self, bundle: Bundle) -> Bundle:
+        """Copy a bundle into the folder, unless a copy is there, and open the copy.
+
+        Errors: OutputError when the copy cannot be written, BundleError when the copy is damaged.
+        """
+        path = self.path_of(bundle.sha256)
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            with new_folder(path) as folder:
+                for file in sorted(bundle.path.iterdir()):
+                    if file.is_file():
+                        shutil.copyfile(file, folder / file.name)
+        return open_bundle(path)
+
+    def path_of(self, sha256: str) -> Path:
+        return self.folder / "bundles" / sha256
+
+    def promoted_bundle(self) -> Bundle | None:
+        """Open the bundle that was promoted last; None if the folder is new.
+
+        Errors: InputError for a damaged record, BundleError for a damaged bundle.
+        """
+        promoted = self.promoted()
+        return None if promoted is None else open_bundle(self.path_of(promoted.bundle))
+
+    def _delete_bundles_except(self, kept: set[str]) -> None:
+        folder = self.folder / "bundles"
+        for path in folder.iterdir() if folder.is_dir() else ():
+            if path.name not in kept and not path.name.startswith("."):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def socket_address(path: Path) -> str:
+    """Return an address for a Unix socket at ``path``, which the kernel limits to 107 bytes.
+
+    Errors: InputError when the path is longer.
+    """
+    address = os.path.abspath(path)
+    if len(os.fsencode(address)) > 107:
+        raise InputError(
+            f"{path}: expected a state folder with a path of at most 99 bytes, because its socket's path has a limit",
+            hint="type --state with a shorter path",
+        )
+    return address

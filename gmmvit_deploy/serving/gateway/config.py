@@ -1,0 +1,278 @@
+"""Write the configuration of HAProxy 2.6 or newer, as text; nothing is read and nothing is started.
+
+    clients ──> frontend http ──> backend triton_http ──> Triton, HTTP
+            ──> frontend grpc ──> backend triton_grpc ──> Triton, gRPC
+            ──> frontend metrics
+
+A frontend refuses a request for the first of these reasons: path, key, encoding, length, JSON tensors, full queue.
+``refuse.lua`` answers after it has read the body. A request that is not refused waits in its backend until Triton works
+on fewer than ``in_flight`` requests, at most for ``queue_timeout_ms``; HAProxy itself then answers 503.
+
+Only a request whose whole body fits into a buffer may wait: HAProxy 2.6 cannot end an HTTP/2 stream properly before it
+has read the body, and a gRPC client would report CANCELLED instead of the refusal. A larger request is refused at once
+while Triton works on ``in_flight`` requests.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gmmvit_deploy.serving.gateway.grpc_frontend import grpc_errors, grpc_frontend
+from gmmvit_deploy.serving.gateway.options import BUNDLE_HEADER, FRONT_HEADER, GatewayOptions, Upstream
+from gmmvit_deploy.serving.gateway.rules import (
+    BODY_TIME_S,
+    CLIENT,
+    COMPRESSED,
+    NO_KEY,
+    UNKNOWN,
+    arrival,
+    bind_line,
+    overload_rules,
+    queue_conditions,
+    refuse,
+    waiting_bytes,
+)
+
+__all__ = ["EXPORTER_PATH", "MOST_JSON_HEADER_BYTES", "bundles_text", "config_text"]
+
+MOST_JSON_HEADER_BYTES = 4096
+"""The maximum size of the JSON in front of binary tensors.  The JSON of a classifier's request has about 300 bytes."""
+EXPORTER_PATH = "/metrics?scope=frontend&scope=backend&scope=server"
+_HEALTH_INTERVAL_S = 1
+_DEEPEST_ARRAY = 5  # batch, height, width, channels, and one more
+
+
+def config_text(options: GatewayOptions) -> str:
+    """Return the configuration.  ``haproxy -c -f FILE`` checks it."""
+    sections = [
+        _global(options),
+        _defaults(options),
+        _http(options),
+        grpc_frontend(options),
+        _metrics(options),
+        _triton_http(options),
+        _triton_grpc(options),
+        *_metrics_backends(options),
+        *_internal(options),
+    ]
+    if options.front is not None:
+        sections.append(_front(options))
+    if options.files.exporter:
+        sections.append(_exporter(options.files.exporter))
+    text = "\n\n".join("\n    ".join(section) for section in sections)
+    return f"# Written by gmmvit: the gateway in front of a Triton server.\n{text}\n"
+
+
+def _global(options: GatewayOptions) -> list[str]:
+    lines = [
+        "global",
+        "default-path config",
+        "fd-hard-limit 8192",
+        "hard-stop-after 30s",
+        f"tune.bufsize {options.buffer_bytes}",
+        "ssl-default-bind-options ssl-min-ver TLSv1.2 no-tls-tickets",
+        f"lua-load {options.files.refuse}",
+    ]
+    if options.files.socket:
+        lines.append(f'stats socket "{options.files.socket}" mode 600 level admin')
+    return lines
+
+
+def _defaults(options: GatewayOptions) -> list[str]:
+    return [
+        "defaults",
+        "mode http",
+        "option dontlognull",
+        "option redispatch",
+        "retries 1",
+        "retry-on conn-failure",
+        "timeout connect 2s",
+        f"timeout http-request {BODY_TIME_S}s",
+        "timeout http-keep-alive 60s",
+        "timeout client 60s",
+        "timeout server 60s",
+        "timeout check 5s",
+        f"timeout queue {options.queue_timeout_ms}ms",
+    ]
+
+
+def _http(options: GatewayOptions) -> list[str]:
+    models = "|".join(re.escape(model) for model in options.models)
+    version = "(/versions/[0-9]+)?"
+    front = options.front is not None
+    lines = [
+        "frontend http",
+        bind_line(options.http_bind, options, alpn="h2,http/1.1"),
+        *arrival("http", options),
+        "http-request set-var(txn.model) path,field(4,/)",
+        "acl get method GET",
+        "acl post method POST",
+        f"acl infer path_reg '^/v2/models/({models}){version}/infer$'",
+        f"acl read path_reg '^/v2(/models/({models}){version}(/ready|/config|/stats)?)?$'",
+        "acl statistics path_end /stats",
+        "acl classify path /classify",
+        "acl refused var(txn.refused) -m found",
+        "http-request return status 200 if get { path /v2/health/live }",
+        "http-request return status 200 if get { path /v2/health/ready } { nbsrv(triton_http) gt 0 }",
+        "http-request return status 503 hdr retry-after 1 if get { path /v2/health/ready }",
+        "http-request set-var(txn.has_body) bool(true) if post infer",
+        *(["http-request set-var(txn.has_body) bool(true) if post classify"] if front else []),
+        "acl body_rules var(txn.has_body) -m bool",
+        refuse(401, NO_KEY, UNKNOWN),
+        refuse(404, "no such path, model or method", "!body_rules !{ method GET }"),
+        refuse(404, "no such path, model or method", "!body_rules !read"),
+        refuse(415, COMPRESSED, "{ req.hdr(content-encoding) -m found }"),
+        refuse(411, "send Content-Length; chunked requests are refused", "{ req.hdr(transfer-encoding) -m found }"),
+        refuse(411, "send Content-Length", "body_rules !{ req.hdr(content-length) -m found }"),
+        refuse(
+            413,
+            f"the request is too large; the limit is {options.max_body_bytes} bytes",
+            f"{{ req.hdr_val(content-length) gt {options.max_body_bytes} }}",
+        ),
+        *_json_rules(options),
+        *queue_conditions(options, "triton_http"),
+        *overload_rules(options, 503, f"{{ req.hdr_val(content-length) gt {waiting_bytes(options)} }}", "infer"),
+        f"http-request wait-for-body time {BODY_TIME_S}s if body_rules !refused",
+        *_json_data_rule(options),
+        "http-request use-service lua.gmmvit_refuse if refused",
+    ]
+    if options.admin is not None:
+        lines.append(f"http-request set-header {options.admin[0]} {options.admin[1]} if statistics")
+    if front:
+        lines.append("use_backend front if classify")
+    return [
+        *lines,
+        "default_backend triton_http",
+        f"http-response set-var(txn.bundle) res.hdr({BUNDLE_HEADER})",
+        "http-after-response set-header retry-after 1 if { status 503 }",
+        _http_error(503, "the server is overloaded or not ready; retry later"),
+    ]
+
+
+def _json_rules(options: GatewayOptions) -> list[str]:
+    binary = "{ req.hdr(inference-header-content-length) -m found }"
+    large_header = refuse(
+        400,
+        f"the JSON in front of the binary tensors is larger than {MOST_JSON_HEADER_BYTES} bytes",
+        f"infer {{ req.hdr_val(inference-header-content-length) gt {MOST_JSON_HEADER_BYTES} }}",
+    )
+    if options.json_bytes == 0:
+        message = "tensors in JSON are refused; send binary tensors (Inference-Header-Content-Length)"
+        return [refuse(400, message, f"infer !{binary}"), large_header]
+    message = f"tensors in JSON are refused above {options.json_bytes} bytes; send binary tensors"
+    too_much = f"infer !{binary} {{ req.hdr_val(content-length) gt {options.json_bytes} }}"
+    return [refuse(400, message, too_much), large_header]
+
+
+def _json_data_rule(options: GatewayOptions) -> list[str]:
+    """Return the rule against a tensor inside the JSON in front of the binary tensors; it needs the body."""
+    if options.json_bytes > 0:
+        return []
+    start = f"req.body,bytes(0,{MOST_JSON_HEADER_BYTES})"
+    has_json = "!{ req.hdr_val(inference-header-content-length) eq 0 }"
+    message = "tensors in JSON are refused; send binary tensors"
+    # HAProxy 2.6 returns numbers of JSON and no arrays, so the rules look for the first number of nested arrays.
+    first_numbers = (f"{start},json_query('$.inputs[0].data{'[0]' * depth}')" for depth in range(_DEEPEST_ARRAY + 1))
+    return [refuse(400, message, f"infer {has_json} {{ {number} -m found }}") for number in first_numbers]
+
+
+def _http_error(status: int, message: str) -> str:
+    return f'http-error status {status} content-type application/json string \'{{"error":"{message}"}}\''
+
+
+def _metrics(options: GatewayOptions) -> list[str]:
+    lines = [
+        "frontend metrics",
+        bind_line(options.metrics_bind, options, alpn="h2,http/1.1"),
+        f"http-request set-var(txn.client) {CLIENT.format(keys=options.files.keys)}",
+        "http-request return status 401 hdr www-authenticate Bearer if !{ var(txn.client) -m found }",
+        "http-request del-header authorization",
+        "http-request use-service prometheus-exporter if { method GET } { path /metrics/gateway }",
+        "use_backend triton_metrics if { method GET } { path /metrics/server }",
+    ]
+    if options.metrics_address:
+        lines.append("use_backend all_metrics if { method GET } { path /metrics }")
+    return [*lines, "default_backend no_metrics"]
+
+
+def _servers(options: GatewayOptions, address: str, extra: str) -> list[str]:
+    return [
+        f"server {upstream.name} {getattr(upstream, address)} maxconn {options.in_flight} weight {upstream.weight} "
+        + extra.format(upstream.name)
+        + ("" if upstream.weight else " disabled")
+        for upstream in options.upstreams
+    ]
+
+
+def _bundle(options: GatewayOptions) -> str:
+    """Return the rule that states the bundle of the server that answered; a map, because a rollout changes bundles."""
+    value = f"srv_name,map({options.files.bundles})"
+    return f"http-response set-header {BUNDLE_HEADER} %[{value}] if {{ {value} -m found }}"
+
+
+def bundles_text(upstreams: tuple[Upstream, ...]) -> str:
+    """Return the text of the map: a line with the name of the server and the hash of its bundle for each server."""
+    return "".join(f"{upstream.name} {upstream.bundle}\n" for upstream in upstreams if upstream.bundle)
+
+
+def _triton_http(options: GatewayOptions) -> list[str]:
+    health = options.health
+    check = f"http-check send meth {'POST' if health.body else 'GET'} uri {health.path} ver HTTP/1.1 hdr host triton"
+    check += "".join(f" hdr {name} {value}" for name, value in health.headers)
+    if health.body:
+        check += f" body '{health.body}'"
+    return [
+        "backend triton_http",
+        "option httpchk",
+        check,
+        "http-check expect status 200",
+        _bundle(options),
+        _http_error(503, "the server is overloaded or not ready; retry later"),
+        *_servers(options, "http", f"check inter {_HEALTH_INTERVAL_S}s fall 2 rise 1"),
+    ]
+
+
+def _triton_grpc(options: GatewayOptions) -> list[str]:
+    return [
+        "backend triton_grpc",
+        _bundle(options),
+        *grpc_errors(),
+        *_servers(options, "grpc", "proto h2 track triton_http/{}"),
+    ]
+
+
+def _metrics_backends(options: GatewayOptions) -> list[list[str]]:
+    first = options.upstreams[0]
+    sections = [
+        ["backend no_metrics", "http-request return status 404"],
+        ["backend triton_metrics", "http-request set-path /metrics", f"server {first.name} {first.metrics}"],
+    ]
+    if options.metrics_address:
+        sections.append(["backend all_metrics", f"server metrics {options.metrics_address}"])
+    return sections
+
+
+def _front(options: GatewayOptions) -> list[str]:
+    if options.front is None:
+        return []
+    return [
+        "backend front",
+        f"http-request set-header {FRONT_HEADER} {options.front.secret}",
+        _http_error(503, "the server is overloaded or not ready; retry later"),
+        f"server front 127.0.0.1:{options.front.port} maxconn {options.in_flight}",
+    ]
+
+
+def _internal(options: GatewayOptions) -> list[list[str]]:
+    """Return the frontend on loopback through which the front reaches the server that a rollout has chosen."""
+    if not options.internal_bind:
+        return []
+    return [["frontend internal", f"bind {options.internal_bind}", "no log", "default_backend triton_http"]]
+
+
+def _exporter(socket: str) -> list[str]:
+    return [
+        "frontend exporter",
+        f'bind "unix@{socket}" mode 600',
+        "http-request use-service prometheus-exporter",
+    ]

@@ -1,0 +1,114 @@
+"""Write the folder from which HAProxy runs: configuration, hashes of the keys, Lua program, certificate."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.serving.gateway.config import bundles_text, config_text
+from gmmvit_deploy.serving.gateway.keys import map_text
+from gmmvit_deploy.serving.gateway.models import ServedModels, read_tuning
+from gmmvit_deploy.serving.gateway.options import (
+    DEFAULT_IN_FLIGHT,
+    DEFAULT_QUEUE_TIMEOUT_MS,
+    GatewayFiles,
+    GatewayOptions,
+    GatewaySettings,
+    Upstream,
+)
+
+__all__ = ["CONFIG_FILE", "gateway_options", "tls_pem", "write_files"]
+
+CONFIG_FILE = "haproxy.cfg"
+_TLS_FILE = "tls.pem"
+_REFUSE = Path(__file__).with_name("refuse.lua")
+_KIB = 1024
+
+
+def gateway_options(
+    settings: GatewaySettings,
+    models: ServedModels,
+    repository: Path,
+    *,
+    binds: Mapping[str, str],
+    upstreams: tuple[Upstream, ...],
+    files: GatewayFiles,
+) -> GatewayOptions:
+    """Combine what the user chose with what the repository states.
+
+    binds: ``HTTP``, ``gRPC`` and ``metrics`` → the address to listen on.
+    Errors: InputError when the file of ``gmmvit tune`` in the repository is invalid.
+    """
+    tuned = read_tuning(repository)
+    in_flight, timeout = settings.in_flight, settings.queue_timeout_ms
+    if in_flight is None:
+        in_flight = tuned.in_flight if tuned else DEFAULT_IN_FLIGHT
+    if timeout is None:
+        timeout = max(1, round(tuned.bound_ms)) if tuned else DEFAULT_QUEUE_TIMEOUT_MS
+    # A request with a single image should fit into a buffer, because larger requests do not wait.
+    single_bytes = min(max(models.row_bytes, len(models.health.body)) + 48 * _KIB, 1024 * _KIB)
+    return GatewayOptions(
+        http_bind=binds["HTTP"],
+        grpc_bind=binds["gRPC"],
+        metrics_bind=binds["metrics"],
+        upstreams=upstreams,
+        models=models.names,
+        health=models.health,
+        files=replace(files, tls=_TLS_FILE if settings.tls_cert else ""),
+        buffer_bytes=max(128 * _KIB, -(-single_bytes // (16 * _KIB)) * 16 * _KIB),
+        max_body_bytes=settings.max_body_bytes,
+        json_bytes=settings.json_bytes,
+        in_flight=in_flight,
+        queue_limit=settings.queue_limit,
+        queue_timeout_ms=timeout,
+        front=settings.front,
+    )
+
+
+def tls_pem(settings: GatewaySettings) -> str:
+    """Return certificate, chain and private key as a single PEM text; "" without TLS.
+
+    Errors: InputError when a file cannot be read, or when the private key does not belong to the certificate.
+    """
+    if settings.tls_cert is None:
+        return ""
+    paths = [settings.tls_cert, *([settings.tls_key] if settings.tls_key else [])]
+    texts = []
+    for path in paths:
+        try:
+            texts.append(path.read_text(encoding="ascii"))
+        except (OSError, UnicodeDecodeError) as exc:
+            reason = exc.strerror if isinstance(exc, OSError) else "the file is not PEM text"
+            raise InputError(f"{path}: the file for TLS cannot be read: {reason}", hint=_TLS_HINT) from exc
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(paths[0], paths[-1], password="")
+    except (ssl.SSLError, OSError, ValueError) as exc:
+        named = " and ".join(str(path) for path in paths)
+        raise InputError(
+            f"{named}: expected a certificate and its private key without a password, both in PEM form: {exc}",
+            hint=_TLS_HINT,
+        ) from exc
+    # An empty line ends a command to HAProxy, so the text must have none.
+    return "".join(f"{line}\n" for text in texts for line in text.splitlines() if line.strip())
+
+
+_TLS_HINT = "type --tls-cert CHAIN.pem --tls-key KEY.pem, or --tls-cert with a file that contains both"
+
+
+def write_files(folder: Path, options: GatewayOptions, keys: Mapping[str, str], pem: str) -> Path:
+    """Write all files into ``folder``, readable by the owner only, and return the path of the configuration."""
+    texts = {
+        CONFIG_FILE: config_text(options),
+        options.files.keys: map_text(keys),
+        options.files.bundles: bundles_text(options.upstreams),
+        options.files.refuse: _REFUSE.read_text(encoding="utf-8"),
+        **({options.files.tls: pem} if pem else {}),
+    }
+    for name, text in texts.items():
+        with os.fdopen(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(text)
+    return folder / CONFIG_FILE

@@ -1,0 +1,186 @@
+"""HAProxy as a program: locate it, check a configuration, run it, and send it commands."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from gmmvit_deploy.errors import OutputError, ServerError
+
+__all__ = ["INSTALL_HAPROXY", "HAProxy", "check_config", "find_haproxy", "haproxy_version"]
+
+INSTALL_HAPROXY = "apt-get install haproxy"
+_LAUNCHER = Path(__file__).parents[2] / "_launch.py"
+_OLDEST = (2, 6)
+_LINES_KEPT = 100
+
+
+def find_haproxy() -> Path:
+    """Return the path of HAProxy on PATH, or in /usr/sbin, which is not on the PATH of every user.
+
+    Errors: ServerError when HAProxy is not installed, or is older than 2.6.
+    """
+    on_path = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin:/usr/local/sbin")
+    return _checked(Path(on_path)) if on_path else _missing()
+
+
+def _missing() -> Path:
+    raise ServerError("the gateway needs HAProxy 2.6 or newer, and there is no haproxy on PATH", hint=INSTALL_HAPROXY)
+
+
+def _checked(program: Path) -> Path:
+    version = haproxy_version(program)
+    if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
+        raise ServerError(f"the gateway needs HAProxy 2.6 or newer, got {version} ({program})", hint=INSTALL_HAPROXY)
+    return program
+
+
+def haproxy_version(program: Path) -> str:
+    """Return the version of HAProxy, such as ``2.6.12``.  Errors: ServerError when the program does not run."""
+    try:
+        answer = subprocess.run([str(program), "-v"], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.SubprocessError) as exc:
+        raise ServerError(f"{program} does not run: {exc}", hint=INSTALL_HAPROXY) from exc
+    match = re.search(r"version (\d+\.\d+\.\d+)", answer.stdout)
+    if match is None:
+        raise ServerError(f"{program} is not HAProxy: {(answer.stdout + answer.stderr).strip()[:160]}")
+    return match[1]
+
+
+def check_config(program: Path, config: Path, *, sockets: Sequence[int] = ()) -> None:
+    """Check a configuration with ``haproxy -c``, without starting it.
+
+    sockets: the file descriptors that the configuration names.
+    Errors: ServerError with HAProxy's reasons.
+    """
+    answer = subprocess.run(
+        [str(program), "-c", "-f", str(config)], capture_output=True, text=True, timeout=60, pass_fds=sockets
+    )
+    if answer.returncode != 0:
+        reasons = [line for line in answer.stderr.splitlines() if "[ALERT]" in line or "[WARNING]" in line][:5]
+        raise ServerError(
+            f"{config}: HAProxy refuses this configuration:\n  " + "\n  ".join(reasons or answer.stderr.splitlines()),
+            hint=f"type haproxy -c -f {config} to see all messages",
+        )
+
+
+class HAProxy:
+    """A running HAProxy that ends with its parent.  `start` may be called again after the process has ended."""
+
+    def __init__(
+        self,
+        program: Path,
+        config: Path,
+        *,
+        socket_path: Path,
+        passed: Sequence[int] = (),
+        on_log_line: Callable[[str], None] | None = None,
+    ) -> None:
+        """passed: the file descriptors that the configuration names.  socket_path: of the socket for commands."""
+        self._program, self._config, self._socket_path = program, config, socket_path
+        self._passed = tuple(passed)
+        self._on_log_line = on_log_line
+        self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
+        self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process ID, or 0 before the start."""
+        return self._process.pid if self._process is not None else 0
+
+    @property
+    def ended(self) -> bool:
+        return self._process is None or self._process.poll() is not None
+
+    def start(self) -> None:
+        """Start HAProxy.  Errors: ServerError when the configuration is refused."""
+        check_config(self._program, self._config, sockets=self._passed)
+        command = [str(self._program), "-db", "-f", str(self._config)]
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", str(_LAUNCHER), str(os.getpid()), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            pass_fds=self._passed,
+            start_new_session=True,  # Ctrl-C reaches only this process, which then stops HAProxy
+        )
+        self._reader = threading.Thread(target=self._read_log, args=(self._process,), daemon=True)
+        self._reader.start()
+
+    def _read_log(self, process: subprocess.Popen[str]) -> None:
+        for line in process.stderr or ():
+            if line.startswith("[NOTICE]") or "stopped (cumulated" in line:  # at each start and each end
+                continue
+            self._lines.append(line.rstrip("\n"))
+            if self._on_log_line is not None:
+                try:
+                    self._on_log_line(line.rstrip("\n"))
+                except (OSError, ValueError):  # on_log_line prints to a closed pipe
+                    self._on_log_line = None
+
+    def last_words(self) -> str:
+        return self._lines[-1] if self._lines else "HAProxy wrote no message"
+
+    def stop(self, timeout_s: float) -> None:
+        """Close the listeners, wait for requests in progress for at most ``timeout_s`` seconds, and end HAProxy."""
+        process = self._process
+        if process is None:
+            return
+        process.send_signal(signal.SIGUSR1)
+        try:
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._process = None
+        if self._reader is not None:
+            self._reader.join(timeout=5)
+            self._reader = None
+
+    def kill_now(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+
+    def command(self, text: str, *, payload: str = "") -> str:
+        """Send a command to the socket of HAProxy, and return the answer.
+
+        payload: lines that belong to the command, none of them empty.
+        Errors: ServerError when HAProxy does not answer.
+        """
+        message = f"{text} <<\n{payload.strip()}\n\n" if payload else f"{text}\n"
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+                connection.settimeout(10)
+                connection.connect(str(self._socket_path))
+                connection.sendall(message.encode())
+                connection.shutdown(socket.SHUT_WR)
+                pieces = []
+                while piece := connection.recv(65536):
+                    pieces.append(piece)
+        except OSError as exc:
+            raise ServerError(f"HAProxy does not answer on {self._socket_path}: {exc}") from exc
+        return b"".join(pieces).decode(errors="replace").strip()
+
+
+def opened_log(path: Path) -> int:
+    """Open the access log to append to it, and return the file descriptor.  Errors: OutputError."""
+    try:
+        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    except OSError as exc:
+        raise OutputError(f"{path}: cannot open this file for the access log: {exc.strerror}") from exc

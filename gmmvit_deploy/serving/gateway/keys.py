@@ -1,0 +1,71 @@
+"""Read the key file of the gateway, and write the map of hashes that HAProxy looks up.
+
+A key file has a line ``NAME KEY`` for each client. ``#`` begins a comment. A name may have several keys, so that a
+client can change to a new key before the old key is removed. ``sha256:HEX`` in place of a key is the SHA-256 of the
+key: the file then holds no key itself.
+
+Clients send ``Authorization: Bearer KEY``. HAProxy hashes the key and looks the hash up, so HAProxy's memory, its map
+and the time of a look-up do not reveal keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from gmmvit_deploy.errors import InputError
+
+__all__ = ["SHORTEST_KEY", "map_text", "read_keys"]
+
+SHORTEST_KEY = 16
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_KEY = re.compile(rf"[A-Za-z0-9._~+/-]{{{SHORTEST_KEY},512}}=*")  # RFC 6750: the characters of a bearer token
+_HASH = re.compile(r"sha256:([0-9a-fA-F]{64})")
+_MAKE = "write a line NAME KEY for each client; type openssl rand -hex 32 to make a key"
+
+
+def read_keys(path: Path) -> dict[str, str]:
+    """Return SHA-256 of the key, in upper-case hexadecimal digits → name of the client.
+
+    Errors: InputError when the file cannot be read, has no key, or has an invalid line. Messages contain no key.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else "the file is not UTF-8 text"
+        raise InputError(f"{path}: the key file cannot be read: {reason}", hint=_MAKE) from exc
+    keys: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        place = f"{path}:{number}"
+        if len(words) != 2:
+            raise InputError(f"{place}: expected NAME KEY, got a line of {len(words)} words", hint=_MAKE)
+        name, digest = words[0], _digest(words[1], place)
+        if not _NAME.fullmatch(name):
+            raise InputError(f"{place}: expected a name of 1 to 64 letters, digits, '.', '_' or '-', got {name!r}")
+        if keys.setdefault(digest, name) != name:
+            raise InputError(f"{place}: {name} has the same key as {keys[digest]}", hint="make a key for each client")
+    if not keys:
+        raise InputError(f"{path}: expected at least a line NAME KEY, got no key", hint=_MAKE)
+    return keys
+
+
+def _digest(key: str, place: str) -> str:
+    if match := _HASH.fullmatch(key):
+        return match[1].upper()
+    if not _KEY.fullmatch(key):
+        raise InputError(
+            f"{place}: expected a key of {SHORTEST_KEY} to 512 letters, digits or -._~+/, or sha256:HEX, "
+            f"got {len(key)} characters",
+            hint=_MAKE,
+        )
+    return hashlib.sha256(key.encode()).hexdigest().upper()
+
+
+def map_text(keys: Mapping[str, str]) -> str:
+    """Return the keys as a map file of HAProxy: a line ``HASH NAME`` for each key."""
+    return "".join(f"{digest} {name}\n" for digest, name in keys.items())

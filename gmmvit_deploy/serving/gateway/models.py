@@ -1,0 +1,140 @@
+"""Read what the gateway must know about a repository: the names of the models, the bundle, the check, the tuning."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gmmvit_deploy.artifacts import MANIFEST_FILE, open_bundle
+from gmmvit_deploy.errors import InputError, RepositoryError
+from gmmvit_deploy.extras import require
+from gmmvit_deploy.serving.gateway.options import HealthCheck
+from gmmvit_deploy.serving.model_configs import IMAGE_INPUT, RepositoryOptions, model_configs
+from gmmvit_deploy.serving.names import TUNING_FILE
+
+__all__ = ["ServedModels", "Tuned", "read_models", "read_tuning"]
+
+_RAW_ROW_BYTES = 64 * 1024
+"""The largest input that the check sends as a tensor.  HAProxy keeps a buffer of this size for each request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModels:
+    """names: of all models.  bundle: the SHA-256 of their bundle, or "" if the configurations state none or several.
+    health: the request that checks a server.  row_bytes: the size of the largest input of fixed shape.
+    """
+
+    names: tuple[str, ...]
+    bundle: str
+    health: HealthCheck
+    row_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuned:
+    """The measurement of ``gmmvit tune``.
+
+    rate: the highest number of images a second within the limit.  bound_ms: the limit of the p99 latency.
+    """
+
+    rate: float
+    bound_ms: float
+
+    @property
+    def in_flight(self) -> int:
+        """⌊rate · bound⌋: with more images than this in the server, an image would wait longer than the limit."""
+        return max(2, math.floor(self.rate * self.bound_ms / 1000))
+
+
+def read_models(path: Path, *, name: str = "gmmvit") -> ServedModels:
+    """Read the models of a repository, or those that ``gmmvit serve`` makes of a bundle.
+
+    name: the name of the model, for a bundle.
+    Errors: RepositoryError when the folder has no models, or when a configuration cannot be read.
+    """
+    if (path / MANIFEST_FILE).is_file():
+        configs: Sequence[Any] = list(model_configs(open_bundle(path), RepositoryOptions(name=name)).values())
+    else:
+        configs = [_parsed(file) for file in sorted(path.glob("*/config.pbtxt"))]
+    if not configs:
+        raise RepositoryError(f"{path}: expected a bundle or a model repository, but there is no MODEL/config.pbtxt")
+    bundles = {config.parameters["gmmvit_bundle_sha256"].string_value for config in configs}
+    return ServedModels(
+        names=tuple(sorted(config.name for config in configs)),
+        bundle=bundles.pop() if len(bundles) == 1 else "",
+        health=_health(configs),
+        row_bytes=max(_row_bytes(config) for config in configs),
+    )
+
+
+def _parsed(file: Path) -> Any:
+    text_format = require("google.protobuf.text_format", package="protobuf", extra="client")
+    protobuf = require("tritonclient.grpc.model_config_pb2", package="tritonclient", extra="client")
+    config = protobuf.ModelConfig()
+    try:
+        text_format.Parse(file.read_text(encoding="utf-8"), config)
+    except (OSError, UnicodeDecodeError, text_format.ParseError) as exc:
+        raise RepositoryError(f"{file}: the configuration of the model cannot be read: {exc}") from exc
+    config.name = config.name or file.parent.name
+    return config
+
+
+_BYTES = {"TYPE_UINT8": 1, "TYPE_INT8": 1, "TYPE_FP16": 2, "TYPE_FP32": 4}
+
+
+def _row_bytes(config: Any) -> int:
+    """Return the size of a row of the only input in bytes; 0 for a variable size or several inputs."""
+    if len(config.input) != 1 or min(config.input[0].dims, default=0) < 1:
+        return 0
+    data_type = config.input[0].DESCRIPTOR.fields_by_name["data_type"].enum_type
+    name = data_type.values_by_number[config.input[0].data_type].name
+    return int(_BYTES.get(name, 0) * math.prod(config.input[0].dims))
+
+
+def _health(configs: Sequence[Any]) -> HealthCheck:
+    """Return a check that runs the network: with an image through the ensemble, else with a tensor."""
+    for config in configs:
+        if config.platform == "ensemble" and [tensor.name for tensor in config.input] == [IMAGE_INPUT]:
+            return _check_of_ensemble(config.name)
+    rows = {config.name: _row_bytes(config) for config in configs}
+    for name, size in rows.items():
+        if 0 < size <= _RAW_ROW_BYTES:
+            # Triton's raw form: the body is the tensor, here of the byte 0x41, which is a finite number in every type.
+            raw = (("inference-header-content-length", "0"), ("content-type", "application/octet-stream"))
+            return HealthCheck(path=f"/v2/models/{name}/infer", body="A" * size, headers=raw)
+    first = configs[0].name
+    why_not = f"no model takes an encoded image, or a tensor of at most {_RAW_ROW_BYTES} bytes"
+    return HealthCheck(path=f"/v2/models/{first}/ready", infers=False, why_not=why_not)
+
+
+def _check_of_ensemble(name: str) -> HealthCheck:
+    # A request of HAProxy's check is text. A BMP of a single black pixel has no byte above 0x7f, so JSON can hold it.
+    file_header = struct.pack("<2sIHHI", b"BM", 58, 0, 0, 54)
+    header = file_header + struct.pack("<IiiHHIIiiII", 40, 1, 1, 1, 24, 0, 4, 0, 0, 0, 0)
+    image = (header + bytes(4)).decode("ascii")
+    tensor = {"name": IMAGE_INPUT, "shape": [1, 1], "datatype": "BYTES", "data": [image]}
+    body = json.dumps({"inputs": [tensor]}, separators=(",", ":"))
+    return HealthCheck(path=f"/v2/models/{name}/infer", body=body, headers=(("content-type", "application/json"),))
+
+
+def read_tuning(repository: Path) -> Tuned | None:
+    """Return the measurement that ``gmmvit tune`` wrote into the repository, or None without such a file.
+
+    Errors: InputError when the file has another form.
+    """
+    file = repository / TUNING_FILE
+    if not file.is_file():
+        return None
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+        return Tuned(rate=float(data["rate"]), bound_ms=float(data["bound_ms"]))
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise InputError(
+            f"{file}: expected the measurement of gmmvit tune with rate and bound_ms: {type(exc).__name__}: {exc}",
+            hint="type gmmvit tune BUNDLE to measure again, or remove the file",
+        ) from exc

@@ -1,0 +1,207 @@
+"""The options of the gateway: what the user chooses (`GatewaySettings`), and what HAProxy runs with (`GatewayOptions`).
+
+HAProxy is the gateway: clients reach HAProxy only, and HAProxy passes on requests that a list allows to Triton.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.serving.front.options import BUNDLE_HEADER, FRONT_HEADER
+
+__all__ = [
+    "BUNDLE_HEADER",
+    "CLIENT_HEADER",
+    "FRONT_HEADER",
+    "PLACES",
+    "Front",
+    "GatewayFiles",
+    "GatewayOptions",
+    "GatewaySettings",
+    "HealthCheck",
+    "Upstream",
+    "is_loopback",
+    "require_insecure",
+]
+
+CLIENT_HEADER = "x-gmmvit-client"
+"""Header that the gateway adds to requests: the name of the client in the key file."""
+
+PLACES = ("blue", "green")
+"""The names of the two servers of a service with rollouts."""
+DEFAULT_BODY_BYTES = 16 * 2**20
+DEFAULT_IN_FLIGHT = 16
+DEFAULT_QUEUE_LIMIT = 256
+DEFAULT_QUEUE_TIMEOUT_MS = 250
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Front:
+    """A web service for clients without a client library: HTTP on a loopback port, behind the gateway.
+
+    port: the port of the service on 127.0.0.1.
+    secret: the value of the header `FRONT_HEADER` in every request from the gateway.
+    """
+
+    port: int
+    secret: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySettings:
+    """What the user chooses.
+
+    keys: the key file, see `gateway.keys`.  listen: the address to listen on.
+    tls_cert: PEM file of the certificate with its chain; None means no TLS.  tls_key: PEM file of the private key;
+    None means that ``tls_cert`` also contains the private key.
+    insecure: True permits an address other than loopback without TLS.
+    max_body_bytes: the maximum size of a request.
+    json_bytes: the maximum size of an inference request whose tensors are JSON; 0 refuses such requests.
+    in_flight: the number of requests that Triton gets at the same time, for each of HTTP and gRPC; None means the
+    measurement of ``gmmvit tune`` in the repository, or else 16.
+    queue_limit: the number of requests that may wait in the gateway; HTTP and gRPC are counted together.
+    queue_timeout_ms: the maximum time that a request waits; None means the latency limit of ``gmmvit tune``, else 250.
+    access_log: the file to which a line of JSON is appended for each request; None means stderr.
+    front: the service behind ``/classify``; None refuses this path.
+    Errors: InputError when a value is invalid, or when keys would cross a network without TLS.
+    """
+
+    keys: Path
+    listen: str = "127.0.0.1"
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    insecure: bool = False
+    max_body_bytes: int = DEFAULT_BODY_BYTES
+    json_bytes: int = 0
+    in_flight: int | None = None
+    queue_limit: int = DEFAULT_QUEUE_LIMIT
+    queue_timeout_ms: int | None = None
+    access_log: Path | None = None
+    front: Front | None = None
+
+    def __post_init__(self) -> None:
+        least = {"max_body_bytes": 1024, "json_bytes": 0, "in_flight": 1, "queue_limit": 0, "queue_timeout_ms": 1}
+        for name, minimum in least.items():
+            value = getattr(self, name)
+            if value is not None and value < minimum:
+                raise InputError(f"{name}: expected at least {minimum}, got {value}")
+        if self.tls_key is not None and self.tls_cert is None:
+            raise InputError("--tls-key needs --tls-cert", hint="add --tls-cert FILE, the certificate of this key")
+        if self.tls_cert is None and not is_loopback(self.listen) and not self.insecure:
+            raise InputError(
+                f"--listen {self.listen} without TLS: keys and images would cross the network in plain text",
+                hint="add --tls-cert FILE, or --insecure if another program in front of the gateway does TLS",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upstream:
+    """A Triton server behind the gateway.
+
+    name: the name of the server in the log and in the metrics.  bundle: the SHA-256 of the bundle that is served, or
+    "" if the repository does not state a bundle.
+    http, grpc, metrics: addresses in the form HOST:PORT.
+    weight: its share of the requests is weight / the sum of all weights, from 0 to 256.
+    """
+
+    name: str
+    http: str
+    grpc: str
+    metrics: str
+    bundle: str
+    weight: int = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthCheck:
+    """The request with which HAProxy checks a server every second.
+
+    path: of the request.  body: of a POST; "" means a GET.  headers: of a POST.
+    infers: True if the request runs the network.  why_not: the reason why not; empty if ``infers``.
+    """
+
+    path: str
+    body: str = ""
+    headers: tuple[tuple[str, str], ...] = ()
+    infers: bool = True
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayFiles:
+    """Paths in the configuration of HAProxy, as written there.
+
+    folder: of the configuration: relative paths are relative to it.
+    keys: the map of hashes of keys.  refuse: the Lua program that refuses requests.
+    tls: certificate and private key in PEM form, or "".  socket: for commands at run time, or "".
+    exporter: socket of the metrics of HAProxy, or "".
+    """
+
+    keys: str = "keys.map"
+    refuse: str = "refuse.lua"
+    bundles: str = "bundles.map"
+    tls: str = ""
+    socket: str = ""
+    exporter: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayOptions:
+    """What `gateway.config.config_text` writes into HAProxy's configuration.
+
+    http_bind, grpc_bind, metrics_bind: ADDRESS:PORT, or ``fd@N`` for a socket that the parent process opened.
+    upstreams: the servers; requests are divided equally among them.
+    models: the names of the models that clients may use.
+    health: the check of a server.
+    buffer_bytes: the size of HAProxy's buffers. Only a request of at most this size may wait, see `gateway.config`.
+    max_body_bytes, json_bytes, in_flight, queue_limit, queue_timeout_ms, front: as in `GatewaySettings`.
+    access_log: the target of the log: ``stderr``, ``fd@N``, or the address of a syslog server.
+    internal_bind: where the front sends its requests to Triton, ADDRESS:PORT or ``fd@N``; "" leaves this out.
+    metrics_address: HOST:PORT of a server that answers ``/metrics`` with all metrics; "" leaves this path out.
+    admin: (header, secret) that Triton requires for its statistics, or None.
+    """
+
+    http_bind: str
+    grpc_bind: str
+    metrics_bind: str
+    upstreams: tuple[Upstream, ...]
+    models: tuple[str, ...]
+    health: HealthCheck
+    files: GatewayFiles
+    buffer_bytes: int = 128 * 1024
+    max_body_bytes: int = DEFAULT_BODY_BYTES
+    json_bytes: int = 0
+    in_flight: int = DEFAULT_IN_FLIGHT
+    queue_limit: int = DEFAULT_QUEUE_LIMIT
+    queue_timeout_ms: int = DEFAULT_QUEUE_TIMEOUT_MS
+    access_log: str = "stderr"
+    internal_bind: str = ""
+    metrics_address: str = ""
+    admin: tuple[str, str] | None = None
+    front: Front | None = None
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach ``host``.  A name other than localhost counts as reachable."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def require_insecure(host: str, *, insecure: bool) -> None:
+    """Refuse to serve without a gateway on an address that other machines can reach, unless ``insecure``.
+
+    Errors: InputError.
+    """
+    if not is_loopback(host) and not insecure:
+        raise InputError(
+            f"--host {host}: other machines could send requests without a key, and a single request can stop Triton",
+            hint="type --gateway --listen ADDRESS --keys FILE --tls-cert FILE in place of --host, or add --insecure if "
+            "the network admits only trusted clients",
+        )

@@ -1,0 +1,84 @@
+"""The rules that the frontends for HTTP and gRPC share, as lines of HAProxy's configuration."""
+
+from __future__ import annotations
+
+from gmmvit_deploy.serving.gateway.options import CLIENT_HEADER, FRONT_HEADER, GatewayOptions
+
+__all__ = [
+    "BODY_TIME_S",
+    "CLIENT",
+    "COMPRESSED",
+    "NO_KEY",
+    "UNKNOWN",
+    "arrival",
+    "bind_line",
+    "overload_rules",
+    "queue_conditions",
+    "refuse",
+    "waiting_bytes",
+]
+
+BODY_TIME_S = 10
+"""The maximum time to receive the headers, and again to receive a body that fits into a buffer."""
+CLIENT = "http_auth_bearer,sha2(256),hex,map({keys})"
+"""Expression for the name of the client; it has no value for an unknown key."""
+NO_KEY = "Authorization: Bearer KEY is missing, or the key is unknown"
+COMPRESSED = "compressed requests are refused"
+UNKNOWN = "!{ var(txn.client) -m found }"
+_KEPT = "!{ var(txn.refused) -m found }"
+_LOG = (
+    '{"time":"%[date,utime(%Y-%m-%dT%H:%M:%SZ)]","protocol":"%[var(txn.protocol)]","client":"%[var(txn.client)]",'
+    '"address":"%ci","method":"%HM","path":"%[var(txn.path),json(utf8s)]","model":"%[var(txn.model)]",'
+    '"bundle":"%[var(txn.bundle)]","status":%ST,"grpc_status":"%[var(txn.grpc_status)]",'
+    '"refused":"%[var(txn.refused)]","bytes_in":%U,"bytes_out":%B,"queue_ms":%Tw,"network_ms":%Tr,"total_ms":%Ta,'
+    '"end":"%ts"}'
+)
+
+
+def bind_line(address: str, options: GatewayOptions, *, alpn: str, plain: str = "") -> str:
+    tls = f"ssl crt {options.files.tls} alpn {alpn}" if options.files.tls else plain
+    return f"bind {address} {tls}".rstrip()
+
+
+def refuse(status: int, message: str, condition: str) -> str:
+    """Return the rule that refuses a request which is not yet refused, if the condition holds."""
+    return f'http-request set-var-fmt(txn.refused) "{status} {message}" if {_KEPT} {condition}'
+
+
+def arrival(protocol: str, options: GatewayOptions) -> list[str]:
+    """Return the rules that identify the client, and remove the headers that only the gateway may set."""
+    private = [CLIENT_HEADER, FRONT_HEADER, *([options.admin[0]] if options.admin else [])]
+    return [
+        f"log {options.access_log} len 8192 format raw local0",
+        f"log-format '{_LOG}'",
+        f"http-request set-var(txn.protocol) str({protocol})",
+        "http-request set-var(txn.path) path",
+        f"http-request set-var(txn.client) {CLIENT.format(keys=options.files.keys)}",
+        *(f"http-request del-header {header}" for header in private),
+        "http-request del-header authorization",
+        f"http-request set-header {CLIENT_HEADER} %[var(txn.client)]",
+    ]
+
+
+def queue_conditions(options: GatewayOptions, backend: str) -> list[str]:
+    """Return conditions: ``full``, the queues of both protocols hold ``queue_limit`` requests, and ``busy``."""
+    return [
+        "http-request set-var(txn.waiting) queue(triton_grpc)",
+        f"acl full queue(triton_http),add(txn.waiting) ge {max(options.queue_limit, 1)}",
+        f"acl busy be_conn({backend}) ge {options.in_flight * max(1, sum(u.weight > 0 for u in options.upstreams))}",
+    ]
+
+
+def overload_rules(options: GatewayOptions, status: int, large: str, work: str) -> list[str]:
+    """Return the rules that refuse a request because of the queue.
+
+    large: the condition that the body does not fit into a buffer.  work: the condition that the request is for Triton.
+    """
+    message = "the server is overloaded; retry later"
+    when_full = "busy" if options.queue_limit == 0 else "busy full"
+    return [refuse(status, message, f"{work} {when_full}"), refuse(status, message, f"{work} busy {large}")]
+
+
+def waiting_bytes(options: GatewayOptions) -> int:
+    """Return the size of the largest body that fits into a buffer together with the headers."""
+    return options.buffer_bytes - 16 * 1024

@@ -1,0 +1,224 @@
+"""What ``gmmvit serve`` runs around a Triton server.
+
+BareService       server + supervisor; the supervisor answers on the metrics port, also while the server restarts
+GatewayService    server + supervisor on loopback, and in front of it HAProxy and the front (POST /classify)
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from types import TracebackType
+
+from gmmvit_deploy.errors import MissingDependencyError, ServerError
+from gmmvit_deploy.serving.front.options import DEFAULT_BUFFERED_BYTES, FrontOptions
+from gmmvit_deploy.serving.front.process import FrontProcess, start_front
+from gmmvit_deploy.serving.gateway.options import Front, GatewaySettings
+from gmmvit_deploy.serving.gateway.service import Gateway, behind_gateway
+from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+from gmmvit_deploy.serving.supervisor import Supervisor
+from gmmvit_deploy.serving.supervisor_metrics import MetricsEndpoint
+
+__all__ = ["BareService", "FrontKeeper", "GatewayService", "Service"]
+
+_LOOPBACK = "127.0.0.1"
+_MOST_FRONT_RESTARTS = 20
+
+
+class Service:
+    """A Triton server with what belongs to it.  Use it in the main thread, inside ``with service:``.
+
+    server_options: the options with which the caller makes the `TritonServer` for `start`.
+    """
+
+    server: TritonServer
+    server_options: ServerOptions
+    gateway: Gateway | None = None
+
+    def __enter__(self) -> Service:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def http_url(self) -> str:
+        return (self.gateway or self.server).http_url
+
+    @property
+    def grpc_url(self) -> str:
+        return (self.gateway or self.server).grpc_url
+
+    @property
+    def metrics_url(self) -> str:
+        """The address of the metrics of all parts of the service."""
+        raise NotImplementedError
+
+    def start(self, server: TritonServer, *, cancelled: Callable[[], bool]) -> None:
+        """Start the server and what belongs to it, and wait until all is ready, or until ``cancelled`` returns True.
+
+        Errors: those of `TritonServer.start`, and of `Gateway.start` with a gateway.
+        """
+        raise NotImplementedError
+
+    def run(self, stopped: Callable[[], bool]) -> None:
+        """Watch all parts until ``stopped`` returns True.  Errors: ServerError when a part does not stay alive."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Complete the requests in progress, and end all parts.  It may be called again."""
+        raise NotImplementedError
+
+    def kill_now(self) -> None:
+        """Kill all parts at once.  A signal handler may call `kill_now`; call `stop` afterwards to clean up."""
+        raise NotImplementedError
+
+
+class BareService(Service):
+    """A server without a gateway."""
+
+    def __init__(self, options: ServerOptions, *, on_log_line: Callable[[str], None] | None = None) -> None:
+        self.server_options = replace(options, metrics_host=_LOOPBACK, metrics_port=0)
+        self._options = options
+        self._opened = ExitStack()
+        self._endpoint: MetricsEndpoint | None = None
+        self._supervisor: Supervisor | None = None
+
+    @property
+    def metrics_url(self) -> str:
+        return self._endpoint.url if self._endpoint is not None else ""
+
+    def start(self, server: TritonServer, *, cancelled: Callable[[], bool]) -> None:
+        self.server = server
+        self._supervisor = Supervisor(server)
+        self._endpoint = MetricsEndpoint(self._options.host, self._options.metrics_port, self._supervisor.metrics_text)
+        self._opened.callback(self._endpoint.close)
+        self._opened.callback(server.stop)
+        server.start(cancelled=cancelled)
+
+    def run(self, stopped: Callable[[], bool]) -> None:
+        if self._supervisor is not None:
+            self._supervisor.run(stopped)
+
+    def stop(self) -> None:
+        self._opened.close()
+
+    def kill_now(self) -> None:
+        self.server.kill_now()
+
+
+class GatewayService(Service):
+    """A server on loopback, with HAProxy and the front before it."""
+
+    gateway: Gateway
+
+    def __init__(
+        self,
+        options: ServerOptions,
+        settings: GatewaySettings,
+        *,
+        on_log_line: Callable[[str], None] | None = None,
+        on_gateway_line: Callable[[str], None] | None = None,
+    ) -> None:
+        """Check keys, certificate and ports.  Errors: those of `Gateway`."""
+        self.gateway = Gateway(
+            settings,
+            http_port=options.http_port,
+            grpc_port=options.grpc_port,
+            metrics_port=options.metrics_port,
+            on_log_line=on_gateway_line,
+        )
+        self.server_options = behind_gateway(options, self.gateway.admin_secret)
+        self._note = on_gateway_line or (lambda line: None)
+        self._opened = ExitStack()
+        self._opened.callback(self.gateway.stop)
+        self._supervisor: Supervisor | None = None
+        self.front: FrontKeeper | None = None
+
+    @property
+    def metrics_url(self) -> str:
+        return self.gateway.metrics_url
+
+    def start(self, server: TritonServer, *, cancelled: Callable[[], bool]) -> None:
+        self.server = server
+        self._supervisor = Supervisor(server)
+        self._opened.callback(server.stop)  # after front and gateway, so that requests in progress reach the server
+        server.start(cancelled=cancelled)
+        if cancelled():
+            return
+        try:
+            self.front = FrontKeeper(self.gateway.internal_url, self.gateway.settings, on_log_line=self._note)
+        except MissingDependencyError as exc:
+            self._note(f"POST /classify is not offered: {exc}")
+        front = None
+        if self.front is not None:
+            self._opened.callback(self.front.stop)
+            front = Front(port=self.front.port, secret=self.front.secret)
+        self._opened.callback(self.gateway.stop)
+        self.gateway.start(server, front=front, sources={"supervisor": self._supervisor.metrics.text})
+        if self.front is not None:
+            self.front.wait_ready()
+
+    def run(self, stopped: Callable[[], bool]) -> None:
+        if self._supervisor is not None:
+            self._supervisor.run(lambda: stopped() or self._step())
+
+    def _step(self) -> bool:
+        self.gateway.step()
+        if self.front is not None:
+            self.front.step()
+        return False
+
+    def stop(self) -> None:
+        self._opened.close()
+
+    def kill_now(self) -> None:
+        self.gateway.kill_now()
+        self.server.kill_now()
+
+
+class FrontKeeper:
+    """Keeps a front running on a port: starts the front again when it has ended.
+
+    port: the port on 127.0.0.1.  secret: the value of `FRONT_HEADER` in each request from the gateway.
+    """
+
+    def __init__(self, triton_http_url: str, settings: GatewaySettings, *, on_log_line: Callable[[str], None]) -> None:
+        """Start the front, which is ready as soon as the gateway runs.
+
+        triton_http_url: where the front sends its requests to Triton.
+        Errors: MissingDependencyError when a package of the extra ``serve`` is not installed.
+        """
+        self.secret = secrets.token_hex(16)
+        self._url = triton_http_url
+        self._options = FrontOptions(
+            triton_url=triton_http_url,
+            max_body_bytes=settings.max_body_bytes,
+            max_buffered_bytes=max(DEFAULT_BUFFERED_BYTES, settings.max_body_bytes),
+        )
+        self._note = on_log_line
+        self._restarts = 0
+        self._front: FrontProcess = start_front(triton_http_url, 0, self.secret, options=self._options)
+        self.port = self._front.port
+
+    def wait_ready(self) -> None:
+        """Wait until the front answers.  Errors: ServerError when it does not start."""
+        self._front.wait_ready()
+
+    def step(self) -> None:
+        """Start the front again if it has ended; call it often.  Errors: ServerError when it ends again and again."""
+        status = self._front.poll()
+        if status is None:
+            return
+        self._restarts += 1
+        if self._restarts > _MOST_FRONT_RESTARTS:
+            raise ServerError(f"the front ended {self._restarts} times, the last time with exit status {status}")
+        self._note(f"front: ended with exit status {status}, and is started again")
+        self._front = start_front(self._url, self.port, self.secret, options=self._options)
+
+    def stop(self) -> None:
+        self._front.stop()

@@ -1,0 +1,647 @@
+"""A real HAProxy in front of a real Triton server: what it lets in, what it refuses and how, over HTTP and gRPC."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import io
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from PIL import Image
+from tritonclient.grpc import service_pb2
+
+from benchmarks.shared import stand_in
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.errors import InputError, OutputError, ServerError
+from gmmvit_deploy.serving.gateway.options import Front, GatewaySettings
+from gmmvit_deploy.serving.gateway.service import Gateway, behind_gateway, open_service
+from gmmvit_deploy.serving.repository import Repository
+from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+from tests.conftest import FREE_PORTS
+from tests.serving.gateways import (
+    KEY,
+    OTHER_KEY,
+    Stub,
+    binary_request,
+    certificate,
+    grpc_request,
+    key_file,
+    logits_of,
+    request,
+    require_haproxy,
+)
+from tests.serving.processes import processes_naming, wait_gone
+
+pytestmark = pytest.mark.server
+SECRET = "0123456789abcdef"  # noqa: S105 - of a test
+INFER = "/v2/models/gmmvit_network/infer"
+RAW = {"Inference-Header-Content-Length": "0"}
+MOST = 4_000_000
+
+Open = Callable[..., Gateway]
+
+
+@pytest.fixture(scope="module")
+def triton(repository: Repository) -> Iterator[TritonServer]:
+    """A server for several gateways; its admin interfaces need the secret."""
+    require_haproxy()
+    with TritonServer(repository.path, options=behind_gateway(ServerOptions(**FREE_PORTS), SECRET)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def open_gateway(triton: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
+    """Start a gateway with these settings in front of a server, by default `triton`."""
+    opened: list[Gateway] = []
+
+    def start(server: TritonServer = triton, on_log_line: Any = None, **settings: Any) -> Gateway:
+        folder = tmp_path_factory.mktemp("gateway")
+        settings = {"keys": key_file(folder), "access_log": folder / "access.log", "max_body_bytes": MOST, **settings}
+        gateway = Gateway(GatewaySettings(**settings), **FREE_PORTS, on_log_line=on_log_line)
+        opened.append(gateway)
+        gateway.admin_secret = SECRET
+        gateway.start(server)
+        return gateway
+
+    yield start
+    for gateway in reversed(opened):  # each restores the handler of SIGHUP that it replaced
+        gateway.stop()
+
+
+@pytest.fixture(scope="module")
+def gateway(open_gateway: Open) -> Gateway:
+    return open_gateway()
+
+
+@pytest.fixture
+def pixels(bundle: Bundle) -> np.ndarray:
+    return bundle.golden()[0]
+
+
+def log_lines(gateway: Gateway, count: int) -> list[dict[str, Any]]:
+    """Return the last lines of the access log, of which HAProxy writes each after its answer."""
+    assert gateway.settings.access_log is not None
+    deadline = time.monotonic() + 5
+    while len(lines := gateway.settings.access_log.read_text().splitlines()) < count and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return [json.loads(line) for line in lines[-count:]]
+
+
+class TestHttp:
+    def test_a_key_opens_the_model(self, gateway: Gateway, bundle: Bundle, pixels: np.ndarray) -> None:
+        body, headers = binary_request("pixels", pixels)
+        answer = request(gateway.http_url, INFER, body, headers=headers)
+        assert answer.status == 200, answer.body
+        assert float(np.abs(logits_of(answer) - bundle.golden()[1]).max()) < 1e-5
+        assert answer.headers["x-gmmvit-bundle"] == bundle.sha256
+
+    @pytest.mark.parametrize("key", [None, "another-key-that-nobody-has", ""])
+    @pytest.mark.parametrize("path", [INFER, "/v2", "/v2/logging", "/metrics"])
+    def test_no_key(self, key: str | None, path: str, gateway: Gateway) -> None:
+        answer = request(gateway.http_url, path, b"x" if path == INFER else None, key=key)
+        assert answer.status == 401
+        assert "Bearer KEY" in answer.json()["error"]
+        assert answer.headers["www-authenticate"] == "Bearer"
+
+    def test_a_large_body_without_a_key_gets_its_answer(self, gateway: Gateway) -> None:
+        assert request(gateway.http_url, INFER, bytes(20_000_000), key=None).status == 401
+
+    @pytest.mark.parametrize(
+        ("method", "path"),
+        [
+            ("POST", "/v2/logging"),
+            ("GET", "/v2/logging"),
+            ("GET", "/v2/trace/setting"),
+            ("POST", "/v2/trace/setting"),
+            ("POST", "/v2/repository/index"),
+            ("POST", "/v2/repository/models/gmmvit/unload"),
+            ("GET", "/v2/systemsharedmemory/status"),
+            ("POST", "/v2/systemsharedmemory/region/x/register"),
+            ("GET", "/v2/cudasharedmemory/status"),
+            ("POST", "/v2/models/gmmvit/trace/setting"),
+            ("POST", "/v2/models/gmmvit_network/generate"),
+            ("POST", "/v2/models/resnet/infer"),
+            ("POST", "/v2/models/gmmvit_network/../../logging"),
+            ("POST", "/v2/models/gmmvit_network/infer/"),
+            ("POST", "/v2/models/gmmvit%2f/infer"),
+            ("PUT", INFER),
+            ("DELETE", "/v2"),
+            ("POST", "/v2"),
+            ("GET", "/"),
+            ("GET", "/metrics"),
+            ("POST", "/classify"),
+        ],
+    )
+    def test_everything_else_is_404(self, method: str, path: str, gateway: Gateway) -> None:
+        body = b'{"log_error": false}' if method in ("POST", "PUT") else None
+        assert request(gateway.http_url, path, body, method=method).status == 404
+
+    @pytest.mark.parametrize("path", ["", "/models/gmmvit", "/models/gmmvit/config", "/models/gmmvit_network/ready"])
+    def test_metadata(self, path: str, gateway: Gateway) -> None:
+        assert request(gateway.http_url, f"/v2{path}").status == 200
+
+    def test_statistics_with_the_secret_that_only_the_gateway_has(self, gateway: Gateway, triton: TritonServer) -> None:
+        path = "/v2/models/gmmvit_network/stats"
+        assert request(triton.http_url, path).status == 403
+        assert request(gateway.http_url, path).json()["model_stats"][0]["name"] == "gmmvit_network"
+        for other in ("/v2/logging", "/v2/systemsharedmemory/status", "/v2/trace/setting"):
+            assert request(triton.http_url, other).status == 403
+
+    def test_the_277_bytes_that_end_a_server(self, gateway: Gateway, triton: TritonServer) -> None:
+        body = gzip.compress(b"[" * 250_000)
+        assert len(body) < 300
+        assert request(gateway.http_url, INFER, body, headers={"Content-Encoding": "gzip"}).status == 415
+        assert request(gateway.http_url, INFER, b"[" * 200_000).status == 400
+        assert request(gateway.http_url, INFER, b"[" * 200_000, headers=RAW | {"X-A": "1"}).status in (400, 500)
+        assert request(triton.http_url, "/v2/health/ready").status == 200
+
+    def test_chunked(self, gateway: Gateway) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", gateway.http_port, timeout=20)
+        bearer = {"Authorization": f"Bearer {KEY}", "Transfer-Encoding": "chunked"}
+        connection.request("POST", INFER, iter([b"x" * 1000] * 3), bearer, encode_chunked=True)
+        answer = connection.getresponse()
+        assert answer.status == 411
+        assert "Content-Length" in json.loads(answer.read())["error"]
+        connection.close()
+
+    @pytest.mark.parametrize("size", [MOST + 1, 30_000_000])
+    def test_too_large(self, size: int, gateway: Gateway) -> None:
+        answer = request(gateway.http_url, INFER, bytes(size), headers=RAW)
+        assert answer.status == 413
+        assert f"the limit is {MOST} bytes" in answer.json()["error"]
+
+    def test_no_number_of_json_wraps(self, gateway: Gateway, pixels: np.ndarray) -> None:
+        tensor = {"name": "pixels", "shape": [1, 32, 32, 3], "datatype": "UINT8", "data": [300] * 3072}
+        whole = json.dumps({"inputs": [tensor]}).encode()
+        answer = request(gateway.http_url, INFER, whole)
+        assert answer.status == 400
+        assert "binary tensors" in answer.json()["error"]
+        for data in ([300] * 12, [[[[300]]]], 300):
+            short = json.dumps({"inputs": [{**tensor, "data": data}]}).encode()
+            for body in (short, short + pixels[:1].tobytes()):
+                head = {"Inference-Header-Content-Length": str(len(short))}
+                answer = request(gateway.http_url, INFER, body, headers=head)
+                assert answer.status == 400, body
+                assert "binary tensors" in answer.json()["error"]
+        head = {"Inference-Header-Content-Length": str(len(whole))}
+        assert "larger than 4096" in request(gateway.http_url, INFER, whole, headers=head).json()["error"]
+
+    def test_raw_form(self, gateway: Gateway, bundle: Bundle, pixels: np.ndarray) -> None:
+        answer = request(gateway.http_url, INFER, pixels[:1].tobytes(), headers=RAW)
+        assert answer.status == 200, answer.body
+        assert float(np.abs(logits_of(answer) - bundle.golden()[1][:1]).max()) < 1e-5
+
+    def test_pixels_that_look_like_json_are_pixels(self, gateway: Gateway) -> None:
+        """An image whose bytes continue the JSON in front of it."""
+        text = (b'"data":[1],{"inputs":[{"data":[300]}]}' * 100)[:3072]
+        body, headers = binary_request("pixels", np.frombuffer(text, np.uint8).reshape(1, 32, 32, 3))
+        assert request(gateway.http_url, INFER, body, headers=headers).status == 200
+
+    def test_json_for_those_who_must(self, open_gateway: Open) -> None:
+        gateway = open_gateway(json_bytes=20_000)
+        tensor = {"name": "pixels", "shape": [1, 32, 32, 3], "datatype": "UINT8", "data": [7] * 3072}
+        body = json.dumps({"inputs": [tensor]}).encode()
+        assert request(gateway.http_url, INFER, body).status == 200
+        answer = request(gateway.http_url, INFER, body + b" " * 20_000)
+        assert answer.status == 400
+        assert "above 20000 bytes" in answer.json()["error"]
+
+    def test_unfinished_bodies_leave_the_service_to_others(self, gateway: Gateway, pixels: np.ndarray) -> None:
+        head = f"POST {INFER} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Length: 3072\r\n"
+        head += "Inference-Header-Content-Length: 0\r\n\r\n"
+        held = [socket.create_connection(("127.0.0.1", gateway.http_port)) for _ in range(100)]
+        for connection in held:
+            connection.sendall(head.encode() + b"abcd")
+        body, headers = binary_request("pixels", pixels)
+        started = time.monotonic()
+        assert request(gateway.http_url, INFER, body, headers=headers).status == 200
+        assert time.monotonic() - started < 2
+        for connection in held:
+            connection.close()
+
+
+class TestGrpc:
+    def test_a_key_opens_the_model(self, gateway: Gateway, bundle: Bundle, pixels: np.ndarray) -> None:
+        with Stub(gateway.grpc_url) as stub:
+            answer, metadata = stub.call("ModelInfer", grpc_request("pixels", pixels))
+        logits = np.frombuffer(answer.raw_output_contents[0], np.float32).reshape(-1, 10)
+        assert float(np.abs(logits - bundle.golden()[1]).max()) < 1e-5
+        assert metadata["x-gmmvit-bundle"] == bundle.sha256
+
+    @pytest.mark.parametrize("rows", [1, 8, 2000])
+    def test_no_key(self, rows: int, gateway: Gateway) -> None:
+        """A message above HAProxy's buffer gets the same status; it was CANCELLED before refuse.lua."""
+        message = grpc_request("pixels", np.zeros((rows, 32, 32, 3), np.uint8))
+        for key in (None, "another-key-that-nobody-has"):
+            with Stub(gateway.grpc_url, key=key) as stub:
+                code, text = stub.code("ModelInfer", message)
+                assert code == grpc.StatusCode.UNAUTHENTICATED
+                assert "Bearer KEY" in text
+
+    @pytest.mark.parametrize("rows", [1400, 10_000])
+    def test_too_large(self, rows: int, gateway: Gateway) -> None:
+        with Stub(gateway.grpc_url) as stub:
+            code, text = stub.code("ModelInfer", grpc_request("pixels", np.zeros((rows, 32, 32, 3), np.uint8)))
+            assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "too large" in text
+            assert stub.call("ServerReady", service_pb2.ServerReadyRequest())[0].ready
+
+    @pytest.mark.parametrize(
+        ("method", "message"),
+        [
+            ("LogSettings", service_pb2.LogSettingsRequest()),
+            ("TraceSetting", service_pb2.TraceSettingRequest()),
+            ("RepositoryIndex", service_pb2.RepositoryIndexRequest()),
+            ("RepositoryModelUnload", service_pb2.RepositoryModelUnloadRequest(model_name="gmmvit")),
+            ("SystemSharedMemoryStatus", service_pb2.SystemSharedMemoryStatusRequest()),
+            ("SystemSharedMemoryRegister", service_pb2.SystemSharedMemoryRegisterRequest(name="a", key="b")),
+            ("CudaSharedMemoryStatus", service_pb2.CudaSharedMemoryStatusRequest()),
+        ],
+    )
+    def test_methods_of_nobody(self, method: str, message: Any, gateway: Gateway) -> None:
+        with Stub(gateway.grpc_url) as stub:
+            assert stub.code(method, message)[0] == grpc.StatusCode.UNIMPLEMENTED
+
+    def test_metadata_and_statistics(self, gateway: Gateway) -> None:
+        with Stub(gateway.grpc_url) as stub:
+            assert stub.call("ServerMetadata", service_pb2.ServerMetadataRequest())[0].name == "triton"
+            config, _ = stub.call("ModelConfig", service_pb2.ModelConfigRequest(name="gmmvit"))
+            assert config.config.name == "gmmvit"
+            stats, _ = stub.call("ModelStatistics", service_pb2.ModelStatisticsRequest(name="gmmvit_network"))
+            assert stats.model_stats[0].name == "gmmvit_network"
+
+    def test_compressed_messages(self, gateway: Gateway, pixels: np.ndarray) -> None:
+        with Stub(gateway.grpc_url) as stub:
+            message = grpc_request("pixels", np.zeros((8, 32, 32, 3), np.uint8))
+            code, text = stub.code("ModelInfer", message, compression=grpc.Compression.Gzip)
+            assert code == grpc.StatusCode.UNIMPLEMENTED
+            assert "compressed" in text
+            assert stub.call("ModelInfer", grpc_request("pixels", pixels))[0].model_name == "gmmvit_network"
+
+    @pytest.mark.parametrize("rows", [1, 30], ids=["in the buffer", "above the buffer"])
+    @pytest.mark.parametrize("field", ["uint_contents", "int_contents"])
+    def test_no_number_of_typed_contents_wraps(self, rows: int, field: str, gateway: Gateway) -> None:
+        message = service_pb2.ModelInferRequest(model_name="gmmvit_network", id="a")
+        message.parameters["priority"].int64_param = 1
+        tensor = message.inputs.add(name="pixels", datatype="UINT8", shape=[rows, 32, 32, 3])
+        tensor.parameters["unused"].bool_param = True
+        getattr(tensor.contents, field).extend([300] * rows * 3072)
+        message.outputs.add(name="logits")
+        with Stub(gateway.grpc_url) as stub:
+            code, text = stub.code("ModelInfer", message)
+            assert code == grpc.StatusCode.INVALID_ARGUMENT
+            assert "raw_input_contents" in text
+
+    def test_typed_contents_that_cannot_wrap_are_left_alone(self, gateway: Gateway) -> None:
+        image = io.BytesIO()
+        Image.new("RGB", (32, 32)).save(image, "PNG")
+        message = service_pb2.ModelInferRequest(model_name="gmmvit")
+        tensor = message.inputs.add(name="IMAGE", datatype="BYTES", shape=[1, 1])
+        tensor.contents.bytes_contents.append(image.getvalue())
+        with Stub(gateway.grpc_url) as stub:
+            assert stub.call("ModelInfer", message)[0].model_name == "gmmvit"
+
+    @pytest.mark.parametrize("size", [1, 4, 5, 6, 7, 40, 5000])
+    def test_bytes_that_are_no_message_leave_the_gateway_running(self, size: int, gateway: Gateway) -> None:
+        """Raw bytes in the place of a message: Triton refuses them, and the gateway goes on."""
+        for seed in range(8):
+            body = np.random.default_rng(seed).bytes(size)
+            with Stub(gateway.grpc_url) as stub:
+                call = stub.channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+                with pytest.raises(grpc.RpcError):
+                    call(body, timeout=10, metadata=stub.metadata)
+        assert request(gateway.http_url, "/v2").status == 200
+
+    def test_what_triton_refuses_keeps_its_status(self, gateway: Gateway) -> None:
+        with Stub(gateway.grpc_url) as stub:
+            code, text = stub.code("ModelInfer", grpc_request("pixels", np.zeros((1, 31, 32, 3), np.uint8)))
+            assert code == grpc.StatusCode.INVALID_ARGUMENT
+            assert "unexpected shape" in text
+
+
+class TestFront:
+    def test_requests_reach_the_front_with_client_and_secret(self, open_gateway: Open) -> None:
+        from http.server import BaseHTTPRequestHandler, HTTPServer
+        from threading import Thread
+
+        seen: list[dict[str, str]] = []
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                seen.append({name.lower(): value for name, value in self.headers.items()})
+                self.rfile.read(int(self.headers["Content-Length"]))
+                self.send_response(200)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        server = HTTPServer(("127.0.0.1", 0), Handler)
+        Thread(target=server.serve_forever, daemon=True).start()
+        gateway = open_gateway(front=Front(port=server.server_port, secret=SECRET))
+        spoofed = {"x-gmmvit-client": "root", "x-gmmvit-front": "guess"}
+        assert request(gateway.http_url, "/classify?top=3", b"photo", headers=spoofed).status == 200
+        assert seen[0]["x-gmmvit-client"] == "tester"
+        assert seen[0]["x-gmmvit-front"] == SECRET
+        assert "authorization" not in seen[0]
+        assert request(gateway.http_url, "/classify", bytes(MOST + 1)).status == 413
+        assert request(gateway.http_url, "/classify", b"photo", key=None).status == 401
+        assert request(gateway.http_url, "/classify", b"x", headers={"Content-Encoding": "br"}).status == 415
+        assert request(gateway.http_url, "/classify").status == 404
+        assert len(seen) == 1
+        server.shutdown()
+        server.server_close()
+
+
+class TestTls:
+    def test_https_http2_and_grpcs(self, open_gateway: Open, pixels: np.ndarray, tmp_path: Path) -> None:
+        cert, key = certificate(tmp_path)
+        gateway = open_gateway(tls_cert=cert, tls_key=key)
+        body, headers = binary_request("pixels", pixels)
+        assert gateway.http_url.startswith("https://")
+        assert request(gateway.http_url, INFER, body, headers=headers, ca=cert).status == 200
+        assert request(gateway.metrics_url, "/metrics", ca=cert).status == 200
+        with Stub(gateway.grpc_url, ca=cert) as stub:
+            assert stub.call("ModelInfer", grpc_request("pixels", pixels))[0].model_name == "gmmvit_network"
+        with Stub(gateway.grpc_url, key=None, ca=cert) as stub:
+            large = grpc_request("pixels", np.zeros((1000, 32, 32, 3), np.uint8))
+            assert stub.code("ModelInfer", large)[0] == grpc.StatusCode.UNAUTHENTICATED
+        assert self.curl(gateway.http_url, cert) == "200 2"
+
+    def curl(self, url: str, cert: Path) -> str:
+        """Return status and version of HTTP."""
+        if shutil.which("curl") is None:
+            pytest.skip("no curl on PATH")
+        command = ["curl", "--silent", "--cacert", str(cert), "--http2", "--noproxy", "*", "-o", os.devnull]
+        command += ["-H", f"Authorization: Bearer {KEY}", "-w", "%{http_code} %{http_version}", f"{url}/v2"]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+
+    def test_a_new_certificate_is_loaded(self, open_gateway: Open, tmp_path: Path) -> None:
+        cert, key = certificate(tmp_path)
+        gateway = open_gateway(tls_cert=cert, tls_key=key)
+        (tmp_path / "new").mkdir()
+        new_cert, new_key = certificate(tmp_path / "new")
+        shutil.copy(new_key, key)
+        gateway.reload()  # the new key without its certificate: nothing changes
+        assert request(gateway.http_url, "/v2", ca=cert).status == 200
+        shutil.copy(new_cert, cert)
+        gateway.reload()
+        assert request(gateway.http_url, "/v2", ca=new_cert).status == 200
+
+
+class TestReload:
+    def test_keys_change_without_a_restart(self, open_gateway: Open, tmp_path: Path) -> None:
+        lines: list[str] = []
+        keys = key_file(tmp_path)
+        gateway = open_gateway(keys=keys, on_log_line=lines.append)
+        kept = http.client.HTTPConnection("127.0.0.1", gateway.http_port, timeout=20)
+        assert request(gateway.http_url, "/v2", connection=kept).status == 200
+        pid = gateway.pid
+        key_file(tmp_path, f"other {OTHER_KEY}")
+        deadline = time.monotonic() + 5
+        while request(gateway.http_url, "/v2", key=OTHER_KEY).status != 200 and time.monotonic() < deadline:
+            gateway.step()
+            time.sleep(0.05)
+        assert request(gateway.http_url, "/v2", connection=kept).status == 401  # on the same connection
+        assert request(gateway.http_url, "/v2", key=OTHER_KEY).status == 200
+        key_file(tmp_path, "broken")
+        gateway.reload()
+        assert request(gateway.http_url, "/v2", key=OTHER_KEY).status == 200
+        assert any("nothing was reloaded" in line and "keys.txt:2" in line for line in lines)
+        assert gateway.pid == pid
+        kept.close()
+
+
+class TestRestart:
+    def test_a_killed_haproxy_is_started_again(self, open_gateway: Open) -> None:
+        gateway = open_gateway()
+        self.kill(gateway)
+        assert request(gateway.http_url, "/v2").status == 200
+        assert "gmmvit_gateway_restarts_total 1" in request(gateway.metrics_url, "/metrics").body.decode()
+
+    def test_again_and_again_is_an_error(self, open_gateway: Open) -> None:
+        gateway = open_gateway()
+        for _ in range(5):
+            self.kill(gateway)
+        with pytest.raises(ServerError, match="HAProxy ended 6 times in a minute"):
+            self.kill(gateway)
+
+    def kill(self, gateway: Gateway) -> None:
+        """Kill HAProxy, and let the gateway notice it."""
+        before, deadline = gateway.restarts, time.monotonic() + 10
+        os.kill(gateway.pid, signal.SIGKILL)
+        while gateway.restarts == before and time.monotonic() < deadline:
+            gateway.step()
+
+
+class TestObservability:
+    def test_a_line_for_each_request(self, open_gateway: Open, bundle: Bundle, pixels: np.ndarray) -> None:
+        gateway = open_gateway()
+        body, headers = binary_request("pixels", pixels)
+        assert request(gateway.http_url, INFER, body, headers=headers).status == 200
+        assert request(gateway.http_url, '/v2/"quoted"', key=None).status == 401
+        with Stub(gateway.grpc_url) as stub:
+            stub.call("ModelInfer", grpc_request("pixels", pixels))
+        with Stub(gateway.grpc_url, key=None) as stub:
+            stub.code("ModelInfer", grpc_request("pixels", pixels))
+        over_http, refused, over_grpc, refused_grpc = log_lines(gateway, 4)
+        assert {
+            "client": "tester",
+            "model": "gmmvit_network",
+            "status": 200,
+            "protocol": "http",
+        }.items() <= over_http.items()
+        assert over_http["bundle"] == over_grpc["bundle"] == bundle.sha256
+        assert over_http["bytes_in"] > len(body)
+        assert over_http["bytes_out"] > 8 * 10 * 4
+        assert over_http["queue_ms"] >= 0
+        assert over_http["total_ms"] >= over_http["network_ms"] >= 0
+        assert {"client": "-", "status": 401, "path": '/v2/"quoted"'}.items() <= refused.items()
+        assert refused["refused"].startswith("401 ")
+        assert {"client": "tester", "model": "gmmvit_network", "protocol": "grpc"}.items() <= over_grpc.items()
+        assert {"client": "-", "grpc_status": "16"}.items() <= refused_grpc.items()
+        assert KEY not in gateway.settings.access_log.read_text()
+
+    def test_all_metrics_on_a_single_port(self, gateway: Gateway, pixels: np.ndarray) -> None:
+        body, headers = binary_request("pixels", pixels)
+        request(gateway.http_url, INFER, body, headers=headers)
+        text = request(gateway.metrics_url, "/metrics").body.decode()
+        assert 'haproxy_backend_queue_time_average_seconds{proxy="triton_http"}' in text
+        assert 'nv_inference_request_success{model="gmmvit_network"' in text
+        assert 'quantile="0.99"' in text
+        assert 'gmmvit_metrics_source_up{source="gateway"} 1' in text
+        assert 'gmmvit_metrics_source_up{source="server"} 1' in text
+        assert "haproxy_" in request(gateway.metrics_url, "/metrics/gateway").body.decode()
+        assert "nv_inference" in request(gateway.metrics_url, "/metrics/server").body.decode()
+        assert request(gateway.metrics_url, "/metrics", key=None).status == 401
+        assert request(gateway.metrics_url, "/other").status == 404
+
+    def test_health_needs_no_key(self, gateway: Gateway) -> None:
+        for path in ("/v2/health/live", "/v2/health/ready"):
+            assert request(gateway.http_url, path, key=None).status == 200
+
+
+class TestReadiness:
+    def test_a_network_that_does_not_answer_is_not_ready(self, repository: Repository, tmp_path: Path) -> None:
+        """Triton itself says ready for ever after `kill -9` of the worker of the network."""
+        require_haproxy()
+        models = tmp_path / "models"
+        shutil.copytree(repository.path, models)
+        settings = GatewaySettings(keys=key_file(tmp_path), access_log=tmp_path / "access.log")
+        with open_service(models, settings, options=ServerOptions(**FREE_PORTS)) as (gateway, server):
+            assert request(gateway.http_url, "/v2/health/ready", key=None).status == 200
+            (worker,) = [
+                pid for pid, command in processes_naming(f"{models}/gmmvit_network").items() if "stub" in command
+            ]
+            os.kill(worker, signal.SIGKILL)
+            deadline = time.monotonic() + 15
+            while request(gateway.http_url, "/v2/health/ready", key=None).status == 200 and time.monotonic() < deadline:
+                time.sleep(0.1)
+            assert request(gateway.http_url, "/v2/health/ready", key=None).status == 503
+            assert request(server.http_url, "/v2/health/ready").status == 200
+            answer = request(gateway.http_url, INFER, bytes(3072), headers=RAW)
+            assert answer.status == 503
+            assert answer.headers["retry-after"] == "1"
+            with Stub(gateway.grpc_url) as stub:
+                code, text = stub.code("ServerReady", service_pb2.ServerReadyRequest())
+                assert (code, text) == (grpc.StatusCode.UNAVAILABLE, "no server is ready")
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    """A stand-in for a network that takes 0.3 s for two images."""
+    require_haproxy()
+    models = stand_in.sleeping_repository(tmp_path_factory.mktemp("slow") / "models", sleep_s=0.3)
+    with TritonServer(models, options=behind_gateway(ServerOptions(**FREE_PORTS), SECRET)) as running:
+        yield running
+
+
+class TestOverload:
+    def test_http(self, slow: TritonServer, open_gateway: Open) -> None:
+        gateway = open_gateway(slow, in_flight=2, queue_limit=4, queue_timeout_ms=150)
+
+        def ask(_: int) -> tuple[int, float, str]:
+            started = time.monotonic()
+            answer = request(gateway.http_url, INFER, bytes(3072), headers=RAW)
+            return answer.status, time.monotonic() - started, answer.headers.get("retry-after", "")
+
+        with ThreadPoolExecutor(16) as pool:
+            answers = list(pool.map(ask, range(16)))
+        statuses = [status for status, _, _ in answers]
+        assert statuses.count(200) >= 2
+        assert set(statuses) == {200, 503}
+        for status, seconds, retry_after in answers:
+            if status == 503:
+                assert retry_after == "1"
+                assert seconds < 0.15 + 0.5
+        assert ask(0)[0] == 200
+
+    @pytest.mark.parametrize("rows", [1, 2], ids=["waits", "above the buffer"])
+    def test_grpc(self, rows: int, slow: TritonServer, open_gateway: Open) -> None:
+        gateway = open_gateway(slow, in_flight=2, queue_limit=4, queue_timeout_ms=150)
+        message = grpc_request("pixels", np.zeros((rows, 32, 32, 3), np.uint8))
+        if rows == 2:  # a name of 200 kB makes the message larger than a buffer
+            message.id = "x" * 200_000
+        with Stub(gateway.grpc_url) as stub, ThreadPoolExecutor(16) as pool:
+
+            def ask(_: int) -> tuple[str, str]:
+                try:
+                    stub.call("ModelInfer", message)
+                except grpc.RpcError as exc:
+                    return exc.code().name, str(exc.details())
+                return "OK", ""
+
+            answers = list(pool.map(ask, range(16)))
+            assert {code for code, _ in answers} == {"OK", "RESOURCE_EXHAUSTED"}
+            assert {text for code, text in answers if code != "OK"} == {"the server is overloaded; retry later"}
+            assert ask(0) == ("OK", "")
+
+    def test_the_limit_of_the_queue_counts_both_protocols(self, slow: TritonServer, open_gateway: Open) -> None:
+        """Both queues together hold 3 requests, so a fourth is refused at once, long before the timeout."""
+        gateway = open_gateway(slow, in_flight=1, queue_limit=3, queue_timeout_ms=5000)
+        with Stub(gateway.grpc_url) as stub, ThreadPoolExecutor(12) as pool:
+            message = grpc_request("pixels", np.zeros((2, 32, 32, 3), np.uint8))
+            held = [pool.submit(stub.call, "ModelInfer", message) for _ in range(4)]
+            time.sleep(0.05)
+            held_http = [pool.submit(request, gateway.http_url, INFER, bytes(3072), headers=RAW) for _ in range(2)]
+            started = time.monotonic()
+            answers = [future.result().status for future in held_http]
+            assert sorted(answers) == [200, 503]  # the first is in flight, the second would wait
+            assert time.monotonic() - started < 2
+            for future in held:
+                future.result()
+
+
+def metrics_text(where: dict[str, Any]) -> str:
+    return request(where["metrics"], "/metrics").body.decode()
+
+
+class TestCommand:
+    def test_serve_with_a_gateway_until_sigterm(self, repository: Repository, tmp_path: Path) -> None:
+        require_haproxy()
+        models = tmp_path / "models"
+        shutil.copytree(repository.path, models)
+        log = tmp_path / "access.log"
+        command = [sys.executable, "-m", "gmmvit_cli.main", "serve", str(models), "--json", "--gateway"]
+        command += ["--keys", str(key_file(tmp_path)), "--access-log", str(log), "--log", str(tmp_path / "log")]
+        command += [word for name in ("http", "grpc", "metrics") for word in (f"--{name}-port", "0")]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout is not None
+            lines = []
+            while not lines or not lines[-1].startswith("}"):
+                lines.append(process.stdout.readline())
+                assert lines[-1], process.communicate()
+            where = json.loads("".join(lines))
+            assert request(where["http"], INFER, bytes(3072), headers=RAW).status == 200
+            assert request(where["http"], INFER, bytes(3072), headers=RAW, key=None).status == 401
+            assert where["gateway_pid"] > 0
+            process.send_signal(signal.SIGHUP)
+            deadline = time.monotonic() + 10
+            while "key_reloads_total 1" not in metrics_text(where) and time.monotonic() < deadline:
+                time.sleep(0.1)
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+        assert process.returncode == 0, errors
+        assert "Traceback" not in errors
+        assert "gateway: reloaded 1 keys" in errors
+        assert [line[:1] for line in log.read_text().splitlines()].count("{") == 2
+        assert wait_gone(str(models)) == {}
+        assert not Path(f"/proc/{where['gateway_pid']}").exists()
+
+
+class TestRefusals:
+    def test_a_port_in_use(self, gateway: Gateway, tmp_path: Path) -> None:
+        settings = GatewaySettings(keys=key_file(tmp_path))
+        with pytest.raises(
+            ServerError, match=rf"gRPC port {gateway.grpc_port} on 127\.0\.0\.1 cannot be opened"
+        ) as caught:
+            Gateway(settings, **{**FREE_PORTS, "grpc_port": gateway.grpc_port})
+        assert "--grpc-port" in caught.value.hint
+
+    def test_addresses_and_files(self, tmp_path: Path) -> None:
+        require_haproxy()
+        keys = key_file(tmp_path)
+        with pytest.raises(ServerError, match=r"--listen 192\.0\.2\.1|192\.0\.2\.1 cannot be opened"):
+            Gateway(GatewaySettings(keys=keys, listen="192.0.2.1", insecure=True), **FREE_PORTS)
+        with pytest.raises(OutputError, match="cannot open this file for the access log"):
+            Gateway(GatewaySettings(keys=keys, access_log=tmp_path / "missing" / "log"), **FREE_PORTS)
+        with pytest.raises(InputError, match="the key file cannot be read"):
+            Gateway(GatewaySettings(keys=tmp_path / "none"), **FREE_PORTS)
