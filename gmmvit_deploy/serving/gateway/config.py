@@ -73,6 +73,8 @@ def _global(options: GatewayOptions) -> list[str]:
         "ssl-default-bind-options ssl-min-ver TLSv1.2 no-tls-tickets",
         f"lua-load {options.files.refuse}",
     ]
+    if options.threads:
+        lines.append(f"nbthread {options.threads}")
     if options.files.socket:
         lines.append(f'stats socket "{options.files.socket}" mode 600 level admin')
     return lines

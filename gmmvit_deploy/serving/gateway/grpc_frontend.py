@@ -64,6 +64,7 @@ def grpc_frontend(options: GatewayOptions) -> list[str]:
         *overload_rules(options, 8, large, "allowed"),
         "http-request use-service lua.gmmvit_refuse if refused",
         f"http-request wait-for-body time {BODY_TIME_S}s",
+        *_wrapping_rules(options),
     ]
     if options.admin is not None:
         header, secret = options.admin
@@ -78,6 +79,17 @@ def grpc_frontend(options: GatewayOptions) -> list[str]:
         "http-after-response set-status 200 if { status 400:599 }",
         "http-after-response set-var(txn.grpc_status) res.hdr(grpc-status)",
         *grpc_errors(),
+    ]
+
+
+def _wrapping_rules(options: GatewayOptions) -> list[str]:
+    """Return the rules against integers in typed fields: Triton reduces 300 in ``uint_contents`` to 44."""
+    if options.json_bytes > 0:  # the user accepts numbers that wrap
+        return []
+    return [
+        "http-request lua.gmmvit_wraps if infer",
+        refuse(3, "integers in typed contents are refused; send raw_input_contents", "{ var(txn.wraps) -m found }"),
+        "http-request use-service lua.gmmvit_refuse if refused",
     ]
 
 

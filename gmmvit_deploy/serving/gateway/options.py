@@ -157,6 +157,7 @@ class GatewayOptions:
     models: the names of the models that clients may use.
     health: the check of a server.
     buffer_bytes: the size of HAProxy's buffers. Only a request of at most this size may wait, see `gateway.config`.
+    threads: the number of HAProxy's threads; 0 means a thread for each core.
     max_body_bytes, json_bytes, in_flight, queue_limit, queue_timeout_ms, front: as in `GatewaySettings`.
     access_log: the target of the log: ``stderr``, ``fd@N``, or the address of a syslog server.
     internal_bind: where the front sends its requests to Triton, ADDRESS:PORT or ``fd@N``; "" leaves this out.
@@ -172,6 +173,7 @@ class GatewayOptions:
     health: HealthCheck
     files: GatewayFiles
     buffer_bytes: int = 128 * 1024
+    threads: int = 0
     max_body_bytes: int = DEFAULT_BODY_BYTES
     json_bytes: int = 0
     in_flight: int = DEFAULT_IN_FLIGHT

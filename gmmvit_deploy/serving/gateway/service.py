@@ -179,6 +179,7 @@ class Gateway:
             metrics_address=self._metrics.address,
             admin=(ADMIN_HEADER, self.admin_secret),
             front=front or self.settings.front,
+            threads=max(1, min(4, len(os.sched_getaffinity(0)) // 2)),  # the other cores are for the network
         )
         if not models.health.infers:
             self._note(f"the readiness of the gateway does not run the network: {models.health.why_not}")
