@@ -269,7 +269,7 @@ def open_bundle(path: Path) -> Bundle:
         manifest = Manifest.from_json(data)
     except OSError as exc:
         raise BundleError(f"{manifest_path}: cannot be read: {exc.strerror}") from exc
-    except (ValueError, KeyError, TypeError, AttributeError, InputError) as exc:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, InputError) as exc:
         if isinstance(exc, BundleError):
             raise
         raise BundleError(f"{manifest_path}: expected a manifest of a bundle: {exc}", hint=_EXPORT_AGAIN) from exc

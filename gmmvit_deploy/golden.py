@@ -67,18 +67,35 @@ def bytes_from_golden(golden: GoldenSet) -> bytes:
 
 
 def golden_from_bytes(data: bytes) -> GoldenSet:
-    """Read the content of ``golden.npz``.  Errors: ValueError, KeyError, OSError or EOFError for malformed content."""
+    """Read the content of ``golden.npz``.  Errors: ValueError, KeyError, OSError or EOFError for malformed content.
+
+    The arrays must be stored without compression, as `bytes_from_golden` writes them: a compressed array of a few
+    megabytes could fill the memory.
+    """
+    import zipfile
+
     import numpy as np
 
-    with np.load(io.BytesIO(data), allow_pickle=False) as file:
-        ends = file["image_ends"].tolist()
-        joined = file["image_bytes"].tobytes()
-        return GoldenSet(
-            **{name: file[name] for name in _ARRAYS},
-            images=tuple(joined[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)) if ends else (),
-            image_pixels=file["image_pixels"],
-            image_logits=file["image_logits"],
-        )
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            if any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist()):
+                raise ValueError("expected arrays without compression")
+        with np.load(io.BytesIO(data), allow_pickle=False) as file:
+            ends = file["image_ends"].tolist()
+            joined = file["image_bytes"].tobytes()
+            return GoldenSet(
+                **{name: file[name] for name in _ARRAYS},
+                images=tuple(joined[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True))
+                if ends
+                else (),
+                image_pixels=file["image_pixels"],
+                image_logits=file["image_logits"],
+            )
+    except (OSError, ValueError, KeyError, EOFError):
+        raise
+    # A malformed header can raise any exception: it can state a huge array, or nest brackets thousands of times.
+    except Exception as exc:
+        raise ValueError(f"malformed arrays ({type(exc).__name__})") from exc
 
 
 def preprocessing_problem(golden: GoldenSet, spec: ImageSpec) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,12 +105,14 @@ def record_file(precision: Precision) -> str:
 def open_variant(bundle: Bundle, precision: Precision) -> Variant:
     """Open the graph of a bundle in ``precision``.
 
-    Errors: BundleError when the graph or its record does not exist, cannot be read or was changed, or when the variant
-    was made from another bundle.
+    Errors: BundleError when the graph or its record does not exist, cannot be read or was changed, when the variant
+    was made from another bundle, or when the graph breaks the contract of a bundle (`graphs.contract`).
     """
     path = bundle.path / onnx_file(precision)
     if precision == "fp32":
-        return Variant(precision=precision, path=path, sha256=bundle.manifest.files[path.name], record=None)
+        variant = Variant(precision=precision, path=path, sha256=bundle.manifest.files[path.name], record=None)
+        _require_contract(bundle, variant)
+        return variant
     again = f"type gmmvit convert {bundle.path} --precision {precision} --force"
     record_path = bundle.path / record_file(precision)
     if not path.is_file() or not record_path.is_file():
@@ -135,4 +138,31 @@ def open_variant(bundle: Bundle, precision: Precision) -> Variant:
         raise BundleError(
             f"{path}: the file was changed or damaged: expected the file that {record_path.name} describes", hint=again
         )
-    return Variant(precision=precision, path=path, sha256=digest, record=record)
+    variant = Variant(precision=precision, path=path, sha256=digest, record=record)
+    _require_contract(bundle, variant)
+    return variant
+
+
+def _require_contract(bundle: Bundle, variant: Variant) -> None:
+    manifest = bundle.manifest
+    outputs = tuple(output.name for output in manifest.outputs)
+    if problem := _problem(variant.path, variant.sha256, manifest.input_kind, outputs):
+        raise BundleError(f"{variant.path}: {problem}")
+
+
+@lru_cache(maxsize=16)
+def _problem(path: Path, sha256: str, input_name: str, outputs: tuple[str, ...]) -> str:
+    """Return the first difference of a graph from the contract of a bundle.
+
+    sha256: the hash of the graph's file: a graph is read once in a process.
+    """
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    from gmmvit_deploy.graphs.contract import graph_problem
+
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except (OSError, ValueError, DecodeError) as exc:
+        return f"the file is not an ONNX graph: {exc}"
+    return graph_problem(model, input_name=input_name, outputs=outputs)

@@ -98,17 +98,17 @@ def read_tensors(path: Path, weights: WeightsKind | None = None) -> TensorFile:
         require_checkpoint(path)
         raise CheckpointError(f"{path}: {EXPECTED}, but this path is a folder")
     try:
-        digest = sha256_of_file(path)
         with path.open("rb") as file:
             head = file.read(16)
+        # The structure is read before the hash: to hash a damaged file of a terabyte, most of it a hole, takes long.
+        if _looks_like_safetensors(head, path.stat().st_size):
+            return _from_safetensors(path, weights)
+        return _from_pytorch(path, weights)
     except OSError as exc:
         raise CheckpointError(f"{path}: cannot be read: {exc.strerror}") from exc
-    if _looks_like_safetensors(head, path.stat().st_size):
-        return _from_safetensors(path, digest, weights)
-    return _from_pytorch(path, digest, weights)
 
 
-def _from_safetensors(path: Path, digest: str, weights: WeightsKind | None) -> TensorFile:
+def _from_safetensors(path: Path, weights: WeightsKind | None) -> TensorFile:
     refuse_choice(path, weights)
     entries, metadata = _read_safetensors(path)
     if not entries:
@@ -117,7 +117,7 @@ def _from_safetensors(path: Path, digest: str, weights: WeightsKind | None) -> T
     plain = PlainNames(names={name: name for name in entries}) if own else names_without_prefix(entries)
     return TensorFile(
         path=path,
-        sha256=digest,
+        sha256=sha256_of_file(path),
         wrapping="safetensors" + _prefix_in_words(plain.prefix),
         tensors={short: entries[name] for name, short in plain.names.items()},
         metadata=metadata,
@@ -125,7 +125,7 @@ def _from_safetensors(path: Path, digest: str, weights: WeightsKind | None) -> T
     )
 
 
-def _from_pytorch(path: Path, digest: str, weights: WeightsKind | None) -> TensorFile:
+def _from_pytorch(path: Path, weights: WeightsKind | None) -> TensorFile:
     with open_torch_file(path) as file:
         record = record_of(path, file.value, file.namespaces)
         chosen = choose_weights(path, file.value, weights)
@@ -133,7 +133,7 @@ def _from_pytorch(path: Path, digest: str, weights: WeightsKind | None) -> Tenso
         plain = names_without_prefix(refs)
         return TensorFile(
             path=path,
-            sha256=digest,
+            sha256=sha256_of_file(path),
             wrapping=chosen.wrapping + _prefix_in_words(plain.prefix),
             tensors={short: file.tensor(name, refs[name]) for name, short in plain.names.items()},
             metadata={},

@@ -1,0 +1,305 @@
+"""Hostile ``model.onnx`` files of a bundle.  Each function takes the graph of a sound bundle, and returns bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+__all__ = ["GRAPHS"]
+
+Change = Callable[[onnx.ModelProto], onnx.ModelProto | bytes | None]
+
+
+def _constant(name: str, values: object, dtype: type = np.int64) -> TensorProto:
+    return numpy_helper.from_array(np.array(values, dtype), name)
+
+
+def _before_logits(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], constants: Sequence[TensorProto]) -> None:
+    """Rename the logits to ``trained``; ``nodes`` then compute the logits from ``trained``."""
+    output = model.graph.output[0].name
+    for node in model.graph.node:
+        node.output[:] = ["trained" if name == output else name for name in node.output]
+    model.graph.node.extend(nodes)
+    model.graph.initializer.extend(constants)
+
+
+def _loop(model: onnx.ModelProto) -> None:
+    """Loop 2**63 - 1 times, which takes centuries."""
+    output = model.graph.output[0].name
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["condition"], ["more"]),
+            helper.make_node("Identity", ["value"], ["next"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("round", TensorProto.INT64, []),
+            helper.make_tensor_value_info("condition", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("value", TensorProto.FLOAT, None),
+        ],
+        [
+            helper.make_tensor_value_info("more", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("next", TensorProto.FLOAT, None),
+        ],
+    )
+    constants = [_constant("rounds", 2**63 - 1), _constant("true", True, bool)]
+    _before_logits(model, [helper.make_node("Loop", ["rounds", "true", "trained"], [output], body=body)], constants)
+
+
+def _endless_while(model: onnx.ModelProto) -> None:
+    """Loop without a count, while a condition that is always true."""
+    _loop(model)
+    model.graph.node[-1].input[0] = ""
+
+
+def _added(op: str, inputs: Sequence[str], constants: Sequence[TensorProto], **attributes: object) -> Change:
+    """Add the maximum of a huge tensor to the logits."""
+
+    def change(model: onnx.ModelProto) -> None:
+        output = model.graph.output[0].name
+        nodes = [
+            helper.make_node(op, list(inputs), ["huge"], **attributes),
+            helper.make_node("ReduceMax", ["huge"], ["largest"], keepdims=0),
+            helper.make_node("Add", ["trained", "largest"], [output]),
+        ]
+        _before_logits(model, nodes, constants)
+
+    return change
+
+
+def _random(model: onnx.ModelProto) -> None:
+    output = model.graph.output[0].name
+    nodes = [
+        helper.make_node("RandomNormalLike", ["trained"], ["noise"]),
+        helper.make_node("Add", ["trained", "noise"], [output]),
+    ]
+    _before_logits(model, nodes, [])
+
+
+def _scaled(factor: float) -> Change:
+    def change(model: onnx.ModelProto) -> None:
+        output = model.graph.output[0].name
+        node = helper.make_node("Mul", ["trained", "factor"], [output])
+        _before_logits(model, [node], [_constant("factor", factor, np.float32)])
+
+    return change
+
+
+def _external(location: str) -> Change:
+    def change(model: onnx.ModelProto) -> None:
+        tensor = next(t for t in model.graph.initializer if t.data_type == TensorProto.FLOAT and len(t.dims) == 2)
+        tensor.ClearField("raw_data")
+        tensor.data_location = TensorProto.EXTERNAL
+        for key, value in (("location", location), ("offset", "0"), ("length", str(4 * int(np.prod(tensor.dims))))):
+            tensor.external_data.add(key=key, value=value)
+
+    return change
+
+
+def _custom(model: onnx.ModelProto) -> None:
+    output = model.graph.output[0].name
+    _before_logits(model, [helper.make_node("Shell", ["trained"], [output], domain="org.example")], [])
+    model.opset_import.append(helper.make_opsetid("org.example", 1))
+
+
+def _python_operator(model: onnx.ModelProto) -> None:
+    output = model.graph.output[0].name
+    node = helper.make_node("PyOp", ["trained"], [output], domain="ai.onnx.contrib", module="os", compute="system")
+    _before_logits(model, [node], [])
+    model.opset_import.append(helper.make_opsetid("ai.onnx.contrib", 1))
+
+
+def _cycle(model: onnx.ModelProto) -> None:
+    model.graph.node[0].input[0] = model.graph.node[-1].output[0]
+
+
+def _recursive_function(model: onnx.ModelProto) -> None:
+    output = model.graph.output[0].name
+    call = helper.make_node("Again", ["a"], ["b"], domain="local")
+    model.functions.append(
+        helper.make_function("local", "Again", ["a"], ["b"], [call], [helper.make_opsetid("local", 1)])
+    )
+    _before_logits(model, [helper.make_node("Again", ["trained"], [output], domain="local")], [])
+    model.opset_import.append(helper.make_opsetid("local", 1))
+
+
+def _nested_graphs(model: onnx.ModelProto) -> None:
+    inner = helper.make_graph(
+        [helper.make_node("Constant", [], ["v"], value_float=1.0)],
+        "g",
+        [],
+        [helper.make_tensor_value_info("v", TensorProto.FLOAT, [])],
+    )
+    for _ in range(90):  # protobuf refuses to read more than 100 levels
+        node = helper.make_node("If", ["yes"], ["v"], then_branch=inner, else_branch=inner)
+        inner = onnx.GraphProto(name="g", output=inner.output)
+        inner.node.append(node)
+        if inner.ByteSize() > 2_000_000:
+            break
+    output = model.graph.output[0].name
+    nodes = [*inner.node, helper.make_node("Add", ["trained", "v"], [output])]
+    _before_logits(model, nodes, [_constant("yes", True, bool)])
+
+
+def _deep_bytes(model: onnx.ModelProto) -> bytes:
+    """A graph in a node in a graph, 20,000 levels by hand, each with its length."""
+    body = b""
+    for _ in range(20_000):
+        attribute = b"\x32" + _varint(len(body)) + body  # AttributeProto.g
+        node = b"\x2a" + _varint(len(attribute)) + attribute  # NodeProto.attribute
+        body = b"\x0a" + _varint(len(node)) + node  # GraphProto.node
+    return b"\x08\x0a\x3a" + _varint(len(body)) + body
+
+
+def _varint(number: int) -> bytes:
+    pieces = bytearray()
+    while number > 127:
+        pieces.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*pieces, number])
+
+
+def _clear(field: str) -> Change:
+    return lambda model: model.graph.ClearField(field)
+
+
+def _opset(version: int) -> Change:
+    def change(model: onnx.ModelProto) -> None:
+        model.opset_import[0].version = version
+
+    return change
+
+
+def _input_dims(*dims: int | str) -> Change:
+    def change(model: onnx.ModelProto) -> None:
+        shape = model.graph.input[0].type.tensor_type.shape
+        shape.ClearField("dim")
+        for dim in dims:
+            shape.dim.add(**({"dim_param": dim} if isinstance(dim, str) else {"dim_value": dim}))
+
+    return change
+
+
+def _initializer(**changes: object) -> Change:
+    def change(model: onnx.ModelProto) -> None:
+        tensor = next(t for t in model.graph.initializer if t.data_type == TensorProto.FLOAT and len(t.dims) == 2)
+        for name, value in changes.items():
+            if name == "dims":
+                tensor.dims[:] = value
+            else:
+                setattr(tensor, name, value)
+
+    return change
+
+
+def _second_output(model: onnx.ModelProto) -> None:
+    model.graph.output.append(helper.make_tensor_value_info("secret", TensorProto.FLOAT, ["batch", 3]))
+    model.graph.node.append(helper.make_node("Identity", [model.graph.output[0].name], ["secret"]))
+
+
+def _unknown_output(model: onnx.ModelProto) -> None:
+    model.graph.output[0].name = "nowhere"
+
+
+def _sequence(model: onnx.ModelProto) -> None:
+    output = model.graph.output[0]
+    _before_logits(model, [helper.make_node("SequenceConstruct", ["trained"], [output.name])], [])
+    output.type.CopyFrom(helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, None)))
+
+
+def _second_input(model: onnx.ModelProto) -> None:
+    model.graph.input.append(helper.make_tensor_value_info("more", TensorProto.FLOAT, [1]))
+
+
+def _name_twice(model: onnx.ModelProto) -> None:
+    model.graph.node[1].output[0] = model.graph.node[0].output[0]
+
+
+def _no_operator(model: onnx.ModelProto) -> None:
+    model.graph.node[0].op_type = ""
+
+
+def _chain(model: onnx.ModelProto) -> None:
+    output = model.graph.output[0].name
+    names = ["trained", *(f"n{i}" for i in range(20_000)), output]
+    nodes = [helper.make_node("Abs", [a], [b]) for a, b in pairwise(names)]
+    _before_logits(model, nodes, [])
+
+
+def _text(model: onnx.ModelProto) -> None:
+    model.doc_string = "\x1b[2J" * 1_000_000
+
+
+SHAPE = [_constant("shape", [2**40])]
+GRAPHS: dict[str, Change] = {
+    "graph: Loop of 2**63 rounds": _loop,
+    "graph: Loop while true": _endless_while,
+    "graph: ConstantOfShape of a terabyte": _added("ConstantOfShape", ["shape"], SHAPE),
+    "graph: Range of 10**12 numbers": _added(
+        "Range",
+        ["a", "b", "c"],
+        [_constant("a", 0, np.float32), _constant("b", 1e12, np.float32), _constant("c", 1, np.float32)],
+    ),
+    "graph: Expand to a terabyte": _added("Expand", ["value", "shape"], [*SHAPE, _constant("value", [1], np.float32)]),
+    "graph: Tile beyond 2**63 elements": _added(
+        "Tile", ["value", "times"], [_constant("value", [[1, 1]], np.float32), _constant("times", [2**32, 2**32])]
+    ),
+    "graph: Reshape to a shape below 0": _added(
+        "Reshape", ["value", "shape"], [_constant("value", [1, 1], np.float32), _constant("shape", [-7, 2])]
+    ),
+    "graph: Gather beyond the end": _added(
+        "Gather", ["value", "place"], [_constant("value", [1, 1], np.float32), _constant("place", 2**60)]
+    ),
+    "graph: random logits": _random,
+    "graph: logits times 1e30": _scaled(1e30),
+    "graph: logits times NaN": _scaled(float("nan")),
+    "graph: logits times 1.01": _scaled(1.01),
+    "graph: weights from /etc/passwd": _external("/etc/passwd"),
+    "graph: weights outside the folder": _external("../../secret"),
+    "graph: weights from a device without end": _external("/dev/zero"),
+    "graph: operator of an unknown domain": _custom,
+    "graph: operator in Python": _python_operator,
+    "graph: nodes in a circle": _cycle,
+    "graph: function that calls itself": _recursive_function,
+    "graph: graphs in graphs": _nested_graphs,
+    "graph: graphs in graphs beyond what protobuf reads": _deep_bytes,
+    "graph: no outputs": _clear("output"),
+    "graph: no inputs": _clear("input"),
+    "graph: no nodes": _clear("node"),
+    "graph: no initializers": _clear("initializer"),
+    "graph: a second output": _second_output,
+    "graph: a second input": _second_input,
+    "graph: an output that no node computes": _unknown_output,
+    "graph: an output that is a sequence": _sequence,
+    "graph: opset 9999": _opset(9999),
+    "graph: opset below 0": _opset(-1),
+    "graph: no opset": lambda model: model.ClearField("opset_import"),
+    "graph: input of another size": _input_dims("batch", 16, 16, 3),
+    "graph: input of a fixed batch": _input_dims(1, 8, 8, 3),
+    "graph: input of a shape below 0": _input_dims("batch", -8, 8, 3),
+    "graph: input without dimensions": _input_dims(),
+    "graph: initializer with other dimensions than its bytes": _initializer(dims=[2**20, 2**20]),
+    "graph: initializer with dimensions below 0": _initializer(dims=[-1, 16]),
+    "graph: initializer of an unknown type": _initializer(data_type=99),
+    "graph: initializer of texts": _initializer(data_type=TensorProto.STRING),
+    "graph: two nodes with the same output": _name_twice,
+    "graph: node without an operator": _no_operator,
+    "graph: chain of 20,000 nodes": _chain,
+    "graph: terminal escapes as documentation": _text,
+    "graph: text": lambda model: b"this is no graph",
+    "graph: empty": lambda model: b"",
+    "graph: cut in the middle": lambda model: model.SerializeToString()[: model.ByteSize() // 2],
+    "graph: another graph without attention": lambda model: helper.make_model(
+        helper.make_graph(
+            [helper.make_node("Identity", ["pixels"], ["logits"])],
+            "g",
+            [helper.make_tensor_value_info("pixels", TensorProto.UINT8, ["b", 8, 8, 3])],
+            [helper.make_tensor_value_info("logits", TensorProto.UINT8, ["b", 8, 8, 3])],
+        )
+    ),
+}
+"""Name → change of the graph: in place, or the returned graph or bytes."""

@@ -1,0 +1,273 @@
+"""Hostile gRPC messages.  Each line gives a method, the bytes of a message, and options of the call."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tritonclient.grpc import service_pb2
+
+from benchmarks.shared.hostile.case import Case
+from benchmarks.shared.hostile.http_requests import region_key
+from benchmarks.shared.hostile.images import bomb, photo
+
+__all__ = ["GRPC", "Call", "images_request", "sound_request"]
+
+SERVICE = "/inference.GRPCInferenceService"
+PIXELS = 8 * 8 * 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """Calls of a method, one after the other.
+
+    method: the path.  messages: the bytes of the messages; with ``stream``, the messages of a single call.
+    metadata: headers of the calls.  compressed: True to send gzip.
+    """
+
+    method: str
+    messages: Sequence[bytes]
+    stream: bool = False
+    metadata: Sequence[tuple[str, str | bytes]] = ()
+    compressed: bool = False
+    then: Sequence[Any] = field(default_factory=tuple)
+
+
+def _call(method: str, *messages: Any, **options: Any) -> Call:
+    sent = [message if isinstance(message, bytes) else message.SerializeToString() for message in messages]
+    return Call(method=method if method.startswith("/") else f"{SERVICE}/{method}", messages=sent, **options)
+
+
+def _request(model: str = "gmmvit_network", name: str = "pixels", kind: str = "UINT8", **options: Any) -> Any:
+    """An inference of zeros, with changes.
+
+    shape, raw: the shape and the bytes of the input.
+    """
+    request = service_pb2.ModelInferRequest(model_name=model, id=options.get("id", ""))
+    request.inputs.add(name=name, datatype=kind, shape=options.get("shape", [1, 8, 8, 3]))
+    if (raw := options.get("raw", bytes(PIXELS))) is not None:
+        request.raw_input_contents.append(raw)
+    return request
+
+
+def _infer(**options: Any) -> Call:
+    return _call("ModelInfer", _request(**options))
+
+
+def _images(*images: bytes, tensor: bytes | None = None, count: int | None = None) -> Any:
+    raw = b"".join(struct.pack("<I", len(image)) + image for image in images) if tensor is None else tensor
+    shape = [len(images) if count is None else count, 1]
+    return _request("gmmvit", "IMAGE", "BYTES", shape=shape, raw=raw)
+
+
+def images_request(images: Sequence[bytes]) -> Call:
+    """Return a request of the ensemble with these images."""
+    return _call("ModelInfer", _images(*images))
+
+
+def sound_request() -> Call:
+    """Return a request that must be answered."""
+    return _infer()
+
+
+def _changed(change: Callable[[Any], Any]) -> Call:
+    request = _request()
+    change(request)
+    return _call("ModelInfer", request)
+
+
+def _parameter(name: str, **value: Any) -> Callable[[Any], None]:
+    def change(request: Any) -> None:
+        for key, content in value.items():
+            setattr(request.parameters[name], key, content)
+
+    return change
+
+
+def _both_contents(request: Any) -> None:
+    request.inputs[0].contents.uint_contents.extend([0] * PIXELS)
+
+
+def _wide_contents(request: Any) -> None:
+    del request.raw_input_contents[:]
+    request.inputs[0].contents.uint_contents.extend([300] * PIXELS)
+
+
+def _float_contents(request: Any) -> None:
+    del request.raw_input_contents[:]
+    request.inputs[0].contents.fp32_contents.extend([float("nan")] * PIXELS)
+
+
+def _two_raw(request: Any) -> None:
+    request.raw_input_contents.append(bytes(PIXELS))
+
+
+def _twice(request: Any) -> None:
+    request.inputs.append(request.inputs[0])
+    request.raw_input_contents.append(bytes(PIXELS))
+
+
+def _many(request: Any) -> None:
+    for number in range(10_000):
+        request.inputs.add(name=f"n{number}", datatype="UINT8", shape=[1])
+        request.raw_input_contents.append(b"a")
+
+
+def _output(name: str, **parameters: int) -> Callable[[Any], None]:
+    def change(request: Any) -> None:
+        output = request.outputs.add(name=name)
+        for key, value in parameters.items():
+            output.parameters[key].int64_param = value
+
+    return change
+
+
+def _region(key: str) -> Call:
+    """Register a region of shared memory, and use it as an input twice."""
+    register = service_pb2.SystemSharedMemoryRegisterRequest(name="r", key=key, byte_size=PIXELS)
+    request = _request(raw=None)
+    request.inputs[0].parameters["shared_memory_region"].string_param = "r"
+    request.inputs[0].parameters["shared_memory_byte_size"].int64_param = PIXELS
+    infer = _call("ModelInfer", request, request)
+    unregister = _call("SystemSharedMemoryUnregister", service_pb2.SystemSharedMemoryUnregisterRequest(name="r"))
+    return _call("SystemSharedMemoryRegister", register, then=(infer, unregister))
+
+
+def _log(**settings: Any) -> Call:
+    request = service_pb2.LogSettingsRequest()
+    for name, value in settings.items():
+        setattr(request.settings[name], "bool_param" if isinstance(value, bool) else "string_param", value)
+    return _call("LogSettings", request)
+
+
+def _trace() -> Call:
+    request = service_pb2.TraceSettingRequest()
+    request.settings["trace_file"].value.append("canary")
+    request.settings["trace_level"].value.append("TIMESTAMPS")
+    return _call("TraceSetting", request)
+
+
+def _load() -> Call:
+    request = service_pb2.RepositoryModelLoadRequest(model_name="evil")
+    request.parameters["config"].string_param = '{"backend":"python"}'
+    request.parameters["file:1/model.py"].bytes_param = b"open('canary','w')"
+    return _call("RepositoryModelLoad", request)
+
+
+def _groups(levels: int) -> bytes:
+    """Groups of an unknown field, nested."""
+    return b"\xa3\x06" * levels + b"\xa4\x06" * levels
+
+
+def _lengths(levels: int) -> bytes:
+    """An unknown field in an unknown field; a reader of the known fields skips it."""
+    body = b""
+    for _ in range(levels):
+        body = b"\xa2\x06" + _varint(len(body)) + body
+    return body
+
+
+def _varint(number: int) -> bytes:
+    pieces = bytearray()
+    while number > 127:
+        pieces.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*pieces, number])
+
+
+PHOTO = photo()
+CALLS: dict[str, Callable[[], Call]] = {
+    "message of 64 MB": lambda: _call("ModelInfer", _request(raw=bytes(64_000_000))),
+    "message of 64 MB of an unknown field": lambda: _call("ModelInfer", b"\xa2\x06" + _varint(2**26) + bytes(2**26)),
+    "message of 64 MB in 64 kB of gzip": lambda: _call("ModelInfer", _request(raw=bytes(64_000_000)), compressed=True),
+    "random bytes": lambda: _call("ModelInfer", bytes(range(256)) * 10),
+    "empty message": lambda: _call("ModelInfer", b""),
+    "groups in groups": lambda: _call("ModelInfer", _groups(100_000)),
+    "fields in fields": lambda: _call("ModelInfer", _lengths(20_000)),
+    "length of 2**63": lambda: _call("ModelInfer", b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7f"),
+    "number of 20 bytes": lambda: _call("ModelInfer", b"\x20" + b"\xff" * 20),
+    "tag 0": lambda: _call("ModelInfer", b"\0\0\0"),
+    "model name that is no UTF-8": lambda: _call("ModelInfer", b"\x0a\x02\xff\xfe"),
+    "model name of 1 MB": lambda: _infer(model="a" * 1_000_000),
+    "model name that is a path": lambda: _infer(model="../../../etc/passwd"),
+    "model name with a line break and a log line": lambda: _infer(model="a\nE1123 00:00:00 server is down"),
+    "model name in Unicode": lambda: _infer(model="💣"),
+    "request id of 1 MB": lambda: _call("ModelInfer", _request("no_model", id="i" * 1_000_000)),
+    "version that is a text": lambda: _changed(lambda request: setattr(request, "model_version", "latest")),
+    "shape below 0": lambda: _infer(shape=[-1, 8, 8, 3]),
+    "shape whose product overflows": lambda: _infer(shape=[2**62, 2**62, 8, 3]),
+    "shape of 100,000 dimensions": lambda: _infer(shape=[1] * 100_000),
+    "shape without dimensions": lambda: _infer(shape=[]),
+    "batch of 0": lambda: _infer(shape=[0, 8, 8, 3], raw=b""),
+    "batch of 65": lambda: _infer(shape=[65, 8, 8, 3], raw=bytes(65 * PIXELS)),
+    "too few bytes": lambda: _infer(raw=b"a"),
+    "no bytes": lambda: _infer(raw=None),
+    "unknown data type": lambda: _infer(kind="UINT7"),
+    "data type of texts": lambda: _infer(kind="BYTES"),
+    "unknown input": lambda: _infer(name="secret"),
+    "input of another model": lambda: _infer(model="gmmvit"),
+    "bytes and numbers": lambda: _changed(_both_contents),
+    "300 for UINT8": lambda: _changed(_wide_contents),
+    "numbers of another type": lambda: _changed(_float_contents),
+    "more bytes than inputs": lambda: _changed(_two_raw),
+    "the same input twice": lambda: _changed(_twice),
+    "10,000 inputs": lambda: _changed(_many),
+    "an unknown output": lambda: _changed(_output("secret")),
+    "2**31 classes": lambda: _changed(_output("logits", classification=2**31)),
+    "classes below 0": lambda: _changed(_output("logits", classification=-1)),
+    "output into shared memory that nobody registered": lambda: _changed(
+        _output("logits", shared_memory_byte_size=2**40)
+    ),
+    "priority of 2**62": lambda: _changed(_parameter("priority", int64_param=2**62)),
+    "timeout below 0": lambda: _changed(_parameter("timeout", int64_param=-1)),
+    "sequence that was never begun": lambda: _changed(_parameter("sequence_id", int64_param=7)),
+    "image of 4 GB by its length prefix": lambda: _call("ModelInfer", _images(tensor=b"\xff" * 8, count=1)),
+    "fewer images than the shape": lambda: _call("ModelInfer", _images(PHOTO, count=8)),
+    "images of zero bytes": lambda: _call("ModelInfer", _images(b"", b"")),
+    "8 images of 49 million pixels": lambda: _call("ModelInfer", _images(*[bomb()] * 8)),
+    "region of the Python backend as shared memory": lambda: _region(region_key()),
+    "region with a path": lambda: _region("/../../etc/passwd"),
+    "CUDA region": lambda: _call(
+        "CudaSharedMemoryRegister",
+        service_pb2.CudaSharedMemoryRegisterRequest(name="c", raw_handle=bytes(64), byte_size=64),
+    ),
+    "list shared memory": lambda: _call("SystemSharedMemoryStatus", service_pb2.SystemSharedMemoryStatusRequest()),
+    "switch off the log": lambda: _log(log_error=False, log_info=False),
+    "write the log to a file": lambda: _log(log_file="canary"),
+    "trace to a file": _trace,
+    "list the models": lambda: _call("RepositoryIndex", service_pb2.RepositoryIndexRequest()),
+    "load a model": _load,
+    "unload the network": lambda: _call(
+        "RepositoryModelUnload", service_pb2.RepositoryModelUnloadRequest(model_name="gmmvit_network")
+    ),
+    "statistics": lambda: _call("ModelStatistics", service_pb2.ModelStatisticsRequest()),
+    "unknown method": lambda: _call("Shutdown", b""),
+    "unknown service": lambda: _call("/admin.Admin/Stop", b""),
+    "path without a service": lambda: _call("/", b""),
+    "path that leaves the service": lambda: _call(f"{SERVICE}/../ModelInfer", _request()),
+    "reflection": lambda: _call(
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", b"\x3a\0", stream=True
+    ),
+    "a stream of 1,000 bad messages": lambda: _call("ModelStreamInfer", *[_request(raw=b"a")] * 1000, stream=True),
+    "a stream of random bytes": lambda: _call("ModelStreamInfer", b"\xff" * 1000, stream=True),
+    "a stream without messages": lambda: _call("ModelStreamInfer", stream=True),
+    "metadata of 1 MB": lambda: _call("ModelInfer", _request("no_model"), metadata=[("x", "a" * 1_000_000)]),
+    "1,000 metadata": lambda: _call("ModelInfer", _request("no_model"), metadata=[(f"x{n}", "a") for n in range(1000)]),
+    "metadata of the administrator, guessed": lambda: _call(
+        "RepositoryIndex",
+        service_pb2.RepositoryIndexRequest(),
+        metadata=[("triton-grpc-protocol-x-admin", "secret"), ("x-admin", "secret")],
+    ),
+    "compression that nobody knows": lambda: _call(
+        "ModelInfer", _request("no_model"), metadata=[("grpc-encoding", "zstd")]
+    ),
+}
+_VALID: set[str] = {"a stream of 1,000 bad messages", "a stream without messages"}
+"""Calls that may end without an error of the call: errors are in the messages of a stream."""
+
+GRPC: tuple[Case, ...] = tuple(
+    Case(kind="grpc", name=name, make=make, may_be_answered=name in _VALID) for name, make in CALLS.items()
+)
+"""The hostile gRPC calls; ``make()`` returns a `Call`."""

@@ -1,0 +1,219 @@
+"""The service that hostile requests are sent to: ``gmmvit serve`` as a process of its own.
+
+Without a gateway, the front is started too, and requests of the front get the secret of the gateway. With a gateway,
+every request goes to the gateway's ports.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from urllib.parse import urlsplit
+
+from benchmarks.shared.hostile.commands import Sandbox
+from benchmarks.shared.hostile.http_requests import CLASSIFY
+from gmmvit_deploy.serving.front.options import FRONT_HEADER
+from gmmvit_deploy.serving.front.process import FrontProcess, start_front
+
+__all__ = ["Service"]
+
+_START_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Address:
+    host: str
+    port: int
+
+
+class Service:
+    """A running ``gmmvit serve``.  Inside ``with Service(…) as service:`` the service answers."""
+
+    def __init__(self, path: Path, sandbox: Sandbox, *, gateway: bool = False, options: tuple[str, ...] = ()) -> None:
+        """Describe the service.
+
+        path: the bundle.  gateway: True to serve behind the gateway, with a key.  options: more options of the command.
+        """
+        self._path = path
+        self._sandbox = sandbox
+        self._gateway = gateway
+        self._options = options
+        self._ports = _free_ports(3)
+        self._secret = secrets.token_hex(16)
+        self.key = secrets.token_hex(16) if gateway else ""
+        self._command: subprocess.Popen[str] | None = None
+        self._front: FrontProcess | None = None
+        self._addresses: dict[str, _Address] = {}
+
+    def __enter__(self) -> Service:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        ports = [
+            part
+            for name, port in zip(("http", "grpc", "metrics"), self._ports, strict=True)
+            for part in (f"--{name}-port", str(port))
+        ]
+        command = [sys.executable, "-m", "gmmvit_cli.main", "serve", str(self._path), "--json", *ports, *self._options]
+        command += ["--log", str(self._sandbox.root.with_name("server.log"))]
+        if self._gateway:
+            keys = self._sandbox.root.with_name("keys")
+            keys.write_text(f"hostile {self.key}\n")
+            keys.chmod(0o600)
+            command += ["--gateway", "--keys", str(keys)]
+        self._command = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=self._sandbox.root.with_name("serve.log").open("a"),
+            text=True,
+            cwd=self._sandbox.here,
+            env=self._sandbox.environment(),
+        )
+        where = self._printed()
+        for protocol in ("http", "grpc"):
+            parts = urlsplit(where[protocol])
+            self._addresses[protocol] = _Address(str(parts.hostname), int(parts.port or 0))
+        if not self._gateway and self._front is None:
+            self._front = start_front(self._front_target(), 0, self._secret)
+            self._front.wait_ready()
+
+    def _front_target(self) -> str:
+        address = self._addresses["http"]
+        return f"http://{address.host}:{address.port}"
+
+    def _printed(self) -> dict[str, str]:
+        lines: list[str] = []
+        for line in (self._command.stdout if self._command else None) or ():
+            lines.append(line)
+            if line.startswith("}"):
+                return dict(json.loads("".join(lines)))
+        raise SystemExit(f"gmmvit serve did not start; see {self._sandbox.root.with_name('serve.log')}")
+
+    def stop(self) -> None:
+        if self._front is not None:
+            self._front.stop()
+            self._front = None
+        self._end()
+
+    def _end(self) -> None:
+        if self._command is None:
+            return
+        self._command.send_signal(signal.SIGTERM)
+        try:
+            self._command.wait(60)
+        except subprocess.TimeoutExpired:
+            self._command.kill()
+            self._command.wait()
+        if self._command.stdout is not None:
+            self._command.stdout.close()
+        self._command = None
+
+    def recover(self) -> None:
+        """Wait until a service that restarts its server has done so, or start a service that ended again."""
+        if self._front is not None and self._front.poll() is not None:
+            self._front = start_front(self._front_target(), 0, self._secret)
+        deadline = time.monotonic() + _START_S
+        while self._command is not None and self._command.poll() is None and time.monotonic() < deadline:
+            if self.servers() and self._accepts():
+                return
+            time.sleep(0.1)
+        self._end()
+        self.start()
+
+    def _accepts(self) -> bool:
+        address = self._addresses["grpc"]
+        try:
+            socket.create_connection((address.host, address.port), timeout=1).close()
+        except OSError:
+            return False
+        return True
+
+    def address(self, path: str) -> tuple[str, int]:
+        """Return (host, port) that answers HTTP requests to a path."""
+        if self._front is not None and path.startswith(CLASSIFY):
+            return "127.0.0.1", self._front.port
+        address = self._addresses["http"]
+        return address.host, address.port
+
+    @property
+    def grpc_address(self) -> str:
+        address = self._addresses["grpc"]
+        return f"{address.host}:{address.port}"
+
+    def headers(self, path: str, *, key: bool) -> bytes:
+        """Return the headers of a client, with or without the key, as bytes of HTTP."""
+        headers = b""
+        if key and self.key:
+            headers += f"Authorization: Bearer {self.key}\r\n".encode()
+        if self._front is not None and path.startswith(CLASSIFY):
+            headers += f"{FRONT_HEADER}: {self._secret}\r\n".encode()
+        return headers
+
+    def metadata(self, *, key: bool) -> list[tuple[str, str]]:
+        """Return the metadata of a gRPC client, with or without the key."""
+        return [("authorization", f"Bearer {self.key}")] if key and self.key else []
+
+    def processes(self) -> dict[int, str]:
+        """Return PID → command line of the service's processes."""
+        children: dict[int, list[int]] = {}
+        commands: dict[int, str] = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue  # the process ended meanwhile
+            if state != "Z":
+                commands[int(folder.name)] = command
+                children.setdefault(int(parent), []).append(int(folder.name))
+        waiting = [self._command.pid] if self._command is not None else []
+        waiting += [self._front.pid] if self._front is not None else []
+        ours: dict[int, str] = {}
+        while waiting:
+            pid = waiting.pop()
+            if pid in commands:
+                ours[pid] = commands[pid]
+            waiting += children.get(pid, [])
+        return ours
+
+    def servers(self) -> set[int]:
+        """Return the PIDs that must not change: of Triton, its workers, the gateway and the front."""
+        own = self._command.pid if self._command is not None else 0
+        return {pid for pid, command in self.processes().items() if pid != own and command}
+
+    def memory_bytes(self) -> int:
+        """Return the resident memory of all processes of the service, without shared pages."""
+        total = 0
+        for pid in self.processes():
+            try:
+                fields = Path(f"/proc/{pid}/statm").read_text().split()
+            except OSError:
+                continue  # the process ended meanwhile
+            total += (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGE_SIZE")
+        return total
+
+
+def _free_ports(count: int) -> list[int]:
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()

@@ -1,0 +1,64 @@
+"""Check that a graph is the network of a bundle: a single input, the stated outputs, and operators that come to an end.
+
+A bundle can come from a stranger, with the right hashes for every file. A graph that an export wrote never has a loop,
+and holds all of its weights. A runtime, however, runs a loop of 2⁶³ rounds without a way to stop it, and reads the
+weights of a graph from any file that the graph names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto, NodeProto
+
+__all__ = ["graph_problem"]
+
+_LOOPS = ("Loop", "Scan")
+_MOST_LEVELS = 8
+"""The maximum depth of graphs inside nodes. Exports write none."""
+
+
+def graph_problem(model: ModelProto, *, input_name: str, outputs: Sequence[str]) -> str:
+    """Return the first difference from the contract of a bundle's graph; empty if there is no difference.
+
+    input_name: the name of the network's input.  outputs: the names of the network's outputs.
+    """
+    graph = model.graph
+    constants = {tensor.name for tensor in graph.initializer}
+    inputs = [value.name for value in graph.input if value.name not in constants]
+    if inputs != [input_name]:
+        return f"expected the input {input_name}, got {_listed(inputs)}"
+    names = [value.name for value in graph.output]
+    if names != list(outputs):
+        return f"expected the outputs {_listed(outputs)}, got {_listed(names)}"
+    if tensor := next((t for t in graph.initializer if t.data_location == t.EXTERNAL), None):
+        return f"expected all weights in the graph, got the tensor {tensor.name!r} in another file"
+    for node, level in _nodes([*graph.node, *(node for function in model.functions for node in function.node)]):
+        if node.op_type in _LOOPS:
+            return f"expected no loop, got the operator {node.op_type} ({node.name or 'without a name'})"
+        if level > _MOST_LEVELS:
+            return f"expected at most {_MOST_LEVELS} levels of graphs inside operators"
+    return ""
+
+
+def _nodes(nodes: Iterable[NodeProto]) -> Iterator[tuple[NodeProto, int]]:
+    """Yield each node with its level, and the nodes of the graphs inside nodes, down to a level above the maximum."""
+    waiting = [(node, 0) for node in nodes]
+    while waiting:
+        node, level = waiting.pop()
+        yield node, level
+        if level <= _MOST_LEVELS:
+            waiting += [(inner, level + 1) for graph in _graphs(node) for inner in graph.node]
+
+
+def _graphs(node: NodeProto) -> Iterator[GraphProto]:
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) or "none"

@@ -1,0 +1,92 @@
+"""A graph that breaks the contract of a bundle is refused by name; a graph of an export is not."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import onnx
+import pytest
+
+from benchmarks.shared.hostile.bundles import GOLDEN
+from benchmarks.shared.hostile.graphs import GRAPHS
+from gmmvit_deploy.artifacts import Bundle, open_bundle
+from gmmvit_deploy.errors import BundleError
+from gmmvit_deploy.graphs.contract import graph_problem
+from gmmvit_deploy.variants import open_variant
+
+
+def signed(bundle: Bundle, folder: Path, name: str, content: bytes) -> Bundle:
+    """Replace a file of a bundle, and its hash in the manifest."""
+    path = folder / "bundle"
+    shutil.copytree(bundle.path, path)
+    (path / name).write_bytes(content)
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"][name] = hashlib.sha256(content).hexdigest()
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    return open_bundle(path)
+
+
+BROKEN = {
+    "graph: Loop of 2**63 rounds": "expected no loop, got the operator Loop",
+    "graph: Loop while true": "expected no loop, got the operator Loop",
+    "graph: weights from /etc/passwd": "expected all weights in the graph, got the tensor",
+    "graph: weights outside the folder": "in another file",
+    "graph: graphs in graphs": "expected at most 8 levels of graphs inside operators",
+    "graph: no outputs": "expected the outputs logits, got none",
+    "graph: a second output": "expected the outputs logits, got logits, secret",
+    "graph: no inputs": "expected the input pixels, got none",
+    "graph: a second input": "expected the input pixels, got pixels, more",
+    "graph: text": "the file is not an ONNX graph",
+}
+
+
+@pytest.mark.export
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_graphs(name: str, bundle: Bundle, tmp_path: Path) -> None:
+    model = onnx.load(bundle.onnx_path)
+    changed = GRAPHS[name](model)
+    content = changed if isinstance(changed, bytes) else model.SerializeToString()
+    with pytest.raises(BundleError, match=r"model\.onnx: ") as caught:
+        open_variant(signed(bundle, tmp_path, "model.onnx", content), "fp32")
+    assert BROKEN[name] in str(caught.value)
+
+
+@pytest.mark.export
+def test_every_graph_of_a_bundle_keeps_the_contract(precise_bundle: Bundle) -> None:
+    for precision in ("fp32", "fp16", "bf16", "int8", "fp8"):
+        model = onnx.load(open_variant(precise_bundle, precision).path)
+        assert graph_problem(model, input_name="pixels", outputs=("logits",)) == ""
+
+
+@pytest.mark.export
+@pytest.mark.parametrize(
+    "name", [name for name in GOLDEN if "header" in name or "objects" in name or "no arch" in name]
+)
+def test_broken_golden_files(name: str, bundle: Bundle, tmp_path: Path) -> None:
+    shutil.copytree(bundle.path, tmp_path / "copy")
+    GOLDEN[name](tmp_path / "copy")
+    content = (tmp_path / "copy" / "golden.npz").read_bytes()
+    with pytest.raises(BundleError, match="expected the golden inputs of a bundle"):
+        signed(bundle, tmp_path, "golden.npz", content)
+
+
+@pytest.mark.export
+def test_a_compressed_golden_file(bundle: Bundle, tmp_path: Path) -> None:
+    import numpy as np
+
+    with np.load(bundle.path / "golden.npz") as file:
+        np.savez_compressed(tmp_path / "golden.npz", **file)
+    with pytest.raises(BundleError, match="expected arrays without compression"):
+        signed(bundle, tmp_path, "golden.npz", (tmp_path / "golden.npz").read_bytes())
+
+
+@pytest.mark.export
+def test_a_manifest_nested_too_deep(bundle: Bundle, tmp_path: Path) -> None:
+    path = tmp_path / "bundle"
+    shutil.copytree(bundle.path, path)
+    (path / "manifest.json").write_text("[" * 200_000)
+    with pytest.raises(BundleError, match=r"manifest\.json: expected a manifest of a bundle"):
+        open_bundle(path)
