@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 WORDS = {"found", "wanted", "told", "says", "said"}
 """Words that no part of an identifier may be."""
-OTHERS = {"FileNotFoundError", "ModuleNotFoundError", "PackageNotFoundError"}
+OTHERS = {"FileNotFoundError", "ModuleNotFoundError", "NOT_FOUND", "PackageNotFoundError"}
 """Names of other libraries."""
 PHRASES = {
     r"\bcannot be had\b": "is not available",

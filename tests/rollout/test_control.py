@@ -88,7 +88,7 @@ def test_two_orders_are_carried_out_at_the_same_time(state: State) -> None:
         assert list(events) == [{"done": "aborted"}]
 
 
-def test_without_a_service_the_error_says_how_to_start_it(state: State) -> None:
+def test_without_a_service_the_error_states_how_to_start_it(state: State) -> None:
     with pytest.raises(ServerError, match="no service with this state folder is running") as caught:
         list(send_order(state.folder, {"order": "status"}))
     assert "gmmvit serve BUNDLE --gateway --state" in caught.value.hint
