@@ -1,0 +1,149 @@
+"""Clients that hold every answer of a service to the bundle that the answer states.
+
+    grpc     gRPC, a kept channel         http-kept   HTTP, a kept connection
+    http-new HTTP, a connection a request
+
+A request is lost if it gets another status than success, or no answer; it is wrong if the logits are not those of the
+stated bundle, within 1e-4 of the largest logit.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import grpc
+import numpy as np
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+__all__ = ["KINDS", "CheckedLoad"]
+
+KINDS = ("grpc", "http-kept", "http-new")
+_MODEL = "gmmvit_network"
+_BUNDLE_HEADER = "x-gmmvit-bundle"
+
+
+@dataclass
+class CheckedLoad:
+    """A load from several clients.  Inside ``with CheckedLoad(…) as load:`` the clients send requests.
+
+    grpc_url, http_url: the addresses of the service, without TLS.  key: the key of the clients.
+    expected: SHA-256 of a bundle → its logits (B, C) for ``pixels``.  pixels: uint8 (B, height, width, channels).
+    rate: the number of requests a second of all clients.  clients: the number of clients of each kind.
+    Results: ``sent`` counts requests by kind, ``answered`` by bundle; ``lost`` and ``wrong`` hold a text for each.
+    """
+
+    grpc_url: str
+    http_url: str
+    key: str
+    pixels: np.ndarray
+    expected: Mapping[str, np.ndarray]
+    rate: float
+    clients: int = 2
+    sent: Counter[str] = field(default_factory=Counter)
+    answered: Counter[str] = field(default_factory=Counter)
+    lost: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _ended: threading.Event = field(default_factory=threading.Event)
+    _threads: list[threading.Thread] = field(default_factory=list)
+
+    def __enter__(self) -> CheckedLoad:
+        for kind in KINDS:
+            for number in range(self.clients):
+                thread = threading.Thread(target=self._run, args=(kind, number), daemon=True)
+                thread.start()
+                self._threads.append(thread)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join(timeout=60)
+
+    @property
+    def total(self) -> int:
+        return sum(self.sent.values())
+
+    def _run(self, kind: str, number: int) -> None:
+        generator = np.random.default_rng(number)
+        asks = {"grpc": self._grpc, "http-kept": self._http_kept, "http-new": self._http_new}[kind]()
+        pause_s = self.clients * len(KINDS) / self.rate
+        next_at = time.monotonic() + generator.random() * pause_s
+        while not self._ended.wait(max(0.0, next_at - time.monotonic())):
+            next_at += generator.exponential(pause_s)
+            next_at = max(next_at, time.monotonic() - 1.0)  # a slow moment is not made up for by a burst of requests
+            row = int(generator.integers(len(self.pixels)))
+            try:
+                bundle, logits = asks(self.pixels[row : row + 1])
+            except Exception as exc:
+                with self._lock:
+                    self.sent[kind] += 1
+                    self.lost.append(f"{kind}: {type(exc).__name__}: {str(exc)[:200]}")
+                continue
+            self._judge(kind, row, bundle, logits)
+
+    def _judge(self, kind: str, row: int, bundle: str, logits: np.ndarray) -> None:
+        known = self.expected.get(bundle)
+        off = np.inf if known is None else float(np.abs(logits[0] - known[row]).max() / np.abs(known[row]).max())
+        with self._lock:
+            self.sent[kind] += 1
+            self.answered[bundle] += 1
+            if not off <= 1e-4:
+                self.wrong.append(f"{kind}: row {row} of bundle {bundle[:12]}: off by {off:.2g} of the largest logit")
+
+    def _grpc(self) -> Any:
+        channel = grpc.insecure_channel(self.grpc_url.partition("://")[2])
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        metadata = (("authorization", f"Bearer {self.key}"),)
+
+        def ask(pixels: np.ndarray) -> tuple[str, np.ndarray]:
+            message = service_pb2.ModelInferRequest(model_name=_MODEL)
+            message.inputs.add(name="pixels", datatype="UINT8", shape=list(pixels.shape))
+            message.outputs.add(name="logits")
+            message.raw_input_contents.append(pixels.tobytes())
+            answer, call = stub.ModelInfer.with_call(message, metadata=metadata, timeout=30)
+            headers = dict(call.initial_metadata())
+            logits = np.frombuffer(answer.raw_output_contents[0], np.float32).reshape(answer.outputs[0].shape)
+            return str(headers.get(_BUNDLE_HEADER, "")), logits
+
+        return ask
+
+    def _http_kept(self) -> Any:
+        parts = urlsplit(self.http_url)
+        connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=30)
+        return lambda pixels: self._ask(connection, pixels)
+
+    def _http_new(self) -> Any:
+        parts = urlsplit(self.http_url)
+
+        def ask(pixels: np.ndarray) -> tuple[str, np.ndarray]:
+            connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=30)
+            try:
+                return self._ask(connection, pixels)
+            finally:
+                connection.close()
+
+        return ask
+
+    def _ask(self, connection: http.client.HTTPConnection, pixels: np.ndarray) -> tuple[str, np.ndarray]:
+        tensor = {"name": "pixels", "shape": list(pixels.shape), "datatype": "UINT8"}
+        tensor["parameters"] = {"binary_data_size": pixels.nbytes}
+        output = {"name": "logits", "parameters": {"binary_data": True}}
+        head = json.dumps({"inputs": [tensor], "outputs": [output]}).encode()
+        headers = {"Authorization": f"Bearer {self.key}", "Inference-Header-Content-Length": str(len(head))}
+        connection.request("POST", f"/v2/models/{_MODEL}/infer", head + pixels.tobytes(), headers)
+        answer = connection.getresponse()
+        body = answer.read()
+        if answer.status != 200:
+            raise ValueError(f"status {answer.status}: {body[:200].decode(errors='replace')}")
+        length = int(answer.headers["inference-header-content-length"])
+        shape = json.loads(body[:length])["outputs"][0]["shape"]
+        return answer.headers.get(_BUNDLE_HEADER, ""), np.frombuffer(body[length:], np.float32).reshape(shape)

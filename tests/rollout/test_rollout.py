@@ -1,0 +1,261 @@
+"""Rollouts of real bundles behind a real gateway, under load: no request is lost, and no answer is wrong."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from benchmarks.shared.checked_load import CheckedLoad
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.errors import GmmvitError, InputError, ServerError
+from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
+from gmmvit_deploy.rollout.control import send_order
+from gmmvit_deploy.rollout.service import first_bundle
+from gmmvit_deploy.rollout.slots import counts_from_metrics
+from gmmvit_deploy.rollout.state import State
+from tests.conftest import cifar_options, golden, once
+from tests.serving.gateways import KEY, key_file, request, require_haproxy
+
+pytestmark = [pytest.mark.server, pytest.mark.export]
+
+_ORDER = {
+    "order": "rollout",
+    "canary_share": None,
+    "canary_requests": 40,
+    "canary_timeout_s": 60.0,
+    "canary_slower": 50.0,
+    "canary_images": [],
+    "canary_agreement": 0.95,
+    "allow_contract_change": False,
+}
+
+
+class Service:
+    """``gmmvit serve --gateway --state``, as a process."""
+
+    def __init__(self, folder: Path, *bundle: str) -> None:
+        self.state = folder / "service"
+        command = [sys.executable, "-m", "gmmvit_cli.main", "serve", *bundle, "--gateway", "--state", str(self.state)]
+        command += ["--keys", str(key_file(folder)), "--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
+        command += ["--json", "--access-log", str(folder / "access.log")]
+        self.errors = (folder / "service.log").open("w")
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.errors, text=True)
+        text = ""
+        for line in self.process.stdout or ():
+            text += line
+            if line.startswith("}"):
+                break
+        self.where: dict[str, Any] = json.loads(text)
+
+    def order(self, **changes: Any) -> dict[str, Any]:
+        """Send an order for a rollout, and return the last event."""
+        *_, last = send_order(self.state, {**_ORDER, **changes})
+        return last
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        status = self.process.wait(60)
+        self.errors.close()
+        return status
+
+
+@pytest.fixture(scope="module")
+def bundles(shared: Path, bundle: Bundle) -> dict[str, Bundle]:
+    """Bundles with the same contract and other weights: gmm and elm; and ``labels``, with two classes exchanged."""
+    case = golden("vit_elm")
+    labels = list(cifar_options().labels or ())
+    labels[0], labels[1] = labels[1], labels[0]
+    made = {
+        name: once(
+            shared / f"pixels_{name}", partial(bundle_from_checkpoint, case.path, options=options, hints=case.hints)
+        )
+        for name, options in {"elm": cifar_options(), "labels": cifar_options(labels=tuple(labels))}.items()
+    }
+    return {"gmm": bundle, **made}
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory, bundles: dict[str, Bundle]) -> Iterator[Service]:
+    require_haproxy()
+    running = Service(tmp_path_factory.mktemp("rollout"), str(bundles["gmm"].path))
+    yield running
+    if running.process.poll() is None:
+        running.process.kill()
+        running.process.wait()
+
+
+def load(service: Service, bundles: dict[str, Bundle], rate: float = 60.0) -> CheckedLoad:
+    pixels = bundles["gmm"].golden()[0]
+    assert np.array_equal(pixels, bundles["elm"].golden()[0])
+    expected = {each.sha256: each.golden()[1] for each in bundles.values()}
+    return CheckedLoad(
+        grpc_url=service.where["grpc"],
+        http_url=service.where["http"],
+        key=KEY,
+        pixels=pixels,
+        expected=expected,
+        rate=rate,
+        clients=1,
+    )
+
+
+def promoted(service: Service) -> str:
+    record = State(service.state).promoted()
+    assert record is not None
+    return record.bundle
+
+
+def test_rollouts_under_load_lose_nothing_and_every_answer_states_its_bundle(
+    service: Service, bundles: dict[str, Bundle]
+) -> None:
+    with load(service, bundles) as clients:
+        time.sleep(1)
+        answer = service.order(bundle=str(bundles["elm"].path), canary_share=0.3)
+        assert "done" in answer, answer
+        time.sleep(1)
+        assert promoted(service) == bundles["elm"].sha256
+        answer = service.order(bundle=str(bundles["gmm"].path))
+        assert "done" in answer, answer
+        time.sleep(1)
+    assert (clients.lost, clients.wrong) == ([], [])
+    assert clients.total > 100
+    assert min(clients.sent.values()) > 20
+    assert {bundle for bundle, count in clients.answered.items() if count} == {
+        bundles["gmm"].sha256,
+        bundles["elm"].sha256,
+    }
+
+
+def test_a_canary_that_fails_goes_back_under_load(service: Service, bundles: dict[str, Bundle]) -> None:
+    before = promoted(service)
+    with load(service, bundles) as clients:
+        # No server can answer in a thousandth of the other's time, so the verdict on the latency is certain.
+        answer = service.order(bundle=str(bundles["elm"].path), canary_share=0.3, canary_slower=0.001)
+        time.sleep(1)
+    assert "the canary failed" in answer["error"]
+    assert (clients.lost, clients.wrong) == ([], [])
+    # The supervisor's probes are requests, too.
+    assert clients.answered[bundles["elm"].sha256] >= _ORDER["canary_requests"] / 2
+    assert promoted(service) == before
+    pixels = request(service.where["http"], "/v2/models/gmmvit/config")
+    assert pixels.headers["x-gmmvit-bundle"] == before
+
+
+def test_another_decision_on_canary_images_goes_back(
+    service: Service, bundles: dict[str, Bundle], tmp_path: Path
+) -> None:
+    generator = np.random.default_rng(0)
+    paths = []
+    for number in range(8):
+        paths.append(tmp_path / f"{number}.png")
+        Image.fromarray(generator.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(paths[-1])
+    before = promoted(service)
+    answer = service.order(
+        bundle=str(bundles["labels"].path),
+        canary_images=[str(path) for path in paths],
+        allow_contract_change=True,
+        canary_agreement=1.0,
+    )
+    if "error" in answer:
+        assert "the same label as the old server" in answer["error"]
+        assert promoted(service) == before
+    else:
+        pytest.fail("the two bundles give the same labels to all images: choose other images")
+
+
+def test_a_contract_change_is_refused_by_name(service: Service, bundles: dict[str, Bundle]) -> None:
+    before = promoted(service)
+    answer = service.order(bundle=str(bundles["labels"].path))
+    assert "class 0 is 'airplane' in the served bundle and 'automobile' in the new bundle" in answer["error"]
+    assert "--allow-contract-change" in answer["hint"]
+    assert promoted(service) == before
+
+
+def test_what_is_no_bundle_is_refused(service: Service, tmp_path: Path) -> None:
+    assert "expected a bundle" in service.order(bundle=str(tmp_path))["error"]
+
+
+def test_the_served_bundle_is_not_rolled_out_again(service: Service, bundles: dict[str, Bundle]) -> None:
+    served = next(each for each in bundles.values() if each.sha256 == promoted(service))
+    assert "serves this bundle already" in service.order(bundle=str(served.path))["error"]
+
+
+def test_an_abort_goes_back(service: Service, bundles: dict[str, Bundle]) -> None:
+    before = promoted(service)
+    other = next(bundles[name] for name in ("gmm", "elm") if bundles[name].sha256 != before)
+    results: list[dict[str, Any]] = []
+    # Without traffic the canary waits for its requests until the abort.
+    order = {"bundle": str(other.path), "canary_share": 0.5, "canary_requests": 100_000}
+    thread = threading.Thread(target=lambda: results.append(service.order(**order)))
+    thread.start()
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        (status,) = send_order(service.state, {"order": "status"})
+        if "of the traffic" in status["status"]["step"]:
+            break
+        time.sleep(0.1)
+    second = service.order(bundle=str(other.path))
+    assert "another rollout is running" in second["error"]
+    (aborted,) = send_order(service.state, {"order": "abort"})
+    assert "the rollout ends" in aborted["done"]
+    thread.join(60)
+    assert results[0]["error"] == "the rollout was aborted"
+    assert promoted(service) == before
+    assert "no rollout is running" in next(iter(send_order(service.state, {"order": "abort"})))["error"]
+
+
+def test_after_a_restart_the_service_serves_the_promoted_bundle(service: Service, bundles: dict[str, Bundle]) -> None:
+    """The last test that uses the service: it stops the service."""
+    before = promoted(service)
+    other = next(bundles[name] for name in ("gmm", "elm") if bundles[name].sha256 != before)
+    assert "done" in service.order(bundle=str(other.path))
+    with pytest.raises(ServerError, match="already running"), State(service.state).locked():
+        pytest.fail("the state folder of a running service was locked")
+    assert service.stop() == 0
+    again = Service(service.state.parent)
+    try:
+        answer = request(again.where["http"], "/v2/models/gmmvit/config")
+        assert answer.headers["x-gmmvit-bundle"] == other.sha256
+    finally:
+        assert again.stop() == 0
+    log = (service.state.parent / "access.log").read_text()
+    assert {bundles["gmm"].sha256, bundles["elm"].sha256} <= {json.loads(line)["bundle"] for line in log.splitlines()}
+
+
+def test_a_service_starts_with_its_promoted_bundle_or_asks_for_a_bundle(
+    tmp_path: Path, bundles: dict[str, Bundle]
+) -> None:
+    state = State(tmp_path)
+    with pytest.raises(InputError, match="no bundle was promoted"):
+        first_bundle(state, None)
+    assert first_bundle(state, bundles["gmm"]).sha256 == bundles["gmm"].sha256
+    assert first_bundle(state, None).sha256 == bundles["gmm"].sha256
+    with pytest.raises(GmmvitError, match="not this bundle") as caught:
+        first_bundle(state, bundles["elm"])
+    assert "gmmvit rollout" in caught.value.hint
+
+
+def test_counts_are_those_of_the_network_and_of_the_servers_faults() -> None:
+    text = """
+nv_inference_request_success{model="gmmvit",version="1"} 7
+nv_inference_request_success{model="gmmvit_network",version="1"} 10
+nv_inference_request_failure{model="gmmvit_network",reason="OTHER",version="1"} 2
+nv_inference_request_failure{model="gmmvit_network",reason="BACKEND",version="1"} 1
+nv_inference_request_failure{model="gmmvit_network",reason="CANCELED",version="1"} 5
+nv_inference_request_duration_us{model="gmmvit_network",version="1"} 20500
+nv_inference_request_duration_us{model="gmmvit_preprocess",version="1"} 99
+"""
+    counts = counts_from_metrics(text)
+    assert (counts.answered, counts.failed, counts.time_us) == (10, 3, 20500)
