@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.bench.waterfall import waterfall
 from gmmvit_deploy.errors import (
     KeyRefusedError,
     NotOfferedError,
@@ -20,6 +21,7 @@ from gmmvit_deploy.errors import (
     RequestRejectedError,
     ServerError,
 )
+from gmmvit_deploy.page.trial import Trial
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.runners.classify import TritonClassifier, classify_files
 from gmmvit_deploy.runners.open import open_runner
@@ -87,6 +89,26 @@ class TestAllowed:
         assert "does not offer its statistics" in served.reasons[0]
         assert served.details["executions"] is None
         assert served.details["requests"] == 160
+
+    def test_bench_has_no_parts_of_a_request(self, protocol: str, gateway: SmallGateway, bundle: Bundle) -> None:
+        name, pixels = f"triton-{protocol}", bundle.golden()[0]
+        with open_runner(name, bundle, url=gateway.url(protocol), access=access(gateway)) as runner:
+            network, decoding = waterfall(bundle, [runner], pixels, pixels)
+        for step in (network, decoding):
+            assert step.parts.keys() == {"unexplained"}
+            assert step.parts["unexplained"] > 0
+
+    def test_the_page_compares_the_answers(
+        self, protocol: str, gateway: SmallGateway, bundle: Bundle, folder: Path
+    ) -> None:
+        with Trial(bundle, url=gateway.url(protocol), access=access(gateway), cpu_kernels=False) as trial:
+            answer = trial.answer((folder / "0.png").read_bytes())
+        assert answer.server_error == ""
+        assert [agreement.program for agreement in answer.agreements[1:]] == [
+            f"triton-{protocol}",
+            f"triton-{protocol} + decoding",
+        ]
+        assert all(agreement.agrees for agreement in answer.agreements)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
