@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from gmmvit_deploy.errors import GmmvitError, OutputError
+from gmmvit_deploy.leftovers import remove_leftovers
 from gmmvit_deploy.locked_paths import locked_file, locked_folder, remove_unlocked, unlocked_paths
 
 __all__ = ["new_file", "new_folder", "require_free", "require_free_file", "sha256_of_bytes", "sha256_of_file"]
@@ -35,12 +36,13 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
     """Yield an empty folder to fill; the folder becomes ``path`` if the block succeeds, and is deleted otherwise.
 
     The folder is filled under another name beside ``path``, written to the disk and then renamed, so an incomplete
-    folder never appears at ``path``, not even after a loss of power. What killed processes left beside ``path`` is
-    removed first.
+    folder never appears at ``path``, not even after a loss of power. What killed processes left beside ``path`` and in
+    the folder for temporary files is removed first.
     force: True to replace an existing folder at ``path`` when the new folder is complete.
     Errors: OutputError when ``path`` exists and ``force`` is False, or when writing fails.
     """
     named, path = path, Path(os.path.abspath(path))
+    remove_leftovers()
     _recover(path)
     require_free(path, force=force)
     created: list[Path] = []

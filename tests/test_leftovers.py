@@ -114,6 +114,14 @@ def test_the_next_folder_removes_leftovers(start: Start, tmp_path: Path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_next_bundle_removes_leftovers(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    kill(start(IN_A_FOLDER, temporary=tmp_path))
+    with new_folder(tmp_path / "bundle"):
+        pass
+    assert list(tmp_path.iterdir()) == [tmp_path / "bundle"]
+
+
 @pytest.mark.parametrize(("code", "write"), [(IN_A_BUNDLE, new_folder), (IN_A_FILE, new_file)], ids=["folder", "file"])
 def test_partial_output_beside_a_bundle(code: str, write: Callable[..., object], start: Start, tmp_path: Path) -> None:
     out = tmp_path / "out"

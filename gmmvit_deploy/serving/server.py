@@ -21,7 +21,7 @@ from gmmvit_deploy.leftovers import new_run_folder, remove_run_folder
 from gmmvit_deploy.serving.draining import Drain
 from gmmvit_deploy.serving.installs import ServerInstall, find_server, stage_backends
 from gmmvit_deploy.serving.ports import free_ports
-from gmmvit_deploy.serving.processes import kill_group
+from gmmvit_deploy.serving.processes import Worker, kill_group, workers_of
 from gmmvit_deploy.serving.server_log import ServerLog
 
 __all__ = ["ADMIN_HEADER", "ServerOptions", "TritonServer"]
@@ -106,6 +106,8 @@ class TritonServer:
         self._runtime: tuple[Path, int] | None = None  # the temporary folder, and the descriptor of its lock
         self._reader: threading.Thread | None = None
         self.http_port = self.grpc_port = self.metrics_port = 0
+        self.workers: tuple[Worker, ...] = ()
+        """The worker processes that ran when the server was ready."""
 
     @property
     def http_url(self) -> str:
@@ -161,6 +163,7 @@ class TritonServer:
         )
         self._spawn()
         self._wait_ready(cancelled)
+        self.workers = workers_of(self.pid)
 
     def restart(self, *, cancelled: Callable[[], bool] = lambda: False) -> None:
         """Kill what is left of the server, and start the server again on the same ports.

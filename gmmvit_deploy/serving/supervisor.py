@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from gmmvit_deploy.errors import GmmvitError, ServerError
 from gmmvit_deploy.serving.health import ModelHealth
 from gmmvit_deploy.serving.probes import Address, Probe, ask, model_names, probe_of_model, successes
-from gmmvit_deploy.serving.processes import Worker, cpu_seconds, is_alive, workers_of
+from gmmvit_deploy.serving.processes import cpu_seconds, is_alive
 from gmmvit_deploy.serving.server import TritonServer
 from gmmvit_deploy.serving.supervisor_metrics import RestartReason, SupervisorMetrics, fetched_metrics
 
@@ -27,6 +27,7 @@ __all__ = ["Supervisor", "SupervisorOptions"]
 
 _POLL_S = 0.05
 _FIRST_PROBE_S = 30.0
+_NO_WORKER = "is not healthy"  # in Triton's message when the worker of a model has ended
 _COMPUTING = 0.1
 """A worker that uses more than this part of a processor computes."""
 
@@ -59,7 +60,7 @@ class Supervisor:
         self.server = server
         self.options = options or SupervisorOptions()
         self.metrics = SupervisorMetrics()
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _Known | None] = {}
         self._watch: _Watch | None = None
         self._in_sequence = 0
         self._ready_at = 0.0
@@ -170,10 +171,13 @@ class _Watch:
         server: TritonServer,
         options: SupervisorOptions,
         metrics: SupervisorMetrics,
-        known: dict[str, _Known],
+        known: dict[str, _Known | None],
     ) -> None:
-        """Begin.  known: model → its probe. The first watch adds the models, and later watches use the same probes."""
-        self.workers: tuple[Worker, ...] = workers_of(server.pid)
+        """Begin.
+
+        known: model → its probe, or None for a model without probes. Each watch adds the models that are missing.
+        """
+        self.workers = server.workers
         self.reason = ""
         self._server, self._options, self._metrics, self._known = server, options, metrics, known
         self._pid = server.pid
@@ -190,39 +194,43 @@ class _Watch:
         self._ended.set()
 
     def _run(self) -> None:
-        if not self._known:
-            self._first_probes()
-        self._health = {model: ModelHealth(model) for model in self._known}
-        self._counts = successes(self._metrics_port)
-        with ThreadPoolExecutor(max_workers=max(1, len(self._known))) as pool:
-            while not self._ended.wait(self._options.interval_s) and not self.reason:
-                self._look(pool)
-
-    def _first_probes(self) -> None:
-        """Add the models that answer a first probe to the known models, and measure the time that a probe takes."""
         for model in model_names(self._server.repository):
-            try:
-                probe = probe_of_model(self._http, model)
-            except ServerError as exc:
-                self._server.note(f"only the processes of {model} are watched: {exc}")
-                continue
-            if probe is None:
-                continue
-            answer = ask(self._http, probe, _FIRST_PROBE_S)
-            self._metrics.count_probe(model, answer.result)
-            if answer.result == "refused":
-                self._server.note(
-                    f"only the processes of {model} are watched, because it refuses a probe: {answer.detail}"
-                )
-                continue
-            longest_s = min(max(10 * answer.seconds, self._options.least_timeout_s), self._options.most_timeout_s)
-            self._known[model] = _Known(probe=probe, timeout_s=longest_s)
+            if model not in self._known and not self._ended.is_set():
+                self._first_probe(model)
+        probed = {model: known for model, known in self._known.items() if known is not None}
+        self._health = {model: ModelHealth(model) for model in probed}
+        self._counts = successes(self._metrics_port)
+        with ThreadPoolExecutor(max_workers=max(1, len(probed))) as pool:
+            while not self._ended.wait(self._options.interval_s) and not self.reason:
+                self._look(probed, pool)
 
-    def _look(self, pool: ThreadPoolExecutor) -> None:
+    def _first_probe(self, model: str) -> None:
+        """Add a model to the known models, and measure the time that a probe takes."""
+        try:
+            probe = probe_of_model(self._http, model)
+            answer = ask(self._http, probe, _FIRST_PROBE_S) if probe is not None else None
+        except ServerError as exc:
+            if not self._ended.is_set():
+                self._server.note(f"only the processes of {model} are watched until a restart: {exc}")
+            return
+        if self._ended.is_set():  # the server has ended, which explains each answer
+            return
+        if probe is None or answer is None:
+            self._known[model] = None
+            return
+        self._metrics.count_probe(model, answer.result)
+        if answer.result == "refused" and _NO_WORKER not in answer.detail:
+            self._server.note(f"only the processes of {model} are watched: it refuses a probe: {answer.detail}")
+            self._known[model] = None
+            return
+        longest_s = min(max(10 * answer.seconds, self._options.least_timeout_s), self._options.most_timeout_s)
+        self._known[model] = _Known(probe=probe, timeout_s=longest_s)
+
+    def _look(self, probed: dict[str, _Known], pool: ThreadPoolExecutor) -> None:
         """Probe each model that has completed no request since the last look."""
         before, cpu_s, began = successes(self._metrics_port), self._cpu_seconds(), time.monotonic()
         idle = []
-        for model, known in self._known.items():
+        for model, known in probed.items():
             if _others(model, self._counts, before):
                 self._health[model].observe_traffic()
             else:

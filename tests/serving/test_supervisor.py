@@ -125,6 +125,19 @@ def answered_probes(supervisor: Supervisor) -> dict[str, float]:
     return {line.rpartition(" ")[0].partition("{")[2]: float(line.rpartition(" ")[2]) for line in lines}
 
 
+@pytest.mark.parametrize("snapshot", [True, False], ids=["process", "probe"])
+def test_a_worker_that_ends_before_the_first_look(snapshot: bool, tmp_path: Path) -> None:
+    models = write_stand_in(tmp_path / "models")
+    with TritonServer(models, options=ServerOptions(**FREE_PORTS)) as server:
+        os.kill(stub_of(server.pid, MODEL).pid, signal.SIGKILL)
+        if not snapshot:
+            server.workers = ()
+        supervisor = Supervisor(server)
+        wait_for(lambda: supervisor.metrics.restarts == 1, within_s=30, step=supervisor.step)
+        assert f'{{reason="{"worker" if snapshot else "probe"}"}} 1' in supervisor.metrics.text()
+        supervisor._end_watch()
+
+
 @pytest.fixture
 def supervised(repository: Repository) -> Iterator[Supervisor]:
     """A supervisor of a running server; a test calls `step`."""
