@@ -1,6 +1,6 @@
 """What do clients get at three times the capacity of the server, directly from Triton and through the gateway?
 
-The network is a stand-in that sleeps 20 ms for a batch of 2 images: 100 images a second, without the use of a
+The network is a stand-in with two instances that sleep 20 ms for an image: 100 images a second, without the use of a
 processor. Clients send a single image at fixed times, whether or not earlier requests have their answers (open loop),
 and give up after 0.5 s. The script first measures the capacity: closed loop, 32 clients, no gateway. Then follow 300
 requests a second for some seconds, and at once half of the capacity: after how many seconds does no request fail any
@@ -42,7 +42,7 @@ from gmmvit_deploy.serving.gateway.service import Gateway, open_service
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 
 SLEEP_S = 0.02
-CAPACITY = stand_in.MAX_BATCH / SLEEP_S
+CAPACITY = stand_in.INSTANCES / SLEEP_S
 OVERLOAD = 3
 DEADLINE_S = 0.5
 IN_FLIGHT, QUEUE_TIMEOUT_MS = 16, 250

@@ -1,28 +1,29 @@
 """Write a repository with a stand-in for a network that sleeps: its capacity is exact, also on a busy machine.
 
-capacity = MAX_BATCH / sleep        requests of a single image a second, without the use of a processor
+    capacity = INSTANCES / sleep        requests of a single image a second, without the use of a processor
+
+The stand-in takes a single image, so that the capacity does not depend on the batches that Triton forms.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["BUNDLE", "LOGITS", "MAX_BATCH", "MODEL", "SHAPE", "sleeping_repository"]
+__all__ = ["BUNDLE", "INSTANCES", "LOGITS", "MODEL", "SHAPE", "sleeping_repository"]
 
 MODEL = "gmmvit_network"
 SHAPE = (32, 32, 3)
 LOGITS = 10
-MAX_BATCH = 2
+INSTANCES = 2
 BUNDLE = "5" * 64
 """Stands for the SHA-256 of a bundle."""
 
 _CONFIG = """name: "{model}"
 backend: "python"
-max_batch_size: {batch}
+max_batch_size: 1
 input {{ name: "pixels" data_type: TYPE_UINT8 dims: [ {dims} ] }}
 output {{ name: "logits" data_type: TYPE_FP32 dims: [ {logits} ] }}
-instance_group {{ count: 1 kind: KIND_CPU }}
-dynamic_batching {{ }}
+instance_group {{ count: {instances} kind: KIND_CPU }}
 parameters {{ key: "gmmvit_bundle_sha256" value {{ string_value: "{bundle}" }} }}
 """
 
@@ -48,7 +49,7 @@ def sleeping_repository(folder: Path, *, sleep_s: float = 0.02) -> Path:
     """Write the repository to ``folder``, and return the folder."""
     (folder / MODEL / "1").mkdir(parents=True)
     dims = ", ".join(map(str, SHAPE))
-    config = _CONFIG.format(model=MODEL, batch=MAX_BATCH, dims=dims, logits=LOGITS, bundle=BUNDLE)
+    config = _CONFIG.format(model=MODEL, instances=INSTANCES, dims=dims, logits=LOGITS, bundle=BUNDLE)
     (folder / MODEL / "config.pbtxt").write_text(config, encoding="utf-8")
     source = _MODEL.format(sleep_s=sleep_s, logits=LOGITS)
     (folder / MODEL / "1" / "model.py").write_text(source, encoding="utf-8")

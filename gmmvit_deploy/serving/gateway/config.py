@@ -132,10 +132,11 @@ def _http(options: GatewayOptions) -> list[str]:
             f"{{ req.hdr_val(content-length) gt {options.max_body_bytes} }}",
         ),
         *_json_rules(options),
-        *queue_conditions(options, "triton_http"),
-        *overload_rules(options, 503, f"{{ req.hdr_val(content-length) gt {waiting_bytes(options)} }}", "infer"),
         f"http-request wait-for-body time {BODY_TIME_S}s if body_rules !refused",
         *_json_data_rule(options),
+        # At the end: between this look at the queue and the queue itself, HAProxy does not wait for anything.
+        *queue_conditions(options, "triton_http"),
+        *overload_rules(options, 503, f"{{ req.hdr_val(content-length) gt {waiting_bytes(options)} }}", "infer"),
         "http-request use-service lua.gmmvit_refuse if refused",
     ]
     if options.admin is not None:

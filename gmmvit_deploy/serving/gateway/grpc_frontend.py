@@ -60,11 +60,13 @@ def grpc_frontend(options: GatewayOptions) -> list[str]:
             f"the message is too large; the limit is {options.max_body_bytes} bytes",
             f"{{ var(txn.length) -m int gt {options.max_body_bytes} }}",
         ),
-        *queue_conditions(options, "triton_grpc"),
-        *overload_rules(options, 8, large, "allowed"),
         "http-request use-service lua.gmmvit_refuse if refused",
         f"http-request wait-for-body time {BODY_TIME_S}s",
         *_wrapping_rules(options),
+        # At the end: between this look at the queue and the queue itself, HAProxy does not wait for anything.
+        *queue_conditions(options, "triton_grpc"),
+        *overload_rules(options, 8, large, "allowed"),
+        "http-request use-service lua.gmmvit_refuse if refused",
     ]
     if options.admin is not None:
         header, secret = options.admin
@@ -89,7 +91,6 @@ def _wrapping_rules(options: GatewayOptions) -> list[str]:
     return [
         "http-request lua.gmmvit_wraps if infer",
         refuse(3, "integers in typed contents are refused; send raw_input_contents", "{ var(txn.wraps) -m found }"),
-        "http-request use-service lua.gmmvit_refuse if refused",
     ]
 
 
