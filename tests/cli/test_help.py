@@ -211,6 +211,7 @@ def test_an_input_that_is_missing_is_refused_without_loading_pytorch(tmp_path: P
         "repository nowhere",
         "serve nowhere",
         "gateway nowhere",
+        "rollout nowhere --to nowhere",
         "classify nowhere",
         "tune nowhere --bound-ms 1",
         "page nowhere",
