@@ -232,9 +232,14 @@ def _load_own(file: TensorFile, hints: LoadHints) -> LoadedCheckpoint:
     )
     check_image_hints(source, hints, image_size=spec.image_size, channels=spec.channels, evidence=evidence)
     if hints.heads not in (None, spec.first_heads):
-        raise CheckpointError(f"{source}: --heads {hints.heads}, but {evidence} {spec.first_heads}")
+        raise CheckpointError(
+            f"{source}: --heads {hints.heads}, but {evidence} {spec.first_heads}",
+            hint=f"omit --heads, or type --heads {spec.first_heads}",
+        )
     if hints.closed_form and not spec.mask.closed_form:
-        raise CheckpointError(f"{source}: --mask-form closed was given, but {evidence} a {spec.mask} mask")
+        raise CheckpointError(
+            f"{source}: --mask-form closed was given, but {evidence} a {spec.mask} mask", hint="leave --mask-form out"
+        )
     _check_preset(family_of(spec), hints)
     _compare_with_preset(spec, hints, source)
     _refuse_misfits(file, spec, None, {})
