@@ -98,6 +98,25 @@ def test_a_hint_for_a_value_of_the_training_is_no_answer_to_copy(
     assert hint.startswith(start)
 
 
+def test_a_preset_for_a_family_without_presets() -> None:
+    _, hint = refused("inspect", golden("vp_vit").path, "--preset", "vit")
+    assert hint.startswith("omit --preset, because the family vit_pytorch has no presets;")
+    assert hint.endswith("type --heads N")
+    _, hint = refused("inspect", golden("rmt_2023").path, *RMT, "--preset", "vit")
+    assert hint.startswith("omit --preset, or type a preset of the family rmt: RMT_")
+
+
+def test_channels_that_do_not_fit_the_patches() -> None:
+    message, hint = refused("inspect", golden("vp_vit").path, "--heads", "4", "--channels", "1")
+    assert "expected 1·p·p" in message
+    assert hint == "omit --channels, or type --channels 3, which fits the file"
+
+
+def test_an_architecture_of_timm_for_a_file_of_another_code() -> None:
+    _, hint = refused("inspect", golden("vp_vit").path, "--model", "vit_tiny_patch16_224")
+    assert hint == "omit --model: the names of the tensors are those of vit-pytorch's ViT"
+
+
 def test_the_command_without_the_wrong_option() -> None:
     answer = gmmvit_here("inspect", golden("rmt_2023").path, *RMT)
     assert answer.status == 0, answer.err
