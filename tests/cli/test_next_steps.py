@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.families import FAMILIES
+from gmmvit_deploy.images import ImageSpec
 from gmmvit_deploy.resize_rules import RESIZE_RULES
 from tests.cli.terminal import gmmvit_here, without_progress
 from tests.conftest import golden
@@ -115,6 +118,13 @@ def test_channels_that_do_not_fit_the_patches() -> None:
 def test_an_architecture_of_timm_for_a_file_of_another_code() -> None:
     _, hint = refused("inspect", golden("vp_vit").path, "--model", "vit_tiny_patch16_224")
     assert hint == "omit --model: the names of the tensors are those of vit-pytorch's ViT"
+
+
+def test_a_bundle_without_normalisation_names_resize() -> None:
+    image = ImageSpec(height=4, width=4, channels=3)
+    with pytest.raises(InputError, match="the normalisation of the images is unknown") as caught:
+        image.tensor_from_pixels(np.zeros((1, 4, 4, 3), np.uint8))
+    assert "--mean, --std and --labels; also with --resize if gmmvit export asks" in caught.value.hint
 
 
 def test_the_command_without_the_wrong_option() -> None:
