@@ -23,6 +23,7 @@ from gmmvit_deploy.families import spec_from_json, spec_to_json
 from gmmvit_deploy.golden import GoldenSet, golden_from_bytes, preprocessing_problem
 from gmmvit_deploy.graphs.constants import ConstantRecord
 from gmmvit_deploy.images import ImageSpec, image_from_json
+from gmmvit_deploy.resize_rules import STATE_PREPROCESSING
 from gmmvit_deploy.specs import ModelSpec, input_shape
 from gmmvit_deploy.writing import sha256_of_file
 
@@ -236,7 +237,7 @@ class Bundle:
         if self.manifest.image.normalisation is None:
             raise InputError(
                 f"{self.path}: the bundle has no mean and std, which are needed to normalise images for the graph",
-                hint="export the checkpoint again with --dataset, or with --mean, --std and --labels",
+                hint=STATE_PREPROCESSING,
             )
         return self.manifest.image.tensor_from_pixels(pixels)
 

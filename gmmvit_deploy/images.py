@@ -23,6 +23,7 @@ from gmmvit_deploy.preprocess import (
     tensor_from_pixels,
 )
 from gmmvit_deploy.resize_rules import (
+    STATE_PREPROCESSING,
     ResizeRule,
     fit_of,
     require_crop_pct,
@@ -170,7 +171,7 @@ class ImageSpec:
         if self.mean is None or self.std is None:
             raise InputError(
                 "the normalisation of the images is unknown: expected mean and std",
-                hint="export the checkpoint again with --dataset, or with --mean, --std and --labels",
+                hint=STATE_PREPROCESSING,
             )
         return tensor_from_pixels(pixels, self.mean, self.std)
 

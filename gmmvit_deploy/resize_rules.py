@@ -14,6 +14,7 @@ from gmmvit_deploy.errors import InputError
 __all__ = [
     "CROP_MODES",
     "RESIZE_RULES",
+    "STATE_PREPROCESSING",
     "ResizeRule",
     "fit_of",
     "require_crop_pct",
@@ -36,6 +37,12 @@ ResizeRule = Literal[
 ``stretch`` resizes to the network's height and width, without keeping the aspect ratio. ``center``, ``squash`` and
 ``border`` are timm's crop modes; `gmmvit_deploy.preprocess` defines them. The filters are antialiased."""
 RESIZE_RULES: tuple[ResizeRule, ...] = get_args(ResizeRule)
+
+STATE_PREPROCESSING = (
+    "export the checkpoint again with --dataset, or with --mean, --std and --labels; also with --resize if gmmvit "
+    "export asks for the resize rule"
+)
+"""The hint for a bundle without normalisation or labels."""
 
 
 def fit_of(rule: ResizeRule) -> str:

@@ -144,14 +144,16 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def require_free_file(path: Path, *, force: bool) -> None:
+def require_free_file(path: Path, *, force: bool, fixed_name: bool = False) -> None:
     """Check that a file can be created at ``path``.
 
+    fixed_name: True if no option of the user changes the path; the hint then names --force only.
     Errors: OutputError when ``path`` exists and ``force`` is False, when ``path`` is a folder, or when the parent
     folder does not exist.
     """
     if os.path.lexists(path) and (not force or path.is_dir()):
-        raise OutputError(f"{path} exists", hint="type another path, or add --force to replace the file")
+        other = "" if fixed_name else "type another path, or "
+        raise OutputError(f"{path} exists", hint=f"{other}add --force to replace the file")
     if not path.parent.is_dir():
         raise OutputError(
             f"{path}: the folder {path.parent} does not exist", hint="create the folder, or type another path"

@@ -62,7 +62,7 @@ def convert(
         permit_class(opened, model)
         for name in precisions:
             if name != "fp32":
-                require_free_file(opened.path / onnx_file(name), force=force)
+                require_free_file(opened.path / onnx_file(name), force=force, fixed_name=True)
         if calibration is not None:
             require_images(calibration, opened.manifest.image, opened.manifest.input_kind)
         variants = converted(
@@ -157,7 +157,7 @@ def print_variants(variants: list[Variant]) -> None:
     head = ("precision", "largest error of a logit", "relative to the largest logit", "same class", "calibrated on")
     print_table(head, rows)
     if programs:
-        print_table(("precision", "runner", "largest error of a logit"), programs)
+        print_table(("precision", "runner", "largest error in the runner"), programs)
     if masks:
         mask_head = ("precision", "masks of", "largest change", "largest relative change", "rounded to 0", "saturated")
         print_table(mask_head, masks)

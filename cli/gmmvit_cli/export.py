@@ -44,6 +44,7 @@ from gmmvit_cli.options import (
 from gmmvit_cli.output import JSON_OPTION, print_json, print_table
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.checkpoints.reading import require_checkpoint
+from gmmvit_deploy.families import FAMILIES
 from gmmvit_deploy.precision import PRECISIONS, precisions_from
 from gmmvit_deploy.resize_rules import RESIZE_RULES, resize_rule_from
 
@@ -56,6 +57,7 @@ EXAMPLE = """gmmvit export checkpoint.pth -o bundle --dataset cifar10
 gmmvit export checkpoint.pth -o bundle --dataset cifar10 --precision fp16,bf16"""
 
 _INPUT_KINDS = ("pixels", "tensor")
+_STRETCHED = tuple(family.name for family in FAMILIES if family.default_resize == "stretch-bilinear")
 _LARGEST = "_largest_abs"  # of each proven runner in a manifest's export_parity
 
 
@@ -90,7 +92,8 @@ def export(
         rich_help_panel=INPUT,
         help=f"How images were resized when the model was evaluated: {listed(RESIZE_RULES)}. stretch does not keep "
         "the aspect ratio and does not crop. center, squash and border are timm's crop modes. Without this option: "
-        "what the checkpoint states, else stretch-bilinear.",
+        f"what the checkpoint states; otherwise stretch-bilinear for the families {listed(_STRETCHED)}. Required for a "
+        "checkpoint of another family that does not state the method, unless --input tensor is given.",
         callback=read_by(resize_rule_from),
         autocompletion=complete(lambda: RESIZE_RULES),
     ),

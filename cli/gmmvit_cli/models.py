@@ -153,8 +153,9 @@ POOL = typer.Option(
     "--pool",
     metavar="KIND",
     rich_help_panel=MODEL,
-    help="What the classifier reads: cls, the class token; or mean, the mean of all tokens. Required if the checkpoint "
-    "does not show it, as for the models of vit-pytorch.",
+    help="What the classifier reads: cls, the class token; or mean, the mean of all tokens. Required if no tensor "
+    "shows what the classifier reads: for DeepViT and small-data ViT of vit-pytorch, and for a ViT of vit-pytorch "
+    "whose class token has the shape (1, 1, dim).",
     callback=choice_from("--pool", lambda: POOLS),
     autocompletion=complete(lambda: POOLS),
 )

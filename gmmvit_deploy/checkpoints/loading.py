@@ -106,6 +106,10 @@ def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpo
     except SpecError:
         _refuse_incomplete(file, source, hints)
         raise
+    except CheckpointError as exc:
+        if source is TIMM_FILES and hints.model is not None and (others := _other_sources(file)):
+            exc.hint = f"omit --model: the names of the tensors are those of {' or of '.join(others)}"
+        raise
     check_image_hints(name, hints, image_size=spec.image_size, channels=spec.channels, evidence="its tensors show")
     _compare_with_preset(spec, hints, name)
     with _errors_that_name(name):
@@ -163,6 +167,15 @@ def _source_of(file: TensorFile, hints: LoadHints) -> CheckpointSource:
     return possible[0]
 
 
+def _other_sources(file: TensorFile) -> list[str]:
+    """Return the names of the sources that recognise a file whose tensors do not have timm's names."""
+    possible = [source for family in FAMILIES for source in family.sources if source.recognises(file.tensors)]
+    most = max(possible, key=lambda source: len(source.signature))  # TIMM_FILES, without signature, takes every file
+    if any(source is most for source in _family_of_source(TIMM_FILES).sources):
+        return []
+    return [source.name for source in possible if len(source.signature) == len(most.signature)]
+
+
 def _refuse_incomplete(file: TensorFile, source: CheckpointSource, hints: LoadHints) -> None:
     """Refuse a file that names a preset of this package, and that lacks a tensor by which its source is recognised.
 
@@ -202,7 +215,10 @@ def _check_preset(family: Family, hints: LoadHints) -> None:
     if other is not family:
         raise CheckpointError(
             f"the file has the family {family.name}, but the preset {hints.preset} has the family {other.name}",
-            hint="omit --preset, or type a preset of the model family of the checkpoint",
+            hint=f"omit --preset, or type a preset of the family {family.name}: {', '.join(family.presets)}"
+            if family.presets
+            else f"omit --preset, because the family {family.name} has no presets; if gmmvit then asks for the number "
+            "of heads, type --heads N",
         )
 
 
@@ -232,9 +248,14 @@ def _load_own(file: TensorFile, hints: LoadHints) -> LoadedCheckpoint:
     )
     check_image_hints(source, hints, image_size=spec.image_size, channels=spec.channels, evidence=evidence)
     if hints.heads not in (None, spec.first_heads):
-        raise CheckpointError(f"{source}: --heads {hints.heads}, but {evidence} {spec.first_heads}")
+        raise CheckpointError(
+            f"{source}: --heads {hints.heads}, but {evidence} {spec.first_heads}",
+            hint=f"omit --heads, or type --heads {spec.first_heads}",
+        )
     if hints.closed_form and not spec.mask.closed_form:
-        raise CheckpointError(f"{source}: --mask-form closed was given, but {evidence} a {spec.mask} mask")
+        raise CheckpointError(
+            f"{source}: --mask-form closed was given, but {evidence} a {spec.mask} mask", hint="leave --mask-form out"
+        )
     _check_preset(family_of(spec), hints)
     _compare_with_preset(spec, hints, source)
     _refuse_misfits(file, spec, None, {})

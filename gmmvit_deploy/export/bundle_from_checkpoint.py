@@ -126,10 +126,12 @@ def _require_stated(missing: list[str], misses_resize: bool, usual_resize: str) 
     if misses_resize:
         usual = f", such as {usual_resize}, if the model was evaluated with timm's default" if usual_resize else ""
         to_type.append(f"--resize METHOD{usual}")
+    methods = f". METHOD: {', '.join(RESIZE_RULES)}" if misses_resize else ""
     raise InputError(
         "--input pixels needs the mean, the std and the labels of training, and the resize rule of evaluation, because "
         f"the server prepares the images; the checkpoint does not state the {' and the '.join(names)}",
-        hint=f"add {'; also add '.join(to_type)}; or add --input tensor to prepare the images outside the graph",
+        hint=f"add {'; also add '.join(to_type)}; or add --input tensor to prepare the images outside the graph"
+        f"{methods}",
     )
 
 

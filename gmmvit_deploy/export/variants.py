@@ -105,7 +105,8 @@ def variant_from_bundle(
     if precision == "fp32":
         return open_variant(bundle, precision)
     graph_path, record_path = bundle.path / onnx_file(precision), bundle.path / record_file(precision)
-    require_free_file(graph_path, force=force)  # checked first, because calibration can take minutes
+    # Checked first, because calibration can take minutes.
+    require_free_file(graph_path, force=force, fixed_name=True)
     prepared = prepared_graph(bundle, precision, calibration=calibration, padded=padded)
     data = prepared.proto.SerializeToString(deterministic=True)
     golden = _measured(bundle, prepared.proto, precision)

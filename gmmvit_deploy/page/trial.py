@@ -30,6 +30,7 @@ from gmmvit_deploy.pictures.attention_weights import attention_record
 from gmmvit_deploy.pictures.drawings import drawings_of
 from gmmvit_deploy.pictures.mask_numbers import masks_of
 from gmmvit_deploy.preprocess import UnusableImage
+from gmmvit_deploy.resize_rules import STATE_PREPROCESSING
 from gmmvit_deploy.runners.classify import Prediction, likeliest
 from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runners.triton import TritonRunner
@@ -135,7 +136,7 @@ class Trial:
         if manifest.image.normalisation is None:
             raise InputError(
                 f"{bundle.path}: the bundle has no mean and std, without which the page cannot classify an image",
-                hint="export the checkpoint again with --dataset, or with --mean, --std and --labels",
+                hint=STATE_PREPROCESSING,
             )
         self.bundle, self.url, self.model, self._access = bundle, url, model, access
         if url is not None:

@@ -42,12 +42,18 @@ def check_constants(bundle: Bundle, model: Model) -> Check:
     return Check(
         name="constants",
         verdict="failed" if reasons else "passed",
-        summary=f"{count} masks and biases in the graph equal those folded from the weights, bit for bit"
+        summary=_equal(count)
         if not reasons
         else f"{len(reasons)} differences from the masks and biases folded from the weights",
         reasons=tuple(reasons),
         details={"masks": len(folded.masks), "biases": len(folded.biases)},
     )
+
+
+def _equal(count: int) -> str:
+    if not count:
+        return "the folded model has no masks and biases, so the graph has no constants to compare"
+    return f"{count} masks and biases in the graph equal those folded from the weights, bit for bit"
 
 
 def _manifest_problems(kind: str, constants: Sequence[FoldedConstant], records: Sequence[ConstantRecord]) -> list[str]:

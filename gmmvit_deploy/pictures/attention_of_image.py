@@ -24,6 +24,7 @@ from gmmvit_deploy.layers.attention import attentions_without_scores
 from gmmvit_deploy.pictures.attention_numbers import mean_attention_distance, rollout
 from gmmvit_deploy.pictures.attention_weights import AttentionRecord, LayerWeights, attention_record
 from gmmvit_deploy.preprocess import UnusableImage
+from gmmvit_deploy.resize_rules import STATE_PREPROCESSING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -119,7 +120,7 @@ def attention_of_bundle(bundle: Bundle, image: Path) -> tuple[NDArray[Any], Imag
     if manifest.image.normalisation is None:
         raise InputError(
             f"{bundle.path}: the bundle has no mean and std, which are needed to normalise the image for the model",
-            hint="export the checkpoint again with --dataset, or with --mean, --std and --labels",
+            hint=STATE_PREPROCESSING,
         )
     try:
         pixels = manifest.image.pixels_from_bytes(image.read_bytes())

@@ -22,6 +22,7 @@ from gmmvit_deploy.pictures.drawings import Drawings, drawings_of
 from gmmvit_deploy.pictures.inline import inline_image, png
 from gmmvit_deploy.pictures.mask_images import colour_limit, matrix_image, position_maps_image, sheet
 from gmmvit_deploy.pictures.mask_numbers import NEAR, HeadNumbers, LayerMasks, masks_of
+from gmmvit_deploy.specs import MaskKind
 from gmmvit_deploy.writing import new_file
 
 __all__ = ["page_of", "require_report_suffix", "write_report"]
@@ -100,7 +101,7 @@ def page_of(
             section("Model", _model(described)),
             section("Audit", _audit(described["audit"])),
             folded("Keys of the file that the model does not use", len(unused), _unused(unused)),
-            section("Masks", _legend(layers)),
+            section("Masks", _legend(layers, loaded.spec.mask.kind)),
             *(_layer(layer) for layer in layers),
             *drawing_sections(drawings),
         ),
@@ -126,11 +127,25 @@ def _verdict(described: Mapping[str, Any]) -> Summary:
         sentence=sentence,
         changes=(
             *(f"{finding['where']}: {finding['what']}" for finding in (*errors, *warnings)),
-            "Other options: --heads, --preset and --mask-form determine sizes that the tensors do not show",
+            *_other_options(described),
             "The export: this page does not check the exported model; gmmvit export and gmmvit parity check it",
             f"Another file: this page covers only the file with SHA-256 {described['checkpoint']['sha256']}",
         ),
     )
+
+
+def _other_options(described: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a line that names the values that options or presets state, or no line if the tensors show all values."""
+    origins = [f"{name.replace('_', ' ')} ({where})" for name, where in described.get("taken_from", {}).items()]
+    if described["mask"] == "gmm":
+        origins.append(f"mask form (--mask-form {'closed' if described['spec']['mask']['closed_form'] else 'stored'})")
+    if described["family"] in _BUILT_FROM_ARGUMENTS:
+        origins.append("architecture and its arguments (--model and --model-args, or the entries of the file)")
+    return (f"Other options: options, presets or defaults state {', '.join(origins)}",) if origins else ()
+
+
+_BUILT_FROM_ARGUMENTS = ("timm", "custom")
+"""Families whose architecture the user or the file names."""
 
 
 def _model(described: Mapping[str, Any]) -> str:
@@ -141,6 +156,7 @@ def _model(described: Mapping[str, Any]) -> str:
         "trainable parameters": f"{described['trainable_parameters']:,}",
         "multiply-accumulates": f"{described['macs'] / 1e6:,.1f} million per image",
         "SHA-256": described["checkpoint"]["sha256"],
+        **{f"origin of {name.replace('_', ' ')}": where for name, where in described.get("taken_from", {}).items()},
     }
     return definitions(rows)
 
@@ -167,7 +183,12 @@ def _unused(keys: Mapping[str, str]) -> str:
     return table("Unused keys", ("key", "reason"), rows)
 
 
-def _legend(layers: list[LayerMasks]) -> str:
+def _legend(layers: list[LayerMasks], kind: MaskKind) -> str:
+    if not layers and kind == "decay":
+        return (
+            "<p>The attention of this model has no mask that multiplies the scores. The decays are matrices that are "
+            "added to the scores: the sections after <b>Other steps on the attention scores</b> show the decays.</p>"
+        )
     if not layers:
         return "<p>The attention of this model has no mask.</p>"
     return (

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gmmvit_deploy.errors import ImageError, InputError, RequestRejectedError, ServerError
 from gmmvit_deploy.preprocess import MAX_IMAGE_BYTES, UnusableImage
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
+from gmmvit_deploy.resize_rules import STATE_PREPROCESSING
 from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runtime.access import NO_ACCESS, Access
 from gmmvit_deploy.runtime.onnxruntime import fused_graph
@@ -156,7 +157,7 @@ class BundleClassifier(Classifier):
         if bundle.manifest.image.normalisation is None:
             raise InputError(
                 f"{bundle.path}: the bundle has no mean and std, so images cannot be turned into inputs",
-                hint="export the checkpoint again with --dataset, or with --mean, --std and --labels",
+                hint=STATE_PREPROCESSING,
             )
         self._bundle = bundle
         self._image = bundle.manifest.image

@@ -28,12 +28,13 @@ def image_of_patches(
     if len(sides) > 1 and hints.image_size is not None:
         sides = {c: side for c, side in sides.items() if _tiles(hints.image_size, side, grid)} or sides
     if not sides:
+        possible = [c for c in CHANNELS if exact_root(values / c) is not None]
         expected = f"{hints.channels}·p·p" if hints.channels else "c·p·p for 1 to 4 channels"
         raise CheckpointError(
             f"{source}: {name}.weight takes {values} values of a patch of the image; expected {expected} and patches "
             "of p × p pixels",
-            hint="type the --channels that the model was trained with"
-            if hints.channels
+            hint=f"omit --channels, or type --channels {' or '.join(map(str, possible))}, which fits the file"
+            if possible
             else "use another file: no supported number of channels makes these patches square",
         )
     known_channels = next(iter(sides)) if len(sides) == 1 else None

@@ -166,7 +166,10 @@ def infer_mask(shapes: Shapes, hints: LoadHints, prefix: str) -> tuple[MaskSpec,
     parts = {part for part in ("alpha", "sigma", "mask") if f"{prefix}.{part}" in shapes}
     if not parts & {"alpha", "sigma"}:
         if hints.closed_form:
-            raise CheckpointError(f"{source}: --mask-form closed was given, but the file holds no alpha and sigma")
+            raise CheckpointError(
+                f"{source}: --mask-form closed was given, but the file holds no alpha and sigma",
+                hint="leave --mask-form out",
+            )
         return MaskSpec(kind="elm" if parts else "plain"), None
     if missing := {"alpha", "sigma"} - parts:
         raise CheckpointError(f"{source}: {prefix}.{missing.pop()} is missing")
@@ -208,9 +211,14 @@ def infer_heads(
     """
     hinted = hints.heads
     if hinted is not None and preset_heads is not None and hinted != preset_heads:
-        raise CheckpointError(f"{source}: --heads {hinted}, but the preset has {preset_heads}")
+        raise CheckpointError(
+            f"{source}: --heads {hinted}, but the preset has {preset_heads}",
+            hint=f"omit --heads to take the {preset_heads} heads of the preset, or omit --preset {hints.preset}",
+        )
     if known is not None and hinted is not None and hinted != known:
-        raise CheckpointError(f"{source}: --heads {hinted}, but {evidence} {known}")
+        raise CheckpointError(
+            f"{source}: --heads {hinted}, but {evidence} {known}", hint=f"omit --heads, or type --heads {known}"
+        )
     heads = known or hinted or preset_heads
     if heads is None:
         raise CheckpointError(
@@ -220,9 +228,11 @@ def infer_heads(
             f"N must divide {width}, the width of q, k and v: {_divisors(width)}",
         )
     if width % heads:
+        other_preset = "" if hints.preset is None else f"omit --preset {hints.preset}, and "
         raise CheckpointError(
             f"{source}: the width of q, k and v ({width}) is not a multiple of {heads} heads",
-            hint=f"type --heads with the number of heads that the model was trained with: one of {_divisors(width)}",
+            hint=f"{other_preset}type --heads with the number of heads that the model was trained with: one of "
+            f"{_divisors(width)}",
         )
     return heads
 
@@ -261,7 +271,8 @@ def asked_image(source: str, hints: LoadHints, *, example: str = "--image-size 2
     if hints.image_size is None or hints.channels is None:
         raise CheckpointError(
             f"{source}: no tensor of this file shows {_ASKED_FOR[tuple(missing)]}",
-            hint=f"type {' and '.join(missing)} with the values of the training, such as {example}",
+            hint=f"type {' and '.join(f'{option} N' for option in missing)} with the values of the training; for "
+            f"example, {example}",
         )
     return hints.image_size, hints.channels
 
@@ -333,4 +344,7 @@ def compared_with_preset(spec: ModelSpec, preset: ModelSpec, *, name: str, sourc
     Errors: CheckpointError when fields differ; the message lists every differing field.
     """
     if differing := preset_differences(spec, preset):
-        raise CheckpointError(f"{source}: the file does not match the preset {name}: {', '.join(differing)}")
+        raise CheckpointError(
+            f"{source}: the file does not match the preset {name}: {', '.join(differing)}",
+            hint=f"omit --preset {name}, or type the preset that the model was trained with",
+        )

@@ -261,9 +261,9 @@ class TestAskedImage:
     @pytest.mark.parametrize(
         ("hints", "message", "hint"),
         [
-            ({}, "the size and the channels", "type --image-size and --channels"),
-            ({"channels": 1}, "shows the size of the images", "type --image-size with"),
-            ({"image_size": 28}, "shows the channels of the images", "type --channels with"),
+            ({}, "the size and the channels", "type --image-size N and --channels N"),
+            ({"channels": 1}, "shows the size of the images", "type --image-size N with"),
+            ({"image_size": 28}, "shows the channels of the images", "type --channels N with"),
         ],
         ids=["neither", "no side", "no channels"],
     )

@@ -161,7 +161,7 @@ def test_the_number_of_heads_is_asked_for_without_reattention(tmp_path: Path) ->
     ) as caught:
         load_checkpoint(path)
     assert "--heads N" in caught.value.hint
-    assert "--scale-adjustment 1" in caught.value.hint
+    assert "--scale-adjustment NUMBER" in caught.value.hint
     assert "transform" not in caught.value.hint  # without re-attention there is nothing that the factor multiplies
     with pytest.raises(CheckpointError, match="--transform-scale multiplies the mixed weights") as caught:
         load_checkpoint(path, LoadHints(heads=3, scale_adjustment=0.5, transform_scale=True))
@@ -176,8 +176,8 @@ def test_a_network_without_reattention_may_have_ignored_its_scale_adjustment(tmp
     path = saved(tmp_path, state)
     with pytest.raises(CheckpointError) as caught:
         load_checkpoint(path, LoadHints(heads=3))
-    assert caught.value.hint.startswith("type --scale-adjustment 1 (or the value of the training, if training built")
-    assert "with re_atten=False, the authors' code ignores the value" in caught.value.hint
+    assert caught.value.hint.startswith("type --scale-adjustment NUMBER (1 if training built")
+    assert "the authors' code then ignores the value" in caught.value.hint
     ignored = load_checkpoint(path, LoadHints(heads=3, scale_adjustment=1))
     expected = deepvit_logits(
         state, torch.from_numpy(SCALED.inputs), heads=3, scale_adjustment=1, transform_scale=False
@@ -217,15 +217,15 @@ def test_options_are_asked_for_where_the_preset_has_other_sizes(name: str) -> No
         load_checkpoint(case.path, LoadHints(weights=case.hints.weights))
     assert str(case.path) in str(caught.value)
     assert ("the preset deepvit_" in str(caught.value)) == ("arch" in content_of(case))
-    assert "--scale-adjustment 1 (or 0.5" in caught.value.hint
-    assert "--no-transform-scale (or --transform-scale" in caught.value.hint
+    assert "--scale-adjustment NUMBER (in the presets 1, but 0.5" in caught.value.hint
+    assert "--transform-scale (as in deepvit_S) or --no-transform-scale (as" in caught.value.hint
 
 
 @pytest.mark.parametrize(
     ("hints", "option"),
     [
-        (LoadHints(scale_adjustment=0.5), "--no-transform-scale"),
-        (LoadHints(transform_scale=True), "--scale-adjustment 1"),
+        (LoadHints(scale_adjustment=0.5), "--transform-scale (as in deepvit_S) or --no-transform-scale"),
+        (LoadHints(transform_scale=True), "--scale-adjustment NUMBER"),
     ],
 )
 def test_a_single_missing_option_is_asked_for(hints: LoadHints, option: str) -> None:

@@ -127,7 +127,7 @@ def test_side_and_stages_are_asked_for_and_the_record_is_not_believed() -> None:
     message = f"{raised.value} {raised.value.hint}"
     for part in (str(case.path), "side of the images", "args.model names the preset RMT_S", "dims (8, 16, 24, 32)"):
         assert part in message
-    assert "--image-size 224 and --decomposed-stages 1,2,3" in message
+    assert "type --image-size N and --decomposed-stages LIST with the values of the training" in message
     with pytest.raises(CheckpointError, match="shows the side of the images; args") as raised:
         load_checkpoint(case.path, LoadHints(decomposed_stages=(1, 2, 3)))
     assert "--decomposed-stages" not in raised.value.hint

@@ -168,6 +168,42 @@ def test_reports_of_every_golden_checkpoint(name: str, tmp_path: Path) -> None:
         assert {"audit", "sizes", "steps", "memories", "embeddings"} <= set(re.findall(r"\w+", caught.value.hint))
 
 
+@pytest.mark.parametrize(
+    ("name", "expected", "absent"),
+    [
+        (
+            "rmt_2023",
+            "Other options: options, presets or defaults state image size (--image-size 64), decomposed stages "
+            "(--decomposed-stages 1,2,3)",
+            ("--heads", "--preset", "--mask-form"),
+        ),
+        ("vit_plain", "state heads (--heads 3)", ("--preset", "--mask-form", "--image-size")),
+        ("vit_gmm", "state mask form (--mask-form stored)", ("--heads", "--preset", "--image-size")),
+        ("sl_vit", "", ("Other options", "--heads", "--preset", "--mask-form")),
+        ("timm_vit_gmm", "architecture and its arguments (--model and --model-args", ("--heads", "--preset")),
+    ],
+)
+def test_the_page_names_the_options_that_determine_the_model(name: str, expected: str, absent: tuple[str, ...]) -> None:
+    loaded = load_checkpoint(golden(name).path, golden(name).hints)
+    page = page_of(loaded, masks_of(loaded.model))
+    tree = require_readable_page(page)
+    text = " ".join(" ".join(part.text for part in tree.all("main")).split())
+    assert expected in text
+    assert not [option for option in absent if option in text]
+    for value, where in loaded.taken_from.items():
+        assert f"origin of {value.replace('_', ' ')}" in text
+        assert where in text
+
+
+def test_a_decay_is_no_missing_mask() -> None:
+    loaded = load_checkpoint(golden("rmt_2023").path, golden("rmt_2023").hints)
+    page = page_of(loaded, [])
+    assert "no mask that multiplies the scores. The decays are matrices that are added" in page
+    assert "The attention of this model has no mask." not in page
+    plain = load_checkpoint(golden("sl_vit").path, golden("sl_vit").hints)
+    assert "The attention of this model has no mask." in page_of(plain, [])
+
+
 @pytest.mark.browser
 def test_an_accessibility_checker_has_no_complaint(tmp_path: Path) -> None:
     write_report(load_checkpoint(GOLDEN / "vit_gmm.pth"), tmp_path / "masks.html")

@@ -88,11 +88,11 @@ def _asked(shapes: Shapes, missing: list[str], why_not: str, *, mixes: bool) -> 
     }
     options = {
         "heads": "--heads N",
-        "scale_adjustment": "--scale-adjustment 1 (or 0.5, as deepvit_S and deepvit_L)"
+        "scale_adjustment": "--scale-adjustment NUMBER (in the presets 1, but 0.5 in deepvit_S and deepvit_L)"
         if mixes
-        else "--scale-adjustment 1 (or the value of the training, if training built the network with re_atten=True; "
-        "with re_atten=False, the authors' code ignores the value of the training)",
-        "transform_scale": "--no-transform-scale (or --transform-scale, as deepvit_S)",
+        else "--scale-adjustment NUMBER (1 if training built the network with re_atten=False, because the authors' "
+        "code then ignores the value of the training)",
+        "transform_scale": "--transform-scale (as in deepvit_S) or --no-transform-scale (as in the other presets)",
     }
     return CheckpointError(
         f"{shapes.source}: no tensor of this file shows {' and '.join(words[field] for field in missing)} of a "

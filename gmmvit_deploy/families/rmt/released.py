@@ -186,20 +186,21 @@ def _trained_at_preset_size(shapes: Shapes) -> bool:
 
 def _unknown(shapes: Shapes, image_size: int | None, stages: tuple[int, ...] | None, reason: str) -> CheckpointError:
     """Return the error for a file whose image size or decomposed stages are unknown."""
-    missing, options = [], []
+    missing, options, stages_words = [], [], ""
     if image_size is None:
         missing.append("the side of the images")
-        options.append(f"--image-size {IMAGE_SIZE}")
+        options.append("--image-size N")
     if stages is None:
         missing.append("which stages attend along rows and columns instead of the whole grid")
-        options.append("--decomposed-stages 1,2,3")
+        options.append("--decomposed-stages LIST")
+        stages_words = "; LIST is none, or the numbers of the stages, counted from 1, for example 1,2"
     size = shapes.record.args.get("input_size")
     if not reason and image_size is None and not _trained_at_preset_size(shapes):
         reason = f"; args.input_size is {size!r}, but the preset is for images of {IMAGE_SIZE} pixels"
     return CheckpointError(
         f"{shapes.source}: no tensor of this file shows {' and '.join(missing)}{reason}",
-        hint=f"type {' and '.join(options)}, with the values of the training; stages are counted from 1, and none "
-        "stands for no stage. Wrong values raise no error, but the predictions are wrong",
+        hint=f"type {' and '.join(options)} with the values of the training{stages_words}. Wrong values raise no "
+        "error, but the predictions are wrong",
     )
 
 

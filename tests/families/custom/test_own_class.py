@@ -263,7 +263,7 @@ def test_size_and_channels_are_asked_for_before_the_file_runs(own_bundle: OwnBun
     before = own_bundle.runs()
     checkpoint = own_bundle.source.with_name("net.pth")
     answer = gmmvit_here("export", checkpoint, "-o", tmp_path / "b", "--model", own_bundle.model, "--input", "tensor")
-    assert "type --image-size and --channels" in refused(answer, "the size and the channels of the images")
+    assert "type --image-size N and --channels N" in refused(answer, "the size and the channels of the images")
     answer = gmmvit_here("inspect", checkpoint, "--model", own_bundle.model, *IMAGE, "--heads", "2")
     refused(answer, "--heads does not apply to the class Net")
     answer = gmmvit_here("inspect", checkpoint, "--model", own_bundle.model, *IMAGE, "--pool", "cls")
