@@ -51,6 +51,8 @@ MODEL_FILE, WEIGHTS_FILE, GOLDEN_FILE, LABELS_FILE = (
     "labels.txt",
 )
 MANIFEST_FILE = "manifest.json"
+_MOST_BATCH, _MOST_BLOCKS = 2**20, 1000
+"""Bounds of a manifest, which can come from a stranger: a model of a million blocks takes minutes to build."""
 _EXPORT_AGAIN = "type gmmvit export CHECKPOINT -o BUNDLE --force to write the bundle again"
 InputKind = Literal["pixels", "tensor"]
 Task = Literal["single-label"]
@@ -152,6 +154,15 @@ class Manifest:
             raise ValueError(
                 f"image: expected {input_shape(self.spec)} as (channels, height, width), got {self.image.tensor_shape}"
             )
+        if not isinstance(self.max_batch, int) or not 1 <= self.max_batch <= _MOST_BATCH:
+            raise ValueError(f"max_batch: expected a number from 1 to {_MOST_BATCH}, got {self.max_batch!r}")
+        if not all(isinstance(digest, str) for digest in self.files.values()):
+            raise ValueError("files: expected a SHA-256 for each file")
+        if not 0 <= self.float32_noise < 1:  # False for NaN
+            raise ValueError(f"float32_noise: expected a number from 0 to 1, got {self.float32_noise!r}")
+        depths = getattr(self.spec, "depths", (getattr(self.spec, "depth", 1),))
+        if sum(depths) > _MOST_BLOCKS:
+            raise ValueError(f"spec: expected at most {_MOST_BLOCKS} blocks, got {sum(depths)}")
         if self.input_kind == "pixels" and self.image.normalisation is None:
             raise ValueError("image: expected mean and std, because input_kind is pixels, got no values")
 
@@ -219,7 +230,7 @@ class Bundle:
     def golden_set(self) -> GoldenSet:
         """Read the golden inputs and images, and PyTorch's logits, which the logits of every runner are compared with.
 
-        Errors: BundleError when ``golden.npz`` is missing or cannot be read.
+        Errors: BundleError when ``golden.npz`` is missing or cannot be read, or when its arrays contradict each other.
         """
         path = self.path / GOLDEN_FILE
         try:

@@ -83,7 +83,7 @@ def golden_from_bytes(data: bytes) -> GoldenSet:
         with np.load(io.BytesIO(data), allow_pickle=False) as file:
             ends = file["image_ends"].tolist()
             joined = file["image_bytes"].tobytes()
-            return GoldenSet(
+            golden = GoldenSet(
                 **{name: file[name] for name in _ARRAYS},
                 images=tuple(joined[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True))
                 if ends
@@ -96,6 +96,28 @@ def golden_from_bytes(data: bytes) -> GoldenSet:
     # A malformed header can raise any exception: it can state a huge array, or nest brackets thousands of times.
     except Exception as exc:
         raise ValueError(f"malformed arrays ({type(exc).__name__})") from exc
+    if problem := _problem(golden):
+        raise ValueError(problem)
+    return golden
+
+
+def _problem(golden: GoldenSet) -> str:
+    """Return the first contradiction between the arrays; empty if there is no contradiction."""
+    inputs, tensors, logits = golden.inputs, golden.tensors, golden.logits
+    if logits.dtype != "float32" or logits.ndim != 2 or tensors.dtype != "float32" or tensors.ndim != 4:
+        return f"expected float32 logits (B, C) and tensors (B, …), got {_array(logits)} and {_array(tensors)}"
+    channels_last = tensors.transpose(0, 2, 3, 1).shape
+    shapes = {"uint8": channels_last, "float32": tensors.shape}
+    if not len(inputs) == len(tensors) == len(logits) > 0 or inputs.shape != shapes.get(str(inputs.dtype)):
+        return f"expected inputs of the tensors {_array(tensors)}, with logits, got {_array(inputs)}, {_array(logits)}"
+    images = len(golden.images)
+    if images and golden.image_logits.shape != (images, logits.shape[1]):
+        return f"expected logits of {images} images, got {_array(golden.image_logits)}"
+    return ""
+
+
+def _array(values: NDArray[Any]) -> str:
+    return f"{values.dtype} {values.shape}"
 
 
 def preprocessing_problem(golden: GoldenSet, spec: ImageSpec) -> str:

@@ -18,6 +18,7 @@ from gmmvit_deploy.runtime.access import NO_ACCESS, Access
 from gmmvit_deploy.runtime.onnxruntime import fused_graph
 from gmmvit_deploy.runtime.retries import with_retries
 from gmmvit_deploy.runtime.triton import DEFAULT_MODEL, TritonConnection
+from gmmvit_deploy.variants import open_variant
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -162,7 +163,7 @@ class BundleClassifier(Classifier):
         self._bundle = bundle
         self._image = bundle.manifest.image
         if cpu_kernels:
-            self.notice = fused_graph(bundle.onnx_path)[1]
+            self.notice = fused_graph(open_variant(bundle, "fp32").path)[1]
         self._runner = OnnxRuntimeRunner(bundle, kernels=cpu_kernels and not self.notice)
         self.runner = self._runner.name
         self.labels, self.max_batch = bundle.manifest.labels, bundle.manifest.max_batch

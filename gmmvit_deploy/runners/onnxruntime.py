@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.errors import RunnerUnavailableError
+from gmmvit_deploy.errors import BundleError, RunnerUnavailableError
 from gmmvit_deploy.runners.inspection import inspectable_in_onnxruntime
 from gmmvit_deploy.runners.runner import Inspection, Runner
 from gmmvit_deploy.runtime.onnxruntime import (
@@ -104,5 +104,9 @@ class OnnxRuntimeRunner(Runner):
         )
 
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
-        logits: NDArray[Any] = self._program.run(batch)
+        try:
+            logits: NDArray[Any] = self._program.run(batch)
+        # ONNX Runtime raises a dozen unrelated exception classes, for example for a tensor of a terabyte.
+        except Exception as exc:
+            raise BundleError(f"{self.graph.path}: ONNX Runtime cannot compute this graph: {exc}") from exc
         return logits

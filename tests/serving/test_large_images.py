@@ -6,9 +6,13 @@ The first tests run the threads alone; the others ask a real Triton server.
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,28 +22,33 @@ from tritonclient import grpc
 from tritonclient.grpc import model_config_pb2
 from tritonclient.utils import InferenceServerException
 
+import gmmvit_deploy.preprocess
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, RequestRejectedError, ServerError
 from gmmvit_deploy.runtime.triton import TritonConnection
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
-from gmmvit_deploy.serving.triton_models.large_images import NICENESS, Job, LargeImages
-from tests.conftest import FREE_PORTS
+from gmmvit_deploy.serving.triton_models import large_images
+from gmmvit_deploy.serving.triton_models.large_images import NICENESS, Decoder, Job, LargeImages
+from tests.conftest import FREE_PORTS, rgb
 from tests.serving.conftest import flat_png
 from tests.test_preprocess import encoded, photo, png
+
+
+def waits(event: threading.Event) -> Callable[[Decoder], None]:
+    return lambda decoder: event.wait(10) and None
 
 
 class TestThreads:
     def test_waiting_jobs_take_turns(self) -> None:
         large = LargeImages(threads=1, most_pixels=100)
         begin, order = threading.Event(), []
-        first = Job([begin.wait, *(lambda n=n: order.append(f"many {n}") for n in range(3))], pixels=1, finish=list)
-        large.add(first)
-        large.add(Job([lambda: order.append("single")], pixels=1, finish=lambda: order.append("answer")))
+        many = [waits(begin), *(lambda decoder, n=n: order.append(f"many {n}") for n in range(3))]
+        large.add(Job(many, pixels=1, finish=list))
+        large.add(Job([lambda decoder: order.append("single")], pixels=1, finish=lambda: order.append("answer")))
         begin.set()
         large.close()
-        assert order[:2] in (["many 0", "single"], ["single", "answer"])
         assert order.index("answer") < order.index("many 1")
         assert order[-1] == "many 2"
 
@@ -48,12 +57,11 @@ class TestThreads:
         done: list[tuple[int, int]] = []
         counts = [0] * 20
 
-        def step(job: int) -> None:
+        def step(job: int, decoder: Decoder) -> None:
             counts[job] += 1
 
         for job in range(20):
-            steps = [lambda job=job: step(job) for _ in range(7)]
-            large.add(Job(steps, pixels=1, finish=lambda job=job: done.append((job, counts[job]))))
+            large.add(Job([partial(step, job)] * 7, pixels=1, finish=lambda job=job: done.append((job, counts[job]))))
         large.close()
         assert sorted(done) == [(job, 7) for job in range(20)]
         assert large.pixels == 0
@@ -61,7 +69,7 @@ class TestThreads:
     def test_room_is_what_waits_and_runs(self) -> None:
         large = LargeImages(threads=1, most_pixels=100)
         begin = threading.Event()
-        large.add(Job([begin.wait], pixels=60, finish=list))
+        large.add(Job([waits(begin)], pixels=60, finish=list))
         assert large.has_room(40)
         assert not large.has_room(41)
         begin.set()
@@ -72,13 +80,38 @@ class TestThreads:
         large.close()
         assert not large.has_room(1)
 
-    def test_threads_have_a_low_priority(self) -> None:
-        large = LargeImages(threads=1, most_pixels=1)
-        seen: list[int] = []
-        step = lambda: seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))  # noqa: E731
-        large.add(Job([step], pixels=1, finish=list))
-        large.close()
-        assert seen == [os.getpriority(os.PRIO_PROCESS, 0) + NICENESS]
+
+@pytest.mark.process
+class TestDecoder:
+    @pytest.fixture
+    def decoder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Decoder]:
+        """A decoder with its files beside each other, as `gmmvit repository` writes them."""
+        script = tmp_path / "gmmvit_large_images.py"
+        shutil.copyfile(str(large_images.__file__), script)
+        shutil.copyfile(str(gmmvit_deploy.preprocess.__file__), tmp_path / "gmmvit_preprocess.py")
+        monkeypatch.setattr(large_images, "__file__", str(script))
+        monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)  # as the server's environment
+        target = {"height": 32, "width": 32, "channels": 3, "resize": "stretch-bilinear", "crop_pct": 1.0, "mean": None}
+        opened = Decoder(target)
+        yield opened
+        opened.close()
+
+    def test_pixels_and_reasons(self, decoder: Decoder) -> None:
+        image = encoded(photo(50, 40), "PNG")
+        assert decoder.pixels(image) == rgb(32).pixels_from_bytes(image).tobytes()
+        assert decoder.pixels(b"text") == "the file is not a JPEG, PNG, WEBP or BMP image"
+        assert decoder.pixels(image) == rgb(32).pixels_from_bytes(image).tobytes()
+
+    def test_it_has_a_low_priority_and_starts_again(self, decoder: Decoder) -> None:
+        image = encoded(photo(50, 40), "PNG")
+        decoder.pixels(image)
+        process = decoder._process
+        assert process is not None
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) == os.getpriority(os.PRIO_PROCESS, 0) + NICENESS
+        process.kill()
+        process.wait()
+        assert decoder.pixels(image) == "the process that decodes large images ended while it decoded this image"
+        assert isinstance(decoder.pixels(image), bytes)
 
 
 def as_input(*images: bytes) -> np.ndarray:

@@ -286,6 +286,7 @@ def _graph(change: Callable[[onnx.ModelProto], Any], bundle: Path) -> None:
 
 
 _VALID = {
+    "manifest: the same key twice",
     "graph: terminal escapes as documentation",
     "manifest: the same label for two classes",
     "manifest: labels with terminal escapes",

@@ -85,7 +85,7 @@ def gmmvit(arguments: list[str], sandbox: Sandbox, *, timeout_s: float) -> tuple
 def _answer(status: int | None, errors: str) -> str:
     if status == 0:
         return ANSWERED
-    if status != 1 or "Traceback" in errors or "unexpected" in _reason(errors):
+    if status != 1 or "Traceback" in errors or _reason(errors).startswith("Error: unexpected "):
         return CRASH
     return REFUSED
 

@@ -264,8 +264,17 @@ CALLS: dict[str, Callable[[], Call]] = {
         "ModelInfer", _request("no_model"), metadata=[("grpc-encoding", "zstd")]
     ),
 }
-_VALID: set[str] = {"a stream of 1,000 bad messages", "a stream without messages"}
-"""Calls that may end without an error of the call: errors are in the messages of a stream."""
+_VALID: set[str] = {
+    "2**31 classes",
+    "priority of 2**62",
+    "timeout below 0",
+    "sequence that was never begun",
+    "a stream of 1,000 bad messages",
+    "a stream of random bytes",
+    "a stream without messages",
+}
+"""Calls that may be answered: a model without queue policy or sequences ignores their parameters, an answer has at most
+the classes of the model, and a stream can end without an error of the call."""
 
 GRPC: tuple[Case, ...] = tuple(
     Case(kind="grpc", name=name, make=make, may_be_answered=name in _VALID) for name, make in CALLS.items()

@@ -11,17 +11,18 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from benchmarks.shared.hostile.case import Case
 from benchmarks.shared.hostile.images import bomb, photo
 
-__all__ = ["AUTH", "CLASSIFY", "HTTP", "Held", "Request", "region_key"]
+__all__ = ["AUTH", "CLASSIFY", "HTTP", "OWN_REGIONS", "Held", "Request", "region_key"]
 
 AUTH = b"@AUTH@"
 """The place of the headers with the key."""
 CLASSIFY = "/classify"
+OWN_REGIONS: list[str] = []
+"""Names in /dev/shm of the service's own server; the service states them when it has started."""
 NETWORK, ENSEMBLE = "/v2/models/gmmvit_network/infer", "/v2/models/gmmvit/infer"
 PIXELS = 8 * 8 * 3
 
@@ -113,8 +114,7 @@ def _images(tensor: bytes, count: int = 1, size: int | None = None) -> dict[str,
 
 def region_key() -> str:
     """Return the key of the shared memory that Triton's Python backend uses, which an error of Triton can state."""
-    regions = sorted(Path("/dev/shm").glob("gmmvit-serve-*"))  # noqa: S108 - Triton's own shared memory
-    return f"/{regions[-1].name}" if regions else "/gmmvit-serve-"
+    return f"/{OWN_REGIONS[-1]}" if OWN_REGIONS else "/gmmvit-serve-"
 
 
 def _region(key: str, *, offset: int = 0) -> list[Request]:
@@ -298,9 +298,12 @@ REQUESTS: dict[str, Callable[[], list[Request] | Held]] = {
     ),
     "top of 2**63": lambda: post(f"{CLASSIFY}?top={2**63}", PHOTO),
     "top that is code": lambda: post(f"{CLASSIFY}?top=__import__('os')", PHOTO),
-    "100,000 values in the query": lambda: post(f"{CLASSIFY}?{'&'.join(['top=1'] * 10_000)}", PHOTO),
+    "10,000 values in the query": lambda: post(f"{CLASSIFY}?{'&'.join(['top=1'] * 10_000)}", PHOTO),
 }
 _VALID = {
+    "2**31 classes",
+    "secret of the front, guessed",
+    "10,000 values in the query",
     "500 idle connections",
     "500 bodies that stop after 4 bytes",
     "20 unfinished bodies of 20 MB",

@@ -256,6 +256,7 @@ SINGLE: dict[str, Callable[[], bytes]] = {
 _VALID = {
     "request: the same image under each format",
     "PNG: 49 million pixels",
+    "PNG: a line of 49 million pixels",
     "PNG: a single bit",
     "PNG: alpha",
     "PNG: palette",

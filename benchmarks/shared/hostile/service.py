@@ -20,7 +20,7 @@ from types import TracebackType
 from urllib.parse import urlsplit
 
 from benchmarks.shared.hostile.commands import Sandbox
-from benchmarks.shared.hostile.http_requests import CLASSIFY
+from benchmarks.shared.hostile.http_requests import CLASSIFY, OWN_REGIONS
 from gmmvit_deploy.serving.front.options import FRONT_HEADER
 from gmmvit_deploy.serving.front.process import FrontProcess, start_front
 
@@ -88,6 +88,10 @@ class Service:
         for protocol in ("http", "grpc"):
             parts = urlsplit(where[protocol])
             self._addresses[protocol] = _Address(str(parts.hostname), int(parts.port or 0))
+        folders = {path.name for path in self._sandbox.temporary.glob("gmmvit-serve-*")}
+        regions = (path.name for path in Path("/dev/shm").iterdir())  # noqa: S108 - Triton's own shared memory
+        own = [name for name in regions if any(name.startswith(folder) for folder in folders)]
+        OWN_REGIONS[:] = sorted(own, key=lambda name: Path("/dev/shm", name).stat().st_mtime)  # noqa: S108 - as above
         if not self._gateway and self._front is None:
             self._front = start_front(self._front_target(), 0, self._secret)
             self._front.wait_ready()

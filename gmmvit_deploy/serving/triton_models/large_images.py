@@ -1,35 +1,49 @@
-"""Decode large images in threads of their own, so that requests with small images do not wait for the large images.
+"""Decode large images in processes of their own, so that requests with small images do not wait for the large images.
 
 ``gmmvit repository`` copies this file to ``gmmvit_large_images.py`` beside the preprocessing model. Triton calls the
 model again only after a call returns, so a call that decodes large images would make every other request wait. The
 model therefore hands the images of a large request to `LargeImages`, returns, and answers the request later.
 
-    request → steps of a few images each → the threads take a step of each waiting request in turn
+    request → steps of a few images each → the threads take a step of each waiting request in turn → Decoder
 
-The turns keep a request with a single photograph from waiting for all images of the request before it. The threads
-have a low priority, so that small images and the network get the processor first. This file imports only the standard
-library.
+The turns keep a request with a single photograph from waiting for all images of the request before it. Each thread
+passes its images to a `Decoder`, a process of low priority: small images and the network get the processor first. A
+thread of low priority in the model's own process would not do, because it keeps the interpreter lock, and the lock on
+the memory map, while other programs use the processor.
+
+This file imports only the standard library. As a script, with the arguments of ``pixels_from_bytes`` in JSON, it is the
+program of a `Decoder`. The script imports `gmmvit_preprocess`, this project's ``preprocess.py``, from its folder.
 """
 
 import contextlib
 import ctypes
+import json
 import os
+import shutil
+import struct
+import subprocess
+import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 NICENESS = 10
-"""Linux's niceness of the threads, from 0 (as the server) to 19 (only otherwise idle processors)."""
+"""Linux's niceness of a decoder, from 0 (as the server) to 19 (only otherwise idle processors)."""
+_LENGTH = struct.Struct("<I")
+_PIXELS, _REASON = b"p", b"r"
 
 
 class Job:
     """The images of a request.
 
-    steps: functions that decode a part of the images. The steps run in any order and at the same time, and raise no
-    exception.  pixels: the number of pixels of all images.  finish: called after the last step; answers the request.
+    steps: functions of a `Decoder` that decode a part of the images. The steps run in any order and at the same time,
+    and raise no exception.  pixels: the number of pixels of all images.  finish: called after the last step; answers
+    the request.
     """
 
-    def __init__(self, steps: Iterable[Callable[[], None]], *, pixels: int, finish: Callable[[], None]) -> None:
+    def __init__(self, steps: Iterable[Callable[[Any], None]], *, pixels: int, finish: Callable[[], None]) -> None:
         self.steps = deque(steps)
         self.pixels = pixels
         self.finish = finish
@@ -39,14 +53,15 @@ class Job:
 class LargeImages:
     """Threads that run the steps of jobs, a step of each waiting job in turn."""
 
-    def __init__(self, *, threads: int, most_pixels: int) -> None:
+    def __init__(self, *, threads: int, most_pixels: int, target: Mapping[str, Any] | None = None) -> None:
         """Start the threads.
 
         most_pixels: the maximum number of pixels of all jobs that wait or run. The memory and the time that a job
-        waits are bounded by this number.
+        waits are bounded by this number.  target: the arguments of ``pixels_from_bytes``.
         """
         self.most_pixels = most_pixels
         self.pixels = 0
+        self._target = dict(target or {})
         self._waiting: deque[Job] = deque()
         self._closed = False
         self._changed = threading.Condition()
@@ -66,7 +81,7 @@ class LargeImages:
             self._changed.notify()
 
     def close(self) -> None:
-        """Complete the jobs, and end the threads."""
+        """Complete the jobs, and end the threads and their decoders."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -74,20 +89,20 @@ class LargeImages:
             thread.join()
 
     def _work(self) -> None:
-        _lower_priority()
+        decoder = Decoder(self._target)
         while (taken := self._next_step()) is not None:
             job, step = taken
-            step()
+            step(decoder)
             with self._changed:
                 job.unfinished -= 1
                 last = job.unfinished == 0
             if last:
                 job.finish()
-                _return_memory()
                 with self._changed:
                     self.pixels -= job.pixels
+        decoder.close()
 
-    def _next_step(self) -> tuple[Job, Callable[[], None]] | None:
+    def _next_step(self) -> tuple[Job, Callable[[Any], None]] | None:
         """Wait for a step; return None when no step is left after `close`."""
         with self._changed:
             while not self._waiting:
@@ -102,12 +117,91 @@ class LargeImages:
             return job, step
 
 
-def _lower_priority() -> None:
-    with contextlib.suppress(OSError):  # a container may forbid the system call; the thread then runs as the others
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+class Decoder:
+    """A process that decodes images.  An image starts the process if the process does not run."""
+
+    def __init__(self, target: Mapping[str, Any]) -> None:
+        self._target = json.dumps(dict(target))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def pixels(self, data: bytes) -> bytes | str:
+        """Return the pixels of an encoded image as bytes, or the reason why the image cannot be used."""
+        try:
+            kind, content = self._asked(data)
+        except (OSError, EOFError):
+            self.close()
+            return "the process that decodes large images ended while it decoded this image"
+        return content if kind == _PIXELS else content.decode(errors="replace")
+
+    def _asked(self, data: bytes) -> tuple[bytes, bytes]:
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [_python(), __file__, self._target], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+        sent, received = self._process.stdin, self._process.stdout
+        if sent is None or received is None:
+            raise EOFError
+        _write(sent, data)
+        return _read(received, 1), _read_sized(received)
+
+    def close(self) -> None:
+        """End the process."""
+        process, self._process = self._process, None
+        if process is not None:
+            for stream in (process.stdin, process.stdout):
+                with contextlib.suppress(OSError):
+                    if stream is not None:
+                        stream.close()
+            process.kill()
+            process.wait()
+
+
+def _python() -> str:
+    """Return the Python of the server.  In Triton's stub, which embeds Python, `sys.executable` can be another file."""
+    return shutil.which("python3") or sys.executable
+
+
+def _write(stream: Any, data: bytes) -> None:
+    stream.write(_LENGTH.pack(len(data)) + data)
+    stream.flush()
+
+
+def _read(stream: Any, count: int) -> bytes:
+    data: bytes = stream.read(count)
+    if len(data) < count:
+        raise EOFError
+    return data
+
+
+def _read_sized(stream: Any) -> bytes:
+    return _read(stream, _LENGTH.unpack(_read(stream, _LENGTH.size))[0])
 
 
 def _return_memory() -> None:
     """Return freed memory to the operating system: glibc keeps the blocks of large images for later otherwise."""
     with contextlib.suppress(OSError, AttributeError):  # another C library has no malloc_trim
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def main() -> None:
+    """Decode images from stdin until its end."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    from gmmvit_preprocess import UnusableImage, pixels_from_bytes
+
+    with contextlib.suppress(OSError):  # a container may forbid the system call; the decoder then runs as the others
+        os.nice(NICENESS)
+    target = json.loads(sys.argv[1])
+    with contextlib.suppress(EOFError, BrokenPipeError):  # the model ended
+        while True:
+            data = _read_sized(sys.stdin.buffer)
+            try:
+                kind, content = _PIXELS, pixels_from_bytes(data, **target).tobytes()
+            except UnusableImage as exc:
+                kind, content = _REASON, str(exc).encode()
+            sys.stdout.buffer.write(kind)
+            _write(sys.stdout.buffer, content)
+            _return_memory()
+
+
+if __name__ == "__main__":
+    main()

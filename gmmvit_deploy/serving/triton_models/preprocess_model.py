@@ -23,7 +23,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 sys.path.insert(0, str(Path(__file__).parent))
-from gmmvit_large_images import Job, LargeImages
+from gmmvit_large_images import Decoder, Job, LargeImages
 from gmmvit_preprocess import (
     UnusableImage,
     open_image,
@@ -53,7 +53,8 @@ class TritonPythonModel:
         # Pillow releases the interpreter lock while it decodes, so several threads decode the images of a batch.
         self.pool = ThreadPoolExecutor(max_workers=settings["threads"])
         self.request_pixels = int(parameters["request_pixels"])
-        self.large = LargeImages(threads=settings["threads"], most_pixels=int(parameters["worker_pixels"]))
+        most_pixels = int(parameters["worker_pixels"])
+        self.large = LargeImages(threads=settings["threads"], most_pixels=most_pixels, target=self.target)
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
         """Return an answer for each request, or None for a request that `LargeImages` will answer."""
@@ -90,9 +91,9 @@ class TritonPythonModel:
         if pixels <= left:
             decoded = [self._decoded(images[0])] if len(images) == 1 else list(self.pool.map(self._decoded, images))
             return self._answered(decoded), pixels
-        return self._later(request, opened, pixels), 0
+        return self._later(request, encoded, opened, pixels), 0
 
-    def _later(self, request: Any, opened: list[Any], pixels: int) -> Any:
+    def _later(self, request: Any, encoded: Any, opened: list[Any], pixels: int) -> Any:
         """Hand the images of a request to `LargeImages`; return an answer only if the request is refused."""
         if not self.large.has_room(pixels):
             return _refused(
@@ -102,13 +103,15 @@ class TritonPythonModel:
             )
         decoded: list[Any] = [None] * len(opened)
         sender = request.get_response_sender()
+        waiting: list[Any] = [bytes(data) for data in encoded]
 
-        def decode(start: int, stop: int) -> None:
+        def decode(start: int, stop: int, decoder: Decoder) -> None:
             for number in range(start, stop):
-                decoded[number] = self._decoded(opened[number][0])
-                opened[number] = None  # an opened image holds its decoded pixels
+                decoded[number] = self._array(decoder.pixels(waiting[number]))
+                waiting[number] = None
 
-        steps: list[Callable[[], None]] = [partial(decode, *part) for part in _parts([count for _, count in opened])]
+        parts = _parts([count for _, count in opened])
+        steps: list[Callable[[Decoder], None]] = [partial(decode, *part) for part in parts]
         self.large.add(Job(steps, pixels=pixels, finish=partial(self._send, sender, decoded)))
         return None
 
@@ -134,6 +137,13 @@ class TritonPythonModel:
             return image, pixels_to_compute(image, **self.counted)
         except UnusableImage as exc:
             return str(exc)
+
+    def _array(self, content: Any) -> Any:
+        """Return the pixels of a `Decoder` as an array; return a reason unchanged."""
+        if isinstance(content, str):
+            return content
+        shape = (self.target["height"], self.target["width"], self.target["channels"])
+        return np.frombuffer(content, np.uint8).reshape(shape)
 
     def _decoded(self, image: Any) -> Any:
         """Return the pixels of an opened image, or the reason why the image cannot be used."""
