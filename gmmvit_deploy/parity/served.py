@@ -164,26 +164,25 @@ def _mix(
     """
     most = min(_MOST_IN_A_REQUEST, runner.max_batch)
     alone, shared = _Counted(), _Counted()
-    offered = _counts(server) is not None
-    for _ in range(_ROUNDS if offered else 1):
+    for _ in range(_ROUNDS):
         asked = [
             np.resize(generator.permutation(len(inputs)), int(size))
             for size in generator.integers(1, most + 1, _REQUESTS)
         ]
-        before = _counts(server) or (0, 0)
+        before = _counts(server)
         with ThreadPoolExecutor(max_workers=_CLIENTS) as pool:
             answers = list(pool.map(lambda rows: runner.run(inputs[rows]), asked))
-        after = _counts(server) or (0, 0)
+        for rows, logits in zip(asked, answers, strict=True):
+            judged.add("many clients at once", logits, exact[rows], among=exact)
+        after = None if before is None else _counts(server)
+        if before is None or after is None:
+            return {"requests": len(asked), "executions": None, "joined": None}
         counted = alone if after[0] - before[0] == sum(map(len, asked)) else shared
         counted.requests += len(asked)
         counted.executions += after[1] - before[1]
-        for rows, logits in zip(asked, answers, strict=True):
-            judged.add("many clients at once", logits, exact[rows], among=exact)
         if alone.joined > 0:
             break
     counts = alone if alone.requests else shared
-    if not offered:
-        return {"requests": counts.requests, "executions": None, "joined": None}
     return {"requests": counts.requests, "executions": counts.executions, "joined": counts.joined}
 
 

@@ -14,7 +14,7 @@ import pytest
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, OutputError, RepositoryError, ServerError
 from gmmvit_deploy.serving.gateway import files
-from gmmvit_deploy.serving.gateway.config import config_text
+from gmmvit_deploy.serving.gateway.config import bundles_text, config_text
 from gmmvit_deploy.serving.gateway.files import gateway_options, tls_pem
 from gmmvit_deploy.serving.gateway.haproxy import check_config, find_haproxy, haproxy_version
 from gmmvit_deploy.serving.gateway.keys import map_text, read_keys
@@ -158,6 +158,7 @@ class TestConfig:
         config = tmp_path / "haproxy.cfg"
         config.write_text(config_text(made))
         (tmp_path / "keys.map").write_text(f"{HASH} web\n")
+        (tmp_path / "bundles.map").write_text(bundles_text(made.upstreams))
         (tmp_path / "refuse.lua").write_text(REFUSE.read_text())
         check_config(program, config)
 
@@ -180,7 +181,8 @@ class TestConfig:
         assert r"a\.b" in config_text(options(models=("a.b",)))
 
     def test_every_answer_names_the_bundle(self) -> None:
-        assert config_text(options()).count("set-header x-gmmvit-bundle ab12 if { srv_name triton }") == 2
+        assert config_text(options()).count("set-header x-gmmvit-bundle %[srv_name,map(bundles.map)]") == 2
+        assert bundles_text(options().upstreams) == "triton ab12\n"
 
 
 class TestModels:
@@ -272,11 +274,12 @@ class TestOwnGateway:
         answer = gmmvit_here("gateway", bundle.path, "-o", out, *arguments, "--json")
         assert answer.status == 0, answer.err
         assert json.loads(answer.out)["checked_with"].startswith(haproxy_version(find_haproxy()))
-        assert sorted(file.name for file in out.iterdir()) == ["haproxy.cfg", "keys.map", "refuse.lua", "tls.pem"]
+        names = ["bundles.map", "haproxy.cfg", "keys.map", "refuse.lua", "tls.pem"]
+        assert sorted(file.name for file in out.iterdir()) == names
         assert {file.stat().st_mode & 0o777 for file in out.iterdir()} == {0o600}
         text = (out / "haproxy.cfg").read_text()
         assert "bind 0.0.0.0:8443 ssl crt tls.pem alpn h2,http/1.1" in text
-        assert bundle.sha256 in text
+        assert (out / "bundles.map").read_text() == f"triton {bundle.sha256}\n"
         assert KEY not in (out / "keys.map").read_text()
 
     @pytest.mark.export
