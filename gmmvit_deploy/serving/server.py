@@ -21,7 +21,7 @@ from gmmvit_deploy.leftovers import new_run_folder, remove_run_folder
 from gmmvit_deploy.serving.draining import Drain
 from gmmvit_deploy.serving.installs import ServerInstall, find_server, stage_backends
 from gmmvit_deploy.serving.ports import free_ports
-from gmmvit_deploy.serving.processes import Worker, kill_group, workers_of
+from gmmvit_deploy.serving.processes import Worker, is_alive, kill_group, workers_of
 from gmmvit_deploy.serving.server_log import ServerLog
 
 __all__ = ["ADMIN_HEADER", "ServerOptions", "TritonServer"]
@@ -215,7 +215,9 @@ class TritonServer:
             deadline += _EXIT_S
             while process.poll() is None and time.monotonic() < deadline:
                 if self._log is not None and self._log.requests_completed:
-                    # The server would unload its models now, for seconds. There is nothing left to answer.
+                    # The server unloads its models now, for seconds. A worker that decodes large images still answers.
+                    while time.monotonic() < deadline and any(map(is_alive, self.workers)):
+                        time.sleep(_POLL_S)
                     time.sleep(_FLUSH_S)
                     return
                 time.sleep(_POLL_S)
