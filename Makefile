@@ -51,7 +51,8 @@ release: $(INSTALLED)
 # In this order; fastest_gpu.py needs a GPU, before_after.py a second checkout.
 BENCHMARKS := reported/engines reported/parity_limits settings/cpu_settings reported/fastest_cpu reported/mask_cost \
   settings/spinning reported/served rejected/low_rank reported/where_time_goes rejected/shared_memory rejected/layouts \
-  rejected/rotation_as_rows rejected/shifted_patches_as_convolution reported/startup reported/timm_models
+  rejected/rotation_as_rows rejected/shifted_patches_as_convolution reported/startup reported/timm_models \
+  reported/hostile reported/image_bombs
 
 bench: $(INSTALLED)
 	set -e; for script in $(BENCHMARKS); do $(BIN)/python benchmarks/$$script.py; done
