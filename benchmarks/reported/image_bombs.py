@@ -75,7 +75,7 @@ def phase(url: str, seconds: float, bombs: int) -> tuple[list[float], Counter[st
 
 
 def row(latencies: list[float]) -> dict[str, float]:
-    p50, p99 = np.percentile(latencies, [50, 99])
+    p50, p99 = map(float, np.percentile(latencies, [50, 99]))
     return {"requests": len(latencies), "p50_ms": p50, "p99_ms": p99, "max_ms": max(latencies)}
 
 
@@ -92,8 +92,8 @@ def measured(url: str, rounds: int, seconds: float) -> dict[str, Any]:
             hit += latencies
             answers += answered
         rows = {"without": row(usual), "with": row(hit)}
-        ratio = rows["with"]["p99_ms"] / rows["without"]["p99_ms"]
-        results[name] = {**rows, "p99_ratio": ratio, "within": ratio <= BOUND, "bombs": dict(answers)}
+        ratio = float(rows["with"]["p99_ms"] / rows["without"]["p99_ms"])
+        results[name] = {**rows, "p99_ratio": ratio, "within": bool(ratio <= BOUND), "bombs": dict(answers)}
         print(f"{name}: p99 {rows['without']['p99_ms']:.1f} → {rows['with']['p99_ms']:.1f} ms ({ratio:.2f})", answers)
     return results
 
