@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.shared.places import FAMILIES
+from benchmarks.shared.places import FAMILIES, RESULTS
 from benchmarks.shared.results import best_straight_of, by_family, by_run, cross_of, interval, result, row_of
 from benchmarks.shared.tables_costs import cost_tables
 from benchmarks.shared.tables_engines import engines_table, head_dims_table, systems_table
 from benchmarks.shared.tables_gateway import gateway_cost_table, overload_table
+from benchmarks.shared.tables_serving import hostile_table, image_bombs_table
 from benchmarks.shared.timm_architectures import ARCHITECTURES
 
 __all__ = ["SHOWN", "documented_tables", "page_tables"]
@@ -26,10 +27,13 @@ SHOWN = {
     "before_after": ("before_after",),
     "startup": ("startup",),
     "timm_models": ("timm_models",),
+    "hostile": ("hostile",),
+    "image_bombs": ("image_bombs",),
 }
 """Script → markers of the script's tables on the page of results.
 
-The tables of fastest_gpu exist only with results from a GPU, and ``engine_systems`` only with results of a system."""
+The tables of fastest_gpu exist only with results from a GPU, ``engine_systems`` only with results of a system, and
+``image_bombs`` only with a result."""
 
 
 def documented_tables() -> dict[str, str]:
@@ -66,7 +70,10 @@ def page_tables() -> dict[str, str]:
         "where_all": where_table(_where()),
         "before_after": before_after_table(by_run("reported/before_after")),
         "startup": startup_table(result("reported/startup")),
+        "hostile": hostile_table(by_run("reported/hostile")),
     }
+    if (RESULTS / "reported" / "image_bombs.json").exists():
+        tables["image_bombs"] = image_bombs_table(result("reported/image_bombs"))
     gpu = by_family("reported/fastest_gpu")
     if gpu:
         tables["fastest_gpu"] = fastest_table(gpu, GPU_RUNNERS)

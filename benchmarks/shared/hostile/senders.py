@@ -22,15 +22,15 @@ HTTP_S = 40.0
 _SOUND_S = 10.0
 _MOST_BYTES = 256 << 20
 _REFUSED = {
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.NOT_FOUND,
-    grpc.StatusCode.ALREADY_EXISTS,
-    grpc.StatusCode.PERMISSION_DENIED,
-    grpc.StatusCode.UNAUTHENTICATED,
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
-    grpc.StatusCode.FAILED_PRECONDITION,
-    grpc.StatusCode.OUT_OF_RANGE,
-    grpc.StatusCode.UNIMPLEMENTED,
+    "INVALID_ARGUMENT",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "UNAUTHENTICATED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
 }
 _GONE = ("socket closed", "connection reset", "failed to connect", "goaway", "connection refused", "broken pipe")
 
@@ -185,7 +185,7 @@ def _called(service: Service, call: Call, metadata: Sequence[tuple[str, Any]], t
 def _of_error(exc: Any) -> Outcome:
     code, details = exc.code(), str(exc.details())
     reason = f"{code.name} {details[:160]}"
-    if code in _REFUSED:
+    if code.name in _REFUSED:
         return Outcome(REFUSED, reason)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return Outcome(HANG, reason)
