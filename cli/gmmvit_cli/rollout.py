@@ -72,6 +72,9 @@ def rollout(
         )
     order: dict[str, Any] = {"order": "abort" if abort else "status"}
     if bundle is not None:
+        from gmmvit_deploy.artifacts import open_bundle
+
+        open_bundle(bundle)  # a mistake is reported here, and not by the service
         order = {
             "order": "rollout",
             "bundle": str(bundle.absolute()),

@@ -81,6 +81,8 @@ def proven_difference(
     try:
         batched = np.concatenate([runner.run(inputs[i : i + size]) for i in range(0, len(inputs), size)])
         single = np.concatenate([runner.run(row[None]) for row in inputs])
+    except BundleError as exc:
+        raise ExportError(f"{what}: runner {runner.label} cannot run the graph: {exc.__cause__ or exc}") from exc
     except GmmvitError:
         raise
     # If a runtime loads the graph but cannot run the graph, each runtime raises an exception class of its own.

@@ -27,7 +27,7 @@ from tests.cli.terminal import Answer, gmmvit_here
 from tests.cli.test_help import COMMANDS, GROUP
 from tests.conftest import GOLDEN
 
-REQUIRED = {"precision": "fp16", "bound_ms": "1", "out": "new"}
+REQUIRED = {"precision": "fp16", "bound_ms": "1", "out": "new", "to": "nowhere"}
 """Values of the options that a command requires; arguments that it requires are paths."""
 
 
@@ -82,7 +82,8 @@ INPUT_PATHS = [
     for option in options(name)
     if "Path" in kinds(name).get(option.name, "")
     and option.rich_help_panel != OUTPUT
-    and option.opts[-1] != "--timing-cache"  # written where it does not exist
+    # Folders that are written where they do not exist; --to is the same folder as --state (tests/rollout).
+    and option.opts[-1] not in ("--timing-cache", "--state", "--to")
 ]
 OUTPUTS = [
     (name, option.opts[-1])
@@ -161,7 +162,7 @@ def test_a_name_that_is_not_among_the_choices(name: str, option: str, tmp_path: 
 @pytest.mark.parametrize("name", [name for name in SUMMARIES if input_of(name) is not None])
 class TestInputs:
     def input(self, name: str, path: Path) -> Answer:
-        words = arguments_of(name, path) if input_of(name).required else [str(path)]
+        words = arguments_of(name, path) if input_of(name).required else [*arguments_of(name), str(path)]
         words += {"bench": ["--synthetic"], "export": ["--dataset", "cifar10"]}.get(name, [])
         return gmmvit_here(name, *words)
 

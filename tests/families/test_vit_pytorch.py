@@ -329,7 +329,12 @@ def test_a_plain_cait_without_root_mask_needs_the_source(tmp_path: Path) -> None
         ("vp_deepvit", {}, "what the classifier reads", "type --pool cls or --pool mean"),
         ("vp_deepvit", {"pool": "cls", "heads": 8}, "--heads 8, but the number of heads in the head mixing", ""),
         ("vp_deepvit", {"pool": "cls", "image_size": 64}, "--image-size 64 contradicts the file", ""),
-        ("vp_deepvit", {"pool": "cls", "channels": 1}, r"takes 192 values of a patch .* expected 1·p·p", "type the"),
+        (
+            "vp_deepvit",
+            {"pool": "cls", "channels": 1},
+            r"takes 192 values of a patch .* expected 1·p·p",
+            "omit --channels",
+        ),
         ("vp_vit", {}, "does not determine the number of attention heads", "type --heads N with the number"),
         ("vp_vit", {"heads": 5}, "is not a multiple of 5 heads", "type --heads"),
         ("vp_vit", {"heads": 4, "pool": "mean"}, "--pool mean, but the class token has the shape of the latest", ""),
