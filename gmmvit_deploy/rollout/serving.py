@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 from gmmvit_deploy.artifacts import open_bundle
-from gmmvit_deploy.errors import MissingDependencyError
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.rollout.service import Rollouts, first_bundle
 from gmmvit_deploy.rollout.slots import Slots
 from gmmvit_deploy.rollout.state import State
-from gmmvit_deploy.serving.gateway.options import Front, GatewaySettings
+from gmmvit_deploy.serving.gateway.options import GatewaySettings
 from gmmvit_deploy.serving.gateway.service import Gateway, behind_gateway
 from gmmvit_deploy.serving.installs import find_server
 from gmmvit_deploy.serving.model_configs import CpuKernels
 from gmmvit_deploy.serving.server import ServerOptions
-from gmmvit_deploy.serving.service import FrontKeeper
+from gmmvit_deploy.serving.service import start_gateway
 from gmmvit_deploy.serving.signals import Signals
 
 __all__ = ["serve_with_state"]
@@ -74,12 +73,8 @@ def serve_with_state(
         if signals.any_seen():
             return
         on_progress(Progress("start the gateway"))
-        keeper = _front(gateway, settings, note, opened)
-        opened.callback(gateway.stop)
-        front = None if keeper is None else Front(port=keeper.port, secret=keeper.secret)
-        gateway.start(slots.server, front=front, sources={"server": slots.metrics_text}, rollouts=True)
-        if keeper is not None:
-            keeper.wait_ready()
+        sources = {"server": slots.metrics_text}
+        keeper = start_gateway(gateway, slots.server, opened, note=note, sources=sources, rollouts=True)
         opened.enter_context(Rollouts(slots, state, on_log_line=note))
         on_ready(gateway, slots)
         while not signals.any_seen():
@@ -88,14 +83,3 @@ def serve_with_state(
             if keeper is not None:
                 keeper.step()
             time.sleep(_POLL_S)
-
-
-def _front(
-    gateway: Gateway, settings: GatewaySettings, note: Callable[[str], None], opened: ExitStack
-) -> FrontKeeper | None:
-    with suppress(MissingDependencyError):
-        keeper = FrontKeeper(gateway.internal_url, settings, on_log_line=note)
-        opened.callback(keeper.stop)
-        return keeper
-    note("POST /classify is not offered: the packages of the extra serve are not installed")
-    return None

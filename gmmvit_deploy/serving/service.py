@@ -7,7 +7,7 @@ GatewayService    server + supervisor on loopback, and in front of it HAProxy an
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
@@ -15,13 +15,14 @@ from types import TracebackType
 from gmmvit_deploy.errors import MissingDependencyError, ServerError
 from gmmvit_deploy.serving.front.options import DEFAULT_BUFFERED_BYTES, FrontOptions
 from gmmvit_deploy.serving.front.process import FrontProcess, start_front
+from gmmvit_deploy.serving.gateway.models import read_models
 from gmmvit_deploy.serving.gateway.options import Front, GatewaySettings
 from gmmvit_deploy.serving.gateway.service import Gateway, behind_gateway
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.supervisor import Supervisor
 from gmmvit_deploy.serving.supervisor_metrics import MetricsEndpoint
 
-__all__ = ["BareService", "FrontKeeper", "GatewayService", "Service"]
+__all__ = ["BareService", "FrontKeeper", "GatewayService", "Service", "start_gateway"]
 
 _LOOPBACK = "127.0.0.1"
 _MOST_FRONT_RESTARTS = 20
@@ -108,7 +109,8 @@ class BareService(Service):
         self._opened.close()
 
     def kill_now(self) -> None:
-        self.server.kill_now()
+        if self._supervisor is not None:
+            self._supervisor.server.kill_now()
 
 
 class GatewayService(Service):
@@ -150,18 +152,8 @@ class GatewayService(Service):
         server.start(cancelled=cancelled)
         if cancelled():
             return
-        try:
-            self.front = FrontKeeper(self.gateway.internal_url, self.gateway.settings, on_log_line=self._note)
-        except MissingDependencyError as exc:
-            self._note(f"POST /classify is not offered: {exc}")
-        front = None
-        if self.front is not None:
-            self._opened.callback(self.front.stop)
-            front = Front(port=self.front.port, secret=self.front.secret)
-        self._opened.callback(self.gateway.stop)
-        self.gateway.start(server, front=front, sources={"supervisor": self._supervisor.metrics.text})
-        if self.front is not None:
-            self.front.wait_ready()
+        sources = {"supervisor": self._supervisor.metrics.text}
+        self.front = start_gateway(self.gateway, server, self._opened, note=self._note, sources=sources)
 
     def run(self, stopped: Callable[[], bool]) -> None:
         if self._supervisor is not None:
@@ -178,7 +170,42 @@ class GatewayService(Service):
 
     def kill_now(self) -> None:
         self.gateway.kill_now()
-        self.server.kill_now()
+        if self._supervisor is not None:
+            self._supervisor.server.kill_now()
+
+
+def start_gateway(
+    gateway: Gateway,
+    server: TritonServer,
+    opened: ExitStack,
+    *,
+    note: Callable[[str], None],
+    sources: Mapping[str, Callable[[], str]],
+    rollouts: bool = False,
+) -> FrontKeeper | None:
+    """Start the gateway in front of a ready server, with the front if it can answer; both end with ``opened``.
+
+    Returns the front, or None if no model takes encoded images or a package of the front is not installed; ``note``
+    gets the reason.
+    sources, rollouts: as for `Gateway.start`.
+    Errors: those of `Gateway.start`, and ServerError when the front does not start.
+    """
+    keeper: FrontKeeper | None = None
+    model = read_models(server.repository).ensemble
+    if model:
+        try:
+            keeper = FrontKeeper(gateway.internal_url, model, gateway.settings, on_log_line=note)
+        except MissingDependencyError as exc:
+            note(f"POST /classify is not offered: {exc}")
+    else:
+        note("POST /classify is not offered: no model of the repository takes encoded images")
+    if keeper is not None:
+        opened.callback(keeper.stop)
+    opened.callback(gateway.stop)
+    gateway.start(server, front=keeper.front if keeper else None, sources=sources, rollouts=rollouts)
+    if keeper is not None:
+        keeper.wait_ready()
+    return keeper
 
 
 class FrontKeeper:
@@ -187,16 +214,19 @@ class FrontKeeper:
     port: the port on 127.0.0.1.  secret: the value of `FRONT_HEADER` in each request from the gateway.
     """
 
-    def __init__(self, triton_http_url: str, settings: GatewaySettings, *, on_log_line: Callable[[str], None]) -> None:
+    def __init__(
+        self, triton_http_url: str, model: str, settings: GatewaySettings, *, on_log_line: Callable[[str], None]
+    ) -> None:
         """Start the front, which is ready as soon as the gateway runs.
 
-        triton_http_url: where the front sends its requests to Triton.
+        triton_http_url: where the front sends its requests to Triton.  model: the ensemble that takes encoded images.
         Errors: MissingDependencyError when a package of the extra ``serve`` is not installed.
         """
         self.secret = secrets.token_hex(16)
         self._url = triton_http_url
         self._options = FrontOptions(
             triton_url=triton_http_url,
+            model=model,
             max_body_bytes=settings.max_body_bytes,
             max_buffered_bytes=max(DEFAULT_BUFFERED_BYTES, settings.max_body_bytes),
         )
@@ -204,6 +234,11 @@ class FrontKeeper:
         self._restarts = 0
         self._front: FrontProcess = start_front(triton_http_url, 0, self.secret, options=self._options)
         self.port = self._front.port
+
+    @property
+    def front(self) -> Front:
+        """What the gateway must know about the front."""
+        return Front(port=self.port, secret=self.secret)
 
     def wait_ready(self) -> None:
         """Wait until the front answers.  Errors: ServerError when it does not start."""

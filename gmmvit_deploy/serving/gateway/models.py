@@ -27,12 +27,14 @@ _RAW_ROW_BYTES = 64 * 1024
 class ServedModels:
     """names: of all models.  bundle: the SHA-256 of their bundle, or "" if the configurations state none or several.
     health: the request that checks a server.  row_bytes: the size of the largest input of fixed shape.
+    ensemble: the model that takes encoded images, or "".
     """
 
     names: tuple[str, ...]
     bundle: str
     health: HealthCheck
     row_bytes: int
+    ensemble: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,7 @@ def read_models(path: Path, *, name: str = "gmmvit") -> ServedModels:
         bundle=bundles.pop() if len(bundles) == 1 else "",
         health=_health(configs),
         row_bytes=max(_row_bytes(config) for config in configs),
+        ensemble=next((config.name for config in configs if _takes_images(config)), ""),
     )
 
 
@@ -96,10 +99,14 @@ def _row_bytes(config: Any) -> int:
     return int(_BYTES.get(name, 0) * math.prod(config.input[0].dims))
 
 
+def _takes_images(config: Any) -> bool:
+    return config.platform == "ensemble" and [tensor.name for tensor in config.input] == [IMAGE_INPUT]
+
+
 def _health(configs: Sequence[Any]) -> HealthCheck:
     """Return a check that runs the network: with an image through the ensemble, else with a tensor."""
     for config in configs:
-        if config.platform == "ensemble" and [tensor.name for tensor in config.input] == [IMAGE_INPUT]:
+        if _takes_images(config):
             return _check_of_ensemble(config.name)
     rows = {config.name: _row_bytes(config) for config in configs}
     for name, size in rows.items():
