@@ -17,31 +17,43 @@ from tests.golden_files import MANIFEST
 
 __all__ = ["MATRIX", "mark_matrix", "representatives"]
 
-MATRIX = frozenset(
-    {
-        "tests/export/test_bundle.py::test_eager_is_rebuilt_from_the_bundle_alone",
-        "tests/export/test_bundle.py::test_golden_logits_through_onnxruntime",
-        "tests/export/test_bundle.py::test_mask_hashes_are_those_of_the_trained_module_and_the_graph",
-        "tests/families/test_contract.py::test_blocks_are_listed_in_the_order_in_which_the_graph_runs_them",
-        "tests/families/test_contract.py::test_each_precision_exports",
-        "tests/families/test_contract.py::test_every_node_declares_its_role",
-        "tests/families/test_contract.py::test_exports_and_reopens",
-        "tests/families/test_contract.py::test_kernel_takes_each_attention_or_gives_a_reason",
-        "tests/families/test_contract.py::test_usual_mistakes_are_caught_by_name",
-        "tests/families/test_counts.py::test_every_preset_runs_at_both_sizes",
-        "tests/families/test_golden_runtimes.py::test_int8_in_openvino",
-        "tests/families/test_golden_runtimes.py::test_onnxruntime",
-        "tests/families/test_golden_runtimes.py::test_openvino",
-        "tests/families/test_golden_runtimes.py::test_our_kernels",
-        "tests/families/test_golden_runtimes.py::test_the_kernels_take_the_attentions_of_the_table",
-        "tests/families/test_planted_mistakes.py::test_a_planted_mistake_is_caught_and_named",
-        "tests/families/test_precisions.py::test_each_precision_exports",
-        "tests/parity/test_check.py::test_right_runners_pass",
-        "tests/pictures/test_every_system.py::test_the_attention_is_drawn_or_the_reason_is_stated",
-        "tests/pictures/test_every_system.py::test_the_report_draws_every_step",
-        "tests/pictures/test_masks.py::test_reports_of_every_golden_checkpoint",
-    }
-)
+MATRIX: dict[str, tuple[str, ...]] = {
+    "tests/bench/test_scripts.py::test_the_eager_baseline_gives_the_released_logits": (),
+    "tests/cli/test_presets.py::test_presets_of_224_pixels": ("family",),
+    "tests/engines/test_build.py::test_every_attention_of_every_family_is_one_kernel": ("name",),
+    "tests/export/test_bundle.py::test_eager_is_rebuilt_from_the_bundle_alone": (),
+    "tests/export/test_bundle.py::test_golden_logits_through_onnxruntime": (),
+    "tests/export/test_bundle.py::test_mask_hashes_are_those_of_the_trained_module_and_the_graph": (),
+    "tests/families/test_contract.py::test_blocks_are_listed_in_the_order_in_which_the_graph_runs_them": (),
+    "tests/families/test_contract.py::test_each_precision_exports": (),
+    "tests/families/test_contract.py::test_every_node_declares_its_role": (),
+    "tests/families/test_contract.py::test_exports_and_reopens": (),
+    "tests/families/test_contract.py::test_kernel_takes_each_attention_or_gives_a_reason": (),
+    "tests/families/test_contract.py::test_usual_mistakes_are_caught_by_name": (),
+    "tests/families/test_counts.py::test_every_preset_runs_at_both_sizes": (),
+    "tests/families/test_golden_runtimes.py::test_int8_in_openvino": (),
+    "tests/families/test_golden_runtimes.py::test_onnxruntime": (),
+    "tests/families/test_golden_runtimes.py::test_openvino": (),
+    "tests/families/test_golden_runtimes.py::test_our_kernels": (),
+    "tests/families/test_golden_runtimes.py::test_the_kernels_take_the_attentions_of_the_table": (),
+    "tests/families/test_planted_mistakes.py::test_a_planted_mistake_is_caught_and_named": (),
+    "tests/families/test_precisions.py::test_each_precision_exports": (),
+    "tests/frozen/test_frozen.py::test_exported_graph_is_the_frozen_graph": (),
+    "tests/frozen/test_frozen.py::test_mistakes_keep_their_names": (),
+    "tests/frozen/test_frozen.py::test_quantised_engine_form_is_the_frozen_graph": (),
+    "tests/graphs/test_proof.py::test_no_two_large_constants_are_equal": (),
+    "tests/graphs/test_roles.py::test_attentions_have_the_names_of_their_modules": (),
+    "tests/graphs/test_roles.py::test_every_node_of_every_family_has_a_role_in_the_policy": (),
+    "tests/graphs/test_roles.py::test_what_families_declare_is_what_the_rules_see": (),
+    "tests/kernels/test_matcher.py::test_what_the_kernel_takes_of_every_family": (),
+    "tests/kernels/test_masked_attention.py::test_the_fused_graph_gives_the_same_answers": ("name",),
+    "tests/kernels/test_onnxruntime_attention.py::test_the_fused_graph_gives_the_same_answers": ("name",),
+    "tests/parity/test_check.py::test_right_runners_pass": (),
+    "tests/pictures/test_every_system.py::test_the_attention_is_drawn_or_the_reason_is_stated": (),
+    "tests/pictures/test_every_system.py::test_the_report_draws_every_step": (),
+    "tests/pictures/test_masks.py::test_reports_of_every_golden_checkpoint": (),
+}
+"""Test → the parameters by which cases are chosen; empty for all parameters."""
 
 
 def kinds_of(value: Any) -> set[Hashable]:
@@ -90,7 +102,8 @@ def mark_matrix(items: Iterable[pytest.Item]) -> None:
         name = item.nodeid.partition("[")[0]
         if name in MATRIX and not _skipped(item):
             cases[name].append(item)
-    for group in cases.values():
-        kept = representatives([item.callspec.params for item in group])  # type: ignore[attr-defined]
+    for name, group in cases.items():
+        params = [item.callspec.params for item in group]  # type: ignore[attr-defined]
+        kept = representatives([{key: case[key] for key in MATRIX[name] or case} for case in params])
         for index in set(range(len(group))) - set(kept):
             group[index].add_marker(pytest.mark.matrix)
