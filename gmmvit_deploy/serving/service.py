@@ -208,7 +208,9 @@ def start_gateway(
         opened.callback(keeper.stop)
     opened.callback(gateway.stop)
     log = gateway.settings.access_log
-    own = {"filesystems": partial(filesystem_metrics, () if log is None else (log.absolute().parent,))}
+    own: dict[str, Callable[[], str]] = {
+        "filesystems": partial(filesystem_metrics, () if log is None else (log.absolute().parent,))
+    }
     if keeper is not None:
         own["front"] = keeper.metrics_text
     gateway.start(server, front=keeper.front if keeper else None, sources={**own, **sources}, rollouts=rollouts)
