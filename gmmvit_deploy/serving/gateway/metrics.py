@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import http.client
-import re
 import socket
-import ssl
 import threading
 import urllib.request
 from collections.abc import Callable, Mapping
@@ -13,11 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
 
-from gmmvit_deploy.errors import ServerError
-from gmmvit_deploy.serving.gateway.haproxy import HAProxy
-from gmmvit_deploy.serving.metric_text import metric_text
-
-__all__ = ["MetricsServer", "certificate_metric", "text_from_socket", "text_from_url"]
+__all__ = ["MetricsServer", "text_from_socket", "text_from_url"]
 
 _TIMEOUT_S = 5.0
 # The sources run on this machine, so requests to them must bypass a proxy that environment variables name.
@@ -41,20 +35,6 @@ def text_from_socket(path: Path, target: str) -> str:
         return connection.getresponse().read().decode(errors="replace")
     finally:
         connection.close()
-
-
-def certificate_metric(haproxy: HAProxy) -> str:
-    """Return the time at which the certificate of a running HAProxy expires; "" without TLS or without an answer."""
-    try:
-        answer = haproxy.command("show ssl cert tls.pem")
-    except ServerError:
-        return ""
-    match = re.search(r"^not ?after: (.+)$", answer, re.MULTILINE | re.IGNORECASE)
-    if match is None:
-        return ""
-    expiry = ssl.cert_time_to_seconds(match[1].strip())
-    meaning = "Unix time at which the certificate of the gateway expires"
-    return metric_text("gmmvit_gateway_certificate_expiry_seconds", "gauge", meaning, [("", expiry)])
 
 
 class MetricsServer:

@@ -25,17 +25,13 @@ from typing import Any
 
 from gmmvit_deploy.errors import GmmvitError, ServerError
 from gmmvit_deploy.leftovers import new_run_folder, remove_run_folder
+from gmmvit_deploy.serving.gateway.certificate import certificate_metric
 from gmmvit_deploy.serving.gateway.config import EXPORTER_PATH
 from gmmvit_deploy.serving.gateway.files import gateway_options, tls_pem, write_files
 from gmmvit_deploy.serving.gateway.haproxy import HAProxy, find_haproxy, opened_log
 from gmmvit_deploy.serving.gateway.keys import map_text, read_keys
 from gmmvit_deploy.serving.gateway.listeners import opened_listeners
-from gmmvit_deploy.serving.gateway.metrics import (
-    MetricsServer,
-    certificate_metric,
-    text_from_socket,
-    text_from_url,
-)
+from gmmvit_deploy.serving.gateway.metrics import MetricsServer, text_from_socket, text_from_url
 from gmmvit_deploy.serving.gateway.models import read_models
 from gmmvit_deploy.serving.gateway.options import Front, GatewayFiles, GatewayOptions, GatewaySettings
 from gmmvit_deploy.serving.gateway.places import Places, first_upstreams
