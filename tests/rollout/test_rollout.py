@@ -216,6 +216,21 @@ def test_an_abort_goes_back(service: Service, bundles: dict[str, Bundle]) -> Non
     assert "no rollout is running" in next(iter(send_order(service.state, {"order": "abort"})))["error"]
 
 
+def test_the_metrics_count_rollouts(service: Service, bundles: dict[str, Bundle]) -> None:
+    before = rollout_metrics(service)
+    assert "error" in service.order(bundle=str(bundles["labels"].path))  # a contract change
+    after = rollout_metrics(service)
+    assert after.pop("gmmvit_rollout_running") == 0
+    assert after['gmmvit_rollouts_total{result="failed"}'] == before['gmmvit_rollouts_total{result="failed"}'] + 1
+    assert after['gmmvit_rollouts_total{result="promoted"}'] == before['gmmvit_rollouts_total{result="promoted"}']
+
+
+def rollout_metrics(service: Service) -> dict[str, float]:
+    lines = request(service.where["metrics"], "/metrics").body.decode().splitlines()
+    samples = [line.rpartition(" ") for line in lines if line.startswith("gmmvit_rollout")]
+    return {name: float(value) for name, _, value in samples}
+
+
 def test_after_a_restart_the_service_serves_the_promoted_bundle(service: Service, bundles: dict[str, Bundle]) -> None:
     """The last test that uses the service: it stops the service."""
     before = promoted(service)
