@@ -298,11 +298,11 @@ class TestOwnGateway:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (["gateway", "MODELS"], "--gateway needs --keys FILE"),
+            (["gateway", "MODELS"], "a gateway needs --keys FILE"),
             (["gateway", "MODELS", "--keys", "KEYS", "--ports", "1,2"], "--ports: expected three ports"),
             (["gateway", "MODELS", "--keys", "KEYS", "--listen", "10.0.0.1"], "--listen 10.0.0.1 without TLS"),
             (["serve", "MODELS", "--keys", "KEYS"], "--keys needs --gateway"),
-            (["serve", "MODELS", "--gateway"], "--gateway needs --keys FILE"),
+            (["serve", "MODELS", "--gateway"], "a gateway needs --keys FILE"),
             (["serve", "MODELS", "--gateway", "--keys", "KEYS", "--host", "10.0.0.1"], "--host and --gateway exclude"),
             (["serve", "MODELS", "--host", "10.0.0.1"], "--host 10.0.0.1: other machines could send requests"),
         ],

@@ -39,7 +39,7 @@ MOST_JSON_HEADER_BYTES = 4096
 """The maximum size of the JSON in front of binary tensors.  The JSON of a classifier's request has about 300 bytes."""
 EXPORTER_PATH = "/metrics?scope=frontend&scope=backend&scope=server"
 _HEALTH_INTERVAL_S = 1
-_DEEPEST_ARRAY = 5  # batch, height, width, channels, and one more
+_DEEPEST_ARRAY = 5  # batch, height, width, channels, and a level in reserve
 
 
 def config_text(options: GatewayOptions) -> str:
@@ -107,6 +107,7 @@ def _http(options: GatewayOptions) -> list[str]:
         bind_line(options.http_bind, options, alpn="h2,http/1.1"),
         *arrival("http", options),
         "http-request set-var(txn.model) path,field(4,/)",
+        f"http-request unset-var(txn.model) if !{{ var(txn.model) -m str {' '.join(options.models)} }}",
         "acl get method GET",
         "acl post method POST",
         f"acl infer path_reg '^/v2/models/({models}){version}/infer$'",
