@@ -9,7 +9,7 @@ from benchmarks.shared.results import best_straight_of, by_family, by_run, cross
 from benchmarks.shared.tables_costs import cost_tables
 from benchmarks.shared.tables_engines import engines_table, head_dims_table, systems_table
 from benchmarks.shared.tables_gateway import gateway_cost_table, overload_table
-from benchmarks.shared.tables_rollout import rollout_table
+from benchmarks.shared.tables_rollout import rollout_table, soak_table
 from benchmarks.shared.tables_serving import hostile_table, image_bombs_table
 from benchmarks.shared.timm_architectures import ARCHITECTURES
 
@@ -31,11 +31,12 @@ SHOWN = {
     "hostile": ("hostile",),
     "image_bombs": ("image_bombs",),
     "rollout": ("rollout",),
+    "soak": ("soak",),
 }
 """Script → markers of the script's tables on the page of results.
 
 The tables of fastest_gpu exist only with results from a GPU, ``engine_systems`` only with results of a system, and
-``image_bombs`` and ``rollout`` only with a result."""
+``image_bombs``, ``rollout`` and ``soak`` only with a result."""
 
 
 def documented_tables() -> dict[str, str]:
@@ -74,7 +75,8 @@ def page_tables() -> dict[str, str]:
         "startup": startup_table(result("reported/startup")),
         "hostile": hostile_table(by_run("reported/hostile")),
     }
-    for name, table in {"image_bombs": image_bombs_table, "rollout": rollout_table}.items():
+    long_runs = {"image_bombs": image_bombs_table, "rollout": rollout_table, "soak": soak_table}
+    for name, table in long_runs.items():
         if (RESULTS / "reported" / f"{name}.json").exists():
             tables[name] = table(result(f"reported/{name}"))
     gpu = by_family("reported/fastest_gpu")

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from benchmarks.reported import soak
 from benchmarks.shared.checked_load import CheckedLoad
 from benchmarks.shared.state_service import ORDER, StateService
 from gmmvit_deploy.artifacts import Bundle
@@ -48,7 +49,7 @@ def bundles(shared: Path, bundle: Bundle) -> dict[str, Bundle]:
 def service(tmp_path_factory: pytest.TempPathFactory, bundles: dict[str, Bundle]) -> Iterator[StateService]:
     require_haproxy()
     folder = tmp_path_factory.mktemp("rollout")
-    running = StateService(folder, key_file(folder), str(bundles["gmm"].path))
+    running = StateService(folder, key_file(folder), str(bundles["gmm"].path), "--max-body", str(soak.MAX_BODY_BYTES))
     yield running
     running.kill()
 
@@ -171,6 +172,13 @@ def test_an_abort_goes_back(service: StateService, bundles: dict[str, Bundle]) -
     assert results[0]["error"] == "the rollout was aborted"
     assert promoted(service) == before
     assert "no rollout is running" in next(iter(send_order(service.state, {"order": "abort"})))["error"]
+
+
+def test_a_short_soak_sees_every_process_and_no_growth(service: StateService, bundles: dict[str, Bundle]) -> None:
+    served = next(each for each in bundles.values() if each.sha256 == promoted(service))
+    limit = soak.MAX_BODY_BYTES
+    result = soak.measured(service, served, seconds=8, rate=60, key=KEY, max_body_bytes=limit)
+    assert soak.problems(result) == [], result["examples"]
 
 
 def test_after_a_restart_the_service_serves_the_promoted_bundle(
