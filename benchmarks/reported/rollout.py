@@ -55,7 +55,7 @@ def plan(count: int) -> list[str]:
 
 
 def written_bundles(folder: Path) -> dict[str, Bundle]:
-    """Export the bundles.  Errors: SystemExit when a wrong answer could not be told from a right answer."""
+    """Export the bundles.  Errors: SystemExit when wrong and right answers cannot be distinguished."""
     models = {
         "first": random_vit(depth=DEPTH),
         "second": fine_tuned(random_vit(depth=DEPTH), share=0.01),

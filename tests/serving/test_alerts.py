@@ -20,6 +20,10 @@ _JOB = 'job="gmmvit",instance="a:8002"'
 _HTTP = f'haproxy_frontend_http_requests_total{{{_JOB},proxy="http"}}'
 _GRPC = f'haproxy_frontend_http_requests_total{{{_JOB},proxy="grpc"}}'
 _HTTP_5XX = f'haproxy_frontend_http_responses_total{{{_JOB},proxy="http",code="5xx"}}'
+_HTTP_4XX = f'haproxy_frontend_http_responses_total{{{_JOB},proxy="http",code="4xx"}}'
+_HEALTH, _GRPC_REFUSED = (
+    f'haproxy_frontend_intercepted_requests_total{{{_JOB},proxy="{proxy}"}}' for proxy in ("http", "grpc")
+)
 _TRITON_5XX = f'haproxy_server_http_responses_total{{{_JOB},proxy="triton_http",server="triton",code="5xx"}}'
 _GRPC_LATE = f'haproxy_backend_connection_errors_total{{{_JOB},proxy="triton_grpc"}}'
 _TRIED = f'nv_inference_request_success{{{_JOB},model="gmmvit_network",version="1"}}'
@@ -114,8 +118,10 @@ CASES: dict[str, list[tuple[dict[str, str], bool]]] = {
         (_slow("gmmvit_preprocess", "0.99", 2_000_000), False),  # large images
     ],
     "GmmvitManyRefused": [
-        ({_HTTP: "0+600x30", f'haproxy_frontend_intercepted_requests_total{{{_JOB},proxy="http"}}': "0+400x30"}, True),
-        ({_HTTP: "0+600x30", f'haproxy_frontend_intercepted_requests_total{{{_JOB},proxy="http"}}': "0+60x30"}, False),
+        ({_HTTP: "0+600x30", _HTTP_4XX: "0+400x30", _GRPC_REFUSED: "0x30"}, True),
+        ({_GRPC: "0+600x30", _HTTP_4XX: "0x30", _GRPC_REFUSED: "0+400x30"}, True),
+        ({_HTTP: "0+600x30", _HTTP_4XX: "0+60x30", _GRPC_REFUSED: "0x30"}, False),
+        ({_HTTP: "0+600x30", _HTTP_4XX: "0x30", _GRPC_REFUSED: "0x30", _HEALTH: "0+600x30"}, False),
     ],
     "GmmvitReloadFailed": [
         ({_counter("gateway_reload_failed"): "0x10 1x20"}, True),
