@@ -174,6 +174,21 @@ def test_an_abort_goes_back(service: StateService, bundles: dict[str, Bundle]) -
     assert "no rollout is running" in next(iter(send_order(service.state, {"order": "abort"})))["error"]
 
 
+def test_the_metrics_count_rollouts(service: StateService, bundles: dict[str, Bundle]) -> None:
+    before = rollout_metrics(service)
+    assert "error" in service.order(bundle=str(bundles["labels"].path))  # a contract change
+    after = rollout_metrics(service)
+    assert after.pop("gmmvit_rollout_running") == 0
+    assert after['gmmvit_rollouts_total{result="failed"}'] == before['gmmvit_rollouts_total{result="failed"}'] + 1
+    assert after['gmmvit_rollouts_total{result="promoted"}'] == before['gmmvit_rollouts_total{result="promoted"}']
+
+
+def rollout_metrics(service: StateService) -> dict[str, float]:
+    lines = request(service.where["metrics"], "/metrics").body.decode().splitlines()
+    samples = [line.rpartition(" ") for line in lines if line.startswith("gmmvit_rollout")]
+    return {name: float(value) for name, _, value in samples}
+
+
 def test_a_short_soak_sees_every_process_and_no_growth(service: StateService, bundles: dict[str, Bundle]) -> None:
     served = next(each for each in bundles.values() if each.sha256 == promoted(service))
     limit = soak.MAX_BODY_BYTES

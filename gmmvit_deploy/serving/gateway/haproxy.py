@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from gmmvit_deploy.errors import OutputError, ServerError
+from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.serving.gateway.sessions import CommandSession
 
 __all__ = ["INSTALL_HAPROXY", "HAProxy", "check_config", "find_haproxy", "haproxy_version"]
@@ -131,14 +131,18 @@ class HAProxy:
 
     def _read_log(self, process: subprocess.Popen[str]) -> None:
         for line in process.stderr or ():
-            if line.startswith("[NOTICE]") or "stopped (cumulated" in line:  # at each start and each end
-                continue
-            self._lines.append(line.rstrip("\n"))
-            if self._on_log_line is not None:
-                try:
-                    self._on_log_line(line.rstrip("\n"))
-                except (OSError, ValueError):  # on_log_line prints to a closed pipe
-                    self._on_log_line = None
+            self.add_line(line.rstrip("\n"))
+
+    def add_line(self, line: str) -> None:
+        """Keep a message of HAProxy, and pass it on; messages about each start and each end are left out."""
+        if line.startswith("[NOTICE]") or "stopped (cumulated" in line:
+            return
+        self._lines.append(line)
+        if self._on_log_line is not None:
+            try:
+                self._on_log_line(line)
+            except (OSError, ValueError):  # on_log_line prints to a closed pipe
+                self._on_log_line = None
 
     def hand_over(self, timeout_s: float = 20.0) -> None:
         """Let a new process with the configuration of now take over the listening sockets.
@@ -217,11 +221,3 @@ def _end(process: subprocess.Popen[str]) -> None:
         except subprocess.TimeoutExpired:
             continue
         return
-
-
-def opened_log(path: Path) -> int:
-    """Open the access log to append to it, and return the file descriptor.  Errors: OutputError."""
-    try:
-        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
-    except OSError as exc:
-        raise OutputError(f"{path}: cannot open this file for the access log: {exc.strerror}") from exc
