@@ -1,6 +1,7 @@
 """The servers of a service, behind the gateway: the served server, and during a rollout a new server beside it.
 
-The gateway knows two places, ``blue`` and ``green``. The served server is in the one, the new server in the other.
+The gateway knows two places, ``blue`` and ``green``. The served server takes a place; during a rollout, the new server
+takes the other place.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import http.client
 import json
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ import pytest
 import tritonclient.grpc
 
 from gmmvit_deploy.serving import draining
-from gmmvit_deploy.serving.draining import Drain, _is_idle, _Traffic
+from gmmvit_deploy.serving.draining import _is_idle, _Traffic
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS
 from tests.serving.commands import Serve
@@ -176,21 +177,47 @@ def test_an_idle_connection_does_not_hold_up_the_exit(tmp_path: Path) -> None:
     connection.close()
 
 
+WITHOUT_PIDFD_GETFD = """
+import ctypes, errno, os, struct, sys
+PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, GETFD = 38, 22, 2, 438
+program = b"".join(struct.pack("HBBI", *line) for line in (
+    (0x20, 0, 0, 0),  # load the number of the system call
+    (0x15, 0, 1, GETFD),
+    (0x06, 0, 0, 0x00050000 | errno.EPERM),  # SECCOMP_RET_ERRNO
+    (0x06, 0, 0, 0x7FFF0000),  # SECCOMP_RET_ALLOW
+))
+held = ctypes.create_string_buffer(program)
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+rules = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(held))
+assert libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, rules, 0, 0) == 0, os.strerror(ctypes.get_errno())
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+"""Runs Python where Linux refuses pidfd_getfd(2) with EPERM, as the rules of some containers do."""
+
+
 @pytest.mark.server
-def test_where_the_sockets_are_not_accessible_the_log_states_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in a container whose rules forbid pidfd_getfd(2)."""
-
-    def refused(*_: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(Drain, "_duplicate", refused)
-    lines: list[str] = []
-    models = write_stand_in(tmp_path / "models")
-    with TritonServer(models, options=ServerOptions(**FREE_PORTS), on_log_line=lines.append):
-        pass
-    assert any("the sockets of the server are not accessible (Operation not permitted)" in line for line in lines)
+def test_where_the_sockets_are_not_accessible(tmp_path: Path) -> None:
+    """The log states it, and requests that were read are answered all the same."""
+    models = write_stand_in(tmp_path / "models", delay_s=0.5)
+    log = tmp_path / "log"
+    running = Serve(models, "--log", str(log), before=(sys.executable, "-c", WITHOUT_PIDFD_GETFD))
+    clients = Clients(running.ready())
+    thread = threading.Thread(target=clients.grpc)
+    thread.start()
+    while not clients.outcomes:
+        time.sleep(0.01)
+    time.sleep(0.2)  # the next request is in the server
+    running.process.send_signal(signal.SIGTERM)
+    signalled = time.monotonic()
+    status, errors = running.end(timeout_s=60)
+    clients.done.set()
+    thread.join(timeout=30)
+    assert status == 0, errors
+    assert "Traceback" not in errors
+    assert "the sockets of the server are not accessible (Operation not permitted)" in log.read_text()
+    assert {outcome for _, _, outcome in clients.outcomes} <= {"200", "StatusCode.UNAVAILABLE", "StatusCode.NOT_FOUND"}
+    assert next(outcome for when, _, outcome in clients.outcomes if when > signalled) == "200"
 
 
 def test_the_filter_drops_what_a_client_sends_and_nothing_else() -> None:

@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -28,9 +29,10 @@ from benchmarks.shared import stand_in
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, OutputError, ServerError
 from gmmvit_deploy.serving.gateway.options import Front, GatewaySettings
-from gmmvit_deploy.serving.gateway.service import Gateway, behind_gateway, open_service
+from gmmvit_deploy.serving.gateway.service import Gateway, behind_gateway
 from gmmvit_deploy.serving.repository import Repository
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+from gmmvit_deploy.serving.service import GatewayService
 from tests.conftest import FREE_PORTS
 from tests.serving.gateways import (
     KEY,
@@ -529,6 +531,40 @@ class TestObservability:
         assert {"client": "-", "grpc_status": "16"}.items() <= refused_grpc.items()
         assert KEY not in gateway.settings.access_log.read_text()
 
+    def test_every_line_is_json_whatever_clients_send(self, open_gateway: Open, tmp_path: Path) -> None:
+        cert, key = certificate(tmp_path)
+        gateway = open_gateway(tls_cert=cert, tls_key=key)
+        context = ssl.create_default_context(cafile=str(cert))
+        bearer = f"Authorization: Bearer {KEY}\r\n".encode()
+        sent = [
+            b'GET /v2/models/"x"/ready HTTP/1.1\r\nHost: x\r\n' + bearer + b"\r\n",
+            b"GET /v2/models/" + b"m" * 20_000 + b"/ready HTTP/1.1\r\nHost: x\r\n" + bearer + b"\r\n",
+            b"GET /" + b'\\"\x01' * 3000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+            b"GET /%00%22%0a" + "é".encode() * 3000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+            b"M" * 9000 + b" / HTTP/1.1\r\nHost: x\r\n\r\n",
+            b'"}\r\n\r\n',
+            b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: no\r\n\r\n",
+        ]
+        for data in sent:
+            with (
+                socket.create_connection(("127.0.0.1", gateway.http_port), timeout=20) as plain,
+                context.wrap_socket(plain, server_hostname="localhost") as connection,
+            ):
+                connection.sendall(data)
+                connection.recv(100)
+        for data in (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x00\x05hello"):  # no TLS, broken TLS
+            with socket.create_connection(("127.0.0.1", gateway.http_port), timeout=20) as plain:
+                plain.sendall(data)
+                plain.recv(100)
+        lines = log_lines(gateway, len(sent) + 2)
+        assert len(lines) == len(sent) + 2
+        for line in lines:
+            print(line)
+        assert [line["model"] for line in lines[:2]] == ["-", "-"]
+        assert [line["refused"] for line in lines[-3:]] == ["malformed_request", *["SSL handshake failure"] * 2]
+        gateway.stop()
+        assert len([json.loads(line) for line in gateway.settings.access_log.read_text().splitlines()]) == len(lines)
+
     def test_all_metrics_on_a_single_port(self, gateway: Gateway, pixels: np.ndarray) -> None:
         body, headers = binary_request("pixels", pixels)
         request(gateway.http_url, INFER, body, headers=headers)
@@ -555,7 +591,9 @@ class TestReadiness:
         models = tmp_path / "models"
         shutil.copytree(repository.path, models)
         settings = GatewaySettings(keys=key_file(tmp_path), access_log=tmp_path / "access.log")
-        with open_service(models, settings, options=ServerOptions(**FREE_PORTS)) as (gateway, server):
+        with GatewayService(ServerOptions(**FREE_PORTS), settings) as service:
+            gateway, server = service.gateway, TritonServer(models, options=service.server_options)
+            service.start(server, cancelled=lambda: False)
             assert request(gateway.http_url, "/v2/health/ready", key=None).status == 200
             (worker,) = [
                 pid for pid, command in processes_naming(f"{models}/gmmvit_network").items() if "stub" in command
@@ -674,7 +712,9 @@ class TestCommand:
         assert process.returncode == 0, errors
         assert "Traceback" not in errors
         assert "gateway: reloaded 1 keys" in errors
-        assert [line[:1] for line in log.read_text().splitlines()].count("{") == 2
+        # HAProxy writes messages at its end; every line of the access log is JSON all the same.
+        assert [json.loads(line)["status"] for line in log.read_text().splitlines()] == [200, 401]
+        assert "cumulated" not in errors
         assert wait_gone(str(models)) == {}
         assert not Path(f"/proc/{where['gateway_pid']}").exists()
 

@@ -21,7 +21,7 @@ PIXELS = 8 * 8 * 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """Calls of a method, one after the other.
+    """Calls of a method, in sequence.
 
     method: the path.  messages: the bytes of the messages; with ``stream``, the messages of a single call.
     metadata: headers of the calls.  compressed: True to send gzip.

@@ -42,7 +42,7 @@ MOST_JSON_HEADER_BYTES = 4096
 EXPORTER_PATH = "/metrics?scope=frontend&scope=backend&scope=server"
 _HEALTH_INTERVAL_S = 1
 _JSON_START = f"req.body,bytes(0,{MOST_JSON_HEADER_BYTES})"
-_DEEPEST_ARRAY = 5  # batch, height, width, channels, and one more
+_DEEPEST_ARRAY = 5  # batch, height, width, channels, and a level in reserve
 
 
 def config_text(options: GatewayOptions) -> str:
@@ -110,6 +110,7 @@ def _http(options: GatewayOptions) -> list[str]:
         bind_line(options.http_bind, options, alpn="h2,http/1.1"),
         *arrival("http", options),
         "http-request set-var(txn.model) path,field(4,/)",
+        f"http-request unset-var(txn.model) if !{{ var(txn.model) -m str {' '.join(options.models)} }}",
         "acl get method GET",
         "acl post method POST",
         f"acl infer path_reg '^/v2/models/({models}){version}/infer$'",

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gmmvit_deploy.errors import OutputError, ServerError
+from gmmvit_deploy.errors import ServerError
 
 __all__ = ["INSTALL_HAPROXY", "HAProxy", "check_config", "find_haproxy", "haproxy_version"]
 
@@ -121,14 +121,18 @@ class HAProxy:
 
     def _read_log(self, process: subprocess.Popen[str]) -> None:
         for line in process.stderr or ():
-            if line.startswith("[NOTICE]") or "stopped (cumulated" in line:  # at each start and each end
-                continue
-            self._lines.append(line.rstrip("\n"))
-            if self._on_log_line is not None:
-                try:
-                    self._on_log_line(line.rstrip("\n"))
-                except (OSError, ValueError):  # on_log_line prints to a closed pipe
-                    self._on_log_line = None
+            self.add_line(line.rstrip("\n"))
+
+    def add_line(self, line: str) -> None:
+        """Keep a message of HAProxy, and pass it on; messages about each start and each end are left out."""
+        if line.startswith("[NOTICE]") or "stopped (cumulated" in line:
+            return
+        self._lines.append(line)
+        if self._on_log_line is not None:
+            try:
+                self._on_log_line(line)
+            except (OSError, ValueError):  # on_log_line prints to a closed pipe
+                self._on_log_line = None
 
     def last_words(self) -> str:
         return self._lines[-1] if self._lines else "HAProxy wrote no message"
@@ -176,11 +180,3 @@ class HAProxy:
         except OSError as exc:
             raise ServerError(f"HAProxy does not answer on {self._socket_path}: {exc}") from exc
         return b"".join(pieces).decode(errors="replace").strip()
-
-
-def opened_log(path: Path) -> int:
-    """Open the access log to append to it, and return the file descriptor.  Errors: OutputError."""
-    try:
-        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
-    except OSError as exc:
-        raise OutputError(f"{path}: cannot open this file for the access log: {exc.strerror}") from exc

@@ -42,6 +42,8 @@ MOST_BATCH = 999_999
 """Triton keeps the size of a batch in 32 bits: it computes 2**32 + 1 images as a single image."""
 UNKNOWN = "!{ var(txn.client) -m found }"
 _KEPT = "!{ var(txn.refused) -m found }"
+_MOST_PATH_BYTES = 1024
+"""The part of a path that the access log keeps: HAProxy would cut a longer line, and the rest would be no JSON."""
 _LOG = (
     '{"time":"%[date,utime(%Y-%m-%dT%H:%M:%SZ)]","protocol":"%[var(txn.protocol)]","client":"%[var(txn.client)]",'
     '"address":"%ci","method":"%HM","path":"%[var(txn.path),json(utf8s)]","model":"%[var(txn.model)]",'
@@ -49,6 +51,12 @@ _LOG = (
     '"refused":"%[var(txn.refused)]","bytes_in":%U,"bytes_out":%B,"queue_ms":%Tw,"network_ms":%Tr,"total_ms":%Ta,'
     '"end":"%ts"}'
 )
+
+_ERROR_LOG = (
+    '{"time":"%[date,utime(%Y-%m-%dT%H:%M:%SZ)]","protocol":"PROTOCOL","client":"-","address":"%ci","status":%ST,'
+    '"refused":"%[fc_err_str,regsub(^Success$,malformed_request)]","end":"%ts"}'
+)
+"""A line for a connection whose first request is malformed, or that ends before it, as after a failed TLS handshake."""
 
 
 def bind_line(address: str, options: GatewayOptions, *, alpn: str, plain: str = "") -> str:
@@ -68,7 +76,8 @@ def arrival(protocol: str, options: GatewayOptions) -> list[str]:
         f"log {options.access_log} len 8192 format raw local0",
         f"log-format '{_LOG}'",
         f"http-request set-var(txn.protocol) str({protocol})",
-        "http-request set-var(txn.path) path",
+        f"error-log-format '{_ERROR_LOG.replace('PROTOCOL', protocol)}'",
+        f"http-request set-var(txn.path) path,bytes(0,{_MOST_PATH_BYTES})",
         f"http-request set-var(txn.client) {CLIENT.format(keys=options.files.keys)}",
         *(f"http-request del-header {header}" for header in private),
         "http-request del-header authorization",
