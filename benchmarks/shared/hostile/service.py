@@ -24,7 +24,10 @@ from benchmarks.shared.hostile.http_requests import CLASSIFY, GRPC_PORT, OWN_REG
 from gmmvit_deploy.serving.front.options import FRONT_HEADER
 from gmmvit_deploy.serving.front.process import FrontProcess, start_front
 
-__all__ = ["Service"]
+__all__ = ["LIMIT_S", "Service"]
+
+LIMIT_S = 40.0
+"""The time limit of an answer."""
 
 _START_S = 120.0
 _USUAL_STACK_BYTES = 8 << 20
@@ -70,6 +73,7 @@ class Service:
         self._ports = _free_ports(3)
         self._secret = secrets.token_hex(16)
         self.key = secrets.token_hex(16) if gateway else ""
+        self.limit_s = LIMIT_S
         self._command: subprocess.Popen[str] | None = None
         self._front: FrontProcess | None = None
         self._addresses: dict[str, _Address] = {}
