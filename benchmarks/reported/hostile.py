@@ -137,8 +137,9 @@ def summary(records: list[dict[str, Any]]) -> dict[str, Any]:
     return {"inputs": len(names), "kinds": kinds, "wrong": wrong, "files_outside": wrote}
 
 
-def chosen(kinds: tuple[str, ...], only: str) -> list[Case]:
-    return [case for case in CASES if case.kind in kinds and only in case.name]
+def chosen(kinds: tuple[str, ...], only: list[str]) -> list[Case]:
+    """Return the inputs of these kinds, with one of these texts in their names if there are texts."""
+    return [case for case in CASES if case.kind in kinds and (not only or any(text in case.name for text in only))]
 
 
 def main() -> None:
@@ -151,7 +152,9 @@ def main() -> None:
         "--serve-option", action="append", default=[], help="a further option of gmmvit serve; may be repeated"
     )
     parser.add_argument("--kind", choices=KINDS, action="append", help="only inputs of this kind; may be repeated")
-    parser.add_argument("--only", default="", help="only inputs with this text in their names")
+    parser.add_argument(
+        "--only", action="append", default=[], help="only inputs with this text in their names; may be repeated"
+    )
     parser.add_argument("--output", type=Path, default=result_of(__file__, suffix=""), help="folder of the results")
     arguments = parser.parse_args()
     target = "gateway" if arguments.gateway else "unprotected" if arguments.unprotected else "direct"

@@ -23,6 +23,7 @@ from benchmarks.shared.places import ROOT
 from benchmarks.shared.tables_serving import hostile_table, image_bombs_table
 from gmmvit_deploy.preprocess import UnusableImage
 from tests.conftest import rgb
+from tests.serving.gateways import require_haproxy
 
 SCRIPTS = ROOT / "benchmarks" / "reported"
 
@@ -244,12 +245,23 @@ def test_commands_refuse_code_in_checkpoints_and_loops_in_bundles(tmp_path: Path
 
 @pytest.mark.process
 @pytest.mark.server
-def test_requests_go_to_a_service(tmp_path: Path) -> None:
-    run("hostile.py", "--kind", "http", "--kind", "grpc", "--only", "unknown input", "--output", str(tmp_path))
-    result = json.loads((tmp_path / "direct.json").read_text())
-    assert {record["kind"] for record in result["records"]} == {"http", "grpc"}
-    assert all(record["right"] for record in result["records"])
-    assert result["memory"]["before_mb"].keys() == result["memory"]["rounds"][0].keys()
+def test_requests_go_through_the_gateway_twice(tmp_path: Path) -> None:
+    require_haproxy()
+    names = ("unknown input", "PNG: cut", "PNG: alpha", "2**32 + 1 images", "length of 2**64", "data for a stream")
+    run("hostile.py", "--gateway", "--rounds", "2", *(part for name in names for part in ("--only", name)),
+        *("--kind", "image", "--kind", "http", "--kind", "grpc"), "--output", str(tmp_path))  # fmt: skip
+    result = json.loads((tmp_path / "gateway.json").read_text())
+    assert result["summary"]["wrong"] == {CRASH: [], HANG: [], ANSWERED: []}
+    answers = {(r["kind"], r["name"], r["key"]): r["answer"] for r in result["records"]}
+    assert len(answers) == 18
+    assert answers["image", "PNG: alpha", True] == ANSWERED
+    valid = {"PNG: alpha", "data for a stream that was never opened"}
+    assert {answer for (_, name, _), answer in answers.items() if name not in valid} == {REFUSED}
+    assert result["ended_together"] == []
+    assert "restarts" not in result["memory"]
+    before, *rounds = result["memory"]["before_mb"], *result["memory"]["rounds"]
+    assert len(rounds) == 2
+    assert {"Triton", "Triton's workers", "front", "gateway"} <= before.keys()
 
 
 @pytest.mark.process

@@ -6,6 +6,7 @@ every request goes to the gateway's ports.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import resource
@@ -15,6 +16,7 @@ import socket
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from urllib.parse import urlsplit
@@ -29,7 +31,7 @@ __all__ = ["LIMIT_S", "Service"]
 LIMIT_S = 40.0
 """The time limit of an answer."""
 
-_START_S = 120.0
+_PR_SET_PDEATHSIG = 1
 _USUAL_STACK_BYTES = 8 << 20
 """The stack of a thread that Linux gives by default."""
 _ROLES = {
@@ -107,7 +109,7 @@ class Service:
             text=True,
             cwd=self._sandbox.here,
             env=self._sandbox.environment(),
-            preexec_fn=None if self._protected else _limit_stack,
+            preexec_fn=partial(_prepare, protected=self._protected),
         )
         where = self._printed()
         for protocol in ("http", "grpc"):
@@ -223,8 +225,11 @@ class Service:
         return {name: size >> 20 for name, size in sorted(memory.items())}
 
 
-def _limit_stack() -> None:
-    resource.setrlimit(resource.RLIMIT_STACK, (_USUAL_STACK_BYTES, _USUAL_STACK_BYTES))
+def _prepare(*, protected: bool) -> None:
+    """Let Linux end the service when this script ends for any reason, and limit the stack unless ``protected``."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if not protected:
+        resource.setrlimit(resource.RLIMIT_STACK, (_USUAL_STACK_BYTES, _USUAL_STACK_BYTES))
 
 
 def _free_ports(count: int) -> list[int]:
