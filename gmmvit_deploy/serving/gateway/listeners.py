@@ -7,13 +7,15 @@ connections wait while a HAProxy that has ended is started again.
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from gmmvit_deploy.errors import ServerError
+from gmmvit_deploy.serving.ports import listening_socket
 
-__all__ = ["opened_listeners"]
+__all__ = ["hold_unused_connections", "opened_listeners"]
 
 _BACKLOG = 1024
+_UNUSED_S = 60
+"""Linux passes a connection on after this time, even if nothing has arrived."""
 
 
 def opened_listeners(host: str, ports: Mapping[str, int]) -> dict[str, socket.socket]:
@@ -25,7 +27,7 @@ def opened_listeners(host: str, ports: Mapping[str, int]) -> dict[str, socket.so
     opened: dict[str, socket.socket] = {}
     try:
         for service, port in ports.items():
-            opened[service] = _listener(host, port, service)
+            opened[service] = listening_socket(host, port, service, option="--listen", backlog=_BACKLOG)
     except BaseException:
         for listener in opened.values():
             listener.close()
@@ -33,26 +35,10 @@ def opened_listeners(host: str, ports: Mapping[str, int]) -> dict[str, socket.so
     return opened
 
 
-def _listener(host: str, port: int, service: str) -> socket.socket:
-    if not 0 <= port <= 65535:
-        raise ServerError(f"{service} port: expected a number from 0 to 65535, got {port}")
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind)
-    except OSError as exc:
-        raise ServerError(
-            f"--listen {host}: the gateway cannot listen on this address: {exc.strerror or exc}",
-            hint="type --listen and an address of this machine; 0.0.0.0 means all addresses",
-        ) from exc
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(_BACKLOG)
-    except OSError as exc:
-        listener.close()
-        raise ServerError(
-            f"{service} port {port} on {host} cannot be opened: {exc.strerror}",
-            hint=f"stop the program that uses the port, or choose another port with --{service.lower()}-port; "
-            "0 means any free port",
-        ) from exc
-    return listener
+def hold_unused_connections(listeners: Iterable[socket.socket]) -> None:
+    """Let Linux keep a connection until its first bytes arrive: HAProxy would wait for them before it ends.
+
+    Call this function after each start of HAProxy, which removes the option from the sockets that it inherits.
+    """
+    for listener in listeners:
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, _UNUSED_S)
