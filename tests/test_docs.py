@@ -61,7 +61,7 @@ BLOCKS: dict[Path, list[Block]] = {page: list(blocks(page, text)) for page, text
 GROUP: Any = get_command(app)
 CLI: dict[str, Any] = {name: GROUP.get_command(None, name) for name in GROUP.list_commands(None)}
 RUN = ("console", "python")
-OTHERS = ("go", "java", "javascript")
+OTHERS = ("go", "java", "javascript", "yaml")
 """Languages of blocks that have a test of their own."""
 WITH_BLOCKS = [
     page for page, page_blocks in BLOCKS.items() if any(b.language in RUN and b.runs_here for b in page_blocks)

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import Literal, get_args
 
 from gmmvit_deploy.serving.local_http import HttpThread, text_from_url
+from gmmvit_deploy.serving.metric_text import metric_text
 from gmmvit_deploy.serving.ports import listening_socket
 
 __all__ = ["MetricsEndpoint", "RestartReason", "SupervisorMetrics", "fetched_metrics"]
@@ -53,22 +54,17 @@ class SupervisorMetrics:
             ]
             return "".join(
                 (
-                    _metric("gmmvit_server_up", "gauge", "1 if the server runs, else 0", [("", int(self.up))]),
-                    _metric("gmmvit_server_restarts_total", "counter", "Restarts of the server", restarts),
-                    _metric(
+                    metric_text("gmmvit_server_up", "gauge", "1 if the server runs, else 0", [("", int(self.up))]),
+                    metric_text("gmmvit_server_restarts_total", "counter", "Restarts of the server", restarts),
+                    metric_text(
                         "gmmvit_server_failed_restarts_total",
                         "counter",
                         "Restarts after which the server was not ready",
                         [("", self._failed_restarts)],
                     ),
-                    _metric("gmmvit_probes_total", "counter", "Inferences that the supervisor requested", probes),
+                    metric_text("gmmvit_probes_total", "counter", "Inferences that the supervisor requested", probes),
                 )
             )
-
-
-def _metric(name: str, kind: str, meaning: str, samples: list[tuple[str, int]]) -> str:
-    lines = [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}", *(f"{name}{labels} {n}" for labels, n in samples)]
-    return "\n".join(lines) + "\n"
 
 
 def fetched_metrics(url: str, *, timeout_s: float = 2.0) -> str:

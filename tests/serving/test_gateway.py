@@ -202,6 +202,41 @@ class TestHttp:
         head = {"Inference-Header-Content-Length": str(len(whole))}
         assert "larger than 4096" in request(gateway.http_url, INFER, whole, headers=head).json()["error"]
 
+    @pytest.mark.parametrize(
+        ("lines", "status", "text"),
+        [
+            (["GET /v2 HTTP/9.9"], 505, "expected HTTP/1.0, HTTP/1.1 or HTTP/2"),
+            (["GET /v2 HTTP/1.1", "X: a\0b"], 400, "a header contains a zero byte"),
+            (["GET /v2/health/live HTTP/1.1", "X: a\0b"], 400, "a header contains a zero byte"),
+            ([f"POST {INFER} HTTP/1.1", f"Content-Length: {2**64}"], 413, "Content-Length is too large"),
+            (["GET /v2 HTTP/1.1", *(f"X-{n}: a" for n in range(200))], 400, "invalid request"),
+            (["GET /v2 HTTP/1.1", "X Y: a"], 400, "invalid request"),
+        ],
+        ids=["version", "zero byte", "zero byte without a key", "2**64", "headers", "header name"],
+    )
+    def test_invalid_http(self, lines: list[str], status: int, text: str, gateway: Gateway) -> None:
+        """HAProxy 2.6 has a fixed answer to the last two. It takes the others, and a length of 2**64 for 0."""
+        head = "\r\n".join([*lines, "Host: a", f"Authorization: Bearer {KEY}", "Inference-Header-Content-Length: 0"])
+        with socket.create_connection(("127.0.0.1", gateway.http_port), timeout=10) as connection:
+            connection.sendall(f"{head}\r\nConnection: close\r\n\r\n".encode())
+            answer = connection.makefile("rb").read()
+        assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+        assert text in answer.partition(b"\r\n\r\n")[2].decode()
+
+    @pytest.mark.parametrize("batch", [10**6, 2**32 + 1, 2**54 + 1])
+    def test_no_batch_wraps(self, batch: int, gateway: Gateway, pixels: np.ndarray) -> None:
+        """Triton computes 2**32 + 1 images as a single image."""
+        tensor = {"name": "pixels", "shape": [batch, *pixels.shape[1:]], "datatype": "UINT8"}
+        head = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": 3072}}]}).encode()
+        headers = {"Inference-Header-Content-Length": str(len(head))}
+        answer = request(gateway.http_url, INFER, head + bytes(3072), headers=headers)
+        assert (answer.status, answer.json()["error"]) == (400, "the first number of the shape is too large")
+        message = grpc_request("pixels", np.zeros((1, 32, 32, 3), np.uint8))
+        message.inputs[0].shape[0] = batch
+        with Stub(gateway.grpc_url) as stub:
+            code, text = stub.code("ModelInfer", message)
+        assert (code, text) == (grpc.StatusCode.INVALID_ARGUMENT, "the first number of the shape is too large")
+
     def test_raw_form(self, gateway: Gateway, bundle: Bundle, pixels: np.ndarray) -> None:
         answer = request(gateway.http_url, INFER, pixels[:1].tobytes(), headers=RAW)
         assert answer.status == 200, answer.body
@@ -254,8 +289,9 @@ class TestGrpc:
                 assert code == grpc.StatusCode.UNAUTHENTICATED
                 assert "Bearer KEY" in text
 
-    @pytest.mark.parametrize("rows", [1400, 10_000])
+    @pytest.mark.parametrize("rows", [1400, 10_000, 28_000])
     def test_too_large(self, rows: int, gateway: Gateway) -> None:
+        """The last message is larger than what refuse.lua reads before it answers."""
         with Stub(gateway.grpc_url) as stub:
             code, text = stub.code("ModelInfer", grpc_request("pixels", np.zeros((rows, 32, 32, 3), np.uint8)))
             assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -324,9 +360,25 @@ class TestGrpc:
             body = np.random.default_rng(seed).bytes(size)
             with Stub(gateway.grpc_url) as stub:
                 call = stub.channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-                with pytest.raises(grpc.RpcError):
+                with pytest.raises(grpc.RpcError) as caught:
                     call(body, timeout=10, metadata=stub.metadata)
+                assert caught.value.code() != grpc.StatusCode.INTERNAL, caught.value.details()
         assert request(gateway.http_url, "/v2").status == 200
+
+    @pytest.mark.parametrize("field", ["model_name", "model_version", "id", "input", "datatype", "shape", "output"])
+    def test_long_names_are_refused(self, field: str, gateway: Gateway) -> None:
+        """Triton repeats most of them in an error that HAProxy could not pass on: clients got UNAVAILABLE."""
+        message = grpc_request("pixels", np.zeros((1, 32, 32, 3), np.uint8))
+        if field == "shape":
+            message.inputs[0].shape.extend([1] * 100_000)
+        else:
+            places = {"input": (message.inputs[0], "name"), "datatype": (message.inputs[0], "datatype")}
+            places["output"] = (message.outputs[0], "name")
+            setattr(*places.get(field, (message, field)), "a" * 1_000_000)
+        with Stub(gateway.grpc_url) as stub:
+            code, text = stub.code("ModelInfer", message)
+        assert code == grpc.StatusCode.INVALID_ARGUMENT
+        assert "too long" in text
 
     def test_what_triton_refuses_keeps_its_status(self, gateway: Gateway) -> None:
         with Stub(gateway.grpc_url) as stub:
@@ -593,7 +645,8 @@ class TestOverload:
     def test_grpc(self, size: int, slow: TritonServer, open_gateway: Open) -> None:
         gateway = open_gateway(slow, in_flight=2, queue_limit=4, queue_timeout_ms=150)
         message = grpc_request("pixels", np.zeros((1, 32, 32, 3), np.uint8))
-        message.id = "x" * size
+        for number in range(size // 4000):
+            message.parameters[f"p{number}"].string_param = "x" * 4000
         with Stub(gateway.grpc_url) as stub, ThreadPoolExecutor(16) as pool:
 
             def ask(_: int) -> tuple[str, str]:

@@ -21,11 +21,13 @@ from gmmvit_deploy.serving.gateway.options import (
     Upstream,
 )
 
-__all__ = ["CONFIG_FILE", "gateway_options", "tls_pem", "write_files"]
+__all__ = ["ALERTS", "CONFIG_FILE", "gateway_options", "tls_pem", "write_files"]
 
 CONFIG_FILE = "haproxy.cfg"
 _TLS_FILE = "tls.pem"
 _REFUSE = Path(__file__).with_name("refuse.lua")
+ALERTS = Path(__file__).with_name("alerts.yml")
+"""Alert rules for Prometheus over the metrics of ``gmmvit serve``."""
 _KIB = 1024
 
 

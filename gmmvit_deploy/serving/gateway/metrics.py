@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import http.client
+import re
 import socket
+import ssl
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-__all__ = ["joined_metrics", "text_from_socket"]
+from gmmvit_deploy.errors import ServerError
+from gmmvit_deploy.serving.gateway.haproxy import HAProxy
+from gmmvit_deploy.serving.metric_text import metric_text
+
+__all__ = ["certificate_metric", "joined_metrics", "text_from_socket"]
 
 _TIMEOUT_S = 5.0
 
@@ -23,6 +29,20 @@ def text_from_socket(path: Path, target: str) -> str:
         return connection.getresponse().read().decode(errors="replace")
     finally:
         connection.close()
+
+
+def certificate_metric(haproxy: HAProxy) -> str:
+    """Return the time at which the certificate of a running HAProxy expires; "" without TLS or without an answer."""
+    try:
+        answer = haproxy.command("show ssl cert tls.pem")
+    except ServerError:
+        return ""
+    match = re.search(r"^not ?after: (.+)$", answer, re.MULTILINE | re.IGNORECASE)
+    if match is None:
+        return ""
+    expiry = ssl.cert_time_to_seconds(match[1].strip())
+    meaning = "Unix time at which the certificate of the gateway expires"
+    return metric_text("gmmvit_gateway_certificate_expiry_seconds", "gauge", meaning, [("", expiry)])
 
 
 def joined_metrics(sources: Mapping[str, Callable[[], str]]) -> str:

@@ -8,7 +8,10 @@ __all__ = [
     "BODY_TIME_S",
     "CLIENT",
     "COMPRESSED",
+    "LARGE_BATCH",
+    "MOST_BATCH",
     "NO_KEY",
+    "OWN_ERRORS",
     "UNKNOWN",
     "arrival",
     "bind_line",
@@ -24,6 +27,19 @@ CLIENT = "http_auth_bearer,sha2(256),hex,map({keys})"
 """Expression for the name of the client; it has no value for an unknown key."""
 NO_KEY = "Authorization: Bearer KEY is missing, or the key is unknown"
 COMPRESSED = "compressed requests are refused"
+OVERLOADED = "the server is overloaded; retry later"
+OWN_ERRORS = {
+    400: (3, "invalid request"),
+    408: (14, "the request did not arrive in time"),
+    500: (13, "the gateway failed"),
+    502: (14, "the server closed the connection"),
+    503: (8, OVERLOADED),
+    504: (4, "the server did not answer in time"),
+}
+"""The answers of HAProxy itself: HTTP status → (status of gRPC, message)."""
+LARGE_BATCH = "the first number of the shape is too large"
+MOST_BATCH = 999_999
+"""Triton keeps the size of a batch in 32 bits: it computes 2**32 + 1 images as a single image."""
 UNKNOWN = "!{ var(txn.client) -m found }"
 _KEPT = "!{ var(txn.refused) -m found }"
 _MOST_PATH_BYTES = 1024
@@ -83,9 +99,8 @@ def overload_rules(options: GatewayOptions, status: int, large: str, work: str) 
 
     large: the condition that the body does not fit into a buffer.  work: the condition that the request is for Triton.
     """
-    message = "the server is overloaded; retry later"
     when_full = "busy" if options.queue_limit == 0 else "busy full"
-    return [refuse(status, message, f"{work} {when_full}"), refuse(status, message, f"{work} busy {large}")]
+    return [refuse(status, OVERLOADED, f"{work} {when_full}"), refuse(status, OVERLOADED, f"{work} busy {large}")]
 
 
 def waiting_bytes(options: GatewayOptions) -> int:

@@ -31,11 +31,12 @@ from gmmvit_deploy.serving.gateway.files import gateway_options, tls_pem, write_
 from gmmvit_deploy.serving.gateway.haproxy import HAProxy, find_haproxy
 from gmmvit_deploy.serving.gateway.keys import map_text, read_keys
 from gmmvit_deploy.serving.gateway.listeners import hold_unused_connections, opened_listeners
-from gmmvit_deploy.serving.gateway.metrics import joined_metrics, text_from_socket
+from gmmvit_deploy.serving.gateway.metrics import certificate_metric, joined_metrics, text_from_socket
 from gmmvit_deploy.serving.gateway.models import read_models
 from gmmvit_deploy.serving.gateway.options import Front, GatewayFiles, GatewayOptions, GatewaySettings
 from gmmvit_deploy.serving.gateway.places import Places, first_upstreams
 from gmmvit_deploy.serving.local_http import text_from_url
+from gmmvit_deploy.serving.metric_text import metric_text
 from gmmvit_deploy.serving.server import ADMIN_HEADER, ServerOptions, TritonServer
 from gmmvit_deploy.serving.supervisor_metrics import MetricsEndpoint
 
@@ -89,6 +90,7 @@ class Gateway:
         self.settings = settings
         self.admin_secret = secrets.token_hex(16)
         self.key_reloads = self.restarts = 0
+        self.reload_failed = False
         self._on_log_line = on_log_line
         self._program = find_haproxy()
         self._keys = read_keys(settings.keys)
@@ -228,8 +230,10 @@ class Gateway:
             if pem != self._pem:
                 _load_certificate(self._haproxy, pem)
         except GmmvitError as exc:
+            self.reload_failed = True
             self._note(f"gateway: nothing was reloaded: {exc}")
             return
+        self.reload_failed = False
         self._keys, self._pem = keys, pem
         # A HAProxy that is started again reads the files.
         (self._folder / "keys.map").write_text(map_text(keys), encoding="utf-8")
@@ -288,19 +292,15 @@ class Gateway:
         self._wait_ready(haproxy)
 
     def _own_metrics(self) -> str:
-        return "\n".join(
-            [
-                "# HELP gmmvit_gateway_restarts_total Times that HAProxy had ended and was started again.",
-                "# TYPE gmmvit_gateway_restarts_total counter",
-                f"gmmvit_gateway_restarts_total {self.restarts}",
-                "# HELP gmmvit_gateway_key_reloads_total Times that the key file was reloaded.",
-                "# TYPE gmmvit_gateway_key_reloads_total counter",
-                f"gmmvit_gateway_key_reloads_total {self.key_reloads}",
-                "# HELP gmmvit_gateway_keys Keys that the gateway accepts.",
-                "# TYPE gmmvit_gateway_keys gauge",
-                f"gmmvit_gateway_keys {len(self._keys)}",
-            ]
+        haproxy = self._haproxy
+        metrics = (
+            ("restarts_total", "counter", "Times that HAProxy had ended and was started again", self.restarts),
+            ("key_reloads_total", "counter", "Times that the key file was reloaded", self.key_reloads),
+            ("keys", "gauge", "Keys that the gateway accepts", len(self._keys)),
+            ("reload_failed", "gauge", "1 if the last reload of keys and certificate failed", int(self.reload_failed)),
         )
+        own = [metric_text(f"gmmvit_gateway_{name}", kind, text, [("", n)]) for name, kind, text, n in metrics]
+        return "".join(own) + (certificate_metric(haproxy) if haproxy is not None else "")
 
     def _file_states(self) -> tuple[object, ...]:
         paths = (self.settings.keys, self.settings.tls_cert, self.settings.tls_key)
