@@ -22,7 +22,7 @@ import torch
 from typer.main import get_command
 
 import gmmvit_deploy
-from benchmarks.tables import ENGINES, OVERVIEW, engines_page, overview, tables
+from benchmarks.tables import ENGINES, HOSTILE, OVERVIEW, engines_page, hostile_page, overview, tables
 from docs.gmmvit_docs import command_reference
 from docs.pictures import PICTURES, draw
 from gmmvit_cli.main import app
@@ -323,6 +323,7 @@ def test_the_readme_quotes_no_other_table_of_results() -> None:
 
 def test_the_page_of_engines_is_that_of_the_results() -> None:
     assert ENGINES.read_text() == engines_page()
+    assert HOSTILE.read_text() == hostile_page()
 
 
 def test_the_page_of_results_is_that_of_the_results() -> None:

@@ -10,7 +10,7 @@ from benchmarks.shared.tables_costs import cost_tables
 from benchmarks.shared.tables_engines import engines_table, head_dims_table, systems_table
 from benchmarks.shared.tables_gateway import gateway_cost_table, overload_table
 from benchmarks.shared.tables_rollout import rollout_table, soak_table
-from benchmarks.shared.tables_serving import hostile_table, image_bombs_table
+from benchmarks.shared.tables_serving import hostile_summary, hostile_table, image_bombs_table
 from benchmarks.shared.timm_architectures import ARCHITECTURES
 
 __all__ = ["SHOWN", "documented_tables", "page_tables"]
@@ -60,6 +60,7 @@ def documented_tables() -> dict[str, str]:
         "engines": engines_table(engines),
         "head_dims": head_dims_table(engines),
         "timm_models": timm_table(by_run("reported/timm_models")),
+        "hostile_summary": hostile_summary(by_run("reported/hostile")),
         **cost_tables(fastest, costs),
     }
     if systems:

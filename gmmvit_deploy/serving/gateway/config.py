@@ -91,6 +91,8 @@ def _defaults(options: GatewayOptions) -> list[str]:
         "option redispatch",
         "retries 1",
         "retry-on conn-failure",
+        # With places for rollouts, another HAProxy may take over: kept connections end with an answer, not between two.
+        *(["option idle-close-on-response"] if len(options.upstreams) > 1 else []),
         "timeout connect 2s",
         f"timeout http-request {BODY_TIME_S}s",
         "timeout http-keep-alive 60s",

@@ -16,7 +16,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -28,11 +28,12 @@ from gmmvit_deploy.leftovers import new_run_folder, remove_run_folder
 from gmmvit_deploy.serving.gateway.access_log import AccessLog
 from gmmvit_deploy.serving.gateway.config import EXPORTER_PATH
 from gmmvit_deploy.serving.gateway.files import gateway_options, tls_pem, write_files
+from gmmvit_deploy.serving.gateway.handover import Changes, options_for
 from gmmvit_deploy.serving.gateway.haproxy import HAProxy, find_haproxy
 from gmmvit_deploy.serving.gateway.keys import map_text, read_keys
-from gmmvit_deploy.serving.gateway.listeners import hold_unused_connections, opened_listeners
+from gmmvit_deploy.serving.gateway.listeners import opened_listeners
 from gmmvit_deploy.serving.gateway.metrics import certificate_metric, joined_metrics, text_from_socket
-from gmmvit_deploy.serving.gateway.models import read_models
+from gmmvit_deploy.serving.gateway.models import ServedModels, read_models
 from gmmvit_deploy.serving.gateway.options import Front, GatewayFiles, GatewayOptions, GatewaySettings
 from gmmvit_deploy.serving.gateway.places import Places, first_upstreams
 from gmmvit_deploy.serving.local_http import text_from_url
@@ -112,6 +113,7 @@ class Gateway:
         self._haproxy: HAProxy | None = None
         self._options: GatewayOptions | None = None
         self.places: Places | None = None
+        self._changes = Changes()
         self._metrics: MetricsEndpoint | None = None
         self._restarted: deque[float] = deque(maxlen=_MOST_RESTARTS)
         self._hangup = False
@@ -203,12 +205,13 @@ class Gateway:
             self._handler = signal.signal(signal.SIGHUP, self._on_hangup)
 
     def step(self) -> bool:
-        """Reload a changed key file or certificate, and restart HAProxy if it has ended.  Returns False.
+        """Reload changed keys or a certificate, restart HAProxy if it has ended, carry out `serve`.  Returns False.
 
         Errors: ServerError when HAProxy ends again and again.
         """
         if self._haproxy is not None and self._haproxy.ended:
             self._restart(self._haproxy)
+        self._changes.carry_out(self._hand_over)
         if self._hangup or time.monotonic() - self._looked > _LOOK_S:
             self._looked = time.monotonic()
             states = self._file_states()
@@ -242,6 +245,34 @@ class Gateway:
         self.key_reloads += 1
         self._note(f"gateway: reloaded {len(keys)} keys" + (" and the certificate" if pem else ""))
 
+    def serve(self, repositories: Sequence[Path]) -> None:
+        """Pass on requests for the models of these repositories.  Call it in another thread than `step`, which does it.
+
+        Errors: those of `read_models`, and ServerError when HAProxy does not take the configuration.
+        """
+        self._changes.ask([read_models(repository) for repository in repositories])
+
+    @property
+    def leaving(self) -> bool:
+        """True while a HAProxy with a configuration from before the last `serve` has connections, at most 30 s."""
+        return self._haproxy is not None and self._haproxy.leaving
+
+    def _hand_over(self, served: Sequence[ServedModels]) -> None:
+        if self._options is None or self._haproxy is None or self._folder is None or self.places is None:
+            raise ServerError("the gateway is not running, or has no places for rollouts")
+        now = replace(self._options, upstreams=self.places.upstreams)
+        changed = options_for(now, served)
+        if changed == now:
+            return
+        write_files(self._folder, changed, self._keys, self._pem)
+        try:
+            self._haproxy.hand_over()
+        except ServerError:
+            write_files(self._folder, now, self._keys, self._pem)
+            raise
+        self._options = changed
+        self._note(f"gateway: configured for {', '.join(changed.models)}, buffers of {changed.buffer_bytes} bytes")
+
     def stop(self) -> None:
         """Refuse new connections, wait for requests in progress for at most 20 s, and remove all files."""
         if self._handler is not None:
@@ -273,7 +304,6 @@ class Gateway:
         while time.monotonic() < deadline and not haproxy.ended:
             with suppress(ServerError):
                 if haproxy.command("show info"):
-                    hold_unused_connections(self._listeners.values())
                     return
             time.sleep(0.02)
         raise ServerError(f"HAProxy did not start: {haproxy.last_words()}")
