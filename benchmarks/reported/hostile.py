@@ -69,7 +69,7 @@ def run_commands(cases: list[Case], folder: Path, bundle: Path) -> Iterator[dict
             *command_lines(BUNDLES[0], bundle, folder / "models", picture),
         ]
     ):
-        outcome, _ = gmmvit(arguments, sandbox, timeout_s=120)
+        outcome, _ = gmmvit(arguments, sandbox, timeout_s=900)
         if outcome.answer != ANSWERED:
             raise SystemExit(f"sound command {number} failed: {arguments}: {outcome}")
     for case in cases:

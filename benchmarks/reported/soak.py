@@ -37,6 +37,8 @@ PARTS = ("gmmvit serve", "tritonserver", "worker gmmvit_network", "worker gmmvit
 """The kinds of processes of a service.  Without one of them, the run would show nothing about it."""
 _SHOWN = 20
 _PROGRESS_S = 60.0
+_LEAST_SAMPLES, _LONGER = 30, 10
+"""A run on a busy machine goes on until it has these samples, at most ten times as long as it should."""
 
 
 def measured(
@@ -53,8 +55,10 @@ def measured(
     warm_up_s = min(LONGEST_WARM_UP_S, WARM_UP_SHARE * seconds)
     started = time.monotonic()
     with Sampler(service.process.pid, interval_s=min(5.0, seconds / 40)) as sampler, tensors, mixed:
-        while (left := started + seconds - time.monotonic()) > 0:
-            time.sleep(min(left, _PROGRESS_S))
+        while (left := started + seconds - time.monotonic()) > 0 or (
+            len(sampler.times) < _LEAST_SAMPLES and left > -_LONGER * seconds
+        ):
+            time.sleep(max(0.5, min(left, _PROGRESS_S)))
             print(
                 f"{time.monotonic() - started:.0f} s: {tensors.total} tensors, {mixed.sent.total()} others", flush=True
             )
@@ -65,7 +69,7 @@ def measured(
         "unexpected": len(mixed.unexpected),
         "examples": [*tensors.lost[:_SHOWN], *tensors.wrong[:_SHOWN], *mixed.unexpected[:_SHOWN]],
         "warm_up_s": warm_up_s,
-        "measured_s": seconds - warm_up_s,
+        "measured_s": sampler.times[-1] - started - warm_up_s,
         "processes": {kind: len(pids) for kind, pids in sorted(sampler.processes.items())},
         "growth": sampler.growths(after=started + warm_up_s),
         "series": {

@@ -143,7 +143,7 @@ def test_the_normal_form_keeps_what_makes_another_attack() -> None:
 
 
 class LateDeath:
-    """Stands for a service that ends 0.2 s after the input ``late``; a real server that ends late cannot be had."""
+    """Stands for a service that ends 0.2 s after the input ``late``; a real server that ends late is not available."""
 
     key = ""
 

@@ -7,15 +7,13 @@ connections wait while a HAProxy that has ended is started again.
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from gmmvit_deploy.serving.ports import listening_socket
 
-__all__ = ["hold_unused_connections", "opened_listeners"]
+__all__ = ["opened_listeners"]
 
 _BACKLOG = 1024
-_UNUSED_S = 60
-"""Linux passes a connection on after this time, even if nothing has arrived."""
 
 
 def opened_listeners(host: str, ports: Mapping[str, int]) -> dict[str, socket.socket]:
@@ -33,12 +31,3 @@ def opened_listeners(host: str, ports: Mapping[str, int]) -> dict[str, socket.so
             listener.close()
         raise
     return opened
-
-
-def hold_unused_connections(listeners: Iterable[socket.socket]) -> None:
-    """Let Linux keep a connection until its first bytes arrive: HAProxy would wait for them before it ends.
-
-    Call this function after each start of HAProxy, which removes the option from the sockets that it inherits.
-    """
-    for listener in listeners:
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, _UNUSED_S)

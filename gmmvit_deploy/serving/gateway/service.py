@@ -31,7 +31,7 @@ from gmmvit_deploy.serving.gateway.files import gateway_options, tls_pem, write_
 from gmmvit_deploy.serving.gateway.handover import Changes, options_for
 from gmmvit_deploy.serving.gateway.haproxy import HAProxy, find_haproxy
 from gmmvit_deploy.serving.gateway.keys import map_text, read_keys
-from gmmvit_deploy.serving.gateway.listeners import hold_unused_connections, opened_listeners
+from gmmvit_deploy.serving.gateway.listeners import opened_listeners
 from gmmvit_deploy.serving.gateway.metrics import certificate_metric, joined_metrics, text_from_socket
 from gmmvit_deploy.serving.gateway.models import ServedModels, read_models
 from gmmvit_deploy.serving.gateway.options import Front, GatewayFiles, GatewayOptions, GatewaySettings
@@ -304,7 +304,6 @@ class Gateway:
         while time.monotonic() < deadline and not haproxy.ended:
             with suppress(ServerError):
                 if haproxy.command("show info"):
-                    hold_unused_connections(self._listeners.values())
                     return
             time.sleep(0.02)
         raise ServerError(f"HAProxy did not start: {haproxy.last_words()}")

@@ -31,6 +31,9 @@ class CommandSession:
             self._socket.settimeout(10)
             self._socket.connect(str(self._path))
             self.command("prompt")
+        except OSError as exc:
+            self._socket.close()
+            raise ServerError(f"HAProxy does not answer on {self._path}: {exc}") from exc
         except BaseException:
             self._socket.close()
             raise
