@@ -11,6 +11,7 @@ from gmmvit_cli.options import CPU_KERNELS, INPUT, OUTPUT, SERVED_NAME, TARGET, 
 from gmmvit_cli.output import JSON_OPTION, complain, note, print_json
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.labels import distinct_names
 
 EXAMPLE = """gmmvit classify photo.jpg --bundle bundle
 gmmvit classify photos/ --url grpc://localhost:8001 --top 3"""
@@ -101,10 +102,13 @@ def classify(
     if as_json:
         print_json([asdict(answer) for answer in answers])
     else:
+        names = distinct_names(classifier.labels)
         for answer in answers:
             if not answer.error:
-                labels = "  ".join(f"{p.label} {p.probability:.1%}" for p in answer.predictions)
-                typer.echo(f"{answer.path}: {labels}")
+                shown = "  ".join(
+                    f"{names[p.index] if names else p.label} {p.probability:.1%}" for p in answer.predictions
+                )
+                typer.echo(f"{answer.path}: {shown}")
     for answer in failed:
         complain(f"Error: {answer.path}: {answer.error}")
     if failed:

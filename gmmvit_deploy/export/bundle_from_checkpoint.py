@@ -213,9 +213,6 @@ def _fitting_labels(labels: tuple[str, ...] | None, spec: ModelSpec) -> tuple[st
     if broken := [label for label in labels if not label.strip() or "\n" in label or ":" in label]:
         # Triton's classification extension returns "score:index:label", where ":" in a label would be ambiguous.
         raise InputError(f"labels must not be empty, or contain ':' or a line break, got {broken[:3]}")
-    if len(set(labels)) != len(labels):
-        repeated = sorted({label for label in labels if labels.count(label) > 1})
-        raise InputError(f"labels must be unique; these labels occur more than once: {repeated[:3]}")
     return labels
 
 

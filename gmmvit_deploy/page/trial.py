@@ -23,6 +23,7 @@ from gmmvit_deploy.bench.waterfall import Step, server_parts, timings_of
 from gmmvit_deploy.errors import GmmvitError, ImageError, InputError
 from gmmvit_deploy.families import family_of
 from gmmvit_deploy.graphs.quantize import QUANTIZED
+from gmmvit_deploy.labels import distinct_names
 from gmmvit_deploy.parity.measures import ErrorMeasure, distance
 from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.pictures.attention_of_image import ImageAttention, attention_of_image
@@ -141,6 +142,7 @@ class Trial:
         self.bundle, self.url, self.model, self._access = bundle, url, model, access
         if url is not None:
             parse_url(url)
+        self._names = distinct_names(manifest.labels)
         self.reference = Reference(bundle)
         self.masks = masks_of(self.reference.model)
         self.drawings = drawings_of(self.reference.model)
@@ -195,7 +197,7 @@ class Trial:
                 self._forget_server()
                 server_error = f"{exc} ({exc.hint})"
         return Answer(
-            predictions=likeliest(logits[0], self.bundle.manifest.labels, TOP),
+            predictions=likeliest(logits[0], self._names, TOP),
             pixels=pixels,
             steps=_steps(times),
             agreements=tuple(agreements),
@@ -233,7 +235,7 @@ class Trial:
         margin = float(exact[0, expected] - exact[0, actual]) if logits.shape == exact.shape else np.inf
         return Agreement(
             program=program,
-            prediction=likeliest(logits[0], self.bundle.manifest.labels, 1)[0],
+            prediction=likeliest(logits[0], self._names, 1)[0],
             distance=distance(logits, exact),
             limit=limit.largest,
             derivation=limit.derivation,

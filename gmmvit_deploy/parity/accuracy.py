@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.labels import distinct_names
 from gmmvit_deploy.parity.paired import Paired, images_needed, mcnemar
 from gmmvit_deploy.parity.verdict import Check, Verdict
 from gmmvit_deploy.precision import Precision
@@ -60,25 +61,32 @@ class Classes:
 def classes_of(data: Sequence[str], labels: Sequence[str], source: str) -> Classes:
     """Match the data's classes with the bundle's labels, by name.
 
+    A label that several classes of the bundle have is matched by its distinct name, such as ``crane (134)``.
+
     data: the names of the data's classes; empty if the data names no classes.  labels: the names of the bundle's
     classes.  source: the name of the data, for messages.
-    Errors: InputError when the data has classes that the bundle lacks.
+    Errors: InputError when the data has classes that the bundle lacks, or a label that several classes of the bundle
+    have.
     """
     if not data:
         return Classes(to_logit=None, note="the data names no classes; its labels are used as indices of the logits")
-    if tuple(data) == tuple(labels):
+    names = distinct_names(labels)
+    if tuple(data) in (tuple(labels), names):
         return Classes(to_logit=None, note="")
-    if set(data) == set(labels):
-        return Classes(
-            to_logit=tuple(list(labels).index(name) for name in data),
-            note="the data lists the classes in another order than the bundle; they were matched by name",
-        )
-    alien = [name for name in data if name not in set(labels)]
-    if len(data) < len(labels) and not alien:
-        return Classes(
-            to_logit=tuple(list(labels).index(name) for name in data),
-            note=f"the data has {len(data)} of the bundle's {len(labels)} classes",
-        )
+    index = {name: number for number, name in enumerate(names)}
+    alien = [name for name in data if name not in index]
+    if len(data) <= len(labels) and not alien:
+        order = "the data lists the classes in another order than the bundle; they were matched by name"
+        part = f"the data has {len(data)} of the bundle's {len(labels)} classes"
+        note = order if len(data) == len(labels) else part
+        return Classes(to_logit=tuple(index[name] for name in data), note=note)
+    for name in alien:
+        if alike := [f"'{names[number]}'" for number, label in enumerate(labels) if label == name]:
+            raise InputError(
+                f"{source}: the bundle has {len(alike)} classes with the label {name}, so the label does not tell "
+                "which class the images belong to",
+                hint=f"name the folder of each class by label and index: {', '.join(alike)}",
+            )
     raise InputError(
         f"{source}: expected the bundle's {len(labels)} classes, such as {', '.join(labels[:3])}; "
         f"the data has {len(data)} classes, such as {', '.join(alien[:3] or data[:3])}",
@@ -92,7 +100,7 @@ class Accuracy:
 
     def __init__(self, labels: Sequence[str], classes: Classes) -> None:
         count = len(labels)
-        self._labels, self._classes = labels, classes
+        self._labels, self._classes = distinct_names(labels), classes
         self._top1 = np.zeros((count, 2, 2), np.int64)  # axes: true class, PyTorch correct, runner correct
         self._top5 = np.zeros((2, 2), np.int64)
         self._answers = np.zeros((count, count), np.int64)  # axes: true class, class that PyTorch predicts

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gmmvit_deploy.labels import distinct_names
 from gmmvit_deploy.parity.verdict import Check
 from gmmvit_deploy.tolerances import Limit
 
@@ -31,7 +32,7 @@ _MOST_LISTED = 1000
 class Flip:
     """An input that the runner and PyTorch classify differently.
 
-    where: a text that identifies the input.  pytorch_class, runner_class: the labels of the predicted classes.
+    where: a text that identifies the input.  pytorch_class, runner_class: the distinct names of the predicted classes.
     margin: as defined at the head of this module.  within_noise: True if the margin is at most twice the limit.
     """
 
@@ -46,7 +47,7 @@ class Decisions:
     """Accumulate predicted classes batch by batch, with the margin and the largest error of each input."""
 
     def __init__(self, labels: Sequence[str]) -> None:
-        self._labels = labels
+        self._labels = distinct_names(labels)
         self._margins: list[NDArray[Any]] = []
         self._errors: list[NDArray[Any]] = []
         self._flipped: list[NDArray[Any]] = []

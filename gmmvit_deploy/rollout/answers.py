@@ -13,6 +13,7 @@ from pathlib import Path
 
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, ServerError
+from gmmvit_deploy.labels import distinct_names
 from gmmvit_deploy.parity.stored import stored_noise
 from gmmvit_deploy.runners.classify import TritonClassifier, classify_files
 from gmmvit_deploy.runners.triton import TritonRunner
@@ -85,7 +86,7 @@ def label_agreement(files: Sequence[Path], old_url: str, new_url: str) -> Agreem
     """
     if not files:
         raise InputError("--canary-images: expected images, the folder has none")
-    labels = []
+    answered = []
     for url in (old_url, new_url):
         with TritonClassifier(url) as classifier:
             results = classify_files(classifier, files, top=1)
@@ -94,8 +95,9 @@ def label_agreement(files: Sequence[Path], old_url: str, new_url: str) -> Agreem
                 raise InputError(
                     f"{result.path}: {result.error}", hint="remove this file from the folder of --canary-images"
                 )
-        labels.append([result.predictions[0].label for result in results])
-    pairs = zip(files, *labels, strict=True)
+        names = distinct_names(classifier.labels)
+        answered.append([names[result.predictions[0].index] for result in results])
+    pairs = zip(files, *answered, strict=True)
     return Agreement(
         images=len(files),
         differing=tuple(f"{file}: {before} → {after}" for file, before, after in pairs if before != after),

@@ -168,7 +168,6 @@ class TestOptions:
             (("cat", "dog"), "expected 10 labels, one for each class of the model, got 2"),
             (("a:b", *"bcdefghij"), "must not be empty, or contain"),
             (("", *"bcdefghij"), "must not be empty, or contain"),
-            (("b", *"bcdefghij"), "labels must be unique"),
         ],
     )
     def test_labels_that_do_not_fit(self, labels: tuple[str, ...], message: str, tmp_path: Path) -> None:
