@@ -44,6 +44,7 @@ from gmmvit_cli.options import (
 from gmmvit_cli.output import JSON_OPTION, print_json, print_table
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.checkpoints.reading import require_checkpoint
+from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.families import FAMILIES
 from gmmvit_deploy.precision import PRECISIONS, precisions_from
 from gmmvit_deploy.resize_rules import RESIZE_RULES, resize_rule_from
@@ -51,12 +52,18 @@ from gmmvit_deploy.resize_rules import RESIZE_RULES, resize_rule_from
 if TYPE_CHECKING:
     from gmmvit_deploy.artifacts import Bundle
     from gmmvit_deploy.images import ImageSpec
+    from gmmvit_deploy.specs import OutputName
     from gmmvit_deploy.variants import Variant
 
 EXAMPLE = """gmmvit export checkpoint.pth -o bundle --dataset cifar10
 gmmvit export checkpoint.pth -o bundle --dataset cifar10 --precision fp16,bf16"""
 
 _INPUT_KINDS = ("pixels", "tensor")
+_OUTPUTS: dict[str, tuple[OutputName, ...]] = {
+    "logits": ("logits",),
+    "features": ("features",),
+    "both": ("logits", "features"),
+}
 _STRETCHED = tuple(family.name for family in FAMILIES if family.default_resize == "stretch-bilinear")
 _LARGEST = "_largest_abs"  # of each proven runner in a manifest's export_parity
 
@@ -114,6 +121,15 @@ def export(
         help="Input of the graph. pixels: uint8, which the graph normalises. tensor: float32, already normalised.",
         callback=choice_from("--input", lambda: _INPUT_KINDS),
         autocompletion=complete(lambda: _INPUT_KINDS),
+    ),
+    outputs: str = typer.Option(
+        "logits",
+        metavar="NAMES",
+        rich_help_panel=OUTPUT,
+        help="Outputs of the graph: logits, features or both. features: the pooled values before the classifier head, "
+        "also of a backbone without a head.",
+        callback=choice_from("--outputs", lambda: tuple(_OUTPUTS)),
+        autocompletion=complete(lambda: tuple(_OUTPUTS)),
     ),
     heads: int | None = HEADS,
     preset: str | None = PRESET,
@@ -176,7 +192,13 @@ def export(
         scale_adjustment=scale_adjustment,
         transform_scale=transform_scale,
         decomposed_stages=decomposed_stages,
+        only_features=outputs == "features",
     )
+    if outputs == "features" and labels is not None:
+        raise InputError(
+            "--labels names the classes of the logits, and --outputs features writes no logits",
+            hint="leave --labels out, or type --outputs both",
+        )
     normalisation = normalisation_from(dataset, mean, std)
     precisions = precisions_from(precision)
     require_calibration(precisions, calibration)
@@ -193,6 +215,7 @@ def export(
             resize=None if resize is None else resize_rule_from(resize),
             crop_pct=crop_pct,
             labels=labels_from(labels) or normalisation.labels,
+            outputs=_OUTPUTS[outputs],
         )
 
         def check(image: ImageSpec) -> None:
@@ -224,7 +247,7 @@ def export(
     rows = [
         ("model", f"{manifest.spec.family}, {manifest.spec.mask} mask"),
         ("input", f"{manifest.input_kind}: {bundle.input_dtype} (1..{manifest.max_batch}, {shape})"),
-        ("output", f"logits: float32 (1..{manifest.max_batch}, {manifest.spec.classes})"),
+        *(("output", f"{o.name}: float32 (1..{manifest.max_batch}, {o.shape[0]})") for o in manifest.outputs),
         (
             "folded",
             f"{len(manifest.masks)} masks and {len(manifest.biases)} biases stored as constants "
@@ -249,7 +272,8 @@ def _preprocessing(bundle: Bundle) -> list[tuple[str, str]]:
     crop = f", crop_pct {image.crop_pct:g}" if image.crop_pct != 1 else ""
     mean, std = (", ".join(f"{value:.4g}" for value in values) for values in (image.mean, image.std))
     shown = ", ".join(labels[:5]) + (", …" if len(labels) > 5 else "")
-    return [("images", f"resize {image.resize}{crop}; mean {mean}; std {std}"), ("labels", f"{len(labels)}: {shown}")]
+    rows = [("images", f"resize {image.resize}{crop}; mean {mean}; std {std}")]
+    return [*rows, ("labels", f"{len(labels)}: {shown}")] if labels else rows
 
 
 def _resized(bundle: Bundle) -> list[tuple[str, str]]:

@@ -12,18 +12,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from gmmvit_deploy import artifacts
-from gmmvit_deploy.artifacts import Bundle, InputKind, Manifest, OutputRecord, open_bundle
+from gmmvit_deploy.artifacts import MEANINGS, Bundle, InputKind, Manifest, OutputRecord, open_bundle
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.errors import ExportError, InputError
 from gmmvit_deploy.export.batch_proof import require_batches
 from gmmvit_deploy.export.golden import golden_from_model
-from gmmvit_deploy.export.numeric_proof import golden_rows, proven_programs
-from gmmvit_deploy.export.onnx_from_model import OPSET, OUTPUT_NAME, onnx_from_model
+from gmmvit_deploy.export.numeric_proof import golden_features, golden_rows, proven_features, proven_programs
+from gmmvit_deploy.export.onnx_from_model import OPSET, onnx_from_model
 from gmmvit_deploy.families import family_of
 from gmmvit_deploy.folding.fold import FoldedModel, fold
-from gmmvit_deploy.golden import bytes_from_golden
+from gmmvit_deploy.golden import GoldenSet, bytes_from_golden
 from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.roles import role_disagreements
 from gmmvit_deploy.images import ImageSpec
@@ -33,7 +35,7 @@ from gmmvit_deploy.runners.open import proof_programs
 from gmmvit_deploy.runners.runner import Runner
 from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.sources.record import KnownImages
-from gmmvit_deploy.specs import ModelSpec
+from gmmvit_deploy.specs import OUTPUTS, ModelSpec, OutputName, input_shape
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from gmmvit_deploy.variants import open_variant
 from gmmvit_deploy.writing import new_folder, require_free, sha256_of_file
@@ -55,6 +57,7 @@ class ExportOptions:
     resize: the rule by which the images were resized when the model was evaluated; None is ``stretch-bilinear``.
     crop_pct: the side of the crop divided by the side after resizing, as in `ImageSpec`; None is 1.
     labels: the class names in the order of the class index; with None, the names are the class indices from 0.
+    outputs: the outputs of the network. Without logits, labels are neither required nor stored.
     A value that is None is first taken from the checkpoint, if the checkpoint states the value.
     Errors: InputError when ``max_batch`` is below 1, or when ``resize`` is not a rule or does not take ``crop_pct``.
     """
@@ -66,8 +69,15 @@ class ExportOptions:
     resize: ResizeRule | None = None
     crop_pct: float | None = None
     labels: tuple[str, ...] | None = None
+    outputs: tuple[OutputName, ...] = ("logits",)
+
+    @property
+    def has_logits(self) -> bool:
+        return "logits" in self.outputs
 
     def __post_init__(self) -> None:
+        if self.outputs not in OUTPUTS:
+            raise InputError(f"--outputs: expected logits, features or both, got {', '.join(self.outputs)}")
         if self.max_batch < 1:
             raise InputError(f"--max-batch: expected at least 1, got {self.max_batch}")
         if self.crop_pct is not None and self.resize is not None:
@@ -105,7 +115,8 @@ class ExportOptions:
             labels=self.labels or known.labels,
         )
         if options.input_kind == "pixels":
-            missing = [name for name in ("mean", "std", "labels") if getattr(options, name) is None]
+            needed = ("mean", "std", "labels") if self.has_logits else ("mean", "std")
+            missing = [name for name in needed if getattr(options, name) is None]
             _require_stated(missing, not (self.resize or known.resize or default), known.usual_resize)
         return options
 
@@ -173,16 +184,18 @@ def bundle_from_checkpoint(
     loaded = load_checkpoint(checkpoint, hints)
     options = options.completed(loaded.images, default=family_of(loaded.spec).default_resize)
     image = _image(options, loaded.spec)
-    labels = _fitting_labels(options.labels, loaded.spec)
+    loaded.model.outputs = options.outputs
+    _require_outputs(loaded)
+    labels = _fitting_labels(options.labels, loaded.spec) if options.has_logits else ()
     check(image)
     steps.begin("fold the masks")
     folded = fold(loaded.model)
     with new_folder(out, force=force) as folder:
-        manifest, noise = _write(folder, loaded, folded, options, image, labels, steps)
+        manifest, noises = _write(folder, loaded, folded, options, image, labels, steps)
         _write_manifest(folder, manifest)
         # The comparison reads the bundle from the files on disk, as every later step does.
         steps.begin("compare the runtimes with PyTorch")
-        differences, skipped = _prove_numerically(open_bundle(folder), loaded, noise)
+        differences, skipped = _prove_numerically(open_bundle(folder), loaded, noises)
         manifest.export_parity.update(differences)
         manifest.export_skipped.update(skipped)
         _write_manifest(folder, manifest)
@@ -200,6 +213,36 @@ class _Steps:
     def begin(self, step: str) -> None:
         self._on_progress(Progress(step, self._begun, _STEPS))
         self._begun += 1
+
+
+@torch.no_grad()
+def _require_outputs(loaded: LoadedCheckpoint) -> None:
+    """Check that the model computes its outputs for an image.
+
+    Errors: InputError when the network does not have the features, or when the features of an image are not a vector.
+    """
+    model, spec = loaded.model, loaded.spec
+    if "logits" in model.outputs and not spec.classes:
+        raise InputError(
+            f"{loaded.file.path}: the network has no classifier, so that it has no logits",
+            hint="add --outputs features",
+        )
+    if model.outputs == ("logits",):
+        return
+    why = ""
+    try:
+        for name, answer in zip(model.outputs, model.answers(torch.zeros(1, *input_shape(spec))), strict=True):
+            if answer.ndim != 2:
+                why = f"the {name} of an image have the shape {tuple(answer.shape[1:])}, not that of a vector"
+    # The network can be code of another package, which raises exceptions of any class.
+    except Exception as exc:
+        why = str(exc).strip() or type(exc).__name__
+    if why:
+        raise InputError(
+            f"{loaded.file.path}: --outputs {','.join(model.outputs)}: {why}",
+            hint="leave --outputs out to export the logits; for a model of timm, type --model-args with the "
+            "global_pool of a classifier, such as token or avg",
+        )
 
 
 def _fitting_labels(labels: tuple[str, ...] | None, spec: ModelSpec) -> tuple[str, ...]:
@@ -241,8 +284,8 @@ def _write(
     image: ImageSpec,
     labels: Sequence[str],
     steps: _Steps,
-) -> tuple[Manifest, Noise]:
-    """Write all files except the manifest; return (the manifest, the noise of the model's float32 logits)."""
+) -> tuple[Manifest, tuple[Noise, ...]]:
+    """Write all files except the manifest; return (the manifest, the float32 noise of each output)."""
     inside = image if options.input_kind == "pixels" else None
     steps.begin("export to ONNX")
     proto = onnx_from_model(folded.model, preprocessing=inside, max_batch=options.max_batch)
@@ -254,7 +297,7 @@ def _write(
     (folder / artifacts.MODEL_FILE).write_bytes(proto.SerializeToString(deterministic=True))
     (folder / artifacts.WEIGHTS_FILE).write_bytes(bytes_from_model(loaded.model))
     steps.begin("compute the golden logits")
-    golden, noise = golden_from_model(loaded.model, options.input_kind, image)
+    golden, noises = golden_from_model(loaded.model, options.input_kind, image)
     (folder / artifacts.GOLDEN_FILE).write_bytes(bytes_from_golden(golden))
     (folder / artifacts.LABELS_FILE).write_text("".join(f"{label}\n" for label in labels), encoding="utf-8")
     manifest = Manifest(
@@ -271,7 +314,7 @@ def _write(
         max_batch=options.max_batch,
         image=image,
         task="single-label",
-        outputs=(OutputRecord(name=OUTPUT_NAME, shape=(loaded.spec.classes,), meaning="class logits"),),
+        outputs=_output_records(golden),
         labels=tuple(labels),
         opset=OPSET,
         folding=tuple(name for name, changed in folded.passes.items() if changed),
@@ -280,11 +323,19 @@ def _write(
         role_disagreements=role_disagreements(proto.graph),
         export_parity={},
         export_skipped={},
-        float32_noise=noise.largest,
+        float32_noise=noises[0].largest,
+        features_noise=noises[1].largest if len(noises) > 1 else 0.0,
         versions=artifacts.tool_versions(*family_of(loaded.spec).distributions),
         files={file.name: sha256_of_file(file) for file in sorted(folder.iterdir())},
     )
-    return manifest, noise
+    return manifest, noises
+
+
+def _output_records(golden: GoldenSet) -> tuple[OutputRecord, ...]:
+    widths = {golden.output: golden.logits.shape[1]}
+    if golden.features is not None:
+        widths["features"] = golden.features.shape[1]
+    return tuple(OutputRecord(name=name, shape=(width,), meaning=MEANINGS[name]) for name, width in widths.items())
 
 
 def _write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -293,7 +344,7 @@ def _write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def _prove_numerically(
-    bundle: Bundle, loaded: LoadedCheckpoint, noise: Noise
+    bundle: Bundle, loaded: LoadedCheckpoint, noises: tuple[Noise, ...]
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Run ``model.onnx`` in ONNX Runtime and OpenVINO, and compare the logits with the golden logits.
 
@@ -301,13 +352,14 @@ def _prove_numerically(
     built-in operators, as the C++ backends of a Triton server do, and with this project's CPU kernels, as this
     project's Triton models do on CPUs. Each combination of runtime and operators is called a runner.
     Returns two dicts. The first maps ``<runner>_largest_abs`` to the largest difference of each runner, and ``limit``
-    to the limit. The second maps each skipped runner to the reason.
+    to the limit; for the features beside logits, ``<runner>_features_largest_abs`` and ``features_limit``. The second
+    maps each skipped runner to the reason.
     Errors: ExportError as in `proven_programs`, and when every runner was skipped.
     """
     inputs, expected = golden_rows(bundle)
     # `limit_from_noise` limits the difference from the float64 logits. The golden logits are float32, and differ from
     # the float64 logits by at most the noise.
-    limit = limit_from_noise(noise).largest + noise.largest
+    limit = limit_from_noise(noises[0]).largest + noises[0].largest
     programs = proof_programs(bundle, open_variant(bundle, "fp32"))
     what = str(loaded.file.path)
     differences, skipped = proven_programs(programs, inputs, expected, limit, what=what)
@@ -315,9 +367,19 @@ def _prove_numerically(
         raise ExportError(
             f"{what}: no runtime on this machine can run the exported graph: {'; '.join(skipped.values())}"
         )
+    features: dict[str, float] = {}
+    if len(noises) > 1:
+        features["features_limit"] = limit_from_noise(noises[1]).largest + noises[1].largest
+        expected_features = golden_features(bundle)
+        for name in differences:
+            with programs[name]() as runner:
+                features[f"{name}_features_largest_abs"] = proven_features(
+                    runner, inputs, expected_features, features["features_limit"], what=what
+                )
     if loaded.model.foreign:
         _prove_batches(bundle, next(programs[name] for name in programs if name in differences), limit)
-    return {**{f"{name}_largest_abs": difference for name, difference in differences.items()}, "limit": limit}, skipped
+    logits = {f"{name}_largest_abs": difference for name, difference in differences.items()}
+    return {**logits, "limit": limit, **features}, skipped
 
 
 def _prove_batches(bundle: Bundle, open_program: Callable[[], Runner], limit: float) -> None:

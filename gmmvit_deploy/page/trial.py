@@ -130,7 +130,7 @@ class Trial:
         access: the key and the trusted certificates for the server.
         cpu_kernels: True to use this project's CPU kernels if the kernels are available.
         Errors:
-            InputError: the bundle has no mean and std, or the URL is not valid.
+            InputError: the bundle has no mean and std or no logits, or the URL is not valid.
             BundleError: the weights or the graph of the bundle cannot be loaded.
         """
         manifest = bundle.manifest
@@ -138,6 +138,11 @@ class Trial:
             raise InputError(
                 f"{bundle.path}: the bundle has no mean and std, without which the page cannot classify an image",
                 hint=STATE_PREPROCESSING,
+            )
+        if not manifest.has_logits:
+            raise InputError(
+                f"{bundle.path}: the bundle has only features, and the page shows the classes of images",
+                hint="type gmmvit export CHECKPOINT -o BUNDLE --outputs both to export logits and features",
             )
         self.bundle, self.url, self.model, self._access = bundle, url, model, access
         if url is not None:
@@ -272,7 +277,7 @@ def _asked(
         (
             f"{runner.label} + decoding",
             (server.preprocess, server.network),
-            lambda: server.connection.infer(server.ensemble, "IMAGE", encoded),
+            lambda: server.infer(encoded),
         ),
     )
     for program, models, request in requests:

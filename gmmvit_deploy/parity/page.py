@@ -175,7 +175,7 @@ def _accuracy(name: str, details: Mapping[str, Any]) -> str:
 
 
 def _flips(name: str, details: Mapping[str, Any]) -> str:
-    flips = details["flips"]
+    flips = details.get("flips")  # a bundle without logits decides nothing
     if not flips:
         return '<p class="quiet">No predicted class flipped.</p>'
     rows = [

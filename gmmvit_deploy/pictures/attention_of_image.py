@@ -83,7 +83,7 @@ class ImageRollout:
 class ImageAttention:
     """The attention of a model for an image.
 
-    label: the distinct name of the predicted class.
+    label: the distinct name of the predicted class; empty for a network without logits.
     distances: the distances of each layer, in the order of the run.
     no_distances: name of an attention without distances → the reason.
     rollout: the rollout, or None if the rollout is not defined.  no_rollout: the reason; empty with a rollout.
@@ -173,7 +173,7 @@ def attention_of_image(
             distances.append(_distances(layer, *place, unit=unit, size=size))
     reason = _why_no_rollout(model, record, observed, grids)
     return ImageAttention(
-        label=distinct_names(labels)[int(record.logits.argmax())],
+        label=distinct_names(labels)[int(record.logits.argmax())] if labels else "",
         distances=tuple(distances),
         no_distances=without,
         rollout=None if reason else _rollout(record, *grids[record.layers[-1].layer]),

@@ -104,6 +104,8 @@ class _Front:
             ) from exc
         try:
             model = await self._triton.model()
+            if not model.classifies:
+                raise Refusal(400, "the model has no classes; ask the server for its output features by gRPC or HTTP")
             top = _top(request, len(model.labels))
             images = images_from_body(body, boundary, model.max_batch)
             logits, bundle = await self._triton.logits(images)

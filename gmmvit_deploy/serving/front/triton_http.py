@@ -29,11 +29,15 @@ _MODEL_KEPT_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The served model: its labels, the hash of its bundle, and the maximum number of images in a request."""
+    """The served model: its labels, the hash of its bundle, and the maximum number of images in a request.
+
+    classifies: True if the model has logits.
+    """
 
     labels: tuple[str, ...]
     bundle: str
     max_batch: int
+    classifies: bool = True
 
 
 class Triton:
@@ -139,6 +143,7 @@ def _model(config: Mapping[str, Any]) -> Model:
         labels=tuple(json.loads(parameters["gmmvit_labels"])),
         bundle=parameters["gmmvit_bundle_sha256"],
         max_batch=int(config["max_batch_size"]),
+        classifies=any(output["name"] == "logits" for output in config["output"]),
     )
 
 
