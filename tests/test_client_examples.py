@@ -16,7 +16,6 @@ import sys
 import threading
 import urllib.parse
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ import numpy as np
 import pytest
 
 from gmmvit_deploy.artifacts import Bundle
-from gmmvit_deploy.runners.classify import BundleClassifier, likeliest
+from gmmvit_deploy.runners.classify import BundleClassifier
 from gmmvit_deploy.serving.server import TritonServer
 from tests.documented import PAGES, Block, blocks, commands
 from tests.haproxy import SmallGateway, needs_haproxy, small_gateway
@@ -58,7 +57,7 @@ def classify_port(bundle: Bundle) -> Iterator[int]:
             body = self.rfile.read(int(self.headers["content-length"]))
             logits = classifier.logits(images_of(self.headers["content-type"], body))
             top = int(query["top"][0])
-            predictions = [[asdict(guess) for guess in likeliest(row, classifier.labels, top)] for row in logits]
+            predictions = [[guess.to_json() for guess in classifier.label_set.predictions(row, top)] for row in logits]
             answer = {"model": "gmmvit", "bundle": bundle.sha256, "predictions": predictions}
             body = json.dumps(answer).encode()
             self.send_response(200)
@@ -114,7 +113,7 @@ def expected(folder: Path, bundle: Bundle) -> tuple[list[tuple[str, float]], int
     """((label, probability) of the three likeliest classes of the photo, the index of the pixels' largest logit)."""
     with BundleClassifier(bundle, cpu_kernels=False) as classifier:
         (logits,) = classifier.logits([(folder / "photo.png").read_bytes()])
-    guesses = [(guess.label, guess.probability) for guess in likeliest(logits, bundle.manifest.labels, 3)]
+    guesses = [(guess.label, guess.probability) for guess in bundle.manifest.label_set.predictions(logits, 3)]
     return guesses, int(bundle.golden()[1][0].argmax())
 
 

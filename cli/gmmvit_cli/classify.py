@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -19,7 +20,10 @@ from gmmvit_cli.options import (
 from gmmvit_cli.output import JSON_OPTION, complain, note, print_json
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.labels import distinct_names
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.labels import LabelSet
+    from gmmvit_deploy.runners.classify import Classification
 
 EXAMPLE = """gmmvit classify photo.jpg --bundle bundle
 gmmvit classify photos/ --url grpc://localhost:8001 --top 3"""
@@ -80,8 +84,8 @@ def classify(
     ),
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """Prints the most likely labels of each image with their probabilities. The exit status is 1 if a file cannot be
-    classified.
+    """Prints the most likely labels of each image with their probabilities; for a multi-label bundle, the labels that
+    reach their thresholds. The exit status is 1 if a file cannot be classified.
     """
     if bundle is not None and url is not None:
         raise InputError(
@@ -132,13 +136,10 @@ def classify(
     if as_json:
         print_json([answer.to_json() for answer in answers])
     else:
-        names = distinct_names(classifier.labels)
+        label_set = classifier.label_set
         for answer in answers:
             if answer.predictions:
-                shown = "  ".join(
-                    f"{names[p.index] if names else p.label} {p.probability:.1%}" for p in answer.predictions
-                )
-                typer.echo(f"{answer.path}: {shown}")
+                typer.echo(f"{answer.path}: {_shown(answer, label_set)}")
     if features is not None:
         note(f"features: {features}")
     for answer in failed:
@@ -148,3 +149,14 @@ def classify(
             f"hint: {len(failed)} of {len(answers)} files were not classified; repair or remove the files named above"
         )
         raise typer.Exit(1)
+
+
+def _shown(answer: Classification, label_set: LabelSet) -> str:
+    """Return the classes with their probabilities; of a multi-label network, the classes that reach their threshold."""
+    names = label_set.names
+    shown = [
+        f"{names[guess.index] if names else guess.label} {guess.probability:.1%}"
+        for guess in answer.predictions
+        if guess.present
+    ]
+    return "  ".join(shown) or "no label reaches its threshold"

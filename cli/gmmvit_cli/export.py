@@ -40,6 +40,7 @@ from gmmvit_cli.options import (
     normalisation_from,
     require_calibration,
     require_output,
+    thresholds_from,
 )
 from gmmvit_cli.output import JSON_OPTION, print_json, print_table
 from gmmvit_cli.progress import progress
@@ -52,6 +53,7 @@ from gmmvit_deploy.resize_rules import RESIZE_RULES, resize_rule_from
 if TYPE_CHECKING:
     from gmmvit_deploy.artifacts import Bundle
     from gmmvit_deploy.images import ImageSpec
+    from gmmvit_deploy.labels import Task
     from gmmvit_deploy.specs import OutputName
     from gmmvit_deploy.variants import Variant
 
@@ -59,6 +61,7 @@ EXAMPLE = """gmmvit export checkpoint.pth -o bundle --dataset cifar10
 gmmvit export checkpoint.pth -o bundle --dataset cifar10 --precision fp16,bf16"""
 
 _INPUT_KINDS = ("pixels", "tensor")
+_TASKS: dict[str, Task] = {"single": "single-label", "multi": "multi-label"}
 _OUTPUTS: dict[str, tuple[OutputName, ...]] = {
     "logits": ("logits",),
     "features": ("features",),
@@ -121,6 +124,21 @@ def export(
         help="Input of the graph. pixels: uint8, which the graph normalises. tensor: float32, already normalised.",
         callback=choice_from("--input", lambda: _INPUT_KINDS),
         autocompletion=complete(lambda: _INPUT_KINDS),
+    ),
+    task: str = typer.Option(
+        "single",
+        metavar="TASK",
+        rich_help_panel=INPUT,
+        help="single: an image has one class. multi: an image has any number of classes, by sigmoid and thresholds.",
+        callback=choice_from("--task", lambda: tuple(_TASKS)),
+        autocompletion=complete(lambda: tuple(_TASKS)),
+    ),
+    thresholds: str | None = typer.Option(
+        None,
+        metavar="FILE|NUMBER",
+        rich_help_panel=INPUT,
+        help="With --task multi: the probability from which on an image has a label. A file with a number on each line "
+        "in the order of the labels, a .json file with a list or with label: number, or a number for all labels.",
     ),
     outputs: str = typer.Option(
         "logits",
@@ -200,6 +218,8 @@ def export(
             hint="leave --labels out, or type --outputs both",
         )
     normalisation = normalisation_from(dataset, mean, std)
+    names = labels_from(labels) or normalisation.labels
+    limits = thresholds_from(thresholds, names)
     precisions = precisions_from(precision)
     require_calibration(precisions, calibration)
     variants: list[Variant] = []
@@ -214,8 +234,11 @@ def export(
             std=normalisation.std,
             resize=None if resize is None else resize_rule_from(resize),
             crop_pct=crop_pct,
-            labels=labels_from(labels) or normalisation.labels,
+            labels=names,
             outputs=_OUTPUTS[outputs],
+            task=_TASKS[task],
+            thresholds=limits,
+            thresholds_source=thresholds or "--thresholds",
         )
 
         def check(image: ImageSpec) -> None:
@@ -273,7 +296,8 @@ def _preprocessing(bundle: Bundle) -> list[tuple[str, str]]:
     mean, std = (", ".join(f"{value:.4g}" for value in values) for values in (image.mean, image.std))
     shown = ", ".join(labels[:5]) + (", …" if len(labels) > 5 else "")
     rows = [("images", f"resize {image.resize}{crop}; mean {mean}; std {std}")]
-    return [*rows, ("labels", f"{len(labels)}: {shown}")] if labels else rows
+    task = " (multi-label)" if bundle.manifest.task == "multi-label" else ""
+    return [*rows, ("labels", f"{len(labels)}{task}: {shown}")] if labels else rows
 
 
 def _resized(bundle: Bundle) -> list[tuple[str, str]]:

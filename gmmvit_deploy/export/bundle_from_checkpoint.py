@@ -29,6 +29,7 @@ from gmmvit_deploy.golden import GoldenSet, bytes_from_golden
 from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.roles import role_disagreements
 from gmmvit_deploy.images import ImageSpec
+from gmmvit_deploy.labels import Task
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.resize_rules import CROP_MODES, RESIZE_RULES, ResizeRule, fit_of, require_crop_pct, resize_rule_from
 from gmmvit_deploy.runners.open import proof_programs
@@ -58,6 +59,9 @@ class ExportOptions:
     crop_pct: the side of the crop divided by the side after resizing, as in `ImageSpec`; None is 1.
     labels: the class names in the order of the class index; with None, the names are the class indices from 0.
     outputs: the outputs of the network. Without logits, labels are neither required nor stored.
+    task: the task of the network, which no checkpoint states.
+    thresholds: for a multi-label network, the probability from which on an image has a label: a number for each label
+    or a number for all labels; None for single-label.  thresholds_source: where they come from, for messages.
     A value that is None is first taken from the checkpoint, if the checkpoint states the value.
     Errors: InputError when ``max_batch`` is below 1, or when ``resize`` is not a rule or does not take ``crop_pct``.
     """
@@ -70,6 +74,9 @@ class ExportOptions:
     crop_pct: float | None = None
     labels: tuple[str, ...] | None = None
     outputs: tuple[OutputName, ...] = ("logits",)
+    task: Task = "single-label"
+    thresholds: tuple[float, ...] | float | None = None
+    thresholds_source: str = "--thresholds"
 
     @property
     def has_logits(self) -> bool:
@@ -78,10 +85,48 @@ class ExportOptions:
     def __post_init__(self) -> None:
         if self.outputs not in OUTPUTS:
             raise InputError(f"--outputs: expected logits, features or both, got {', '.join(self.outputs)}")
+        if self.task == "multi-label" and not self.has_logits:
+            raise InputError(
+                "--task multi says how logits become labels, and --outputs features writes no logits",
+                hint="leave --task out, or type --outputs both",
+            )
+        if self.task == "multi-label" and self.thresholds is None:
+            raise InputError(
+                "--task multi needs the probability from which on an image has a label, for each label",
+                hint="add --thresholds FILE with a number for each label, or a number such as --thresholds 0.5",
+            )
+        if self.task == "single-label" and self.thresholds is not None:
+            raise InputError(
+                "--thresholds belongs to a multi-label network, and the task is single",
+                hint="add --task multi, or leave --thresholds out",
+            )
         if self.max_batch < 1:
             raise InputError(f"--max-batch: expected at least 1, got {self.max_batch}")
         if self.crop_pct is not None and self.resize is not None:
             require_crop_pct("--crop-pct", self.crop_pct, resize_rule_from(self.resize))
+
+    def fitting_thresholds(self, labels: Sequence[str]) -> tuple[float, ...]:
+        """Return the threshold of each label; empty for single-label.
+
+        Errors: InputError when the number of thresholds is not that of the labels, or when a threshold is not between
+        0 and 1.
+        """
+        if self.task == "single-label" or self.thresholds is None:
+            return ()
+        numbers = (self.thresholds,) * len(labels) if isinstance(self.thresholds, float) else self.thresholds
+        if len(numbers) != len(labels):
+            raise InputError(
+                f"{self.thresholds_source}: expected {len(labels)} thresholds, one for each label, got {len(numbers)}",
+                hint="write a number for each label, in the order of the labels",
+            )
+        for label, number in zip(labels, numbers, strict=True):
+            if not 0 < number < 1:
+                raise InputError(
+                    f"{self.thresholds_source}: the threshold of {label}: expected a number above 0 and below 1, got "
+                    f"{number:g}",
+                    hint="a threshold is a probability, such as 0.5",
+                )
+        return numbers
 
     def completed(self, known: KnownImages, *, default: ResizeRule | None = "stretch-bilinear") -> ExportOptions:
         """Return the options with the values of the checkpoint in place of None.
@@ -187,6 +232,7 @@ def bundle_from_checkpoint(
     loaded.model.outputs = options.outputs
     _require_outputs(loaded)
     labels = _fitting_labels(options.labels, loaded.spec) if options.has_logits else ()
+    options.fitting_thresholds(labels)
     check(image)
     steps.begin("fold the masks")
     folded = fold(loaded.model)
@@ -313,7 +359,8 @@ def _write(
         input_kind=options.input_kind,
         max_batch=options.max_batch,
         image=image,
-        task="single-label",
+        task=options.task,
+        thresholds=options.fitting_thresholds(labels),
         outputs=_output_records(golden),
         labels=tuple(labels),
         opset=OPSET,

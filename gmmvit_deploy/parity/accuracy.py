@@ -21,13 +21,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gmmvit_deploy.data.images import Label
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.labels import distinct_names
 from gmmvit_deploy.parity.paired import Paired, images_needed, mcnemar
 from gmmvit_deploy.parity.verdict import Check, Verdict
 from gmmvit_deploy.precision import Precision
 
-__all__ = ["GATES", "Accuracy", "Classes", "classes_of", "gate_of"]
+__all__ = ["GATES", "Accuracy", "Classes", "classes_of", "gate_of", "numbers_of"]
 
 GATES: dict[Precision, float] = {"fp32": 0.999, "fp16": 0.999, "bf16": 0.999, "int8": 0.99, "fp8": 0.99}
 _TOP = 5
@@ -106,15 +107,21 @@ class Accuracy:
         self._answers = np.zeros((count, count), np.int64)  # axes: true class, class that PyTorch predicts
         self._unlabelled = 0
 
-    def add(self, labels: Sequence[int | None], trained: NDArray[Any], logits: NDArray[Any]) -> None:
+    def add(self, labels: Sequence[Label], trained: NDArray[Any], logits: NDArray[Any]) -> None:
         """Add a batch; logits of the runner that are not finite count as −∞.
 
         labels: the data's class index of each image; None for an unlabelled image, which only counts as unlabelled.
         trained: (B, C), the logits of PyTorch.  logits: (B, C), the logits of the runner.
-        Errors: InputError when a label lies outside the model's classes.
+        Errors: InputError when a label lies outside the model's classes, or when an image has a set of labels.
         """
         known = np.array([label is not None for label in labels], bool)
         self._unlabelled += int((~known).sum())
+        if any(isinstance(label, tuple) for label in labels):
+            raise InputError(
+                "the data has a set of labels for each image, and the bundle is single-label",
+                hint="type --data with data that has a class for each image, or export the checkpoint again with "
+                "--task multi",
+            )
         raw = np.array([label for label in labels if label is not None], np.int64)
         if not len(raw):
             return
@@ -176,8 +183,8 @@ class Accuracy:
                 "unlabelled": self._unlabelled,
                 "gate": gate,
                 "lowest_difference_allowed": allowed,
-                "top1": _numbers(pairs),
-                "top5": _numbers(_paired(self._top5)) if len(self._labels) > _TOP else None,
+                "top1": numbers_of(pairs),
+                "top5": numbers_of(_paired(self._top5)) if len(self._labels) > _TOP else None,
                 "images_needed": needed if verdict == "undecided" else None,
                 "classes": self._classes.note,
                 "per_class": self.per_class(),
@@ -239,7 +246,8 @@ def _paired(counts: NDArray[Any]) -> Paired:
     return Paired(both=int(counts[1, 1]), lost=int(counts[1, 0]), gained=int(counts[0, 1]), neither=int(counts[0, 0]))
 
 
-def _numbers(pairs: Paired) -> dict[str, Any]:
+def numbers_of(pairs: Paired) -> dict[str, Any]:
+    """Return the shares, the difference with its interval, and McNemar's p-value, for a report."""
     low, high = pairs.interval()
     return {
         "pytorch": pairs.pytorch_accuracy,

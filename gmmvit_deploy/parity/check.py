@@ -43,10 +43,12 @@ from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.parity.accuracy import Accuracy, classes_of, gate_of
 from gmmvit_deploy.parity.calibration import check_calibration
 from gmmvit_deploy.parity.constants import check_constants
+from gmmvit_deploy.parity.crossings import decisions_of
 from gmmvit_deploy.parity.decisions import Decisions
 from gmmvit_deploy.parity.inputs import Batch, ImageStream, OnBroken, golden_batch, random_batch
 from gmmvit_deploy.parity.invariance import check_invariance
 from gmmvit_deploy.parity.localize import localize
+from gmmvit_deploy.parity.multi_label import MultiLabelAccuracy
 from gmmvit_deploy.parity.numeric import Distances, SetNumbers, check_numeric, check_stored, comparable
 from gmmvit_deploy.parity.preprocessing import Sample, check_preprocessing
 from gmmvit_deploy.parity.reference import Reference, why_no_model
@@ -182,10 +184,13 @@ class _Tally:
         self._recorded_features = record.golden.get("features_largest_abs") if record else None
         self._distances: dict[str, Distances] = {}
         self._of_features: dict[str, Distances] = {}
-        self._decisions = Decisions(labels) if bundle.manifest.has_logits else None
-        self._accuracy: Accuracy | None = None
+        self._decisions = decisions_of(bundle.manifest.label_set) if bundle.manifest.has_logits else None
+        self._accuracy: Accuracy | MultiLabelAccuracy | None = None
         if options.data is not None and bundle.manifest.has_logits:
-            self._accuracy = Accuracy(labels, classes_of(options.data.classes, labels, options.data.name))
+            classes = classes_of(options.data.classes, labels, options.data.name)
+            multi = bundle.manifest.task == "multi-label"
+            label_set = bundle.manifest.label_set
+            self._accuracy = MultiLabelAccuracy(label_set, classes) if multi else Accuracy(labels, classes)
         self._kept_logits: dict[str, NDArray[Any]] = {}
 
     def add(self, inputs: str, known: _Known, *, keep: bool = False) -> None:

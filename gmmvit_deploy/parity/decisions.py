@@ -23,9 +23,9 @@ from gmmvit_deploy.labels import distinct_names
 from gmmvit_deploy.parity.verdict import Check
 from gmmvit_deploy.tolerances import Limit
 
-__all__ = ["Decisions", "Flip"]
+__all__ = ["MOST_LISTED", "Decisions", "Flip"]
 
-_MOST_LISTED = 1000
+MOST_LISTED = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class Decisions:
         self._errors.append(np.abs(logits - exact).max(1).astype(np.float32))
         self._flipped.append(flipped)
         self._seen += len(logits)
-        for row in np.flatnonzero(flipped)[: _MOST_LISTED - len(self._flips)]:
+        for row in np.flatnonzero(flipped)[: MOST_LISTED - len(self._flips)]:
             self._flips.append((where[row], int(pytorch_class[row]), int(runner_class[row]), float(margins[row])))
 
     def points(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:

@@ -225,9 +225,9 @@ def _images_at_once(bundle: Bundle, server: Served, generator: np.random.Generat
 def _label_problems(bundle: Bundle, server: Served, max_batch: int) -> list[str]:
     labels = bundle.manifest.labels
     reasons = []
-    if server.connection.model(server.ensemble).labels != labels:
+    if server.connection.model(server.ensemble).label_set != bundle.manifest.label_set:
         reasons.append(
-            f"labels: expected the bundle's classes in the bundle's order, got other classes or another order from "
+            f"labels: expected the bundle's classes in the bundle's order, its task and thresholds, got others from "
             f"{server.ensemble} on the server"
         )
     golden = bundle.golden_set()

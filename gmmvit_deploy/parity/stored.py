@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.artifacts import Bundle, tool_versions
 from gmmvit_deploy.graphs.quantize import QUANTIZED
-from gmmvit_deploy.parity.decisions import Decisions
+from gmmvit_deploy.parity.crossings import decisions_of
 from gmmvit_deploy.parity.inputs import Batch, golden_batch
 from gmmvit_deploy.parity.invariance import check_invariance
 from gmmvit_deploy.parity.numeric import Distances, check_numeric, comparable
@@ -74,7 +74,7 @@ def _report(
     distances.add(logits, stored, stored)
     record = open_variant(bundle, runner.precision).record if runner.precision in QUANTIZED else None
     numbers = distances.numbers(runner.precision, record.golden["largest_abs"] if record else None)
-    decisions = Decisions(bundle.manifest.labels)
+    decisions = decisions_of(bundle.manifest.label_set)
     if bundle.manifest.has_logits and comparable(logits, stored):
         whole = np.isfinite(logits).all(1)
         where = [place for place, fine in zip(golden.where, whole, strict=True) if fine]

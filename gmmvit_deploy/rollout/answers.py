@@ -13,7 +13,6 @@ from pathlib import Path
 
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, ServerError
-from gmmvit_deploy.labels import distinct_names
 from gmmvit_deploy.parity.stored import stored_noise
 from gmmvit_deploy.runners.classify import TritonClassifier, classify_files
 from gmmvit_deploy.runners.triton import TritonRunner
@@ -95,8 +94,7 @@ def label_agreement(files: Sequence[Path], old_url: str, new_url: str) -> Agreem
                 raise InputError(
                     f"{result.path}: {result.error}", hint="remove this file from the folder of --canary-images"
                 )
-        names = distinct_names(classifier.labels)
-        answered.append([names[result.predictions[0].index] for result in results])
+        answered.append([", ".join(classifier.label_set.decided(result.predictions)) for result in results])
     pairs = zip(files, *answered, strict=True)
     return Agreement(
         images=len(files),

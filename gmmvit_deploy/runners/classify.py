@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import ImageError, InputError, RequestRejectedError, ServerError
+from gmmvit_deploy.labels import LabelSet, Prediction
 from gmmvit_deploy.preprocess import MAX_IMAGE_BYTES, UnusableImage
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.resize_rules import STATE_PREPROCESSING
@@ -33,20 +34,10 @@ __all__ = [
     "Prediction",
     "TritonClassifier",
     "classify_files",
-    "likeliest",
 ]
 
 DEFAULT_RETRY_S = 30.0
 """The time in seconds in which a request that an overloaded server refused may be repeated."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
-    """A class with its softmax probability."""
-
-    label: str
-    index: int
-    probability: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +62,7 @@ class Classification:
         return {
             "path": self.path,
             "runner": self.runner,
-            "predictions": [asdict(prediction) for prediction in self.predictions],
+            "predictions": [prediction.to_json() for prediction in self.predictions],
             "error": self.error,
             "notice": self.notice,
         }
@@ -83,13 +74,13 @@ class Classifier:
     runner: name of the runner that computes the logits.
     notice: the reason why this project's CPU kernels, which are faster, are not used; empty if the kernels are used or
     were not requested.
-    labels: label of each class.  max_batch: maximum number of images in a call of `logits`.
+    label_set: the labels, and how logits become labels.  max_batch: maximum number of images in a call of `logits`.
     outputs: the outputs of the network.  source: the bundle, or the model on the server, for messages.
     """
 
     runner: str
     notice: str = ""
-    labels: tuple[str, ...]
+    label_set: LabelSet
     max_batch: int
     outputs: tuple[str, ...]
     source: str
@@ -170,7 +161,7 @@ class TritonClassifier(Classifier):
                 hint="type --served-name NAME with the name of the ensemble; "
                 "the command gmmvit repository prints the names of the models that it writes",
             )
-        self.labels, self.max_batch, self.outputs = served.labels, served.max_batch, served.outputs
+        self.label_set, self.max_batch, self.outputs = served.label_set, served.max_batch, served.outputs
         self.source = f"{model} at {url}"
 
     def answers(self, images: Sequence[bytes], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
@@ -207,7 +198,7 @@ class BundleClassifier(Classifier):
             self.notice = fused_graph(open_variant(bundle, "fp32").path)[1]
         self._runner = OnnxRuntimeRunner(bundle, kernels=cpu_kernels and not self.notice)
         self.runner = self._runner.name
-        self.labels, self.max_batch = bundle.manifest.labels, bundle.manifest.max_batch
+        self.label_set, self.max_batch = bundle.manifest.label_set, bundle.manifest.max_batch
         self.outputs, self.source = bundle.manifest.output_names, str(bundle.path)
 
     def answers(self, images: Sequence[bytes], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
@@ -328,22 +319,8 @@ def _ask(
         file: Classification(
             path=file,
             runner=classifier.runner,
-            predictions=() if logits is None else likeliest(logits[row], classifier.labels, top),
+            predictions=() if logits is None else classifier.label_set.predictions(logits[row], top),
             features=None if features is None else features[row],
         )
         for row, file in enumerate(images)
     }
-
-
-def likeliest(logits: NDArray[Any], labels: Sequence[str], top: int) -> tuple[Prediction, ...]:
-    """Return the ``top`` most likely classes of a row of logits (C,), with their softmax probabilities."""
-    import numpy as np
-
-    # The softmax is computed in float64, so that the displayed probabilities add up to 1.
-    exponentials = np.exp(logits.astype(np.float64) - logits.max())
-    probabilities = exponentials / exponentials.sum()
-    order = np.argsort(-logits, kind="stable")[:top]
-    return tuple(
-        Prediction(label=labels[i] if i < len(labels) else str(i), index=int(i), probability=float(probabilities[i]))
-        for i in order
-    )

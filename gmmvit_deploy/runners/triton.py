@@ -66,10 +66,10 @@ class TritonRunner(Runner):
         if served.bundle_sha256 != bundle.sha256:
             source = f"bundle {served.bundle_sha256[:12]}…" if served.bundle_sha256 else "an unknown bundle"
             other_bundle = f"{url} serves {self._network} from {source}, not from {bundle.path} ({bundle.sha256[:12]}…)"
-            alike = (served.inputs, served.outputs, served.labels) == (
+            alike = (served.inputs, served.outputs, served.label_set) == (
                 {self._input: bundle.input_shape},
                 self.outputs,
-                bundle.manifest.labels,
+                bundle.manifest.label_set,
             )
             if not (takes_other_bundle and alike):
                 self._connection.close()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import InputError, ServerError
 from gmmvit_deploy.extras import require
+from gmmvit_deploy.labels import LabelSet
 from gmmvit_deploy.runtime.access import NO_ACCESS, Access
 from gmmvit_deploy.runtime.server_url import parse_url
 from gmmvit_deploy.runtime.triton_clients import last_retry_after, open_client
@@ -19,7 +20,7 @@ from gmmvit_deploy.runtime.triton_errors import Request, error_from_refusal, err
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["DEFAULT_MODEL", "ServedModel", "ServerTimings", "TritonConnection", "parse_url"]
+__all__ = ["DEFAULT_MODEL", "ServedModel", "ServerTimings", "TritonConnection", "label_set_from", "parse_url"]
 
 DEFAULT_MODEL = "gmmvit"
 _TRITON_TYPES = {"uint8": "UINT8", "float32": "FP32", "object": "BYTES"}
@@ -34,7 +35,7 @@ class ServedModel:
 
     max_batch: the maximum batch size; 0 for a model that takes no batches.
     inputs: name of the input → shape without the batch.  outputs: the names of the outputs.
-    labels: the names of the classes; empty if the model has no labels.
+    label_set: the labels, and how logits become labels; without labels if the model states none.
     bundle_sha256: the hash of the bundle from which the model was made; None if the model was not made from a bundle.
     A bundle is the folder that ``gmmvit export`` writes.
     preprocessing: for a model that decodes images, the `ImageSpec` as JSON and the number of threads; None for other
@@ -48,7 +49,7 @@ class ServedModel:
     max_batch: int
     inputs: dict[str, tuple[int, ...]]
     outputs: tuple[str, ...]
-    labels: tuple[str, ...]
+    label_set: LabelSet
     bundle_sha256: str | None
     preprocessing: Mapping[str, Any] | None
     precision: str
@@ -254,12 +255,26 @@ def _served_model(name: str, answer: Mapping[str, Any]) -> ServedModel:
         max_batch=int(config.get("max_batch_size", 0)),
         inputs={i["name"]: tuple(map(int, i["dims"])) for i in config["input"]},
         outputs=tuple(output["name"] for output in config["output"]),
-        labels=tuple(json.loads(parameters.get("gmmvit_labels", "[]"))),
+        label_set=label_set_from(parameters),
         bundle_sha256=parameters.get("gmmvit_bundle_sha256"),
         preprocessing=json.loads(parameters.get("preprocessing", "null")),
         precision=parameters.get("gmmvit_precision", "fp32"),
         on_gpu=any(group.get("kind") == "KIND_GPU" for group in config.get("instance_group", [])),
         settings=_settings(config, parameters),
+    )
+
+
+def label_set_from(parameters: Mapping[str, str]) -> LabelSet:
+    """Return the labels that the parameters of a served model state.
+
+    A model without the parameters has no labels, and a model without a task is single-label.
+    Errors: ValueError when the parameters contradict each other.
+    """
+    task: Any = parameters.get("gmmvit_task", "single-label")
+    return LabelSet(
+        labels=tuple(json.loads(parameters.get("gmmvit_labels", "[]"))),
+        task=task,
+        thresholds=tuple(json.loads(parameters.get("gmmvit_thresholds", "[]"))),
     )
 
 

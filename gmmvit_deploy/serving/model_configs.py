@@ -173,6 +173,8 @@ def _skeleton(bundle: Bundle, name: str) -> Any:
         "gmmvit_bundle_sha256": bundle.sha256,
         "gmmvit_checkpoint_sha256": bundle.manifest.checkpoint["sha256"],
         "gmmvit_labels": json.dumps(bundle.manifest.labels),
+        "gmmvit_task": bundle.manifest.task,
+        "gmmvit_thresholds": json.dumps(bundle.manifest.thresholds),
     }
     for key, value in parameters.items():
         config.parameters[key].string_value = value

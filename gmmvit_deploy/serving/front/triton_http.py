@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
+from gmmvit_deploy.labels import LabelSet
+from gmmvit_deploy.runtime.triton import label_set_from
 from gmmvit_deploy.serving.front.options import BUNDLE_HEADER, FrontOptions
 from gmmvit_deploy.serving.front.refusals import Refusal, overloaded
 
@@ -29,12 +31,12 @@ _MODEL_KEPT_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The served model: its labels, the hash of its bundle, and the maximum number of images in a request.
+    """The served model: its labels with the task, the hash of its bundle, and the maximum batch of a request.
 
     classifies: True if the model has logits.
     """
 
-    labels: tuple[str, ...]
+    label_set: LabelSet
     bundle: str
     max_batch: int
     classifies: bool = True
@@ -140,7 +142,7 @@ class Triton:
 def _model(config: Mapping[str, Any]) -> Model:
     parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
     return Model(
-        labels=tuple(json.loads(parameters["gmmvit_labels"])),
+        label_set=label_set_from(parameters),
         bundle=parameters["gmmvit_bundle_sha256"],
         max_batch=int(config["max_batch_size"]),
         classifies=any(output["name"] == "logits" for output in config["output"]),
