@@ -76,7 +76,7 @@ DATA = typer.Option(
     metavar="KIND:PATH",
     rich_help_panel=INPUT,
     help=f"Images: KIND:PATH, or only the word {KINDS[-1]} for scikit-learn's handwritten digits. KIND is "
-    f"{listed(KINDS[:-1])}; array is an .npz or .npy file. Append "
+    f"{listed(KINDS[:-1])}; array is an .npz or .npy file; table is a .csv file with labels of 0 and 1. Append "
     f"{' or '.join(f'#{split}' for split in SPLITS)} to choose the split (default: {SPLITS[0]}).",
     autocompletion=complete(lambda: _DATA_KINDS),
 )
