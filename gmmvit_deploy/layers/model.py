@@ -40,9 +40,12 @@ class Model(nn.Module):
     def logits_and_features(self, images: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Return (logits, features).  Features (B, D) are the pooled tokens that the classifier head reads.
 
-        An output that the model does not have, or that is not in ``outputs``, can be None.
+        An output that the model does not have, or that is not in ``outputs``, can be None. A model that defines
+        ``forward`` in place of this method has logits and no features.
         """
-        raise NotImplementedError
+        if type(self).forward is Model.forward:
+            raise NotImplementedError
+        return self.forward(images), None  # type: ignore[return-value]  # such a forward returns a tensor
 
     def answers(self, images: Tensor) -> tuple[Tensor, ...]:
         """Return the ``outputs`` of the model for a batch of images, in their order."""

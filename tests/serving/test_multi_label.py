@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -23,20 +24,24 @@ from gmmvit_deploy.artifacts import Bundle, open_bundle
 from gmmvit_deploy.checkpoints.loading import released_state_dict
 from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.data.formats import digits
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.families import model_from_spec
 from gmmvit_deploy.families.vit.spec import ViTSpec
 from gmmvit_deploy.images import ImageSpec
 from gmmvit_deploy.page import html
 from gmmvit_deploy.page.trial import Trial
+from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.runners.classify import TritonClassifier, classify_files
 from gmmvit_deploy.runners.triton import TritonRunner
 from gmmvit_deploy.runtime.triton import TritonConnection
 from gmmvit_deploy.serving.front.options import FRONT_HEADER, FrontOptions
 from gmmvit_deploy.serving.front.process import start_front
+from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.specs import MaskSpec
-from tests.conftest import FREE_PORTS
+from tests.conftest import FREE_PORTS, golden
 
 pytestmark = [pytest.mark.server, pytest.mark.export]
 SIDE = 16
@@ -100,8 +105,23 @@ def multi(folder: Path, gmmvit: Command) -> Bundle:
 
 
 @pytest.fixture(scope="module")
-def server(multi: Bundle, folder: Path) -> Iterator[TritonServer]:
+def backbone(folder: Path) -> Bundle:
+    """The teacher of a file of DINO, without a head."""
+    case = golden("dino_linear")
+    hints = replace(case.hints, head=None, head_blocks=None, only_features=True)
+    options = ExportOptions(
+        mean=(0.5,) * 3, std=(0.5,) * 3, resize="stretch-bilinear", max_batch=8, outputs=("features",)
+    )
+    return bundle_from_checkpoint(case.path, folder / "dino", options, hints=hints)
+
+
+@pytest.fixture(scope="module")
+def server(multi: Bundle, backbone: Bundle, folder: Path) -> Iterator[TritonServer]:
+    """A server with the models ``gmmvit`` and ``dino``."""
     repository = repository_from_bundle(multi, folder / "models")
+    other = repository_from_bundle(backbone, folder / "dino_models", RepositoryOptions(name="dino"))
+    for model in other.models:
+        (other.path / model).rename(repository.path / model)
     with TritonServer(repository.path, options=ServerOptions(**FREE_PORTS)) as running:
         yield running
 
@@ -151,6 +171,32 @@ def test_features_over_grpc_are_those_of_pytorch(multi: Bundle, server: TritonSe
     with TritonRunner(multi, server.grpc_url) as runner:
         answers = runner.rows_all(golden.inputs)
     np.testing.assert_allclose(answers["features"], golden.features, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_features_of_a_dino_backbone_are_within_parity_s_limits(
+    protocol: str, backbone: Bundle, server: TritonServer, folder: Path
+) -> None:
+    url = server.grpc_url if protocol == "grpc" else server.http_url
+    with TritonRunner(backbone, url, model="dino") as runner:
+        report = check_parity(backbone, [runner])
+    verdicts = {check.name: check.verdict for check in report.runners[0].checks}
+    assert (verdicts["numeric"], verdicts["preprocessing"]) == ("passed", "passed")
+    assert verdicts["served"] != "failed"
+    assert report.verdict != "failed"
+    with TritonClassifier(url, model="dino") as classifier:
+        (answer,) = classify_files(classifier, [folder / "0.png"], features=True)
+        assert answer.features is not None
+        assert answer.features.shape == (24,)
+        assert answer.predictions == ()
+        with pytest.raises(InputError, match=f"dino at {url}: expected a network with logits"):
+            classify_files(classifier, [folder / "0.png"])
+
+
+def test_a_backbone_has_nothing_to_classify(backbone: Bundle) -> None:
+    with pytest.raises(InputError, match="the bundle has only features") as caught:
+        Trial(backbone)
+    assert "--outputs both" in caught.value.hint
 
 
 def test_the_classification_extension_keeps_repeated_labels_apart(multi: Bundle, server: TritonServer) -> None:
