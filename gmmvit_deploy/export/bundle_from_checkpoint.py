@@ -12,10 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
 from gmmvit_deploy import artifacts
-from gmmvit_deploy.artifacts import MEANINGS, Bundle, InputKind, Manifest, OutputRecord, open_bundle
+from gmmvit_deploy.artifacts import Bundle, InputKind, Manifest, open_bundle
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.errors import ExportError, InputError
@@ -23,9 +21,10 @@ from gmmvit_deploy.export.batch_proof import require_batches
 from gmmvit_deploy.export.golden import golden_from_model
 from gmmvit_deploy.export.numeric_proof import golden_features, golden_rows, proven_features, proven_programs
 from gmmvit_deploy.export.onnx_from_model import OPSET, onnx_from_model
+from gmmvit_deploy.export.outputs import output_records, require_outputs
 from gmmvit_deploy.families import family_of
 from gmmvit_deploy.folding.fold import FoldedModel, fold
-from gmmvit_deploy.golden import GoldenSet, bytes_from_golden
+from gmmvit_deploy.golden import bytes_from_golden
 from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.roles import role_disagreements
 from gmmvit_deploy.images import ImageSpec
@@ -36,7 +35,7 @@ from gmmvit_deploy.runners.open import proof_programs
 from gmmvit_deploy.runners.runner import Runner
 from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.sources.record import KnownImages
-from gmmvit_deploy.specs import OUTPUTS, ModelSpec, OutputName, input_shape
+from gmmvit_deploy.specs import OUTPUTS, ModelSpec, OutputName
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from gmmvit_deploy.variants import open_variant
 from gmmvit_deploy.writing import new_folder, require_free, sha256_of_file
@@ -230,7 +229,7 @@ def bundle_from_checkpoint(
     options = options.completed(loaded.images, default=family_of(loaded.spec).default_resize)
     image = _image(options, loaded.spec)
     loaded.model.outputs = options.outputs
-    _require_outputs(loaded)
+    require_outputs(loaded)
     labels = _fitting_labels(options.labels, loaded.spec) if options.has_logits else ()
     options.fitting_thresholds(labels)
     check(image)
@@ -259,36 +258,6 @@ class _Steps:
     def begin(self, step: str) -> None:
         self._on_progress(Progress(step, self._begun, _STEPS))
         self._begun += 1
-
-
-@torch.no_grad()
-def _require_outputs(loaded: LoadedCheckpoint) -> None:
-    """Check that the model computes its outputs for an image.
-
-    Errors: InputError when the network does not have the features, or when the features of an image are not a vector.
-    """
-    model, spec = loaded.model, loaded.spec
-    if "logits" in model.outputs and not spec.classes:
-        raise InputError(
-            f"{loaded.file.path}: the network has no classifier, so that it has no logits",
-            hint="add --outputs features",
-        )
-    if model.outputs == ("logits",):
-        return
-    why = ""
-    try:
-        for name, answer in zip(model.outputs, model.answers(torch.zeros(1, *input_shape(spec))), strict=True):
-            if answer.ndim != 2:
-                why = f"the {name} of an image have the shape {tuple(answer.shape[1:])}, not that of a vector"
-    # The network can be code of another package, which raises exceptions of any class.
-    except Exception as exc:
-        why = str(exc).strip() or type(exc).__name__
-    if why:
-        raise InputError(
-            f"{loaded.file.path}: --outputs {','.join(model.outputs)}: {why}",
-            hint="leave --outputs out to export the logits; for a model of timm, type --model-args with the "
-            "global_pool of a classifier, such as token or avg",
-        )
 
 
 def _fitting_labels(labels: tuple[str, ...] | None, spec: ModelSpec) -> tuple[str, ...]:
@@ -361,7 +330,7 @@ def _write(
         image=image,
         task=options.task,
         thresholds=options.fitting_thresholds(labels),
-        outputs=_output_records(golden),
+        outputs=output_records(golden),
         labels=tuple(labels),
         opset=OPSET,
         folding=tuple(name for name, changed in folded.passes.items() if changed),
@@ -376,13 +345,6 @@ def _write(
         files={file.name: sha256_of_file(file) for file in sorted(folder.iterdir())},
     )
     return manifest, noises
-
-
-def _output_records(golden: GoldenSet) -> tuple[OutputRecord, ...]:
-    widths = {golden.output: golden.logits.shape[1]}
-    if golden.features is not None:
-        widths["features"] = golden.features.shape[1]
-    return tuple(OutputRecord(name=name, shape=(width,), meaning=MEANINGS[name]) for name, width in widths.items())
 
 
 def _write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -161,8 +161,8 @@ def test_the_server_gives_the_labels_of_pytorch(multi: Bundle, server: TritonSer
             for guess in answer.predictions:
                 assert guess.probability == pytest.approx(row[guess.index], abs=1e-5)
                 assert guess.threshold == THRESHOLDS[guess.index]
-    found = [set(classifier.label_set.decided(answer.predictions)) for answer in answers]
-    right = sum(labels == truth for labels, truth in zip(found, truth_of(folder).values(), strict=True))
+    given = [set(classifier.label_set.decided(answer.predictions)) for answer in answers]
+    right = sum(labels == truth for labels, truth in zip(given, truth_of(folder).values(), strict=True))
     assert right > 30, "the network was trained; if most images are wrong, labels are in another order"
 
 

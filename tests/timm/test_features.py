@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -49,8 +50,8 @@ def options(**changes: object) -> ExportOptions:
 def both(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """A classifier with logits and features; the label ``b`` occurs twice."""
     file, _ = saved(tmp_path_factory.mktemp("timm"), 3)
-    wanted = options(labels=("a", "b", "b"), outputs=("logits", "features"))
-    return once(shared / "both", lambda out: bundle_from_checkpoint(file, out, wanted, hints=hints()))
+    chosen = options(labels=("a", "b", "b"), outputs=("logits", "features"))
+    return once(shared / "both", lambda out: bundle_from_checkpoint(file, out, chosen, hints=hints()))
 
 
 @pytest.mark.parametrize("classes", [0, 3], ids=["backbone without a head", "classifier"])
@@ -102,8 +103,6 @@ def test_parity_compares_the_features_beside_the_logits(both: Bundle) -> None:
 
 
 def test_another_precision_has_both_outputs(both: Bundle, tmp_path: Path) -> None:
-    import shutil
-
     shutil.copytree(both.path, tmp_path / "b")
     copied = open_bundle(tmp_path / "b")
     variant = variant_from_bundle(copied, "bf16")
