@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import numpy as np  # here, so that no request waits for the import
 
 from gmmvit_deploy.labels import LabelSet
 from gmmvit_deploy.runtime.triton import label_set_from
@@ -167,8 +168,6 @@ def _request(images: Sequence[bytes]) -> tuple[bytes, bytes]:
 
 
 def _logits(body: bytes, header_length: int, images: int) -> NDArray[Any]:
-    import numpy as np
-
     (output,) = json.loads(body[:header_length])["outputs"]
     rows, classes = map(int, output["shape"])
     if output["name"] != "logits" or output["datatype"] != "FP32" or rows != images:
