@@ -2,6 +2,7 @@
 
     cifar10:PATH   cifar100:PATH   svhn:PATH   mnist:PATH   tiny-imagenet:PATH
     folder:PATH    a folder with a subfolder per class, or a folder of images
+    table:PATH     a .csv file with a column of files and a column of 0 and 1 for each label (multi-label)
     array:PATH     an .npz or .npy file of images
     digits         the images of digits that are part of scikit-learn
 
@@ -17,6 +18,7 @@ from pathlib import Path
 from gmmvit_deploy.data import formats
 from gmmvit_deploy.data.images import Images
 from gmmvit_deploy.data.kinds import KINDS, SPLITS
+from gmmvit_deploy.data.tables import table
 from gmmvit_deploy.errors import InputError
 
 __all__ = ["KINDS", "is_named", "open_data", "require_data"]
@@ -29,6 +31,7 @@ _READERS: dict[str, Callable[[Path, str], Images]] = {
     "mnist": formats.idx,
     "tiny-imagenet": formats.tiny_imagenet,
     "folder": formats.class_folders,
+    "table": lambda path, split: table(path),
     "array": lambda path, split: formats.array_file(path),
     "digits": lambda path, split: formats.digits(split),
 }

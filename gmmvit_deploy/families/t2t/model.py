@@ -140,7 +140,9 @@ class T2T(Model):
             }
         )
 
-    def forward(self, images: Float[Tensor, "batch channels side side"]) -> Float[Tensor, "batch classes"]:
+    def logits_and_features(
+        self, images: Float[Tensor, "batch channels side side"]
+    ) -> tuple[Float[Tensor, "batch classes"], Float[Tensor, "batch dim"]]:
         x = self.unfolds[0](images if self.views is None else self.views(images))
         for step, transformer in enumerate(self.token_transformers):
             x = transformer(x)
@@ -152,11 +154,8 @@ class T2T(Model):
         x = x + self.position_embedding
         for block in self.blocks:
             x = block(x)
-        if self.class_token is not None:
-            logits: Tensor = self.head(self.norm(x[:, 0]))
-        else:
-            logits = self.head(self.norm(x).mean(dim=1))
-        return logits
+        features: Tensor = self.norm(x).mean(dim=1) if self.class_token is None else self.norm(x[:, 0])
+        return self.head(features), features
 
 
 def _token_scores(spec: T2TSpec, *, width: int, grid: int) -> AttentionScores:
