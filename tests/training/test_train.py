@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,10 +18,10 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from gmmvit_deploy.artifacts import open_bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.data.open import open_data
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.runners.classify import TritonClassifier, classify_files
 from gmmvit_deploy.runtime.triton import DEFAULT_MODEL
 from gmmvit_deploy.serving.repository import repository_from_bundle
@@ -27,14 +29,12 @@ from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.sources.hints import LoadHints
 from tests.cli.terminal import gmmvit_here
 from tests.conftest import FREE_PORTS
+from tests.documented import PAGES, blocks, commands
 
 SMALL = ["--data", "digits", "--mask", "gmm", "--image-size", "8"]
 QUICK = [*SMALL, "--recipe", "light", "--padding", "0", "--batch", "16", "--rate", "1e-3", "--epochs", "1"]
 NORMALISED = ["--mean", "0.5,0.5", "--std", "0.5,0.5"]
-NETWORKS = {
-    "preset": ["--preset", "vit_d6"],
-    "timm": ["--model", "test_vit", "--model-args", '{"patch_size": 4}', "--channels", "1"],
-}
+PAGE = PAGES / "train.md"
 
 
 def trained(*words: str | Path) -> dict[str, Any]:
@@ -62,12 +62,20 @@ def started(*words: str | Path, **variables: str) -> subprocess.Popen[bytes]:
 
 @pytest.mark.server
 @pytest.mark.export
-@pytest.mark.parametrize("network", NETWORKS)
-def test_trained_digits_are_exported_and_served(tmp_path: Path, network: str) -> None:
-    """Export and server get no value but the checkpoint."""
-    result = trained("-o", tmp_path / "trained", *QUICK, *NETWORKS[network])
+@pytest.mark.parametrize("network", ["preset", "model"])
+def test_trained_digits_are_exported_and_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: str) -> None:
+    """The commands of the page; export and server get no value but the checkpoint."""
+    monkeypatch.chdir(tmp_path)
+    (training, export), *_ = (
+        [shlex.split(command.text)[1:] for command in commands(block)]
+        for block in blocks(PAGE, PAGE.read_text(encoding="utf-8"))
+        if block.test and f"--{network} " in block.text
+    )
+    result = trained(*training[1:])
     assert result["accuracy"] > 0.5  # a guess is right in a tenth of the images
-    bundle = bundle_from_checkpoint(Path(result["checkpoint"]), tmp_path / "bundle", ExportOptions())
+    answer = gmmvit_here(*export)
+    assert answer.status == 0, answer.err
+    bundle = open_bundle(tmp_path / "bundle")
     assert len(bundle.manifest.masks) == 6
     assert bundle.manifest.labels == tuple("0123456789")
     held_out = open_data("digits")
@@ -123,9 +131,13 @@ def test_two_processes_compute_the_steps_of_a_single_process(tmp_path: Path) -> 
     """The images and the augmentations of a step are the same; sums differ in rounding."""
     words = [*QUICK, "--preset", "vit_d6", "--batch", "128", "--device", "cpu"]
     trained("-o", tmp_path / "single", *words)
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "-m", "gmmvit_cli.main"]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "gmmvit_cli.main"]
     run = started(*torchrun, "train", "-o", tmp_path / "two", *words, OMP_NUM_THREADS="1")
-    assert run.wait(timeout=180) == 0
+    try:
+        assert run.wait(timeout=180) == 0
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(run.pid, signal.SIGKILL)
     single, two = records(tmp_path / "single"), records(tmp_path / "two")
     assert len(single) == len(two) == 12
     np.testing.assert_allclose(
