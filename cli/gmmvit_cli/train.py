@@ -8,7 +8,7 @@ import typer
 
 from gmmvit_cli.choices import choice_from, complete, listed, read_by
 from gmmvit_cli.models import model_args_from
-from gmmvit_cli.options import DATA, FORCE, INPUT, MODEL, OUTPUT, normalisation_from
+from gmmvit_cli.options import DATA, FORCE, INPUT, MODEL, OUTPUT, normalisation_from, require_output
 from gmmvit_cli.output import JSON_OPTION, print_json, print_table
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.data.kinds import KINDS
@@ -21,9 +21,8 @@ from gmmvit_deploy.training.recipe import POLICIES, RECIPES, REPETITIONS, recipe
 if TYPE_CHECKING:
     from gmmvit_deploy.training.processes import Device
 
-EXAMPLE = """gmmvit train -o trained --data cifar10:cifar-10-python.tar.gz --preset vit --mask gmm
-gmmvit train -o trained --data digits --model test_vit --mask gmm --recipe light --epochs 40
-torchrun --nproc-per-node 4 -m gmmvit_cli.main train -o trained --data folder:images --preset swin --image-size 64"""
+EXAMPLE = """gmmvit train -o trained --data cifar10:PATH --preset vit --mask gmm
+gmmvit train -o trained --data digits --model test_vit --recipe light"""
 
 _MASKS = tuple(kind for kind in get_args(MaskKind) if kind != "plain")
 _DEVICES = ("auto", "cpu", "cuda")
@@ -227,6 +226,9 @@ def train(
         raise InputError(
             "--resume continues the run in the folder, and --force replaces the folder", hint="type one of them"
         )
+    if not resume:
+        require_output(out, force=force)
+    _require_data(data, test)
     normalisation = normalisation_from(None, mean, std)
     chosen = recipe_from(
         recipe,
@@ -282,3 +284,12 @@ def train(
         ],
     )
     typer.echo(result.checkpoint)
+
+
+def _require_data(*texts: str | None) -> None:
+    """Refuse data that cannot be opened, before any work.  Errors: InputError."""
+    from gmmvit_deploy.data.open import require_data
+
+    for text in texts:
+        if text is not None:
+            require_data(text)
