@@ -61,7 +61,7 @@ class LabelledTensors(Dataset[tuple[Tensor, int] | ImageError]):
         if self._augment is not None:
             pixels = np.asarray(self._augment(image_from_pixels(pixels))).reshape(pixels.shape)
         tensor = torch.from_numpy(self._image.tensor_from_pixels(pixels))
-        return (tensor if self._erase is None else self._erase(tensor)), self._images.label(index) or 0
+        return (tensor if self._erase is None else self._erase(tensor)), class_of(self._images, index) or 0
 
 
 def collated(items: Sequence[tuple[Tensor, int] | ImageError]) -> Batch:
@@ -103,6 +103,17 @@ def _erasing(recipe: Recipe, image: ImageSpec) -> Callable[[Tensor], Tensor] | N
     return erase
 
 
+def class_of(images: Images, index: int) -> int | None:
+    """Return the class of an image, or None.  Errors: InputError when the data has several labels for an image."""
+    label = images.label(index)
+    if isinstance(label, tuple):
+        raise InputError(
+            f"{images.where(index)}: expected a single class for each image, the data has several labels for an image",
+            hint="gmmvit train trains networks with a single label; train a multi-label network in a loop of your own",
+        )
+    return label
+
+
 def labels_of(train: Images, test: Images | None) -> tuple[str, ...]:
     """Return the class names of the data, or the numbers of the classes if the data has no names.
 
@@ -115,7 +126,7 @@ def labels_of(train: Images, test: Images | None) -> tuple[str, ...]:
             f"{train.name} and {test.name}: expected the same classes in the same order, they differ in "
             f"{', '.join(differing[:5])}"
         )
-    classes = [(part, index, part.label(index)) for part in (train, test) if part for index in range(len(part))]
+    classes = [(part, index, class_of(part, index)) for part in (train, test) if part for index in range(len(part))]
     for part, index, label in classes:
         if label is None:
             raise InputError(

@@ -210,6 +210,7 @@ def test_a_checkpoint_whose_entries_contradict_each_other_is_refused(run_of_a_st
         (["--data", "digits", "--preset", "vit", "--rate", "nan"], "--rate: expected a number above 0, got nan"),
         (["--data", "digits", "--preset", "vit", "--resume", "--force"], "--resume continues the run in the folder"),
         (["--data", "array:images.npz", "--preset", "vit"], "expected the class of each image"),
+        (["--data", "array:several.npz", "--preset", "vit"], "expected a single class for each image"),
         (["--data", "folder:other", "--preset", "vit"], "they differ in b, c"),
         (["--data", "folder:one", "--preset", "vit"], "expected at least two classes, got a"),
         (["--data", "folder:two", "--preset", "vit"], "the images can have any size"),
@@ -223,6 +224,7 @@ def test_mistakes_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, w
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / f"{name[-1]}.png").write_bytes(png)
     np.savez("images.npz", images=np.zeros((4, 8, 8), np.uint8))
+    np.savez("several.npz", images=np.zeros((4, 8, 8), np.uint8), labels=np.eye(4, dtype=np.uint8))
     before = {*tmp_path.rglob("*")}
     if "2" in words:
         (tmp_path / "two" / "b" / "b.png").write_bytes(b"no image")
