@@ -86,7 +86,7 @@ def label_agreement(files: Sequence[Path], old_url: str, new_url: str, go_on: Ca
     """
     if not files:
         raise InputError("--canary-images: expected images, the folder has none")
-    labels = []
+    answered = []
     for url in (old_url, new_url):
         with TritonClassifier(url) as classifier:
             results = classify_files(classifier, files, top=1, on_progress=lambda progress: go_on())
@@ -95,8 +95,8 @@ def label_agreement(files: Sequence[Path], old_url: str, new_url: str, go_on: Ca
                 raise InputError(
                     f"{result.path}: {result.error}", hint="remove this file from the folder of --canary-images"
                 )
-        labels.append([result.predictions[0].label for result in results])
-    pairs = zip(files, *labels, strict=True)
+        answered.append([", ".join(classifier.label_set.decided(result.predictions)) for result in results])
+    pairs = zip(files, *answered, strict=True)
     return Agreement(
         images=len(files),
         differing=tuple(f"{file}: {before} → {after}" for file, before, after in pairs if before != after),

@@ -1,7 +1,9 @@
 """A model of timm as a `Model` of this package.
 
     logits = network(images)        network: the module that timm builds
-    logits = head(tokens)           with a linear head of DINO (`linear_head`)
+    logits = head(tokens)           with a linear head of DINO (`linear_head`); the tokens are the features
+    features = network(images)      without a classifier, as timm builds a network with num_classes 0
+    features = network.forward_head(network.forward_features(images), pre_logits=True)      with a classifier
 
 In every attention of the network that calls PyTorch's fused attention function, an `AnsweredAttention` computes the
 result in place of this function. The scale, the mask and the bias are then separate modules, so that folding can
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -46,9 +48,9 @@ holds the tensors of the mask, and has the name that `gmmvit_deploy.timm.add_mas
 
 
 class TimmModel(Model):
-    """A classifier of timm.
+    """A network of timm: a classifier, or a backbone without a classifier, whose spec has 0 classes.
 
-    forward: images (B, c, height, width), normalised, float32 → logits (B, C).
+    forward: images (B, c, height, width), normalised, float32 → logits (B, C), or features (B, D).
     """
 
     foreign: ClassVar[bool] = True
@@ -57,6 +59,8 @@ class TimmModel(Model):
     def __init__(self, spec: TimmSpec) -> None:
         super().__init__()
         self.spec = spec
+        if not spec.classes:
+            self.outputs = ("features",)
         self.network = network_from_spec(spec)
         self.linear_head: nn.Module | None = None
         if spec.head_blocks:
@@ -74,12 +78,18 @@ class TimmModel(Model):
         for call in _answerable_calls(self.network, spec):
             _answer(self, call, masked.get(call.module))
 
-    def forward(self, images: Tensor) -> Tensor:
+    def logits_and_features(self, images: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        network: Any = self.network
         if self.linear_head is not None:
-            tokens: Tensor = self.linear_head(self.network, images)
-            return tokens
-        logits: Tensor = self.network(images)
-        return logits
+            both: tuple[Tensor, Tensor] = self.linear_head(network, images)
+            return both
+        if not self.spec.classes:
+            return None, network(images)
+        if "features" not in self.outputs:
+            return network(images), None
+        tokens = network.forward_features(images)
+        features = network.forward_head(tokens, pre_logits=True)
+        return (network.forward_head(tokens) if "logits" in self.outputs else None), features
 
     def classifier_heads(self) -> Iterator[tuple[str, nn.Linear]]:
         """Yield (name, layer) of each linear layer that computes logits."""

@@ -33,10 +33,12 @@ def require_equal_to_timm(model: TimmModel) -> None:
         logits = copy.deepcopy(model).double()(exact)
     else:
         exact, logits = None, model(images)
-    if not isinstance(logits, torch.Tensor) or tuple(logits.shape) != (2, spec.classes):
-        shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+    shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+    expected_shape = (2, spec.classes or (shape[1] if len(shape) == 2 else "D"))
+    if shape != expected_shape:
+        what = "logits" if spec.classes else "features"
         raise SpecError(
-            f"timm model {spec.architecture}: expected logits of shape (2, {spec.classes}) for two images, got {shape}",
+            f"timm model {spec.architecture}: expected {what} of shape {expected_shape} for two images, got {shape}",
             hint="type --model-args with the global_pool of a classifier, such as token or avg",
         )
     if exact is None:
