@@ -15,7 +15,8 @@ WORKERS := $(shell cores=$$(nproc); echo $$((cores < 3 ? cores + 1 : 4)))
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-# Of checks that repeat for many networks and precisions, the cases that represent the others (tests/matrix.py).
+# Of checks that repeat for many networks and precisions, the cases that represent the others (tests/matrix.py);
+# without long measurement scripts. docs/pages/developing.md states what is left out.
 test: $(INSTALLED)
 	$(PYTEST) -m "not matrix"
 

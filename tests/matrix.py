@@ -25,6 +25,8 @@ MATRIX: dict[str, tuple[str, ...]] = {
     "tests/export/test_bundle.py::test_eager_is_rebuilt_from_the_bundle_alone": (),
     "tests/export/test_bundle.py::test_golden_logits_through_onnxruntime": (),
     "tests/export/test_bundle.py::test_mask_hashes_are_those_of_the_trained_module_and_the_graph": (),
+    "tests/export/test_timm_precisions.py::test_half_precision_stays_within_the_limits": (),
+    "tests/export/test_timm_precisions.py::test_projections_are_quantised": (),
     "tests/families/test_contract.py::test_blocks_are_listed_in_the_order_in_which_the_graph_runs_them": (),
     "tests/families/test_contract.py::test_each_precision_exports": (),
     "tests/families/test_contract.py::test_every_node_declares_its_role": (),
@@ -54,6 +56,9 @@ MATRIX: dict[str, tuple[str, ...]] = {
     "tests/pictures/test_every_system.py::test_the_attention_is_drawn_or_the_reason_is_stated": (),
     "tests/pictures/test_every_system.py::test_the_report_draws_every_step": (),
     "tests/pictures/test_masks.py::test_reports_of_every_golden_checkpoint": (),
+    "tests/rollout/test_kills.py::test_a_kill_at_each_step_leaves_a_service_that_serves_what_its_state_names": (
+        "victim",
+    ),
     "tests/serving/test_golden_logits.py::test_golden_logits": (),
 }
 """Test → the parameters by which cases are chosen; empty for all parameters."""

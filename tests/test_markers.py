@@ -66,6 +66,19 @@ def test_every_test_of_the_matrix_exists() -> None:
         assert f"\ndef {function}(" in (ROOT / path).read_text(), name
 
 
+def test_the_page_names_every_test_that_has_the_marker_in_its_source() -> None:
+    page = (ROOT / "docs" / "pages" / "developing.md").read_text()
+    marked = {
+        name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(
+            r"^@.*pytest\.mark\.matrix\b.*\n(?:@.*\n)*def (test_\w+)", path.read_text(), re.MULTILINE
+        )
+    }
+    assert len(marked) == 6
+    assert {name for name in marked if f"`{name}`" not in page} == set()
+
+
 def test_representatives_have_every_family_mask_and_precision() -> None:
     cases = [{"name": name, "precision": precision} for name in LATER for precision in PRECISIONS]
     chosen = [cases[index] for index in representatives(cases)]
