@@ -64,6 +64,8 @@ def read_models(path: Path, *, name: str = "gmmvit") -> ServedModels:
     else:
         configs = [_parsed(file) for file in sorted(path.glob("*/config.pbtxt"))]
     if not configs:
+        if not path.exists():
+            raise RepositoryError(f"{path}: no such folder", hint="type the path of a bundle or of a repository")
         raise RepositoryError(f"{path}: expected a bundle or a model repository, but there is no MODEL/config.pbtxt")
     bundles = {config.parameters["gmmvit_bundle_sha256"].string_value for config in configs}
     return ServedModels(
