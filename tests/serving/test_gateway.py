@@ -7,6 +7,7 @@ import http.client
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -812,7 +813,7 @@ class TestCommand:
             process.kill()
         assert process.returncode == 0, errors
         assert "Traceback" not in errors
-        assert "gateway: reloaded 1 keys" in errors
+        assert re.search(r"^\d{4}-\d\d-\d\dT[\d:]{8}Z gmmvit serve: gateway: reloaded 1 key$", errors, re.M)
         # HAProxy writes messages at its end; every line of the access log is JSON all the same.
         assert [json.loads(line)["status"] for line in log.read_text().splitlines()] == [200, 401]
         assert "cumulated" not in errors
