@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from gmmvit_deploy.families.family import Family
+from gmmvit_deploy.families.family import Family, OwnPass
 from gmmvit_deploy.families.hugging_face.checkpoint import HUGGING_FACE_FILES
 from gmmvit_deploy.families.hugging_face.spec import HuggingFaceSpec
 from gmmvit_deploy.specs import MaskSpec
@@ -57,6 +57,12 @@ def _proof(model: Model) -> None:
     require_equal_logits(cast("HuggingFaceModel", model), hint=hint)
 
 
+def _folding_passes() -> tuple[OwnPass, ...]:
+    from gmmvit_deploy.families.hugging_face.folding import merge_layer_scales, pool_by_mean, store_positions
+
+    return (merge_layer_scales, store_positions, pool_by_mean)
+
+
 HUGGING_FACE = Family(
     name="hugging_face",
     spec=HuggingFaceSpec,
@@ -67,5 +73,6 @@ HUGGING_FACE = Family(
     blocks=_blocks,
     distributions=("transformers",),
     proof=_proof,
+    folding_passes=_folding_passes,
     default_resize=None,
 )
