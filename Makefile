@@ -5,7 +5,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.10 python3 python; do \
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test frozen test-fast check docs format hooks release bench clean
+.PHONY: demo test test-all frozen test-fast check docs format hooks release bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/gmmvit demo --output demo-output --force
@@ -13,12 +13,19 @@ demo: $(INSTALLED)
 # One more than there are cores, four at most: some of the time a test waits for a server or a browser.
 WORKERS := $(shell cores=$$(nproc); echo $$((cores < 3 ? cores + 1 : 4)))
 
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+# Of checks that repeat for many networks and precisions, the cases that represent the others (tests/matrix.py);
+# without long measurement scripts. docs/pages/developing.md states what is left out.
 test: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m "not matrix"
+
+test-all: $(INSTALLED)
+	$(PYTEST)
 
 # No server, engine, export, browser or process of its own: the rest takes a minute.
 test-fast: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not (server or engine or export or process or browser)"
+	$(PYTEST) -m "not (server or engine or export or process or browser or matrix)"
 
 # Compute every frozen value again: graphs, logits, mistakes and engines of the golden checkpoints, a minute each.
 frozen: $(INSTALLED)
@@ -52,7 +59,7 @@ release: $(INSTALLED)
 BENCHMARKS := reported/engines reported/parity_limits settings/cpu_settings reported/fastest_cpu reported/mask_cost \
   settings/spinning reported/served rejected/low_rank reported/where_time_goes rejected/shared_memory rejected/layouts \
   rejected/rotation_as_rows rejected/shifted_patches_as_convolution reported/startup reported/timm_models \
-  reported/overload reported/gateway_cost reported/hostile reported/image_bombs
+  reported/overload reported/gateway_cost reported/hostile reported/image_bombs reported/rollout reported/soak
 
 bench: $(INSTALLED)
 	set -e; for script in $(BENCHMARKS); do $(BIN)/python benchmarks/$$script.py; done

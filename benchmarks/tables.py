@@ -1,7 +1,7 @@
 """Write the tables of the README, of the documentation and of the pages of results from the scripts' result files.
 
     python benchmarks/tables.py            prints the tables
-    python benchmarks/tables.py --write    replaces the tables between their markers, and writes both pages of results
+    python benchmarks/tables.py --write    replaces the tables between their markers, and writes the pages of results
 
 A marker is a pair of HTML comments around a table, such as ``<!-- served -->`` and ``<!-- /served -->``.
 """
@@ -17,10 +17,12 @@ from benchmarks.shared.places import BENCHMARKS, KINDS, RESULTS, ROOT
 from benchmarks.shared.results import by_family, by_run, card_lines, result
 from benchmarks.shared.systems import MEASURED
 from benchmarks.shared.tables_engines import every_engine
+from benchmarks.shared.tables_serving import every_input
 
-__all__ = ["ENGINES", "OVERVIEW", "engines_page", "overview", "tables"]
+__all__ = ["ENGINES", "HOSTILE", "OVERVIEW", "engines_page", "hostile_page", "overview", "tables"]
 
 ENGINES = RESULTS / "reported" / "engines.md"
+HOSTILE = RESULTS / "reported" / "hostile.md"
 OVERVIEW = RESULTS / "README.md"
 _HEADINGS = {
     "reported": "Reported results",
@@ -88,6 +90,11 @@ def engines_page() -> str:
     return every_engine(result("reported/engines"), by_family("reported/engines"))
 
 
+def hostile_page() -> str:
+    """Return the page of hostile inputs, which has a row for each input."""
+    return every_input(by_run("reported/hostile"))
+
+
 def written(text: str) -> str:
     """Return ``text`` with the current table at each marker."""
     for marker, table in tables().items():
@@ -106,6 +113,7 @@ def main() -> None:
             page.write_text(written(page.read_text(encoding="utf-8")), encoding="utf-8")
         OVERVIEW.write_text(overview())
         ENGINES.write_text(engines_page())
+        HOSTILE.write_text(hostile_page())
         return
     for marker, table in tables().items():
         print(f"{marker}\n{table}\n")

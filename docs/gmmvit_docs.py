@@ -1,10 +1,11 @@
-"""The Markdown extension of this site: formulas as MathML, and the command reference from the program.
+"""The Markdown extension of this site: formulas as MathML, the command reference and the alert rules from the program.
 
     $x^2$                      a formula in the text
     $$ on a line of its own    begins and ends a formula of its own
     <!-- commands -->          becomes the reference of every command and option
+    <!-- alert rules -->       becomes the alert rules that the package brings
 
-Both happen when the site is built; the pages need no script.  Fenced code is left alone.
+All happen when the site is built; the pages need no script.  Fenced code is left alone.
 """
 
 from __future__ import annotations
@@ -19,10 +20,9 @@ from markdown.extensions import Extension
 from markdown.inlinepatterns import InlineProcessor
 from markdown.preprocessors import Preprocessor
 
-__all__ = ["command_reference", "makeExtension"]
+__all__ = ["alert_rules", "command_reference", "makeExtension"]
 
 _INLINE = r"(?<![\\$\w])\$(?!\s)([^$\n]+?)(?<!\s)\$(?![\w$])"
-_COMMANDS = "<!-- commands -->"
 
 
 def _mathml(latex: str, *, display: str) -> str:
@@ -64,14 +64,19 @@ class _InlineFormula(InlineProcessor):
         return self.md.htmlStash.store(_mathml(m[1], display="inline")), m.start(0), m.end(0)
 
 
-class _Commands(Preprocessor):
-    """``<!-- commands -->`` → the reference, as Markdown."""
+class _Included(Preprocessor):
+    """A comment such as ``<!-- commands -->`` on a line of its own → Markdown that the program gives."""
 
     def run(self, lines: list[str]) -> list[str]:
-        if _COMMANDS not in lines:
-            return lines
-        at = lines.index(_COMMANDS)
-        return [*lines[:at], *command_reference().splitlines(), *lines[at + 1 :]]
+        included = {"<!-- commands -->": command_reference, "<!-- alert rules -->": alert_rules}
+        return [out for line in lines for out in (included[line]().splitlines() if line in included else [line])]
+
+
+def alert_rules() -> str:
+    """Markdown: the file of the alert rules."""
+    from gmmvit_deploy.serving.gateway.files import ALERTS
+
+    return f"```yaml\n{ALERTS.read_text(encoding='utf-8')}```"
 
 
 def command_reference() -> str:
@@ -111,7 +116,7 @@ def _cell(text: str) -> str:
 
 class DocumentationExtension(Extension):
     def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802 - the name is Markdown's
-        md.preprocessors.register(_Commands(md), "gmmvit_commands", 40)
+        md.preprocessors.register(_Included(md), "gmmvit_included", 40)
         # Behind the normalisation at 30, which would remove what stands for a formula; before fenced code, at 25.
         md.preprocessors.register(_FormulaBlocks(md), "gmmvit_formula_blocks", 28)
         md.inlinePatterns.register(_InlineFormula(_INLINE, md), "gmmvit_formulas", 185)  # code spans are at 190

@@ -1,4 +1,4 @@
-"""Golden files, and fixtures that are made from them once for all tests."""
+"""Fixtures that are made from the golden files once for all tests."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import contextlib
 import fcntl
 import functools
 import gc
-import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,43 +36,19 @@ from gmmvit_deploy.families.swin.spec import SwinSpec
 from gmmvit_deploy.folding.fold import fold
 from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.images import ImageSpec
-from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtime.image_batches import open_images
 from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
-from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.specs import MaskKind, MaskSpec
-from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from gmmvit_deploy.variants import open_variant
 from tests.forked import command_line
+from tests.golden_files import GOLDEN as GOLDEN
+from tests.golden_files import LATER as LATER
+from tests.golden_files import MANIFEST as MANIFEST
+from tests.golden_files import NAMES as NAMES
+from tests.golden_files import RELEASED, Golden, golden
+from tests.matrix import mark_matrix
 from tests.shared_exports import FOLDER_VARIABLE, shared_exports
-
-GOLDEN = Path(__file__).parent / "golden"
-
-
-def _manifests() -> Iterator[tuple[Path, dict[str, dict[str, Any]]]]:
-    """(folder, manifest) of the golden files: the paper's released checkpoints first, then a folder for each family."""
-    for path in (GOLDEN / "manifest.json", *sorted(GOLDEN.glob("*/manifest.json"))):
-        yield path.parent, json.loads(path.read_text())
-
-
-MANIFEST: dict[str, dict[str, Any]] = {}
-"""Name of a golden checkpoint → its entry in the manifest, with the folder of its files.
-
-family: of the model.  file: the checkpoint, NAME.pth by default.  inputs: images and logits, NAME.npz by default.
-hints: arguments of `LoadHints`.  atol: largest distance of ONNX Runtime's logits, 2e-5 by default.
-mask, trainable_parameters: what the checkpoint holds; a test requires both.
-"""
-for _folder, _entries in _manifests():
-    for _name, _entry in _entries.items():
-        if _name in MANIFEST:
-            raise ValueError(f"{_folder / 'manifest.json'}: {_name} is the name of another golden checkpoint")
-        MANIFEST[_name] = {**_entry, "folder": _folder}
-NAMES = tuple(MANIFEST)
-RELEASED = tuple(name for name, entry in MANIFEST.items() if entry["folder"] == GOLDEN)
-"""Checkpoints of the paper's released code; their manifest has more entries than the others."""
-LATER = tuple(name for name in NAMES if name not in RELEASED and MANIFEST[name]["family"] != "timm")
-"""Checkpoints of other sources, whose networks this package builds. The networks that timm builds are in tests/timm."""
 
 
 def has_bf16() -> bool:
@@ -115,14 +89,23 @@ def pytest_configure() -> None:
 
 
 _LONGEST = (
+    "tests/serving/test_server.py",
+    "tests/serving/test_gateway.py",
     "tests/bench/test_scripts.py",
+    "tests/test_docs.py",
+    "tests/rollout/test_rollout.py",
     "tests/demo/test_demo.py",
+    "tests/serving/test_golden_logits.py",
+    "tests/serving/test_supervisor.py",
+    "tests/serving/test_front.py",
+    "tests/page/test_browser.py",
     "tests/demo/test_timm_demo.py",
     "tests/engines/test_build.py",
-    "tests/serving/test_server.py",
     "tests/cli/test_cli.py",
-    "tests/page/test_browser.py",
     "tests/families/test_contract.py",
+    "tests/kernels/test_timm_attention.py",
+    "tests/families/test_golden_runtimes.py",
+    "tests/families/test_spt_lsa.py",
     "tests/families/test_planted_mistakes.py",
     "tests/parity/test_faults.py",
     "tests/runtime/test_openvino.py",
@@ -136,8 +119,8 @@ _LONGEST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with the longest files. Mark tests by the fixtures they use, for `make test-fast`; tests marked ``gpu`` run
-    wherever there is a GPU.
+    """Start with the longest files. Mark tests by the fixtures they use, for `make test-fast`, and the cases that
+    `make test` leaves out; tests marked ``gpu`` run wherever there is a GPU.
     """
     place = {name: number for number, name in enumerate(_LONGEST)}
     items.sort(key=lambda item: place.get(item.nodeid.partition("::")[0], len(place)))
@@ -147,6 +130,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(marker)
         if no_gpu and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU here"))
+    mark_matrix(items)
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -167,64 +151,6 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         else:
             with shared_exports():
                 yield
-
-
-@dataclass(frozen=True)
-class Golden:
-    """A released checkpoint, inputs, and the logits that the released implementation gives."""
-
-    name: str
-    path: Path
-    inputs: np.ndarray
-    logits: np.ndarray
-    hints: LoadHints
-
-    @property
-    def family(self) -> str:
-        return str(MANIFEST[self.name]["family"])
-
-    @property
-    def atol(self) -> float:
-        """Largest allowed distance of ONNX Runtime's logits from the stored logits."""
-        return float(MANIFEST[self.name].get("atol", 2e-5))
-
-    @property
-    def exact(self) -> np.ndarray:
-        """The float64 logits of the training code; the files of `RELEASED` have no such logits."""
-        logits: np.ndarray = np.load(_arrays(self.name))["logits64"]
-        return logits
-
-    def limit(self, precision: Precision = "fp32", *, recorded: float | None = None) -> float:
-        """Return parity's limit for the distance of a runner's logits from `exact`, on the images of this file.
-
-        recorded: for int8, the largest difference of the graph that conversion recorded.
-        """
-        noise, scale = np.abs(self.logits - self.exact).max(), np.abs(self.exact).max()
-        return limit_from_noise(
-            Noise(largest=float(noise), rms=0.0, scale=float(scale)), precision, recorded=recorded
-        ).largest
-
-
-def _arrays(name: str) -> Path:
-    """Return the path of the file with the images and logits."""
-    path: Path = MANIFEST[name]["folder"] / MANIFEST[name].get("inputs", f"{name}.npz")
-    return path
-
-
-def golden(name: str) -> Golden:
-    entry, arrays = MANIFEST[name], np.load(_arrays(name))
-    return Golden(
-        name=name,
-        path=entry["folder"] / entry.get("file", f"{name}.pth"),
-        inputs=arrays["input" if "input" in arrays else "images"],
-        logits=arrays["logits"],
-        hints=LoadHints(**_with_folder(entry["folder"], entry.get("hints", {}))),
-    )
-
-
-def _with_folder(folder: Path, hints: dict[str, Any]) -> dict[str, Any]:
-    """Return the hints with the path of the head file in the folder of the golden files."""
-    return {**hints, "head": str(folder / hints["head"])} if "head" in hints else hints
 
 
 @pytest.fixture(params=RELEASED)

@@ -22,7 +22,7 @@ import torch
 from typer.main import get_command
 
 import gmmvit_deploy
-from benchmarks.tables import ENGINES, OVERVIEW, engines_page, overview, tables
+from benchmarks.tables import ENGINES, HOSTILE, OVERVIEW, engines_page, hostile_page, overview, tables
 from docs.gmmvit_docs import command_reference
 from docs.pictures import PICTURES, draw
 from gmmvit_cli.main import app
@@ -61,7 +61,7 @@ BLOCKS: dict[Path, list[Block]] = {page: list(blocks(page, text)) for page, text
 GROUP: Any = get_command(app)
 CLI: dict[str, Any] = {name: GROUP.get_command(None, name) for name in GROUP.list_commands(None)}
 RUN = ("console", "python")
-OTHERS = ("go", "java", "javascript")
+OTHERS = ("go", "java", "javascript", "yaml")
 """Languages of blocks that have a test of their own."""
 WITH_BLOCKS = [
     page for page, page_blocks in BLOCKS.items() if any(b.language in RUN and b.runs_here for b in page_blocks)
@@ -323,6 +323,7 @@ def test_the_readme_quotes_no_other_table_of_results() -> None:
 
 def test_the_page_of_engines_is_that_of_the_results() -> None:
     assert ENGINES.read_text() == engines_page()
+    assert HOSTILE.read_text() == hostile_page()
 
 
 def test_the_page_of_results_is_that_of_the_results() -> None:

@@ -2,7 +2,7 @@
 
 The server is ``gmmvit serve``'s, with the paper's ViT d9 with a Gaussian mixture mask. Clients of the ensemble send an
 image of 32×32 each in closed loop. In turn, nothing else arrives, or bombs do: other clients send requests with PNG
-images of 49 million pixels (150 kB each) one after the other. A bomb within the budget of pixels is decoded, and a bomb
+images of 49 million pixels (150 kB each) in sequence. A bomb within the budget of pixels is decoded, and a bomb
 above it is refused. The phases alternate, so that a change of the machine's speed concerns both.
 
     python benchmarks/reported/image_bombs.py [--rounds 6] [--seconds 5] [--output RESULT]
@@ -42,7 +42,7 @@ def as_input(images: list[bytes]) -> NDArray[Any]:
 
 
 def ask(url: str, images: NDArray[Any], until: float, latencies: list[float], answers: Counter[str]) -> None:
-    """Send requests one after the other; record latencies in milliseconds, and the kinds of answers."""
+    """Send requests in sequence; record latencies in milliseconds, and the kinds of answers."""
     with TritonConnection(url) as connection:
         while time.monotonic() < until:
             started = time.perf_counter()

@@ -38,8 +38,9 @@ from benchmarks.shared.open_loop import (
 from benchmarks.shared.places import result_of
 from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.serving.gateway.options import GatewaySettings
-from gmmvit_deploy.serving.gateway.service import Gateway, open_service
+from gmmvit_deploy.serving.gateway.service import Gateway
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+from gmmvit_deploy.serving.service import GatewayService
 
 SLEEP_S = 0.02
 CAPACITY = stand_in.INSTANCES / SLEEP_S
@@ -100,8 +101,9 @@ def row_of(place: str, protocol: str, seconds: float, folder: Path) -> dict[str,
             server = stack.enter_context(TritonServer(models, options=ServerOptions(**ports)))
             return asyncio.run(measured(server, protocol, seconds, closed=True))
         settings = GatewaySettings(keys=folder / "keys", access_log=folder / "access.log", **chosen)
-        gateway, _ = stack.enter_context(open_service(models, settings, options=ServerOptions(**ports)))
-        return asyncio.run(measured(gateway, protocol, seconds, closed=False))
+        service = stack.enter_context(GatewayService(ServerOptions(**ports), settings))
+        service.start(TritonServer(models, options=service.server_options), cancelled=lambda: False)
+        return asyncio.run(measured(service.gateway, protocol, seconds, closed=False))
 
 
 def problems(row: dict[str, Any], capacity: float) -> list[str]:

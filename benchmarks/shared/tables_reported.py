@@ -9,7 +9,8 @@ from benchmarks.shared.results import best_straight_of, by_family, by_run, cross
 from benchmarks.shared.tables_costs import cost_tables
 from benchmarks.shared.tables_engines import engines_table, head_dims_table, systems_table
 from benchmarks.shared.tables_gateway import gateway_cost_table, overload_table
-from benchmarks.shared.tables_serving import hostile_table, image_bombs_table
+from benchmarks.shared.tables_rollout import rollout_table, soak_table
+from benchmarks.shared.tables_serving import hostile_summary, hostile_table, image_bombs_table
 from benchmarks.shared.timm_architectures import ARCHITECTURES
 
 __all__ = ["SHOWN", "documented_tables", "page_tables"]
@@ -29,11 +30,13 @@ SHOWN = {
     "timm_models": ("timm_models",),
     "hostile": ("hostile",),
     "image_bombs": ("image_bombs",),
+    "rollout": ("rollout",),
+    "soak": ("soak",),
 }
 """Script → markers of the script's tables on the page of results.
 
 The tables of fastest_gpu exist only with results from a GPU, ``engine_systems`` only with results of a system, and
-``image_bombs`` only with a result."""
+``image_bombs``, ``rollout`` and ``soak`` only with a result."""
 
 
 def documented_tables() -> dict[str, str]:
@@ -57,6 +60,7 @@ def documented_tables() -> dict[str, str]:
         "engines": engines_table(engines),
         "head_dims": head_dims_table(engines),
         "timm_models": timm_table(by_run("reported/timm_models")),
+        "hostile_summary": hostile_summary(by_run("reported/hostile")),
         **cost_tables(fastest, costs),
     }
     if systems:
@@ -72,8 +76,10 @@ def page_tables() -> dict[str, str]:
         "startup": startup_table(result("reported/startup")),
         "hostile": hostile_table(by_run("reported/hostile")),
     }
-    if (RESULTS / "reported" / "image_bombs.json").exists():
-        tables["image_bombs"] = image_bombs_table(result("reported/image_bombs"))
+    long_runs = {"image_bombs": image_bombs_table, "rollout": rollout_table, "soak": soak_table}
+    for name, table in long_runs.items():
+        if (RESULTS / "reported" / f"{name}.json").exists():
+            tables[name] = table(result(f"reported/{name}"))
     gpu = by_family("reported/fastest_gpu")
     if gpu:
         tables["fastest_gpu"] = fastest_table(gpu, GPU_RUNNERS)

@@ -5,25 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["hostile_table", "image_bombs_table"]
+__all__ = ["every_input", "hostile_summary", "hostile_table", "image_bombs_table"]
 
 _ANSWERS = ("refused", "answered", "failed", "closed", "crash", "hang")
 
 
-def hostile_table(runs: Mapping[str, dict[str, Any]]) -> str:
+def hostile_table(runs: Mapping[str, Mapping[str, Any]]) -> str:
     """Return a table with a row for each kind of input, and below it the inputs with a wrong outcome.
 
-    runs: target → result: ``commands``, ``direct`` (Triton and the front) or ``gateway``.
+    runs: target → result: ``commands``, ``gateway``, ``direct`` (Triton and the front) or ``unprotected`` (the same,
+    with the usual stack).
     """
     lines = [f"| target | inputs | {' | '.join(_ANSWERS)} |", "|---|---|" + "---|" * len(_ANSWERS)]
     for target, run in runs.items():
         for kind, counts in run["summary"]["kinds"].items():
             lines.append(f"| {target} | {kind} | {' | '.join(str(counts.get(a, 0)) for a in _ANSWERS)} |")
     for target, run in runs.items():
-        summary, memory = run["summary"], run["memory"]
-        lines += ["", f"{target}: {summary['inputs']} inputs; {_memory(memory)}"]
+        summary = run["summary"]
+        lines += ["", f"{target}: {summary['inputs']} inputs{_memory(run.get('memory', {}))}"]
         for answer, names in summary["wrong"].items():
             lines += ["", f"{target}, {answer} (not right): {'; '.join(names) or 'no input'}."]
+        for names in run.get("ended_together", []):
+            lines += ["", f"{target}, a process ended after these inputs, but after none of them alone: {names}."]
         lines += [
             "",
             f"{target}, files outside the folders of the input: {'; '.join(summary['files_outside']) or 'none'}.",
@@ -31,12 +34,77 @@ def hostile_table(runs: Mapping[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def hostile_summary(runs: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return a table with a row for each kind of input, for the documentation."""
+    lines = [
+        "| inputs | number | crashes | hangs | files outside | end a server without gateway and larger stack |",
+        "|---|---|---|---|---|---|",
+    ]
+    ended = _ended(runs.get("unprotected", {}))
+    for target, run in runs.items():
+        if target not in ("commands", "gateway"):
+            continue
+        for kind in run["summary"]["kinds"]:
+            names = {record["name"] for record in run["records"] if record["kind"] == kind}
+            bad = [
+                sum(text.startswith(f"{kind}: ") for text in texts)
+                for texts in (*(run["summary"]["wrong"][a] for a in ("crash", "hang")), run["summary"]["files_outside"])
+            ]
+            count = "" if target == "commands" else str(sum(key[0] == kind for key in ended))
+            lines.append(f"| {kind} | {len(names)} | {' | '.join(map(str, bad))} | {count} |")
+    return "\n".join(lines)
+
+
+def _ended(run: Mapping[str, Any]) -> set[tuple[str, str]]:
+    return {(r["kind"], r["name"]) for r in run.get("records", []) if "crash" in (r["answer"], r.get("later"))}
+
+
+def every_input(runs: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return a page with a row for each input: what was answered, and whether it ends an unprotected server."""
+    lines = [
+        "# Every hostile input",
+        "",
+        "`python benchmarks/tables.py --write` writes this page. For checkpoints and bundles, the answer is that of "
+        "the command. For other inputs, it is the answer through the gateway with a key, then without a key. The last "
+        "column is the answer of Triton without gateway, with the stack of 8 MiB that Linux gives by default; "
+        "**ended** marks an input that alone ends that server.",
+    ]
+    unprotected = {(r["kind"], r["name"]): r for r in runs.get("unprotected", {}).get("records", [])}
+    records = [r for target in ("commands", "gateway") for r in runs.get(target, {}).get("records", [])]
+    without = {(r["kind"], r["name"]): r["answer"] for r in records if r.get("key") is False}
+    kind = ""
+    for record in records:
+        if record.get("key") is False:
+            continue
+        if record["kind"] != kind:
+            kind = record["kind"]
+            lines += ["", f"## {kind}", "", "| input | answer | without a key | reason | unprotected |"]
+            lines.append("|---|---|---|---|---|")
+        name = (kind, record["name"])
+        bare = unprotected.get(name, {}).get("answer", "")
+        cells = [record["name"], record["answer"], without.get(name, ""), record["reason"][:110]]
+        lines.append(f"| {' | '.join(map(_cell, cells))} | {'**ended**' if bare == 'crash' else bare} |")
+    return "\n".join([*lines, ""])
+
+
+def _cell(text: str) -> str:
+    """Return text of a stranger as a cell: printable, without the signs of Markdown and HTML."""
+    shown = "".join(sign if sign.isprintable() else " " for sign in text)
+    for sign, code in (("&", "&amp;"), ("<", "&lt;"), ("|", "&#124;"), ("*", "&#42;"), ("`", "&#96;")):
+        shown = shown.replace(sign, code)
+    return shown.strip()
+
+
 def _memory(memory: Mapping[str, Any]) -> str:
-    if "after_mb" not in memory:
-        return "no service was asked."
-    restarts = memory.get("restarts", 0)
-    since = f"since the last of {restarts} restarts" if restarts else "since the start"
-    return f"memory of the service {since}: {memory['before_mb']} MB before and {memory['after_mb']} MB after."
+    """Return the memory before the first and after each round, by process."""
+    if "before_mb" not in memory:
+        return "."
+    restarts = f", {memory['restarts']} restarts" if "restarts" in memory else ""
+    states = [memory["before_mb"], *memory["rounds"]]
+    names = [name for name in states[0] if any(state.get(name, 0) != states[0][name] for state in states)]
+    parts = [f"{name} {', '.join(str(state.get(name, 0)) for state in states)}" for name in names]
+    totals = ", ".join(str(sum(state.values())) for state in states)
+    return f"{restarts}; memory in MB before, and after each round: {totals} ({'; '.join(parts)})."
 
 
 def image_bombs_table(result: Mapping[str, Any]) -> str:

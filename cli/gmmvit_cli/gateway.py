@@ -83,8 +83,6 @@ def gateway(
 
     read_models(path, name=name)  # a wrong path is reported before a missing option
     settings = settings_from(
-        gateway=True,
-        host=LOOPBACK,
         listen=listen,
         keys=keys,
         tls_cert=tls_cert,
@@ -95,10 +93,7 @@ def gateway(
         in_flight=in_flight,
         queue_limit=queue_limit,
         queue_timeout=queue_timeout,
-        access_log=None,
     )
-    if settings is None:  # settings_from returns None only without a gateway
-        return
     written = gateway_folder(
         path,
         out,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ __all__ = [
     "QUEUE_TIMEOUT",
     "TLS_CERT",
     "TLS_KEY",
+    "require_no_gateway_options",
     "settings_from",
 ]
 
@@ -121,10 +123,19 @@ ACCESS_LOG = typer.Option(
 )
 
 
+def require_no_gateway_options(given: Mapping[str, object]) -> None:
+    """Refuse the options of a gateway in a command without a gateway.
+
+    given: option → its value, or None if the option was not given.
+    Errors: InputError.
+    """
+    for option, value in given.items():
+        if value is not None:
+            raise InputError(f"{option} needs --gateway", hint=f"add --gateway, or remove {option}")
+
+
 def settings_from(
     *,
-    gateway: bool,
-    host: str,
     listen: str | None,
     keys: Path | None,
     tls_cert: Path | None,
@@ -135,24 +146,13 @@ def settings_from(
     in_flight: int | None,
     queue_limit: int,
     queue_timeout: int | None,
-    access_log: Path | None,
-) -> GatewaySettings | None:
-    """Return the settings of a gateway, or None without ``--gateway``.
-
-    Errors: InputError when an option of the gateway is given without ``--gateway``, and for invalid settings.
-    """
+    access_log: Path | None = None,
+) -> GatewaySettings:
+    """Return the settings of a gateway.  Errors: InputError for invalid settings, and without a key file."""
     from gmmvit_deploy.serving.gateway.options import GatewaySettings
 
-    if not gateway:
-        given = {"--listen": listen, "--keys": keys, "--tls-cert": tls_cert, "--tls-key": tls_key}
-        for option, value in {**given, "--access-log": access_log}.items():
-            if value is not None:
-                raise InputError(f"{option} needs --gateway", hint=f"add --gateway, or remove {option}")
-        return None
-    if host != LOOPBACK:
-        raise InputError("--host and --gateway exclude each other", hint=f"type --listen {host} in place of --host")
     if keys is None:
-        raise InputError("--gateway needs --keys FILE", hint="write a file with a line NAME KEY for each client")
+        raise InputError("a gateway needs --keys FILE", hint="write a file with a line NAME KEY for each client")
     return GatewaySettings(
         keys=keys,
         listen=listen or LOOPBACK,

@@ -67,7 +67,7 @@ def rollout(
 
     if sum((bundle is not None, abort, status)) != 1:
         raise InputError(
-            "expected BUNDLE, --abort or --status, and only one of them",
+            "expected BUNDLE, --abort or --status, without the other two",
             hint=f"type gmmvit rollout BUNDLE --to {to}, or gmmvit rollout --abort --to {to}",
         )
     order: dict[str, Any] = {"order": "abort" if abort else "status"}

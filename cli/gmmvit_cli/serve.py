@@ -14,11 +14,13 @@ from gmmvit_cli.gateway_options import (
     INSECURE,
     KEYS,
     LISTEN,
+    LOOPBACK,
     MAX_BODY,
     QUEUE_LIMIT,
     QUEUE_TIMEOUT,
     TLS_CERT,
     TLS_KEY,
+    require_no_gateway_options,
     settings_from,
 )
 from gmmvit_cli.options import (
@@ -48,7 +50,7 @@ def serve(
         help="The bundle or Triton model repository to serve. With --state: the first bundle.",
     ),
     host: str = typer.Option(
-        "127.0.0.1",
+        LOOPBACK,
         metavar="ADDRESS",
         rich_help_panel=TARGET,
         help="Address to listen on without a gateway. Any address but loopback (127.0.0.1) needs --insecure, because "
@@ -104,21 +106,26 @@ def serve(
     addresses of the server when all models are ready. It restarts a server that has died, on the same ports. On SIGTERM
     and SIGINT, the server completes the requests in progress, and the command ends with status 0.
     """
-    settings = settings_from(
-        gateway=gateway,
-        host=host,
-        listen=listen,
-        keys=keys,
-        tls_cert=tls_cert,
-        tls_key=tls_key,
-        insecure=insecure,
-        max_body=max_body,
-        allow_json=allow_json,
-        in_flight=in_flight,
-        queue_limit=queue_limit,
-        queue_timeout=queue_timeout,
-        access_log=access_log,
-    )
+    settings = None
+    if gateway:
+        if host != LOOPBACK:
+            raise InputError("--host and --gateway exclude each other", hint=f"type --listen {host} in place of --host")
+        settings = settings_from(
+            listen=listen,
+            keys=keys,
+            tls_cert=tls_cert,
+            tls_key=tls_key,
+            insecure=insecure,
+            max_body=max_body,
+            allow_json=allow_json,
+            in_flight=in_flight,
+            queue_limit=queue_limit,
+            queue_timeout=queue_timeout,
+            access_log=access_log,
+        )
+    else:
+        given = {"--listen": listen, "--keys": keys, "--tls-cert": tls_cert, "--tls-key": tls_key}
+        require_no_gateway_options({**given, "--access-log": access_log})
     from gmmvit_deploy.serving.gateway.service import Gateway
     from gmmvit_deploy.serving.repository import CpuKernelsUse
     from gmmvit_deploy.serving.server import ServerOptions, TritonServer

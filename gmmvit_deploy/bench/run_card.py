@@ -1,7 +1,8 @@
 """Write the results of a script in ``benchmarks/`` with a run card: the machine, versions, settings and a verdict.
 
 The verdict is INVALID, with every reason, if the machine was busy before or after the run, if the machine's clock rate
-changed, if the interval of a ratio is too wide, or if a program was faster than its roofline.
+changed, if the interval of a ratio is too wide, or if a program was faster than its roofline. Each problem that a
+script lists under ``problems`` makes the verdict INVALID, too, also if the results are not times.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ def written(output: Path, script: str, *, timed: bool = True, **settings: Any) -
     output: the file to write.  script: the name of the script.  settings: the settings of the run.
     timed: True if the results are times. A busy machine or a wide interval makes the run INVALID only if ``timed`` is
     True.
+    ``problems`` in the dictionary, if given, is a list of sentences: what the measured program did not keep.
     A `Ratio` in the dictionary is written as three values: the median and the ends of the interval.
     """
     started = time.time()
@@ -40,6 +42,7 @@ def written(output: Path, script: str, *, timed: bool = True, **settings: Any) -
     yield results
     after = machine_state()
     reasons = [*machine_reasons(before, after), *unsteady(results)] if timed else []
+    reasons += results.get("problems", [])
     results["card"] = {
         "script": script,
         "settings": settings,

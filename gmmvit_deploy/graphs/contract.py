@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto, NodeProto
+    from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto
 
 __all__ = ["graph_problem"]
 
@@ -33,6 +33,9 @@ def graph_problem(model: ModelProto, *, input_name: str, outputs: Sequence[str])
     names = [value.name for value in graph.output]
     if names != list(outputs):
         return f"expected the outputs {_listed(outputs)}, got {_listed(names)}"
+    for value in (*graph.input, *graph.output):
+        if problem := _shape_problem(value):
+            return f"{problem} of {value.name}"
     if tensor := next((t for t in graph.initializer if t.data_location == t.EXTERNAL), None):
         return f"expected all weights in the graph, got the tensor {tensor.name!r} in another file"
     for node, level in _nodes([*graph.node, *(node for function in model.functions for node in function.node)]):
@@ -40,6 +43,18 @@ def graph_problem(model: ModelProto, *, input_name: str, outputs: Sequence[str])
             return f"expected no loop, got the operator {node.op_type} ({node.name or 'without a name'})"
         if level > _MOST_LEVELS:
             return f"expected at most {_MOST_LEVELS} levels of graphs inside operators"
+    return ""
+
+
+def _shape_problem(value: ValueInfoProto) -> str:
+    if not value.type.HasField("tensor_type"):
+        return f"expected a tensor, got {value.type.WhichOneof('value') or 'no type'} as the type"
+    tensor = value.type.tensor_type
+    if not tensor.HasField("shape"):  # runtimes infer the shape
+        return ""
+    shape = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in tensor.shape.dim]
+    if len(shape) < 2 or any(isinstance(size, int) and size < 1 for size in shape):
+        return f"expected a batch and sizes from 1, got {shape} as the shape"
     return ""
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -157,13 +156,13 @@ def _mix(
 ) -> dict[str, Any]:
     """Send rounds of concurrent requests until the server has joined requests into a batch; at most `_ROUNDS` rounds.
 
-    A round in which the server counts other inputs than those of its requests had another client, such as the probe
-    of a supervisor. Such a round counts only if there is no other round.
-    Returns the numbers of requests and of executions, and ``joined``, the difference of the two numbers. If the server
-    does not offer its statistics, as behind a gateway, a single round is sent, and executions and ``joined`` are None.
+    Other clients, such as the probes of a supervisor, can only add executions. ``executions`` is therefore the largest
+    number that can have run the requests, and ``joined``, its difference to the number of requests, is never too high.
+    Returns ``requests``, ``executions`` and ``joined``. If the server does not offer its statistics, as behind a
+    gateway, a single round is sent, and executions and ``joined`` are None.
     """
     most = min(_MOST_IN_A_REQUEST, runner.max_batch)
-    alone, shared = _Counted(), _Counted()
+    requests = executions = 0
     for _ in range(_ROUNDS):
         asked = [
             np.resize(generator.permutation(len(inputs)), int(size))
@@ -177,31 +176,17 @@ def _mix(
         after = None if before is None else _counts(server)
         if before is None or after is None:
             return {"requests": len(asked), "executions": None, "joined": None}
-        counted = alone if after[0] - before[0] == sum(map(len, asked)) else shared
-        counted.requests += len(asked)
-        counted.executions += after[1] - before[1]
-        if alone.joined > 0:
+        requests += len(asked)
+        executions += min(after - before, len(asked))
+        if executions < requests:
             break
-    counts = alone if alone.requests else shared
-    return {"requests": counts.requests, "executions": counts.executions, "joined": counts.joined}
+    return {"requests": requests, "executions": executions, "joined": requests - executions}
 
 
-@dataclass(slots=True)
-class _Counted:
-    """The numbers of requests and of the server's executions, in several rounds."""
-
-    requests: int = 0
-    executions: int = 0
-
-    @property
-    def joined(self) -> int:
-        return self.requests - self.executions
-
-
-def _counts(server: Served) -> tuple[int, int] | None:
-    """Return the network's inputs and executions since the server started; None if the server does not offer them."""
+def _counts(server: Served) -> int | None:
+    """Return the network's executions since the server started; None if the server does not offer its statistics."""
     try:
-        return server.connection.counts(server.network)
+        return server.connection.counts(server.network)[1]
     except NotOfferedError:
         return None
 

@@ -20,6 +20,7 @@ from gmmvit_deploy.rollout.control import ControlServer, Send
 from gmmvit_deploy.rollout.slots import Slots
 from gmmvit_deploy.rollout.state import State
 from gmmvit_deploy.rollout.steps import RolloutOptions, roll_out
+from gmmvit_deploy.serving.metric_text import metric_text
 
 __all__ = ["Rollouts", "first_bundle"]
 
@@ -62,6 +63,7 @@ class Rollouts:
         self._busy = threading.Lock()
         self._aborted = threading.Event()
         self._step = ""
+        self._ended = {"promoted": 0, "failed": 0}
         self._thread = threading.Thread(target=self._work, name="gmmvit-rollouts", daemon=True)
         self._closing = ExitStack()
 
@@ -76,6 +78,14 @@ class Rollouts:
         self.abort()
         self._orders.put(None)
         self._thread.join(timeout=30)
+
+    def metrics_text(self) -> str:
+        """Return the state of the rollouts, in Prometheus's text format."""
+        ended = [(f'{{result="{result}"}}', count) for result, count in self._ended.items()]
+        running = [("", int(self._busy.locked()))]
+        return metric_text("gmmvit_rollout_running", "gauge", "1 while a rollout is running", running) + metric_text(
+            "gmmvit_rollouts_total", "counter", "Rollouts that have ended, by result; an abort is a failure", ended
+        )
 
     def abort(self) -> None:
         """End a running rollout at its next step."""
@@ -107,6 +117,7 @@ class Rollouts:
             order.ended.wait()
         finally:
             self._busy.release()
+        self._ended["promoted" if order.error is None else "failed"] += 1
         if order.error is not None:
             self._log(f"rollout: failed: {order.error}")
             raise order.error

@@ -73,9 +73,10 @@ def serve_with_state(
         if signals.any_seen():
             return
         on_progress(Progress("start the gateway"))
-        sources = {"server": slots.metrics_text}
+        rollouts = Rollouts(slots, state, on_log_line=note)
+        sources = {"server": slots.metrics_text, "rollouts": rollouts.metrics_text}
         keeper = start_gateway(gateway, slots.server, opened, note=note, sources=sources, rollouts=True)
-        opened.enter_context(Rollouts(slots, state, on_log_line=note))
+        opened.enter_context(rollouts)
         on_ready(gateway, slots)
         while not signals.any_seen():
             slots.step(signals.any_seen)

@@ -1,6 +1,7 @@
 """The servers of a service, behind the gateway: the served server, and during a rollout a new server beside it.
 
-The gateway knows two places, ``blue`` and ``green``. The served server is in the one, the new server in the other.
+The gateway knows two places, ``blue`` and ``green``. The served server takes a place; during a rollout, the new server
+takes the other place.
 """
 
 from __future__ import annotations
@@ -99,6 +100,7 @@ class Slots:
         slot = self._started(place, bundle, aborted)
         with self._lock:
             self._new = slot
+        self._gateway.serve([self.server.repository, slot.server.repository])
         self._places.put(place, slot.server, bundle.sha256)
 
     def urls(self) -> tuple[str, str]:
@@ -168,11 +170,14 @@ class Slots:
     def _end(self, slot: _Slot) -> None:
         """Wait until the gateway has no request for the server, then end the server."""
         deadline = time.monotonic() + _DRAIN_S
-        while self._places.in_progress(slot.place) and time.monotonic() < deadline:
+        while (self._gateway.leaving or self._places.in_progress(slot.place)) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-        self._places.free(slot.place)
-        with self._lock:
-            slot.resources.close()
+        try:
+            self._places.free(slot.place)
+            self._gateway.serve([self.server.repository])
+        finally:
+            with self._lock:
+                slot.resources.close()
 
     def _served(self) -> _Slot:
         if self._old is None:

@@ -13,7 +13,8 @@ HTTP connections    are closed as soon as the last request is answered. A packet
 gRPC connections    are served until all HTTP connections are closed. Then a packet filter holds back new requests, and
                     Triton completes the others.
 
-Linux permits pidfd_getfd(2), which duplicates the sockets, for a child process, and some containers forbid it.
+Linux permits pidfd_getfd(2), which duplicates the sockets, for a child process, and some containers forbid it. Then
+`on_problem` states it, and SIGTERM has only the effects above.
 """
 
 from __future__ import annotations
@@ -24,16 +25,17 @@ import os
 import re
 import socket
 import struct
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+
+from gmmvit_deploy.serving.local_http import HttpThread
 
 __all__ = ["Drain"]
 
-_PIDFD_GETFD = 438
+_PIDFD_OPEN, _PIDFD_GETFD = 434, 438
 _ATTACH_FILTER, _DETACH_FILTER, _ATTACH_REUSEPORT_CBPF = 26, 27, 51
 _LISTEN, _ESTABLISHED, _CLOSE_WAIT = "0A", "01", "08"
 _LIST_S = 0.1
@@ -85,6 +87,16 @@ def _attach(target: socket.socket, option: int, code: tuple[tuple[int, int, int,
     target.setsockopt(socket.SOL_SOCKET, option, bytes(_Program(len(code), instructions)))
 
 
+def _system_call(number: int, *arguments: int) -> int:
+    """Call Linux.  Some builds of Python have no `os.pidfd_open`.  Errors: OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall.restype = ctypes.c_long
+    answer: int = libc.syscall(number, *arguments)
+    if answer < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return answer
+
+
 class Drain:
     """Inside ``with Drain(pid, http_port, grpc_port) as drain:`` new connections are refused."""
 
@@ -100,13 +112,13 @@ class Drain:
         self._pidfd = -1
         self._open: dict[str, _Connection] = {}
         self._kept: list[socket.socket] = []
-        self._refusal: _Refusal | None = None
+        self._refusal: HttpThread | None = None
         self._next_list = 0.0
         self._listed = 1
 
     def __enter__(self) -> Drain:
         try:
-            self._pidfd = os.pidfd_open(self._pid)
+            self._pidfd = _system_call(_PIDFD_OPEN, self._pid, 0)
             self._divert()
         except OSError as exc:
             self._on_problem(
@@ -159,7 +171,7 @@ class Drain:
                 with self._duplicate(number) as server:
                     second = _second_socket(server)
                 if port == self._http_port:
-                    self._refusal = _Refusal(second)
+                    self._refusal = HttpThread(second, _RefuseRequest)
                 else:
                     self._kept.append(second)
         # Connections that reached the server's own sockets are accepted before the server stops.
@@ -193,12 +205,7 @@ class Drain:
         return sockets
 
     def _duplicate(self, number: int) -> socket.socket:
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.syscall.restype = ctypes.c_long
-        own: int = libc.syscall(_PIDFD_GETFD, self._pidfd, number, 0)
-        if own < 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        return socket.socket(fileno=own)
+        return socket.socket(fileno=_system_call(_PIDFD_GETFD, self._pidfd, number, 0))
 
     def _release(self) -> None:
         if self._refusal is not None:
@@ -316,24 +323,6 @@ def _second_socket(server: socket.socket) -> socket.socket:
         own.close()
         raise
     return own
-
-
-class _Refusal:
-    """Answers each HTTP request on a socket with 503."""
-
-    def __init__(self, own: socket.socket) -> None:
-        """Start.  own: a listening socket, which `close` closes."""
-        self._server = ThreadingHTTPServer(("", 0), _RefuseRequest, bind_and_activate=False)
-        self._server.daemon_threads = True
-        self._server.socket.close()
-        self._server.socket = own
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.socket.close()
 
 
 class _RefuseRequest(BaseHTTPRequestHandler):

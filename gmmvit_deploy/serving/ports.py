@@ -9,6 +9,9 @@ from gmmvit_deploy.errors import ServerError
 
 __all__ = ["free_ports", "listening_socket"]
 
+_WITH_OPTION = ("HTTP", "gRPC", "metrics")
+"""The services whose port an option of the command line gives."""
+
 
 def free_ports(services: Mapping[str, tuple[str, int]]) -> tuple[int, ...]:
     """Return the port of each service; a free port for 0.
@@ -26,28 +29,34 @@ def free_ports(services: Mapping[str, tuple[str, int]]) -> tuple[int, ...]:
             probe.close()
 
 
-def listening_socket(host: str, port: int, service: str) -> socket.socket:
+def listening_socket(
+    host: str, port: int, service: str, *, option: str = "--host", backlog: int = socket.SOMAXCONN
+) -> socket.socket:
     """Listen on a port.
 
-    service: the name of the service, for the message.
+    service: the name of the service, for the message.  option: the option that gives ``host``, for the message.
+    backlog: the number of connections that may wait until they are accepted.
     Errors: ServerError when the port is in use, or when the address is not an address of this machine.
     """
     if not 0 <= port <= 65535:
         raise ServerError(f"{service} port: expected a number from 0 to 65535, got {port}")
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        probe = socket.socket(family, kind)
+        family, kind, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind)
     except OSError as exc:
-        raise ServerError(f"host {host}: the server cannot listen on this address: {exc.strerror or exc}") from exc
+        raise ServerError(
+            f"{option} {host}: the server cannot listen on this address: {exc.strerror or exc}",
+            hint=f"type {option} and an address of this machine; 0.0.0.0 means all addresses",
+        ) from exc
     try:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(address)
-        probe.listen()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(backlog)
     except OSError as exc:
-        probe.close()
+        listener.close()
+        another = f"another port with --{service.lower()}-port" if service in _WITH_OPTION else "another port"
         raise ServerError(
             f"{service} port {port} on {host} cannot be opened: {exc.strerror}",
-            hint=f"stop the program that uses the port, or choose another port with --{service.lower()}-port; "
-            "0 means any free port",
+            hint=f"stop the program that uses the port, or choose {another}; 0 means any free port",
         ) from exc
-    return probe
+    return listener

@@ -1,8 +1,7 @@
 """Ask each model of a running server for a real inference, and read how many requests each model has completed.
 
 A Triton server whose worker has died still reports that it is ready, so only an inference shows that a model answers.
-A probe has a batch of one with zeros, or a PNG image for an input of bytes. An ensemble has no worker of its own, and
-is not probed: its models are.
+A probe has a batch of one with zeros, or a PNG image for an input of bytes.
 """
 
 from __future__ import annotations
@@ -41,11 +40,15 @@ class Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """A request for an inference of a model.  json_bytes: the length of the JSON at the beginning of ``body``."""
+    """A request for an inference of a model.
+
+    json_bytes: the length of the JSON at the beginning of ``body``.  parts: the models that an ensemble runs.
+    """
 
     model: str
     body: bytes
     json_bytes: int
+    parts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +72,7 @@ def model_names(repository: Path) -> list[str]:
 def probe_of_model(address: Address, model: str, *, timeout_s: float = 10.0) -> Probe | None:
     """Make the probe of a model from the configuration that the server reports.
 
-    Returns None for an ensemble, and for a model with inputs of which no example is known.
+    Returns None for a model with inputs of which no example is known.
     Errors: ServerError when the server does not report the configuration.
     """
     connection = address.connect(timeout_s)
@@ -83,7 +86,7 @@ def probe_of_model(address: Address, model: str, *, timeout_s: float = 10.0) -> 
         raise ServerError(f"{model}: the server reports no configuration: {exc}") from exc
     finally:
         connection.close()
-    return None if config.get("platform") == "ensemble" else _probe(model, config)
+    return _probe(model, config)
 
 
 def _probe(model: str, config: Mapping[str, Any]) -> Probe | None:
@@ -106,7 +109,9 @@ def _probe(model: str, config: Mapping[str, Any]) -> Probe | None:
         tensors.append(data)
     outputs = [{"name": entry["name"], "parameters": {"binary_data": True}} for entry in config.get("output", [])]
     header = json.dumps({"id": "gmmvit-probe", "inputs": inputs, "outputs": outputs}).encode()
-    return Probe(model=model, body=header + b"".join(tensors), json_bytes=len(header))
+    steps = config.get("ensemble_scheduling", {}).get("step", [])
+    parts = tuple(dict.fromkeys(str(step["model_name"]) for step in steps))
+    return Probe(model=model, body=header + b"".join(tensors), json_bytes=len(header), parts=parts)
 
 
 def _image() -> bytes:

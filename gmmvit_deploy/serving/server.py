@@ -9,8 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +18,7 @@ from gmmvit_deploy.errors import InputError, RepositoryError, ServerError
 from gmmvit_deploy.leftovers import new_run_folder, remove_run_folder
 from gmmvit_deploy.serving.draining import Drain
 from gmmvit_deploy.serving.installs import ServerInstall, find_server, stage_backends
+from gmmvit_deploy.serving.local_http import answers
 from gmmvit_deploy.serving.ports import free_ports
 from gmmvit_deploy.serving.processes import Worker, is_alive, kill_group, workers_of
 from gmmvit_deploy.serving.server_log import ServerLog
@@ -287,7 +286,7 @@ class TritonServer:
         while time.monotonic() < deadline and not cancelled():
             if self._process is None or self._process.poll() is not None:
                 raise self._ended("did not start")
-            if _is_ready(f"{self.http_url}/v2/health/ready"):
+            if answers(f"{self.http_url}/v2/health/ready", timeout_s=2):
                 return
             time.sleep(_POLL_S)
         if cancelled():
@@ -311,18 +310,6 @@ class TritonServer:
 
     def _last_words(self) -> str:
         return self._log.last_words() if self._log is not None else "there is no log"
-
-
-# The server runs on this machine, so requests to the server must bypass a proxy that environment variables name.
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        with _DIRECT.open(url, timeout=2) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
 
 
 def _check_backends(repository: Path, install: ServerInstall) -> None:

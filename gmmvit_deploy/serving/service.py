@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 
 from gmmvit_deploy.errors import MissingDependencyError, ServerError
@@ -18,6 +19,7 @@ from gmmvit_deploy.serving.front.process import FrontProcess, start_front
 from gmmvit_deploy.serving.gateway.models import read_models
 from gmmvit_deploy.serving.gateway.options import Front, GatewaySettings
 from gmmvit_deploy.serving.gateway.service import Gateway, behind_gateway
+from gmmvit_deploy.serving.metric_text import filesystem_metrics, metric_text
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.supervisor import Supervisor
 from gmmvit_deploy.serving.supervisor_metrics import MetricsEndpoint
@@ -96,10 +98,13 @@ class BareService(Service):
     def start(self, server: TritonServer, *, cancelled: Callable[[], bool]) -> None:
         self.server = server
         self._supervisor = Supervisor(server)
-        self._endpoint = MetricsEndpoint(self._options.host, self._options.metrics_port, self._supervisor.metrics_text)
+        self._endpoint = MetricsEndpoint(self._options.host, self._options.metrics_port, self._metrics_text)
         self._opened.callback(self._endpoint.close)
         self._opened.callback(server.stop)
         server.start(cancelled=cancelled)
+
+    def _metrics_text(self) -> str:
+        return filesystem_metrics() + (self._supervisor.metrics_text() if self._supervisor is not None else "")
 
     def run(self, stopped: Callable[[], bool]) -> None:
         if self._supervisor is not None:
@@ -202,7 +207,13 @@ def start_gateway(
     if keeper is not None:
         opened.callback(keeper.stop)
     opened.callback(gateway.stop)
-    gateway.start(server, front=keeper.front if keeper else None, sources=sources, rollouts=rollouts)
+    log = gateway.settings.access_log
+    own: dict[str, Callable[[], str]] = {
+        "filesystems": partial(filesystem_metrics, () if log is None else (log.absolute().parent,))
+    }
+    if keeper is not None:
+        own["front"] = keeper.metrics_text
+    gateway.start(server, front=keeper.front if keeper else None, sources={**own, **sources}, rollouts=rollouts)
     if keeper is not None:
         keeper.wait_ready()
     return keeper
@@ -212,6 +223,7 @@ class FrontKeeper:
     """Keeps a front running on a port: starts the front again when it has ended.
 
     port: the port on 127.0.0.1.  secret: the value of `FRONT_HEADER` in each request from the gateway.
+    restarts: how often the front was started again.
     """
 
     def __init__(
@@ -231,7 +243,7 @@ class FrontKeeper:
             max_buffered_bytes=max(DEFAULT_BUFFERED_BYTES, settings.max_body_bytes),
         )
         self._note = on_log_line
-        self._restarts = 0
+        self.restarts = 0
         self._front: FrontProcess = start_front(triton_http_url, 0, self.secret, options=self._options)
         self.port = self._front.port
 
@@ -249,11 +261,20 @@ class FrontKeeper:
         status = self._front.poll()
         if status is None:
             return
-        self._restarts += 1
-        if self._restarts > _MOST_FRONT_RESTARTS:
-            raise ServerError(f"the front ended {self._restarts} times, the last time with exit status {status}")
+        self.restarts += 1
+        if self.restarts > _MOST_FRONT_RESTARTS:
+            raise ServerError(f"the front ended {self.restarts} times, the last time with exit status {status}")
         self._note(f"front: ended with exit status {status}, and is started again")
         self._front = start_front(self._url, self.port, self.secret, options=self._options)
+
+    @property
+    def pid(self) -> int:
+        return self._front.pid
+
+    def metrics_text(self) -> str:
+        """Return the number of restarts, in Prometheus's text format."""
+        meaning = "Times that the front had ended and was started again"
+        return metric_text("gmmvit_front_restarts_total", "counter", meaning, [("", self.restarts)])
 
     def stop(self) -> None:
         self._front.stop()

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import http.client
 import threading
-import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Literal, get_args
 
+from gmmvit_deploy.serving.local_http import HttpThread, text_from_url
+from gmmvit_deploy.serving.metric_text import metric_text
 from gmmvit_deploy.serving.ports import listening_socket
 
 __all__ = ["MetricsEndpoint", "RestartReason", "SupervisorMetrics", "fetched_metrics"]
 
 RestartReason = Literal["exit", "worker", "probe"]
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class SupervisorMetrics:
@@ -54,30 +54,24 @@ class SupervisorMetrics:
             ]
             return "".join(
                 (
-                    _metric("gmmvit_server_up", "gauge", "1 if the server runs, else 0", [("", int(self.up))]),
-                    _metric("gmmvit_server_restarts_total", "counter", "Restarts of the server", restarts),
-                    _metric(
+                    metric_text("gmmvit_server_up", "gauge", "1 if the server runs, else 0", [("", int(self.up))]),
+                    metric_text("gmmvit_server_restarts_total", "counter", "Restarts of the server", restarts),
+                    metric_text(
                         "gmmvit_server_failed_restarts_total",
                         "counter",
                         "Restarts after which the server was not ready",
                         [("", self._failed_restarts)],
                     ),
-                    _metric("gmmvit_probes_total", "counter", "Inferences that the supervisor requested", probes),
+                    metric_text("gmmvit_probes_total", "counter", "Inferences that the supervisor requested", probes),
                 )
             )
-
-
-def _metric(name: str, kind: str, meaning: str, samples: list[tuple[str, int]]) -> str:
-    lines = [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}", *(f"{name}{labels} {n}" for labels, n in samples)]
-    return "\n".join(lines) + "\n"
 
 
 def fetched_metrics(url: str, *, timeout_s: float = 2.0) -> str:
     """Return the metrics at an address, or an empty text if there is no answer."""
     try:
-        with _DIRECT.open(url, timeout=timeout_s) as answer:
-            return bytes(answer.read()).decode(errors="replace")
-    except (urllib.error.URLError, OSError, ValueError):
+        return text_from_url(url, timeout_s=timeout_s)
+    except (OSError, http.client.HTTPException):
         return ""
 
 
@@ -92,19 +86,12 @@ class MetricsEndpoint:
         """
         listener = listening_socket(host, port, "metrics")
         handler = type("Handler", (_Handler,), {"text": staticmethod(text)})
-        self._server = ThreadingHTTPServer(("", 0), handler, bind_and_activate=False)
-        self._server.daemon_threads = True
-        self._server.socket.close()
-        self._server.socket = listener
         self.port = int(listener.getsockname()[1])
         self.url = f"http://{host}:{self.port}/metrics"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
-        self._thread.start()
+        self._server = HttpThread(listener, handler)
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.socket.close()
+        self._server.close()
 
 
 class _Handler(BaseHTTPRequestHandler):

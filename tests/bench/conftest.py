@@ -16,11 +16,12 @@ Run = Callable[..., None]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+def run() -> Run:
     """Run a script with its arguments in this process, so that imports and exports happen only once."""
 
     def run(name: str, *arguments: str) -> None:
-        monkeypatch.setattr(sys, "argv", [name, *arguments])
-        runpy.run_path(str(BENCHMARKS / f"{name}.py"), run_name="__main__")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", [name, *arguments])
+            runpy.run_path(str(BENCHMARKS / f"{name}.py"), run_name="__main__")
 
     return run

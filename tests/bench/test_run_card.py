@@ -23,6 +23,12 @@ class TestRunCard:
         state = MachineState(load=0.1, others=0.0, stolen=0.0, spin_ms=1.0, megahertz=())
         monkeypatch.setattr(run_card, "machine_state", lambda: state)
 
+    def test_a_problem_makes_the_run_invalid_also_without_times(self, tmp_path: Path) -> None:
+        with run_card.written(tmp_path / "result.json", "script.py", timed=False) as results:
+            results["problems"] = ["1 requests were lost"]
+        card = json.loads((tmp_path / "result.json").read_text())["card"]
+        assert (card["verdict"], card["reasons"]) == ("INVALID", ["1 requests were lost"])
+
     def card(self, path: Path, measured: Any, *, timed: bool = True) -> dict[str, Any]:
         with run_card.written(path / "result.json", "script.py", timed=timed, rounds=3) as results:
             results["vit"] = {"1": {"over_plain": measured}}

@@ -86,6 +86,7 @@ def test_the_eager_baseline_multiplies_as_the_released_code_of_the_family(name: 
 
 @pytest.mark.engine
 @pytest.mark.process
+@pytest.mark.matrix
 def test_engines_runs_and_reads_its_numbers_from_builds(tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     script = ROOT / "benchmarks" / "reported" / "engines.py"
@@ -125,26 +126,30 @@ def test_a_plain_program_is_never_measured_as_ours(
         cpu_programs.cpu_program(tmp_path / "model.onnx", runner, cpu_programs.RUNNERS[runner])
 
 
+FEW_PROGRAMS = ("straight export", "openvino+kernels")
+PROGRAMS = (
+    *FEW_PROGRAMS,
+    "straight openvino",
+    "onnxruntime+kernels",
+    "openvino+kernels:bf16",
+    "openvino+kernels:int8",
+)  # torch.compile takes a minute
+
+
 @NEEDS_KERNELS
 @pytest.mark.export
-def test_fastest_cpu_runs_and_checks_its_answers(run: Run, tmp_path: Path) -> None:
-    programs = (
-        "straight export",
-        "straight openvino",
-        "onnxruntime+kernels",
-        "openvino+kernels",
-        "openvino+kernels:bf16",
-        "openvino+kernels:int8",
-    )  # torch.compile takes a minute
+@pytest.mark.parametrize("programs", [FEW_PROGRAMS, pytest.param(PROGRAMS, marks=pytest.mark.matrix)], ids=len)
+def test_fastest_cpu_runs_and_checks_its_answers(programs: tuple[str, ...], run: Run, tmp_path: Path) -> None:
     here = [name for name in programs if "bf16" not in name or cpu_programs.HAS_BF16]
     only = [argument for name in here for argument in ("--program", name)]
     run("reported/fastest_cpu", "--rounds", "1", "--family", "vit", "--batch", "1", *only, "--output", str(tmp_path))
     family = json.loads((tmp_path / "vit.json").read_text())
     rows = family["1"]
     assert rows.keys() == {"eager", *here}
-    assert all(rows[name]["right"] for name in ("straight export", "straight openvino"))
-    for name in ("onnxruntime+kernels", "openvino+kernels"):
-        assert rows[name]["best_straight"] in ("straight export", "straight openvino")
+    straight = {name for name in here if name.startswith("straight")}
+    assert all(rows[name]["right"] for name in straight)
+    for name in {"onnxruntime+kernels", "openvino+kernels"} & set(here):
+        assert rows[name]["best_straight"] in straight
         assert rows[name]["times_faster_than_best_straight"]["median"] > 0
     for row in rows.values():
         assert 0 < row["off"] <= row["limit"]
@@ -160,6 +165,7 @@ def test_fastest_cpu_runs_and_checks_its_answers(run: Run, tmp_path: Path) -> No
 @NEEDS_KERNELS
 @pytest.mark.export
 @pytest.mark.process
+@pytest.mark.matrix
 def test_before_after_of_the_same_checkout(tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     script = ROOT / "benchmarks" / "reported" / "before_after.py"
@@ -315,6 +321,7 @@ def test_where_time_goes_accounts_for_it(run: Run, tmp_path: Path) -> None:
 
 @NEEDS_KERNELS
 @pytest.mark.export
+@pytest.mark.matrix
 def test_where_time_goes_of_a_system_without_plain_twin_and_without_kernels(run: Run, tmp_path: Path) -> None:
     """Our kernels compute no part of EANet, and EANet has no plain twin."""
     systems = ("--family", "eanet", "--systems-output", str(tmp_path), "--output", str(tmp_path / "families.json"))

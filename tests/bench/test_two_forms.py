@@ -50,6 +50,7 @@ def require_forms(row: dict[str, Any], forms: set[str]) -> None:
 
 @NEEDS_KERNELS
 @pytest.mark.export
+@pytest.mark.matrix
 def test_rotation_as_rows_runs_and_checks_its_answers(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,6 +62,7 @@ def test_rotation_as_rows_runs_and_checks_its_answers(
 
 @NEEDS_KERNELS
 @pytest.mark.export
+@pytest.mark.matrix
 def test_shifted_patches_as_convolution_runs_and_checks_its_answers(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,7 +115,7 @@ def problems(stubs: Path, folder: Path, edit: tuple[str, str] | None = None) -> 
             text = text.replace(*edit)
         (folder / f"checked_{name}").write_text(text)
     command = [sys.executable, "-m", "mypy", "--config-file=", "--ignore-missing-imports", "--check-untyped-defs"]
-    command += ["--follow-imports=silent", "--no-error-summary", f"--cache-dir={folder / 'cache'}"]
+    command += ["--follow-imports=silent", "--no-error-summary", f"--cache-dir={stubs / 'cache'}"]
     answer = subprocess.run(
         [*command, *map(str, sorted(folder.glob("checked_*.py")))],
         env={**os.environ, "MYPYPATH": str(stubs)},

@@ -6,6 +6,7 @@ folder of golden files (`tests.conftest.MANIFEST`); nothing here names a family.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, get_args
 
 import numpy as np
@@ -13,7 +14,7 @@ import onnx
 import pytest
 import torch
 
-from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.errors import SpecError
 from gmmvit_deploy.export import variants
@@ -58,6 +59,11 @@ def _id(name: str) -> str:
     return name if name.startswith(family) else f"{family}-{name}"  # so that -k FAMILY selects it
 
 
+@cache
+def loaded_checkpoint(name: str) -> LoadedCheckpoint:
+    return load_checkpoint(golden(name).path, golden(name).hints)
+
+
 @pytest.fixture(params=NAMES, ids=_id)
 def case(request: pytest.FixtureRequest) -> Golden:
     return golden(request.param)
@@ -67,7 +73,7 @@ def case(request: pytest.FixtureRequest) -> Golden:
 
 
 def test_golden_logits(case: Golden) -> None:
-    loaded = load_checkpoint(case.path, case.hints)
+    loaded = loaded_checkpoint(case.name)
     with torch.inference_mode():
         logits = loaded.model(torch.from_numpy(case.inputs)).numpy()
     # the largest seen is 0.0; another processor's BLAS may round differently
@@ -75,7 +81,7 @@ def test_golden_logits(case: Golden) -> None:
 
 
 def test_golden_checkpoint_is_what_its_manifest_states(case: Golden) -> None:
-    loaded, entry = load_checkpoint(case.path, case.hints), MANIFEST[case.name]
+    loaded, entry = loaded_checkpoint(case.name), MANIFEST[case.name]
     assert loaded.spec.family == entry["family"]
     assert input_shape(loaded.spec) == case.inputs.shape[1:]
     assert loaded.spec.classes == case.logits.shape[1]
@@ -84,7 +90,7 @@ def test_golden_checkpoint_is_what_its_manifest_states(case: Golden) -> None:
 
 
 def test_folding_keeps_golden_logits(case: Golden) -> None:
-    folded = fold(load_checkpoint(case.path, case.hints).model)
+    folded = fold(loaded_checkpoint(case.name).model)
     with torch.inference_mode():
         logits = folded.model(torch.from_numpy(case.inputs)).numpy()
     np.testing.assert_allclose(logits, case.logits, rtol=0, atol=case.atol)

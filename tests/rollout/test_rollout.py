@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from benchmarks.reported import soak
 from benchmarks.shared.checked_load import CheckedLoad
+from benchmarks.shared.state_service import ORDER, StateService
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.errors import GmmvitError, InputError, ServerError
 from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
@@ -29,46 +28,6 @@ from tests.conftest import cifar_options, golden, once
 from tests.serving.gateways import KEY, key_file, request, require_haproxy
 
 pytestmark = [pytest.mark.server, pytest.mark.export]
-
-_ORDER = {
-    "order": "rollout",
-    "canary_share": None,
-    "canary_requests": 40,
-    "canary_timeout_s": 60.0,
-    "canary_slower": 50.0,
-    "canary_images": [],
-    "canary_agreement": 0.95,
-    "allow_contract_change": False,
-}
-
-
-class Service:
-    """``gmmvit serve --gateway --state``, as a process."""
-
-    def __init__(self, folder: Path, *bundle: str) -> None:
-        self.state = folder / "service"
-        command = [sys.executable, "-m", "gmmvit_cli.main", "serve", *bundle, "--gateway", "--state", str(self.state)]
-        command += ["--keys", str(key_file(folder)), "--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
-        command += ["--json", "--access-log", str(folder / "access.log")]
-        self.errors = (folder / "service.log").open("w")
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.errors, text=True)
-        text = ""
-        for line in self.process.stdout or ():
-            text += line
-            if line.startswith("}"):
-                break
-        self.where: dict[str, Any] = json.loads(text)
-
-    def order(self, **changes: Any) -> dict[str, Any]:
-        """Send an order for a rollout, and return the last event."""
-        *_, last = send_order(self.state, {**_ORDER, **changes})
-        return last
-
-    def stop(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        status = self.process.wait(60)
-        self.errors.close()
-        return status
 
 
 @pytest.fixture(scope="module")
@@ -87,16 +46,15 @@ def bundles(shared: Path, bundle: Bundle) -> dict[str, Bundle]:
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory, bundles: dict[str, Bundle]) -> Iterator[Service]:
+def service(tmp_path_factory: pytest.TempPathFactory, bundles: dict[str, Bundle]) -> Iterator[StateService]:
     require_haproxy()
-    running = Service(tmp_path_factory.mktemp("rollout"), str(bundles["gmm"].path))
+    folder = tmp_path_factory.mktemp("rollout")
+    running = StateService(folder, key_file(folder), str(bundles["gmm"].path), "--max-body", str(soak.MAX_BODY_BYTES))
     yield running
-    if running.process.poll() is None:
-        running.process.kill()
-        running.process.wait()
+    running.kill()
 
 
-def load(service: Service, bundles: dict[str, Bundle], rate: float = 60.0) -> CheckedLoad:
+def load(service: StateService, bundles: dict[str, Bundle], rate: float = 60.0) -> CheckedLoad:
     pixels = bundles["gmm"].golden()[0]
     assert np.array_equal(pixels, bundles["elm"].golden()[0])
     expected = {each.sha256: each.golden()[1] for each in bundles.values()}
@@ -111,14 +69,14 @@ def load(service: Service, bundles: dict[str, Bundle], rate: float = 60.0) -> Ch
     )
 
 
-def promoted(service: Service) -> str:
+def promoted(service: StateService) -> str:
     record = State(service.state).promoted()
     assert record is not None
     return record.bundle
 
 
 def test_rollouts_under_load_lose_nothing_and_every_answer_states_its_bundle(
-    service: Service, bundles: dict[str, Bundle]
+    service: StateService, bundles: dict[str, Bundle]
 ) -> None:
     with load(service, bundles) as clients:
         time.sleep(1)
@@ -138,7 +96,7 @@ def test_rollouts_under_load_lose_nothing_and_every_answer_states_its_bundle(
     }
 
 
-def test_a_canary_that_fails_goes_back_under_load(service: Service, bundles: dict[str, Bundle]) -> None:
+def test_a_canary_that_fails_goes_back_under_load(service: StateService, bundles: dict[str, Bundle]) -> None:
     before = promoted(service)
     with load(service, bundles) as clients:
         # No server can answer in a thousandth of the other's time, so the verdict on the latency is certain.
@@ -147,14 +105,14 @@ def test_a_canary_that_fails_goes_back_under_load(service: Service, bundles: dic
     assert "the canary failed" in answer["error"]
     assert (clients.lost, clients.wrong) == ([], [])
     # The supervisor's probes are requests, too.
-    assert clients.answered[bundles["elm"].sha256] >= _ORDER["canary_requests"] / 2
+    assert clients.answered[bundles["elm"].sha256] >= ORDER["canary_requests"] / 2
     assert promoted(service) == before
     pixels = request(service.where["http"], "/v2/models/gmmvit/config")
     assert pixels.headers["x-gmmvit-bundle"] == before
 
 
 def test_another_decision_on_canary_images_goes_back(
-    service: Service, bundles: dict[str, Bundle], tmp_path: Path
+    service: StateService, bundles: dict[str, Bundle], tmp_path: Path
 ) -> None:
     generator = np.random.default_rng(0)
     paths = []
@@ -175,7 +133,7 @@ def test_another_decision_on_canary_images_goes_back(
         pytest.fail("the two bundles give the same labels to all images: choose other images")
 
 
-def test_a_contract_change_is_refused_by_name(service: Service, bundles: dict[str, Bundle]) -> None:
+def test_a_contract_change_is_refused_by_name(service: StateService, bundles: dict[str, Bundle]) -> None:
     before = promoted(service)
     answer = service.order(bundle=str(bundles["labels"].path))
     assert "class 0 is 'airplane' in the served bundle and 'automobile' in the new bundle" in answer["error"]
@@ -183,16 +141,16 @@ def test_a_contract_change_is_refused_by_name(service: Service, bundles: dict[st
     assert promoted(service) == before
 
 
-def test_what_is_no_bundle_is_refused(service: Service, tmp_path: Path) -> None:
+def test_what_is_no_bundle_is_refused(service: StateService, tmp_path: Path) -> None:
     assert "expected a bundle" in service.order(bundle=str(tmp_path))["error"]
 
 
-def test_the_served_bundle_is_not_rolled_out_again(service: Service, bundles: dict[str, Bundle]) -> None:
+def test_the_served_bundle_is_not_rolled_out_again(service: StateService, bundles: dict[str, Bundle]) -> None:
     served = next(each for each in bundles.values() if each.sha256 == promoted(service))
     assert "serves this bundle already" in service.order(bundle=str(served.path))["error"]
 
 
-def test_an_abort_goes_back(service: Service, bundles: dict[str, Bundle]) -> None:
+def test_an_abort_goes_back(service: StateService, bundles: dict[str, Bundle]) -> None:
     before = promoted(service)
     other = next(bundles[name] for name in ("gmm", "elm") if bundles[name].sha256 != before)
     results: list[dict[str, Any]] = []
@@ -216,7 +174,31 @@ def test_an_abort_goes_back(service: Service, bundles: dict[str, Bundle]) -> Non
     assert "no rollout is running" in next(iter(send_order(service.state, {"order": "abort"})))["error"]
 
 
-def test_after_a_restart_the_service_serves_the_promoted_bundle(service: Service, bundles: dict[str, Bundle]) -> None:
+def test_the_metrics_count_rollouts(service: StateService, bundles: dict[str, Bundle]) -> None:
+    before = rollout_metrics(service)
+    assert "error" in service.order(bundle=str(bundles["labels"].path))  # a contract change
+    after = rollout_metrics(service)
+    assert after.pop("gmmvit_rollout_running") == 0
+    assert after['gmmvit_rollouts_total{result="failed"}'] == before['gmmvit_rollouts_total{result="failed"}'] + 1
+    assert after['gmmvit_rollouts_total{result="promoted"}'] == before['gmmvit_rollouts_total{result="promoted"}']
+
+
+def rollout_metrics(service: StateService) -> dict[str, float]:
+    lines = request(service.where["metrics"], "/metrics").body.decode().splitlines()
+    samples = [line.rpartition(" ") for line in lines if line.startswith("gmmvit_rollout")]
+    return {name: float(value) for name, _, value in samples}
+
+
+def test_a_short_soak_sees_every_process_and_no_growth(service: StateService, bundles: dict[str, Bundle]) -> None:
+    served = next(each for each in bundles.values() if each.sha256 == promoted(service))
+    limit = soak.MAX_BODY_BYTES
+    result = soak.measured(service, served, seconds=8, rate=60, key=KEY, max_body_bytes=limit)
+    assert soak.problems(result) == [], result["examples"]
+
+
+def test_after_a_restart_the_service_serves_the_promoted_bundle(
+    service: StateService, bundles: dict[str, Bundle]
+) -> None:
     """The last test that uses the service: it stops the service."""
     before = promoted(service)
     other = next(bundles[name] for name in ("gmm", "elm") if bundles[name].sha256 != before)
@@ -224,7 +206,7 @@ def test_after_a_restart_the_service_serves_the_promoted_bundle(service: Service
     with pytest.raises(ServerError, match="already running"), State(service.state).locked():
         pytest.fail("the state folder of a running service was locked")
     assert service.stop() == 0
-    again = Service(service.state.parent)
+    again = StateService(service.folder, key_file(service.folder))
     try:
         answer = request(again.where["http"], "/v2/models/gmmvit/config")
         assert answer.headers["x-gmmvit-bundle"] == other.sha256

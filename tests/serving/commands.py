@@ -17,8 +17,9 @@ __all__ = ["Serve", "metric_values", "stub_of"]
 class Serve:
     """``gmmvit serve`` as a process of its own."""
 
-    def __init__(self, path: Path, *arguments: str) -> None:
-        command = [sys.executable, "-m", "gmmvit_cli.main", "serve", str(path), "--json", *arguments]
+    def __init__(self, path: Path, *arguments: str, before: tuple[str, ...] = (sys.executable,)) -> None:
+        """before: a command that runs Python with the arguments that follow."""
+        command = [*before, "-m", "gmmvit_cli.main", "serve", str(path), "--json", *arguments]
         ports = [part for name in ("http", "grpc", "metrics") for part in (f"--{name}-port", "0")]
         self.process = subprocess.Popen(command + ports, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.path = path

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import signal
 import socket
+import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,12 +19,14 @@ import pytest
 import tritonclient.grpc
 
 from gmmvit_deploy.serving import draining
-from gmmvit_deploy.serving.draining import Drain, _is_idle, _Traffic
+from gmmvit_deploy.serving.draining import _is_idle, _Traffic
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS
 from tests.serving.commands import Serve
+from tests.serving.gateways import BEARER, key_file, require_haproxy
 from tests.serving.stand_in import MODEL, infer_body, write_stand_in
 
+KINDS = {"kept", "new", "grpc"}
 PATH = f"/v2/models/{MODEL}/infer"
 
 
@@ -56,7 +61,8 @@ def test_what_came_last_is_read_from_the_counters(
 class Clients:
     """Clients in threads, and what became of each of their requests: (time, outcome)."""
 
-    def __init__(self, where: dict[str, str]) -> None:
+    def __init__(self, where: dict[str, str], headers: dict[str, str] | None = None) -> None:
+        self._headers = headers or {}
         self._host, _, port = where["http"].removeprefix("http://").partition(":")
         self._port, self._grpc = int(port), where["grpc"].removeprefix("grpc://")
         self.outcomes: list[tuple[float, str, str]] = []
@@ -68,19 +74,28 @@ class Clients:
             self.threads.append(threading.Thread(target=target))
             self.threads[-1].start()
 
+    def wait_for_answers(self, *, since: float, within_s: float) -> None:
+        """Wait until each kind of client has got an answer after ``since``."""
+        deadline = time.monotonic() + within_s
+        while time.monotonic() < deadline:
+            if {kind for when, kind, outcome in self.outcomes if when > since and outcome == "200"} >= KINDS:
+                return
+            time.sleep(0.02)
+        raise AssertionError(f"not each kind of client has an answer within {within_s} s: {self.outcomes[-20:]}")
+
     def note(self, kind: str, outcome: str) -> None:
         self.outcomes.append((time.monotonic(), kind, outcome))
 
     def ask(self, connection: http.client.HTTPConnection, kind: str, value: float) -> bool:
         """Return whether the connection remains open."""
         try:
-            connection.request("POST", PATH, infer_body(value))
+            connection.request("POST", PATH, infer_body(value), self._headers)
             answer = connection.getresponse()
-            content = json.loads(answer.read())
+            content = answer.read()
         except (OSError, http.client.HTTPException) as exc:
             self.note(kind, type(exc).__name__)
             return False
-        right = answer.status != 200 or content["outputs"][0]["data"] == [value]
+        right = answer.status != 200 or json.loads(content)["outputs"][0]["data"] == [value]
         self.note(kind, str(answer.status) if right else "wrong")
         return not answer.will_close
 
@@ -105,13 +120,14 @@ class Clients:
 
     def grpc(self) -> None:
         client = tritonclient.grpc.InferenceServerClient(self._grpc)
+        headers = {name.lower(): value for name, value in self._headers.items()}
         tensor = tritonclient.grpc.InferInput("X", [1, 1], "FP32")
         for value in range(100_000):
             if self.done.is_set():
                 break
             tensor.set_data_from_numpy(np.full((1, 1), value, np.float32))
             try:
-                right = client.infer(MODEL, [tensor]).as_numpy("Y").tolist() == [[float(value)]]
+                right = client.infer(MODEL, [tensor], headers=headers).as_numpy("Y").tolist() == [[float(value)]]
                 self.note("grpc", "200" if right else "wrong")
             except tritonclient.utils.InferenceServerException as exc:
                 self.note("grpc", str(exc.status()))
@@ -163,6 +179,55 @@ def test_sigterm_under_load(stand_in_serve: Serve, tmp_path: Path) -> None:
 
 
 @pytest.mark.server
+def test_kill_and_sigterm_under_load_behind_the_gateway(tmp_path: Path) -> None:
+    """A killed server is back within ten seconds. At SIGTERM, each request that HAProxy read reaches its client."""
+    require_haproxy()
+    models, log = write_stand_in(tmp_path / "models", delay_s=0.02), tmp_path / "access.log"
+    running = Serve(
+        models, "--gateway", "--keys", str(key_file(tmp_path)), "--allow-json", "10000", "--access-log", str(log)
+    )
+    where = running.ready()
+    clients = Clients(where, BEARER)
+    idle = http.client.HTTPConnection(clients._host, clients._port, timeout=30)
+    assert clients.ask(idle, "idle", 1.0)
+    unused = socket.create_connection((clients._host, clients._port))
+    for target, number in ((clients.kept, 4), (clients.new, 2), (clients.grpc, 2)):
+        clients.start(target, number)
+    clients.wait_for_answers(since=time.monotonic(), within_s=5)
+    os.kill(where["pid"], signal.SIGKILL)
+    killed = time.monotonic()
+    time.sleep(0.5)  # the answers that were on the way have arrived
+    clients.wait_for_answers(since=time.monotonic(), within_s=9.5)
+    assert time.monotonic() - killed < 10
+    began = time.monotonic()
+    running.process.send_signal(signal.SIGTERM)
+    while Path(f"/proc/{where['gateway_pid']}").exists() and time.monotonic() - began < 30:
+        time.sleep(0.02)
+    assert time.monotonic() - began < 5  # HAProxy alone would wait 10 s for the connection without a request
+    status, errors = running.end(timeout_s=60)
+    clients.done.set()
+    for thread in clients.threads:
+        thread.join(timeout=30)
+    assert status == 0, errors
+    assert idle.sock is not None
+    assert idle.sock.recv(100) == b""
+    idle.close()
+    unused.close()
+    later = [(kind, outcome) for when, kind, outcome in clients.outcomes if when > began]
+    # HAProxy may close a kept connection in the moment in which the client sends on it: it does not read that request.
+    closed = {"RemoteDisconnected", "ConnectionResetError", "BrokenPipeError"}
+    assert {outcome for kind, outcome in later if kind == "new"} <= {"200", "ConnectionRefusedError", *closed}
+    assert {outcome for kind, outcome in later if kind == "kept"} <= {"200", "ConnectionRefusedError", *closed}
+    assert {outcome for kind, outcome in later if kind == "grpc"} <= {"200", "StatusCode.UNAVAILABLE"}
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    complete = Counter(line["protocol"] for line in lines if line["status"] == 200 and line["end"] == "--")
+    answered = Counter(
+        "grpc" if kind == "grpc" else "http" for _, kind, outcome in clients.outcomes if outcome == "200"
+    )
+    assert complete == answered
+
+
+@pytest.mark.server
 def test_an_idle_connection_does_not_hold_up_the_exit(tmp_path: Path) -> None:
     models = write_stand_in(tmp_path / "models")
     with TritonServer(models, options=ServerOptions(**FREE_PORTS)) as server:
@@ -176,21 +241,49 @@ def test_an_idle_connection_does_not_hold_up_the_exit(tmp_path: Path) -> None:
     connection.close()
 
 
+WITHOUT_PIDFD_GETFD = """
+import ctypes, errno, os, resource, struct, sys
+resource.setrlimit(resource.RLIMIT_STACK, (8 << 20, 16 << 20))
+PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, GETFD = 38, 22, 2, 438
+program = b"".join(struct.pack("HBBI", *line) for line in (
+    (0x20, 0, 0, 0),  # load the number of the system call
+    (0x15, 0, 1, GETFD),
+    (0x06, 0, 0, 0x00050000 | errno.EPERM),  # SECCOMP_RET_ERRNO
+    (0x06, 0, 0, 0x7FFF0000),  # SECCOMP_RET_ALLOW
+))
+held = ctypes.create_string_buffer(program)
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+rules = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(held))
+assert libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, rules, 0, 0) == 0, os.strerror(ctypes.get_errno())
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+"""Runs Python as in some containers: Linux refuses pidfd_getfd(2) with EPERM, and the stack has a hard limit."""
+
+
 @pytest.mark.server
-def test_where_the_sockets_are_not_accessible_the_log_states_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in a container whose rules forbid pidfd_getfd(2)."""
-
-    def refused(*_: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(Drain, "_duplicate", refused)
-    lines: list[str] = []
-    models = write_stand_in(tmp_path / "models")
-    with TritonServer(models, options=ServerOptions(**FREE_PORTS), on_log_line=lines.append):
-        pass
-    assert any("the sockets of the server are not accessible (Operation not permitted)" in line for line in lines)
+def test_what_a_container_forbids_is_in_the_log(tmp_path: Path) -> None:
+    """Where the sockets are not accessible, requests that were read are answered all the same."""
+    models = write_stand_in(tmp_path / "models", delay_s=0.5)
+    log = tmp_path / "log"
+    running = Serve(models, "--log", str(log), before=(sys.executable, "-c", WITHOUT_PIDFD_GETFD))
+    clients = Clients(running.ready())
+    thread = threading.Thread(target=clients.grpc)
+    thread.start()
+    while not clients.outcomes:
+        time.sleep(0.01)
+    time.sleep(0.2)  # the next request is in the server
+    running.process.send_signal(signal.SIGTERM)
+    signalled = time.monotonic()
+    status, errors = running.end(timeout_s=60)
+    clients.done.set()
+    thread.join(timeout=30)
+    assert status == 0, errors
+    assert "Traceback" not in errors
+    assert "the sockets of the server are not accessible (Operation not permitted)" in log.read_text()
+    assert f"the hard limit of the stack is {16 << 20} bytes, expected {1 << 30}" in log.read_text()
+    assert {outcome for _, _, outcome in clients.outcomes} <= {"200", "StatusCode.UNAVAILABLE", "StatusCode.NOT_FOUND"}
+    assert next(outcome for when, _, outcome in clients.outcomes if when > signalled) == "200"
 
 
 def test_the_filter_drops_what_a_client_sends_and_nothing_else() -> None:

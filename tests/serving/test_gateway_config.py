@@ -15,7 +15,7 @@ from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, OutputError, RepositoryError, ServerError
 from gmmvit_deploy.serving.gateway import files
 from gmmvit_deploy.serving.gateway.config import bundles_text, config_text
-from gmmvit_deploy.serving.gateway.files import gateway_options, tls_pem
+from gmmvit_deploy.serving.gateway.files import ALERTS, gateway_options, tls_pem
 from gmmvit_deploy.serving.gateway.haproxy import check_config, find_haproxy, haproxy_version
 from gmmvit_deploy.serving.gateway.keys import map_text, read_keys
 from gmmvit_deploy.serving.gateway.models import ServedModels, Tuned, read_models, read_tuning
@@ -275,8 +275,9 @@ class TestOwnGateway:
         assert answer.status == 0, answer.err
         assert json.loads(answer.out)["checked_with"].startswith(haproxy_version(find_haproxy()))
         names = ["bundles.map", "haproxy.cfg", "keys.map", "refuse.lua", "tls.pem"]
-        assert sorted(file.name for file in out.iterdir()) == names
-        assert {file.stat().st_mode & 0o777 for file in out.iterdir()} == {0o600}
+        assert sorted(file.name for file in out.iterdir()) == ["alerts.yml", *names]
+        assert (out / "alerts.yml").read_bytes() == ALERTS.read_bytes()
+        assert {(out / name).stat().st_mode & 0o777 for name in names} == {0o600}
         text = (out / "haproxy.cfg").read_text()
         assert "bind 0.0.0.0:8443 ssl crt tls.pem alpn h2,http/1.1" in text
         assert (out / "bundles.map").read_text() == f"triton {bundle.sha256}\n"
@@ -297,11 +298,11 @@ class TestOwnGateway:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (["gateway", "MODELS"], "--gateway needs --keys FILE"),
+            (["gateway", "MODELS"], "a gateway needs --keys FILE"),
             (["gateway", "MODELS", "--keys", "KEYS", "--ports", "1,2"], "--ports: expected three ports"),
             (["gateway", "MODELS", "--keys", "KEYS", "--listen", "10.0.0.1"], "--listen 10.0.0.1 without TLS"),
             (["serve", "MODELS", "--keys", "KEYS"], "--keys needs --gateway"),
-            (["serve", "MODELS", "--gateway"], "--gateway needs --keys FILE"),
+            (["serve", "MODELS", "--gateway"], "a gateway needs --keys FILE"),
             (["serve", "MODELS", "--gateway", "--keys", "KEYS", "--host", "10.0.0.1"], "--host and --gateway exclude"),
             (["serve", "MODELS", "--host", "10.0.0.1"], "--host 10.0.0.1: other machines could send requests"),
         ],

@@ -1,7 +1,8 @@
 """A real Triton server with every golden checkpoint gives the golden logits over gRPC and HTTP.
 
 The float64 logits of the training code, which newer golden files have, are the reference for parity's limit.
-The server starts once, with all models. tests/timm/test_to_triton.py serves the models that timm builds.
+The server starts once, with the models of the run's tests. tests/timm/test_to_triton.py serves the models that timm
+builds.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ SERVED = (*RELEASED, *LATER)
 
 @pytest.fixture(scope="module")
 def golden_server(
-    tensor_bundles: dict[str, Bundle], tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, tensor_bundles: dict[str, Bundle], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TritonServer]:
-    """A server with all golden checkpoints."""
+    """A server with the golden checkpoints of the tests of this run."""
+    asked = {item.callspec.params["name"] for item in request.session.items if item.path == request.path}
     models = tmp_path_factory.mktemp("golden") / "models"
     models.mkdir()
-    for name, bundle in ((name, tensor_bundles[name]) for name in SERVED):
+    for name, bundle in ((name, tensor_bundles[name]) for name in SERVED if name in asked):
         written = repository_from_bundle(bundle, models.parent / name, RepositoryOptions(name=name, threads=1))
         shutil.move(written.path / f"{name}_network", models)
     with TritonServer(models, options=ServerOptions(**FREE_PORTS)) as running:

@@ -324,12 +324,25 @@ class TestStopping:
         assert "Traceback" not in errors
         assert status in (0, 143)
 
-    def test_killing_gmmvit_ends_triton(self, serve: Callable[..., Serve]) -> None:
+    def test_killing_gmmvit_ends_triton(
+        self, serve: Callable[..., Serve], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The next start removes what is left."""
+        folders = tmp_path / "temporary"
+        folders.mkdir()
+        monkeypatch.setenv("TMPDIR", str(folders))
         running = serve()
         running.ready()
         running.process.kill()
         running.process.communicate()
         assert wait_gone(str(running.path), timeout_s=25) == {}
+        left = {folder.name for folder in folders.glob("gmmvit-run-*")}
+        assert left
+        serve().ready()
+        there = {folder.name for folder in folders.glob("gmmvit-run-*")}
+        assert there
+        assert not there & left
+        assert [region for name in left for region in Path("/dev/shm").glob(f"{name}*")] == []
 
     @pytest.mark.parametrize("protocol", PROTOCOLS)
     def test_stopping_under_load(self, protocol: str, serve: Callable[..., Serve], bundle: Bundle) -> None:

@@ -22,10 +22,12 @@ from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.served import _mix
 from gmmvit_deploy.runners.triton import TritonRunner
 from gmmvit_deploy.runtime.triton import TritonConnection
+from gmmvit_deploy.serving.probes import Address, successes
 from gmmvit_deploy.serving.processes import workers_of
 from gmmvit_deploy.serving.repository import Repository
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.supervisor import Supervisor, SupervisorOptions
+from gmmvit_deploy.serving.watch import ProbeTimes
 from tests.conftest import FREE_PORTS
 from tests.serving.commands import Serve, metric_values, stub_of
 from tests.serving.stand_in import MODEL, infer_body, write_stand_in
@@ -144,7 +146,7 @@ def supervised(repository: Repository) -> Iterator[Supervisor]:
     server = TritonServer(repository.path, options=ServerOptions(**FREE_PORTS))
     with server:
         supervisor = Supervisor(server)
-        wait_for(lambda: len(answered_probes(supervisor)) == 2, within_s=20, step=supervisor.step)
+        wait_for(lambda: len(answered_probes(supervisor)) == 3, within_s=20, step=supervisor.step)
         yield supervisor
         supervisor._end_watch()
 
@@ -168,24 +170,40 @@ def test_a_process_group_that_was_paused_for_three_seconds_under_load(supervised
         )
 
 
-def test_a_worker_that_hangs(supervised: Supervisor, bundle: Bundle) -> None:
-    """Its process lives, and the server reports that it is ready: only an inference shows it."""
+def test_a_worker_that_hangs_while_another_model_is_busy(supervised: Supervisor, bundle: Bundle) -> None:
+    """Its process lives, the server reports that it is ready, and the network answers: only a probe shows it."""
     server = supervised.server
-    before = server.pid
-    os.kill(stub_of(before, "gmmvit_network").pid, signal.SIGSTOP)
-    wait_for(lambda: supervised.metrics.restarts == 1, within_s=20, step=supervised.step)
+    pixels, logits = bundle.golden()
+    with clients(server.grpc_url, pixels, logits) as answered:
+        wait_for(lambda: len(answered) > 20, within_s=30, step=supervised.step)
+        before = server.pid
+        os.kill(stub_of(before, "gmmvit_preprocess").pid, signal.SIGSTOP)
+        wait_for(lambda: supervised.metrics.restarts == 1, within_s=20, step=supervised.step)
     assert 'gmmvit_server_restarts_total{reason="probe"} 1' in supervised.metrics.text()
     assert server.pid != before
-    with TritonRunner(bundle, server.grpc_url) as runner:
-        assert runner.run(bundle.golden()[0]).shape == (8, 10)
+    with TritonConnection(server.grpc_url) as connection:
+        image = np.array([[bundle.golden_set().images[0]]], dtype=np.object_)
+        assert connection.infer("gmmvit", "IMAGE", image).shape == (1, 10)
 
 
-def test_idle_models_get_a_probe_every_second(supervised: Supervisor) -> None:
-    before, began = answered_probes(supervised), time.monotonic()
-    wait_for(lambda: time.monotonic() - began > 4, within_s=5, step=supervised.step)
-    after = answered_probes(supervised)
-    assert set(after) == {f'model="gmmvit_{part}",result="answered"}}' for part in ("network", "preprocess")}
-    assert all(3 <= after[labels] - before[labels] <= 5 for labels in after)
+def test_each_model_infers_every_second_idle_and_busy(supervised: Supervisor, bundle: Bundle) -> None:
+    address = Address(host="127.0.0.1", port=supervised.server.metrics_port)
+    counts, began = successes(address), time.monotonic()
+    wait_for(lambda: time.monotonic() - began > 3, within_s=4, step=supervised.step)
+    after = successes(address)
+    assert counts is not None
+    assert after is not None
+    assert {model: 2 <= after[model] - counts[model] <= 4 for model in after} == {
+        "gmmvit": True,
+        "gmmvit_network": True,
+        "gmmvit_preprocess": True,
+    }
+    probes, began = answered_probes(supervised), time.monotonic()
+    with clients(supervised.server.grpc_url, *bundle.golden()) as answered:
+        wait_for(lambda: time.monotonic() - began > 3, within_s=4, step=supervised.step)
+    busy = answered_probes(supervised)
+    assert len(answered) > 20
+    assert 2 <= busy['model="gmmvit",result="answered"}'] - probes['model="gmmvit",result="answered"}'] <= 4
     assert supervised.metrics.restarts == 0
 
 
@@ -250,7 +268,7 @@ def open_loop(server: TritonServer, *, rate: float) -> Iterator[list[float]]:
 def test_probes_do_not_disturb_what_parity_counts(repository: Repository, bundle: Bundle) -> None:
     """With a hundred times as many probes as usual."""
     with TritonServer(repository.path, options=ServerOptions(**FREE_PORTS)) as server:
-        supervisor = Supervisor(server, SupervisorOptions(interval_s=0.01))
+        supervisor = Supervisor(server, SupervisorOptions(probes=ProbeTimes(interval_s=0.01)))
         supervisor.step()
         with TritonRunner(bundle, server.grpc_url) as runner:
             report = check_parity(bundle, [runner])
@@ -284,13 +302,14 @@ class _Counting:
     ("rounds", "requests", "executions"),
     [
         ([(0, 100)], 160, 100),
-        ([(1, 161), (0, 100)], 160, 100),  # a probe in the first round
-        ([(1, 101), (0, 160), (0, 159)], 320, 319),
-        ([(1, 101), (2, 102), (1, 100)], 480, 303),  # another client in every round
+        ([(0, 160), (0, 100)], 320, 260),
+        ([(1, 101)], 160, 101),  # a probe in the round, perhaps alone in an execution
+        ([(1, 161), (0, 160), (0, 159)], 480, 479),
+        ([(1, 161), (2, 162), (1, 160)], 480, 480),  # probes prove nothing
     ],
-    ids=["alone", "a probe", "joined later", "another client"],
+    ids=["alone", "joined later", "a probe", "joined after a probe", "never joined"],
 )
-def test_a_round_with_a_probe_is_not_counted(rounds: list[tuple[int, int]], requests: int, executions: int) -> None:
+def test_probes_never_add_joined_requests(rounds: list[tuple[int, int]], requests: int, executions: int) -> None:
     server = _Counting(*rounds)
     judged = SimpleNamespace(add=lambda *arguments, **options: None)
     runner, served = SimpleNamespace(run=server.run, max_batch=8), SimpleNamespace(connection=server, network="n")

@@ -10,7 +10,7 @@ from typing import Any
 from tritonclient.grpc import service_pb2
 
 from benchmarks.shared.hostile.case import Case
-from benchmarks.shared.hostile.http_requests import region_key
+from benchmarks.shared.hostile.http_requests import GRPC_PORT, Held, region_key
 from benchmarks.shared.hostile.images import bomb, photo
 
 __all__ = ["GRPC", "Call", "images_request", "sound_request"]
@@ -21,7 +21,7 @@ PIXELS = 8 * 8 * 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """Calls of a method, one after the other.
+    """Calls of a method, in sequence.
 
     method: the path.  messages: the bytes of the messages; with ``stream``, the messages of a single call.
     metadata: headers of the calls.  compressed: True to send gzip.
@@ -125,12 +125,15 @@ def _output(name: str, **parameters: int) -> Callable[[Any], None]:
 
 
 def _region(key: str) -> Call:
-    """Register a region of shared memory, and use it as an input twice."""
+    """Register a region of shared memory, and use it as an input, and then for the output."""
     register = service_pb2.SystemSharedMemoryRegisterRequest(name="r", key=key, byte_size=PIXELS)
     request = _request(raw=None)
     request.inputs[0].parameters["shared_memory_region"].string_param = "r"
     request.inputs[0].parameters["shared_memory_byte_size"].int64_param = PIXELS
-    infer = _call("ModelInfer", request, request)
+    into = service_pb2.ModelInferRequest.FromString(request.SerializeToString())
+    _output("logits", shared_memory_byte_size=PIXELS)(into)
+    into.outputs[0].parameters["shared_memory_region"].string_param = "r"
+    infer = _call("ModelInfer", request, into, into)
     unregister = _call("SystemSharedMemoryUnregister", service_pb2.SystemSharedMemoryUnregisterRequest(name="r"))
     return _call("SystemSharedMemoryRegister", register, then=(infer, unregister))
 
@@ -177,9 +180,42 @@ def _varint(number: int) -> bytes:
     return bytes([*pieces, number])
 
 
+def _frame(kind: int, flags: int = 0, stream: int = 0, content: bytes = b"") -> bytes:
+    """A frame of HTTP/2."""
+    return len(content).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + content
+
+
+def _frames(frames: bytes, connections: int = 1) -> Held:
+    """Connections that send frames of HTTP/2 after a sound begin, and then nothing."""
+    return Held(GRPC_PORT, PREFACE + _frame(SETTINGS) + frames, connections)
+
+
+DATA, HEADERS, RESET, SETTINGS, PING, CONTINUATION = 0, 1, 3, 4, 6, 9
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+POST = b"\x83\x86\x84\x41\x01a"
+"""The header block of a request: POST, http, /, and the authority a."""
 PHOTO = photo()
-CALLS: dict[str, Callable[[], Call]] = {
-    "message of 64 MB": lambda: _call("ModelInfer", _request(raw=bytes(64_000_000))),
+CALLS: dict[str, Callable[[], Call | Held]] = {
+    "500 idle connections": lambda: Held(GRPC_PORT, b"", 500),
+    "500 connections that send only the begin of HTTP/2": lambda: Held(GRPC_PORT, PREFACE[:20], 500),
+    "HTTP/1.1 on the port for gRPC": lambda: Held(GRPC_PORT, b"POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\n", 1),
+    "bytes that are no HTTP": lambda: Held(GRPC_PORT, bytes(range(256)) * 40, 1),
+    "50,000 streams that are reset at once": lambda: _frames(
+        b"".join(
+            _frame(HEADERS, 4, stream, POST) + _frame(RESET, 0, stream, bytes(4)) for stream in range(1, 100_000, 2)
+        )
+    ),
+    "100,000 settings": lambda: _frames(_frame(SETTINGS) * 100_000),
+    "100,000 pings": lambda: _frames(_frame(PING, 0, 0, bytes(8)) * 100_000),
+    "headers that do not end": lambda: _frames(
+        _frame(HEADERS, 0, 1, POST) + _frame(CONTINUATION, 0, 1, b"\x00\x01a\x01b" * 100) * 2000
+    ),
+    "100 streams without a message": lambda: _frames(
+        b"".join(_frame(HEADERS, 4, stream, POST) for stream in range(1, 200, 2)), 20
+    ),
+    "data for a stream that was never opened": lambda: _frames(_frame(DATA, 0, 7, b"a")),
+    "frame of 16 MB": lambda: _frames(b"\xff\xff\xff\x00\x00\x00\x00\x00\x01" + bytes(1000)),
+    "message of 600 MB": lambda: _call("ModelInfer", _request(raw=bytes(600_000_000))),
     "message of 64 MB of an unknown field": lambda: _call("ModelInfer", b"\xa2\x06" + _varint(2**26) + bytes(2**26)),
     "message of 64 MB in 64 kB of gzip": lambda: _call("ModelInfer", _request(raw=bytes(64_000_000)), compressed=True),
     "random bytes": lambda: _call("ModelInfer", bytes(range(256)) * 10),
@@ -226,6 +262,9 @@ CALLS: dict[str, Callable[[], Call]] = {
     "image of 4 GB by its length prefix": lambda: _call("ModelInfer", _images(tensor=b"\xff" * 8, count=1)),
     "fewer images than the shape": lambda: _call("ModelInfer", _images(PHOTO, count=8)),
     "images of zero bytes": lambda: _call("ModelInfer", _images(b"", b"")),
+    "2**32 + 1 images in the shape, which is 1 in 32 bits": lambda: _call(
+        "ModelInfer", _images(PHOTO, count=2**32 + 1)
+    ),
     "8 images of 49 million pixels": lambda: _call("ModelInfer", _images(*[bomb()] * 8)),
     "region of the Python backend as shared memory": lambda: _region(region_key()),
     "region with a path": lambda: _region("/../../etc/passwd"),
@@ -265,6 +304,19 @@ CALLS: dict[str, Callable[[], Call]] = {
     ),
 }
 _VALID: set[str] = {
+    "500 idle connections",
+    "500 connections that send only the begin of HTTP/2",
+    "HTTP/1.1 on the port for gRPC",
+    "bytes that are no HTTP",
+    "50,000 streams that are reset at once",
+    "100,000 settings",
+    "100,000 pings",
+    "headers that do not end",
+    "100 streams without a message",
+    "data for a stream that was never opened",
+    "frame of 16 MB",
+    "more bytes than inputs",
+    "statistics",
     "2**31 classes",
     "priority of 2**62",
     "timeout below 0",
@@ -273,10 +325,12 @@ _VALID: set[str] = {
     "a stream of random bytes",
     "a stream without messages",
 }
-"""Calls that may be answered: a model without queue policy or sequences ignores their parameters, an answer has at most
-the classes of the model, and a stream can end without an error of the call."""
+"""Calls that may be answered: others must be answered while connections send no complete request. Triton ignores bytes
+behind those of the inputs. A client with a key may read the statistics. A model without queue policy or sequences
+ignores their parameters, an answer has at most the classes of the model, and a stream can end without an error of the
+call."""
 
 GRPC: tuple[Case, ...] = tuple(
     Case(kind="grpc", name=name, make=make, may_be_answered=name in _VALID) for name, make in CALLS.items()
 )
-"""The hostile gRPC calls; ``make()`` returns a `Call`."""
+"""The hostile gRPC calls; ``make()`` returns a `Call`, or `Held`."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -16,11 +17,13 @@ from typing import Any
 from benchmarks.shared.hostile.case import Case
 from benchmarks.shared.hostile.images import bomb, photo
 
-__all__ = ["AUTH", "CLASSIFY", "HTTP", "OWN_REGIONS", "Held", "Request", "region_key"]
+__all__ = ["AUTH", "CLASSIFY", "GRPC_PORT", "HTTP", "OWN_REGIONS", "Held", "Request", "region_key"]
 
 AUTH = b"@AUTH@"
 """The place of the headers with the key."""
 CLASSIFY = "/classify"
+GRPC_PORT = "grpc"
+"""In place of a path: the bytes go to the port for gRPC."""
 OWN_REGIONS: list[str] = []
 """Names in /dev/shm of the service's own server; the service states them when it has started."""
 NETWORK, ENSEMBLE = "/v2/models/gmmvit_network/infer", "/v2/models/gmmvit/infer"
@@ -114,18 +117,20 @@ def _images(tensor: bytes, count: int = 1, size: int | None = None) -> dict[str,
 
 def region_key() -> str:
     """Return the key of the shared memory that Triton's Python backend uses, which an error of Triton can state."""
-    return f"/{OWN_REGIONS[-1]}" if OWN_REGIONS else "/gmmvit-serve-"
+    return f"/{OWN_REGIONS[-1]}" if OWN_REGIONS else "/gmmvit-run-serve-"
 
 
 def _region(key: str, *, offset: int = 0) -> list[Request]:
-    """Register a region of shared memory, and use it as an input."""
+    """Register a region of shared memory, and use it as an input, and then for the output."""
     register = json.dumps({"key": key, "offset": offset, "byte_size": PIXELS}).encode()
     parameters = {"shared_memory_region": "r", "shared_memory_byte_size": PIXELS}
     tensor = {"name": "pixels", "shape": [1, 8, 8, 3], "datatype": "UINT8", "parameters": parameters}
+    infer = {"inputs": [tensor], "outputs": [{"name": "logits", "parameters": parameters}]}
     return [
         *post("/v2/systemsharedmemory/region/r/register", register),
         *post(NETWORK, json.dumps({"inputs": [tensor]}).encode()),
-        *post(NETWORK, json.dumps({"inputs": [tensor]}).encode()),
+        *post(NETWORK, json.dumps(infer).encode()),
+        *post(NETWORK, json.dumps(infer).encode()),
         *post("/v2/systemsharedmemory/region/r/unregister", b""),
     ]
 
@@ -166,8 +171,10 @@ REQUESTS: dict[str, Callable[[], list[Request] | Held]] = {
     ),
     "2 million chunks of 1 byte": lambda: _chunked(NETWORK, _one_byte_chunks(2_000_000)),
     "200 MB of spaces as gzip": lambda: _zip_encoding(gzip.compress(b" " * 200_000_000, 1), "gzip"),
-    "text of 100 MB in JSON": lambda: _document(b'{"id":"' + b"a" * 100_000_000 + b'"}'),
+    "text of 300 MB in JSON": lambda: _document(b'{"id":"' + b"a" * 300_000_000 + b'"}'),
     "5 MB of letters": lambda: _document(b"a" * 5_000_000),
+    "a body of zeros": lambda: _document(bytes(5_000_000)),
+    "a body of random bytes": lambda: _document(random.Random(0).randbytes(5_000_000)),  # noqa: S311 - no secret
     "500 idle connections": lambda: Held(NETWORK, b"", 500),
     "500 bodies that stop after 4 bytes": lambda: Held(NETWORK, _head(NETWORK, "Content-Length: 1000") + b'{"in', 500),
     "20 unfinished bodies of 20 MB": lambda: Held(
@@ -210,6 +217,7 @@ REQUESTS: dict[str, Callable[[], list[Request] | Held]] = {
     "empty body": lambda: _document(b""),
     # Interfaces of an administrator
     "switch off the log": lambda: _document({"log_error": False, "log_info": False}, "/v2/logging"),
+    "log every request": lambda: _document({"log_verbose_level": 9}, "/v2/logging"),
     "write the log to a file": lambda: _document({"log_file": "canary"}, "/v2/logging"),
     "trace to a file": lambda: _document({"trace_file": "canary", "trace_level": ["TIMESTAMPS"]}, "/v2/trace/setting"),
     "list the models": lambda: _document({}, "/v2/repository/index"),
@@ -226,6 +234,7 @@ REQUESTS: dict[str, Callable[[], list[Request] | Held]] = {
     "statistics": lambda: _get("/v2/models/stats"),
     # Paths and methods
     "model name in Unicode": lambda: _get("/v2/models/%F0%9F%92%A3/infer"),
+    "model name of 5,000 letters": lambda: _get(f"/v2/models/{'a' * 5000}"),
     "path with ..": lambda: _get("/v2/models/../../../../etc/passwd"),
     "path with encoded ..": lambda: _get("/v2/models/..%2f..%2fetc%2fpasswd/config"),
     "path with a zero byte": lambda: _get("/v2/models/gmmvit%00/config"),
@@ -243,6 +252,9 @@ REQUESTS: dict[str, Callable[[], list[Request] | Held]] = {
     ),
     "length below 0": lambda: _raw(_head(NETWORK, "Content-Length: -5") + b"hello"),
     "length of 2**64": lambda: _raw(_head(NETWORK, f"Content-Length: {2**64}") + b"hello"),
+    "length of 2**64, in Triton's raw form": lambda: _raw(
+        _head(NETWORK, f"Content-Length: {2**64}", "Inference-Header-Content-Length: 0") + bytes(PIXELS)
+    ),
     "chunk of 2**64 bytes": lambda: _raw(_head(NETWORK, "Transfer-Encoding: chunked") + b"ffffffffffffffffff\r\na"),
     "chunk of a length that is a text": lambda: _raw(_head(NETWORK, "Transfer-Encoding: chunked") + b"zz\r\na\r\n"),
     "trailers of 1 MB behind the chunks": lambda: _raw(
@@ -276,7 +288,9 @@ REQUESTS: dict[str, Callable[[], list[Request] | Held]] = {
     "binary tensor shorter than stated": lambda: _binary(_images(ONE_IMAGE, size=10**9), ONE_IMAGE),
     "image of 4 GB by its length prefix": lambda: _binary(_images(b"\xff" * 8), b"\xff" * 8),
     "more images than lengths": lambda: _binary(_images(ONE_IMAGE, count=8), ONE_IMAGE),
-    "2**40 images in the shape": lambda: _binary(_images(ONE_IMAGE, count=2**40), ONE_IMAGE),
+    "2**32 + 1 images in the shape, which is 1 in 32 bits": lambda: _binary(
+        _images(ONE_IMAGE, count=2**32 + 1), ONE_IMAGE
+    ),
     "32 images of 49 million pixels": lambda: _binary(
         _images((struct.pack("<I", len(bomb())) + bomb()) * 32, count=32),
         (struct.pack("<I", len(bomb())) + bomb()) * 32,

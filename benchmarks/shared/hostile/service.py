@@ -6,27 +6,42 @@ every request goes to the gateway's ports.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import resource
 import secrets
 import signal
 import socket
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from urllib.parse import urlsplit
 
 from benchmarks.shared.hostile.commands import Sandbox
-from benchmarks.shared.hostile.http_requests import CLASSIFY, OWN_REGIONS
+from benchmarks.shared.hostile.http_requests import CLASSIFY, GRPC_PORT, OWN_REGIONS
 from gmmvit_deploy.serving.front.options import FRONT_HEADER
 from gmmvit_deploy.serving.front.process import FrontProcess, start_front
 
-__all__ = ["Service"]
+__all__ = ["LIMIT_S", "Service"]
 
-_START_S = 120.0
+LIMIT_S = 40.0
+"""The time limit of an answer."""
+
+_PR_SET_PDEATHSIG = 1
+_USUAL_STACK_BYTES = 8 << 20
+"""The stack of a thread that Linux gives by default."""
+_ROLES = {
+    "triton_python_backend_stub": "Triton's workers",
+    "tritonserver": "Triton",
+    "haproxy": "gateway",
+    "serving.front": "front",
+    "gmmvit_cli": "gmmvit serve",
+}
+"""Part of a command line → name of the process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +53,29 @@ class _Address:
 class Service:
     """A running ``gmmvit serve``.  Inside ``with Service(…) as service:`` the service answers."""
 
-    def __init__(self, path: Path, sandbox: Sandbox, *, gateway: bool = False, options: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        path: Path,
+        sandbox: Sandbox,
+        *,
+        gateway: bool = False,
+        protected: bool = True,
+        options: tuple[str, ...] = (),
+    ) -> None:
         """Describe the service.
 
-        path: the bundle.  gateway: True to serve behind the gateway, with a key.  options: more options of the command.
+        path: the bundle.  gateway: True to serve behind the gateway, with a key.  protected: False limits the stacks of
+        the server's threads to the 8 MiB that Linux gives by default.  options: more options of the command.
         """
         self._path = path
         self._sandbox = sandbox
         self._gateway = gateway
+        self._protected = protected
         self._options = options
         self._ports = _free_ports(3)
         self._secret = secrets.token_hex(16)
         self.key = secrets.token_hex(16) if gateway else ""
+        self.limit_s = LIMIT_S
         self._command: subprocess.Popen[str] | None = None
         self._front: FrontProcess | None = None
         self._addresses: dict[str, _Address] = {}
@@ -83,12 +109,13 @@ class Service:
             text=True,
             cwd=self._sandbox.here,
             env=self._sandbox.environment(),
+            preexec_fn=partial(_prepare, protected=self._protected),
         )
         where = self._printed()
         for protocol in ("http", "grpc"):
             parts = urlsplit(where[protocol])
             self._addresses[protocol] = _Address(str(parts.hostname), int(parts.port or 0))
-        folders = {path.name for path in self._sandbox.temporary.glob("gmmvit-serve-*")}
+        folders = {path.name for path in self._sandbox.temporary.glob("gmmvit-run-serve-*")}
         regions = (path.name for path in Path("/dev/shm").iterdir())  # noqa: S108 - Triton's own shared memory
         own = [name for name in regions if any(name.startswith(folder) for folder in folders)]
         OWN_REGIONS[:] = sorted(own, key=lambda name: Path("/dev/shm", name).stat().st_mtime)  # noqa: S108 - as above
@@ -127,31 +154,16 @@ class Service:
             self._command.stdout.close()
         self._command = None
 
-    def recover(self) -> None:
-        """Wait until a service that restarts its server has done so, or start a service that ended again."""
-        if self._front is not None and self._front.poll() is not None:
-            self._front = start_front(self._front_target(), 0, self._secret)
-        deadline = time.monotonic() + _START_S
-        while self._command is not None and self._command.poll() is None and time.monotonic() < deadline:
-            if self.servers() and self._accepts():
-                return
-            time.sleep(0.1)
-        self._end()
+    def restart(self) -> None:
+        """Stop what is left of the service, and start the service again."""
+        self.stop()
         self.start()
-
-    def _accepts(self) -> bool:
-        address = self._addresses["grpc"]
-        try:
-            socket.create_connection((address.host, address.port), timeout=1).close()
-        except OSError:
-            return False
-        return True
 
     def address(self, path: str) -> tuple[str, int]:
         """Return (host, port) that answers HTTP requests to a path."""
         if self._front is not None and path.startswith(CLASSIFY):
             return "127.0.0.1", self._front.port
-        address = self._addresses["http"]
+        address = self._addresses["grpc" if path == GRPC_PORT else "http"]
         return address.host, address.port
 
     @property
@@ -200,16 +212,24 @@ class Service:
         own = self._command.pid if self._command is not None else 0
         return {pid for pid, command in self.processes().items() if pid != own and command}
 
-    def memory_bytes(self) -> int:
-        """Return the resident memory of all processes of the service, without shared pages."""
-        total = 0
-        for pid in self.processes():
+    def memory_mb(self) -> dict[str, int]:
+        """Return name → resident memory of the service's processes, without shared pages, in MB."""
+        memory: dict[str, int] = {}
+        for pid, command in self.processes().items():
             try:
                 fields = Path(f"/proc/{pid}/statm").read_text().split()
             except OSError:
                 continue  # the process ended meanwhile
-            total += (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGE_SIZE")
-        return total
+            name = next((role for part, role in _ROLES.items() if part in command), "others")
+            memory[name] = memory.get(name, 0) + (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGE_SIZE")
+        return {name: size >> 20 for name, size in sorted(memory.items())}
+
+
+def _prepare(*, protected: bool) -> None:
+    """Let Linux end the service when this script ends for any reason, and limit the stack unless ``protected``."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if not protected:
+        resource.setrlimit(resource.RLIMIT_STACK, (_USUAL_STACK_BYTES, _USUAL_STACK_BYTES))
 
 
 def _free_ports(count: int) -> list[int]:

@@ -6,12 +6,9 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 from types import TracebackType
 
@@ -19,6 +16,8 @@ import gmmvit_deploy
 from gmmvit_deploy.errors import InputError, ServerError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.serving.front.options import READY_PATH, FrontOptions
+from gmmvit_deploy.serving.local_http import answers
+from gmmvit_deploy.serving.ports import listening_socket
 
 __all__ = ["FrontProcess", "start_front"]
 
@@ -28,8 +27,6 @@ _PACKAGES = ("starlette", "uvicorn", "httpx", "python_multipart")
 _EXIT_TIMEOUT_S = 20
 _POLL_S = 0.05
 _BACKLOG = 128
-# The front runs on this machine, so requests must bypass a proxy that environment variables name.
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class FrontProcess:
@@ -56,11 +53,7 @@ class FrontProcess:
 
     def ready(self) -> bool:
         """Return whether the front answers and its Triton server is ready."""
-        try:
-            with _DIRECT.open(f"{self.url}{READY_PATH}", timeout=5) as answer:
-                return bool(answer.status == 200)
-        except (urllib.error.URLError, OSError):
-            return False
+        return answers(f"{self.url}{READY_PATH}", timeout_s=5)
 
     def wait_ready(self, timeout_s: float = 30.0) -> None:
         """Wait until the front is ready.  Errors: ServerError when the front ends, or is not ready in time."""
@@ -112,7 +105,7 @@ def start_front(
         raise InputError(f"front: triton_url: expected {triton_http_url}, got {options.triton_url}")
     for package in _PACKAGES:
         require(package, package=package.replace("_", "-"), extra="serve")
-    with _listening(port) as listening:
+    with listening_socket(_HOST, port, "front", backlog=_BACKLOG) as listening:
         settings = {"secret": secret, "socket": listening.fileno(), "options": options.to_json()}
         process = subprocess.Popen(
             # The front runs in the root folder, so that no file of the user's folder is imported.
@@ -134,20 +127,3 @@ def _import_path() -> str:
     """Return the folder of this package, so that the front runs the same code, and the inherited folders."""
     inherited = os.environ.get("PYTHONPATH")
     return os.pathsep.join([str(Path(gmmvit_deploy.__path__[0]).parent), *([inherited] if inherited else [])])
-
-
-def _listening(port: int) -> socket.socket:
-    if not 0 <= port <= 65535:
-        raise ServerError(f"front port: expected a number from 0 to 65535, got {port}")
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((_HOST, port))
-        listening.listen(_BACKLOG)
-    except OSError as exc:
-        listening.close()
-        raise ServerError(
-            f"front port {port} on {_HOST} cannot be opened: {exc.strerror}",
-            hint="stop the program that uses the port, or choose another port; 0 means any free port",
-        ) from exc
-    return listening

@@ -100,7 +100,7 @@ async def receive_body(request: Request, length: int, timeout_s: float) -> bytes
     except ClientDisconnect as exc:
         raise Refusal(400, "the client closed the connection before the end of the body") from exc
     if len(body) != length:
-        raise Refusal(400, f"the body has {len(body)} bytes, the header content-length says {length}")
+        raise Refusal(400, f"the body has {len(body)} bytes, expected the {length} of the header Content-Length")
     return body
 
 

@@ -23,7 +23,9 @@ from gmmvit_deploy.serving.gateway.rules import (
     BODY_TIME_S,
     CLIENT,
     COMPRESSED,
+    LARGE_BATCH,
     NO_KEY,
+    OWN_ERRORS,
     UNKNOWN,
     arrival,
     bind_line,
@@ -39,7 +41,8 @@ MOST_JSON_HEADER_BYTES = 4096
 """The maximum size of the JSON in front of binary tensors.  The JSON of a classifier's request has about 300 bytes."""
 EXPORTER_PATH = "/metrics?scope=frontend&scope=backend&scope=server"
 _HEALTH_INTERVAL_S = 1
-_DEEPEST_ARRAY = 5  # batch, height, width, channels, and one more
+_JSON_START = f"req.body,bytes(0,{MOST_JSON_HEADER_BYTES})"
+_DEEPEST_ARRAY = 5  # batch, height, width, channels, and a level in reserve
 
 
 def config_text(options: GatewayOptions) -> str:
@@ -88,6 +91,8 @@ def _defaults(options: GatewayOptions) -> list[str]:
         "option redispatch",
         "retries 1",
         "retry-on conn-failure",
+        # With places for rollouts, another HAProxy may take over: kept connections end with an answer, not between two.
+        *(["option idle-close-on-response"] if len(options.upstreams) > 1 else []),
         "timeout connect 2s",
         f"timeout http-request {BODY_TIME_S}s",
         "timeout http-keep-alive 60s",
@@ -107,6 +112,7 @@ def _http(options: GatewayOptions) -> list[str]:
         bind_line(options.http_bind, options, alpn="h2,http/1.1"),
         *arrival("http", options),
         "http-request set-var(txn.model) path,field(4,/)",
+        f"http-request unset-var(txn.model) if !{{ var(txn.model) -m str {' '.join(options.models)} }}",
         "acl get method GET",
         "acl post method POST",
         f"acl infer path_reg '^/v2/models/({models}){version}/infer$'",
@@ -114,9 +120,10 @@ def _http(options: GatewayOptions) -> list[str]:
         "acl statistics path_end /stats",
         "acl classify path /classify",
         "acl refused var(txn.refused) -m found",
-        "http-request return status 200 if get { path /v2/health/live }",
-        "http-request return status 200 if get { path /v2/health/ready } { nbsrv(triton_http) gt 0 }",
-        "http-request return status 503 hdr retry-after 1 if get { path /v2/health/ready }",
+        *_malformed(),
+        "http-request return status 200 if get !refused { path /v2/health/live }",
+        "http-request return status 200 if get !refused { path /v2/health/ready } { nbsrv(triton_http) gt 0 }",
+        "http-request return status 503 hdr retry-after 1 if get !refused { path /v2/health/ready }",
         "http-request set-var(txn.has_body) bool(true) if post infer",
         *(["http-request set-var(txn.has_body) bool(true) if post classify"] if front else []),
         "acl body_rules var(txn.has_body) -m bool",
@@ -134,6 +141,8 @@ def _http(options: GatewayOptions) -> list[str]:
         *_json_rules(options),
         f"http-request wait-for-body time {BODY_TIME_S}s if body_rules !refused",
         *_json_data_rule(options),
+        # HAProxy writes a number above MOST_BATCH with an exponent, such as 1e+06.
+        refuse(400, LARGE_BATCH, f"infer {{ {_JSON_START},json_query('$.inputs[0].shape[0]') -m sub e+ }}"),
         # At the end: between this look at the queue and the queue itself, HAProxy does not wait for anything.
         *queue_conditions(options, "triton_http"),
         *overload_rules(options, 503, f"{{ req.hdr_val(content-length) gt {waiting_bytes(options)} }}", "infer"),
@@ -148,7 +157,17 @@ def _http(options: GatewayOptions) -> list[str]:
         "default_backend triton_http",
         f"http-response set-var(txn.bundle) res.hdr({BUNDLE_HEADER})",
         "http-after-response set-header retry-after 1 if { status 503 }",
-        _http_error(503, "the server is overloaded or not ready; retry later"),
+        *_http_errors(),
+    ]
+
+
+def _malformed() -> list[str]:
+    """Return the rules against HTTP that HAProxy 2.6 takes, and that Triton may understand differently."""
+    return [
+        refuse(505, "expected HTTP/1.0, HTTP/1.1 or HTTP/2", "!{ req.ver 1.0 1.1 2.0 }"),
+        refuse(400, "a header contains a zero byte", "{ req.hdrs -m reg '\\x00' }"),
+        # HAProxy 2.6 takes a length of 2**64 for 0, and passes it on.
+        refuse(413, "Content-Length is too large", "{ req.hdr(content-length),length gt 15 }"),
     ]
 
 
@@ -171,16 +190,23 @@ def _json_data_rule(options: GatewayOptions) -> list[str]:
     """Return the rule against a tensor inside the JSON in front of the binary tensors; it needs the body."""
     if options.json_bytes > 0:
         return []
-    start = f"req.body,bytes(0,{MOST_JSON_HEADER_BYTES})"
     has_json = "!{ req.hdr_val(inference-header-content-length) eq 0 }"
     message = "tensors in JSON are refused; send binary tensors"
     # HAProxy 2.6 returns numbers of JSON and no arrays, so the rules look for the first number of nested arrays.
-    first_numbers = (f"{start},json_query('$.inputs[0].data{'[0]' * depth}')" for depth in range(_DEEPEST_ARRAY + 1))
+    first_numbers = (
+        f"{_JSON_START},json_query('$.inputs[0].data{'[0]' * depth}')" for depth in range(_DEEPEST_ARRAY + 1)
+    )
     return [refuse(400, message, f"infer {has_json} {{ {number} -m found }}") for number in first_numbers]
 
 
-def _http_error(status: int, message: str) -> str:
-    return f'http-error status {status} content-type application/json string \'{{"error":"{message}"}}\''
+def _http_errors() -> list[str]:
+    """Return the answers of HAProxy itself, as JSON."""
+    messages = {status: message for status, (_, message) in OWN_ERRORS.items()}
+    messages[503] = "the server is overloaded or not ready; retry later"  # HTTP answers 503 to both
+    return [
+        f'http-error status {status} content-type application/json string \'{{"error":"{message}"}}\''
+        for status, message in messages.items()
+    ]
 
 
 def _metrics(options: GatewayOptions) -> list[str]:
@@ -230,7 +256,7 @@ def _triton_http(options: GatewayOptions) -> list[str]:
         check,
         "http-check expect status 200",
         _bundle(options),
-        _http_error(503, "the server is overloaded or not ready; retry later"),
+        *_http_errors(),
         *_servers(options, "http", f"check inter {_HEALTH_INTERVAL_S}s fall 2 rise 1"),
     ]
 
@@ -261,7 +287,7 @@ def _front(options: GatewayOptions) -> list[str]:
     return [
         "backend front",
         f"http-request set-header {FRONT_HEADER} {options.front.secret}",
-        _http_error(503, "the server is overloaded or not ready; retry later"),
+        *_http_errors(),
         f"server front 127.0.0.1:{options.front.port} maxconn {options.in_flight}",
     ]
 

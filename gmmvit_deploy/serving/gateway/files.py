@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.serving.gateway.config import bundles_text, config_text
+from gmmvit_deploy.serving.gateway.handover import buffer_bytes
 from gmmvit_deploy.serving.gateway.keys import map_text
 from gmmvit_deploy.serving.gateway.models import ServedModels, read_tuning
 from gmmvit_deploy.serving.gateway.options import (
@@ -21,12 +22,13 @@ from gmmvit_deploy.serving.gateway.options import (
     Upstream,
 )
 
-__all__ = ["CONFIG_FILE", "gateway_options", "tls_pem", "write_files"]
+__all__ = ["ALERTS", "CONFIG_FILE", "gateway_options", "tls_pem", "write_files"]
 
 CONFIG_FILE = "haproxy.cfg"
 _TLS_FILE = "tls.pem"
 _REFUSE = Path(__file__).with_name("refuse.lua")
-_KIB = 1024
+ALERTS = Path(__file__).with_name("alerts.yml")
+"""Alert rules for Prometheus over the metrics of ``gmmvit serve``."""
 
 
 def gateway_options(
@@ -49,8 +51,6 @@ def gateway_options(
         in_flight = tuned.in_flight if tuned else DEFAULT_IN_FLIGHT
     if timeout is None:
         timeout = max(1, round(tuned.bound_ms)) if tuned else DEFAULT_QUEUE_TIMEOUT_MS
-    # A request with a single image should fit into a buffer, because larger requests do not wait.
-    single_bytes = min(max(models.row_bytes, len(models.health.body)) + 48 * _KIB, 1024 * _KIB)
     return GatewayOptions(
         http_bind=binds["HTTP"],
         grpc_bind=binds["gRPC"],
@@ -59,7 +59,7 @@ def gateway_options(
         models=models.names,
         health=models.health,
         files=replace(files, tls=_TLS_FILE if settings.tls_cert else ""),
-        buffer_bytes=max(128 * _KIB, -(-single_bytes // (16 * _KIB)) * 16 * _KIB),
+        buffer_bytes=buffer_bytes(models),
         max_body_bytes=settings.max_body_bytes,
         json_bytes=settings.json_bytes,
         in_flight=in_flight,

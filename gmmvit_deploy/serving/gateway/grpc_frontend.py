@@ -6,7 +6,10 @@ from gmmvit_deploy.serving.gateway.options import BUNDLE_HEADER, GatewayOptions
 from gmmvit_deploy.serving.gateway.rules import (
     BODY_TIME_S,
     COMPRESSED,
+    LARGE_BATCH,
+    MOST_BATCH,
     NO_KEY,
+    OWN_ERRORS,
     UNKNOWN,
     arrival,
     bind_line,
@@ -62,7 +65,7 @@ def grpc_frontend(options: GatewayOptions) -> list[str]:
         ),
         "http-request use-service lua.gmmvit_refuse if refused",
         f"http-request wait-for-body time {BODY_TIME_S}s",
-        *_wrapping_rules(options),
+        *_message_rules(options),
         # At the end: between this look at the queue and the queue itself, HAProxy does not wait for anything.
         *queue_conditions(options, "triton_grpc"),
         *overload_rules(options, 8, large, "allowed"),
@@ -79,32 +82,32 @@ def grpc_frontend(options: GatewayOptions) -> list[str]:
         f"http-after-response set-header grpc-status 14 if {_NO_SERVER}",
         f'http-after-response set-header grpc-message "no server is ready" if {_NO_SERVER}',
         "http-after-response set-status 200 if { status 400:599 }",
+        # Triton answers INTERNAL to bytes that are no message, which is a mistake of the client.
+        "http-after-response set-header grpc-status 3 if { res.hdr(grpc-message) -m beg 'Unable to parse' }",
         "http-after-response set-var(txn.grpc_status) res.hdr(grpc-status)",
         *grpc_errors(),
     ]
 
 
-def _wrapping_rules(options: GatewayOptions) -> list[str]:
-    """Return the rules against integers in typed fields: Triton reduces 300 in ``uint_contents`` to 44."""
-    if options.json_bytes > 0:  # the user accepts numbers that wrap
-        return []
-    return [
-        "http-request lua.gmmvit_wraps if infer",
-        refuse(3, "integers in typed contents are refused; send raw_input_contents", "{ var(txn.wraps) -m found }"),
+def _message_rules(options: GatewayOptions) -> list[str]:
+    """Return the rules against numbers that Triton reduces, and against names that make its errors too long.
+
+    Triton computes a batch of 2**32 + 1 as 1, and 300 in ``uint_contents`` as 44.
+    """
+    rules = [
+        "http-request lua.gmmvit_numbers if infer",
+        refuse(3, "a name, the request id, the parameters or a shape is too long", "{ var(txn.long) -m found }"),
+        refuse(3, LARGE_BATCH, f"{{ var(txn.batch) -m int gt {MOST_BATCH} }}"),
     ]
+    if options.json_bytes == 0:  # else the user accepts numbers that wrap
+        message = "integers in typed contents are refused; send raw_input_contents"
+        rules.append(refuse(3, message, "{ var(txn.wraps) -m found }"))
+    return rules
 
 
 def grpc_errors() -> list[str]:
-    """Return the answers of HAProxy itself: HTTP status → status of gRPC (numbers of gRPC's status codes)."""
-    answers = {
-        400: (3, "invalid request"),
-        408: (14, "the request did not arrive in time"),
-        500: (13, "the gateway failed"),
-        502: (14, "the server closed the connection"),
-        503: (8, "the server is overloaded; retry later"),
-        504: (4, "the server did not answer in time"),
-    }
+    """Return the answers of HAProxy itself, as statuses of gRPC."""
     return [
         f'http-error status {status} hdr grpc-status {code} hdr grpc-message "{message}"'
-        for status, (code, message) in answers.items()
+        for status, (code, message) in OWN_ERRORS.items()
     ]

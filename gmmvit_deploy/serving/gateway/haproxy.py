@@ -10,11 +10,14 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from gmmvit_deploy.errors import OutputError, ServerError
+from gmmvit_deploy.errors import ServerError
+from gmmvit_deploy.serving.gateway.sessions import CommandSession
 
 __all__ = ["INSTALL_HAPROXY", "HAProxy", "check_config", "find_haproxy", "haproxy_version"]
 
@@ -22,6 +25,7 @@ INSTALL_HAPROXY = "apt-get install haproxy"
 _LAUNCHER = Path(__file__).parents[2] / "_launch.py"
 _OLDEST = (2, 6)
 _LINES_KEPT = 100
+_END_S = 1.0
 
 
 def find_haproxy() -> Path:
@@ -92,6 +96,12 @@ class HAProxy:
         self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
+        self._leaving: list[subprocess.Popen[str]] = []
+
+    @property
+    def leaving(self) -> bool:
+        """True while a process that handed over still has connections."""
+        return any(process.poll() is None for process in self._leaving)
 
     @property
     def pid(self) -> int:
@@ -121,14 +131,42 @@ class HAProxy:
 
     def _read_log(self, process: subprocess.Popen[str]) -> None:
         for line in process.stderr or ():
-            if line.startswith("[NOTICE]") or "stopped (cumulated" in line:  # at each start and each end
-                continue
-            self._lines.append(line.rstrip("\n"))
-            if self._on_log_line is not None:
-                try:
-                    self._on_log_line(line.rstrip("\n"))
-                except (OSError, ValueError):  # on_log_line prints to a closed pipe
-                    self._on_log_line = None
+            self.add_line(line.rstrip("\n"))
+
+    def add_line(self, line: str) -> None:
+        """Keep a message of HAProxy, and pass it on; messages about each start and each end are left out."""
+        if line.startswith("[NOTICE]") or "stopped (cumulated" in line:
+            return
+        self._lines.append(line)
+        if self._on_log_line is not None:
+            try:
+                self._on_log_line(line)
+            except (OSError, ValueError):  # on_log_line prints to a closed pipe
+                self._on_log_line = None
+
+    def hand_over(self, timeout_s: float = 20.0) -> None:
+        """Let a new process with the configuration of now take over the listening sockets.
+
+        Errors: ServerError when the configuration is refused or the new process does not start; the old process goes
+        on then.
+        """
+        old, reader = self._process, self._reader
+        self.start()
+        deadline = time.monotonic() + timeout_s
+        while not self.ended and time.monotonic() < deadline:
+            with suppress(ServerError):
+                if f"Pid: {self.pid}" in self.command("show info").splitlines():
+                    break
+            time.sleep(0.02)
+        else:
+            if self._process is not None:
+                self._process.kill()
+            self._process, self._reader = old, reader
+            raise ServerError(f"HAProxy did not start with the new configuration: {self.last_words()}")
+        self._leaving = [process for process in self._leaving if process.poll() is None]
+        if old is not None:
+            old.send_signal(signal.SIGUSR1)
+            self._leaving.append(old)
 
     def last_words(self) -> str:
         return self._lines[-1] if self._lines else "HAProxy wrote no message"
@@ -138,24 +176,20 @@ class HAProxy:
         process = self._process
         if process is None:
             return
-        process.send_signal(signal.SIGUSR1)
-        try:
-            process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            process.terminate()
-            try:
-                process.wait(5)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        self._process = None
+        with suppress(ServerError), CommandSession(self._socket_path) as session:
+            process.send_signal(signal.SIGUSR1)
+            session.wait_idle(timeout_s)
+        for each in (process, *self._leaving):
+            _end(each)
+        self._process, self._leaving = None, []
         if self._reader is not None:
             self._reader.join(timeout=5)
             self._reader = None
 
     def kill_now(self) -> None:
-        if self._process is not None:
-            self._process.kill()
+        for process in (self._process, *self._leaving):
+            if process is not None:
+                process.kill()
 
     def command(self, text: str, *, payload: str = "") -> str:
         """Send a command to the socket of HAProxy, and return the answer.
@@ -178,9 +212,12 @@ class HAProxy:
         return b"".join(pieces).decode(errors="replace").strip()
 
 
-def opened_log(path: Path) -> int:
-    """Open the access log to append to it, and return the file descriptor.  Errors: OutputError."""
-    try:
-        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
-    except OSError as exc:
-        raise OutputError(f"{path}: cannot open this file for the access log: {exc.strerror}") from exc
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a process that has no request in progress.  It ends by itself unless a client keeps a connection open."""
+    for number in (0, signal.SIGTERM, signal.SIGKILL):
+        process.send_signal(number)  # 0 is no signal
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            continue
+        return

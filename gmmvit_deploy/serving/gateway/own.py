@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from gmmvit_deploy.errors import ServerError
-from gmmvit_deploy.serving.gateway.files import CONFIG_FILE, gateway_options, tls_pem, write_files
+from gmmvit_deploy.serving.gateway.files import ALERTS, CONFIG_FILE, gateway_options, tls_pem, write_files
 from gmmvit_deploy.serving.gateway.haproxy import check_config, find_haproxy, haproxy_version
 from gmmvit_deploy.serving.gateway.keys import read_keys
 from gmmvit_deploy.serving.gateway.models import read_models
@@ -42,6 +43,8 @@ def gateway_folder(
 ) -> OwnGateway:
     """Write ``haproxy.cfg`` and its files to ``out``: hashes of the keys, the Lua program, certificate and private key.
 
+    ``alerts.yml`` beside them has alert rules for Prometheus.
+
     path: a bundle or a repository.  name: the name of the model, for a bundle.
     ports, triton_ports: for HTTP, gRPC and metrics.
     Errors: InputError for an invalid key file or certificate. RepositoryError when ``path`` has no models. OutputError
@@ -61,6 +64,7 @@ def gateway_folder(
     notes = []
     with new_folder(out, force=force) as folder:
         config = write_files(folder, options, keys, pem)
+        shutil.copy(ALERTS, folder)
         try:
             program = find_haproxy()
         except ServerError as exc:

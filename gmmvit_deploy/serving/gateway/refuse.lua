@@ -38,12 +38,17 @@ core.register_service("gmmvit_refuse", "http", function(applet)
   if applet.method ~= "HEAD" then applet:send(body) end
 end)
 
--- Set txn.wraps if a ModelInferRequest has integers in typed fields, which Triton reduces to 8 or 16 bits.
+-- Set variables for what Triton must not get in a ModelInferRequest:
+--   txn.wraps  if there are integers in typed fields, which Triton reduces to 8 or 16 bits
+--   txn.batch  the first number of an input's shape, which Triton reduces to 32 bits
+--   txn.long   if a name, a shape or another field without the data of an input has more than LONGEST bytes
 --
 -- The start of the body is enough: protobuf writes the fields in the order of their numbers, so the inputs (5), with
--- their contents (5), come before raw_input_contents (7).
+-- their shape (3) and contents (5), come before raw_input_contents (7).
 
-local INPUTS, CONTENTS, RAW_INPUTS = 5, 5, 7
+local INPUTS, RAW_INPUTS = 5, 7 -- of ModelInferRequest
+local SHAPE, CONTENTS = 3, 5 -- of an input
+local LONGEST = 4096 -- an error of Triton that repeats a longer name does not fit into the headers of an answer
 local INTEGERS = { [2] = true, [4] = true } -- int_contents and uint_contents of InferTensorContents
 
 local function varint(text, at)
@@ -82,26 +87,36 @@ local function next_field(text, at, last)
   end
 end
 
-local function has_integers(text, at, last)
+-- Return whether an input has integers in typed fields, the first number of its shape or nil, and whether a field is
+-- too long.
+local function numbers_of(text, at, last)
+  local integers, batch, long = false, nil, false
   local number, start, stop = next_field(text, at, last)
   while number do
-    if number == CONTENTS then
+    if number ~= CONTENTS and stop - start >= LONGEST then long = true end
+    if number == SHAPE and stop >= start then
+      batch = batch or varint(text, start)
+    elseif number == CONTENTS and stop >= start then
       local key = varint(text, start)
-      if key and stop >= start and INTEGERS[key >> 3] then return true end
+      integers = integers or (key ~= nil and INTEGERS[key >> 3] == true)
     end
     number, start, stop = next_field(text, stop + 1, last)
   end
-  return false
+  return integers, batch, long
 end
 
-core.register_action("gmmvit_wraps", { "http-req" }, function(txn)
+core.register_action("gmmvit_numbers", { "http-req" }, function(txn)
   local body = txn.f:req_body()
   if body == nil then return end
   local number, start, stop = next_field(body, 6, #body) -- after the compressed flag and the length
   while number and number ~= RAW_INPUTS do
-    if number == INPUTS and has_integers(body, start, math.min(stop, #body)) then
-      txn:set_var("txn.wraps", 1)
-      return
+    if number == INPUTS then
+      local integers, batch, long = numbers_of(body, start, math.min(stop, #body))
+      if integers then txn:set_var("txn.wraps", 1) end
+      if batch then txn:set_var("txn.batch", batch) end
+      if long then txn:set_var("txn.long", 1) end
+    elseif stop - start >= LONGEST then
+      txn:set_var("txn.long", 1)
     end
     number, start, stop = next_field(body, stop + 1, #body)
   end

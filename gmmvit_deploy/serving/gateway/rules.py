@@ -8,7 +8,10 @@ __all__ = [
     "BODY_TIME_S",
     "CLIENT",
     "COMPRESSED",
+    "LARGE_BATCH",
+    "MOST_BATCH",
     "NO_KEY",
+    "OWN_ERRORS",
     "UNKNOWN",
     "arrival",
     "bind_line",
@@ -24,8 +27,23 @@ CLIENT = "http_auth_bearer,sha2(256),hex,map({keys})"
 """Expression for the name of the client; it has no value for an unknown key."""
 NO_KEY = "Authorization: Bearer KEY is missing, or the key is unknown"
 COMPRESSED = "compressed requests are refused"
+OVERLOADED = "the server is overloaded; retry later"
+OWN_ERRORS = {
+    400: (3, "invalid request"),
+    408: (14, "the request did not arrive in time"),
+    500: (13, "the gateway failed"),
+    502: (14, "the server closed the connection"),
+    503: (8, OVERLOADED),
+    504: (4, "the server did not answer in time"),
+}
+"""The answers of HAProxy itself: HTTP status → (status of gRPC, message)."""
+LARGE_BATCH = "the first number of the shape is too large"
+MOST_BATCH = 999_999
+"""Triton keeps the size of a batch in 32 bits: it computes 2**32 + 1 images as a single image."""
 UNKNOWN = "!{ var(txn.client) -m found }"
 _KEPT = "!{ var(txn.refused) -m found }"
+_MOST_PATH_BYTES = 1024
+"""The part of a path that the access log keeps: HAProxy would cut a longer line, and the rest would be no JSON."""
 _LOG = (
     '{"time":"%[date,utime(%Y-%m-%dT%H:%M:%SZ)]","protocol":"%[var(txn.protocol)]","client":"%[var(txn.client)]",'
     '"address":"%ci","method":"%HM","path":"%[var(txn.path),json(utf8s)]","model":"%[var(txn.model)]",'
@@ -33,6 +51,12 @@ _LOG = (
     '"refused":"%[var(txn.refused)]","bytes_in":%U,"bytes_out":%B,"queue_ms":%Tw,"network_ms":%Tr,"total_ms":%Ta,'
     '"end":"%ts"}'
 )
+
+_ERROR_LOG = (
+    '{"time":"%[date,utime(%Y-%m-%dT%H:%M:%SZ)]","protocol":"PROTOCOL","client":"-","address":"%ci","status":%ST,'
+    '"refused":"%[fc_err_str,regsub(^Success$,malformed_request)]","end":"%ts"}'
+)
+"""A line for a connection whose first request is malformed, or that ends before it, as after a failed TLS handshake."""
 
 
 def bind_line(address: str, options: GatewayOptions, *, alpn: str, plain: str = "") -> str:
@@ -52,7 +76,8 @@ def arrival(protocol: str, options: GatewayOptions) -> list[str]:
         f"log {options.access_log} len 8192 format raw local0",
         f"log-format '{_LOG}'",
         f"http-request set-var(txn.protocol) str({protocol})",
-        "http-request set-var(txn.path) path",
+        f"error-log-format '{_ERROR_LOG.replace('PROTOCOL', protocol)}'",
+        f"http-request set-var(txn.path) path,bytes(0,{_MOST_PATH_BYTES})",
         f"http-request set-var(txn.client) {CLIENT.format(keys=options.files.keys)}",
         *(f"http-request del-header {header}" for header in private),
         "http-request del-header authorization",
@@ -74,9 +99,8 @@ def overload_rules(options: GatewayOptions, status: int, large: str, work: str) 
 
     large: the condition that the body does not fit into a buffer.  work: the condition that the request is for Triton.
     """
-    message = "the server is overloaded; retry later"
     when_full = "busy" if options.queue_limit == 0 else "busy full"
-    return [refuse(status, message, f"{work} {when_full}"), refuse(status, message, f"{work} busy {large}")]
+    return [refuse(status, OVERLOADED, f"{work} {when_full}"), refuse(status, OVERLOADED, f"{work} busy {large}")]
 
 
 def waiting_bytes(options: GatewayOptions) -> int:

@@ -5,7 +5,7 @@
     gateway.step()         call it often: it reloads changed files, and restarts a HAProxy that has ended
     gateway.stop()         waits for requests in progress
 
-`open_service` does all of it, with the server.
+`serving.service.GatewayService` does all of it, with the server.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -25,25 +25,30 @@ from typing import Any
 
 from gmmvit_deploy.errors import GmmvitError, ServerError
 from gmmvit_deploy.leftovers import new_run_folder, remove_run_folder
+from gmmvit_deploy.serving.gateway.access_log import AccessLog
 from gmmvit_deploy.serving.gateway.config import EXPORTER_PATH
 from gmmvit_deploy.serving.gateway.files import gateway_options, tls_pem, write_files
-from gmmvit_deploy.serving.gateway.haproxy import HAProxy, find_haproxy, opened_log
+from gmmvit_deploy.serving.gateway.handover import Changes, options_for
+from gmmvit_deploy.serving.gateway.haproxy import HAProxy, find_haproxy
 from gmmvit_deploy.serving.gateway.keys import map_text, read_keys
 from gmmvit_deploy.serving.gateway.listeners import opened_listeners
-from gmmvit_deploy.serving.gateway.metrics import MetricsServer, text_from_socket, text_from_url
-from gmmvit_deploy.serving.gateway.models import read_models
+from gmmvit_deploy.serving.gateway.metrics import certificate_metric, joined_metrics, text_from_socket
+from gmmvit_deploy.serving.gateway.models import ServedModels, read_models
 from gmmvit_deploy.serving.gateway.options import Front, GatewayFiles, GatewayOptions, GatewaySettings
 from gmmvit_deploy.serving.gateway.places import Places, first_upstreams
-from gmmvit_deploy.serving.installs import ServerInstall
+from gmmvit_deploy.serving.local_http import text_from_url
+from gmmvit_deploy.serving.metric_text import metric_text
 from gmmvit_deploy.serving.server import ADMIN_HEADER, ServerOptions, TritonServer
+from gmmvit_deploy.serving.supervisor_metrics import MetricsEndpoint
 
-__all__ = ["Gateway", "behind_gateway", "open_service"]
+__all__ = ["Gateway", "behind_gateway"]
 
 _QUANTILES = "0.5:0.05,0.9:0.01,0.99:0.001"
 _LOOPBACK = "127.0.0.1"
 _LOOK_S = 0.5  # the time between two looks at the key file and the certificate
 _MOST_RESTARTS, _RESTART_WINDOW_S = 5, 60.0
 _STOP_S = 20.0
+_SOURCE_S = 5.0  # the maximum time for the metrics of the server
 
 
 def behind_gateway(options: ServerOptions, secret: str) -> ServerOptions:
@@ -86,6 +91,7 @@ class Gateway:
         self.settings = settings
         self.admin_secret = secrets.token_hex(16)
         self.key_reloads = self.restarts = 0
+        self.reload_failed = False
         self._on_log_line = on_log_line
         self._program = find_haproxy()
         self._keys = read_keys(settings.keys)
@@ -98,7 +104,7 @@ class Gateway:
         self._internal = opened_listeners(_LOOPBACK, {"internal": 0})["internal"]
         self.internal_url = f"http://{_LOOPBACK}:{self._internal.getsockname()[1]}"
         try:
-            self._log = opened_log(settings.access_log) if settings.access_log else os.dup(2)
+            self._log = AccessLog(settings.access_log, self._on_message)
         except BaseException:
             self._close_listeners()
             raise
@@ -107,7 +113,8 @@ class Gateway:
         self._haproxy: HAProxy | None = None
         self._options: GatewayOptions | None = None
         self.places: Places | None = None
-        self._metrics: MetricsServer | None = None
+        self._changes = Changes()
+        self._metrics: MetricsEndpoint | None = None
         self._restarted: deque[float] = deque(maxlen=_MOST_RESTARTS)
         self._hangup = False
         self._handler: Any = None
@@ -156,14 +163,13 @@ class Gateway:
         models = read_models(server.repository)
         upstreams = first_upstreams(server, models.bundle, rollouts=rollouts)
         exporter = folder / "exporter.sock"
-        self._metrics = MetricsServer(
-            {
-                "gateway": lambda: text_from_socket(exporter, EXPORTER_PATH),
-                "server": lambda: text_from_url(server.metrics_url),
-                "gmmvit": self._own_metrics,
-                **(sources or {}),
-            }
-        )
+        joined = {
+            "gateway": lambda: text_from_socket(exporter, EXPORTER_PATH),
+            "server": lambda: text_from_url(server.metrics_url, timeout_s=_SOURCE_S),
+            "gmmvit": self._own_metrics,
+            **(sources or {}),
+        }
+        self._metrics = MetricsEndpoint(_LOOPBACK, 0, lambda: joined_metrics(joined))
         options = gateway_options(
             self.settings,
             models,
@@ -174,9 +180,9 @@ class Gateway:
         )
         options = replace(
             options,
-            access_log=f"fd@{self._log}",
+            access_log=f"fd@{self._log.descriptor}",
             internal_bind=f"fd@{self._internal.fileno()}",
-            metrics_address=self._metrics.address,
+            metrics_address=f"{_LOOPBACK}:{self._metrics.port}",
             admin=(ADMIN_HEADER, self.admin_secret),
             front=front or self.settings.front,
             threads=max(1, min(4, len(os.sched_getaffinity(0)) // 2)),  # the other cores are for the network
@@ -184,11 +190,12 @@ class Gateway:
         if not models.health.infers:
             self._note(f"the readiness of the gateway does not run the network: {models.health.why_not}")
         self._options = options
+        listeners = (*self._listeners.values(), self._internal)
         self._haproxy = HAProxy(
             self._program,
             write_files(folder, options, self._keys, self._pem),
             socket_path=folder / "admin.sock",
-            passed=(self._log, *(listener.fileno() for listener in (*self._listeners.values(), self._internal))),
+            passed=(self._log.descriptor, *(listener.fileno() for listener in listeners)),
             on_log_line=self._on_log_line,
         )
         self._haproxy.start()
@@ -198,12 +205,13 @@ class Gateway:
             self._handler = signal.signal(signal.SIGHUP, self._on_hangup)
 
     def step(self) -> bool:
-        """Reload a changed key file or certificate, and restart HAProxy if it has ended.  Returns False.
+        """Reload changed keys or a certificate, restart HAProxy if it has ended, carry out `serve`.  Returns False.
 
         Errors: ServerError when HAProxy ends again and again.
         """
         if self._haproxy is not None and self._haproxy.ended:
             self._restart(self._haproxy)
+        self._changes.carry_out(self._hand_over)
         if self._hangup or time.monotonic() - self._looked > _LOOK_S:
             self._looked = time.monotonic()
             states = self._file_states()
@@ -225,8 +233,10 @@ class Gateway:
             if pem != self._pem:
                 _load_certificate(self._haproxy, pem)
         except GmmvitError as exc:
+            self.reload_failed = True
             self._note(f"gateway: nothing was reloaded: {exc}")
             return
+        self.reload_failed = False
         self._keys, self._pem = keys, pem
         # A HAProxy that is started again reads the files.
         (self._folder / "keys.map").write_text(map_text(keys), encoding="utf-8")
@@ -234,6 +244,34 @@ class Gateway:
             (self._folder / "tls.pem").write_text(pem, encoding="ascii")
         self.key_reloads += 1
         self._note(f"gateway: reloaded {len(keys)} keys" + (" and the certificate" if pem else ""))
+
+    def serve(self, repositories: Sequence[Path]) -> None:
+        """Pass on requests for the models of these repositories.  Call it in another thread than `step`, which does it.
+
+        Errors: those of `read_models`, and ServerError when HAProxy does not take the configuration.
+        """
+        self._changes.ask([read_models(repository) for repository in repositories])
+
+    @property
+    def leaving(self) -> bool:
+        """True while a HAProxy with a configuration from before the last `serve` has connections, at most 30 s."""
+        return self._haproxy is not None and self._haproxy.leaving
+
+    def _hand_over(self, served: Sequence[ServedModels]) -> None:
+        if self._options is None or self._haproxy is None or self._folder is None or self.places is None:
+            raise ServerError("the gateway is not running, or has no places for rollouts")
+        now = replace(self._options, upstreams=self.places.upstreams)
+        changed = options_for(now, served)
+        if changed == now:
+            return
+        write_files(self._folder, changed, self._keys, self._pem)
+        try:
+            self._haproxy.hand_over()
+        except ServerError:
+            write_files(self._folder, now, self._keys, self._pem)
+            raise
+        self._options = changed
+        self._note(f"gateway: configured for {', '.join(changed.models)}, buffers of {changed.buffer_bytes} bytes")
 
     def stop(self) -> None:
         """Refuse new connections, wait for requests in progress for at most 20 s, and remove all files."""
@@ -247,9 +285,7 @@ class Gateway:
         if self._metrics is not None:
             self._metrics.close()
             self._metrics = None
-        if self._log >= 0:
-            os.close(self._log)
-            self._log = -1
+        self._log.close()
         if self._folder is not None:
             remove_run_folder(self._folder, self._lock)
             self._folder = None
@@ -286,19 +322,15 @@ class Gateway:
         self._wait_ready(haproxy)
 
     def _own_metrics(self) -> str:
-        return "\n".join(
-            [
-                "# HELP gmmvit_gateway_restarts_total Times that HAProxy had ended and was started again.",
-                "# TYPE gmmvit_gateway_restarts_total counter",
-                f"gmmvit_gateway_restarts_total {self.restarts}",
-                "# HELP gmmvit_gateway_key_reloads_total Times that the key file was reloaded.",
-                "# TYPE gmmvit_gateway_key_reloads_total counter",
-                f"gmmvit_gateway_key_reloads_total {self.key_reloads}",
-                "# HELP gmmvit_gateway_keys Keys that the gateway accepts.",
-                "# TYPE gmmvit_gateway_keys gauge",
-                f"gmmvit_gateway_keys {len(self._keys)}",
-            ]
+        haproxy = self._haproxy
+        metrics = (
+            ("restarts_total", "counter", "Times that HAProxy had ended and was started again", self.restarts),
+            ("key_reloads_total", "counter", "Times that the key file was reloaded", self.key_reloads),
+            ("keys", "gauge", "Keys that the gateway accepts", len(self._keys)),
+            ("reload_failed", "gauge", "1 if the last reload of keys and certificate failed", int(self.reload_failed)),
         )
+        own = [metric_text(f"gmmvit_gateway_{name}", kind, text, [("", n)]) for name, kind, text, n in metrics]
+        return "".join(own) + (certificate_metric(haproxy) if haproxy is not None else "")
 
     def _file_states(self) -> tuple[object, ...]:
         paths = (self.settings.keys, self.settings.tls_cert, self.settings.tls_key)
@@ -306,6 +338,10 @@ class Gateway:
 
     def _on_hangup(self, number: int, frame: FrameType | None) -> None:
         self._hangup = True
+
+    def _on_message(self, line: str) -> None:
+        if self._haproxy is not None:
+            self._haproxy.add_line(line)
 
     def _note(self, line: str) -> None:
         if self._on_log_line is not None:
@@ -337,32 +373,3 @@ def _load_certificate(haproxy: HAProxy, pem: str) -> None:
     answer += haproxy.command("commit ssl cert tls.pem")
     if "Success" not in answer:
         raise ServerError(f"HAProxy did not take the certificate: {answer}")
-
-
-@contextmanager
-def open_service(
-    repository: Path,
-    settings: GatewaySettings,
-    *,
-    options: ServerOptions | None = None,
-    install: ServerInstall | None = None,
-    on_log_line: Callable[[str], None] | None = None,
-) -> Iterator[tuple[Gateway, TritonServer]]:
-    """Run a Triton server on loopback and HAProxy in front of it; both are ready inside the block.
-
-    options: ports and timeouts. The ports are those of the gateway; the server listens on free ports.
-    Errors: those of `Gateway`, `Gateway.start` and `TritonServer.start`.
-    """
-    options = options or ServerOptions()
-    ports = {"http_port": options.http_port, "grpc_port": options.grpc_port, "metrics_port": options.metrics_port}
-    gateway = Gateway(settings, **ports, on_log_line=on_log_line)
-    try:
-        behind = behind_gateway(options, gateway.admin_secret)
-        with TritonServer(repository, install=install, options=behind, on_log_line=on_log_line) as server:
-            try:
-                gateway.start(server)
-                yield gateway, server
-            finally:
-                gateway.stop()
-    finally:
-        gateway.stop()

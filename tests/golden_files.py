@@ -1,0 +1,100 @@
+"""The golden files: checkpoints with inputs, and the logits that the code of their training gives for the inputs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.sources.hints import LoadHints
+from gmmvit_deploy.tolerances import Noise, limit_from_noise
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def _manifests() -> Iterator[tuple[Path, dict[str, dict[str, Any]]]]:
+    """(folder, manifest) of the golden files: the paper's released checkpoints first, then a folder for each family."""
+    for path in (GOLDEN / "manifest.json", *sorted(GOLDEN.glob("*/manifest.json"))):
+        yield path.parent, json.loads(path.read_text())
+
+
+MANIFEST: dict[str, dict[str, Any]] = {}
+"""Name of a golden checkpoint → its entry in the manifest, with the folder of its files.
+
+family: of the model.  file: the checkpoint, NAME.pth by default.  inputs: images and logits, NAME.npz by default.
+hints: arguments of `LoadHints`.  atol: largest distance of ONNX Runtime's logits, 2e-5 by default.
+mask, trainable_parameters: what the checkpoint holds; a test requires both.
+"""
+for _folder, _entries in _manifests():
+    for _name, _entry in _entries.items():
+        if _name in MANIFEST:
+            raise ValueError(f"{_folder / 'manifest.json'}: {_name} is the name of another golden checkpoint")
+        MANIFEST[_name] = {**_entry, "folder": _folder}
+NAMES = tuple(MANIFEST)
+RELEASED = tuple(name for name, entry in MANIFEST.items() if entry["folder"] == GOLDEN)
+"""Checkpoints of the paper's released code; their manifest has more entries than the others."""
+LATER = tuple(name for name in NAMES if name not in RELEASED and MANIFEST[name]["family"] != "timm")
+"""Checkpoints of other sources, whose networks this package builds. The networks that timm builds are in tests/timm."""
+
+
+@dataclass(frozen=True)
+class Golden:
+    """A released checkpoint, inputs, and the logits that the released implementation gives."""
+
+    name: str
+    path: Path
+    inputs: np.ndarray
+    logits: np.ndarray
+    hints: LoadHints
+
+    @property
+    def family(self) -> str:
+        return str(MANIFEST[self.name]["family"])
+
+    @property
+    def atol(self) -> float:
+        """Largest allowed distance of ONNX Runtime's logits from the stored logits."""
+        return float(MANIFEST[self.name].get("atol", 2e-5))
+
+    @property
+    def exact(self) -> np.ndarray:
+        """The float64 logits of the training code; the files of `RELEASED` have no such logits."""
+        logits: np.ndarray = np.load(_arrays(self.name))["logits64"]
+        return logits
+
+    def limit(self, precision: Precision = "fp32", *, recorded: float | None = None) -> float:
+        """Return parity's limit for the distance of a runner's logits from `exact`, on the images of this file.
+
+        recorded: for int8, the largest difference of the graph that conversion recorded.
+        """
+        noise, scale = np.abs(self.logits - self.exact).max(), np.abs(self.exact).max()
+        return limit_from_noise(
+            Noise(largest=float(noise), rms=0.0, scale=float(scale)), precision, recorded=recorded
+        ).largest
+
+
+def _arrays(name: str) -> Path:
+    """Return the path of the file with the images and logits."""
+    path: Path = MANIFEST[name]["folder"] / MANIFEST[name].get("inputs", f"{name}.npz")
+    return path
+
+
+def golden(name: str) -> Golden:
+    entry, arrays = MANIFEST[name], np.load(_arrays(name))
+    return Golden(
+        name=name,
+        path=entry["folder"] / entry.get("file", f"{name}.pth"),
+        inputs=arrays["input" if "input" in arrays else "images"],
+        logits=arrays["logits"],
+        hints=LoadHints(**_with_folder(entry["folder"], entry.get("hints", {}))),
+    )
+
+
+def _with_folder(folder: Path, hints: dict[str, Any]) -> dict[str, Any]:
+    """Return the hints with the path of the head file in the folder of the golden files."""
+    return {**hints, "head": str(folder / hints["head"])} if "head" in hints else hints
