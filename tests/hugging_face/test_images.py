@@ -96,7 +96,10 @@ def test_the_tensors_are_those_of_the_image_processor(name: str, tmp_path: Path)
             np.testing.assert_allclose(ours, with_pillow, rtol=0, atol=4e-7 * np.abs(with_pillow).max())
         else:
             np.testing.assert_array_equal(ours, with_pillow)
-        assert np.abs(ours - with_torchvision).mean() < 0.5 * step
+        difference = np.abs(ours - with_torchvision)
+        assert difference.mean() < 0.5 * step
+        if preprocessing.resize is not None and preprocessing.resize.endswith("bilinear"):
+            assert difference.max() < 1.001 * step
 
 
 def test_only_the_crop_of_transformers_rounds_down() -> None:
