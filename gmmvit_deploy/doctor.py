@@ -73,6 +73,7 @@ _PACKAGES = {
     "scikit-learn": "demo",
     "timm": "timm",
     "transformers": "transformers",
+    "tensorboard": "train",
 }
 
 

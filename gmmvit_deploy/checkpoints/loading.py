@@ -17,7 +17,7 @@ from gmmvit_deploy.checkpoints.own_class import load_own_class, require_same_cla
 from gmmvit_deploy.checkpoints.reading import TensorFile
 from gmmvit_deploy.checkpoints.resizing import resized_as_asked
 from gmmvit_deploy.checkpoints.weights import filled_model, listed, misfits, tensor_from_file
-from gmmvit_deploy.errors import CheckpointError, SpecError
+from gmmvit_deploy.errors import CheckpointError, InputError, SpecError
 from gmmvit_deploy.families import FAMILIES, PRESETS, Family, family_of, family_of_preset, preset_spec, spec_from_json
 from gmmvit_deploy.families.counting import trainable_parameters
 from gmmvit_deploy.families.custom.spec import CustomSpec
@@ -27,6 +27,7 @@ from gmmvit_deploy.families.timm.deit3_files import DEIT3_FILES
 from gmmvit_deploy.families.timm.dinov2_files import DINOV2_FILES
 from gmmvit_deploy.families.timm.spec import CONV_STEM_VIT
 from gmmvit_deploy.families.timm.torchvision_files import TORCHVISION_FILES
+from gmmvit_deploy.images import image_from_json
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.sources.hints import LoadHints, own_class_of
 from gmmvit_deploy.sources.options import check_options, refuse_own_options
@@ -239,7 +240,8 @@ def _compare_with_preset(spec: ModelSpec, hints: LoadHints, source: str) -> None
 
 
 def _load_own(file: TensorFile, hints: LoadHints) -> LoadedCheckpoint:
-    """Load the weights file of a bundle (the folder that ``gmmvit export`` writes), which contains the model spec.
+    """Load the weights file of a bundle (the folder that ``gmmvit export`` writes), or a checkpoint of
+    ``gmmvit train``: both contain the model spec.
 
     Errors: CheckpointError if a hint contradicts the spec, or if the tensors do not fit the spec.
     """
@@ -249,7 +251,7 @@ def _load_own(file: TensorFile, hints: LoadHints) -> LoadedCheckpoint:
     refuse_own_options(
         source,
         hints,
-        reason="the weights of a bundle, which hold the spec of the model",
+        reason="a file that holds the spec of the model, as gmmvit export and gmmvit train write it",
         allowed=("model_args",) if isinstance(spec, CustomSpec) else (),
     )
     check_image_hints(source, hints, image_size=spec.image_size, channels=spec.channels, evidence=evidence)
@@ -266,7 +268,27 @@ def _load_own(file: TensorFile, hints: LoadHints) -> LoadedCheckpoint:
     _compare_with_preset(spec, hints, source)
     _refuse_misfits(file, spec, None, {})
     model = resized_as_asked(filled_model(spec, file.tensors), hints, usual=None, source=source)
-    return _audited(file, model, used=set(file.tensors), unused={})
+    return replace(_audited(file, model, used=set(file.tensors), unused={}), images=_own_images(file, model.spec))
+
+
+def _own_images(file: TensorFile, spec: ModelSpec) -> KnownImages:
+    """Return the preprocessing and the class names that a checkpoint of ``gmmvit train`` states.
+
+    Errors: CheckpointError when they do not fit the spec.
+    """
+    stated = file.images_json()
+    if stated is None:
+        return KnownImages()
+    try:
+        image, labels = image_from_json(stated["image"]), tuple(map(str, stated["labels"]))
+    except (TypeError, KeyError, AttributeError, InputError) as exc:
+        raise CheckpointError(f"{file.path}: the preprocessing that the file states is not valid: {exc}") from exc
+    if len(labels) != spec.classes or image.channels != spec.channels:
+        raise CheckpointError(
+            f"{file.path}: the file states {len(labels)} labels and {image.channels} channels, but its model has "
+            f"{spec.classes} classes and {spec.channels} channels"
+        )
+    return KnownImages(mean=image.mean, std=image.std, resize=image.resize, crop_pct=image.crop_pct, labels=labels)
 
 
 def _audited(file: TensorFile, model: Model, *, used: set[str], unused: dict[str, str]) -> LoadedCheckpoint:

@@ -64,8 +64,8 @@ class AnsweredNetwork(Model):
         logits: Tensor = network(images)
         return logits
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.logits_of(self.network, images)
+    def logits_and_features(self, images: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        return self.logits_of(self.network, images), None
 
     @property
     def title(self) -> str:
@@ -157,7 +157,7 @@ def answered_blocks(model: AnsweredNetwork) -> tuple[str, ...]:
 def require_equal_logits(model: AnsweredNetwork, *, hint: str) -> None:
     """Check the logits of two random images.
 
-    The shape must be (images, classes). For a model without masks and heads of ours, the float64 logits must equal
+    The shape must be (images, classes), or (images, D) for the features of a network without classifier. For a model without masks and heads of ours, the float64 logits must equal
     those of the unchanged network that the package builds, filled with the same weights.
     hint: what to do if the shape is another.
     Errors: SpecError when the shape or the logits differ.
@@ -169,10 +169,12 @@ def require_equal_logits(model: AnsweredNetwork, *, hint: str) -> None:
         logits = copy.deepcopy(model).double()(exact)
     else:
         exact, logits = None, model(images)
-    if not isinstance(logits, Tensor) or tuple(logits.shape) != (2, spec.classes):
-        shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    expected_shape = (2, spec.classes or (shape[1] if len(shape) == 2 else "D"))
+    if shape != expected_shape:
+        what = "logits" if spec.classes else "features"
         raise SpecError(
-            f"{model.title}: expected logits of shape (2, {spec.classes}) for two images, got {shape}", hint=hint
+            f"{model.title}: expected {what} of shape {expected_shape} for two images, got {shape}", hint=hint
         )
     if exact is None:
         return

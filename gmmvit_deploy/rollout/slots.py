@@ -33,6 +33,8 @@ __all__ = ["Slots", "counts_from_metrics"]
 _WEIGHTS = 256
 """HAProxy's largest weight of a server."""
 _POLL_S = 0.05
+_SERVES_S = 15.0
+"""The maximum time in which a HAProxy that is started again passes requests to the new server."""
 _DRAIN_S = 60.0
 """The maximum time of a request in the gateway."""
 _COUNTED = re.compile(
@@ -75,6 +77,7 @@ class Slots:
         self._lock = threading.RLock()  # held while a server restarts or ends
         self._old: _Slot | None = None
         self._new: _Slot | None = None
+        self._new_death = ""
 
     @property
     def _places(self) -> Places:
@@ -99,7 +102,9 @@ class Slots:
         place = next(place for place in PLACES if place != self._served().place)
         slot = self._started(place, bundle, aborted)
         with self._lock:
-            self._new = slot
+            self._new, self._new_death = slot, ""
+        if aborted():
+            return
         self._gateway.serve([self.server.repository, slot.server.repository])
         self._places.put(place, slot.server, bundle.sha256)
 
@@ -115,24 +120,51 @@ class Slots:
         weight = min(_WEIGHTS, max(1, round(_WEIGHTS * new)))
         self._places.set_weights({begun.place: weight, old.place: _WEIGHTS - weight if new < 1 else 0})
 
+    def death_of_new(self) -> str:
+        new = self._new
+        if new is not None and not self._new_death:
+            try:
+                new.server.require_running()
+            except ServerError as exc:
+                self._new_death = str(exc).partition("\n")[0]
+        return self._new_death
+
+    def require_serving(self) -> None:
+        new, deadline = self._begun(), time.monotonic() + _SERVES_S
+        while not (self._places.is_up(new.place) and self._gateway.answers_with(new.bundle.sha256)):
+            if time.monotonic() > deadline:
+                raise ServerError(f"the gateway passed no request to the new server within {_SERVES_S:g} s")
+            time.sleep(_POLL_S)
+
     def end_old(self) -> None:
-        old, self._old = self._served(), self._begun()
-        self._new = None
+        with self._lock:
+            old, self._old, self._new = self._served(), self._begun(), None
         self._end(old)
 
     def end_new(self) -> None:
-        new, self._new = self._new, None
-        self._places.set_weights({self._served().place: _WEIGHTS})
-        if new is not None:
-            self._places.set_weights({new.place: 0})
-            self._end(new)
+        new = self._new
+        if new is None:
+            return
+        try:
+            self._places.set_weights({self._served().place: _WEIGHTS, new.place: 0})
+        finally:
+            try:
+                self._end(new)
+            finally:
+                self._new = None
 
     def step(self, stopped: Callable[[], bool]) -> None:
-        """Restart each server that is dead; call it often.  Errors: ServerError when the served server stays dead."""
-        for slot in (self._old, self._new):
-            with self._lock:
-                if slot is not None and slot in (self._old, self._new):
-                    slot.supervisor.step(stopped)
+        """Restart the served server if it is dead, and note the death of a new server; call it often.
+
+        A new server is not restarted: its death ends the rollout.  Errors: ServerError when the served server stays
+        dead.
+        """
+        with self._lock:
+            if self._old is not None:
+                self._old.supervisor.step(stopped)
+            if self._new is not None and not self._new_death:
+                problem = self._new.supervisor.look()
+                self._new_death = problem[1] if problem else ""
 
     def metrics_text(self) -> str:
         """Return the metrics of the served server and of its supervisor."""
@@ -170,9 +202,9 @@ class Slots:
     def _end(self, slot: _Slot) -> None:
         """Wait until the gateway has no request for the server, then end the server."""
         deadline = time.monotonic() + _DRAIN_S
-        while (self._gateway.leaving or self._places.in_progress(slot.place)) and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
         try:
+            while (self._gateway.leaving or self._places.in_progress(slot.place)) and time.monotonic() < deadline:
+                time.sleep(_POLL_S)
             self._places.free(slot.place)
             self._gateway.serve([self.server.repository])
         finally:

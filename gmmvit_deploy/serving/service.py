@@ -98,6 +98,7 @@ class BareService(Service):
     def start(self, server: TritonServer, *, cancelled: Callable[[], bool]) -> None:
         self.server = server
         self._supervisor = Supervisor(server)
+        server.check_repository()  # a mistake in the path is named before a port that is in use
         self._endpoint = MetricsEndpoint(self._options.host, self._options.metrics_port, self._metrics_text)
         self._opened.callback(self._endpoint.close)
         self._opened.callback(server.stop)

@@ -1,7 +1,9 @@
 """A model of timm as a `Model` of this package.
 
     logits = network(images)        network: the module that timm builds (`layers.answered_network`)
-    logits = head(tokens)           with a linear head of DINO (`linear_head`)
+    logits = head(tokens)           with a linear head of DINO (`linear_head`); the tokens are the features
+    features = network(images)      without a classifier, as timm builds a network with num_classes 0
+    features = network.forward_head(network.forward_features(images), pre_logits=True)      with a classifier
 
 The masks of the spec are on the attentions that `gmmvit_deploy.timm.add_masks` would choose.
 """
@@ -9,7 +11,7 @@ The masks of the spec are on the attentions that `gmmvit_deploy.timm.add_masks` 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -24,9 +26,9 @@ __all__ = ["TimmModel"]
 
 
 class TimmModel(AnsweredNetwork):
-    """A classifier of timm.
+    """A network of timm: a classifier, or a backbone without a classifier, whose spec has 0 classes.
 
-    forward: images (B, c, height, width), normalised, float32 → logits (B, C).
+    forward: images (B, c, height, width), normalised, float32 → logits (B, C), or features (B, D).
     """
 
     package: ClassVar[str] = "timm"
@@ -34,6 +36,8 @@ class TimmModel(AnsweredNetwork):
 
     def __init__(self, spec: TimmSpec) -> None:
         super().__init__(spec)
+        if not spec.classes:
+            self.outputs = ("features",)
         self.linear_head: nn.Module | None = None
         if spec.head_blocks:
             from gmmvit_deploy.families.timm.linear_head import LinearHead
@@ -52,11 +56,18 @@ class TimmModel(AnsweredNetwork):
     def built_network(self) -> nn.Module:
         return network_from_spec(self.spec)
 
-    def forward(self, images: Tensor) -> Tensor:
+    def logits_and_features(self, images: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        network: Any = self.network
         if self.linear_head is not None:
-            tokens: Tensor = self.linear_head(self.network, images)
-            return tokens
-        return super().forward(images)
+            both: tuple[Tensor, Tensor] = self.linear_head(network, images)
+            return both
+        if not self.spec.classes:
+            return None, network(images)
+        if "features" not in self.outputs:
+            return network(images), None
+        tokens = network.forward_features(images)
+        features = network.forward_head(tokens, pre_logits=True)
+        return (network.forward_head(tokens) if "logits" in self.outputs else None), features
 
     def classifier_heads(self) -> Iterator[tuple[str, nn.Linear]]:
         """Yield (name, layer) of each linear layer that computes logits."""

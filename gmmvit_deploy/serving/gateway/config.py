@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 
 from gmmvit_deploy.serving.gateway.grpc_frontend import grpc_errors, grpc_frontend
-from gmmvit_deploy.serving.gateway.options import BUNDLE_HEADER, FRONT_HEADER, GatewayOptions, Upstream
+from gmmvit_deploy.serving.gateway.options import BUNDLE_HEADER, FRONT_HEADER, NOWHERE, GatewayOptions, Upstream
 from gmmvit_deploy.serving.gateway.rules import (
     BODY_TIME_S,
     CLIENT,
@@ -228,7 +228,7 @@ def _servers(options: GatewayOptions, address: str, extra: str) -> list[str]:
     return [
         f"server {upstream.name} {getattr(upstream, address)} maxconn {options.in_flight} weight {upstream.weight} "
         + extra.format(upstream.name)
-        + ("" if upstream.weight else " disabled")
+        + (" disabled" if upstream.http == NOWHERE else "")
         for upstream in options.upstreams
     ]
 

@@ -16,6 +16,7 @@ __all__ = [
     "BUNDLE_HEADER",
     "CLIENT_HEADER",
     "FRONT_HEADER",
+    "NOWHERE",
     "PLACES",
     "Front",
     "GatewayFiles",
@@ -32,6 +33,8 @@ CLIENT_HEADER = "x-gmmvit-client"
 
 PLACES = ("blue", "green")
 """The names of the two servers of a service with rollouts."""
+NOWHERE = "127.0.0.1:1"
+"""The address of a free place; nothing is sent to it."""
 DEFAULT_BODY_BYTES = 16 * 2**20
 DEFAULT_IN_FLIGHT = 16
 DEFAULT_QUEUE_LIMIT = 256

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from http.client import HTTPException
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -34,9 +35,9 @@ from gmmvit_deploy.serving.gateway.keys import map_text, read_keys
 from gmmvit_deploy.serving.gateway.listeners import opened_listeners
 from gmmvit_deploy.serving.gateway.metrics import certificate_metric, joined_metrics, text_from_socket
 from gmmvit_deploy.serving.gateway.models import ServedModels, read_models
-from gmmvit_deploy.serving.gateway.options import Front, GatewayFiles, GatewayOptions, GatewaySettings
+from gmmvit_deploy.serving.gateway.options import BUNDLE_HEADER, Front, GatewayFiles, GatewayOptions, GatewaySettings
 from gmmvit_deploy.serving.gateway.places import Places, first_upstreams
-from gmmvit_deploy.serving.local_http import text_from_url
+from gmmvit_deploy.serving.local_http import headers_from_url, text_from_url
 from gmmvit_deploy.serving.metric_text import metric_text
 from gmmvit_deploy.serving.server import ADMIN_HEADER, ServerOptions, TritonServer
 from gmmvit_deploy.serving.supervisor_metrics import MetricsEndpoint
@@ -256,6 +257,14 @@ class Gateway:
     def leaving(self) -> bool:
         """True while a HAProxy with a configuration from before the last `serve` has connections, at most 30 s."""
         return self._haproxy is not None and self._haproxy.leaving
+
+    def answers_with(self, bundle: str) -> bool:
+        """Return whether the next request through the gateway is answered by a server with the bundle ``bundle``."""
+        try:
+            headers = headers_from_url(f"{self.internal_url}/v2/health/ready", timeout_s=_SOURCE_S)
+        except (OSError, HTTPException):
+            return False
+        return headers.get(BUNDLE_HEADER) == bundle
 
     def _hand_over(self, served: Sequence[ServedModels]) -> None:
         if self._options is None or self._haproxy is None or self._folder is None or self.places is None:
