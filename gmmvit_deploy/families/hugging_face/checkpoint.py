@@ -92,8 +92,8 @@ def _refuse_task(stated: Mapping[str, Any], where: str) -> None:
     if task not in (None, _TASK):
         raise CheckpointError(
             f"{where}: problem_type is {task!r}; expected {_TASK}",
-            hint=f"correct problem_type in {CONFIG_FILE} if each image has exactly one label; other tasks are not "
-            "supported",
+            hint=f"remove problem_type from {CONFIG_FILE} if each image has exactly one label; for several labels, "
+            "remove it and add --task multi to gmmvit export",
         )
 
 
