@@ -6,7 +6,8 @@
     decisions  share of the images for which both servers give the same label; below `CanaryOptions.agreement` the
                canary fails
 
-The counts are those of Triton's metrics, so they hold requests over gRPC and HTTP.
+The counts are those of the gateway's access log (`traffic`), over gRPC and HTTP. Without requests of clients, the
+canary fails after `CanaryOptions.timeout_s`.
 """
 
 from __future__ import annotations
@@ -55,21 +56,13 @@ class CanaryOptions:
 class Counts:
     """What a server did during the canary.
 
-    answered, failed: the numbers of requests that were answered and that failed through the server's fault.
+    answered, failed: the numbers of requests that were answered, and that got an error or no answer.
     time_us: the sum of the times of the answered requests, in microseconds.
     """
 
     answered: int
     failed: int
     time_us: int
-
-    def since(self, before: Counts) -> Counts:
-        """Return the difference from an earlier reading of the same counters."""
-        return Counts(
-            answered=self.answered - before.answered,
-            failed=self.failed - before.failed,
-            time_us=self.time_us - before.time_us,
-        )
 
     @property
     def mean_ms(self) -> float:

@@ -6,7 +6,6 @@ takes the other place.
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.leftovers import temporary_folder
 from gmmvit_deploy.rollout.canary import Counts
+from gmmvit_deploy.rollout.traffic import Traffic
 from gmmvit_deploy.serving.gateway.options import PLACES
 from gmmvit_deploy.serving.gateway.places import Places
 from gmmvit_deploy.serving.gateway.service import Gateway
@@ -26,9 +26,8 @@ from gmmvit_deploy.serving.model_configs import CpuKernels, RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.supervisor import Supervisor
-from gmmvit_deploy.serving.supervisor_metrics import fetched_metrics
 
-__all__ = ["Slots", "counts_from_metrics"]
+__all__ = ["Slots"]
 
 _WEIGHTS = 256
 """HAProxy's largest weight of a server."""
@@ -37,11 +36,6 @@ _SERVES_S = 15.0
 """The maximum time in which a HAProxy that is started again passes requests to the new server."""
 _DRAIN_S = 60.0
 """The maximum time of a request in the gateway."""
-_COUNTED = re.compile(
-    r"^nv_inference_(request_success|request_failure|request_duration_us)\{(.*?)\} ([0-9.e+]+)$", re.M
-)
-_SERVERS_FAULTS = ("BACKEND", "OTHER")
-"""Reasons of failed requests in Triton's metrics that are the server's fault: not REJECTED, not CANCELED."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +72,7 @@ class Slots:
         self._old: _Slot | None = None
         self._new: _Slot | None = None
         self._new_death = ""
+        self._traffic = Traffic()
 
     @property
     def _places(self) -> Places:
@@ -113,10 +108,12 @@ class Slots:
 
     def counts(self) -> tuple[Counts, Counts]:
         old, new = self._served(), self._begun()
-        return _counts(old.server), _counts(new.server)
+        return self._traffic.counts(old.place), self._traffic.counts(new.place)
 
     def share(self, new: float) -> None:
         old, begun = self._served(), self._begun()
+        self._traffic = Traffic()
+        self._gateway.watch_requests(self._traffic.count if new < 1 else None)
         weight = min(_WEIGHTS, max(1, round(_WEIGHTS * new)))
         self._places.set_weights({begun.place: weight, old.place: _WEIGHTS - weight if new < 1 else 0})
 
@@ -145,6 +142,7 @@ class Slots:
         new = self._new
         if new is None:
             return
+        self._gateway.watch_requests(None)
         try:
             self._places.set_weights({self._served().place: _WEIGHTS, new.place: 0})
         finally:
@@ -220,32 +218,6 @@ class Slots:
         if self._new is None:
             raise ServerError("the service has no new server")
         return self._new
-
-
-def counts_from_metrics(text: str) -> Counts:
-    """Return what the network of a server did, from Triton's metrics.
-
-    Requests to the ensemble also run the network, so the network's counts hold every request once.
-    """
-    sums = {"request_success": 0.0, "request_failure": 0.0, "request_duration_us": 0.0}
-    for name, labels, value in _COUNTED.findall(text):
-        named = dict(re.findall(r'(\w+)="([^"]*)"', labels))
-        if not named.get("model", "").endswith("_network"):
-            continue
-        if name != "request_failure" or named.get("reason") in _SERVERS_FAULTS:
-            sums[name] += float(value)
-    return Counts(
-        answered=int(sums["request_success"]),
-        failed=int(sums["request_failure"]),
-        time_us=int(sums["request_duration_us"]),
-    )
-
-
-def _counts(server: TritonServer) -> Counts:
-    text = fetched_metrics(server.metrics_url)
-    if not text:
-        raise ServerError(f"{server.metrics_url}: the server does not answer with its metrics")
-    return counts_from_metrics(text)
 
 
 def _marked(place: str, on_log_line: Callable[[str], None]) -> Callable[[str], None]:

@@ -54,7 +54,7 @@ class Backends(Protocol):
         """Return the gRPC URLs of the old and of the new server."""
 
     def counts(self) -> tuple[Counts, Counts]:
-        """Return what the old and the new server did since they started.  Errors: ServerError."""
+        """Return what clients got from the old and from the new server since the last `share`."""
 
     def share(self, new: float) -> None:
         """Send the share ``new`` of new requests to the new server, and the rest to the old server."""
@@ -160,14 +160,12 @@ def _run_canary(
 ) -> None:
     """Give the new server its share until it has answered enough requests, then compare.  Errors: ServerError."""
     report(f"{options.share:.3g} of the traffic to the new server until it has answered {options.requests} requests")
-    old_before, new_before = backends.counts()
     backends.share(options.share)
     deadline = time.monotonic() + options.timeout_s
     while True:
         time.sleep(_POLL_S)
         go_on()
-        old_now, new_now = backends.counts()
-        old, new = old_now.since(old_before), new_now.since(new_before)
+        old, new = backends.counts()
         if new.answered + new.failed >= options.requests:
             break
         if time.monotonic() > deadline:

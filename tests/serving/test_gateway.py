@@ -525,6 +525,9 @@ class TestObservability:
         assert over_http["bytes_out"] > 8 * 10 * 4
         assert over_http["queue_ms"] >= 0
         assert over_http["total_ms"] >= over_http["network_ms"] >= 0
+        assert over_http["server"] == over_grpc["server"] == "triton"
+        assert 0 < over_http["network_us"] / 1000 <= over_http["total_ms"] + 1
+        assert over_grpc["network_us"] > 0 > refused["network_us"]
         assert {"client": "-", "status": 401, "path": '/v2/"quoted"'}.items() <= refused.items()
         assert refused["refused"].startswith("401 ")
         assert {"client": "tester", "model": "gmmvit_network", "protocol": "grpc"}.items() <= over_grpc.items()
