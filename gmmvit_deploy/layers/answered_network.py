@@ -158,7 +158,8 @@ def require_equal_logits(model: AnsweredNetwork, *, hint: str) -> None:
     """Check the logits of two random images.
 
     The shape must be (images, classes), or (images, D) for the features of a network without classifier. For a model
-    without masks and heads of ours, the float64 logits must equal those of the unchanged network that the package builds, filled with the same weights.
+    without masks and heads of ours, the float64 logits must equal those of the unchanged network that the
+    package builds, filled with the same weights.
     hint: what to do if the shape is another.
     Errors: SpecError when the shape or the logits differ.
     """
