@@ -202,9 +202,9 @@ def start_gateway(
         try:
             keeper = FrontKeeper(gateway.internal_url, model, gateway.settings, on_log_line=note)
         except MissingDependencyError as exc:
-            note(f"POST /classify is not offered: {exc}")
+            note(f"front: POST /classify is not offered: {exc}")
     else:
-        note("POST /classify is not offered: no model of the repository takes encoded images")
+        note("front: POST /classify is not offered: no model of the repository takes encoded images")
     if keeper is not None:
         opened.callback(keeper.stop)
     opened.callback(gateway.stop)

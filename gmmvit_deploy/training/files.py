@@ -158,8 +158,9 @@ class Log:
             if values.get(name) is not None and (part == "step" or name != "rate"):
                 self._events.add_scalar(f"{name}/{part}", values[name], record.step)
 
-    @property
-    def size(self) -> int:
+    def flushed_size(self) -> int:
+        """Return the length of the log.  TensorBoard's events of a checkpoint are on the disk before the checkpoint."""
+        self._events.flush()
         return self._file.tell()
 
     def close(self) -> None:

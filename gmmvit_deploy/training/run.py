@@ -182,7 +182,7 @@ def _run(
             # At the end of an epoch, the checkpoint follows the line of the epoch, so that no line is written twice.
             within = record.step % trainer.steps_of_epoch != 0
             if ends or (within and options.save_steps and record.step % options.save_steps == 0):
-                save(out, trainer, settings, log_bytes=log.size)
+                save(out, trainer, settings, log_bytes=log.flushed_size())
             step = f"epoch {record.epoch} of {options.recipe.epochs}"
             on_progress(Progress(step, record.step, trainer.total_steps, f"loss {record.loss:.3f}{accuracy}"))
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import httpx
+import jsonschema
 import numpy as np
 import pytest
 import torch
@@ -32,6 +33,7 @@ from gmmvit_deploy.images import ImageSpec
 from gmmvit_deploy.page import html
 from gmmvit_deploy.page.trial import Trial
 from gmmvit_deploy.parity.check import check_parity
+from gmmvit_deploy.parity.report import SCHEMA_PATH
 from gmmvit_deploy.runners.classify import TritonClassifier, classify_files
 from gmmvit_deploy.runners.triton import TritonRunner
 from gmmvit_deploy.runtime.triton import TritonConnection
@@ -250,7 +252,9 @@ def test_parity_reports_map_and_f1_of_scikit_learn(
     words = ("--data", f"table:{folder / 'table.csv'}", "--runner", "onnxruntime,triton-grpc", "--url", server.grpc_url)
     answer = gmmvit("parity", multi.path, *words, "--json", "--report", folder / "report.html")
     assert answer.returncode == 0, answer.stderr
-    runners = json.loads(answer.stdout)["runners"]
+    report = json.loads(answer.stdout)
+    jsonschema.validate(report, json.loads(SCHEMA_PATH.read_text()))
+    runners = report["runners"]
     logits = pytorch_logits(multi, folder)
     names = multi.manifest.label_set.names
     truth = np.array([[name in labels for name in names] for labels in truth_of(folder).values()])
@@ -268,8 +272,7 @@ def test_parity_reports_map_and_f1_of_scikit_learn(
         assert checks["decisions"]["summary"].startswith("the same labels on ")
         for who in ("pytorch", "runner"):
             assert checks["accuracy"]["details"]["measures"][who] == pytest.approx(expected, abs=1e-3)
-    report = (folder / "report.html").read_text()
-    assert "macro F1" in report
+    assert "macro F1" in (folder / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

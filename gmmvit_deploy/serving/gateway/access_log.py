@@ -86,4 +86,7 @@ def _opened(path: Path) -> int:
     try:
         return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
     except OSError as exc:
-        raise OutputError(f"{path}: cannot open this file for the access log: {exc.strerror}") from exc
+        raise OutputError(
+            f"{path}: cannot open this file for the access log: {exc.strerror}",
+            hint="type --access-log with a file in a folder that exists and that this user can write",
+        ) from exc
