@@ -72,6 +72,7 @@ _PACKAGES = {
     "nvidia-pytriton": "serve",
     "scikit-learn": "demo",
     "timm": "timm",
+    "transformers": "transformers",
     "tensorboard": "train",
 }
 

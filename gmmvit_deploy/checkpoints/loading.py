@@ -10,6 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from gmmvit_deploy.checkpoints.audit import Finding, audit_model, audit_tensors
+from gmmvit_deploy.checkpoints.hugging_face_folder import with_network_names
 from gmmvit_deploy.checkpoints.linear_head import with_linear_head
 from gmmvit_deploy.checkpoints.model_folder import read_checkpoint
 from gmmvit_deploy.checkpoints.own_class import load_own_class, require_same_class
@@ -20,6 +21,7 @@ from gmmvit_deploy.errors import CheckpointError, InputError, SpecError
 from gmmvit_deploy.families import FAMILIES, PRESETS, Family, family_of, family_of_preset, preset_spec, spec_from_json
 from gmmvit_deploy.families.counting import trainable_parameters
 from gmmvit_deploy.families.custom.spec import CustomSpec
+from gmmvit_deploy.families.hugging_face.checkpoint import HUGGING_FACE_FILES
 from gmmvit_deploy.families.timm.checkpoint import TIMM_FILES
 from gmmvit_deploy.families.timm.deit3_files import DEIT3_FILES
 from gmmvit_deploy.families.timm.dinov2_files import DINOV2_FILES
@@ -113,6 +115,8 @@ def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpo
         raise
     check_image_hints(name, hints, image_size=spec.image_size, channels=spec.channels, evidence="its tensors show")
     _compare_with_preset(spec, hints, name)
+    if source is HUGGING_FACE_FILES:
+        file = with_network_names(file, spec)
     with _errors_that_name(name):
         origins = source.tensors(spec)
     unused = {key: why for key, why in source.known_unused(spec).items() if key in file.tensors}
@@ -145,6 +149,8 @@ def _source_of(file: TensorFile, hints: LoadHints) -> CheckpointSource:
     ``hints.source`` chooses between sources with equally many names.
     Errors: CheckpointError when the user must choose.
     """
+    if file.record.of_transformers:
+        return HUGGING_FACE_FILES
     if hints.model == CONV_STEM_VIT:
         return TORCHVISION_FILES
     for source in (DINOV2_FILES, DEIT3_FILES):

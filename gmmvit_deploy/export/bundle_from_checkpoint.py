@@ -30,7 +30,7 @@ from gmmvit_deploy.graphs.roles import role_disagreements
 from gmmvit_deploy.images import ImageSpec
 from gmmvit_deploy.labels import Task
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
-from gmmvit_deploy.resize_rules import CROP_MODES, RESIZE_RULES, ResizeRule, fit_of, require_crop_pct, resize_rule_from
+from gmmvit_deploy.resize_rules import RESIZE_RULES, ResizeRule, crops, require_crop_pct, resize_rule_from
 from gmmvit_deploy.runners.open import proof_programs
 from gmmvit_deploy.runners.runner import Runner
 from gmmvit_deploy.sources.hints import LoadHints
@@ -142,7 +142,7 @@ class ExportOptions:
             )
         rule = resize_rule_from(self.resize or known.resize or default or "stretch-bilinear")
         # A rule without crop, which the user typed, takes the place of the checkpoint's rule and crop.
-        crop_pct = known.crop_pct if self.crop_pct is None and fit_of(rule) in CROP_MODES else self.crop_pct
+        crop_pct = known.crop_pct if self.crop_pct is None and crops(rule) else self.crop_pct
         if crop_pct is not None:
             if self.crop_pct is None and crop_pct > 1:
                 raise InputError(

@@ -104,6 +104,13 @@ def log_lines(gateway: Gateway, count: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines[-count:]]
 
 
+def raw_answer(gateway: Gateway, data: bytes) -> bytes:
+    """Send bytes on a connection of their own, and return all that is answered."""
+    with socket.create_connection(("127.0.0.1", gateway.http_port), timeout=20) as connection:
+        connection.sendall(data)
+        return connection.makefile("rb").read()
+
+
 class TestHttp:
     def test_a_key_opens_the_model(self, gateway: Gateway, bundle: Bundle, pixels: np.ndarray) -> None:
         body, headers = binary_request("pixels", pixels)
@@ -202,6 +209,70 @@ class TestHttp:
                 assert "binary tensors" in answer.json()["error"]
         head = {"Inference-Header-Content-Length": str(len(whole))}
         assert "larger than 4096" in request(gateway.http_url, INFER, whole, headers=head).json()["error"]
+
+    @pytest.mark.parametrize("length", ["+{}", "-{}", "{}.0", "0x{:x}", "{}, {}", "{}, 0", "", "ten", "1e3", "{} 0"])
+    def test_a_length_of_json_in_another_form(self, length: str, gateway: Gateway) -> None:
+        """Triton takes +5 for 5; HAProxy compared such a length with no limit, and 300 became 44."""
+        tensor = {"name": "pixels", "shape": [1, 32, 32, 3], "datatype": "UINT8", "data": [300] * 3072}
+        body = json.dumps({"inputs": [tensor]}).encode()
+        headers = {"Inference-Header-Content-Length": length.format(len(body), len(body))}
+        answer = request(gateway.http_url, INFER, body, headers=headers)
+        assert (answer.status, "Inference-Header-Content-Length" in answer.json()["error"]) == (400, True)
+
+    def test_two_lengths_of_json(self, gateway: Gateway, pixels: np.ndarray) -> None:
+        body, headers = binary_request("pixels", pixels)
+        lines = [f"POST {INFER} HTTP/1.1", "Host: a", f"Authorization: Bearer {KEY}", f"Content-Length: {len(body)}"]
+        lines += ["Inference-Header-Content-Length: 0", f"inference-header-content-length: {headers.popitem()[1]}"]
+        answer = raw_answer(gateway, "\r\n".join(lines).encode() + b"\r\nConnection: close\r\n\r\n" + body)
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b"sent twice" in answer
+
+    def test_nested_json_behind_a_length_with_a_sign(self, gateway: Gateway, triton: TritonServer) -> None:
+        """16.7 million brackets ended the server, which has a stack of 1 GiB."""
+        pid = triton.pid
+        headers = {"Inference-Header-Content-Length": f"+{MOST - 1}"}
+        assert request(gateway.http_url, INFER, b"[" * (MOST - 1), headers=headers).status == 400
+        assert (triton.pid, request(triton.http_url, "/v2/health/ready").status) == (pid, 200)
+
+    @pytest.mark.parametrize(
+        ("text", "reason"),
+        [
+            ('{"inputs":[{I,"d\\u0061ta":[300]}]}', "a key of other characters"),
+            ('{"inputs":[{I},{I,"data":[300]}]}', "tensors in JSON are refused"),
+            ('{"inputs":[{I,"data":[[[[[[[300]]]]]]]}]}', "tensors in JSON are refused"),
+            ('{"inputs":[{I}],"inputs":[{I,"data":[300]}]}', "a key twice"),
+            ('{"inputs":[{I,"extra":[[1]]}]}', "an unknown key"),
+            ('{"inputs":[{I}],"parameters":{"a":[1]}}', "unexpected type"),
+            ('{"inputs":[{I}]}{"inputs":[]}', "malformed"),
+            ('{"inputs":[{I,}]}', "a key of other characters"),
+            ('{"id":"\t","inputs":[{I}]}', "malformed"),
+            ('{"id":01x,"inputs":[{I}]}', "malformed"),
+            ('{"inputs":[{"name":"pixels","shape":[1,-32,32,3]}]}', "whole numbers"),
+            ('{"inputs":[{"name":"pixels","shape":[1.5,32,32,3]}]}', "whole numbers"),
+            ('{"inputs":[{"name":"pixels","shape":[1,4294967328,32,3]}]}', "too large"),
+            ('{"inputs":[{I}],"outputs":' + "[" * 3000, "unexpected type"),
+            ('{"inputs":[{I}', "malformed"),
+            ("", ""),
+        ],
+    )
+    def test_only_the_json_of_a_request(self, text: str, reason: str, gateway: Gateway, pixels: np.ndarray) -> None:
+        size = '"name":"pixels","shape":[1,32,32,3],"datatype":"UINT8","parameters":{"binary_data_size":3072}'
+        text = text or ' { "id" : "a\\u0022\\n", "inputs" : [ {I} ] ,\n"outputs":[],"parameters":{"a":-1.5e3}} '
+        head = text.replace("I}", f"{size}}}", 1).replace("{I", f"{{{size}").encode()
+        headers = {"Inference-Header-Content-Length": str(len(head))}
+        answer = request(gateway.http_url, INFER, head + pixels[:1].tobytes(), headers=headers)
+        assert answer.status == (400 if reason else 200), answer.body
+        if reason:
+            assert reason in answer.json()["error"]
+
+    @pytest.mark.parametrize("length", [2**31 + 1000, 3_000_000_000, 2**32 + 1000])
+    @pytest.mark.parametrize("path", [INFER, "/v2"])
+    def test_no_length_wraps(self, length: int, path: str, gateway: Gateway) -> None:
+        """HAProxy compares lengths in 32 bits: 2**32 + 1000 was 1000, and 3e9 was below 0."""
+        lines = [f"POST {path} HTTP/1.1" if path == INFER else f"GET {path} HTTP/1.1", "Host: a", "Connection: close"]
+        lines += [f"Authorization: Bearer {KEY}", f"Content-Length: {length}", "Inference-Header-Content-Length: 0"]
+        data = "\r\n".join(lines).encode() + b"\r\n\r\n" + bytes(3072)
+        assert raw_answer(gateway, data).startswith(b"HTTP/1.1 413 ")
 
     @pytest.mark.parametrize(
         ("lines", "status", "text"),
@@ -344,6 +415,33 @@ class TestGrpc:
             code, text = stub.code("ModelInfer", message)
             assert code == grpc.StatusCode.INVALID_ARGUMENT
             assert "raw_input_contents" in text
+
+    @pytest.mark.parametrize("before", ["group", "unknown fields", "long name", "raw", "padded key", "unpacked shape"])
+    @pytest.mark.parametrize("batch", [1, 2**32 + 1], ids=["300", "batch"])
+    def test_no_field_hides_the_inputs(self, before: str, batch: int, gateway: Gateway) -> None:
+        """A group or 60,000 numbers in front of the inputs ended the search of the gateway: 300 became 44."""
+        named = service_pb2.ModelInferRequest(model_name="gmmvit_network").SerializeToString()
+        message = service_pb2.ModelInferRequest()
+        tensor = message.inputs.add(name="pixels", datatype="UINT8", shape=[batch, 32, 32, 3])
+        if batch == 1:
+            tensor.contents.uint_contents.extend([300] * 3072)
+        inputs = message.SerializeToString()
+        raw = b"\x3a\x80\x18" + bytes(3072)
+        rest = inputs if batch == 1 else inputs + raw
+        hidden = {
+            "group": b"\xa3\x06\xa4\x06" + rest,
+            "unknown fields": b"\xa0\x06\x01" * 60_000 + rest,
+            "long name": b"\x1a\x80\x80\x10" + b"i" * 2**18 + rest,
+            "raw": raw + inputs,
+            "padded key": b"\xaa\x00" + rest[1:],
+            "unpacked shape": rest.replace(b"\x1a", b"\x18\x01\x1a", 1),
+        }[before]
+        with Stub(gateway.grpc_url) as stub:
+            call = stub.channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+            with pytest.raises(grpc.RpcError) as caught:
+                call(named + hidden, timeout=10, metadata=stub.metadata)
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert "too long" in caught.value.details() or "order of their numbers" in caught.value.details()
 
     def test_typed_contents_that_cannot_wrap_are_left_alone(self, gateway: Gateway) -> None:
         image = io.BytesIO()
@@ -649,8 +747,8 @@ class TestOverload:
     def test_grpc(self, size: int, slow: TritonServer, open_gateway: Open) -> None:
         gateway = open_gateway(slow, in_flight=2, queue_limit=4, queue_timeout_ms=150)
         message = grpc_request("pixels", np.zeros((1, 32, 32, 3), np.uint8))
-        for number in range(size // 4000):
-            message.parameters[f"p{number}"].string_param = "x" * 4000
+        for _ in range(size // 4000):
+            message.outputs.add(name="logits").parameters["unused"].string_param = "x" * 4000
         with Stub(gateway.grpc_url) as stub, ThreadPoolExecutor(16) as pool:
 
             def ask(_: int) -> tuple[str, str]:

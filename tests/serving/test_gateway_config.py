@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from gmmvit_deploy.serving.names import TUNING_FILE
 from tests.cli.terminal import gmmvit_here
 from tests.serving.gateways import KEY, OTHER_KEY, certificate, key_file, require_haproxy
 
-REFUSE = Path(files.__file__).with_name("refuse.lua")
+PROGRAMS = ("messages.lua", "refuse.lua")
 HASH = hashlib.sha256(KEY.encode()).hexdigest().upper()
 PORTS = (8443, 8444, 8445)
 
@@ -108,6 +109,12 @@ class TestSettings:
         with pytest.raises(InputError, match=rf"{next(iter(wrong))}: expected at least"):
             GatewaySettings(keys=tmp_path, **wrong)
 
+    @pytest.mark.parametrize("large", [{"max_body_bytes": 10**9}, {"json_bytes": 2**22 + 1}])
+    def test_sizes_have_a_maximum(self, large: dict[str, int], tmp_path: Path) -> None:
+        """HAProxy compares lengths in 32 bits; 16.7 million brackets of JSON end a server with a stack of 1 GiB."""
+        with pytest.raises(InputError, match=rf"{next(iter(large))}: expected at most"):
+            GatewaySettings(keys=tmp_path, **large)
+
     def test_addresses(self) -> None:
         assert all(map(is_loopback, ("127.0.0.1", "localhost", "::1", "[::1]", "127.3.2.1")))
         assert not any(map(is_loopback, ("0.0.0.0", "10.0.0.1", "example.org", "::")))  # noqa: S104 - refused
@@ -159,7 +166,8 @@ class TestConfig:
         config.write_text(config_text(made))
         (tmp_path / "keys.map").write_text(f"{HASH} web\n")
         (tmp_path / "bundles.map").write_text(bundles_text(made.upstreams))
-        (tmp_path / "refuse.lua").write_text(REFUSE.read_text())
+        for name in PROGRAMS:
+            shutil.copy(Path(files.__file__).with_name(name), tmp_path)
         check_config(program, config)
 
     @pytest.mark.process
@@ -274,7 +282,7 @@ class TestOwnGateway:
         answer = gmmvit_here("gateway", bundle.path, "-o", out, *arguments, "--json")
         assert answer.status == 0, answer.err
         assert json.loads(answer.out)["checked_with"].startswith(haproxy_version(find_haproxy()))
-        names = ["bundles.map", "haproxy.cfg", "keys.map", "refuse.lua", "tls.pem"]
+        names = ["bundles.map", "haproxy.cfg", "keys.map", *PROGRAMS, "tls.pem"]
         assert sorted(file.name for file in out.iterdir()) == ["alerts.yml", *names]
         assert (out / "alerts.yml").read_bytes() == ALERTS.read_bytes()
         assert {(out / name).stat().st_mode & 0o777 for name in names} == {0o600}

@@ -159,6 +159,19 @@ def _load() -> Call:
     return _call("RepositoryModelLoad", request)
 
 
+def _wide() -> Any:
+    """300 for UINT8, without the name of the model."""
+    request = _request("")
+    _wide_contents(request)
+    return request
+
+
+def _behind(fields: bytes, request: Any = None) -> bytes:
+    """Return the name of the model, then these fields, then the request, by default 300 for UINT8."""
+    name = service_pb2.ModelInferRequest(model_name="gmmvit_network").SerializeToString()
+    return name + fields + (request or _wide()).SerializeToString()
+
+
 def _groups(levels: int) -> bytes:
     """Groups of an unknown field, nested."""
     return b"\xa3\x06" * levels + b"\xa4\x06" * levels
@@ -224,6 +237,20 @@ CALLS: dict[str, Callable[[], Call | Held]] = {
     "fields in fields": lambda: _call("ModelInfer", _lengths(20_000)),
     "length of 2**63": lambda: _call("ModelInfer", b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7f"),
     "number of 20 bytes": lambda: _call("ModelInfer", b"\x20" + b"\xff" * 20),
+    "group in front of 300 for UINT8": lambda: _call("ModelInfer", _behind(_groups(1))),
+    "60,000 numbers of an unknown field in front of 300 for UINT8": lambda: _call(
+        "ModelInfer", _behind(b"\xa0\x06\x01" * 60_000)
+    ),
+    "group in front of 2**32 + 1 images": lambda: _call(
+        "ModelInfer", _behind(_groups(1), _request("", shape=[2**32 + 1, 8, 8, 3]))
+    ),
+    "bytes in front of the inputs": lambda: _call(
+        "ModelInfer", _behind(b"\x3a\xc0\x01" + bytes(PIXELS), _request("", shape=[2**32 + 1, 8, 8, 3], raw=None))
+    ),
+    "input whose number has a longer form": lambda: _call(
+        "ModelInfer", b"\x0a\x0egmmvit_network\xaa\0" + _wide().SerializeToString()[1:]
+    ),
+    "input without a data type": lambda: _infer(kind="", raw=None),
     "tag 0": lambda: _call("ModelInfer", b"\0\0\0"),
     "model name that is no UTF-8": lambda: _call("ModelInfer", b"\x0a\x02\xff\xfe"),
     "model name of 1 MB": lambda: _infer(model="a" * 1_000_000),

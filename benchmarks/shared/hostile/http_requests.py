@@ -101,6 +101,22 @@ def _binary(
     return post(path, text + tensor, f"Inference-Header-Content-Length: {length}")
 
 
+def _signed(text: bytes) -> list[Request]:
+    """JSON whose stated length has a sign, which Triton reads and other programs do not."""
+    return post(NETWORK, text, f"Inference-Header-Content-Length: +{len(text)}")
+
+
+def _header(text: bytes) -> list[Request]:
+    """JSON in front of the binary tensor of a sound request."""
+    return post(NETWORK, text + bytes(PIXELS), f"Inference-Header-Content-Length: {len(text)}")
+
+
+def _endless(stated: int) -> list[Request]:
+    """120 MB of a body of which the length is stated as more."""
+    head = _head(NETWORK, f"Content-Length: {stated}", "Inference-Header-Content-Length: 0")
+    return [Request(NETWORK, [head, *[bytes(1_000_000)] * 120])]
+
+
 def _images(tensor: bytes, count: int = 1, size: int | None = None) -> dict[str, Any]:
     stated = len(tensor) if size is None else size
     return {
@@ -255,6 +271,8 @@ REQUESTS: dict[str, Callable[[], list[Request] | Held]] = {
     "length of 2**64, in Triton's raw form": lambda: _raw(
         _head(NETWORK, f"Content-Length: {2**64}", "Inference-Header-Content-Length: 0") + bytes(PIXELS)
     ),
+    "length that is below 0 in 32 bits": lambda: _endless(3 * 10**9),
+    "length that is small in 32 bits": lambda: _endless(4294968296),
     "chunk of 2**64 bytes": lambda: _raw(_head(NETWORK, "Transfer-Encoding: chunked") + b"ffffffffffffffffff\r\na"),
     "chunk of a length that is a text": lambda: _raw(_head(NETWORK, "Transfer-Encoding: chunked") + b"zz\r\na\r\n"),
     "trailers of 1 MB behind the chunks": lambda: _raw(
@@ -285,6 +303,23 @@ REQUESTS: dict[str, Callable[[], list[Request] | Held]] = {
     ),
     "header of binary tensors below 0": lambda: _binary(_images(ONE_IMAGE), ONE_IMAGE, header_length=-5),
     "header length of binary tensors that is a text": lambda: _binary(_images(b""), b"", header_length="ten"),
+    "header length of binary tensors with a sign, and nested lists": lambda: post(
+        NETWORK, b"[" * 16_700_000, "Inference-Header-Content-Length: +16700000"
+    ),
+    "header length of binary tensors with a sign, and 300 for UINT8": lambda: _signed(
+        json.dumps({"id": "a" * 4200, "inputs": [{**ZEROS, "data": [300] * PIXELS}]}).encode()
+    ),
+    "two header lengths of binary tensors": lambda: post(
+        NETWORK, b"[" * 250_000, "Inference-Header-Content-Length: 0", "Inference-Header-Content-Length: 250000"
+    ),
+    "300 for UINT8 under a key with an escape": lambda: _header(
+        b'{"inputs":[{"name":"pixels","shape":[1,2,2,3],"datatype":"UINT8","d\\u0061ta":[300,300,300]}]}'
+    ),
+    "300 for UINT8 in a second input": lambda: _header(
+        json.dumps({"inputs": [{"name": "a", "shape": [1], "datatype": "UINT8"}, {**ZEROS, "data": [300]}]}).encode()
+    ),
+    "300 for UINT8 under a key that is there twice": lambda: _header(b'{"inputs":[],"inputs":[{"data":[[300]]}]}'),
+    "unknown key with nested lists in the header of binary tensors": lambda: _header(b'{"x":' + b"[" * 4000),
     "binary tensor shorter than stated": lambda: _binary(_images(ONE_IMAGE, size=10**9), ONE_IMAGE),
     "image of 4 GB by its length prefix": lambda: _binary(_images(b"\xff" * 8), b"\xff" * 8),
     "more images than lengths": lambda: _binary(_images(ONE_IMAGE, count=8), ONE_IMAGE),

@@ -25,6 +25,7 @@ from gmmvit_deploy.serving.gateway.rules import (
     COMPRESSED,
     INTERNAL_LOG,
     LARGE_BATCH,
+    LARGE_LENGTH,
     NO_KEY,
     NO_TIME,
     OWN_ERRORS,
@@ -44,7 +45,6 @@ MOST_JSON_HEADER_BYTES = 4096
 EXPORTER_PATH = "/metrics?scope=frontend&scope=backend&scope=server"
 _HEALTH_INTERVAL_S = 1
 _JSON_START = f"req.body,bytes(0,{MOST_JSON_HEADER_BYTES})"
-_DEEPEST_ARRAY = 5  # batch, height, width, channels, and a level in reserve
 
 
 def config_text(options: GatewayOptions) -> str:
@@ -76,7 +76,8 @@ def _global(options: GatewayOptions) -> list[str]:
         "hard-stop-after 30s",
         f"tune.bufsize {options.buffer_bytes}",
         "ssl-default-bind-options ssl-min-ver TLSv1.2 no-tls-tickets",
-        f"lua-load {options.files.refuse}",
+        f"lua-load-per-thread {options.files.refuse}",
+        f"lua-load-per-thread {options.files.messages}",
     ]
     if options.threads:
         lines.append(f"nbthread {options.threads}")
@@ -142,8 +143,8 @@ def _http(options: GatewayOptions) -> list[str]:
         ),
         *_json_rules(options),
         f"http-request wait-for-body time {BODY_TIME_S}s if body_rules !refused",
-        *_json_data_rule(options),
-        # HAProxy writes a number above MOST_BATCH with an exponent, such as 1e+06.
+        f"http-request lua.gmmvit_json {'allow' if options.json_bytes else 'refuse'} if infer !refused",
+        # Triton keeps a batch in 32 bits.  HAProxy writes a number from 10**6 on with an exponent, such as 1e+06.
         refuse(400, LARGE_BATCH, f"infer {{ {_JSON_START},json_query('$.inputs[0].shape[0]') -m sub e+ }}"),
         # At the end: between this look at the queue and the queue itself, HAProxy does not wait for anything.
         *queue_conditions(options, "triton_http"),
@@ -165,40 +166,35 @@ def _http(options: GatewayOptions) -> list[str]:
 
 def _malformed() -> list[str]:
     """Return the rules against HTTP that HAProxy 2.6 takes, and that Triton may understand differently."""
+    too_long = "{ req.hdr(content-length),length gt 9 }"
+    body = f'{{"error":"{LARGE_LENGTH}"}}'
     return [
         refuse(505, "expected HTTP/1.0, HTTP/1.1 or HTTP/2", "!{ req.ver 1.0 1.1 2.0 }"),
         refuse(400, "a header contains a zero byte", "{ req.hdrs -m reg '\\x00' }"),
-        # HAProxy 2.6 takes a length of 2**64 for 0, and passes it on.
-        refuse(413, "Content-Length is too large", "{ req.hdr(content-length),length gt 15 }"),
+        # HAProxy 2.6 takes a length of 2**64 for 0, and compares lengths in 32 bits.
+        refuse(413, LARGE_LENGTH, too_long),
+        f"http-request return status 413 content-type application/json string '{body}' if {too_long}",
     ]
 
 
 def _json_rules(options: GatewayOptions) -> list[str]:
-    binary = "{ req.hdr(inference-header-content-length) -m found }"
-    large_header = refuse(
-        400,
-        f"the JSON in front of the binary tensors is larger than {MOST_JSON_HEADER_BYTES} bytes",
-        f"infer {{ req.hdr_val(inference-header-content-length) gt {MOST_JSON_HEADER_BYTES} }}",
-    )
+    """Return the rules for the length of the JSON; Triton takes ``+5`` for 5, HAProxy for no number."""
+    length = "inference-header-content-length"
+    given, number = f"{{ req.hdr_cnt({length}) gt 0 }}", f"{{ req.fhdr({length}) -m reg '^[0-9]{{1,9}}$' }}"
+    rules = [
+        refuse(400, "Inference-Header-Content-Length was sent twice", f"infer {{ req.fhdr_cnt({length}) gt 1 }}"),
+        refuse(400, "Inference-Header-Content-Length: expected a number of 1 to 9 digits", f"infer {given} !{number}"),
+        refuse(
+            400,
+            f"the JSON in front of the binary tensors is larger than {MOST_JSON_HEADER_BYTES} bytes",
+            f"infer {{ req.hdr_val({length}) gt {MOST_JSON_HEADER_BYTES} }}",
+        ),
+    ]
     if options.json_bytes == 0:
         message = "tensors in JSON are refused; send binary tensors (Inference-Header-Content-Length)"
-        return [refuse(400, message, f"infer !{binary}"), large_header]
+        return [*rules, refuse(400, message, f"infer !{number}")]
     message = f"tensors in JSON are refused above {options.json_bytes} bytes; send binary tensors"
-    too_much = f"infer !{binary} {{ req.hdr_val(content-length) gt {options.json_bytes} }}"
-    return [refuse(400, message, too_much), large_header]
-
-
-def _json_data_rule(options: GatewayOptions) -> list[str]:
-    """Return the rule against a tensor inside the JSON in front of the binary tensors; it needs the body."""
-    if options.json_bytes > 0:
-        return []
-    has_json = "!{ req.hdr_val(inference-header-content-length) eq 0 }"
-    message = "tensors in JSON are refused; send binary tensors"
-    # HAProxy 2.6 returns numbers of JSON and no arrays, so the rules look for the first number of nested arrays.
-    first_numbers = (
-        f"{_JSON_START},json_query('$.inputs[0].data{'[0]' * depth}')" for depth in range(_DEEPEST_ARRAY + 1)
-    )
-    return [refuse(400, message, f"infer {has_json} {{ {number} -m found }}") for number in first_numbers]
+    return [*rules, refuse(400, message, f"infer !{given} {{ req.hdr_val(content-length) gt {options.json_bytes} }}")]
 
 
 def _http_errors() -> list[str]:

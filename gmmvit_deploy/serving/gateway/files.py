@@ -27,8 +27,8 @@ __all__ = ["ALERTS", "CONFIG_FILE", "gateway_options", "tls_pem", "write_files"]
 
 CONFIG_FILE = "haproxy.cfg"
 _TLS_FILE = "tls.pem"
-_REFUSE = Path(__file__).with_name("refuse.lua")
-ALERTS = Path(__file__).with_name("alerts.yml")
+_HERE = Path(__file__).parent
+ALERTS = _HERE / "alerts.yml"
 """Alert rules for Prometheus over the metrics of ``gmmvit serve``."""
 
 
@@ -107,7 +107,8 @@ def write_files(folder: Path, options: GatewayOptions, keys: Mapping[str, str], 
         CONFIG_FILE: config_text(options),
         options.files.keys: map_text(keys),
         options.files.bundles: bundles_text(options.upstreams),
-        options.files.refuse: _REFUSE.read_text(encoding="utf-8"),
+        options.files.refuse: (_HERE / "refuse.lua").read_text(encoding="utf-8"),
+        options.files.messages: (_HERE / "messages.lua").read_text(encoding="utf-8"),
         **({options.files.tls: pem} if pem else {}),
     }
     for name, text in texts.items():

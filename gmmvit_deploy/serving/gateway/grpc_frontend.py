@@ -6,8 +6,6 @@ from gmmvit_deploy.serving.gateway.options import BUNDLE_HEADER, GatewayOptions
 from gmmvit_deploy.serving.gateway.rules import (
     BODY_TIME_S,
     COMPRESSED,
-    LARGE_BATCH,
-    MOST_BATCH,
     NO_KEY,
     OWN_ERRORS,
     UNKNOWN,
@@ -65,7 +63,9 @@ def grpc_frontend(options: GatewayOptions) -> list[str]:
         ),
         "http-request use-service lua.gmmvit_refuse if refused",
         f"http-request wait-for-body time {BODY_TIME_S}s",
-        *_message_rules(options),
+        # Triton computes a batch of 2**32 + 1 as 1, and 300 in ``uint_contents`` as 44. With --allow-json, users accept
+        # both.
+        f"http-request lua.gmmvit_message {'allow' if options.json_bytes else 'refuse'} if infer !refused",
         # At the end: between this look at the queue and the queue itself, HAProxy does not wait for anything.
         *queue_conditions(options, "triton_grpc"),
         *overload_rules(options, 8, large, "allowed"),
@@ -87,22 +87,6 @@ def grpc_frontend(options: GatewayOptions) -> list[str]:
         "http-after-response set-var(txn.grpc_status) res.hdr(grpc-status)",
         *grpc_errors(),
     ]
-
-
-def _message_rules(options: GatewayOptions) -> list[str]:
-    """Return the rules against numbers that Triton reduces, and against names that make its errors too long.
-
-    Triton computes a batch of 2**32 + 1 as 1, and 300 in ``uint_contents`` as 44.
-    """
-    rules = [
-        "http-request lua.gmmvit_numbers if infer",
-        refuse(3, "a name, the request id, the parameters or a shape is too long", "{ var(txn.long) -m found }"),
-        refuse(3, LARGE_BATCH, f"{{ var(txn.batch) -m int gt {MOST_BATCH} }}"),
-    ]
-    if options.json_bytes == 0:  # else the user accepts numbers that wrap
-        message = "integers in typed contents are refused; send raw_input_contents"
-        rules.append(refuse(3, message, "{ var(txn.wraps) -m found }"))
-    return rules
 
 
 def grpc_errors() -> list[str]:

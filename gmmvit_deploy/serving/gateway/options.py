@@ -36,6 +36,10 @@ PLACES = ("blue", "green")
 NOWHERE = "127.0.0.1:1"
 """The address of a free place; nothing is sent to it."""
 DEFAULT_BODY_BYTES = 16 * 2**20
+MOST_BODY_BYTES = 999_999_999
+"""HAProxy compares lengths as signed numbers of 32 bits, so the gateway refuses a length of more than 9 digits."""
+MOST_JSON_BYTES = 4 * 2**20
+"""Triton reads nested JSON by recursion, about 100 bytes of its stack for each byte; its stack has 1 GiB."""
 DEFAULT_IN_FLIGHT = 16
 DEFAULT_QUEUE_LIMIT = 256
 DEFAULT_QUEUE_TIMEOUT_MS = 250
@@ -91,6 +95,9 @@ class GatewaySettings:
             value = getattr(self, name)
             if value is not None and value < minimum:
                 raise InputError(f"{name}: expected at least {minimum}, got {value}")
+        for name, maximum in {"max_body_bytes": MOST_BODY_BYTES, "json_bytes": MOST_JSON_BYTES}.items():
+            if getattr(self, name) > maximum:
+                raise InputError(f"{name}: expected at most {maximum}, got {getattr(self, name)}")
         if self.tls_key is not None and self.tls_cert is None:
             raise InputError("--tls-key needs --tls-cert", hint="add --tls-cert FILE, the certificate of this key")
         if self.tls_cert is None and not is_loopback(self.listen) and not self.insecure:
@@ -138,13 +145,15 @@ class GatewayFiles:
     """Paths in the configuration of HAProxy, as written there.
 
     folder: of the configuration: relative paths are relative to it.
-    keys: the map of hashes of keys.  refuse: the Lua program that refuses requests.
+    keys: the map of hashes of keys.  refuse: the Lua program that refuses requests.  messages: the Lua program that
+    checks what Triton would interpret.
     tls: certificate and private key in PEM form, or "".  socket: for commands at run time, or "".
     exporter: socket of the metrics of HAProxy, or "".
     """
 
     keys: str = "keys.map"
     refuse: str = "refuse.lua"
+    messages: str = "messages.lua"
     bundles: str = "bundles.map"
     tls: str = ""
     socket: str = ""

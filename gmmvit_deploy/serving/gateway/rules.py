@@ -10,7 +10,7 @@ __all__ = [
     "COMPRESSED",
     "INTERNAL_LOG",
     "LARGE_BATCH",
-    "MOST_BATCH",
+    "LARGE_LENGTH",
     "NO_KEY",
     "NO_TIME",
     "OWN_ERRORS",
@@ -40,8 +40,7 @@ OWN_ERRORS = {
 }
 """The answers of HAProxy itself: HTTP status → (status of gRPC, message)."""
 LARGE_BATCH = "the first number of the shape is too large"
-MOST_BATCH = 999_999
-"""Triton keeps the size of a batch in 32 bits: it computes 2**32 + 1 images as a single image."""
+LARGE_LENGTH = "Content-Length is too large"
 UNKNOWN = "!{ var(txn.client) -m found }"
 _KEPT = "!{ var(txn.refused) -m found }"
 _MOST_PATH_BYTES = 1024
