@@ -36,14 +36,14 @@ def first_bundle(state: State, given: Bundle | None) -> Bundle:
             raise InputError(
                 f"{given.path}: the service in {state.folder} serves bundle {promoted.sha256[:12]}, not this bundle "
                 f"({given.sha256[:12]})",
-                hint=f"type gmmvit serve --gateway --state {state.folder} without a bundle, then gmmvit rollout "
-                f"{given.path} --to {state.folder}",
+                hint=f"type gmmvit serve --gateway --keys FILE --state {state.folder} without a bundle, then gmmvit "
+                f"rollout {given.path} --to {state.folder}",
             )
         return promoted
     if given is None:
         raise InputError(
             f"{state.folder}: expected a bundle, because no bundle was promoted in this state folder",
-            hint=f"type gmmvit serve BUNDLE --gateway --state {state.folder}",
+            hint=f"type gmmvit serve BUNDLE --gateway --keys FILE --state {state.folder}",
         )
     copied = state.copy_of(given)
     state.promote(copied)
@@ -188,7 +188,10 @@ class _Order:
                 allow_contract_change=bool(data["allow_contract_change"]),
             )
         except (KeyError, TypeError, ValueError) as exc:
-            raise InputError(f"the order of the rollout is invalid: {type(exc).__name__}: {exc}") from exc
+            raise InputError(
+                f"the order of the rollout lacks a value, or has an invalid value: {exc}",
+                hint="type gmmvit rollout with the same version of gmmvit as gmmvit serve",
+            ) from exc
 
     def carry_out(self, slots: Slots, state: State, report: Callable[[str], None]) -> None:
         try:

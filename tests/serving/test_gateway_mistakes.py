@@ -150,3 +150,26 @@ def test_the_answer_of_a_server_that_ends_is_asked_for_again() -> None:
 
     asyncio.run(asked())
     assert len(configs) > 1
+
+
+def test_a_connection_that_breaks_is_replaced() -> None:
+    connections = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        connections.append(writer)
+        if len(connections) == 2:
+            texts = {"labels": json.dumps(["cat", "dog"]), "gmmvit_bundle_sha256": "ab"}
+            parameters = {name: {"string_value": text} for name, text in texts.items()}
+            body = json.dumps({"parameters": parameters, "max_batch_size": 8, "output": [{"name": "logits"}]})
+            writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+        writer.close()
+
+    async def asked() -> None:
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            async with Triton(FrontOptions(triton_url=f"http://127.0.0.1:{port}")) as triton:
+                assert (await triton.model()).bundle == "ab"
+
+    asyncio.run(asked())
+    assert len(connections) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
@@ -145,7 +146,7 @@ class Triton:
 
     async def _sent(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         try:
-            answer = await self._client.request(method, path, **arguments)
+            answer = await self._response(method, path, **arguments)
         except httpx.ReadTimeout as exc:
             raise Refusal(504, "the server did not answer in time") from exc
         except httpx.HTTPError as exc:
@@ -160,6 +161,15 @@ class Triton:
         if answer.status_code != 200:
             raise Refusal(502, "the server failed to answer")
         return answer
+
+    async def _response(self, method: str, path: str, **arguments: Any) -> httpx.Response:
+        """Send a request, and once more if the connection breaks: the gateway closes kept connections during a rollout.
+
+        An inference may be repeated, because it changes nothing.
+        """
+        with contextlib.suppress(httpx.NetworkError, httpx.RemoteProtocolError):
+            return await self._client.request(method, path, **arguments)
+        return await self._client.request(method, path, **arguments)
 
 
 def _model(config: Mapping[str, Any]) -> Model:
