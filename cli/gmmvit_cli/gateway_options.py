@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -123,15 +122,20 @@ ACCESS_LOG = typer.Option(
 )
 
 
-def require_no_gateway_options(given: Mapping[str, object]) -> None:
-    """Refuse the options of a gateway in a command without a gateway.
+_WITHOUT_GATEWAY = ("gateway", "insecure", "state")
+"""Options of the panel that mean something without a gateway, or have an error of their own."""
 
-    given: option → its value, or None if the option was not given.
+
+def require_no_gateway_options(context: typer.Context) -> None:
+    """Refuse the options of a gateway, other than their defaults, in a command without a gateway.
+
     Errors: InputError.
     """
-    for option, value in given.items():
-        if value is not None:
-            raise InputError(f"{option} needs --gateway", hint=f"add --gateway, or remove {option}")
+    for option in context.command.params:
+        panel = getattr(option, "rich_help_panel", "")
+        belongs = (panel == GATEWAY and option.name not in _WITHOUT_GATEWAY) or option.name == "access_log"
+        if belongs and option.name and context.params.get(option.name) != option.default:
+            raise InputError(f"{option.opts[0]} needs --gateway", hint=f"add --gateway, or remove {option.opts[0]}")
 
 
 def settings_from(

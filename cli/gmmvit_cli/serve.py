@@ -42,6 +42,7 @@ gmmvit serve bundle --gateway --keys keys.txt --tls-cert cert.pem"""
 
 
 def serve(
+    context: typer.Context,
     path: Path | None = typer.Argument(
         None,
         metavar="BUNDLE_OR_REPOSITORY",
@@ -124,8 +125,7 @@ def serve(
             access_log=access_log,
         )
     else:
-        given = {"--listen": listen, "--keys": keys, "--tls-cert": tls_cert, "--tls-key": tls_key}
-        require_no_gateway_options({**given, "--access-log": access_log})
+        require_no_gateway_options(context)
     from gmmvit_deploy.serving.gateway.service import Gateway
     from gmmvit_deploy.serving.repository import CpuKernelsUse
     from gmmvit_deploy.serving.server import ServerOptions, TritonServer

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.runtime.triton import DEFAULT_MODEL
 from gmmvit_deploy.serving.front.options import BUNDLE_HEADER, FRONT_HEADER
 
 __all__ = [
@@ -48,10 +49,12 @@ class Front:
 
     port: the port of the service on 127.0.0.1.
     secret: the value of the header `FRONT_HEADER` in every request from the gateway.
+    model: the model that answers, for the access log.
     """
 
     port: int
     secret: str
+    model: str = DEFAULT_MODEL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,8 +145,8 @@ class GatewayFiles:
     """Paths in the configuration of HAProxy, as written there.
 
     folder: of the configuration: relative paths are relative to it.
-    keys: the map of hashes of keys.  refuse: the Lua program that refuses requests.  messages: the Lua program that checks
-    what Triton would interpret.
+    keys: the map of hashes of keys.  refuse: the Lua program that refuses requests.
+    messages: the Lua program that checks what Triton would interpret.
     tls: certificate and private key in PEM form, or "".  socket: for commands at run time, or "".
     exporter: socket of the metrics of HAProxy, or "".
     """

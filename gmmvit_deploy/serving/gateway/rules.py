@@ -18,11 +18,16 @@ __all__ = [
     "overload_rules",
     "queue_conditions",
     "refuse",
+    "refusing",
     "waiting_bytes",
 ]
 
 BODY_TIME_S = 10
 """The maximum time to receive the headers, and again to receive a body that fits into a buffer."""
+REFUSED_TIME_S = 5
+"""The maximum time to receive the body of a refused request, as far as the body fits into a buffer."""
+_MOST_REFUSED = 500
+"""The number of refused requests whose bodies are read at the same time; others are answered at once."""
 CLIENT = "http_auth_bearer,sha2(256),hex,map({keys})"
 """Expression for the name of the client; it has no value for an unknown key."""
 NO_KEY = "Authorization: Bearer KEY is missing, or the key is unknown"
@@ -81,6 +86,18 @@ def arrival(protocol: str, options: GatewayOptions) -> list[str]:
         *(f"http-request del-header {header}" for header in private),
         "http-request del-header authorization",
         f"http-request set-header {CLIENT_HEADER} %[var(txn.client)]",
+    ]
+
+
+def refusing(name: str, errors: list[str]) -> list[str]:
+    """Return the backend that answers refused requests, with a bound on memory and time for strangers."""
+    return [
+        f"backend {name}",
+        f"timeout server {REFUSED_TIME_S}s",
+        f"http-request set-var(txn.hurry) bool(true) if {{ be_conn({name}) gt {_MOST_REFUSED} }}",
+        f"http-request wait-for-body time {REFUSED_TIME_S}s if !{{ var(txn.hurry) -m bool }}",
+        "http-request use-service lua.gmmvit_refuse",
+        *errors,
     ]
 
 
