@@ -5,8 +5,8 @@
             ──> frontend metrics
 
 A frontend refuses a request for the first of these reasons: path, key, encoding, length, JSON tensors, full queue.
-``refuse.lua`` answers after it has read the body, of strangers at most 1 MiB. A request that is not refused waits in its
-backend until Triton works on fewer than ``in_flight`` requests, at most for ``queue_timeout_ms``; HAProxy itself then
+``refuse.lua`` answers after it has read the body, of strangers at most 1 MiB. A request that is not refused waits in
+its backend until Triton works on fewer than ``in_flight`` requests, at most for ``queue_timeout_ms``; HAProxy itself then
 answers 503.
 
 Only a request whose whole body fits into a buffer may wait: HAProxy 2.6 cannot end an HTTP/2 stream properly before it
